@@ -1,0 +1,161 @@
+# ShaleKV: everything a developer types. `make help` lists it.
+#
+# Nothing has to be prepared: each target builds what it needs. What is built leaves a file behind
+# (.venv/*.stamp, .cache/*.stamp, protos/node_modules/.stamp), and is built again when its lock file
+# or pyproject.toml is newer than that file.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+# A name on the path may be a shim that runs nothing, so the choice is made by running it.
+PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+BUF := protos/node_modules/.bin/buf
+GRPCURL_VERSION := v1.9.4
+
+# Passed on to the command: `make run ARGS="--log-format json"`, `make test ARGS="-k fence"`.
+ARGS ?=
+
+.PHONY: help
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) \
+	  | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+## Using it
+
+.PHONY: run
+run: .venv/run.stamp ## Serve a database in ./data on 127.0.0.1:7654 (more flags: ARGS="...")
+	@exec $(BIN)/shalekv serve --create --url "file://$(CURDIR)/data" $(ARGS)
+
+## Proving it
+
+.PHONY: test
+test: check .cache/grpcurl-$(GRPCURL_VERSION).stamp ## `check`, then every test but benchmarks and soaks, with coverage
+	@$(BIN)/python -m pytest --cov $(ARGS)
+
+.PHONY: soak
+soak: .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp ## The long tests: more seeds, more kills
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+.PHONY: bench
+bench: .venv/dev.stamp ## Measure, and print the numbers
+	@$(BIN)/python -m pytest tests/bench -s $(ARGS)
+
+.PHONY: check
+check: check-code check-types check-layers check-protos ## Lint, format, types, layers, protos (make -k check: don't stop early)
+
+.PHONY: check-code
+check-code: .venv/dev.stamp
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet || { echo "Run \`make format\`." >&2; exit 1; }
+
+.PHONY: check-types
+check-types: .venv/dev.stamp
+	@$(BIN)/mypy
+
+.PHONY: check-layers
+check-layers: .venv/dev.stamp
+	@$(BIN)/lint-imports --no-logo --no-cache
+
+.PHONY: format
+format: .venv/dev.stamp ## Format the code, and mend what ruff can mend
+	@$(BIN)/ruff check --fix --quiet || true
+	@$(BIN)/ruff format
+
+## Protos
+
+# $(call generate,FOLDER): the Python code of the protos. The gRPC plugins run only on files with a
+# service; the others would come out empty.
+define generate
+$(BIN)/python -m grpc_tools.protoc -I protos \
+  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+  --python_out=$(1) --mypy_out=quiet:$(1) protos/shalekv/v1/*.proto
+$(BIN)/python -m grpc_tools.protoc -I protos \
+  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+  --grpc_python_out=$(1) --mypy_grpc_out=quiet,only_async:$(1) \
+  $$(grep -l '^service ' protos/shalekv/v1/*.proto)
+endef
+
+.PHONY: protos
+protos: .venv/dev.stamp ## Generate server/shalekv/v1 from protos/
+	@rm -f server/shalekv/v1/*_pb2*
+	@$(call generate,server)
+
+.PHONY: protos-baseline
+protos-baseline: protos/node_modules/.stamp ## Accept the protos as they are: later ones must be compatible
+	@$(BUF) build protos --exclude-source-info -o protos/baseline.binpb
+
+.PHONY: check-protos
+check-protos: .venv/dev.stamp protos/node_modules/.stamp
+	@$(BUF) lint protos
+	@test -f protos/baseline.binpb || { \
+	  echo "protos/baseline.binpb is missing: there is nothing to compare the protos with." >&2; \
+	  echo "It belongs to the repository; \`make protos-baseline\` writes it." >&2; exit 1; }
+	@$(BUF) breaking protos --against protos/baseline.binpb
+	@rm -rf .cache/generated && mkdir -p .cache/generated
+	@$(call generate,.cache/generated)
+	@diff -rq -x __pycache__ -x __init__.py .cache/generated/shalekv/v1 server/shalekv/v1 || { \
+	  echo "server/shalekv/v1 is not what the protos generate: run \`make protos\`." >&2; exit 1; }
+
+## Environment
+
+.PHONY: lock
+lock: $(BIN)/uv ## Pin the dependencies again, after a change (ARGS=--upgrade: to the newest)
+	@$(call compile,run) pyproject.toml --extra server --group build
+	@$(call compile,dev) pyproject.toml --extra server --extra dev -c requirements/run.lock
+	@cd protos && npm install --package-lock-only --omit-lockfile-registry-resolved \
+	  --no-audit --no-fund --loglevel=error >/dev/null
+
+# One lock serves all platforms and Pythons; every file has its hashes.
+compile = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --custom-compile-command "make lock" -o requirements/$(1).lock $(ARGS)
+
+.PHONY: clean
+clean: ## Remove what the targets above have built (never ./data)
+	rm -rf .venv .cache .hypothesis protos/node_modules dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "ShaleKV needs Python 3.11 or newer, and $(PYTHON) is not: $$($(PYTHON) --version 2>&1)" >&2; \
+	  echo "Install it, or name another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@echo "creating .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+
+# The locks hold all dependencies and the build backend, so that nothing is fetched without a hash
+# and the install of this repository resolves nothing.
+.venv/run.stamp: requirements/run.lock pyproject.toml | .venv/pyvenv.cfg
+	@echo "installing requirements/run.lock"
+	@$(PIP) install --require-hashes -r requirements/run.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# dev.lock has all that run.lock has, in the same versions: after this, `make run` adds nothing.
+.venv/dev.stamp: requirements/dev.lock requirements/run.lock pyproject.toml | .venv/pyvenv.cfg
+	@echo "installing requirements/dev.lock"
+	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch .venv/run.stamp $@
+
+# For `lock` alone: it must not need the locks to agree with pyproject.toml.
+$(BIN)/uv: | .venv/pyvenv.cfg
+	@$(PIP) install --require-hashes -r requirements/dev.lock
+
+protos/node_modules/.stamp: protos/package.json protos/package-lock.json
+	@command -v npm >/dev/null || { \
+	  echo "The check of the protos needs npm (Node 18 or newer)." >&2; exit 1; }
+	@echo "installing protos/package-lock.json"
+	@cd protos && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
+	@touch $@
+
+.cache/grpcurl-$(GRPCURL_VERSION).stamp:
+	@command -v go >/dev/null || { \
+	  echo "The end-to-end tests need Go, to build grpcurl $(GRPCURL_VERSION)." >&2; exit 1; }
+	@echo "building grpcurl $(GRPCURL_VERSION)"
+	@GOBIN="$(CURDIR)/.cache/bin" go install \
+	  github.com/fullstorydev/grpcurl/cmd/grpcurl@$(GRPCURL_VERSION)
+	@touch $@

@@ -1,0 +1,1 @@
+"""Generated from protos/shalekv/v1 by `make protos`."""
