@@ -1,0 +1,217 @@
+"""Who owns the log: the rules of fencing, as pure functions (seed 000, "Writer Protocol").
+
+A writer is named by its epoch, won by compare-and-swap on the manifest, and by a nonce, because
+an epoch number can be won twice when a manifest id was recycled (protocol, section 3). A slot of
+the WAL has one winner for ever (I3); whoever finds a slot taken judges by the winner's epoch and
+nonce, never by time.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.errors import Fenced, IllegalState
+
+SEQ_GAP = 1 << 32  # more numbers than one writer can show before one of them is durable
+
+
+@dataclass(frozen=True, slots=True)
+class WriterId:
+    """The name of one opening of the database for writing."""
+
+    epoch: int
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """What stands in a WAL slot: whose it is, and whether it holds nothing (a fence)."""
+
+    owner: WriterId
+    is_fence: bool
+
+
+class Verdict(enum.Enum):
+    """What a taken slot means to the writer that wanted it."""
+
+    OURS = "ours"
+    OLDER_FENCE = "an older writer's fence"
+    OLDER_DATA = "an older writer's data"
+    IMPOSTOR = "another writer with our epoch"
+    NEWER = "a newer writer"
+
+
+def judge(occupant: Occupant, own: WriterId) -> Verdict:
+    """Outcomes 2 to 4 of the seed's fencing write; outcome 1, success, is `Verdict.OURS`."""
+    if occupant.owner == own:
+        return Verdict.OURS
+    if occupant.owner.epoch > own.epoch:
+        return Verdict.NEWER
+    if occupant.owner.epoch == own.epoch:
+        return Verdict.IMPOSTOR
+    return Verdict.OLDER_FENCE if occupant.is_fence else Verdict.OLDER_DATA
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRun:
+    """Fences of ours in a row: slots `first` to `first + length - 1`; `width` are needed.
+
+    An older writer has at most `width` objects in flight and takes slots in order, so it must
+    meet one of `width` fences in a row before it can pass them (seed 000, "Parallel Writes").
+    """
+
+    first: int
+    width: int
+    length: int = 0
+
+    @property
+    def next_slot(self) -> int:
+        """The slot to try next."""
+        return self.first + self.length
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no older writer can pass any more."""
+        return self.length >= self.width
+
+    def after(self, verdict: Verdict, newer_epoch: int, own: WriterId) -> FenceRun:
+        """The run after an attempt at `next_slot`.
+
+        Raises `Fenced` (outcome 4) and `IllegalState` (outcome 3).
+        """
+        match verdict:
+            case Verdict.OURS:
+                return replace(self, length=self.length + 1)
+            case Verdict.OLDER_FENCE | Verdict.OLDER_DATA:
+                return FenceRun(first=self.next_slot + 1, width=self.width)
+            case Verdict.NEWER:
+                raise fenced(own, newer_epoch, f"WAL slot {self.next_slot}")
+            case Verdict.IMPOSTOR:
+                raise impostor(own, f"WAL slot {self.next_slot}")
+
+
+def fenced(own: WriterId, newer_epoch: int, seen_at: str) -> Fenced:
+    """The error of a writer that met a newer epoch."""
+    message = (
+        f"this writer (epoch {own.epoch}) was fenced: {seen_at} belongs to epoch {newer_epoch}. "
+        "Another writer has taken over the database; send writes to it"
+    )
+    return Fenced(message, own_epoch=own.epoch, newer_epoch=newer_epoch)
+
+
+def impostor(own: WriterId, seen_at: str) -> IllegalState:
+    """The error of a writer that met its own epoch in other hands."""
+    return IllegalState(
+        f"{seen_at} was written by another writer with the same epoch {own.epoch}: epochs are won "
+        "by compare-and-swap, so the object store must have let two creates of one object succeed. "
+        "Stop all writers and check the store"
+    )
+
+
+def foreign_data(occupant: WriterId, seen_at: str) -> IllegalState:
+    """The error of a writer that met data of an older epoch behind its own fences."""
+    return IllegalState(
+        f"{seen_at} holds data of the older epoch {occupant.epoch} although that writer was "
+        "fenced: objects must have been deleted by hand, or the object store let two creates of "
+        "one object succeed. Stop all writers and check the store"
+    )
+
+
+def check_owner(manifest: Manifest, own: WriterId) -> None:
+    """Raise unless `manifest` shows `own` as the current writer.
+
+    An equal epoch with another nonce means that our own edit was made at a recycled manifest id
+    and never counted (F2): that writer is fenced just the same.
+    """
+    if (manifest.writer_epoch, manifest.writer_nonce) == (own.epoch, own.nonce):
+        return
+    if manifest.writer_epoch < own.epoch:
+        message = (
+            f"manifest {manifest.manifest_id} shows writer epoch {manifest.writer_epoch} although "
+            f"epoch {own.epoch} was won before: epochs never go down"
+        )
+        raise IllegalState(message)
+    raise fenced(own, manifest.writer_epoch, f"manifest {manifest.manifest_id}")
+
+
+def claim_epoch(
+    manifest: Manifest,
+    *,
+    nonce: bytes,
+    max_parallel_writes: int,
+    address: str,
+    snapshot_expire_time_s: int,
+) -> Manifest:
+    """The edit that opens a database for writing (protocol, section 4, "Opening").
+
+    The snapshot has the nonce as its id and keeps the WAL while we replay it. `fence_width`
+    never shrinks here: the writers that it speaks of are not fenced yet. A claim that is made
+    again, because another followed it before it could be seen to count (F2), leaves one snapshot.
+    """
+    snapshot = Snapshot(
+        id=nonce,
+        manifest_id=manifest.manifest_id + 1,
+        snapshot_expire_time_s=snapshot_expire_time_s,
+    )
+    return replace(
+        manifest,
+        writer_epoch=manifest.writer_epoch + 1,
+        writer_nonce=nonce,
+        writer_address=address,
+        max_parallel_writes=max_parallel_writes,
+        fence_width=max(manifest.fence_width, max_parallel_writes),
+        snapshots=(*_without(manifest, nonce), snapshot),
+    )
+
+
+def first_seq_of_writer(manifest: Manifest, last_seq: int) -> int:
+    """The first sequence number that a new writer may issue (I5).
+
+    The writers before it may have shown numbers of writes that were lost from memory. Those lie
+    less than 2**32 above the greatest durable number `last_seq`, or above the first number that
+    the last of them recorded before it issued any. **departs** from the protocol's "2**32 above
+    everything it replayed": two openings in a row without a durable write would share numbers.
+    """
+    if manifest.writer_first_seq == 0:
+        return last_seq + 1  # nobody has served yet, so nothing was shown
+    return max(last_seq, manifest.writer_first_seq) + SEQ_GAP
+
+
+def finish_opening(
+    manifest: Manifest, own: WriterId, *, last_wal_id: int, first_seq: int
+) -> Manifest:
+    """The edit after fence and replay: only our own uploads can be in flight from here on."""
+    check_owner(manifest, own)
+    return replace(
+        manifest,
+        fence_width=manifest.max_parallel_writes,
+        writer_first_seq=first_seq,
+        wal_id_last_seen=max(last_wal_id, manifest.wal_id_last_seen or 0),
+        snapshots=_without(manifest, own.nonce),
+    )
+
+
+def is_opening_finished(manifest: Manifest, own: WriterId, *, first_seq: int) -> bool:
+    """Whether `finish_opening` is contained in `manifest` (F2)."""
+    return (
+        manifest.writer_nonce == own.nonce
+        and manifest.writer_first_seq == first_seq
+        and manifest.fence_width == manifest.max_parallel_writes
+        and manifest.snapshots == _without(manifest, own.nonce)
+    )
+
+
+def _without(manifest: Manifest, snapshot_id: bytes) -> tuple[Snapshot, ...]:
+    return tuple(s for s in manifest.snapshots if s.id != snapshot_id)
+
+
+def check_run_counts(run: FenceRun, manifest: Manifest, own: WriterId) -> bool:
+    """Whether a complete run fences, by a manifest that was read after its last create.
+
+    A run at or below c is worth nothing: its slots may have been created anew after they were
+    collected. Raises as `check_owner`.
+    """
+    check_owner(manifest, own)
+    return run.is_complete and run.first >= manifest.first_uncompacted_wal_id

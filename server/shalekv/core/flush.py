@@ -1,0 +1,37 @@
+"""When the log is flushed: a pure decision (protocol, section 4, "Group commit")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHORTEST_WAIT_MS = 0.001  # less is rounding: a timer of this length may not move the clock
+
+
+@dataclass(frozen=True, slots=True)
+class FlushPolicy:
+    """What bounds the rate and the size of WAL objects."""
+
+    max_parallel_writes: int
+    interval_ms: float  # minimum spacing of WAL objects
+    flush_bytes: int  # queued bytes that override the spacing
+
+    def delay_ms(
+        self,
+        *,
+        now_ms: float,
+        last_flush_ms: float | None,
+        in_flight: int,
+        queued_bytes: int,
+        is_hurried: bool,
+    ) -> float | None:
+        """How long to wait until the queue is flushed; None: until an upload has ended.
+
+        REQUIRES: something is queued. A write that finds the log idle is flushed at once; the
+        spacing bounds what a stream of writes costs. `is_hurried`: nothing more is to come.
+        """
+        if in_flight >= self.max_parallel_writes:
+            return None
+        if last_flush_ms is None or is_hurried or queued_bytes >= self.flush_bytes:
+            return 0.0
+        wait_ms = last_flush_ms + self.interval_ms - now_ms
+        return wait_ms if wait_ms >= SHORTEST_WAIT_MS else 0.0

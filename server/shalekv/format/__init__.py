@@ -1,0 +1,1 @@
+"""Pure translation between bytes and core types."""

@@ -1,0 +1,246 @@
+"""A block: some rows of one section of an SST, as columns.
+
+Byte layout, numbers least significant byte first (n: rows):
+
+    0   codec u8, section u8, reserved u16 (0), raw length u32: bytes 8 to the padding
+    8   rows u32, flags u32
+    16  sequence numbers   u64[n], or u64[1] if all rows have the same
+        expiry             u64[n], or absent
+        key offsets        u32[n + 1]
+        value offsets      u32[n + 1]
+        kinds              u8[n], or absent
+        keys, values, zeros to a multiple of 8
+
+A block begins at a multiple of 8 of its object, and so do its columns of 8-byte numbers: programs
+can use all columns where they lie, without copying. That holds for Arrow too, whose offsets are
+signed: hence the limit of 2^31 - 1 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from shalekv.core.entry import NO_EXPIRY, Entry
+from shalekv.errors import BadStructure, UnsupportedVersion
+from shalekv.format.coding import MAX_U64, Piece, pack_u32s, pack_u64s, padding
+from shalekv.format.columns import Columns, violation
+from shalekv.format.section import KIND_OF, KINDS_OF, Section, read_section, refuse_kind
+
+MAX_RAW_BYTES = 2**31 - 1
+
+CODEC_NONE = 0
+RESERVED_CODECS = (1, 2)  # zstd, lz4
+
+HAS_EXPIRY = 1
+HAS_SEQS = 2  # else one sequence number stands for all rows
+HAS_KINDS = 4  # else all rows are what most of their section are: puts, or range tombstones
+KNOWN_FLAGS = HAS_EXPIRY | HAS_SEQS | HAS_KINDS
+
+_HEADER = struct.Struct("<BBHI")
+_COUNTS = struct.Struct("<II")
+_U64 = struct.Struct("<Q")
+_OFFSET_PAIR = struct.Struct("<II")
+_COLUMNS_AT = _HEADER.size + _COUNTS.size
+
+
+def encode_block(section: Section, columns: Columns) -> bytes:
+    """The block that holds these rows, one or more, which must obey the rules of `section`."""
+    keys, seqs, kinds, values, expire_at_ms = columns
+    flags, seq_column, expiry_column, kind_column = 0, pack_u64s(seqs[:1]), b"", b""
+    if seqs[0] != seqs[-1] or min(seqs) != max(seqs):
+        flags |= HAS_SEQS
+        seq_column = pack_u64s(seqs)
+    if any(expire_at_ms):
+        flags |= HAS_EXPIRY
+        expiry_column = pack_u64s(expire_at_ms)
+    if kinds.count(KINDS_OF[section][0]) != len(kinds):
+        flags |= HAS_KINDS
+        kind_column = kinds
+    key_offsets = [*accumulate(map(len, keys), initial=0)]
+    value_offsets = [*accumulate(map(len, values), initial=0)]
+    columns_len = len(seq_column) + len(expiry_column) + 8 * len(key_offsets) + len(kind_column)
+    raw_len = _COUNTS.size + columns_len + key_offsets[-1] + value_offsets[-1]
+    if raw_len > MAX_RAW_BYTES:
+        raise ValueError(f"a block of {raw_len} bytes is above the limit of {MAX_RAW_BYTES}")
+    return b"".join(
+        (
+            _HEADER.pack(CODEC_NONE, section, 0, raw_len),
+            _COUNTS.pack(len(keys), flags),
+            seq_column,
+            expiry_column,
+            pack_u32s(key_offsets),
+            pack_u32s(value_offsets),
+            kind_column,
+            *keys,
+            *values,
+            padding(raw_len),
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block whose frame and offsets are sound; its rows are looked at when they are asked for.
+
+    Few objects and no copies: this is what a cache of blocks holds. What rows contain may still
+    raise `BadStructure` or, for kinds of entries that a later version defines,
+    `UnsupportedVersion`.
+    """
+
+    piece: Piece
+    section: Section
+    rows: int
+    flags: int
+    expiry_at: int
+    key_offsets_at: int
+    value_offsets_at: int
+    kinds_at: int
+    keys_at: int
+    values_at: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @property
+    def first_key(self) -> bytes:
+        """The least key in the block."""
+        return self._key(0)
+
+    @property
+    def last_key(self) -> bytes:
+        """The greatest key in the block."""
+        return self._key(self.rows - 1)
+
+    def columns(self) -> Columns:
+        """All rows."""
+        data, rows = self.piece.data, self.rows
+        key_offsets = self.piece.u32s(self.key_offsets_at, rows + 1, "key offsets")
+        value_offsets = self.piece.u32s(self.value_offsets_at, rows + 1, "value offsets")
+        keys = data[self.keys_at : self.values_at]
+        values = data[self.values_at : self.values_at + value_offsets[-1]]
+        if self.flags & HAS_KINDS:
+            kinds = data[self.kinds_at : self.kinds_at + rows]
+        else:
+            kinds = KINDS_OF[self.section][:1] * rows
+        columns = Columns(
+            [keys[start:end] for start, end in pairwise(key_offsets)],
+            self._u64s(_COLUMNS_AT) if self.flags & HAS_SEQS else [self._seq(0)] * rows,
+            kinds,
+            [values[start:end] for start, end in pairwise(value_offsets)],
+            self._u64s(self.expiry_at) if self.flags & HAS_EXPIRY else [NO_EXPIRY] * rows,
+        )
+        problem = violation(self.section, columns)
+        if problem is not None:
+            raise self._refusal(kinds, problem)
+        return columns
+
+    def lower_bound(self, key: bytes, seq: int = MAX_U64) -> int:
+        """The first row that is not before version `seq` of `key`; `len(self)`: none.
+
+        Newer versions stand before older ones, so that with the default this is the newest
+        version of `key`, or where it would stand.
+        """
+        row = bisect_left(range(self.rows), key, key=self._key)
+        if row == self.rows or self._seq(row) <= seq or self._key(row) != key:
+            return row
+        return self._older(row, key, seq)
+
+    def find(self, key: bytes, seq: int = MAX_U64) -> Entry | None:
+        """The newest version of `key` that is not newer than `seq`, without decoding the rest."""
+        row = self.lower_bound(key, seq)
+        return self.entry(row) if row < self.rows and self._key(row) == key else None
+
+    def entry(self, row: int) -> Entry:
+        """Row `row`, 0 to `len(self)` - 1."""
+        data = self.piece.data
+        number = KINDS_OF[self.section][0]
+        if self.flags & HAS_KINDS:
+            number = data[self.kinds_at + row]
+            if number not in KINDS_OF[self.section]:
+                offset = self.piece.offset + self.kinds_at + row
+                raise refuse_kind(self.piece.name, offset, number, self.section)
+        start, end = _OFFSET_PAIR.unpack_from(data, self.value_offsets_at + 4 * row)
+        value = data[self.values_at + start : self.values_at + end]
+        expire_at_ms = NO_EXPIRY
+        if self.flags & HAS_EXPIRY:
+            (expire_at_ms,) = _U64.unpack_from(data, self.expiry_at + 8 * row)
+        return Entry(self._key(row), self._seq(row), KIND_OF[number], value, expire_at_ms)
+
+    def _key(self, row: int) -> bytes:
+        start, end = _OFFSET_PAIR.unpack_from(self.piece.data, self.key_offsets_at + 4 * row)
+        return self.piece.data[self.keys_at + start : self.keys_at + end]
+
+    def _older(self, row: int, key: bytes, seq: int) -> int:
+        """The first row after `row` that is no version of `key` newer than `seq`."""
+
+        def is_reached(row: int) -> bool:
+            return self._seq(row) <= seq or self._key(row) != key
+
+        return bisect_left(range(self.rows), x=True, lo=row + 1, key=is_reached)
+
+    def _seq(self, row: int) -> int:
+        at = _COLUMNS_AT + 8 * row if self.flags & HAS_SEQS else _COLUMNS_AT
+        seq: int = _U64.unpack_from(self.piece.data, at)[0]
+        return seq
+
+    def _u64s(self, start: int) -> tuple[int, ...]:
+        return struct.unpack_from(f"<{self.rows}Q", self.piece.data, start)
+
+    def _refusal(self, kinds: bytes, problem: str) -> BadStructure | UnsupportedVersion:
+        """`problem` as an error; if it is a kind of entry, the error that names it."""
+        strangers = kinds.translate(None, KINDS_OF[self.section])
+        if not strangers:
+            return self.piece.malformed(_COLUMNS_AT, problem)
+        offset = self.piece.offset + self.kinds_at + kinds.index(strangers[:1])
+        return refuse_kind(self.piece.name, offset, strangers[0], self.section)
+
+
+def parse_block(piece: Piece) -> Block:
+    """The block in `piece`, whose checksum has been verified."""
+    raw_len, section = _parse_header(piece)
+    rows, flags = piece.unpack(_COUNTS, _HEADER.size, "row count and flags")
+    if flags & ~KNOWN_FLAGS:
+        problem = f"flags {flags:#x} are for a later version"
+        raise UnsupportedVersion(piece.name, piece.offset + _HEADER.size + 4, problem)
+    if rows == 0:
+        raise piece.malformed(_HEADER.size, "expected one row or more")
+    expiry_at = _COLUMNS_AT + (8 * rows if flags & HAS_SEQS else 8)
+    key_offsets_at = expiry_at + (8 * rows if flags & HAS_EXPIRY else 0)
+    value_offsets_at = key_offsets_at + 4 * (rows + 1)
+    kinds_at = value_offsets_at + 4 * (rows + 1)
+    keys_at = kinds_at + (rows if flags & HAS_KINDS else 0)
+    values_at = keys_at + piece.offsets(key_offsets_at, rows, "key offsets")[-1]
+    end = values_at + piece.offsets(value_offsets_at, rows, "value offsets")[-1]
+    if end != _HEADER.size + raw_len:
+        problem = f"the columns end at {end}, expected {_HEADER.size + raw_len}"
+        raise piece.malformed(key_offsets_at, problem)
+    return Block(
+        piece,
+        section,
+        rows,
+        flags,
+        expiry_at,
+        key_offsets_at,
+        value_offsets_at,
+        kinds_at,
+        keys_at,
+        values_at,
+    )
+
+
+def _parse_header(piece: Piece) -> tuple[int, Section]:
+    """The raw length, which agrees with the length of `piece`, and the section."""
+    codec, section, reserved, raw_len = piece.unpack(_HEADER, 0, "block header")
+    if codec in RESERVED_CODECS or reserved != 0:
+        problem = f"codec {codec}, reserved {reserved:#x}: for a later version"
+        raise UnsupportedVersion(piece.name, piece.offset, problem)
+    if codec != CODEC_NONE:
+        raise piece.malformed(0, f"expected a codec, found {codec}")
+    expected = _HEADER.size + raw_len
+    if len(piece.data) != expected + len(padding(expected)):
+        problem = f"a raw length of {raw_len} does not fit a block of {len(piece.data)} bytes"
+        raise piece.malformed(4, problem)
+    return raw_len, read_section(piece.name, piece.offset + 1, section)

@@ -1,0 +1,82 @@
+"""What the entries of an SST amount to, as its footer and the manifest tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shalekv.core.entry import Kind
+from shalekv.format.coding import MAX_U64
+from shalekv.format.columns import Columns
+from shalekv.format.section import Section
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SstContents:
+    """What the entries of an SST amount to; all zero and empty for a fence.
+
+    All keys of points, and all keys that range tombstones delete, lie between `first_key` and
+    `last_key`, both included. An empty `last_key` of an SST that is not empty means: no upper
+    bound. The end of a range tombstone counts as a key although it is the first not deleted.
+    """
+
+    min_seq: int = 0
+    max_seq: int = 0
+    put_count: int = 0
+    tombstone_count: int = 0
+    range_tombstone_count: int = 0
+    other_count: int = 0
+    key_bytes: int = 0
+    value_bytes: int = 0
+    first_key: bytes = b""
+    last_key: bytes = b""
+
+    @property
+    def entry_count(self) -> int:
+        """All entries, tombstones included."""
+        return self.put_count + self.tombstone_count + self.range_tombstone_count + self.other_count
+
+
+class Tally:
+    """Adds up entries, given as columns of some rows each."""
+
+    def __init__(self) -> None:
+        self._min_seq = MAX_U64
+        self._max_seq = 0
+        self._kinds = dict.fromkeys(Kind, 0)
+        self._key_bytes = 0
+        self._value_bytes = 0
+        self._first_key: bytes | None = None
+        self._last_key = b""
+        self._has_end = True
+
+    def add(self, section: Section, columns: Columns) -> None:
+        """Counts these rows, one or more, which are in order."""
+        self._min_seq = min(self._min_seq, *columns.seqs)
+        self._max_seq = max(self._max_seq, *columns.seqs)
+        for kind in self._kinds:
+            self._kinds[kind] += columns.kinds.count(kind)
+        self._key_bytes += sum(map(len, columns.keys))
+        self._value_bytes += sum(map(len, columns.values))
+        first_key = columns.keys[0]
+        self._first_key = min(first_key, first_key if self._first_key is None else self._first_key)
+        if section is Section.RANGE_TOMBSTONES:
+            self._has_end = self._has_end and all(columns.values)
+            self._last_key = max(self._last_key, *columns.values)
+        else:
+            self._last_key = max(self._last_key, columns.keys[-1])
+
+    def contents(self) -> SstContents:
+        """What all rows so far amount to."""
+        if self._first_key is None:
+            return SstContents()
+        return SstContents(
+            min_seq=self._min_seq,
+            max_seq=self._max_seq,
+            put_count=self._kinds[Kind.PUT],
+            tombstone_count=self._kinds[Kind.TOMBSTONE],
+            range_tombstone_count=self._kinds[Kind.RANGE_TOMBSTONE],
+            key_bytes=self._key_bytes,
+            value_bytes=self._value_bytes,
+            first_key=self._first_key,
+            last_key=self._last_key if self._has_end else b"",
+        )

@@ -1,0 +1,167 @@
+"""The index of an SST: where each block stands, its checksum and its first key.
+
+Byte layout, numbers least significant byte first (n: blocks):
+
+    0   blocks u32, reserved u32 (0)
+    8   offsets            u64[n]
+        lengths            u32[n]       with header and padding
+        checksums          u32[n]       CRC-32C of these bytes
+        rows               u32[n]
+        first key offsets  u32[n + 1]
+        sections           u8[n]
+        first keys, zeros to a multiple of 8
+
+Blocks stand one after the other from byte 0 of the object on. All versions of a key are in one
+block, so first keys ascend strictly inside a section and a lookup reads one block.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import ge
+from typing import NamedTuple
+
+from shalekv.errors import UnsupportedVersion
+from shalekv.format.coding import (
+    ALIGNMENT,
+    Piece,
+    pack_u32s,
+    pack_u64s,
+    padding,
+)
+from shalekv.format.section import Section, read_section
+
+_COUNTS = struct.Struct("<II")
+_U64 = struct.Struct("<Q")
+_U32 = struct.Struct("<I")
+_OFFSET_PAIR = struct.Struct("<II")
+_OFFSETS_AT = _COUNTS.size
+
+
+class BlockHandle(NamedTuple):
+    """What the index says about one block."""
+
+    offset: int
+    length: int
+    checksum: int
+    rows: int
+    section: Section
+    first_key: bytes
+
+
+def encode_index(handles: Sequence[BlockHandle]) -> bytes:
+    """The index of these blocks."""
+    keys = [handle.first_key for handle in handles]
+    body = b"".join(
+        (
+            _COUNTS.pack(len(handles), 0),
+            pack_u64s([handle.offset for handle in handles]),
+            pack_u32s([handle.length for handle in handles]),
+            pack_u32s([handle.checksum for handle in handles]),
+            pack_u32s([handle.rows for handle in handles]),
+            pack_u32s([*accumulate(map(len, keys), initial=0)]),
+            bytes(handle.section for handle in handles),
+            *keys,
+        )
+    )
+    return body + padding(len(body))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIndex:
+    """An index that was found sound as a whole; its handles are decoded when they are asked for."""
+
+    piece: Piece
+    count: int
+    sections: bytes
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> BlockHandle:
+        if not 0 <= number < self.count:
+            raise IndexError(f"there are {self.count} blocks")
+        data, lengths_at = self.piece.data, _OFFSETS_AT + 8 * self.count
+        width = 4 * self.count
+        return BlockHandle(
+            offset=_U64.unpack_from(data, _OFFSETS_AT + 8 * number)[0],
+            length=_U32.unpack_from(data, lengths_at + 4 * number)[0],
+            checksum=_U32.unpack_from(data, lengths_at + width + 4 * number)[0],
+            rows=_U32.unpack_from(data, lengths_at + 2 * width + 4 * number)[0],
+            section=Section(self.sections[number]),
+            first_key=self.first_key(number),
+        )
+
+    def __iter__(self) -> Iterator[BlockHandle]:
+        return map(self.__getitem__, range(self.count))
+
+    def first_key(self, number: int) -> bytes:
+        """The first key of block `number`, 0 to `len(self)` - 1."""
+        data, offsets_at = self.piece.data, _OFFSETS_AT + 20 * self.count
+        keys_at = offsets_at + 4 * (self.count + 1) + self.count
+        start, end = _OFFSET_PAIR.unpack_from(data, offsets_at + 4 * number)
+        return data[keys_at + start : keys_at + end]
+
+    def blocks_of(self, section: Section) -> range:
+        """The numbers of the blocks of this section."""
+        start = max(0, self.sections.find(section))
+        return range(start, start + self.sections.count(section))
+
+    def locate(self, section: Section, key: bytes) -> int | None:
+        """The one block that can hold `key`; None: no block can.
+
+        For a scan that begins at `key`, this is the first block to read (None: the section's
+        first).
+        """
+        blocks = self.blocks_of(section)
+        found = bisect_right(blocks, key, key=self.first_key)
+        return None if found == 0 else blocks[found - 1]
+
+    def rows_of(self, section: Section) -> int:
+        """How many rows the blocks of this section hold."""
+        blocks = self.blocks_of(section)
+        at = _OFFSETS_AT + 16 * self.count + 4 * blocks.start
+        return sum(struct.unpack_from(f"<{len(blocks)}I", self.piece.data, at))
+
+
+def parse_index(piece: Piece, blocks_end: int) -> BlockIndex:
+    """The index in `piece`, whose checksum is verified, of blocks that end at `blocks_end`."""
+    count, reserved = piece.unpack(_COUNTS, 0, "block count")
+    if reserved != 0:
+        problem = f"reserved {reserved:#x}: for a later version"
+        raise UnsupportedVersion(piece.name, piece.offset + 4, problem)
+    lengths_at = _OFFSETS_AT + 8 * count
+    offsets = piece.u64s(_OFFSETS_AT, count, "block offsets")
+    lengths = piece.u32s(lengths_at, count, "block lengths")
+    if (*offsets, blocks_end) != tuple(accumulate(lengths, initial=0)):
+        raise piece.malformed(_OFFSETS_AT, f"expected blocks one after the other to {blocks_end}")
+    if any(length % ALIGNMENT for length in lengths):
+        raise piece.malformed(lengths_at, f"expected blocks of multiples of {ALIGNMENT} bytes")
+    key_offsets_at = lengths_at + 12 * count
+    key_offsets = piece.offsets(key_offsets_at, count, "first key offsets")
+    sections_at = key_offsets_at + 4 * (count + 1)
+    sections = piece.take(sections_at, count, "sections")
+    keys = piece.take(sections_at + count, key_offsets[-1], "first keys")
+    end = sections_at + count + len(keys)
+    if len(piece.data) != end + len(padding(end)):
+        raise piece.malformed(end, f"expected the index to end at {end}, and zeros")
+    _check_order(
+        piece, sections_at, sections, [keys[start:stop] for start, stop in pairwise(key_offsets)]
+    )
+    return BlockIndex(piece, count, sections)
+
+
+def _check_order(piece: Piece, sections_at: int, sections: bytes, keys: Sequence[bytes]) -> None:
+    if sections != bytes(sorted(sections)):
+        raise piece.malformed(sections_at, "the sections do not ascend")
+    for number in sorted(set(sections)):
+        start, count = sections.index(number), sections.count(number)
+        read_section(piece.name, piece.offset + sections_at + start, number)
+        own = keys[start : start + count]
+        if any(map(ge, own, own[1:])):
+            problem = f"the first keys of section {number} do not ascend"
+            raise piece.malformed(sections_at + len(sections), problem)

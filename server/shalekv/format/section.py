@@ -1,0 +1,50 @@
+"""The sections of an SST: which kinds of entries stand together, and in which order.
+
+All blocks of one section stand together, in the order of the sections' numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from shalekv.core.entry import Kind
+from shalekv.errors import BadStructure, UnsupportedVersion
+
+
+class Section(enum.IntEnum):
+    """A part of an SST. The numbers are part of the format."""
+
+    POINTS = 0
+    RANGE_TOMBSTONES = 1  # apart, so that point lookups never meet them
+    SYSTEM = 2  # reserved: the system's own keys, such as idempotency records
+    CONTROL = 3  # reserved: records that change the tree, such as loads
+
+
+RESERVED_SECTIONS = (Section.SYSTEM, Section.CONTROL)
+RESERVED_KINDS = (Kind.INGEST, Kind.MERGE)
+
+KIND_OF = {int(kind): kind for kind in Kind}  # by number, ten times as fast as Kind(number)
+
+# The kinds that a section holds; the first is what a block without a column of kinds holds.
+KINDS_OF = {
+    Section.POINTS: bytes((Kind.PUT, Kind.TOMBSTONE)),
+    Section.RANGE_TOMBSTONES: bytes((Kind.RANGE_TOMBSTONE,)),
+}
+
+
+def read_section(name: str, offset: int, number: int) -> Section:
+    """The section with this number, which was read at byte `offset` of the object `name`."""
+    if number in RESERVED_SECTIONS:
+        raise UnsupportedVersion(name, offset, f"section {number} is for a later version")
+    if number not in (Section.POINTS, Section.RANGE_TOMBSTONES):
+        raise BadStructure(name, offset, f"expected a section, found {number}")
+    return Section(number)
+
+
+def refuse_kind(
+    name: str, offset: int, number: int, section: Section
+) -> BadStructure | UnsupportedVersion:
+    """The error for a kind of entry that `section` doesn't hold."""
+    if number in RESERVED_KINDS:
+        return UnsupportedVersion(name, offset, f"entries of kind {number} are for a later version")
+    return BadStructure(name, offset, f"section {section} holds no entries of kind {number}")

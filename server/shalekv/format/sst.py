@@ -1,0 +1,146 @@
+"""Reads an SST, whole or piece by piece, and trusts nothing that no checksum vouches for.
+
+Whole, as the WAL is read: `open_sst`. Piece by piece, as the levels are read: `read_footer` (in
+`shalekv.format.footer_codec`), then `read_index`, then `read_block` for one block of the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from shalekv.core.entry import Entry
+from shalekv.errors import BadStructure
+from shalekv.format.block import Block, parse_block
+from shalekv.format.coding import Piece
+from shalekv.format.columns import Columns
+from shalekv.format.contents import Tally
+from shalekv.format.footer import Footer, SstProperties
+from shalekv.format.footer_codec import read_footer
+from shalekv.format.index import BlockHandle, BlockIndex, parse_index
+from shalekv.format.section import Section
+
+
+@dataclass(frozen=True, slots=True)
+class Sst:
+    """A whole SST whose checksums are all verified.
+
+    What blocks hold is decoded when it is asked for, and raises `BadStructure` or
+    `UnsupportedVersion` if their writer broke the format.
+    """
+
+    data: bytes
+    footer: Footer
+    index: BlockIndex
+
+    @property
+    def properties(self) -> SstProperties:
+        """What the writer decided about it."""
+        return self.footer.properties
+
+    @property
+    def filter_bytes(self) -> bytes:
+        """The filter as it was stored; empty: none."""
+        layout = self.footer.layout
+        return self.data[layout.filter_offset : layout.index_offset]
+
+    def decode_block(self, number: int) -> Block:
+        """Block `number` of the index."""
+        handle = self.index[number]
+        data = self.data[handle.offset : handle.offset + handle.length]
+        return _listed(handle, Piece(self.properties.name, handle.offset, data))
+
+    def columns(self, section: Section) -> Iterator[Columns]:
+        """The rows of a section, block by block."""
+        last_key: bytes | None = None
+        for number in self.index.blocks_of(section):
+            block = self.decode_block(number)
+            columns = block.columns()
+            if last_key is not None and last_key >= columns.keys[0]:
+                raise block.piece.malformed(
+                    0, "the block before it ends with the same key or above"
+                )
+            last_key = columns.keys[-1]
+            yield columns
+
+    def entries(self) -> Iterator[Entry]:
+        """Puts and tombstones, by key, the versions of one key from the newest to the oldest."""
+        return chain.from_iterable(map(Columns.entries, self.columns(Section.POINTS)))
+
+    def range_tombstones(self) -> Iterator[Entry]:
+        """Range tombstones by first deleted key, and from the newest to the oldest."""
+        return chain.from_iterable(map(Columns.entries, self.columns(Section.RANGE_TOMBSTONES)))
+
+    def audit(self) -> None:
+        """Decodes everything, and raises unless the footer says what the entries amount to."""
+        tally = Tally()
+        for section in (Section.POINTS, Section.RANGE_TOMBSTONES):
+            for columns in self.columns(section):
+                tally.add(section, columns)
+        found = tally.contents()
+        if found != self.footer.contents:
+            offset = self.footer.layout.index_offset + self.footer.layout.index_len
+            problem = f"the footer tells of {self.footer.contents}, found {found}"
+            raise BadStructure(self.properties.name, offset, problem)
+
+
+def open_sst(
+    name: str, data: bytes, *, database_id: bytes | None, checksum: int | None = None
+) -> Sst:
+    """The SST with this name and these bytes.
+
+    `database_id` is the database that it must belong to (None: any), `checksum` the checksum that
+    its footer must have (None: any). Raises a `CorruptObject`.
+    """
+    footer = read_footer(name, data, len(data), database_id=database_id, checksum=checksum)
+    layout = footer.layout
+    index_end = layout.index_offset + layout.index_len
+    read_filter(footer, data[layout.filter_offset : layout.index_offset])
+    index = read_index(footer, data[layout.index_offset : index_end])
+    for handle in index:
+        block = data[handle.offset : handle.offset + handle.length]
+        Piece(name, handle.offset, block).verify(handle.checksum, "block")
+    return Sst(data, footer, index)
+
+
+def read_filter(footer: Footer, data: bytes) -> bytes:
+    """The filter of the SST with this footer; `data` are the bytes that its layout speaks of."""
+    piece = Piece(footer.properties.name, footer.layout.filter_offset, data)
+    piece.take(0, footer.layout.filter_len, "filter")
+    piece.verify(footer.layout.filter_checksum, "filter")
+    return data
+
+
+def read_index(footer: Footer, data: bytes) -> BlockIndex:
+    """The index of the SST with this footer; `data` are the bytes that its layout speaks of."""
+    layout, contents = footer.layout, footer.contents
+    piece = Piece(footer.properties.name, layout.index_offset, data)
+    piece.take(0, layout.index_len, "index")
+    piece.verify(layout.index_checksum, "index")
+    index = parse_index(piece, layout.filter_offset)
+    points = contents.put_count + contents.tombstone_count
+    found = (index.rows_of(Section.POINTS), index.rows_of(Section.RANGE_TOMBSTONES), 0)
+    expected = (points, contents.range_tombstone_count, contents.other_count)
+    if found != expected:
+        problem = f"lists {found} points, range tombstones, others; the footer {expected}"
+        raise piece.malformed(0, problem)
+    return index
+
+
+def read_block(index: BlockIndex, number: int, data: bytes) -> Block:
+    """Block `number` of the index; `data` are the bytes that its handle speaks of."""
+    handle = index[number]
+    piece = Piece(index.piece.name, handle.offset, data)
+    piece.take(0, handle.length, "block")
+    piece.verify(handle.checksum, "block")
+    return _listed(handle, piece)
+
+
+def _listed(handle: BlockHandle, piece: Piece) -> Block:
+    """The block in `piece`, whose checksum is verified; it must be as its handle says."""
+    block = parse_block(piece)
+    found = (block.section, block.rows, block.first_key)
+    if found != (handle.section, handle.rows, handle.first_key):
+        raise piece.malformed(0, "section, rows or first key are not those in the index")
+    return block

@@ -1,0 +1,103 @@
+"""SSTs as protobuf messages: the packed columns of the levels, and single ones for loads."""
+
+from __future__ import annotations
+
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.errors import UnsupportedVersion
+from shalekv.format.coding import Piece
+from shalekv.v1 import manifest_pb2
+
+SSTINFO_FORMAT_VERSION = 1
+
+
+def table_message(table: SstTable) -> manifest_pb2.SstTable:
+    """The columns as a message: no loop over SSTs."""
+    return manifest_pb2.SstTable(
+        count=table.count,
+        ids=table.ids,
+        levels=table.levels,
+        first_key_offsets=table.first_key_offsets,
+        first_keys=table.first_keys,
+        last_key_offsets=table.last_key_offsets,
+        last_keys=table.last_keys,
+        filter_offsets=table.filter_offsets,
+        filter_lens=table.filter_lens,
+        block_meta_offsets=table.block_meta_offsets,
+        block_meta_lens=table.block_meta_lens,
+        min_seqs=table.min_seqs,
+        max_seqs=table.max_seqs,
+        entry_counts=table.entry_counts,
+        tombstone_counts=table.tombstone_counts,
+        sizes_bytes=table.sizes_bytes,
+        checksums=table.checksums,
+    )
+
+
+def table_of(message: manifest_pb2.SstTable) -> SstTable:
+    """The columns in a message. `ValueError` names a column whose length is wrong."""
+    return SstTable(
+        count=message.count,
+        ids=message.ids,
+        levels=message.levels,
+        first_key_offsets=message.first_key_offsets,
+        first_keys=message.first_keys,
+        last_key_offsets=message.last_key_offsets,
+        last_keys=message.last_keys,
+        filter_offsets=message.filter_offsets,
+        filter_lens=message.filter_lens,
+        block_meta_offsets=message.block_meta_offsets,
+        block_meta_lens=message.block_meta_lens,
+        min_seqs=message.min_seqs,
+        max_seqs=message.max_seqs,
+        entry_counts=message.entry_counts,
+        tombstone_counts=message.tombstone_counts,
+        sizes_bytes=message.sizes_bytes,
+        checksums=message.checksums,
+    )
+
+
+def info_message(info: SstInfo) -> manifest_pb2.SstInfo:
+    """One SST as a message."""
+    return manifest_pb2.SstInfo(
+        sstinfo_format_version=SSTINFO_FORMAT_VERSION,
+        id=info.id,
+        level=info.level,
+        first_key=info.first_key,
+        last_key=info.last_key,
+        filter_offset=info.filter_offset,
+        filter_len=info.filter_len,
+        block_meta_offset=info.block_meta_offset,
+        block_meta_len=info.block_meta_len,
+        min_seq=info.min_seq,
+        max_seq=info.max_seq,
+        entry_count=info.entry_count,
+        tombstone_count=info.tombstone_count,
+        size_bytes=info.size_bytes,
+        checksum=info.checksum,
+    )
+
+
+def info_of(message: manifest_pb2.SstInfo, piece: Piece) -> SstInfo:
+    """The SST in a message that was read from `piece`. `ValueError`: there is no such version."""
+    version = message.sstinfo_format_version
+    if version > SSTINFO_FORMAT_VERSION:
+        problem = f"SstInfo format version {version}, expected at most {SSTINFO_FORMAT_VERSION}"
+        raise UnsupportedVersion(piece.name, piece.offset, problem)
+    if version == 0:
+        raise ValueError("sstinfo_format_version: 0 does not exist")
+    return SstInfo(
+        id=message.id,
+        level=message.level,
+        first_key=message.first_key,
+        last_key=message.last_key,
+        filter_offset=message.filter_offset,
+        filter_len=message.filter_len,
+        block_meta_offset=message.block_meta_offset,
+        block_meta_len=message.block_meta_len,
+        min_seq=message.min_seq,
+        max_seq=message.max_seq,
+        entry_count=message.entry_count,
+        tombstone_count=message.tombstone_count,
+        size_bytes=message.size_bytes,
+        checksum=message.checksum,
+    )

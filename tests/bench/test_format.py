@@ -1,0 +1,184 @@
+"""How fast SSTs and manifests are written and read. Nothing is asserted about time.
+
+Beside each figure of an SST stands what a loop takes that does the same row by row: check the
+order, pack each entry by itself, cut blocks and sum them up; and back.
+"""
+
+from __future__ import annotations
+
+import gc
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import google_crc32c
+import pytest
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.format.block import Block
+from shalekv.format.footer import SstProperties
+from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.format.names import manifest_name, wal_name
+from shalekv.format.section import Section
+from shalekv.format.sst import Sst, open_sst
+from shalekv.format.sst_encode import encode_sst
+
+ENTRIES = 500_000
+SSTS = 100_000
+SNAPSHOTS = 1_000
+BLOCK_BYTES = (4 << 10, 16 << 10, 64 << 10, 1 << 20)
+NAME = wal_name(0)
+PROPERTIES = SstProperties(
+    name=NAME, database_id=bytes(16), writer_epoch=1, writer_nonce=bytes(16), write_id=bytes(16)
+)
+ROW = struct.Struct("<IQBIQ")
+
+
+@pytest.fixture(scope="module")
+def entries() -> Iterator[list[Entry]]:
+    """Puts of 16-byte keys and 100-byte values."""
+    rows = [Entry(b"%016d" % n, n, Kind.PUT, b"%0100d" % n) for n in range(ENTRIES)]
+    gc.collect()
+    gc.freeze()  # the rows of a server are not looked through for each that is added, either
+    yield rows
+    gc.unfreeze()
+
+
+def best_s(work: Callable[[], object], repeats: int = 1) -> float:
+    """The processor time of the shortest of some runs of `repeats` calls, in seconds for a call."""
+    shortest = float("inf")
+    for _ in range(5):
+        started = time.process_time()
+        for _ in range(repeats):
+            work()
+        shortest = min(shortest, time.process_time() - started)
+    return shortest / repeats
+
+
+def consumed(rows: Iterator[Entry]) -> int:
+    """How many rows there are; none is kept."""
+    count = 0
+    for _ in rows:
+        count += 1
+    return count
+
+
+def rows_written(entries: list[Entry], block_bytes: int) -> list[tuple[bytes, int]]:
+    """Blocks of the entries, each packed by itself, and their checksums."""
+    blocks, block, last = [], bytearray(), (b"", -1)
+    for key, seq, kind, value, expire_at_ms in entries:
+        if (key, -seq) <= last:
+            raise ValueError("out of order")
+        last = (key, -seq)
+        block += ROW.pack(len(key), seq, kind, len(value), expire_at_ms)
+        block += key
+        block += value
+        if len(block) >= block_bytes:
+            blocks.append((bytes(block), google_crc32c.value(bytes(block))))
+            block = bytearray()
+    blocks.append((bytes(block), google_crc32c.value(bytes(block))))
+    return blocks
+
+
+def rows_read(blocks: list[tuple[bytes, int]]) -> Iterator[Entry]:
+    """What `rows_written` wrote, each entry unpacked by itself."""
+    for block, checksum in blocks:
+        if google_crc32c.value(block) != checksum:
+            raise ValueError("damaged")
+        at = 0
+        while at < len(block):
+            key_len, seq, kind, value_len, expire_at_ms = ROW.unpack_from(block, at)
+            key_at = at + ROW.size
+            value_at = key_at + key_len
+            at = value_at + value_len
+            yield Entry(block[key_at:value_at], seq, Kind(kind), block[value_at:at], expire_at_ms)
+
+
+def read(data: bytes) -> int:
+    """Opens an SST and reads all of its entries."""
+    return consumed(open_sst(NAME, data, database_id=None).entries())
+
+
+def columns(sst: Sst) -> list[object]:
+    """All entries of an SST as columns."""
+    return list(sst.columns(Section.POINTS))
+
+
+def find_all(block: Block, keys: list[bytes]) -> None:
+    """Finds each key."""
+    find = block.find
+    for key in keys:
+        find(key)
+
+
+def test_ssts(entries: list[Entry]) -> None:
+    """Prints nanoseconds per entry to write and read an SST, and the ratio to the loop."""
+    print(f"\n{ENTRIES} entries of 16 B + 100 B: ns per entry (times as fast as row by row)")
+    print(f"{'block':>8} {'write':>12} {'by row':>7} {'read':>12} {'by row':>7} {'columns':>8}")
+    for block_bytes in BLOCK_BYTES:
+        data = encode_sst(PROPERTIES, entries, block_bytes=block_bytes)
+        by_row = rows_written(entries, block_bytes)
+        runs: tuple[Callable[[], object], ...] = (
+            partial(encode_sst, PROPERTIES, entries, block_bytes=block_bytes),
+            partial(rows_written, entries, block_bytes),
+            partial(read, data),
+            lambda by_row=by_row: consumed(rows_read(by_row)),  # type: ignore[misc]
+            partial(columns, open_sst(NAME, data, database_id=None)),
+        )
+        writing, write_rows, reading, read_rows, in_columns = (
+            best_s(run) / ENTRIES * 1e9 for run in runs
+        )
+        print(
+            f"{block_bytes >> 10:>4} KiB {writing:>5.0f} ({write_rows / writing:3.1f}x)"
+            f" {write_rows:>7.0f} {reading:>5.0f} ({read_rows / reading:3.1f}x) {read_rows:>7.0f}"
+            f" {in_columns:>8.0f}"
+        )
+
+
+def test_find(entries: list[Entry]) -> None:
+    """Prints nanoseconds to find a key in a block, and to decode the block instead."""
+    print("\nns to find a key in a block that is not decoded; to decode it")
+    for block_bytes in BLOCK_BYTES:
+        data = encode_sst(PROPERTIES, entries[:20_000], block_bytes=block_bytes)
+        block = open_sst(NAME, data, database_id=None).decode_block(0)
+        keys = list(block.columns().keys)
+        repeats = max(1, 20_000 // len(keys))
+        finding = best_s(partial(find_all, block, keys), repeats) / len(keys) * 1e9
+        decoding = best_s(block.columns, repeats) * 1e9
+        print(f"{len(keys):>6} rows: {finding:>6.0f} {decoding:>9.0f}")
+
+
+def test_manifest() -> None:
+    """Prints milliseconds to decode, edit and encode a manifest of 100,000 SSTs."""
+    infos = [
+        SstInfo(
+            n.to_bytes(16, "big"), n % 7, b"key%013d" % n, b"key%013d~" % n,
+            0, 0, 60_000, 1_000, n, n + 100, 5_000, 10, 64 << 20, n,
+        )
+        for n in range(SSTS)
+    ]  # fmt: skip
+    snapshots = (Snapshot(n.to_bytes(16, "big"), n, n, f"s{n}", n) for n in range(SNAPSHOTS))
+    manifest = Manifest(
+        database_id=bytes(16),
+        manifest_id=9,
+        write_id=bytes(16),
+        leveled_ssts=SstTable.from_infos(infos),
+        snapshots=tuple(snapshots),
+    )
+    data = encode_manifest(manifest)
+    removed = [info.id for info in infos[50_000:50_010]]
+    added = [replace(info, id=b"added" + info.id[5:]) for info in infos[:10]]
+    edited = manifest.leveled_ssts.replace(removed, added)
+    runs: dict[str, Callable[[], object]] = {
+        "decode": partial(decode_manifest, manifest_name(9), data),
+        "edit 20 SSTs": partial(manifest.leveled_ssts.replace, removed, added),
+        "encode": partial(encode_manifest, replace(manifest, leveled_ssts=edited)),
+        "all SSTs as values": partial(list, manifest.leveled_ssts),
+    }
+    print(f"\nmanifest of {SSTS} SSTs, {SNAPSHOTS} snapshots, {len(data)} bytes: ms")
+    for label, run in runs.items():
+        print(f"{label:>20}: {best_s(run) * 1e3:6.1f}")

@@ -1,0 +1,166 @@
+"""What a golden file holds, as JSON that a reader in any language can be checked against.
+
+Ids, nonces and checksums are hexadecimal. Keys and values are strings in which each character
+from U+0000 to U+00FF stands for the byte with that number. An end of null is no end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import Any
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.manifest import (
+    CasMode,
+    Lease,
+    Manifest,
+    PendingLoad,
+    RecentLoad,
+    Snapshot,
+    WalMode,
+)
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.format.contents import SstContents
+from shalekv.format.footer import SstProperties
+from shalekv.format.sst import Sst
+
+Json = dict[str, Any]
+
+_IDS = frozenset(
+    "id database_id writer_nonce write_id compactor_nonce checksum manifest_checksum".split()
+)
+
+
+def describe_sst(sst: Sst, block_bytes: int) -> Json:
+    """An SST that was written with blocks of `block_bytes`."""
+    return {
+        "block_bytes": block_bytes,
+        "properties": _described(asdict(sst.properties)),
+        "contents": _described(asdict(sst.footer.contents)),
+        "checksum": f"{sst.footer.checksum:08x}",
+        "filter": _text(sst.filter_bytes),
+        "blocks": [_described(handle._asdict()) for handle in sst.index],
+        "entries": [_describe_point(entry) for entry in sst.entries()],
+        "range_tombstones": [_describe_range(entry) for entry in sst.range_tombstones()],
+    }
+
+
+def properties_in(description: Json) -> SstProperties:
+    """The properties of the SST that is described."""
+    return SstProperties(**_values(description["properties"]))
+
+
+def contents_in(description: Json) -> SstContents:
+    """What the footer of the SST that is described says about its entries."""
+    return SstContents(**_values(description["contents"]))
+
+
+def entries_in(description: Json) -> list[Entry]:
+    """The puts and tombstones of the SST that is described."""
+    return [
+        Entry(
+            _bytes(row["key"]),
+            row["seq"],
+            Kind.PUT if "put" in row else Kind.TOMBSTONE,
+            _bytes(row.get("put", "")),
+            row.get("expire_at_ms", 0),
+        )
+        for row in description["entries"]
+    ]
+
+
+def range_tombstones_in(description: Json) -> list[Entry]:
+    """The range tombstones of the SST that is described."""
+    return [
+        Entry(_bytes(row["start"]), row["seq"], Kind.RANGE_TOMBSTONE, _bytes(row["end"] or ""))
+        for row in description["range_tombstones"]
+    ]
+
+
+def describe_manifest(manifest: Manifest) -> Json:
+    """A manifest."""
+    values = {field.name: getattr(manifest, field.name) for field in fields(Manifest)}
+    values |= {
+        "cas_mode": manifest.cas_mode.name,
+        "wal_mode": manifest.wal_mode.name,
+        "wal_members": list(manifest.wal_members),
+        "leveled_ssts": _rows(manifest.leveled_ssts),
+        "snapshots": _rows(manifest.snapshots),
+        "leases": _rows(manifest.leases),
+        "pending_loads": [
+            {"load_id": load.load_id, "ssts": _rows(load.ssts)} for load in manifest.pending_loads
+        ],
+        "recent_loads": _rows(manifest.recent_loads),
+    }
+    return _described(values)
+
+
+def manifest_in(description: Json) -> Manifest:
+    """The manifest that is described."""
+    values = _values(description)
+    values |= {
+        "cas_mode": CasMode[values["cas_mode"]],
+        "wal_mode": WalMode[values["wal_mode"]],
+        "wal_members": tuple(values["wal_members"]),
+        "leveled_ssts": _table(values["leveled_ssts"]),
+        "snapshots": tuple(Snapshot(**_values(row)) for row in values["snapshots"]),
+        "leases": tuple(Lease(**_values(row)) for row in values["leases"]),
+        "pending_loads": tuple(
+            PendingLoad(row["load_id"], _table(row["ssts"])) for row in values["pending_loads"]
+        ),
+        "recent_loads": tuple(RecentLoad(**row) for row in values["recent_loads"]),
+    }
+    return Manifest(**values)
+
+
+def _describe_point(entry: Entry) -> Json:
+    row: Json = {"key": _text(entry.key), "seq": entry.seq}
+    if entry.kind is Kind.TOMBSTONE:
+        return row | {"tombstone": True}
+    row["put"] = _text(entry.value)
+    return row | ({"expire_at_ms": entry.expire_at_ms} if entry.expire_at_ms else {})
+
+
+def _describe_range(entry: Entry) -> Json:
+    return {"start": _text(entry.key), "end": _text(entry.value) or None, "seq": entry.seq}
+
+
+def _rows(rows: Iterable[Any]) -> list[Json]:
+    return [_described(asdict(row)) for row in rows]
+
+
+def _table(rows: list[Json]) -> SstTable:
+    return SstTable.from_infos(SstInfo(**_values(row)) for row in rows)
+
+
+def _described(values: Json) -> Json:
+    """The fields as JSON has them."""
+    result: Json = {}
+    for name, value in values.items():
+        if name in _IDS:
+            result[name] = value.hex() if isinstance(value, bytes) else f"{value:08x}"
+        else:
+            result[name] = _text(value) if isinstance(value, bytes) else value
+    return result
+
+
+def _values(description: Json) -> Json:
+    """The fields as our types have them: the inverse of `_described`."""
+    result: Json = {}
+    for name, value in description.items():
+        if name.endswith("checksum"):
+            result[name] = int(value, 16)
+        elif name in _IDS:
+            result[name] = bytes.fromhex(value)
+        else:
+            result[name] = _bytes(value) if name in {"first_key", "last_key"} else value
+    return result
+
+
+def _text(data: bytes) -> str:
+    return data.decode("latin-1")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("latin-1")

@@ -1,0 +1,132 @@
+"""Manifests and SSTs of the levels, for the tests of the format."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from shalekv.core.manifest import (
+    CasMode,
+    Lease,
+    Manifest,
+    PendingLoad,
+    RecentLoad,
+    Snapshot,
+    WalMode,
+)
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.format.names import manifest_name
+
+MANIFEST_ID = 42
+NAME = manifest_name(MANIFEST_ID)
+
+u32s = st.integers(0, 2**32 - 1)
+u64s = st.integers(0, 2**64 - 1)
+ids = st.binary(min_size=16, max_size=16)
+
+
+def some_info(number: int) -> SstInfo:
+    """An SST whose fields all differ from each other and from those of other numbers."""
+    return SstInfo(
+        id=bytes(15) + bytes([number]),
+        level=number,
+        first_key=b"key%02d" % number,
+        last_key=b"key%02d~" % number,
+        filter_offset=1000 + number,
+        filter_len=2000 + number,
+        block_meta_offset=3000 + number,
+        block_meta_len=4000 + number,
+        min_seq=5000 + number,
+        max_seq=6000 + number,
+        entry_count=7000 + number,
+        tombstone_count=8000 + number,
+        size_bytes=9000 + number,
+        checksum=0xC0FFEE00 + number,
+    )
+
+
+infos = st.lists(
+    st.builds(
+        SstInfo,
+        ids,
+        st.integers(0, 255),
+        st.binary(max_size=9),
+        st.binary(max_size=9),
+        u64s,
+        u64s,
+        u64s,
+        u64s,
+        u64s,
+        u64s,
+        u64s,
+        u64s,
+        u64s,
+        u32s,
+    ),
+    max_size=6,
+    unique_by=lambda info: info.id,
+)
+tables = infos.map(SstTable.from_infos)
+manifests = st.builds(
+    Manifest,
+    database_id=ids,
+    manifest_id=st.just(MANIFEST_ID),
+    write_id=ids,
+    cas_mode=st.sampled_from(CasMode),
+    wal_mode=st.sampled_from(WalMode),
+    wal_generation=u64s,
+    wal_members=st.lists(st.text(max_size=9), max_size=3).map(tuple),
+    writer_epoch=u64s,
+    writer_nonce=ids,
+    writer_address=st.text(max_size=9),
+    writer_first_seq=u64s,
+    compactor_epoch=u64s,
+    compactor_nonce=ids,
+    wal_id_last_compacted=st.none() | u64s,
+    wal_id_last_seen=st.none() | u64s,
+    last_compacted_seq=u64s,
+    max_parallel_writes=u32s,
+    fence_width=u32s,
+    gc_cutoff_ms=u64s,
+    logical_time_ms=u64s,
+    leveled_ssts=tables,
+    snapshots=st.lists(st.builds(Snapshot, ids, u64s, u64s, st.text(max_size=9), u32s)).map(tuple),
+    leases=st.lists(st.builds(Lease, ids, u64s, st.text(max_size=9), st.none() | u64s)).map(tuple),
+    pending_loads=st.lists(st.builds(PendingLoad, st.text(max_size=9), tables), max_size=3).map(
+        tuple
+    ),
+    recent_loads=st.lists(st.builds(RecentLoad, st.text(max_size=9), u64s)).map(tuple),
+)
+
+FULL = Manifest(
+    database_id=bytes(range(16)),
+    manifest_id=MANIFEST_ID,
+    write_id=b"identifies bytes",
+    cas_mode=CasMode.TWO_PHASE,
+    wal_mode=WalMode.QUORUM,
+    wal_generation=5,
+    wal_members=("keeper-a:7655", "keeper-b:7655"),
+    writer_epoch=3,
+    writer_nonce=b"nonce of writer!",
+    writer_address="writer.example:7654",
+    writer_first_seq=8001,
+    compactor_epoch=2,
+    compactor_nonce=b"compactor nonce!",
+    wal_id_last_compacted=11,
+    wal_id_last_seen=17,
+    last_compacted_seq=9001,
+    max_parallel_writes=4,
+    fence_width=8,
+    gc_cutoff_ms=1_700_000_000_000,
+    logical_time_ms=1_700_000_000_500,
+    leveled_ssts=SstTable.from_infos(map(some_info, (1, 2, 3))),
+    snapshots=(
+        Snapshot(b"snapshot number1", 40, 1_700_000_600, "nightly", 0xDEADBEEF),
+        Snapshot(b"snapshot number2", 41, 0),
+    ),
+    leases=(
+        Lease(b"lease number one", 1_700_000_900, "bulk load of products", 12),
+        Lease(b"lease number two", 0, "change feed"),
+    ),
+    pending_loads=(PendingLoad("load-7", SstTable.from_infos([some_info(9)])),),
+    recent_loads=(RecentLoad("load-5", 8000), RecentLoad("load-6", 8500)),
+)

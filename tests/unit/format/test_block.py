@@ -1,0 +1,234 @@
+"""Blocks hold rows as columns, and find one without decoding the others."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion
+from shalekv.format.block import (
+    HAS_EXPIRY,
+    HAS_KINDS,
+    HAS_SEQS,
+    Block,
+    encode_block,
+    parse_block,
+)
+from shalekv.format.coding import Piece
+from shalekv.format.columns import columns_of
+from shalekv.format.section import Section
+from tests.unit.format.forging import patched, u32
+from tests.unit.format.samples import (
+    POINTS,
+    RANGES,
+    keys,
+    points,
+    put,
+    range_tombstone,
+    ranges,
+    refusal,
+    seqs,
+    tombstone,
+)
+
+OFFSET = 4096  # where in its object the block of a test stands
+
+some_points = points.filter(bool)
+
+
+def encoded(entries: list[Entry], section: Section = Section.POINTS) -> bytes:
+    """The block of these entries."""
+    return encode_block(section, columns_of(entries))
+
+
+def parsed(data: bytes) -> Block:
+    """The block in these bytes."""
+    return parse_block(Piece("levels/x.sst", OFFSET, data))
+
+
+def read_rows(data: bytes) -> None:
+    """Reads a block in every way there is."""
+    block = parsed(data)
+    for row in range(len(block)):
+        entry = block.entry(row)
+        block.find(entry.key, entry.seq)
+    block.columns()
+
+
+def newest(entries: list[Entry], key: bytes, seq: int) -> Entry | None:
+    """What `find` must find."""
+    return next((e for e in entries if e.key == key and e.seq <= seq), None)
+
+
+@given(some_points)
+def test_points_come_back(entries: list[Entry]) -> None:
+    """A block gives back the puts and tombstones it was made of, together and one by one."""
+    block = parsed(encoded(entries))
+    assert list(block.columns().entries()) == entries
+    assert [block.entry(row) for row in range(len(block))] == entries
+    assert (block.first_key, block.last_key) == (entries[0].key, entries[-1].key)
+
+
+@given(ranges.filter(bool))
+def test_range_tombstones_come_back(entries: list[Entry]) -> None:
+    """A block gives back the range tombstones it was made of."""
+    block = parsed(encoded(entries, Section.RANGE_TOMBSTONES))
+    assert list(block.columns().entries()) == entries
+    assert [block.entry(row) for row in range(len(block))] == entries
+
+
+@given(some_points, keys, seqs)
+def test_find_is_the_newest_version_not_newer(entries: list[Entry], key: bytes, seq: int) -> None:
+    """`find` gives the newest version of a key at or below a sequence number, if there is one."""
+    block = parsed(encoded(entries))
+    assert block.find(key, seq) == newest(entries, key, seq)
+    for entry in entries:
+        assert block.find(entry.key) == newest(entries, entry.key, 2**64 - 1)
+        assert block.find(entry.key, entry.seq) == entry
+
+
+@given(some_points, keys, seqs)
+def test_lower_bound_divides_the_rows(entries: list[Entry], key: bytes, seq: int) -> None:
+    """All rows before the lower bound come before the version asked for, and no others."""
+    row = parsed(encoded(entries)).lower_bound(key, seq)
+    assert all((e.key, -e.seq) < (key, -seq) for e in entries[:row])
+    assert all((e.key, -e.seq) >= (key, -seq) for e in entries[row:])
+
+
+@pytest.mark.parametrize(
+    ("entries", "flags"),
+    [
+        ([put(b"a", 7), put(b"b", 7)], 0),
+        ([put(b"a", 7), put(b"b", 8)], HAS_SEQS),
+        ([put(b"a", 7), put(b"b", 7, expire_at_ms=1)], HAS_EXPIRY),
+        ([put(b"a", 7), tombstone(b"b", 7)], HAS_KINDS),
+        ([put(b"a", 1, b"", 1), tombstone(b"b", 2)], HAS_SEQS | HAS_EXPIRY | HAS_KINDS),
+        ([put(b"a", 7), put(b"b", 8), put(b"c", 7)], HAS_SEQS),
+    ],
+)
+def test_columns_that_say_nothing_are_left_out(entries: list[Entry], flags: int) -> None:
+    """A column stands in the block only if its rows differ from the default."""
+    block = parsed(encoded(entries))
+    assert block.flags == flags
+    assert list(block.columns().entries()) == entries
+
+
+def test_a_block_is_laid_out_as_specified() -> None:
+    """Each byte stands where server/docs/formats.md says."""
+    entries = [put(b"ab", 9, b"xyz", 5), tombstone(b"ab", 8), put(b"c", 7, b"w")]
+    raw = b"".join(
+        (
+            struct.pack("<II", 3, 0b111),
+            struct.pack("<3Q", 9, 8, 7),
+            struct.pack("<3Q", 5, 0, 0),
+            struct.pack("<4I", 0, 2, 4, 5),
+            struct.pack("<4I", 0, 3, 3, 4),
+            bytes([1, 2, 1]),
+            b"ababc",
+            b"xyzw",
+        )
+    )
+    header = struct.pack("<BBHI", 0, 0, 0, len(raw))
+    assert encoded(entries) == header + raw + bytes(-len(raw) % 8)
+
+
+def test_a_block_of_one_commit_is_small() -> None:
+    """Puts of one commit without expiry cost 8 bytes each, besides keys and values."""
+    entries = [put(b"%04d" % number, 7, b"v") for number in range(1000)]
+    assert len(encoded(entries)) <= 1000 * (8 + 4 + 1) + 40
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "error", "problem"),
+    [
+        (0, b"\x01", UnsupportedVersion, "codec 1"),
+        (0, b"\x02", UnsupportedVersion, "codec 2"),
+        (0, b"\x03", BadStructure, "codec"),
+        (1, b"\x01", BadStructure, "kind"),
+        (1, b"\x02", UnsupportedVersion, "section 2"),
+        (1, b"\x04", BadStructure, "section"),
+        (2, b"\x01", UnsupportedVersion, "reserved"),
+        (4, b"\x00", BadStructure, "raw length"),
+        (8, u32(0), BadStructure, "one row"),
+        (8, u32(2**32 - 1), Truncated, "key offsets"),
+        (12, u32(15), UnsupportedVersion, "flags"),
+        (12, u32(2), CorruptObject, "offsets"),
+    ],
+)
+def test_what_contradicts_the_format_is_refused(
+    at: int, new: bytes, error: type[CorruptObject], problem: str
+) -> None:
+    """A header that can't be is a typed error that names the byte, even with a good checksum."""
+    with pytest.raises(error, match=problem) as caught:
+        parsed(patched(encoded(POINTS), at, new)).columns()
+    assert caught.value.offset >= OFFSET
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ([put(b"b", 1), put(b"a", 1)], BadStructure),
+        ([put(b"a", 1), put(b"a", 2)], BadStructure),
+        ([put(b"a", 1), put(b"a", 1)], BadStructure),
+        ([put(b"a", 1), Entry(b"b", 1, Kind.TOMBSTONE, b"value")], BadStructure),
+        ([put(b"a", 1), Entry(b"b", 1, Kind.TOMBSTONE, b"", 5)], BadStructure),
+        ([put(b"a", 1), range_tombstone(b"b", b"c", 1)], BadStructure),
+        ([put(b"a", 1), Entry(b"b", 1, Kind.INGEST)], UnsupportedVersion),
+        ([put(b"a", 1), Entry(b"b", 1, Kind.MERGE)], UnsupportedVersion),
+    ],
+)
+def test_rows_that_break_the_rules_are_refused(
+    rows: list[Entry], error: type[CorruptObject]
+) -> None:
+    """Rows out of order or of a kind that does not belong there are a typed error."""
+    block = parsed(encoded(rows))
+    with pytest.raises(error):
+        block.columns()
+
+
+@pytest.mark.parametrize("kind", [Kind.RANGE_TOMBSTONE, Kind.INGEST, Kind.MERGE])
+def test_a_row_of_another_kind_is_refused_alone(kind: Kind) -> None:
+    """A lookup that meets a kind that does not belong there raises, and does not guess."""
+    block = parsed(encoded([put(b"a", 1), Entry(b"b", 1, kind, b"c")]))
+    assert block.find(b"a") == put(b"a", 1)
+    with pytest.raises(CorruptObject, match=f"kind {int(kind)}"):
+        block.find(b"b")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [range_tombstone(b"b", b"a", 1)],
+        [range_tombstone(b"b", b"b", 1)],
+        [Entry(b"a", 1, Kind.RANGE_TOMBSTONE, b"b", 5)],
+    ],
+)
+def test_range_tombstones_that_break_the_rules_are_refused(rows: list[Entry]) -> None:
+    """A range that ends before it begins, or expires, is a typed error."""
+    block = parsed(encoded(rows, Section.RANGE_TOMBSTONES))
+    with pytest.raises(BadStructure):
+        block.columns()
+
+
+@given(
+    st.integers(min_value=0),
+    st.binary(min_size=1, max_size=8),
+    st.sampled_from([Section.POINTS, Section.RANGE_TOMBSTONES]),
+)
+def test_changed_blocks_raise_typed_errors_only(at: int, new: bytes, section: Section) -> None:
+    """Whatever a block holds, its reader gives rows or a typed error."""
+    data = encoded(POINTS if section is Section.POINTS else RANGES, section)
+    forged = patched(data, at, new)[: len(data)]
+    error = refusal(lambda: read_rows(forged))
+    assert error is None or OFFSET <= error.offset <= OFFSET + len(data)
+
+
+def test_numbers_that_do_not_fit_are_refused() -> None:
+    """A sequence number or an expiry beyond 64 bits is refused when a block is written."""
+    for entry in (put(b"a", -1), put(b"a", 2**64), put(b"a", 1, b"", 2**64)):
+        with pytest.raises(ValueError, match="limits"):
+            encoded([entry])

@@ -1,0 +1,235 @@
+"""A manifest comes back as it was, or is refused with a typed error."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.manifest import Lease, Manifest, Snapshot
+from shalekv.core.sst_table import SstTable
+from shalekv.errors import (
+    BadChecksum,
+    BadMagic,
+    BadStructure,
+    CorruptObject,
+    Truncated,
+    UnsupportedVersion,
+    WrongObject,
+)
+from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.format.names import manifest_name
+from shalekv.v1 import manifest_pb2
+from tests.unit.format.forging import patched, resealed_manifest
+from tests.unit.format.manifests import FULL, NAME, manifests
+from tests.unit.format.samples import refusal
+
+DATA = encode_manifest(FULL)
+BODY_AT = 20
+
+
+def message() -> manifest_pb2.Manifest:
+    """The message in the sample, to be changed."""
+    return manifest_pb2.Manifest.FromString(DATA[BODY_AT:])
+
+
+def stored(changed: Message) -> bytes:
+    """An object that holds this message."""
+    return resealed_manifest(DATA[:BODY_AT] + changed.SerializeToString())
+
+
+def unset(found: Message, path: str = "") -> list[str]:
+    """The fields that no message of their type has set, by path."""
+    missing: list[str] = []
+    for field in found.DESCRIPTOR.fields:
+        value = getattr(found, field.name)
+        if field.type != FieldDescriptor.TYPE_MESSAGE:
+            missing += [] if value else [f"{path}{field.name}"]
+        elif field.is_repeated:
+            missing += unset(value[0], f"{path}{field.name}.") if value else [field.name]
+        else:
+            missing += unset(value, f"{path}{field.name}.")
+    return missing
+
+
+@given(manifests)
+def test_manifests_come_back(manifest: Manifest) -> None:
+    """Every field of a manifest survives, and the same manifest has the same bytes."""
+    data = encode_manifest(manifest)
+    assert decode_manifest(NAME, data) == manifest
+    assert encode_manifest(decode_manifest(NAME, data)) == data
+
+
+def test_every_field_of_the_message_is_used() -> None:
+    """A manifest that differs from the defaults everywhere sets every field of the message."""
+    defaults = Manifest(database_id=bytes(16), manifest_id=0, write_id=bytes(16))
+    for field in fields(Manifest):
+        assert getattr(FULL, field.name) != getattr(defaults, field.name), field.name
+    assert unset(message()) == []
+    assert decode_manifest(NAME, DATA) == FULL
+
+
+def test_the_smallest_manifest_comes_back() -> None:
+    """A manifest of defaults comes back; what is not set stays so."""
+    smallest = Manifest(database_id=bytes(16), manifest_id=0, write_id=bytes(16))
+    decoded = decode_manifest(manifest_name(0), encode_manifest(smallest))
+    assert decoded == smallest
+    assert (decoded.wal_id_last_compacted, decoded.wal_id_last_seen) == (None, None)
+    zero = replace(smallest, wal_id_last_compacted=0, wal_id_last_seen=0)
+    assert decode_manifest(manifest_name(0), encode_manifest(zero)) == zero
+
+
+def test_every_flipped_bit_is_found() -> None:
+    """No bit of a manifest can change unnoticed."""
+    for at in range(len(DATA)):
+        for bit in range(8):
+            with pytest.raises(CorruptObject):
+                decode_manifest(NAME, patched(DATA, at, bytes([DATA[at] ^ 1 << bit])))
+
+
+def test_every_cut_is_found() -> None:
+    """A manifest that lacks bytes at either end, or has more, is refused."""
+    for length in range(len(DATA)):
+        with pytest.raises(Truncated):
+            decode_manifest(NAME, DATA[:length])
+        with pytest.raises(CorruptObject):
+            decode_manifest(NAME, DATA[len(DATA) - length :])
+    with pytest.raises(Truncated):
+        decode_manifest(NAME, DATA + b"\x00")
+
+
+@given(st.binary(max_size=100))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    """Bytes that are no manifest raise a typed error and nothing else."""
+    with pytest.raises(CorruptObject):
+        decode_manifest(NAME, data)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_messages_are_refused(body: bytes) -> None:
+    """Any message in a sound envelope is refused if it is no manifest."""
+    with pytest.raises(CorruptObject):
+        decode_manifest(NAME, resealed_manifest(DATA[:BODY_AT] + body))
+
+
+@given(st.integers(min_value=0), st.binary(min_size=1, max_size=6))
+def test_forged_messages_raise_typed_errors_only(at: int, new: bytes) -> None:
+    """A changed message in a sound envelope is read, or refused with a typed error."""
+    at = BODY_AT + at % (len(DATA) - BODY_AT)
+    forged = resealed_manifest(patched(DATA, at, new))
+    error = refusal(lambda: decode_manifest(NAME, forged))
+    assert error is None or error.name == NAME
+
+
+@pytest.mark.parametrize(
+    "name", [manifest_name(41), "wal/00000000000000000042.sst", "manifest/42.manifest", ""]
+)
+def test_another_name_is_found(name: str) -> None:
+    """An intact manifest under the name of another object is refused."""
+    with pytest.raises(WrongObject, match="manifest 42"):
+        decode_manifest(name, DATA)
+
+
+def test_envelopes_that_are_not_ours_are_refused() -> None:
+    """Magic, checksum, version and flags are verified, each with an error of its own."""
+    with pytest.raises(BadMagic):
+        decode_manifest(NAME, patched(DATA, 0, b"s"))
+    with pytest.raises(BadChecksum):
+        decode_manifest(NAME, patched(DATA, 8, b"\x02"))
+    with pytest.raises(UnsupportedVersion, match="version 2"):
+        decode_manifest(NAME, resealed_manifest(patched(DATA, 8, b"\x02")))
+    with pytest.raises(BadStructure, match="version 0"):
+        decode_manifest(NAME, resealed_manifest(patched(DATA, 8, b"\x00")))
+    with pytest.raises(UnsupportedVersion, match="flags"):
+        decode_manifest(NAME, resealed_manifest(patched(DATA, 10, b"\x01")))
+
+
+def test_later_versions_of_messages_are_refused() -> None:
+    """A version that is not known is refused, in the manifest and in the SSTs of a load."""
+    for version, error in ((2, UnsupportedVersion), (0, BadStructure)):
+        changed = message()
+        changed.manifest_format_version = version
+        with pytest.raises(error, match="version"):
+            decode_manifest(NAME, stored(changed))
+        changed = message()
+        changed.pending_loads[0].ssts[0].sstinfo_format_version = version
+        with pytest.raises(error, match="version"):
+            decode_manifest(NAME, stored(changed))
+
+
+def test_unknown_modes_are_refused() -> None:
+    """A mode that is not known, or not set, is never taken for another one."""
+    for field in ("cas_mode", "wal_mode"):
+        for number, error in ((0, BadStructure), (3, UnsupportedVersion), (99, UnsupportedVersion)):
+            changed = message()
+            setattr(changed, field, number)
+            with pytest.raises(error, match=field):
+                decode_manifest(NAME, stored(changed))
+
+
+def test_unknown_fields_are_refused() -> None:
+    """A field that this version would lose when it edits the manifest is refused, at any depth."""
+    unknown = b"\xa2\x3f\x01x"  # field 1012, one byte
+    with pytest.raises(UnsupportedVersion, match="fields"):
+        decode_manifest(NAME, resealed_manifest(DATA + unknown))
+    changed = message()
+    changed.leases[0].MergeFromString(unknown)
+    with pytest.raises(UnsupportedVersion, match="fields"):
+        decode_manifest(NAME, stored(changed))
+
+
+@pytest.mark.parametrize(
+    "field", ["database_id", "write_id", "writer_nonce", "compactor_nonce", "snapshots", "leases"]
+)
+def test_ids_have_16_bytes(field: str) -> None:
+    """An id of another length is refused, when it is read and when it is written."""
+    changed = message()
+    if field in {"snapshots", "leases"}:
+        getattr(changed, field)[0].id = b"short"
+    else:
+        setattr(changed, field, b"short")
+    with pytest.raises(BadStructure, match=field):
+        decode_manifest(NAME, stored(changed))
+    wrong: dict[str, Any] = {
+        "snapshots": (Snapshot(b"short", 0, 0),),
+        "leases": (Lease(b"short", 0, ""),),
+    }
+    with pytest.raises(ValueError, match=field):
+        encode_manifest(replace(FULL, **{field: wrong.get(field, b"short")}))
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    """A table whose columns disagree is refused by the name of the column."""
+    changed = message()
+    changed.leveled_ssts.max_seqs += b"\x00"
+    with pytest.raises(BadStructure, match="max_seqs"):
+        decode_manifest(NAME, stored(changed))
+    changed = message()
+    changed.pending_loads[0].ssts[0].id = b""
+    with pytest.raises(BadStructure, match="ids"):
+        decode_manifest(NAME, stored(changed))
+
+
+def test_text_that_is_no_utf8_is_refused() -> None:
+    """A name with bytes that are no text is a typed error."""
+    body = DATA[BODY_AT:].replace(b"nightly", b"night\xff\xfe")
+    with pytest.raises(BadStructure):
+        decode_manifest(NAME, resealed_manifest(DATA[:BODY_AT] + body))
+
+
+def test_the_envelope_is_laid_out_as_specified() -> None:
+    """Each byte stands where server/docs/formats.md says."""
+    assert DATA[:12] == b"ShaleMan\x01\x00\x00\x00"
+    assert int.from_bytes(DATA[12:16], "little") == len(DATA) - 20
+    assert manifest_pb2.Manifest.FromString(DATA[20:]).manifest_id == FULL.manifest_id
+
+
+def test_an_empty_table_takes_no_room() -> None:
+    """A database without SSTs has no table in its manifest."""
+    data = encode_manifest(replace(FULL, leveled_ssts=SstTable()))
+    assert not manifest_pb2.Manifest.FromString(data[20:]).HasField("leveled_ssts")

@@ -1,0 +1,266 @@
+"""An SST gives back what it was made of, and one block of it answers for a key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.format.coding import crc32c
+from shalekv.format.contents import SstContents
+from shalekv.format.footer_codec import read_footer
+from shalekv.format.section import Section
+from shalekv.format.sst import Sst, read_block, read_filter, read_index
+from shalekv.format.sst_encode import encode_fence, encode_sst
+from shalekv.format.sst_tail import needed_tail
+from tests.unit.format.samples import (
+    DATABASE_ID,
+    LEVEL_NAME,
+    POINTS,
+    RANGES,
+    SST_ID,
+    keys,
+    opened,
+    points,
+    properties,
+    put,
+    range_tombstone,
+    ranges,
+    sample,
+    seqs,
+    tombstone,
+)
+
+block_sizes = st.sampled_from([1, 16, 64, 4096])
+
+
+@given(points, ranges, block_sizes)
+def test_entries_come_back(
+    entries: list[Entry], range_tombstones: list[Entry], block_bytes: int
+) -> None:
+    """An SST gives back its entries and properties, whatever the size of its blocks."""
+    data = encode_sst(properties(), iter(entries), range_tombstones, block_bytes=block_bytes)
+    sst = opened(data)
+    assert list(sst.entries()) == entries
+    assert list(sst.range_tombstones()) == range_tombstones
+    assert sst.properties == properties()
+    sst.audit()
+
+
+@given(points, block_sizes, keys, seqs)
+def test_one_block_answers_for_a_key(
+    entries: list[Entry], block_bytes: int, key: bytes, seq: int
+) -> None:
+    """The block that the index names for a key holds all versions of it."""
+    sst = opened(encode_sst(properties(), entries, block_bytes=block_bytes))
+    expected = next((e for e in entries if e.key == key and e.seq <= seq), None)
+    number = sst.index.locate(Section.POINTS, key)
+    assert (None if number is None else sst.decode_block(number).find(key, seq)) == expected
+    for entry in entries:
+        number = sst.index.locate(Section.POINTS, entry.key)
+        assert number is not None
+        assert sst.decode_block(number).find(entry.key, entry.seq) == entry
+
+
+@given(points, ranges, block_sizes)
+def test_pieces_are_the_whole(
+    entries: list[Entry], range_tombstones: list[Entry], block_bytes: int
+) -> None:
+    """A reader that fetches footer, index and blocks one by one sees what a whole read sees."""
+    data = encode_sst(properties(LEVEL_NAME), entries, range_tombstones, block_bytes=block_bytes)
+    size = needed_tail(LEVEL_NAME, data[-20:])
+    footer = read_footer(LEVEL_NAME, data[-size:], len(data), database_id=DATABASE_ID)
+    start, length = footer.layout.index_offset, footer.layout.index_len
+    index = read_index(footer, data[start : start + length])
+    found: list[Entry] = []
+    for number in index.blocks_of(Section.POINTS):
+        handle = index[number]
+        block = read_block(index, number, data[handle.offset : handle.offset + handle.length])
+        found += block.columns().entries()
+    assert found == entries
+    assert Sst(data, footer, index) == opened(data, LEVEL_NAME)
+
+
+def test_a_footer_may_be_read_with_more_than_itself() -> None:
+    """A reader that fetched more of the end than the footer needs may pass all of it."""
+    data = sample(LEVEL_NAME)
+    whole = read_footer(LEVEL_NAME, data, len(data), database_id=None)
+    for length in range(needed_tail(LEVEL_NAME, data), len(data)):
+        assert whole == read_footer(LEVEL_NAME, data[-length:], len(data), database_id=None)
+
+
+def test_a_block_is_closed_before_it_is_too_big() -> None:
+    """Blocks hold as many rows as fit into `block_bytes` of keys and values, and at least one."""
+    entries = [put(b"%02d" % n, n, b"v" * 8) for n in range(10)] + [put(b"99", 10, b"v" * 100)]
+    sst = opened(encode_sst(properties(), entries, block_bytes=30))
+    assert [handle.rows for handle in sst.index] == [3, 3, 3, 1, 1]
+
+
+def test_versions_of_a_key_stay_together() -> None:
+    """No block ends between two versions of a key, however many there are."""
+    entries = [put(b"a", 1), *(put(b"b", seq, b"value") for seq in range(99, 0, -1)), put(b"c", 1)]
+    sst = opened(encode_sst(properties(), entries, block_bytes=10))
+    assert [handle.rows for handle in sst.index] == [100, 1]
+
+
+def test_blocks_begin_at_multiples_of_8() -> None:
+    """Columns can be used where they lie."""
+    index = opened(sample()).index
+    assert len(index) == 4
+    assert all(handle.offset % 8 == 0 for handle in index)
+
+
+def test_range_tombstones_stand_apart() -> None:
+    """A point lookup never meets a range tombstone: they have blocks of their own, behind."""
+    index = opened(sample()).index
+    assert [handle.section for handle in index] == sorted(handle.section for handle in index)
+    assert index.rows_of(Section.RANGE_TOMBSTONES) == len(RANGES)
+    assert index.locate(Section.POINTS, b"\xff\xff\xff") == index.blocks_of(Section.POINTS)[-1]
+
+
+def test_a_fence_is_small_and_empty() -> None:
+    """A fencing SST has less than 300 bytes, and nothing in it but its properties."""
+    data = encode_fence(properties())
+    sst = opened(data)
+    assert len(data) < 300
+    assert sst.footer.contents == SstContents()
+    assert (len(sst.index), list(sst.entries()), list(sst.range_tombstones())) == (0, [], [])
+    assert sst.index.locate(Section.POINTS, b"a") is None
+    assert sst.properties == properties()
+
+
+def test_the_footer_says_what_is_in_it() -> None:
+    """Counts, sizes and sequence numbers in the footer are those of the entries."""
+    assert opened(sample()).footer.contents == SstContents(
+        min_seq=1,
+        max_seq=9,
+        put_count=5,
+        tombstone_count=2,
+        range_tombstone_count=2,
+        other_count=0,
+        key_bytes=sum(len(entry.key) for entry in POINTS + RANGES),
+        value_bytes=sum(len(entry.value) for entry in POINTS + RANGES),
+        first_key=b"",
+        last_key=b"",
+    )
+
+
+@pytest.mark.parametrize(
+    ("entries", "range_tombstones", "bounds"),
+    [
+        ([put(b"b", 1), put(b"d", 1)], [], (b"b", b"d")),
+        ([put(b"c", 1)], [range_tombstone(b"b", b"d", 2)], (b"b", b"d")),
+        ([put(b"a", 1), put(b"e", 1)], [range_tombstone(b"b", b"d", 2)], (b"a", b"e")),
+        ([], [range_tombstone(b"b", b"d", 2), range_tombstone(b"c", b"cc", 2)], (b"b", b"d")),
+        ([put(b"z", 1)], [range_tombstone(b"b", b"", 2)], (b"b", b"")),
+    ],
+)
+def test_range_tombstones_widen_the_bounds(
+    entries: list[Entry], range_tombstones: list[Entry], bounds: tuple[bytes, bytes]
+) -> None:
+    """First and last key cover what is stored and what is deleted; an empty last key is no end."""
+    data = encode_sst(properties(), entries, range_tombstones, block_bytes=99)
+    contents = opened(data).footer.contents
+    assert (contents.first_key, contents.last_key) == bounds
+
+
+def test_info_tells_the_manifest_all() -> None:
+    """The entry in the manifest says what a reader needs to fetch pieces, and goes in a table."""
+    data = sample(LEVEL_NAME, filter_bytes=b"filtered" * 3)
+    footer = opened(data, LEVEL_NAME).footer
+    index_len = footer.layout.index_len
+    assert footer.info(2) == SstInfo(
+        id=SST_ID,
+        level=2,
+        first_key=b"",
+        last_key=b"",
+        filter_offset=footer.layout.index_offset - 24,
+        filter_len=24,
+        block_meta_offset=len(data) - 228 - index_len,
+        block_meta_len=index_len,
+        min_seq=1,
+        max_seq=9,
+        entry_count=9,
+        tombstone_count=4,
+        size_bytes=len(data),
+        checksum=crc32c(data[-228:-12]),
+    )
+    assert SstTable.from_infos([footer.info(2)])[0] == footer.info(2)
+
+
+def test_a_wal_object_is_not_listed_in_the_manifest() -> None:
+    """Only SSTs of the levels have an entry in the manifest."""
+    with pytest.raises(ValueError, match="levels"):
+        opened(sample()).footer.info(0)
+
+
+def test_a_filter_is_stored_as_it_is() -> None:
+    """The bytes of a filter come back; a filter of an odd length is refused."""
+    data = sample(filter_bytes=b"12345678")
+    sst = opened(data)
+    offset = sst.footer.layout.filter_offset
+    assert sst.filter_bytes == b"12345678" == read_filter(sst.footer, data[offset : offset + 8])
+    assert opened(sample()).filter_bytes == b""
+    with pytest.raises(ValueError, match="multiple of 8"):
+        sample(filter_bytes=b"1234567")
+
+
+@pytest.mark.parametrize(
+    ("entries", "range_tombstones"),
+    [
+        ([put(b"b", 1), put(b"a", 1)], []),
+        ([put(b"a", 1), put(b"a", 2)], []),
+        ([put(b"a", 1), put(b"a", 1)], []),
+        ([put(b"a", 1), put(b"b", 1), put(b"b", 1), put(b"c", 1)], []),
+        ([Entry(b"a", 1, Kind.INGEST)], []),
+        ([Entry(b"a", 1, Kind.MERGE)], []),
+        ([range_tombstone(b"a", b"b", 1)], []),
+        ([Entry(b"a", 1, Kind.TOMBSTONE, b"value")], []),
+        ([Entry(b"a", 1, Kind.TOMBSTONE, b"", 1)], []),
+        ([], [put(b"a", 1)]),
+        ([], [tombstone(b"a", 1)]),
+        ([], [range_tombstone(b"b", b"a", 1)]),
+        ([], [range_tombstone(b"a", b"b", 1), range_tombstone(b"a", b"c", 1)]),
+        ([put(b"a", -1)], []),
+        ([put(b"a", 2**64)], []),
+    ],
+)
+def test_entries_that_break_the_rules_are_not_written(
+    entries: list[Entry], range_tombstones: list[Entry]
+) -> None:
+    """Unordered entries, and kinds that do not belong, are refused before there are bytes."""
+    with pytest.raises(ValueError, match=r"."):
+        encode_sst(properties(), entries, range_tombstones, block_bytes=99)
+
+
+@pytest.mark.parametrize("block_bytes", [0, -1])
+def test_blocks_have_a_size(block_bytes: int) -> None:
+    """A block size below 1 is refused."""
+    with pytest.raises(ValueError, match="block_bytes"):
+        sample(block_bytes=block_bytes)
+
+
+def test_properties_out_of_their_limits_are_not_written() -> None:
+    """Names that are no SST's, ids that are not 16 bytes and numbers beyond 64 bits are refused."""
+    for change in (
+        {"name": "manifest/00000000000000000000.manifest"},
+        {"database_id": b"short"},
+        {"writer_nonce": bytes(17)},
+        {"write_id": b""},
+        {"writer_epoch": -1},
+        {"logical_time_ms": 2**64},
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            encode_fence(replace(properties(), **change))
+
+
+def test_an_index_ends() -> None:
+    """A block number that the index does not have is an IndexError, so that loops end."""
+    index = opened(sample()).index
+    for number in (-1, len(index)):
+        with pytest.raises(IndexError):
+            index[number]

@@ -1,0 +1,272 @@
+"""A flipped bit, a cut, a swapped or foreign object is found, and named by a typed error."""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.errors import (
+    BadChecksum,
+    BadMagic,
+    BadStructure,
+    CorruptObject,
+    Truncated,
+    UnsupportedVersion,
+    WrongObject,
+)
+from shalekv.format.footer_codec import read_footer
+from shalekv.format.names import wal_name
+from shalekv.format.sst import open_sst, read_block, read_filter, read_index
+from shalekv.format.sst_encode import encode_fence, encode_sst
+from shalekv.format.sst_tail import needed_tail
+from tests.unit.format.forging import patched, resealed, resealed_footer, u32
+from tests.unit.format.samples import (
+    DATABASE_ID,
+    LEVEL_NAME,
+    WAL_NAME,
+    opened,
+    properties,
+    put,
+    read_all,
+    refusal,
+    sample,
+)
+
+DATA = sample(filter_bytes=b"a filter")
+FENCE = encode_fence(properties())
+FOOTER_AT = opened(DATA).footer.layout.index_offset + opened(DATA).footer.layout.index_len
+INDEX_AT = opened(DATA).footer.layout.index_offset
+BLOCKS = len(opened(DATA).index)
+
+
+def flips(data: bytes) -> list[bytes]:
+    """The data with each of its bits flipped in turn."""
+    return [
+        patched(data, at, bytes([data[at] ^ 1 << bit]))
+        for at in range(len(data))
+        for bit in range(8)
+    ]
+
+
+@pytest.mark.parametrize("data", [DATA, FENCE], ids=["sst", "fence"])
+def test_every_flipped_bit_is_found(data: bytes) -> None:
+    """No bit of an SST can change unnoticed."""
+    for flipped in flips(data):
+        with pytest.raises(CorruptObject):
+            opened(flipped)
+
+
+def test_every_flipped_bit_of_a_piece_is_found() -> None:
+    """No bit of a footer, filter, index or block that was fetched alone can change unnoticed."""
+    sst = opened(DATA)
+    layout = sst.footer.layout
+    for flipped in flips(DATA[FOOTER_AT:]):
+        with pytest.raises(CorruptObject):
+            read_footer(WAL_NAME, flipped, len(DATA), database_id=None)
+    for flipped in flips(DATA[INDEX_AT:FOOTER_AT]):
+        with pytest.raises(BadChecksum):
+            read_index(sst.footer, flipped)
+    for flipped in flips(DATA[layout.filter_offset : INDEX_AT]):
+        with pytest.raises(BadChecksum):
+            read_filter(sst.footer, flipped)
+    for number, handle in enumerate(sst.index):
+        for flipped in flips(DATA[handle.offset : handle.offset + handle.length]):
+            with pytest.raises(BadChecksum):
+                read_block(sst.index, number, flipped)
+
+
+@pytest.mark.parametrize("data", [DATA, FENCE], ids=["sst", "fence"])
+def test_every_cut_is_found(data: bytes) -> None:
+    """An SST that lacks bytes at its end or at its beginning is refused."""
+    for length in range(len(data)):
+        with pytest.raises((Truncated, BadMagic)):
+            opened(data[:length])
+        with pytest.raises(Truncated):
+            opened(data[len(data) - length :])
+
+
+def test_every_cut_of_a_piece_is_found() -> None:
+    """A piece that is shorter or longer than it was asked for is refused."""
+    sst = opened(DATA)
+    for length in range(len(DATA) - FOOTER_AT):
+        with pytest.raises(Truncated):
+            read_footer(WAL_NAME, DATA[len(DATA) - length :], len(DATA), database_id=None)
+    index = DATA[INDEX_AT:FOOTER_AT]
+    for length in range(len(index)):
+        with pytest.raises(Truncated):
+            read_index(sst.footer, index[:length])
+    handle = sst.index[0]
+    for length in range(handle.length):
+        with pytest.raises(Truncated):
+            read_block(sst.index, 0, DATA[:length])
+    with pytest.raises(BadChecksum):
+        read_block(sst.index, 0, DATA[: handle.length + 1])
+
+
+def test_bytes_too_many_are_found() -> None:
+    """An SST with something before or behind it is refused."""
+    with pytest.raises(BadMagic):
+        opened(DATA + b"\x00")
+    with pytest.raises(Truncated):
+        opened(b"\x00" + DATA)
+    with pytest.raises(Truncated):
+        opened(DATA + DATA)
+    with pytest.raises(Truncated):
+        read_footer(WAL_NAME, DATA, len(DATA) - 1, database_id=None)
+
+
+@given(st.binary(max_size=400))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    """Bytes that are no SST raise a typed error and nothing else."""
+    with pytest.raises(CorruptObject):
+        opened(data)
+
+
+@given(st.binary(max_size=300), st.integers(0, 2**32 - 1))
+def test_arbitrary_footers_are_refused(body: bytes, length: int) -> None:
+    """Bytes that end like an SST raise a typed error, also when the checksum fits."""
+    for claimed in (length, len(body)):
+        covered = body + struct.pack("<IHH", claimed, 1, 0)
+        data = resealed_footer(covered + bytes(4) + b"ShaleSST", 0)
+        with pytest.raises(CorruptObject):
+            opened(data)
+
+
+@given(st.lists(st.tuples(st.integers(min_value=0), st.binary(min_size=1, max_size=9)), min_size=1))
+def test_forged_bytes_raise_typed_errors_only(changes: list[tuple[int, bytes]]) -> None:
+    """Bytes whose checksums all match are read, or refused with a typed error."""
+    forged = DATA
+    for at, new in changes:
+        forged = patched(forged, at, new)[: len(DATA)]
+    error = refusal(lambda: read_all(WAL_NAME, resealed(WAL_NAME, DATA, forged)))
+    assert error is None or (error.name == WAL_NAME and 0 <= error.offset <= len(DATA))
+
+
+def test_each_forged_byte_raises_typed_errors_only() -> None:
+    """The same for each byte alone, set to values that make lengths and offsets absurd."""
+    for at in range(len(DATA)):
+        for value in (0, 1, 2, 0x7F, 0x80, 0xFF):
+            forged = resealed(WAL_NAME, DATA, patched(DATA, at, bytes([value])))
+            error = refusal(partial(read_all, WAL_NAME, forged))
+            assert error is None or 0 <= error.offset <= len(DATA)
+
+
+def test_a_block_from_elsewhere_is_found() -> None:
+    """A block that is intact, but not the one that the index speaks of, is refused."""
+    entries = [put(b"a", 1, b"12345678"), put(b"b", 1, b"12345678")]
+    data = encode_sst(properties(), entries, block_bytes=1)
+    first, second = opened(data).index
+    assert first.length == second.length
+    swapped = data[second.offset :][: second.length] + data[: first.length]
+    with pytest.raises(BadChecksum):
+        opened(swapped + data[len(swapped) :])
+    with pytest.raises(BadChecksum):
+        read_block(opened(data).index, 0, data[second.offset : second.offset + second.length])
+
+
+def test_an_index_or_filter_from_elsewhere_is_found() -> None:
+    """Parts of one SST are not accepted as parts of another."""
+    other = opened(sample(LEVEL_NAME, block_bytes=99, filter_bytes=b"another!"), LEVEL_NAME)
+    with pytest.raises(CorruptObject):
+        read_index(other.footer, DATA[INDEX_AT:FOOTER_AT])
+    with pytest.raises(BadChecksum):
+        read_filter(other.footer, b"a filter")
+
+
+@pytest.mark.parametrize("name", [wal_name(8), LEVEL_NAME, "wal/other.sst", ""])
+def test_another_name_is_found(name: str) -> None:
+    """An intact SST under the name of another object is refused."""
+    with pytest.raises(WrongObject, match=WAL_NAME):
+        open_sst(name, DATA, database_id=DATABASE_ID)
+
+
+def test_another_database_is_found() -> None:
+    """An intact SST of another database is refused, unless any database will do."""
+    with pytest.raises(WrongObject, match="database"):
+        open_sst(WAL_NAME, DATA, database_id=bytes(16))
+    assert open_sst(WAL_NAME, DATA, database_id=None) == opened(DATA)
+
+
+def test_another_version_of_the_object_is_found() -> None:
+    """One checksum vouches for the whole object: another object of the same name is refused."""
+    checksum = opened(DATA).footer.checksum
+    assert open_sst(WAL_NAME, DATA, database_id=None, checksum=checksum) == opened(DATA)
+    with pytest.raises(WrongObject, match="checksum"):
+        open_sst(WAL_NAME, FENCE, database_id=None, checksum=checksum)
+
+
+def test_a_tail_without_magic_is_not_measured() -> None:
+    """Whoever asks how much to fetch learns at once that there is no SST."""
+    with pytest.raises(BadMagic):
+        needed_tail(WAL_NAME, bytes(20))
+    with pytest.raises(Truncated):
+        needed_tail(WAL_NAME, DATA[-19:])
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "error", "problem"),
+    [
+        (-16, b"\x02\x00", UnsupportedVersion, "version 2"),
+        (-16, b"\x00\x00", BadStructure, "version 0"),
+        (-14, b"\x01\x00", UnsupportedVersion, "flags"),
+        (FOOTER_AT + 201, b"\x01", UnsupportedVersion, "reserved"),
+        (FOOTER_AT + 200, b"\x02", BadStructure, "kind 2"),
+        (FOOTER_AT + 200, b"\x01", BadStructure, "kind 1"),
+        (FOOTER_AT + 8, b"\x01", BadStructure, "kind 0"),
+        (FOOTER_AT + 80, b"\x00" * 16, None, ""),
+        (FOOTER_AT + 80, b"\xff", BadStructure, "least"),
+        (FOOTER_AT + 96, b"\x09", BadStructure, "footer"),
+        (FOOTER_AT + 120, b"\x01", BadStructure, "footer"),
+        (FOOTER_AT + 144, b"\x00", Truncated, "expected"),
+        (FOOTER_AT + 152, b"\x01", BadStructure, "filter"),
+        (FOOTER_AT + 168, b"\x01", BadStructure, "filter"),
+        (FOOTER_AT + 176, b"\x01", BadStructure, "index"),
+        (FOOTER_AT + 192, b"\x01", BadStructure, "keys"),
+        (INDEX_AT + 4, b"\x01", UnsupportedVersion, "reserved"),
+        (INDEX_AT + 8, b"\x01", BadStructure, "one after the other"),
+        (INDEX_AT, u32(0xFFFFFFFF), Truncated, "block offsets"),
+        (INDEX_AT + 8 + 16 * BLOCKS, b"\x00", BadStructure, "footer"),
+        (INDEX_AT + 8 + 20 * BLOCKS, b"\x01", BadStructure, "ascend from 0"),
+        (INDEX_AT + 12 + 24 * BLOCKS, b"\x01", BadStructure, "sections"),
+        (INDEX_AT + 12 + 25 * BLOCKS - 1, b"\x02", UnsupportedVersion, "section 2"),
+        (INDEX_AT + 12 + 25 * BLOCKS - 1, b"\x09", BadStructure, "section"),
+        (INDEX_AT + 12 + 25 * BLOCKS, b"\xff\xff\xff", BadStructure, "first keys"),
+    ],
+)
+def test_what_contradicts_the_format_is_refused(
+    at: int, new: bytes, error: type[CorruptObject] | None, problem: str
+) -> None:
+    """A field that can't be is a typed error, even if every checksum matches."""
+    forged = resealed(WAL_NAME, DATA, patched(DATA, at, new))
+    if error is None:
+        assert opened(forged).footer.contents != opened(DATA).footer.contents
+        return
+    with pytest.raises(error, match=problem):
+        opened(forged)
+
+
+def test_a_damaged_version_is_damage() -> None:
+    """A flipped bit in the version does not send anybody looking for an upgrade."""
+    with pytest.raises(BadChecksum):
+        opened(patched(DATA, -16, b"\x02\x00"))
+
+
+def test_an_audit_finds_what_the_footer_gets_wrong() -> None:
+    """A footer that tells of other entries than there are is found by an audit."""
+    forged = resealed(WAL_NAME, DATA, patched(DATA, FOOTER_AT + 80, b"\x00"))
+    with pytest.raises(BadStructure, match="footer tells"):
+        opened(forged).audit()
+
+
+def test_blocks_that_overlap_are_found() -> None:
+    """A block whose last key is not below the first key of the next is refused when read."""
+    entries = [put(b"a", 1), put(b"b", 1), put(b"c", 1), put(b"d", 1)]
+    data = encode_sst(properties(), entries, block_bytes=2)
+    last_key_at = opened(data).decode_block(0).values_at - 1
+    forged = resealed(WAL_NAME, data, patched(data, last_key_at, b"c"))
+    with pytest.raises(BadStructure, match="the block before"):
+        list(opened(forged).entries())
