@@ -1,0 +1,1 @@
+"""Object stores and the compare-and-swap that rests on them."""

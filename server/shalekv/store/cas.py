@@ -1,0 +1,56 @@
+"""A store as manifest and log use it: reads that are repeated, and claims that are resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import structlog
+
+from shalekv.runtime import Runtime
+from shalekv.settings import StoreSettings
+from shalekv.store.api import NO_METADATA, ObjectStore
+from shalekv.store.claim import ClaimOutcome, claim
+from shalekv.store.retry import Backoff, RetryingStore
+
+log = structlog.get_logger()
+
+
+class CasStore:
+    """One database's store with the runtime and the settings for requests to it."""
+
+    def __init__(self, store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> None:
+        """`store` is asked once per attempt; `reads` repeats."""
+        self.runtime = runtime
+        self.backoff = Backoff(settings.retry_initial_ms, settings.retry_max_ms)
+        self.url = store.url
+        self.reads: ObjectStore = RetryingStore(
+            store,
+            runtime,
+            attempts=settings.read_attempts,
+            backoff=self.backoff,
+            listener=_log_retry,
+        )
+        self._store = store
+
+    async def claim(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> ClaimOutcome:
+        """Create `name` unless a rival has, to its end: see `shalekv.store.claim.claim`."""
+        return await claim(
+            self._store,
+            name,
+            data,
+            runtime=self.runtime,
+            metadata=metadata,
+            backoff=self.backoff,
+            listener=_log_retry,
+        )
+
+    async def pause(self, failed_attempts: int) -> None:
+        """Wait before a conflict is met again; `failed_attempts` is at least 1."""
+        wait_ms = self.backoff.wait_ms(failed_attempts, self.runtime.random)
+        await self.runtime.clock.sleep_ms(wait_ms)
+
+
+def _log_retry(failed_attempts: int, error: BaseException) -> None:
+    log.warning("store request repeated", failed_attempts=failed_attempts, error=str(error))

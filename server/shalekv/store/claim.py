@@ -1,0 +1,100 @@
+"""Compare-and-swap to its end: whose object is it that has this name now?
+
+`create` has three outcomes and this has two. The rule (protocol, section 2): whatever is not
+plainly ours is read and compared, before any epoch is; what nobody answered is tried again with
+the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shalekv.errors import ObjectNotFound, StoreUnavailable
+from shalekv.runtime import Runtime
+from shalekv.store.api import NO_METADATA, Created, ObjectStore, Unknown
+from shalekv.store.retry import DEFAULT_BACKOFF, Backoff, RetryListener, repeating, unheard
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The object that has the name is the caller's, and durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The object that has the name is a rival's, and durable: these are its bytes."""
+
+    data: bytes
+
+
+ClaimOutcome = Claimed | Taken
+
+
+class _Unresolved(Exception):
+    """This attempt found no object to compare with."""
+
+
+async def claim(
+    store: ObjectStore,
+    name: str,
+    data: bytes,
+    *,
+    runtime: Runtime,
+    metadata: Mapping[str, str] = NO_METADATA,
+    backoff: Backoff = DEFAULT_BACKOFF,
+    listener: RetryListener = unheard,
+) -> ClaimOutcome:
+    """Create `name` with `data` unless a rival has; repeated until it is known who has it.
+
+    REQUIRES: `data` holds a write id that was drawn for this name and these bytes. Only so do
+    identical bytes mean "ours": a lost reply of our own success is no rival, and a rival that
+    writes the same is none of us.
+
+    There is no deadline, since giving up on a slot would leave a gap or a doubt (I1, I4): the
+    owner cancels when it no longer cares, and the outcome is then unknown. `listener` hears of
+    each failed attempt. Raises `StoreBroken` as `create` does: the outcome is unknown as well.
+
+    Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
+    """
+
+    async def attempt() -> ClaimOutcome:
+        return await _attempt(store, name, data, metadata)
+
+    repeat = repeating(
+        runtime,
+        backoff,
+        after=(StoreUnavailable, _Unresolved),
+        attempts=None,
+        listener=listener,
+    )
+    outcome: ClaimOutcome = await repeat(attempt)
+    return outcome
+
+
+async def _attempt(
+    store: ObjectStore, name: str, data: bytes, metadata: Mapping[str, str]
+) -> ClaimOutcome:
+    """One create and, unless that says it all, one read.
+
+    A `StoreUnavailable` of the read leads to another create as well. That is harmless: an
+    object that is there is not replaced, and what is ours is recognised again.
+    """
+    outcome = await store.create(name, data, metadata)
+    if isinstance(outcome, Created):
+        return Claimed()
+    if isinstance(outcome, Unknown):
+        absent = f"nobody knows whether {name} was created, and it is not there: {outcome.cause}"
+    else:
+        absent = f"{name} existed, and was gone when it was read"
+    try:
+        found = await store.get(name)
+    except ObjectNotFound as error:
+        # Gone after `Exists` means collected, and the next attempt may create the object a
+        # second time. Nothing is lost by that. A WAL slot that a fence run took is never
+        # collected (F1), so a stalled writer fails there for ever; a collected slot lies
+        # before the run, where our write, had it landed, was replayed and counts, and where
+        # the object that we make now is never read. And of a manifest, a create proves
+        # nothing before a list shows it as the highest (F2).
+        raise _Unresolved(absent) from error
+    return Claimed() if found.data == data else Taken(found.data)

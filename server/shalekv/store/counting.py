@@ -1,0 +1,134 @@
+"""A store that counts what is asked of another one: the figures that the bill is made of."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from shalekv.errors import StoreBroken, StoreUnavailable
+from shalekv.store.api import (
+    NO_METADATA,
+    CreateOutcome,
+    ObjectInfo,
+    ObjectStore,
+    StoredObject,
+    Unknown,
+)
+
+
+class Operation(enum.StrEnum):
+    """The methods of a store."""
+
+    CREATE = "create"
+    GET = "get"
+    GET_RANGE = "get_range"
+    HEAD = "head"
+    LIST = "list"
+    DELETE = "delete"
+    NOW_MS = "now_ms"
+
+
+@dataclass(slots=True)
+class Count:
+    """What one operation came to."""
+
+    requests: int = 0  # calls begun; a list counts once, however many pages it has
+    failures: int = 0  # ... that ended without an answer: unavailable, broken, unknown
+    objects: int = 0  # ... created, read, shown by lists, asked to be deleted
+    transferred_bytes: int = 0  # contents sent by creates and received by reads
+
+
+class CountingStore(ObjectStore):
+    """Passes everything on to `inner`, and counts."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.url = inner.url
+        self._inner = inner
+        self._counts = {operation: Count() for operation in Operation}
+        self._creates_in_flight: dict[str, int] = {}
+        self._most_creates_in_flight: dict[str, int] = {}
+
+    @property
+    def counts(self) -> Mapping[Operation, Count]:
+        """What each operation came to so far."""
+        return MappingProxyType(self._counts)
+
+    @property
+    def most_creates_in_flight(self) -> Mapping[str, int]:
+        """For each folder, the greatest number of creates that were under way at once."""
+        return MappingProxyType(self._most_creates_in_flight)
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        with self._request(Operation.CREATE) as count, self._in_flight(name):
+            count.transferred_bytes += len(data)
+            outcome = await self._inner.create(name, data, metadata)
+            if isinstance(outcome, Unknown):
+                count.failures += 1
+            else:
+                count.objects += 1
+            return outcome
+
+    async def get(self, name: str) -> StoredObject:
+        with self._request(Operation.GET) as count:
+            found = await self._inner.get(name)
+            count.objects += 1
+            count.transferred_bytes += len(found.data)
+            return found
+
+    async def get_range(self, name: str, offset: int, length: int) -> bytes:
+        with self._request(Operation.GET_RANGE) as count:
+            data = await self._inner.get_range(name, offset, length)
+            count.objects += 1
+            count.transferred_bytes += len(data)
+            return data
+
+    async def head(self, name: str) -> ObjectInfo:
+        with self._request(Operation.HEAD) as count:
+            info = await self._inner.head(name)
+            count.objects += 1
+            return info
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        with self._request(Operation.LIST) as count:
+            async for info in self._inner.list(prefix, start_after=start_after):
+                count.objects += 1
+                yield info
+
+    async def delete(self, names: Iterable[str]) -> None:
+        doomed = tuple(names)
+        with self._request(Operation.DELETE) as count:
+            count.objects += len(doomed)
+            await self._inner.delete(doomed)
+
+    async def now_ms(self) -> int:
+        with self._request(Operation.NOW_MS):
+            return await self._inner.now_ms()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    @contextmanager
+    def _request(self, operation: Operation) -> Iterator[Count]:
+        count = self._counts[operation]
+        count.requests += 1
+        try:
+            yield count
+        except (StoreUnavailable, StoreBroken):
+            count.failures += 1
+            raise
+
+    @contextmanager
+    def _in_flight(self, name: str) -> Iterator[None]:
+        folder = name.rpartition("/")[0]
+        now = self._creates_in_flight.get(folder, 0) + 1
+        self._creates_in_flight[folder] = now
+        self._most_creates_in_flight[folder] = max(now, self._most_creates_in_flight.get(folder, 0))
+        try:
+            yield
+        finally:
+            self._creates_in_flight[folder] -= 1

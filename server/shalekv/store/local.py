@@ -1,0 +1,223 @@
+"""An object store in a folder of a local file system, for many processes at once.
+
+An object is a file of the same name. How creating one survives a power cut is told in
+`shalekv.store.disk`. The store's clock is the file system's: what it writes as the modification
+time of a file that is touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
+from shalekv.runtime import Runtime
+from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectInfo, ObjectStore, StoredObject
+from shalekv.store.arguments import (
+    TEMP_SUFFIX,
+    byte_range,
+    check_name,
+    check_new_name,
+    check_prefix,
+)
+from shalekv.store.disk import Disk
+from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileStatus, FileSystem
+
+PAGE_NAMES = 1_000  # how many files one call of a worker looks at or deletes
+RANDOM_BITS = 64  # in the name of a temporary file; a clash would only mean another attempt
+READS_OF_ONE = frozenset({"get", "get_range", "head"})
+CLOCK_FILE = "clock"  # beside the folders of objects, and so in no list
+
+# What opening a name says when it is no file: nothing, below a file, a link, a socket, too long.
+NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
+
+Names = tuple[str, ...]
+
+
+class LocalStore(ObjectStore):
+    """A store in the folder `root`, an absolute path; it is made when it is first written to.
+
+    A list shows every file, also those of others and the temporary ones that a crash left, so
+    that a collector can remove them. User metadata is not kept.
+    """
+
+    def __init__(
+        self, root: Path, runtime: Runtime, *, filesystem: FileSystem = REAL_FILE_SYSTEM
+    ) -> None:
+        if not root.is_absolute() or ".." in root.parts:
+            raise InvalidUrl(f"{root} is not an absolute path")
+        self.url = f"file://{quote(str(root))}"
+        self._root = root
+        self._runtime = runtime
+        self._filesystem = filesystem
+        self._disk = Disk(filesystem, self.url)
+
+    async def create(
+        self,
+        name: str,
+        data: bytes,
+        metadata: Mapping[str, str] = NO_METADATA,  # noqa: ARG002  (not kept: see the class)
+    ) -> CreateOutcome:
+        check_new_name(name)
+        random_part = f"{self._runtime.random.getrandbits(RANDOM_BITS):016x}"
+        temp_name = f"{name}.{random_part}{TEMP_SUFFIX}"
+        return await self._runtime.workers.run(self._create, name, temp_name, data)
+
+    async def get(self, name: str) -> StoredObject:
+        check_name(name)
+        return await self._runtime.workers.run(self._get, name)
+
+    async def get_range(self, name: str, offset: int, length: int) -> bytes:
+        check_name(name)
+        return await self._runtime.workers.run(self._get_range, name, offset, length)
+
+    async def head(self, name: str) -> ObjectInfo:
+        check_name(name)
+        return await self._runtime.workers.run(self._head, name)
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        check_prefix(prefix)
+        names = await self._runtime.workers.run(self._names, prefix, start_after)
+        for first in range(0, len(names), PAGE_NAMES):
+            page = names[first : first + PAGE_NAMES]
+            for info in await self._runtime.workers.run(self._page, page):
+                yield info
+
+    async def delete(self, names: Iterable[str]) -> None:
+        doomed = tuple(names)
+        for name in doomed:
+            check_name(name)
+        for first in range(0, len(doomed), PAGE_NAMES):
+            page = doomed[first : first + PAGE_NAMES]
+            await self._runtime.workers.run(self._delete, page)
+
+    async def now_ms(self) -> int:
+        return await self._runtime.workers.run(self._now_ms)
+
+    async def close(self) -> None:
+        """Nothing is held between calls; the workers belong to the runtime."""
+
+    # What follows blocks, and runs in workers.
+
+    def _create(self, name: str, temp_name: str, data: bytes) -> CreateOutcome:
+        with self._told_as("create", name):
+            return self._disk.create(self._path(name), self._path(temp_name), data)
+
+    def _get(self, name: str) -> StoredObject:
+        with self._opened("get", name) as (descriptor, status):
+            data = self._read(descriptor, 0, status.size_bytes)
+            return StoredObject(_info(name, status), data)
+
+    def _get_range(self, name: str, offset: int, length: int) -> bytes:
+        with self._opened("get_range", name) as (descriptor, status):
+            first, taken = byte_range(status.size_bytes, offset, length)
+            return self._read(descriptor, first, taken)
+
+    def _head(self, name: str) -> ObjectInfo:
+        with self._opened("head", name) as (_, status):
+            return _info(name, status)
+
+    def _names(self, prefix: str, start_after: str) -> Names:
+        found: set[str] = set()
+        folders = [prefix]
+        with self._told_as("list", prefix):
+            while folders:
+                folder = folders.pop()
+                try:
+                    entries = self._filesystem.list_folder(self._path(folder))
+                except (FileNotFoundError, NotADirectoryError):
+                    continue  # not made yet, or removed since
+                folders.extend(f"{folder}{at.name}/" for at in entries if at.is_folder)
+                found.update(f"{folder}{at.name}" for at in entries if not at.is_folder)
+        first = os.fsencode(start_after)
+        return tuple(sorted((at for at in found if os.fsencode(at) > first), key=os.fsencode))
+
+    def _page(self, names: Names) -> tuple[ObjectInfo, ...]:
+        files: dict[str, FileStatus] = {}
+        with self._told_as("list", names[0]):
+            for name in names:
+                try:
+                    status = self._filesystem.stat(self._path(name))
+                except (FileNotFoundError, NotADirectoryError):
+                    continue  # deleted since
+                if status.is_file:
+                    files[name] = status
+            self._disk.sync_seen({self._path(name): status for name, status in files.items()})
+        return tuple(_info(name, status) for name, status in files.items())
+
+    def _delete(self, names: Names) -> None:
+        self._disk.check("delete", self._path(names[0]))
+        # The second name of a file says that its folder may not be synced (`Disk.sync_seen`):
+        # it goes after the folder was.
+        temporary = {_folder(name) for name in names if name.endswith(TEMP_SUFFIX)}
+        with self._told_as("delete", names[0]):
+            self._sync_folders(temporary)
+            for name in names:
+                try:
+                    self._filesystem.unlink(self._path(name))
+                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    continue  # no object has this name
+            self._sync_folders({_folder(name) for name in names})
+
+    def _sync_folders(self, folders: set[str]) -> None:
+        for folder in sorted(folders):
+            try:
+                self._disk.sync_folder(self._path(folder))
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # and so there was nothing in it
+
+    def _now_ms(self) -> int:
+        with self._told_as("touch", CLOCK_FILE):
+            self._disk.ensure_folder(self._root)
+            return self._filesystem.touch(self._path(CLOCK_FILE)).modified_ms
+
+    def _read(self, descriptor: int, first: int, length: int) -> bytes:
+        parts = []
+        while length > 0:
+            part = self._filesystem.pread(descriptor, length, first)
+            if not part:
+                break  # somebody cut the file: the checksums inside it will tell
+            parts.append(part)
+            first += len(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    @contextmanager
+    def _opened(self, operation: str, name: str) -> Iterator[tuple[int, FileStatus]]:
+        path = self._path(name)
+        with self._told_as(operation, name):
+            descriptor = self._filesystem.open(path)
+            try:
+                status = self._filesystem.fstat(descriptor)
+                if not status.is_file:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+                self._disk.sync_seen({path: status})
+                yield descriptor, status
+            finally:
+                self._filesystem.close(descriptor)
+
+    @contextmanager
+    def _told_as(self, operation: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if operation in READS_OF_ONE and error.errno in NO_OBJECT:
+                problem = "no object has this name"
+                raise ObjectNotFound(self.url, operation, name, problem) from error
+            problem = error.strerror or str(error)
+            raise StoreUnavailable(self.url, operation, name, problem) from error
+
+    def _path(self, name: str) -> Path:
+        return self._root / name
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _info(name: str, status: FileStatus) -> ObjectInfo:
+    return ObjectInfo(name, status.size_bytes, status.modified_ms)

@@ -1,0 +1,173 @@
+"""How long to wait before a request to a store is repeated, and a store that repeats reads.
+
+Waiting and randomness come from the `Runtime`: in virtual time, the same seed waits the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+from tenacity.stop import stop_after_attempt, stop_never
+
+from shalekv.errors import InvalidSetting, StoreUnavailable
+from shalekv.runtime import Runtime
+from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectInfo, ObjectStore, StoredObject
+
+T = TypeVar("T")
+
+# Told before each wait: how many attempts failed, and how the last one did.
+RetryListener = Callable[[int, BaseException], None]
+
+MAX_DOUBLINGS = 30  # keeps the number small when an outage lasts for days
+
+
+def unheard(_failed_attempts: int, _error: BaseException) -> None:
+    """The listener that does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits that double from `first_ms` to `longest_ms`, each cut by a random share of its half.
+
+    The jitter keeps processes that failed together from coming back together.
+    """
+
+    first_ms: float = 20.0
+    longest_ms: float = 5_000.0
+
+    def __post_init__(self) -> None:
+        """Raise `InvalidSetting` when the waits cannot double."""
+        if not 0 < self.first_ms <= self.longest_ms:
+            raise InvalidSetting(
+                f"backoff from {self.first_ms} to {self.longest_ms} ms: the first wait must be "
+                "positive, and not longer than the longest"
+            )
+
+    def wait_ms(self, failed_attempts: int, random: Random) -> float:
+        """The wait after so many failed attempts, at least 1."""
+        doublings = min(failed_attempts - 1, MAX_DOUBLINGS)
+        full_ms = min(self.longest_ms, self.first_ms * 2.0**doublings)
+        return full_ms * random.uniform(0.5, 1.0)
+
+
+DEFAULT_BACKOFF = Backoff()
+DEFAULT_READ_ATTEMPTS = 5
+
+
+def repeating(
+    runtime: Runtime,
+    backoff: Backoff,
+    *,
+    after: tuple[type[Exception], ...],
+    attempts: int | None,
+    listener: RetryListener,
+) -> AsyncRetrying:
+    """What repeats a coroutine function after these errors; `attempts` None: for ever.
+
+    The last attempt's error is raised as it is.
+    """
+
+    def wait_s(state: RetryCallState) -> float:
+        return backoff.wait_ms(state.attempt_number, runtime.random) / 1000.0
+
+    async def sleep_s(duration_s: float) -> None:
+        await runtime.clock.sleep_ms(duration_s * 1000.0)
+
+    def tell(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if error is not None:
+            listener(state.attempt_number, error)
+
+    return AsyncRetrying(
+        sleep=sleep_s,
+        wait=wait_s,
+        stop=stop_never if attempts is None else stop_after_attempt(attempts),
+        retry=retry_if_exception_type(after),
+        before_sleep=tell,
+        reraise=True,
+    )
+
+
+class RetryingStore(ObjectStore):
+    """A store that repeats what is safe to repeat after `StoreUnavailable`, and then raises it.
+
+    `create` is passed on as it is: what its outcome means, `shalekv.store.claim` decides.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        runtime: Runtime,
+        *,
+        attempts: int = DEFAULT_READ_ATTEMPTS,
+        backoff: Backoff = DEFAULT_BACKOFF,
+        listener: RetryListener = unheard,
+    ) -> None:
+        if attempts < 1:
+            raise InvalidSetting(f"{attempts} attempts at a read: there must be one at least")
+        self.url = inner.url
+        self._inner = inner
+        self._runtime = runtime
+        self._attempts = attempts
+        self._backoff = backoff
+        self._listener = listener
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        return await self._inner.create(name, data, metadata)
+
+    async def get(self, name: str) -> StoredObject:
+        return await self._repeat(partial(self._inner.get, name))
+
+    async def get_range(self, name: str, offset: int, length: int) -> bytes:
+        return await self._repeat(partial(self._inner.get_range, name, offset, length))
+
+    async def head(self, name: str) -> ObjectInfo:
+        return await self._repeat(partial(self._inner.head, name))
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """As the interface says; after a failure it goes on behind the last object it showed."""
+        failed_attempts = 0
+        while True:
+            try:
+                async for info in self._inner.list(prefix, start_after=start_after):
+                    failed_attempts = 0
+                    start_after = info.name
+                    yield info
+                return
+            except StoreUnavailable as error:
+                failed_attempts += 1
+                if failed_attempts == self._attempts:
+                    raise
+                self._listener(failed_attempts, error)
+            wait_ms = self._backoff.wait_ms(failed_attempts, self._runtime.random)
+            await self._runtime.clock.sleep_ms(wait_ms)
+
+    async def delete(self, names: Iterable[str]) -> None:
+        await self._repeat(partial(self._inner.delete, tuple(names)))
+
+    async def now_ms(self) -> int:
+        return await self._repeat(self._inner.now_ms)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _repeat(self, request: Callable[[], Awaitable[T]]) -> T:
+        async def attempt() -> T:
+            return await request()
+
+        repeat = repeating(
+            self._runtime,
+            self._backoff,
+            after=(StoreUnavailable,),
+            attempts=self._attempts,
+            listener=self._listener,
+        )
+        result: T = await repeat(attempt)
+        return result

@@ -1,0 +1,8 @@
+"""Lets the asserts of the contract, which stand in modules of their own, say what they compared."""
+
+from __future__ import annotations
+
+import pytest
+
+for module in ("creating", "listing", "reading"):
+    pytest.register_assert_rewrite(f"tests.contract.{module}")

@@ -1,0 +1,73 @@
+"""A real file system of which a test makes chosen calls fail."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shalekv.store.filesystem import FileSystem
+
+
+class FailingFileSystem(FileSystem):
+    """Raises `OSError` from the calls that `fail` was told about; all others work."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._failures: dict[str, tuple[int, int]] = {}  # call: errno, and after how many
+
+    def fail(self, call: str, error: int, *, after: int = 0) -> None:
+        """Have this call fail from now on, after so many good ones."""
+        self._failures[call] = (error, after)
+
+    def recover(self) -> None:
+        """Have no call fail any more."""
+        self._failures.clear()
+
+    def create(self, path: Path) -> int:
+        self._call("create")
+        return super().create(path)
+
+    def open(self, path: Path) -> int:
+        self._call("open")
+        return super().open(path)
+
+    def open_folder(self, path: Path) -> int:
+        self._call("open_folder")
+        return super().open_folder(path)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        self._call("write")
+        return super().write(descriptor, data[:1000])
+
+    def fsync(self, descriptor: int) -> None:
+        self._call("fsync")
+        super().fsync(descriptor)
+
+    def link(self, existing: Path, new: Path) -> None:
+        self._call("link")
+        super().link(existing, new)
+
+    def unlink(self, path: Path) -> None:
+        self._call("unlink")
+        super().unlink(path)
+
+    def mkdir(self, path: Path) -> None:
+        self._call("mkdir")
+        super().mkdir(path)
+
+    def may_write(self, folder: Path) -> bool:
+        return "may_write" not in self._failures and super().may_write(folder)
+
+    def pread(self, descriptor: int, length: int, offset: int) -> bytes:
+        self._call("pread")
+        return super().pread(descriptor, min(length, 1000), offset)
+
+    def _call(self, call: str) -> None:
+        self.calls.append(call)
+        error, after = self._failures.get(call, (0, 0))
+        if not error:
+            return
+        if after:
+            self._failures[call] = (error, after - 1)
+            return
+        raise OSError(error, os.strerror(error))
