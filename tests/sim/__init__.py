@@ -1,0 +1,1 @@
+"""The deterministic simulation: the shipped code on a virtual clock, with faults from a seed."""

@@ -1,0 +1,51 @@
+"""What the simulation itself raises.
+
+SimulationError
+├── NotSimulated      code reached for the outside world: a socket, a thread, a signal
+├── Deadlock          nothing is ready, no timer runs, and the main task is not done
+├── Livelock          code runs for ever without letting time pass
+├── OutOfTime         the run passed its limit of virtual time
+├── NodeCrashed       what was awaited ran on a node that has crashed, or has ended
+└── UnhandledErrors   callbacks or tasks of nodes failed, and nobody looked at the error
+"""
+
+from __future__ import annotations
+
+
+class SimulationError(Exception):
+    """Raised by the simulation, never by the code that it runs."""
+
+
+class NotSimulated(SimulationError):
+    """Code reached for the outside world, which a simulation does not have."""
+
+    def __init__(self, call: str) -> None:
+        """`call` names the method of the loop."""
+        super().__init__(
+            f"{call}: a simulated loop has no sockets, threads, processes or signals; give the "
+            "code a clock, a store and workers as arguments"
+        )
+
+
+class Deadlock(SimulationError):
+    """Nothing can ever happen again, and the main task is not done."""
+
+
+class Livelock(SimulationError):
+    """Callbacks run on and on at one moment of virtual time."""
+
+
+class OutOfTime(SimulationError):
+    """The run passed its limit of virtual time."""
+
+
+class NodeCrashed(SimulationError):
+    """What was awaited ran on a node that has crashed, or has ended. Its outcome is unknown."""
+
+    def __init__(self, node: str) -> None:
+        """`node` is the label of the node."""
+        super().__init__(f"{node} has crashed")
+
+
+class UnhandledErrors(SimulationError):
+    """Errors of callbacks and tasks that nobody looked at; a real process would log them."""

@@ -1,0 +1,203 @@
+"""The way between nodes and the object store: latencies, faults and scripts act on it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shalekv.errors import ShaleError
+from tests.sim.errors import NodeCrashed
+from tests.sim.faults import Faults
+from tests.sim.nodes import Node
+from tests.sim.script import Fate, Plan, Script
+
+if TYPE_CHECKING:
+    from tests.sim.loop import SimLoop
+
+T = TypeVar("T")
+
+
+class NoAnswer(Exception):
+    """The client of a request has given up, or was refused: `cause` says why."""
+
+    def __init__(self, cause: str) -> None:
+        """`cause` stands in what the store's client tells."""
+        super().__init__(cause)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    value: Any = None
+    error: ShaleError | NoAnswer | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request on its way. `serve` applies it, and is called at most once."""
+
+    sender: Node
+    operation: str
+    names: tuple[str, ...]
+    serve: Callable[[], Any]
+    plan: Plan
+    reply: asyncio.Future[_Answer]
+    reply_ms: float
+    context: Context = field(default_factory=copy_context)  # of the caller: where the reply goes
+
+    def __str__(self) -> str:
+        names = self.names[0] if len(self.names) == 1 else f"{len(self.names)} objects"
+        return f"{self.operation} {names} of {self.sender.label}"
+
+
+class Network:
+    """Carries requests to the node `store`, and replies back."""
+
+    def __init__(self, loop: SimLoop, store: Node, random: Random, faults: Faults) -> None:
+        """`faults` and `script` may be changed at any time; requests under way keep theirs."""
+        self.faults = faults
+        self.script = Script()
+        self._loop = loop
+        self._store = store
+        self._random = random
+        self._spell_start_us = -1.0
+        self._spell_end_us = -1.0
+        self._quota = math.inf  # requests that may be sent now
+        self._quota_at_s = 0.0
+
+    async def ask(
+        self, sender: Node, operation: str, names: tuple[str, ...], serve: Callable[[], T]
+    ) -> T:
+        """The value of `serve()`, which runs at the store when the request arrives there.
+
+        Raises what `serve` raises, and `NoAnswer`. Cancelling this call does not call the request
+        back.
+        """
+        if not sender.alive:
+            raise NodeCrashed(sender.label)
+        plan = self.script.plan_for(operation, names, sender.name) or Plan(self._draw_fate())
+        factor = self._spell_factor()
+        request_ms = self.faults.request_ms.draw(self._random) * factor
+        reply_ms = self.faults.reply_ms.draw(self._random) * factor
+        reply: asyncio.Future[_Answer] = self._loop.create_future()
+        request = Request(sender, operation, names, serve, plan, reply, reply_ms)
+        patience_ms, cause = self._patience(plan.fate, request_ms + reply_ms)
+        if plan.fate is Fate.LATE_REQUEST:
+            request_ms = patience_ms + self.faults.late_ms.draw(self._random)
+        self._loop.call_later(request_ms / 1000, self._arrive, request, context=self._store.context)
+        giving_up = self._loop.call_later(patience_ms / 1000, self._give_up, request, cause)
+        try:
+            answer = await reply
+        finally:
+            giving_up.cancel()
+        if answer.error is not None:
+            raise answer.error
+        value: T = answer.value
+        return value
+
+    def _draw_fate(self) -> Fate:
+        if self._throttled():
+            return Fate.REFUSED
+        faults, drawn = self.faults, self._random.random()
+        for fate, probability in (
+            (Fate.LOST_REQUEST, faults.lost_request),
+            (Fate.LOST_REPLY, faults.lost_reply),
+            (Fate.LATE_REQUEST, faults.late_request),
+            (Fate.REFUSED, faults.refused),
+        ):
+            if drawn < probability:
+                return fate
+            drawn -= probability
+        return Fate.SERVED
+
+    def _throttled(self) -> bool:
+        """Whether requests come faster than allowed; a second's worth of them may come at once."""
+        rate, now_s = self.faults.throttle_per_s, self._loop.time()
+        if rate == math.inf:
+            return False
+        self._quota = min(rate, self._quota + (now_s - self._quota_at_s) * rate)
+        self._quota_at_s = now_s
+        if self._quota < 1:
+            return True
+        self._quota -= 1
+        return False
+
+    def _spell_factor(self) -> float:
+        """The factor of latencies now: above 1 in a slow spell."""
+        faults, now_us = self.faults, self._loop.now_us
+        if faults.spell_every_ms == math.inf:
+            return 1.0
+        while now_us >= self._spell_end_us:
+            wait_us = self._random.expovariate(1 / faults.spell_every_ms) * 1000
+            self._spell_start_us = max(self._spell_end_us, 0.0) + wait_us
+            self._spell_end_us = self._spell_start_us + faults.spell_ms.draw(self._random) * 1000
+        return faults.spell_factor if now_us >= self._spell_start_us else 1.0
+
+    def _patience(self, fate: Fate, round_trip_ms: float) -> tuple[float, str]:
+        """How long the client waits for an answer, and what it believes when there is none."""
+        faults = self.faults
+        answered = fate in {Fate.SERVED, Fate.REFUSED}
+        if not answered and (faults.timeout_ms == math.inf or self._random.random() < faults.reset):
+            return min(round_trip_ms * self._random.random(), faults.timeout_ms), "connection reset"
+        return faults.timeout_ms, f"no answer within {faults.timeout_ms:g} ms"
+
+    # --- at the store --------------------------------------------------------------------------
+
+    def _arrive(self, request: Request) -> None:
+        fate, gate = request.plan.fate, request.plan.request_gate
+        if fate is Fate.LOST_REQUEST:
+            self._note(f"{request}: lost on its way")
+        elif fate is Fate.REFUSED:
+            self._note(f"{request}: refused")
+            self._reply(request, _Answer(error=NoAnswer("503 slow down")))
+        elif gate is not None:
+            self._note(f"{request}: held at the store")
+            gate.arrive(lambda: self._apply(request))
+        else:
+            self._apply(request)
+
+    def _apply(self, request: Request) -> None:
+        try:
+            answer = _Answer(value=request.serve())
+        except ShaleError as error:
+            answer = _Answer(error=error)
+        gate, fate = request.plan.reply_gate, request.plan.fate
+        told = "" if fate is Fate.SERVED else f" ({fate.value})"
+        self._note(f"{request}: {_outcome(answer)}{told}")
+        if fate is not Fate.SERVED:
+            return
+        if gate is not None:
+            gate.arrive(lambda: self._reply(request, answer))
+        else:
+            self._reply(request, answer)
+
+    def _reply(self, request: Request, answer: _Answer) -> None:
+        self._loop.call_later(
+            request.reply_ms / 1000, _resolve, request.reply, answer, context=request.context
+        )
+
+    def _note(self, text: str) -> None:
+        self._loop.note(text, self._store)
+
+    # --- at the client -------------------------------------------------------------------------
+
+    def _give_up(self, request: Request, cause: str) -> None:
+        if not request.reply.done():
+            self._loop.note(f"{request}: {cause}", request.sender)
+            request.reply.set_result(_Answer(error=NoAnswer(cause)))
+
+
+def _resolve(reply: asyncio.Future[_Answer], answer: _Answer) -> None:
+    if not reply.done():
+        reply.set_result(answer)
+
+
+def _outcome(answer: _Answer) -> str:
+    if answer.error is not None:
+        return type(answer.error).__name__
+    return type(answer.value).__name__

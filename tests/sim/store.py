@@ -1,0 +1,103 @@
+"""The object store of a simulation: one world of objects, and a client of it for each node.
+
+Requests travel (`tests.sim.network`), and are applied one at a time by the store, on a node of its
+own that never fails: what a node has sent may land after the node has crashed.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.sim.client import SimStoreClient
+from tests.sim.faults import Faults
+from tests.sim.network import Network
+from tests.sim.nodes import Node
+from tests.sim.objects import Applied, Objects
+from tests.sim.script import Fate, Gate, Match, Plan
+
+if TYPE_CHECKING:
+    from tests.sim.loop import SimLoop
+
+
+class SimStore:
+    """The store as the world sees it: faults, scripts, and what has happened.
+
+    A script's `times` is the number of requests that it is for; None means all from now on.
+    """
+
+    def __init__(self, loop: SimLoop, random: Random, faults: Faults) -> None:
+        """An empty store."""
+        self.node = Node(loop, "store")
+        self._objects = Objects(loop, self.node)
+        self._network = Network(loop, self.node, random, faults)
+
+    def client(self, node: Node) -> SimStoreClient:
+        """The store for what runs on `node`."""
+        return SimStoreClient(self._objects, self._network, node)
+
+    @property
+    def faults(self) -> Faults:
+        """How requests are treated; set it to change that for those sent from now on."""
+        return self._network.faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self._network.faults = faults
+
+    # --- scripts -------------------------------------------------------------------------------
+
+    def hold(self, match: Match, *, times: int | None = 1) -> Gate:
+        """Requests that arrive are not applied before the gate releases them."""
+        gate = Gate()
+        self._network.script.add(match, Plan(request_gate=gate), times)
+        return gate
+
+    def hold_reply(self, match: Match, *, times: int | None = 1) -> Gate:
+        """Requests are applied, but not answered before the gate releases the replies."""
+        gate = Gate()
+        self._network.script.add(match, Plan(reply_gate=gate), times)
+        return gate
+
+    def lose_request(self, match: Match, *, times: int | None = 1) -> None:
+        """Requests are never applied, and not answered."""
+        self._network.script.add(match, Plan(Fate.LOST_REQUEST), times)
+
+    def lose_reply(self, match: Match, *, times: int | None = 1) -> None:
+        """Requests are applied, and not answered."""
+        self._network.script.add(match, Plan(Fate.LOST_REPLY), times)
+
+    def delay(self, match: Match, *, times: int | None = 1) -> None:
+        """Requests are not answered, and applied `Faults.late_ms` after their sender gave up."""
+        self._network.script.add(match, Plan(Fate.LATE_REQUEST), times)
+
+    def refuse(self, match: Match, *, times: int | None = 1) -> None:
+        """Requests are refused with an error that passes."""
+        self._network.script.add(match, Plan(Fate.REFUSED), times)
+
+    def spare(self, match: Match, *, times: int | None = 1) -> None:
+        """Requests are served, whatever faults are drawn and whatever scripts come later."""
+        self._network.script.add(match, Plan(), times)
+
+    # --- what is there, without a request ------------------------------------------------------
+
+    @property
+    def log(self) -> list[Applied]:
+        """What took effect, in order."""
+        return self._objects.log
+
+    def names(self, prefix: str) -> list[str]:
+        """The names below the folder `prefix`, in order."""
+        return [info.name for info in self._objects.page(prefix, "", None)]
+
+    def data(self, name: str) -> bytes | None:
+        """The bytes of an object, None if there is none."""
+        return self._objects.data(name)
+
+    def clock_ms(self) -> int:
+        """The store's clock, milliseconds since the Unix epoch."""
+        return self._objects.clock_ms()
+
+    def jump_clock_ms(self, ahead_ms: int) -> None:
+        """Move the store's clock forward at once."""
+        self._objects.jump_clock_ms(ahead_ms)

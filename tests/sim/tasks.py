@@ -1,0 +1,168 @@
+"""Tasks, futures and handles whose hashes and names do not depend on addresses.
+
+asyncio keeps tasks in sets (`TaskGroup`, `wait`, `all_tasks`) and walks through them, for example
+to cancel them. The order of such a walk follows the hashes, and the default hash is the address.
+Here the hash is a number that the loop counts up, so the order is the same in every run. Names are
+counted per loop too; asyncio would count them per process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tests.sim.nodes import NODE, current_node
+
+if TYPE_CHECKING:
+    from tests.sim.loop import SimLoop
+
+T = TypeVar("T")
+
+
+class SimFuture(asyncio.Future[T]):
+    """A future that remembers its number and its node."""
+
+    def __init__(self, loop: SimLoop, number: int) -> None:
+        """The `number`-th task or future of `loop`."""
+        self.number = number
+        self.node = current_node(loop)
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimTask(asyncio.Task[T]):
+    """A task that remembers its number and its node."""
+
+    def __init__(
+        self,
+        coro: Coroutine[Any, Any, T],
+        loop: SimLoop,
+        number: int,
+        *,
+        name: object = None,
+        context: Context | None = None,
+    ) -> None:
+        """The `number`-th task or future of `loop`."""
+        self.number = number
+        self.node = current_node(loop) if context is None else context.get(NODE, loop.root)
+        self.label = getattr(coro, "__qualname__", type(coro).__qualname__)
+        text = f"{self.label}#{number}" if name is None else str(name)
+        super().__init__(coro, loop=loop, name=text, context=context)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimHandle(asyncio.TimerHandle):
+    """A callback that is ready or waits for its time. `order` counts handles up.
+
+    `is_step` tells a step of a task from a plain callback. The constructor does not call the
+    inherited one, which would read the debug flag and keep what is not needed here.
+    """
+
+    __slots__ = (
+        "args",
+        "callback",
+        "context",
+        "due_us",
+        "is_cancelled",
+        "is_step",
+        "loop",
+        "node",
+        "order",
+    )
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> None:
+        self.loop = loop
+        self.callback = callback
+        self.args = args
+        self.context = copy_context() if context is None else context
+        self.node = self.context.get(NODE, loop.root)
+        self.order = 0
+        self.due_us = 0
+        self.is_step = stepped_task(callback) is not None
+        self.is_cancelled = False
+
+    def __repr__(self) -> str:
+        return f"<SimHandle {self.order} of {self.node.label}: {describe(self.callback)}>"
+
+    def __hash__(self) -> int:
+        return self.order
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __lt__(self, other: asyncio.TimerHandle) -> bool:
+        return self.when() < other.when()
+
+    def when(self) -> float:
+        """The virtual time in seconds at which the callback is due."""
+        return self.due_us / 1e6
+
+    def cancel(self) -> None:
+        """The callback will not run."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self.args = ()
+            self.callback = _nothing
+            self.loop.handle_cancelled(self)
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self.is_cancelled
+
+
+def _nothing() -> None:
+    """Stands in for the callback of a cancelled handle, which it releases."""
+
+
+def stepped_task(callback: Callable[..., object]) -> SimTask[Any] | None:
+    """The task of which `callback` is a step, or None if it is a plain callback.
+
+    asyncio wraps a task's steps into objects that have the task as `__self__`; so have the
+    task's public methods, which are told apart by being found on the class.
+    """
+    task = getattr(callback, "__self__", None)
+    if not isinstance(task, SimTask):
+        return None
+    name = getattr(callback, "__name__", None)
+    return None if name is not None and hasattr(SimTask, name) else task
+
+
+def describe(callback: Callable[..., object]) -> str:
+    """A name for `callback` that is the same in every run."""
+    task = stepped_task(callback)
+    if task is not None:
+        return task.label
+    while isinstance(callback, functools.partial):
+        callback = callback.func
+    return getattr(callback, "__qualname__", None) or type(callback).__qualname__
+
+
+def describe_waiting(task: SimTask[Any]) -> str:
+    """Name, node and stack of a task that waits, outermost call first."""
+    lines = [f"{task.node.label}: task {task.get_name()!r} waits in"]
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(
+            awaited, "ag_frame", None
+        )
+        if frame is not None:
+            code = frame.f_code
+            lines.append(f"    {code.co_qualname}  ({code.co_filename}:{frame.f_lineno})")
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+    if task.node.paused:
+        lines[0] = f"{task.node.label} (paused): task {task.get_name()!r} waits in"
+    return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""The trace of a run: one hash over everything that ran, and its last lines for a reader."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_FLUSH_LINES = 1024
+
+
+class Line(NamedTuple):
+    """What happened on a node at a moment of virtual time."""
+
+    at_us: int
+    node: str
+    text: str
+
+
+class Trace:
+    """Two kinds of lines go in: *steps* (each callback that ran) and *events* (what they meant).
+
+    An event is a request at the store, a crash, a pause, a note of the workload. All lines enter
+    the hash; the last of each kind are kept. Nothing in a line may depend on addresses, on the
+    hash seed of the interpreter, or on the wall clock.
+    """
+
+    def __init__(self, keep_lines: int = 50) -> None:
+        """Keep the last `keep_lines` of each kind."""
+        self.steps: deque[Line] = deque(maxlen=keep_lines)
+        self.events: deque[Line] = deque(maxlen=keep_lines)
+        self.step_count = 0
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._pending: list[str] = []
+
+    def step(self, at_us: int, node: str, callback: str) -> None:
+        """`callback` runs."""
+        self.step_count += 1
+        self.steps.append(Line(at_us, node, callback))
+        self._pending.append(f"{at_us} {node} {callback}\n")
+        if len(self._pending) >= _FLUSH_LINES:
+            self._flush()
+
+    def event(self, at_us: int, node: str, text: str) -> None:
+        """Something that a reader of the timeline wants to see."""
+        self.events.append(Line(at_us, node, text))
+        self._pending.append(f"{at_us} {node} ! {text}\n")
+
+    def digest(self) -> str:
+        """The hash over all lines so far: equal for two runs that did the same."""
+        self._flush()
+        return self._hash.hexdigest()
+
+    def _flush(self) -> None:
+        self._hash.update("".join(self._pending).encode())
+        self._pending.clear()
+
+
+def timeline(lines: Iterable[Line]) -> str:
+    """The lines as text, one column per node in order of appearance, equal times shown once."""
+    rows = list(lines)
+    nodes = list(dict.fromkeys(row.node for row in rows))
+    width = max((len(node) for node in nodes), default=0)
+    text = []
+    before_us = -1
+    for row in rows:
+        time = f"{row.at_us / 1e6:14.6f}" if row.at_us != before_us else " " * 14
+        lane = "  " * nodes.index(row.node)
+        text.append(f"{time}  {row.node:<{width}}  {lane}{row.text}")
+        before_us = row.at_us
+    return "\n".join(text)

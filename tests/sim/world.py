@@ -1,0 +1,111 @@
+"""The world of a simulation, as its main task sees it: nodes, the store, time, randomness."""
+
+from __future__ import annotations
+
+from random import Random
+
+from shalekv.clock import LoopClock
+from shalekv.runtime import Runtime
+from shalekv.store.api import ObjectStore
+from tests.sim.clocks import NodeClock
+from tests.sim.faults import Faults
+from tests.sim.loop import SimLoop
+from tests.sim.nodes import Node
+from tests.sim.store import SimStore
+from tests.sim.workers import SimWorkers
+
+_OFFSET_MS_MAX = 10.0**9
+_DRIFT_PPM_MAX = 500.0
+_RESERVED = frozenset({"world", "store"})
+
+
+class World:
+    """Where a node is asked for, its name or the `Node` will do; a name starts it if need be."""
+
+    def __init__(self, seed: int, loop: SimLoop, faults: Faults) -> None:
+        """Use `tests.sim.run.simulate`."""
+        self.seed = seed
+        self.loop = loop
+        self.rng = self.random_for("workload")
+        self.store = SimStore(loop, self.random_for("store"), faults)
+        self._nodes: dict[str, list[Node]] = {}
+        self._clocks: dict[str, NodeClock] = {}
+        self._runtimes: dict[Node, Runtime] = {}
+
+    def node(self, name: str) -> Node:
+        """The living process of that name; started if there is none, or none any more."""
+        if name in _RESERVED:
+            raise ValueError(f"{name!r} is the name of a node of the simulation itself")
+        incarnations = self._nodes.setdefault(name, [])
+        if not incarnations or not incarnations[-1].alive:
+            incarnations.append(Node(self.loop, name, len(incarnations) + 1))
+        return incarnations[-1]
+
+    def find(self, name: str) -> Node | None:
+        """The living process of that name, None if there is none; it is not started."""
+        return next((node for node in self.nodes() if node.name == name), None)
+
+    def nodes(self) -> list[Node]:
+        """All living processes, in the order in which their names first appeared."""
+        return [each[-1] for each in self._nodes.values() if each[-1].alive]
+
+    def runtime_for(self, node: Node | str) -> Runtime:
+        """What the process runs on: always the same for one process.
+
+        The clock is that of the machine and goes on after a crash; randomness and workers are
+        new with each process.
+        """
+        node = self._resolve(node)
+        if node not in self._runtimes:
+            random = self.random_for(f"{node.label}/runtime")
+            workers = SimWorkers(self.loop, node, self.random_for(f"{node.label}/workers"))
+            self._runtimes[node] = Runtime(self.clock_of(node), random, workers)
+        return self._runtimes[node]
+
+    def clock_of(self, node: Node | str) -> NodeClock:
+        """The clock of the machine."""
+        name = self._resolve(node).name
+        if name not in self._clocks:
+            random = self.random_for(f"{name}/clock")
+            offset_ms = random.uniform(0.0, _OFFSET_MS_MAX)
+            drift_ppm = random.uniform(-_DRIFT_PPM_MAX, _DRIFT_PPM_MAX)
+            self._clocks[name] = NodeClock(self.loop, offset_ms=offset_ms, drift_ppm=drift_ppm)
+        return self._clocks[name]
+
+    def store_for(self, node: Node | str) -> ObjectStore:
+        """A new client of the store for the process."""
+        return self.store.client(self._resolve(node))
+
+    def crash(self, node: Node | str) -> None:
+        """See `Node.crash`. Nothing happens where no process of that name is alive."""
+        for living in self.nodes():
+            if node in {living, living.name}:
+                living.crash()
+
+    def pause(self, node: Node | str, duration_ms: float | None = None) -> None:
+        """See `Node.pause`."""
+        self._resolve(node).pause(duration_ms)
+
+    def resume(self, node: Node | str) -> None:
+        """See `Node.resume`."""
+        self._resolve(node).resume()
+
+    @property
+    def now_ms(self) -> float:
+        """True virtual time since the start of the run."""
+        return self.loop.now_us / 1000
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        """Wait in virtual time."""
+        await LoopClock().sleep_ms(duration_ms)
+
+    def note(self, text: str) -> None:
+        """Write a line into the timeline."""
+        self.loop.note(text)
+
+    def random_for(self, purpose: str) -> Random:
+        """A generator of its own for `purpose`, derived from the seed."""
+        return Random(f"{self.seed}/{purpose}")
+
+    def _resolve(self, node: Node | str) -> Node:
+        return self.node(node) if isinstance(node, str) else node
