@@ -1,0 +1,1 @@
+"""The engine: group commit, memtable, scans, replay."""

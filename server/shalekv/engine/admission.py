@@ -1,0 +1,143 @@
+"""Back-pressure: how many bytes of writes are inside, and who waits at the door.
+
+Queued and uploading bytes are bounded; past the bound writes wait, themselves bounded in bytes and
+in time, and then they are refused with advice when to come back. Nothing that was refused was
+applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.errors import MemtableFull, QueueFull, ShaleError
+from shalekv.settings import WriterSettings
+
+
+@dataclass(slots=True, eq=False)
+class _Writer:
+    """A write at the door."""
+
+    size_bytes: int
+    admitted: Waiter = field(repr=False)
+
+
+class Admission:
+    """Counts bytes in and out. `size_bytes` of a write is its accounted memory."""
+
+    def __init__(self, settings: WriterSettings, *, memtable_bytes: Callable[[], int]) -> None:
+        """Bounds come from `queued_bytes_max`, `waiting_bytes_max` and `memtable_bytes_max`.
+
+        `memtable_bytes` tells what the memtable holds now: it shrinks when runs are merged, and
+        no write may be needed to notice that.
+        """
+        self._settings = settings
+        self._memtable_bytes = memtable_bytes
+        self._line: dict[_Writer, None] = {}  # in the order of their arrival
+        self._closed: ShaleError | None = None
+        self.queued_bytes = 0
+        self.waiting_bytes = 0
+
+    def try_admit(self, size_bytes: int) -> bool:
+        """Let a write in if there is room and nobody waits; False: `wait` for it.
+
+        Raises `MemtableFull`, and what `close` was given.
+        """
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)  # or it would grow with each call
+        self._check_memtable(size_bytes)
+        if self._line or not self._has_room(size_bytes):
+            return False
+        self.queued_bytes += size_bytes
+        return True
+
+    async def wait(self, size_bytes: int) -> None:
+        """Wait in line until there is room, then take it.
+
+        Raises `QueueFull` after `queue_wait_ms`, or at once if too many bytes wait already,
+        `MemtableFull`, and what `close` was given.
+        """
+        if self.try_admit(size_bytes):  # there may be room by now, and nobody to say so later
+            return
+        settings = self._settings
+        if self.waiting_bytes + size_bytes > settings.waiting_bytes_max:
+            raise self._queue_full(f"{self.waiting_bytes} bytes wait already")
+        writer = _Writer(size_bytes, new_waiter())
+        self._line[writer] = None
+        self.waiting_bytes += size_bytes
+        try:
+            async with asyncio.timeout(settings.queue_wait_ms / 1000):
+                await writer.admitted
+        except TimeoutError:
+            self._leave(writer)
+            raise self._queue_full(f"no room within {settings.queue_wait_ms} ms") from None
+        except asyncio.CancelledError:
+            self._leave(writer)
+            raise
+
+    def release(self, size_bytes: int) -> None:
+        """A write has left: landed, or failed."""
+        self.queued_bytes -= size_bytes
+        self._admit_line()
+
+    def close(self, error: ShaleError) -> None:
+        """Refuse everything from now on; those who wait are told at once."""
+        self._closed = error
+        for writer in list(self._line):
+            self._remove(writer)
+            tell(writer.admitted, error)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        # A write larger than the whole queue is let in alone, or it never would be.
+        fits = self.queued_bytes + size_bytes <= self._settings.queued_bytes_max
+        return fits or self.queued_bytes == 0
+
+    def _check_memtable(self, size_bytes: int) -> None:
+        bound = self._settings.memtable_bytes_max
+        held = self._memtable_bytes()
+        if held + self.queued_bytes + size_bytes > bound:
+            message = (
+                f"the memtable holds {held} bytes that are not compacted, {self.queued_bytes} more "
+                f"are on their way, and memtable_bytes_max is {bound}. "
+                "Compact the database or raise the setting"
+            )
+            raise MemtableFull(message, retry_after_ms=self._settings.retry_after_ms)
+
+    def _admit_line(self) -> None:
+        while self._line:
+            writer = next(iter(self._line))
+            if not self._has_room(writer.size_bytes):
+                return
+            self._remove(writer)
+            if writer.admitted.done():
+                continue  # it has just been cancelled, and will leave by itself
+            try:
+                self._check_memtable(writer.size_bytes)
+            except MemtableFull as full:
+                tell(writer.admitted, full)
+            else:
+                self.queued_bytes += writer.size_bytes
+                tell(writer.admitted)
+
+    def _remove(self, writer: _Writer) -> None:
+        del self._line[writer]
+        self.waiting_bytes -= writer.size_bytes
+
+    def _leave(self, writer: _Writer) -> None:
+        """A writer gives up. Its place, or the room that it was just given, goes to the next."""
+        admitted = writer.admitted
+        if writer in self._line:
+            self._remove(writer)
+            self._admit_line()
+        elif not admitted.cancelled() and admitted.exception() is None:
+            self.release(writer.size_bytes)
+
+    def _queue_full(self, detail: str) -> QueueFull:
+        settings = self._settings
+        message = (
+            f"{self.queued_bytes} bytes of writes are queued or being uploaded, and "
+            f"queued_bytes_max is {settings.queued_bytes_max}: {detail}. Try again later"
+        )
+        return QueueFull(message, retry_after_ms=settings.retry_after_ms)

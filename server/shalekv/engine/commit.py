@@ -1,0 +1,93 @@
+"""Commits and groups of commits: what travels through the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+from shalekv.core.entry import NO_EXPIRY, Entry, Kind
+from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES, Run
+from shalekv.errors import ShaleError
+
+_KEY = itemgetter(0)  # of an Entry
+
+
+class Change(NamedTuple):
+    """What a commit does to one key."""
+
+    key: bytes
+    kind: Kind
+    value: bytes = b""
+    expire_at_ms: int = NO_EXPIRY
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A commit that is durable."""
+
+    seq: int
+    wal_id: int
+
+
+Settled: TypeAlias = Callable[[Receipt | ShaleError], None]
+
+
+class Commit:
+    """Changes that become durable together, under one sequence number.
+
+    The sequence number may be raised while the commit is not durable, when another writer's fence
+    took the slot that it was meant for. Its place among all commits of this writer stays.
+    """
+
+    __slots__ = ("entries", "place", "seq", "settle", "size_bytes")
+
+    def __init__(self, changes: Iterable[Change], seq: int, settle: Settled) -> None:
+        """REQUIRES: each key stands once in `changes`.
+
+        `settle` is called exactly once, from within the log: it must neither raise nor write.
+        """
+        self.entries = [Entry(c.key, seq, c.kind, c.value, c.expire_at_ms) for c in changes]
+        self.seq = seq
+        self.place = seq
+        self.size_bytes = changes_bytes(self.entries)
+        self.settle = settle
+
+    def resequence(self, seq: int) -> None:
+        """Move the commit behind everything that has a lower number."""
+        self.seq = seq
+        self.entries = [entry._replace(seq=seq) for entry in self.entries]
+
+
+def changes_bytes(changes: Iterable[Change | Entry]) -> int:
+    """The memory that a commit with these changes is accounted with, bytes."""
+    return sum(len(c.key) + len(c.value) + ENTRY_OVERHEAD_BYTES for c in changes)
+
+
+class Group:
+    """The commits of one WAL object."""
+
+    __slots__ = ("commits", "landed", "run", "size_bytes", "wal_id")
+
+    def __init__(self, wal_id: int, commits: Sequence[Commit]) -> None:
+        """REQUIRES: `commits` in the order of their sequence numbers."""
+        self.wal_id = wal_id
+        self.commits = commits
+        self.size_bytes = sum(commit.size_bytes for commit in commits)
+        newest = {entry.key: entry for commit in commits for entry in commit.entries}
+        self.run = Run.from_newest(newest)
+        self.landed: bool | None = None  # None: not known yet
+
+    @property
+    def max_seq(self) -> int:
+        """The sequence number of its last commit."""
+        return self.commits[-1].seq
+
+    def sst_entries(self) -> list[Entry]:
+        """All versions, by key and then newest first: the order of an SST."""
+        if len(self.commits) == 1:
+            return list(self.run.entries)
+        entries = [entry for commit in reversed(self.commits) for entry in commit.entries]
+        entries.sort(key=_KEY)  # stable: versions of one key stay newest first
+        return entries

@@ -1,0 +1,65 @@
+"""The queue of the log: commits that have no slot yet, in the order of their submission."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from shalekv.engine.commit import Commit
+
+_PLACE = attrgetter("place")
+
+
+class CommitQueue:
+    """Commits in order, and the bytes that they hold."""
+
+    def __init__(self) -> None:
+        """An empty queue."""
+        self._commits: deque[Commit] = deque()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._commits)
+
+    def __iter__(self) -> Iterator[Commit]:
+        return iter(self._commits)
+
+    def append(self, commit: Commit) -> None:
+        """A new commit, behind all others."""
+        self._commits.append(commit)
+        self.size_bytes += commit.size_bytes
+
+    def take(self, bytes_max: int) -> list[Commit]:
+        """The front of the queue: at least one commit, and no more of them than `bytes_max` hold.
+
+        REQUIRES: the queue is not empty.
+        """
+        commits = self._commits
+        taken = [commits.popleft()]
+        taken_bytes = taken[0].size_bytes
+        while commits and taken_bytes + commits[0].size_bytes <= bytes_max:
+            taken.append(commits.popleft())
+            taken_bytes += taken[-1].size_bytes
+        self.size_bytes -= taken_bytes
+        return taken
+
+    def put_back(self, taken: Sequence[Commit], next_seq: int) -> int:
+        """Put commits back to their place, and give all numbers from `next_seq` on.
+
+        Returns the next free number. With several objects in flight, commits may come back after
+        younger ones: order goes by place, so that what one client did in order stays so.
+        """
+        self._commits = deque(sorted([*taken, *self._commits], key=_PLACE))
+        self.size_bytes += sum(commit.size_bytes for commit in taken)
+        for commit in self._commits:
+            commit.resequence(next_seq)
+            next_seq += 1
+        return next_seq
+
+    def take_all(self) -> list[Commit]:
+        """Empty the queue."""
+        taken = list(self._commits)
+        self._commits.clear()
+        self.size_bytes = 0
+        return taken

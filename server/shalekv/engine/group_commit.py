@@ -1,0 +1,270 @@
+"""Group commit: from submitted changes to durable WAL objects (protocol, section 4).
+
+The queue holds commits without a slot. A flush gives the front of the queue the next slot and
+starts its upload; at most `max_parallel_writes` uploads are in flight, those with an unknown
+outcome included. An upload ends in one of four ways: it lands; the slot holds an older writer's
+empty fence, so its commits get new numbers and go back to their place in the queue; the slot
+belongs to a newer writer, so this one is fenced; or the state is illegal. Uploads are never
+cancelled by their callers, and a commit is settled exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from shalekv.clock import Clock
+from shalekv.core.fencing import Verdict, WriterId, fenced, foreign_data, impostor, judge
+from shalekv.core.flush import FlushPolicy
+from shalekv.engine.admission import Admission
+from shalekv.engine.commit import Change, Commit, Group, Receipt, Settled
+from shalekv.engine.commit_queue import CommitQueue
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.overlay import Overlay
+from shalekv.engine.prefix import Prefix
+from shalekv.engine.wal import WalSlots
+from shalekv.errors import OutcomeUnknown, ShaleError, Stopping
+
+log = structlog.get_logger()
+
+
+class GroupCommit:
+    """The log of one writer."""
+
+    def __init__(
+        self,
+        *,
+        slots: WalSlots,
+        memtable: Memtable,
+        admission: Admission,
+        prefix: Prefix,
+        policy: FlushPolicy,
+        clock: Clock,
+        next_seq: int,
+    ) -> None:
+        """The first object takes the slot after `prefix.wal_id`, the first commit `next_seq`."""
+        self._slots = slots
+        self._memtable = memtable
+        self._admission = admission
+        self._prefix = prefix
+        self._policy = policy
+        self._clock = clock
+        self._queue = CommitQueue()
+        self._in_flight: dict[int, Group] = {}  # by slot, in slot order
+        self._last_flush_ms: float | None = None
+        self._wake = asyncio.Event()
+        self._stopped_by: ShaleError | None = None
+        self.is_closing = False  # closed by its owner, not stopped by an error
+        self.ended = asyncio.Event()  # nothing more is accepted
+        self.overlay = Overlay(memtable)
+        self.next_seq = next_seq
+        self.next_wal_id = prefix.next_wal_id
+        self.objects_written = 0
+        self.commits_landed = 0
+
+    @property
+    def own(self) -> WriterId:
+        """The writer that this log belongs to."""
+        return self._slots.own
+
+    @property
+    def objects_in_flight(self) -> int:
+        """WAL objects in flight, those with an unknown outcome included."""
+        return len(self._in_flight)
+
+    @property
+    def stopped_by(self) -> ShaleError | None:
+        """Why nothing more is accepted; None while the log is open."""
+        return self._stopped_by
+
+    def submit(self, changes: Iterable[Change], settle: Settled) -> Commit:
+        """Order a commit behind all others; `settle` tells what became of it.
+
+        REQUIRES: each key stands once, and the bytes were admitted; from here on they are the
+        log's to release. Raises what stopped the log.
+        """
+        commit = Commit(changes, self.next_seq, settle)
+        if self._stopped_by is not None:
+            self._admission.release(commit.size_bytes)
+            raise self._stopped_by.with_traceback(None)  # or it would grow with each call
+        self.next_seq += 1
+        had_enough = self._has_enough
+        self._queue.append(commit)
+        self.overlay.add(commit)
+        if len(self._queue) == 1 or self._has_enough != had_enough:
+            self._wake.set()
+        return commit
+
+    async def run(self) -> None:
+        """Flush until the log is closed or stopped and all uploads have come to their end.
+
+        `stopped_by` tells why it returned; `is_closing` is left only if all that was accepted is
+        durable. Cancelled: what is in flight ends as unknown.
+        """
+        try:
+            async with asyncio.TaskGroup() as uploads:
+                while await self._wait_until_due():
+                    group = self._take_group()
+                    uploads.create_task(self._upload(group), name=f"upload wal {group.wal_id}")
+        finally:
+            self._settle_rest()
+
+    def close(self) -> None:
+        """Accept nothing more; `run` returns when all that was accepted is durable."""
+        if self._stopped_by is None:
+            self.is_closing = True
+            self._refuse(Stopping("this writer is shutting down: nothing was applied"))
+
+    def stop(self, error: ShaleError) -> None:
+        """Accept nothing more and upload nothing more, because of `error`."""
+        if self._stopped_by is not None and not self.is_closing:
+            return
+        self.is_closing = False
+        self._refuse(error)
+        for commit in self._queue.take_all():
+            self._fail(commit, error)
+        self._prefix.fail(error)
+
+    def _refuse(self, error: ShaleError) -> None:
+        self._stopped_by = error
+        self._admission.close(error)
+        self.ended.set()
+        self._wake.set()
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether the queue is flushed without waiting for its spacing."""
+        return self._queue.size_bytes >= self._policy.flush_bytes
+
+    async def _wait_until_due(self) -> bool:
+        """Wait until the queue is to be flushed; False: nothing will be any more."""
+        while True:
+            self._wake.clear()
+            if self._stopped_by is not None and not self._queue and not self._in_flight:
+                return False
+            delay_ms = self._delay_ms() if self._queue else None
+            if delay_ms == 0:
+                return True
+            try:
+                async with asyncio.timeout(None if delay_ms is None else delay_ms / 1000):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def _delay_ms(self) -> float | None:
+        return self._policy.delay_ms(
+            now_ms=self._clock.monotonic_ms(),
+            last_flush_ms=self._last_flush_ms,
+            in_flight=len(self._in_flight),
+            queued_bytes=self._queue.size_bytes,
+            is_hurried=self.is_closing,
+        )
+
+    def _take_group(self) -> Group:
+        """The front of the queue, in the next slot."""
+        group = Group(self.next_wal_id, self._queue.take(self._policy.flush_bytes))
+        self.next_wal_id += 1
+        self._in_flight[group.wal_id] = group
+        self._prefix.add(group)
+        self._last_flush_ms = self._clock.monotonic_ms()
+        return group
+
+    async def _upload(self, group: Group) -> None:
+        """Bring one group to its end. Stops the log, and returns, on errors of the protocol."""
+        try:
+            occupant = await self._slots.create(group.wal_id, group.sst_entries())
+        except ShaleError as error:  # a broken disk, a corrupt object in the slot
+            self._end(group)
+            self.stop(error)
+            self._fail_group(group, _unknown())
+            return
+        self._end(group)
+        if occupant is None:
+            self._land(group)
+        elif (verdict := judge(occupant, self.own)) is Verdict.OLDER_FENCE:
+            self._displace(group)
+        else:
+            lost = self._ending(verdict, occupant.owner, f"WAL slot {group.wal_id}")
+            self.stop(lost)
+            self._fail_group(group, lost)
+
+    def _ending(self, verdict: Verdict, owner: WriterId, slot: str) -> ShaleError:
+        """What it means that `owner` has a slot that was given to a group."""
+        if verdict is Verdict.NEWER:
+            return fenced(self.own, owner.epoch, slot)
+        if verdict is Verdict.OLDER_DATA:
+            return foreign_data(owner, slot)
+        return impostor(self.own, slot)  # even if it is ours: these are not the bytes
+
+    def _end(self, group: Group) -> None:
+        """The upload has ended, somehow: another may begin."""
+        del self._in_flight[group.wal_id]
+        self._wake.set()
+
+    def _land(self, group: Group) -> None:
+        """The object is durable: show it, then acknowledge it."""
+        self._memtable.land(group.run)
+        self._prefix.settle(group, landed=True)
+        self.objects_written += 1
+        self.commits_landed += len(group.commits)
+        for commit in group.commits:
+            self.overlay.remove(commit)
+            commit.settle(Receipt(commit.seq, group.wal_id))
+        self._admission.release(group.size_bytes)
+
+    def _displace(self, group: Group) -> None:
+        """A slow opener's fence took the slot: everything without a slot moves behind it.
+
+        Slots after this one may be in flight or durable already with greater sequence numbers;
+        slot order must be sequence order (I4), so what has no slot gets numbers above all.
+        """
+        log.warning("displaced by an older writer's fence", wal_id=group.wal_id)
+        if self._stopped_by is not None and not self.is_closing:
+            self._fail_group(group, self._stopped_by)
+            return
+        self._prefix.settle(group, landed=False)
+        self.next_seq = self._queue.put_back(group.commits, self.next_seq)
+        self.overlay.rebuild(self._not_durable())
+
+    def _not_durable(self) -> Iterable[Commit]:
+        """Commits that are not durable, by sequence number."""
+        for group in self._in_flight.values():
+            yield from group.commits
+        yield from self._queue
+
+    def _fail_group(self, group: Group, error: ShaleError) -> None:
+        """A group will not be acknowledged."""
+        self._prefix.settle(group, landed=False)
+        for commit in group.commits:
+            self._fail(commit, error)
+
+    def _fail(self, commit: Commit, error: ShaleError) -> None:
+        """Report a commit that was accepted and is lost."""
+        log.error(
+            "write lost",
+            reason=error.reason,
+            seq=commit.seq,
+            keys=len(commit.entries),
+            first_key=repr(commit.entries[0].key[:64]) if commit.entries else "",
+        )
+        self.overlay.remove(commit)
+        self._admission.release(commit.size_bytes)
+        commit.settle(error)
+
+    def _settle_rest(self) -> None:
+        """At the end of `run`: what is still here was either not sent, or nobody knows."""
+        if self._stopped_by is None or self._queue or self._in_flight:
+            self.stop(Stopping("this writer has stopped before the write was sent: not applied"))
+        for group in self._in_flight.values():
+            for commit in group.commits:
+                self._fail(commit, _unknown())
+        self._in_flight.clear()
+
+
+def _unknown() -> OutcomeUnknown:
+    return OutcomeUnknown(
+        "the writer stopped while the object store had not answered: the write may be applied or "
+        "not. Read the key to find out, or write it again"
+    )

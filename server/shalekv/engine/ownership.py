@@ -1,0 +1,85 @@
+"""Whether the database is still ours: polled when idle, confirmed on demand.
+
+One task asks the store; reads that must be linearizable wait for an answer to a question that was
+sent after they arrived, and share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.errors import ShaleError, Stopping, StoreError
+from shalekv.manifest.fenced import FencedManifest
+
+log = structlog.get_logger()
+
+
+class Ownership:
+    """Watches the manifest for another writer."""
+
+    def __init__(self, manifest: FencedManifest, *, poll_ms: int) -> None:
+        """Look every `poll_ms` milliseconds, and whenever somebody asks."""
+        self._manifest = manifest
+        self._poll_ms = poll_ms
+        self._waiting: set[Waiter] = set()  # for the next look
+        self._looking: set[Waiter] = set()  # for the one that goes on
+        self._asked = asyncio.Event()
+        self._ended: ShaleError | None = None
+
+    async def run(self) -> ShaleError:
+        """Look until the database is no longer ours, or is damaged: the error that tells.
+
+        A store that does not answer is told to those who wait, and asked again at the next look.
+        """
+        ended: ShaleError = Stopping("this writer is shutting down")
+        try:
+            while True:
+                await self._wait_for_turn()
+                self._looking, self._waiting = self._waiting, set()
+                try:
+                    await self._manifest.refresh()
+                except StoreError as error:
+                    log.warning("could not look for another writer", error=str(error))
+                    self._answer(error)
+                except ShaleError as error:
+                    ended = error
+                    return error
+                else:
+                    self._answer(None)
+        finally:
+            self._ended = ended
+            self._looking |= self._waiting
+            self._answer(ended)
+
+    async def confirm(self) -> None:
+        """Return when the store has said, asked after this call, that the database is ours.
+
+        Raises `Fenced`, and `StoreUnavailable` when the store does not say.
+        """
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)  # or it would grow with each call
+        waiter = new_waiter()
+        self._waiting.add(waiter)
+        self._asked.set()
+        try:
+            await waiter
+        finally:
+            self._waiting.discard(waiter)
+
+    async def _wait_for_turn(self) -> None:
+        self._asked.clear()
+        if self._waiting:
+            return
+        try:
+            async with asyncio.timeout(self._poll_ms / 1000):
+                await self._asked.wait()
+        except TimeoutError:
+            return
+
+    def _answer(self, error: ShaleError | None) -> None:
+        for waiter in self._looking:
+            tell(waiter, error)
+        self._looking = set()

@@ -1,0 +1,84 @@
+"""The prefix: how far the log is durable without a gap.
+
+Objects may land out of order, and scans, snapshots and replicas must not see past a gap (I4, I6).
+"""
+
+from __future__ import annotations
+
+from shalekv.engine.commit import Group
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.errors import ShaleError
+
+
+class Prefix:
+    """Follows the uploads of one log in slot order."""
+
+    def __init__(self, memtable: Memtable, *, seq: int, wal_id: int | None) -> None:
+        """`seq` and `wal_id` are the last commit and object that are durable at the start."""
+        self._memtable = memtable
+        self._window: dict[int, Group] = {}  # by slot, in slot order
+        self._waiters: dict[Waiter, int] = {}  # which commit each waits for
+        self._failed: ShaleError | None = None
+        self.seq = seq
+        self.wal_id = wal_id
+        self.landed_seq = seq  # the greatest that is durable, gaps or not
+
+    @property
+    def next_wal_id(self) -> int:
+        """The slot after all that are in the prefix or on their way to it."""
+        last = max(self._window, default=self.wal_id)
+        return 0 if last is None else last + 1
+
+    @property
+    def waiting_count(self) -> int:
+        """Calls that wait for the prefix to grow."""
+        return len(self._waiters)
+
+    def add(self, group: Group) -> None:
+        """A group has been given the next slot."""
+        self._window[group.wal_id] = group
+
+    def settle(self, group: Group, *, landed: bool) -> None:
+        """A slot has its final content: the group, or what another writer put there."""
+        group.landed = landed
+        if landed:
+            self.landed_seq = max(self.landed_seq, group.max_seq)
+        while self._window:
+            first = next(iter(self._window.values()))
+            if first.landed is None:
+                break
+            del self._window[first.wal_id]
+            self.wal_id = first.wal_id
+            if first.landed:
+                self.seq = first.max_seq
+                self._memtable.extend_prefix(first.run)
+        self._wake()
+
+    def landed_ahead(self) -> list[Group]:
+        """Groups that are durable behind a gap, in slot order."""
+        return [group for group in self._window.values() if group.landed]
+
+    async def cover(self, seq: int) -> None:
+        """Wait until the prefix contains commit `seq`. Raises what `fail` was given."""
+        if self.seq >= seq:
+            return
+        if self._failed is not None:
+            raise self._failed.with_traceback(None)  # or it would grow with each call
+        waiter = new_waiter()
+        self._waiters[waiter] = seq
+        try:
+            await waiter
+        finally:
+            del self._waiters[waiter]
+
+    def fail(self, error: ShaleError) -> None:
+        """The prefix will not grow any more: tell those who wait for it."""
+        self._failed = error
+        for waiter in self._waiters:
+            tell(waiter, error)
+
+    def _wake(self) -> None:
+        for waiter, seq in self._waiters.items():
+            if seq <= self.seq:
+                tell(waiter)

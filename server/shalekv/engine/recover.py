@@ -1,0 +1,176 @@
+"""Opening a database for writing: win an epoch, fence, replay (protocol, section 4, "Opening").
+
+The order is the safety: the epoch is won by compare-and-swap before the WAL is listed; the WAL is
+fenced before it is replayed; and the fences count only if a manifest that is read after them
+still shows this writer and a c below them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import structlog
+
+from shalekv.core.fencing import (
+    FenceRun,
+    Verdict,
+    WriterId,
+    check_run_counts,
+    claim_epoch,
+    finish_opening,
+    first_seq_of_writer,
+    is_opening_finished,
+    judge,
+)
+from shalekv.core.manifest import CasMode, Manifest, WalMode
+from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.replay import Replayed, replay
+from shalekv.engine.wal import WalSlots, list_wal
+from shalekv.engine.writer_engine import OpenedLog
+from shalekv.errors import DatabaseMismatch, ManifestConflict, UnsupportedVersion
+from shalekv.format import names
+from shalekv.manifest.fenced import FencedManifest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import WriterSettings
+from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
+
+
+async def open_log(
+    store: CasStore, settings: WriterSettings, *, address: str, retry: bool = True
+) -> OpenedLog:
+    """Take over the database in `store`. `address` is where this writer can be reached.
+
+    Raises `DatabaseNotFound`, `DatabaseMismatch`, `Fenced` when another opens at the same time
+    and wins, `ManifestVersionExists` on a conflict if not `retry`, `ManifestConflict` after
+    `open_timeout_ms` of conflicts, `CorruptObject`, `IllegalState`, `StoreError`.
+    """
+    stored = StoredManifest(store)
+    check_openable(await stored.refresh())
+    manifest = await _win_epoch(stored, store, settings, address=address, retry=retry)
+    own = manifest.own
+    store_now_ms = await store.reads.now_ms()
+    log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
+    time = LogicalTime(
+        store.runtime.clock,
+        store_now_ms=store_now_ms,
+        floor_ms=manifest.current.logical_time_ms,
+    )
+    slots = WalSlots(
+        store,
+        own,
+        database_id=manifest.current.database_id,
+        block_bytes=settings.wal_block_bytes,
+        now_ms=time.now_ms,
+    )
+    run = await _fence(store, manifest, slots)
+    current = manifest.current
+    replayed = Replayed(Memtable(), current.last_compacted_seq, current.logical_time_ms)
+    await replay(
+        store,
+        range(current.first_uncompacted_wal_id, run.first),
+        database_id=current.database_id,
+        replayed=replayed,
+        parallel_reads=settings.replay_parallel_reads,
+    )
+    time.raise_to(replayed.logical_time_ms)
+    last_wal_id = run.next_slot - 1
+    first_seq = first_seq_of_writer(current, replayed.last_seq)
+    async with _deadline(store, settings):
+        await manifest.edit(
+            partial(finish_opening, own=own, last_wal_id=last_wal_id, first_seq=first_seq),
+            partial(is_opening_finished, own=own, first_seq=first_seq),
+        )
+    return OpenedLog(
+        manifest=manifest,
+        slots=slots,
+        memtable=replayed.memtable,
+        time=time,
+        last_wal_id=last_wal_id,
+        last_seq=replayed.last_seq,
+        first_seq=first_seq,
+        objects_replayed=replayed.objects,
+    )
+
+
+def check_openable(manifest: Manifest) -> None:
+    """Refuse a database that was created to be used in another way, or that we cannot read whole.
+
+    Raises `DatabaseMismatch` and `UnsupportedVersion`.
+    """
+    if manifest.cas_mode is not CasMode.NATIVE:
+        message = (
+            f"this database was created with cas mode {manifest.cas_mode.name.lower()}, and must "
+            "not be opened with native conditional writes"
+        )
+        raise DatabaseMismatch(message)
+    if manifest.wal_mode is not WalMode.OBJECT_STORE:
+        message = (
+            f"this database has its WAL in mode {manifest.wal_mode.name.lower()}, and must not be "
+            "opened with the WAL in the object store"
+        )
+        raise DatabaseMismatch(message)
+    if manifest.leveled_ssts or manifest.pending_loads:
+        problem = "names SSTs in levels/, which this version cannot read"
+        raise UnsupportedVersion(names.manifest_name(manifest.manifest_id), 0, problem)
+
+
+async def _win_epoch(
+    stored: StoredManifest,
+    store: CasStore,
+    settings: WriterSettings,
+    *,
+    address: str,
+    retry: bool,
+) -> FencedManifest:
+    """Raise the writer epoch by one and put our nonce beside it."""
+    nonce = store.runtime.random.randbytes(16)
+    now_s = await store.reads.now_ms() // 1000
+    edit = partial(
+        claim_epoch,
+        nonce=nonce,
+        max_parallel_writes=settings.max_parallel_writes,
+        address=address,
+        snapshot_expire_time_s=now_s + settings.open_snapshot_ttl_s,
+    )
+    async with _deadline(store, settings):
+        won = await stored.edit(edit, lambda m: m.writer_nonce == nonce, retry=retry)
+    return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
+
+
+@asynccontextmanager
+async def _deadline(store: CasStore, settings: WriterSettings) -> AsyncIterator[None]:
+    """Bounds an edit of the manifest, which otherwise goes on until it wins."""
+    try:
+        async with asyncio.timeout(settings.open_timeout_ms / 1000):
+            yield
+    except TimeoutError:
+        message = (
+            f"{store.url}: the manifest could not be edited within {settings.open_timeout_ms} ms, "
+            "because the store did not answer or other processes edited it first. Try again later"
+        )
+        raise ManifestConflict(message) from None
+
+
+async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> FenceRun:
+    """Put fences into the WAL until no older writer can pass them (I3, F1).
+
+    Raises `Fenced` and `IllegalState`.
+    """
+    while True:
+        current = manifest.current
+        folder = await list_wal(store, current.first_uncompacted_wal_id)
+        run = FenceRun(first=folder.first_gap, width=current.fence_width)
+        while not run.is_complete:
+            occupant = await slots.create(run.next_slot, ())
+            verdict = Verdict.OURS if occupant is None else judge(occupant, slots.own)
+            newer_epoch = slots.own.epoch if occupant is None else occupant.owner.epoch
+            run = run.after(verdict, newer_epoch, slots.own)
+        if check_run_counts(run, await manifest.refresh(), slots.own):
+            log.info("older writers fenced", first=run.first, width=run.width)
+            return run

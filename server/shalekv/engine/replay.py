@@ -1,0 +1,94 @@
+"""Replay: from WAL objects to a memtable (I1, I4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from shalekv.core.entry import Entry
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.sorted_runs import Run
+from shalekv.errors import IllegalState, ShaleError, UnsupportedVersion
+from shalekv.format import names
+from shalekv.format.sst import Sst, open_sst
+from shalekv.store.cas import CasStore
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay has found so far."""
+
+    memtable: Memtable
+    last_seq: int  # the greatest sequence number
+    logical_time_ms: int  # the latest
+    objects: int = 0
+
+
+async def replay(
+    store: CasStore, slots: range, *, database_id: bytes, replayed: Replayed, parallel_reads: int
+) -> None:
+    """Apply the WAL objects in `slots`, in order, to `replayed`, while the next are on their way.
+
+    REQUIRES: all of them are filled, and a manifest read afterwards will show that none was
+    collected meanwhile. Raises `CorruptObject`, `ObjectNotFound`, and `IllegalState` when the
+    order of slots is not the order of sequence numbers.
+    """
+    failure: ShaleError | None = None
+    async with asyncio.TaskGroup() as tasks:
+        unread = iter(slots)
+        reading = deque(
+            tasks.create_task(_read(store, wal_id, database_id))
+            for wal_id in islice(unread, parallel_reads)
+        )
+        while reading and failure is None:
+            found = await reading.popleft()
+            for wal_id in islice(unread, 1):
+                reading.append(tasks.create_task(_read(store, wal_id, database_id)))
+            try:
+                _apply(found, replayed)
+            except ShaleError as error:
+                failure = error
+            await replayed.memtable.merge_runs(store.runtime.clock)
+            await store.runtime.clock.sleep_ms(0)
+        for task in reading:
+            task.cancel()
+    if failure is not None:  # raised here because the group would wrap it
+        raise failure
+
+
+async def _read(store: CasStore, wal_id: int, database_id: bytes) -> Sst | ShaleError:
+    """One object, or why it cannot be applied, which is told when it is its turn."""
+    name = names.wal_name(wal_id)
+    try:
+        stored = await store.reads.get(name)
+        return open_sst(name, stored.data, database_id=database_id)
+    except ShaleError as error:
+        return error
+
+
+def _apply(found: Sst | ShaleError, replayed: Replayed) -> None:
+    if isinstance(found, ShaleError):
+        raise found
+    contents = found.footer.contents
+    name = found.properties.name
+    if contents.range_tombstone_count or contents.other_count:
+        problem = "holds range tombstones or control records, which this version cannot apply"
+        raise UnsupportedVersion(name, 0, problem)
+    if contents.entry_count and contents.min_seq <= replayed.last_seq:
+        message = (
+            f"{name} begins with sequence number {contents.min_seq}, but {replayed.last_seq} "
+            "stands in a slot before it: slot order must be sequence order"
+        )
+        raise IllegalState(message)
+    # Versions of a key come newest first: the first that is met is the one that counts.
+    newest: dict[bytes, Entry] = {}
+    for entry in found.entries():
+        newest.setdefault(entry.key, entry)
+    run = Run.from_newest(newest)
+    replayed.memtable.land(run)
+    replayed.memtable.extend_prefix(run)
+    replayed.last_seq = max(replayed.last_seq, contents.max_seq)
+    replayed.logical_time_ms = max(replayed.logical_time_ms, found.properties.logical_time_ms)
+    replayed.objects += 1

@@ -1,0 +1,173 @@
+"""Sorted runs in memory, and the merge of some of them, slice by slice.
+
+A run is what one group commit adds: its keys in order, each with its newest entry. Runs never
+change, so a scan that holds a tuple of them reads one state while writes go on. Both the scan and
+the merging of small runs into larger ones use `merge_slice`, which does a bounded amount of work
+between two chances for other tasks to run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shalekv.core.entry import Entry
+
+ENTRY_OVERHEAD_BYTES = 320  # objects, dictionary slots and list slots of one entry, measured
+MERGE_FAN_IN = 8  # runs of about one size that are merged into one
+MERGE_RUNS_MAX = 64  # runs merged at once: with more, slices are many and short
+_TIER_BITS = 3  # a run of the next tier is 2**3 = MERGE_FAN_IN times as long
+
+
+def entries_bytes(entries: Sequence[Entry]) -> int:
+    """The memory that entries are accounted with, bytes."""
+    keys_bytes = sum([len(entry[0]) for entry in entries])
+    values_bytes = sum([len(entry[3]) for entry in entries])
+    return keys_bytes + values_bytes + ENTRY_OVERHEAD_BYTES * len(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Entries in the order of their keys; every key stands here once."""
+
+    keys: Sequence[bytes]
+    entries: Sequence[Entry]
+    size_bytes: int  # as accounted by `entries_bytes`
+
+    @classmethod
+    def from_newest(cls, newest: dict[bytes, Entry]) -> Run:
+        """A run of the newest entries of some keys."""
+        keys = sorted(newest)
+        entries = [newest[key] for key in keys]
+        return cls(keys, entries, entries_bytes(entries))
+
+    @property
+    def tier(self) -> int:
+        """The power of `MERGE_FAN_IN` that its length reaches."""
+        return max(len(self.keys) - 1, 0).bit_length() // _TIER_BITS
+
+
+@dataclass(slots=True)
+class Cursor:
+    """A window ``low <= i < high`` of one run that was not read yet."""
+
+    run: Run
+    low: int
+    high: int
+
+
+def open_cursors(runs: Iterable[Run], start: bytes, end: bytes) -> list[Cursor]:
+    """Cursors over the keys from `start` on and before `end` (empty: no end), oldest run first."""
+    cursors = []
+    for run in runs:
+        low = bisect_left(run.keys, start) if start else 0
+        high = bisect_left(run.keys, end) if end else len(run.keys)
+        if low < high:
+            cursors.append(Cursor(run, low, high))
+    return cursors
+
+
+def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = False) -> list[Entry]:
+    """The next entries of all cursors in order, newest of each key.
+
+    Reads about `target_count` entries: at most so many and one of each cursor, at least one.
+
+    REQUIRES: `cursors` ordered from oldest to newest run. Advances the cursors and drops those
+    that are read to their end. An empty result means that nothing is left.
+    """
+    if not cursors:
+        return []
+    if len(cursors) == 1:
+        return _single_slice(cursors, target_count, reverse=reverse)
+    # Every cursor offers the same share of what it has left, so that a long run among short ones
+    # does not make slices short. The nearest of their last keys is how far all can be read.
+    left_count = sum(c.high - c.low for c in cursors)
+    share = min(target_count / left_count, 1.0)
+    newest: dict[bytes, Entry] = {}
+    if share == 1.0:
+        for cursor in cursors:
+            newest.update(_window(cursor.run, cursor.low, cursor.high))
+            cursor.low = cursor.high
+    elif reverse:
+        bound = max(c.run.keys[c.high - 1 - int((c.high - 1 - c.low) * share)] for c in cursors)
+        for cursor in cursors:
+            cut = bisect_left(cursor.run.keys, bound, cursor.low, cursor.high)
+            newest.update(_window(cursor.run, cut, cursor.high))
+            cursor.high = cut
+    else:
+        bound = min(c.run.keys[c.low + int((c.high - 1 - c.low) * share)] for c in cursors)
+        for cursor in cursors:
+            cut = bisect_right(cursor.run.keys, bound, cursor.low, cursor.high)
+            newest.update(_window(cursor.run, cursor.low, cut))
+            cursor.low = cut
+    cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high]
+    return [newest[key] for key in sorted(newest, reverse=reverse)]
+
+
+def _window(run: Run, low: int, high: int) -> Iterable[tuple[bytes, Entry]]:
+    return zip(run.keys[low:high], run.entries[low:high], strict=True)
+
+
+def _single_slice(cursors: list[Cursor], target_count: int, *, reverse: bool) -> list[Entry]:
+    """`merge_slice` of one cursor: nothing to compare."""
+    cursor = cursors[0]
+    if reverse:
+        cut = max(cursor.high - target_count, cursor.low)
+        entries = list(cursor.run.entries[cut : cursor.high][::-1])
+        cursor.high = cut
+    else:
+        cut = min(cursor.low + target_count, cursor.high)
+        entries = list(cursor.run.entries[cursor.low : cut])
+        cursor.low = cut
+    if cursor.low >= cursor.high:
+        cursors.clear()
+    return entries
+
+
+class RunMerge:
+    """One run made of several, a slice at a time."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        """REQUIRES: `runs` ordered from oldest to newest."""
+        self._cursors = open_cursors(runs, b"", b"")
+        self._keys: list[bytes] = []
+        self._entries: list[Entry] = []
+        self._size_bytes = 0
+
+    def step(self, target_count: int) -> bool:
+        """Merge about `target_count` entries more; whether anything may be left."""
+        entries = merge_slice(self._cursors, target_count)
+        self._keys.extend([entry.key for entry in entries])
+        self._entries.extend(entries)
+        self._size_bytes += entries_bytes(entries)
+        return bool(self._cursors)
+
+    def result(self) -> Run:
+        """REQUIRES: `step` has returned False."""
+        return Run(self._keys, self._entries, self._size_bytes)
+
+
+def pick_merge(tiers: Sequence[int]) -> slice | None:
+    """Which neighbouring runs should become one run; None: none should.
+
+    `tiers` are those of the runs, oldest first. From the newest on, `MERGE_FAN_IN` runs of one
+    tier are merged into one of the next; and what is shorter than the run after it, such as a put
+    before a batch, is merged into that one, so that tiers never rise towards the newest. Every
+    entry is then copied at most about twice per tier, and a scan meets fewer than `MERGE_FAN_IN`
+    runs of each.
+    """
+    tier, count = -1, 0
+    begin: int | None = None
+    for at in range(len(tiers) - 1, -1, -1):
+        if tiers[at] > tier:
+            if begin is not None:
+                break
+            tier, count = tiers[at], 1
+        elif tiers[at] < tier:
+            begin = at
+        else:
+            count += 1
+            if count >= MERGE_FAN_IN:
+                begin = at
+    return None if begin is None else slice(begin, min(begin + MERGE_RUNS_MAX, len(tiers)))

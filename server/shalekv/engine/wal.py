@@ -1,0 +1,105 @@
+"""WAL slots: create one, read one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shalekv.core.entry import Entry
+from shalekv.core.fencing import Occupant, WriterId
+from shalekv.format import names
+from shalekv.format.footer import SstProperties
+from shalekv.format.sst import Sst, open_sst
+from shalekv.format.sst_encode import encode_sst
+from shalekv.store.cas import CasStore
+from shalekv.store.claim import Taken
+
+ENCODE_INLINE_BYTES = 1 << 20  # a larger object is encoded by a worker, off the event loop
+EPOCH_METADATA = "writer_epoch"  # user metadata that seed 000, "Attributes", demands
+
+
+class WalSlots:
+    """The WAL of one database, as one writer sees it."""
+
+    def __init__(
+        self,
+        store: CasStore,
+        own: WriterId,
+        *,
+        database_id: bytes,
+        block_bytes: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`now_ms` is logical time, which every object records."""
+        self._store = store
+        self._database_id = database_id
+        self._block_bytes = block_bytes
+        self._now_ms = now_ms
+        self.own = own
+
+    async def create(self, wal_id: int, entries: Sequence[Entry]) -> Occupant | None:
+        """Fill slot `wal_id` with an SST of `entries`; without entries it is a fence.
+
+        None: the slot is ours and durable. Otherwise who has it; nothing of ours will ever be
+        there (I3). Repeats until that is known. Raises `StoreBroken`, and `CorruptObject` when
+        what is there cannot be read.
+        """
+        name = names.wal_name(wal_id)
+        properties = SstProperties(
+            name=name,
+            database_id=self._database_id,
+            writer_epoch=self.own.epoch,
+            writer_nonce=self.own.nonce,
+            write_id=self._store.runtime.random.randbytes(16),
+            logical_time_ms=self._now_ms(),
+        )
+        size_bytes = sum(len(entry.key) + len(entry.value) for entry in entries)
+        if size_bytes <= ENCODE_INLINE_BYTES:
+            data = encode_wal(properties, entries, self._block_bytes)
+        else:
+            run = self._store.runtime.workers.run
+            data = await run(encode_wal, properties, entries, self._block_bytes)
+        metadata = {EPOCH_METADATA: str(self.own.epoch)}
+        outcome = await self._store.claim(name, data, metadata)
+        if isinstance(outcome, Taken):
+            return occupant_of(open_sst(name, outcome.data, database_id=self._database_id))
+        return None
+
+
+def encode_wal(properties: SstProperties, entries: Sequence[Entry], block_bytes: int) -> bytes:
+    """The bytes of a WAL object; `entries` in the order of an SST."""
+    return encode_sst(properties, entries, block_bytes=block_bytes)
+
+
+def occupant_of(sst: Sst) -> Occupant:
+    """Whose WAL object this is."""
+    properties = sst.properties
+    owner = WriterId(properties.writer_epoch, properties.writer_nonce)
+    return Occupant(owner, is_fence=sst.footer.contents.entry_count == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WalFolder:
+    """The listing of a WAL: which slots are filled."""
+
+    first: int  # where replay begins
+    filled: frozenset[int]
+
+    @property
+    def first_gap(self) -> int:
+        """The first slot from `first` on that is not filled."""
+        slot = self.first
+        while slot in self.filled:
+            slot += 1
+        return slot
+
+
+async def list_wal(store: CasStore, first: int) -> WalFolder:
+    """List the slots from `first` on."""
+    start_after = names.wal_name(first - 1) if first else ""
+    filled = set()
+    async for info in store.reads.list(names.WAL_FOLDER, start_after=start_after):
+        wal_id = names.parse_wal_name(info.name)
+        if wal_id is not None:
+            filled.add(wal_id)
+    return WalFolder(first, frozenset(filled))

@@ -1,0 +1,1 @@
+"""Loading the manifest, and editing it by compare-and-swap."""

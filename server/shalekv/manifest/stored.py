@@ -1,0 +1,140 @@
+"""The manifest in the store: find the current one, and replace it by compare-and-swap.
+
+The manifest with the highest id is current. An edit creates the next id; since a collector may
+have deleted that id and a stalled process may create it anew, an edit counts only when a list
+sent after its create shows it as the highest, or the current manifest contains it (rule F2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shalekv.core.manifest import Manifest
+from shalekv.errors import (
+    DatabaseNotFound,
+    ManifestVersionExists,
+    ObjectNotFound,
+    WrongObject,
+)
+from shalekv.format import names
+from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.store.cas import CasStore
+from shalekv.store.claim import Claimed
+
+Edit = Callable[[Manifest], Manifest]
+Landed = Callable[[Manifest], bool]
+
+
+class StoredManifest:
+    """The manifest of one database. `current` is the newest that this process has seen."""
+
+    def __init__(self, store: CasStore) -> None:
+        """Nothing is read yet."""
+        self._store = store
+        self._workers = store.runtime.workers
+        self._current: Manifest | None = None
+
+    @property
+    def current(self) -> Manifest:
+        """The newest manifest that was seen. REQUIRES: `refresh` has returned once."""
+        if self._current is None:
+            message = "no manifest was read yet"
+            raise DatabaseNotFound(message)
+        return self._current
+
+    async def refresh(self) -> Manifest:
+        """List, then read the manifest with the highest id.
+
+        Raises `DatabaseNotFound`, `CorruptObject`, `StoreUnavailable`, and `ObjectNotFound` when
+        the store lists a manifest again that it does not have.
+        """
+        missing: int | None = None
+        while True:
+            highest = await self._highest_id()
+            if highest is None:
+                message = (
+                    f"{self._store.url} holds no database: it has no manifest. "
+                    "Check the URL, or create a database there with --create"
+                )
+                raise DatabaseNotFound(message)
+            if self._current is not None and highest <= self._current.manifest_id:
+                return self._current
+            name = names.manifest_name(highest)
+            try:
+                stored = await self._store.reads.get(name)
+            except ObjectNotFound:
+                if highest == missing:
+                    raise
+                missing = highest  # collected since the list: there is a newer one
+                continue
+            return self._see(await self._workers.run(decode_manifest, name, stored.data))
+
+    async def edit(self, edit: Edit, landed: Landed, *, retry: bool = True) -> Manifest:
+        """Apply `edit` to the current manifest until it has landed; the manifest that has it.
+
+        `landed` tells whether a manifest contains the edit. `edit` may raise to give up. Raises
+        `ManifestVersionExists` on the first conflict if not `retry`, otherwise
+        tries until it wins: callers set a deadline.
+        """
+        conflicts = 0
+        while True:
+            current = await self.refresh()
+            edited = await self._create_next(current, edit(current))
+            if edited is not None and await self._has_landed(edited, landed):
+                return self.current
+            if not retry:
+                message = (
+                    f"{names.manifest_name(current.manifest_id + 1)} was written by another "
+                    "process first. Try again, or open with retry"
+                )
+                raise ManifestVersionExists(message)
+            conflicts += 1
+            await self._store.pause(conflicts)
+
+    async def _create_next(self, current: Manifest, edited: Manifest) -> Manifest | None:
+        """Create the manifest after `current`; None: another process was first."""
+        edited = replace(
+            edited,
+            manifest_id=current.manifest_id + 1,
+            write_id=self._store.runtime.random.randbytes(16),
+        )
+        data = await self._workers.run(encode_manifest, edited)
+        name = names.manifest_name(edited.manifest_id)
+        outcome = await self._store.claim(name, data)
+        return edited if isinstance(outcome, Claimed) else None
+
+    async def _has_landed(self, edited: Manifest, landed: Landed) -> bool:
+        """Rule F2: only a list that was sent after the create can tell whether it counts."""
+        if await self._highest_id() == edited.manifest_id:
+            self._see(edited)
+            return True
+        return landed(await self.refresh())
+
+    def _see(self, manifest: Manifest) -> Manifest:
+        """Make `manifest` current unless a newer one was seen meanwhile; the current one.
+
+        Raises `WrongObject` when it is of another database.
+        """
+        current = self._current
+        if current is not None and manifest.database_id != current.database_id:
+            name = names.manifest_name(manifest.manifest_id)
+            problem = (
+                f"belongs to the database {manifest.database_id.hex()}, not to "
+                f"{current.database_id.hex()}"
+            )
+            raise WrongObject(name, 0, problem)
+        if current is None or manifest.manifest_id > current.manifest_id:
+            self._current = manifest
+        return self.current
+
+    async def _highest_id(self) -> int | None:
+        """The highest id that a list shows that is sent now."""
+        known = None if self._current is None else self._current.manifest_id
+        start_after = "" if known is None else names.manifest_name(known)
+        highest = known
+        async for info in self._store.reads.list(names.MANIFEST_FOLDER, start_after=start_after):
+            manifest_id = names.parse_manifest_name(info.name)
+            if manifest_id is not None:
+                highest = manifest_id if highest is None else max(highest, manifest_id)
+        return highest

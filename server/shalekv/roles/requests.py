@@ -1,0 +1,177 @@
+"""Requests, checked: from messages to the values that the engine works with.
+
+Everything here is pure: it raises `InvalidRequest` with the path of the field, or
+`NotImplementedYet`, before any work is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shalekv.core.entry import Kind
+from shalekv.engine.commit import Change
+from shalekv.engine.scan import prefix_end
+from shalekv.errors import InvalidRequest, NotImplementedYet
+from shalekv.settings import KEY_BYTES_MAX, LimitSettings
+from shalekv.v1 import kv_pb2
+
+Level = kv_pb2.ReadLevel
+LevelValue: TypeAlias = "kv_pb2.ReadLevel.ValueType"
+Durability = kv_pb2.Durability
+DurabilityValue: TypeAlias = "kv_pb2.Durability.ValueType"
+SUPPORTED_DURABILITIES: dict[int, DurabilityValue] = {
+    Durability.DURABILITY_UNSPECIFIED: Durability.DURABILITY_DURABLE,
+    Durability.DURABILITY_DURABLE: Durability.DURABILITY_DURABLE,
+    Durability.DURABILITY_MEMORY: Durability.DURABILITY_MEMORY,
+    # An acknowledged write is an object of the store already.
+    Durability.DURABILITY_ARCHIVED: Durability.DURABILITY_ARCHIVED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyInterval:
+    """Keys from `start` on and before `end`; an empty `end` is no bound."""
+
+    start: bytes
+    end: bytes
+
+
+def check_key(key: bytes, field: str) -> bytes:
+    """The key, 1 byte to 64 KiB."""
+    if not key:
+        raise InvalidRequest(field, "a key must not be empty")
+    if len(key) > KEY_BYTES_MAX:
+        raise InvalidRequest(field, f"{len(key)} bytes, and a key has {KEY_BYTES_MAX} at most")
+    return key
+
+
+def check_keys(request: kv_pb2.BatchGetRequest, limits: LimitSettings) -> None:
+    """The keys of a batch get."""
+    _check_count(len(request.keys), "keys", limits)
+    for index, key in enumerate(request.keys):
+        check_key(key, f"keys[{index}]")
+
+
+def put_changes(request: kv_pb2.PutRequest, limits: LimitSettings) -> list[Change]:
+    """The one change of a put."""
+    _refuse_precondition(request)
+    return [_put(request, "", limits)]
+
+
+def delete_changes(request: kv_pb2.DeleteRequest) -> list[Change]:
+    """The one change of a delete."""
+    _refuse_precondition(request)
+    return [Change(check_key(request.key, "key"), Kind.TOMBSTONE)]
+
+
+def write_changes(request: kv_pb2.WriteRequest, limits: LimitSettings) -> list[Change]:
+    """The changes of a batch, each key once: the last change of a key wins."""
+    _check_count(len(request.changes), "changes", limits)
+    changes: dict[bytes, Change] = {}
+    size_bytes = 0
+    for index, message in enumerate(request.changes):
+        change = _change(message, f"changes[{index}].", limits)
+        size_bytes += len(change.key) + len(change.value)
+        changes[change.key] = change
+    if size_bytes > limits.batch_bytes_max:
+        problem = f"{size_bytes} bytes, and batch_bytes_max is {limits.batch_bytes_max}"
+        raise InvalidRequest("changes", problem)
+    return list(changes.values())
+
+
+def durability(value: int) -> DurabilityValue:
+    """The durability that a write asks for, the default filled in."""
+    _check_enum(value, Durability.values(), "durability")
+    if value == Durability.DURABILITY_QUORUM:
+        problem = "this database has no safekeepers: use DURABLE"
+        raise InvalidRequest("durability", problem)
+    return SUPPORTED_DURABILITIES[value]
+
+
+def read_level(header: kv_pb2.RequestHeader) -> LevelValue:
+    """The level that a read asks for, the default filled in; the rest of the header is checked."""
+    check_header(header)
+    if header.read_level == Level.READ_LEVEL_UNSPECIFIED:
+        return Level.READ_LEVEL_COMMITTED
+    return header.read_level
+
+
+def check_header(header: kv_pb2.RequestHeader) -> None:
+    """Refuse what is unknown, and what this version does not do: nothing is ignored in silence.
+
+    `max_staleness_ms` holds for every value at a writer, which is never stale.
+    """
+    _check_enum(header.read_level, Level.values(), "header.read_level")
+    if header.min_seq:
+        raise NotImplementedYet("header.min_seq")
+    if header.snapshot_id:
+        raise NotImplementedYet("header.snapshot_id")
+    if header.idempotency_key:
+        raise NotImplementedYet("header.idempotency_key")
+
+
+def key_interval(key_range: kv_pb2.KeyRange) -> KeyInterval:
+    """The interval of a range or prefix."""
+    for name in ("start", "end", "prefix"):
+        length = len(getattr(key_range, name))
+        if length > KEY_BYTES_MAX:
+            problem = f"{length} bytes, and a key has {KEY_BYTES_MAX} at most"
+            raise InvalidRequest(f"range.{name}", problem)
+    if key_range.prefix:
+        if key_range.start or key_range.end:
+            raise InvalidRequest("range.prefix", "a prefix excludes start and end")
+        return KeyInterval(key_range.prefix, prefix_end(key_range.prefix))
+    if key_range.end and key_range.start > key_range.end:
+        raise InvalidRequest("range.start", "the start of the range is after its end")
+    return KeyInterval(key_range.start, key_range.end)
+
+
+def scan_interval(request: kv_pb2.ScanRequest) -> KeyInterval:
+    """The interval of a scan."""
+    if request.page_token:
+        raise NotImplementedYet("page_token")
+    return key_interval(request.range)
+
+
+def _change(message: kv_pb2.Change, field: str, limits: LimitSettings) -> Change:
+    match message.WhichOneof("change"):
+        case "put":
+            return _put(message.put, f"{field}put.", limits)
+        case "delete":
+            return Change(check_key(message.delete.key, f"{field}delete.key"), Kind.TOMBSTONE)
+        case None:
+            raise InvalidRequest(field.rstrip("."), "no change is set")
+        case other:
+            raise NotImplementedYet(f"{field}{other}")
+
+
+def _put(
+    message: kv_pb2.PutRequest | kv_pb2.PutChange, field: str, limits: LimitSettings
+) -> Change:
+    check_key(message.key, f"{field}key")
+    if len(message.value) > limits.value_bytes_max:
+        problem = f"{len(message.value)} bytes, and value_bytes_max is {limits.value_bytes_max}"
+        raise InvalidRequest(f"{field}value", problem)
+    if message.ttl_ms:
+        raise NotImplementedYet(f"{field}ttl_ms")
+    return Change(message.key, Kind.PUT, message.value)
+
+
+def _refuse_precondition(request: kv_pb2.PutRequest | kv_pb2.DeleteRequest) -> None:
+    if request.HasField("precondition"):
+        raise NotImplementedYet("precondition")
+
+
+def _check_count(count: int, field: str, limits: LimitSettings) -> None:
+    if not count:
+        raise InvalidRequest(field, "at least one is needed")
+    if count > limits.batch_count_max:
+        problem = f"{count} of them, and batch_count_max is {limits.batch_count_max}"
+        raise InvalidRequest(field, problem)
+
+
+def _check_enum(value: int, known: Iterable[int], field: str) -> None:
+    if value not in known:
+        raise InvalidRequest(field, f"{value} is not a known value")

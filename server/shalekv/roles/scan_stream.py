@@ -1,0 +1,57 @@
+"""Cutting a scan into messages: by size, by the limits of the request, and by turns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+
+from shalekv.clock import Clock
+from shalekv.core.entry import Entry
+from shalekv.v1 import kv_pb2
+
+# What an entry costs in a message beside key and value, at most: five tags, 5 + 3 + 5 bytes of
+# lengths (of entry, key and value), and two numbers of up to 10 bytes.
+ENTRY_FRAME_BYTES = 40
+
+
+async def scan_messages(
+    slices: Iterable[list[Entry]],
+    request: kv_pb2.ScanRequest,
+    header: kv_pb2.ReplyHeader,
+    *,
+    message_bytes: int,
+    clock: Clock,
+) -> AsyncGenerator[kv_pb2.ScanReply, None]:
+    """The replies to a scan. REQUIRES: `slices` hold visible entries in order.
+
+    A message is cut before it passes `message_bytes`; an entry that is larger stands alone. The
+    last message tells whether a limit has ended the scan. Other tasks run between two slices, and
+    nothing is read ahead of what the caller has taken.
+    """
+    reply = kv_pb2.ScanReply(header=header)
+    reply_bytes = count = total_bytes = 0
+    for entries in slices:
+        for entry in entries:
+            if _is_ended(request, count, total_bytes):
+                reply.more = True
+                yield reply
+                return
+            value = b"" if request.keys_only else entry.value
+            size_bytes = len(entry.key) + len(value) + ENTRY_FRAME_BYTES
+            if reply_bytes and reply_bytes + size_bytes > message_bytes:
+                yield reply
+                reply, reply_bytes = kv_pb2.ScanReply(header=header), 0
+            reply.entries.add(
+                key=entry.key, value=value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
+            )
+            reply_bytes += size_bytes
+            count += 1
+            total_bytes += len(entry.key) + len(value)
+        await clock.sleep_ms(0)
+    yield reply
+
+
+def _is_ended(request: kv_pb2.ScanRequest, count: int, total_bytes: int) -> bool:
+    """Whether a limit of the request is reached."""
+    by_count = 0 < request.limit <= count
+    by_bytes = 0 < request.limit_bytes <= total_bytes
+    return by_count or by_bytes

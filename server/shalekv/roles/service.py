@@ -1,0 +1,65 @@
+"""The seam between transports and roles: what a role answers, in plain values.
+
+A request is a protobuf message and a `Call`; a reply is a protobuf message, an awaitable of one,
+or an exception of `shalekv.errors`. Nothing here knows gRPC. A reply that waits for a commit is a
+`Future` of this call alone, completed by the commit loop: a transport may await it or attach a
+callback, so it needs no task for a call. A future must never be shared between calls, since one
+cancelled call would cancel it for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
+
+from shalekv.v1 import admin_pb2, kv_pb2
+
+ReplyT = TypeVar("ReplyT")
+Answer: TypeAlias = ReplyT | Awaitable[ReplyT]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is known of a call beside its request."""
+
+    peer: str = ""  # for logs
+    deadline_ms: float | None = None  # on the clock of the runtime; None: no deadline
+
+
+class KvService(Protocol):
+    """Answers the calls of `shalekv.v1.KV` that this version implements."""
+
+    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
+        """The value of one key."""
+        ...
+
+    def batch_get(
+        self, request: kv_pb2.BatchGetRequest, call: Call
+    ) -> Answer[kv_pb2.BatchGetReply]:
+        """The values of many keys at one view."""
+        ...
+
+    def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
+        """Set one key."""
+        ...
+
+    def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
+        """Delete one key."""
+        ...
+
+    def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
+        """Apply many changes in one commit."""
+        ...
+
+    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
+        """Read a range in order; the iterator is closed when the caller goes away."""
+        ...
+
+
+class AdminService(Protocol):
+    """Answers the calls of `shalekv.v1.Admin` that this version implements."""
+
+    def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
+        """What this process is and how it does."""
+        ...

@@ -1,0 +1,90 @@
+"""The writer role: open a database, serve it, stop."""
+
+from __future__ import annotations
+
+import structlog
+
+from shalekv.engine.recover import open_log
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.roles.writer_admin import WriterAdmin
+from shalekv.roles.writer_kv import WriterKv
+from shalekv.runtime import Runtime
+from shalekv.settings import ServeSettings, WriterSettings
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
+
+CHARGED_FLUSH_INTERVAL_MS = 50  # default spacing where requests cost money
+UNCHARGED_SCHEMES = ("file://", "memory://")
+
+
+class Writer:
+    """One opening of a database for writing.
+
+    `kv` and `admin` answer requests while `run` runs. A fenced writer never opens again by itself:
+    whoever composes it decides.
+    """
+
+    def __init__(
+        self, engine: WriterEngine, kv: WriterKv, admin: WriterAdmin, *, stop_grace_ms: float
+    ) -> None:
+        """Use `Writer.open`."""
+        self._stop_grace_ms = stop_grace_ms
+        self.engine = engine
+        self.kv = kv
+        self.admin = admin
+
+    @classmethod
+    async def open(
+        cls,
+        store: ObjectStore,
+        *,
+        settings: ServeSettings,
+        runtime: Runtime,
+        advertise: str = "",
+        retry: bool = True,
+    ) -> Writer:
+        """Take over the database in `store`; raises as `engine.recover.open_log`.
+
+        `advertise` is the HOST:PORT that the manifest will name.
+        """
+        clock = runtime.clock
+        began_ms = clock.monotonic_ms()
+        writer_settings = with_flush_interval(settings.writer, store.url)
+        cas = CasStore(store, runtime, settings.store)
+        opened = await open_log(cas, writer_settings, address=advertise, retry=retry)
+        open_ms = clock.monotonic_ms() - began_ms
+        engine = WriterEngine(opened, writer_settings, clock)
+        log.info(
+            "database opened",
+            epoch=opened.manifest.own.epoch,
+            wal_objects_replayed=opened.objects_replayed,
+            keys=opened.memtable.key_count,
+            open_ms=round(open_ms),
+        )
+        kv = WriterKv(engine, settings.limits, clock)
+        admin = WriterAdmin(engine, writer_settings, clock, url=store.url, open_ms=open_ms)
+        return cls(engine, kv, admin, stop_grace_ms=settings.server.shutdown_grace_ms)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this opening has won."""
+        return self.engine.manifest.own.epoch
+
+    async def run(self) -> None:
+        """Serve until `close`, or raise what ended it: `Fenced`, `IllegalState`, `StoreBroken`."""
+        await self.engine.run(stop_grace_ms=self._stop_grace_ms)
+
+    def close(self) -> None:
+        """Accept no more writes; `run` returns when those that were accepted are durable."""
+        self.engine.close()
+
+
+def with_flush_interval(settings: WriterSettings, url: str) -> WriterSettings:
+    """The settings with the default spacing of WAL objects filled in for this kind of store."""
+    if settings.flush_interval_ms is not None:
+        return settings
+    is_free = url.startswith(UNCHARGED_SCHEMES)
+    interval_ms = 0 if is_free else CHARGED_FLUSH_INTERVAL_MS
+    return settings.model_copy(update={"flush_interval_ms": interval_ms})

@@ -1,0 +1,83 @@
+"""What the writer answers to the calls of `shalekv.v1.Admin`."""
+
+from __future__ import annotations
+
+import shalekv
+from shalekv.clock import Clock
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.roles import requests
+from shalekv.roles.service import Answer, Call
+from shalekv.settings import WriterSettings
+from shalekv.v1 import admin_pb2, kv_pb2
+
+
+class WriterAdmin:
+    """Implements `roles.service.AdminService` on a `WriterEngine`."""
+
+    def __init__(
+        self,
+        engine: WriterEngine,
+        settings: WriterSettings,
+        clock: Clock,
+        *,
+        url: str,
+        open_ms: float,
+    ) -> None:
+        """`url` without credentials; `open_ms` is how long opening took."""
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+        self._url = url
+        self._open_ms = open_ms
+        self._began_ms = clock.monotonic_ms()
+
+    def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
+        """What this process is and how it does."""
+        del call  # answered at once, whatever the deadline
+        requests.check_header(request.header)
+        engine = self._engine
+        return admin_pb2.StatusReply(
+            header=kv_pb2.ReplyHeader(
+                database_id=engine.manifest.current.database_id,
+                role=kv_pb2.Role.ROLE_WRITER,
+                epoch=engine.manifest.own.epoch,
+                seq=engine.prefix.landed_seq,
+                wal_id=engine.prefix.wal_id,
+            ),
+            version=shalekv.__version__,
+            url=self._url,
+            uptime_ms=int(self._clock.monotonic_ms() - self._began_ms),
+            writer=self._writer_status(),
+            memtable=admin_pb2.MemtableStatus(
+                keys=engine.memtable.key_count,
+                bytes=engine.memtable.size_bytes,
+                bytes_max=self._settings.memtable_bytes_max,
+                runs=engine.memtable.run_count,
+            ),
+            manifest=self._manifest_status(),
+        )
+
+    def _writer_status(self) -> admin_pb2.WriterStatus:
+        engine = self._engine
+        return admin_pb2.WriterStatus(
+            durable_prefix_seq=engine.prefix.seq,
+            next_wal_id=engine.log.next_wal_id,
+            wal_objects_in_flight=engine.log.objects_in_flight,
+            max_parallel_writes=self._settings.max_parallel_writes,
+            queued_bytes=engine.admission.queued_bytes,
+            queued_bytes_max=self._settings.queued_bytes_max,
+            wal_objects_written=engine.log.objects_written,
+            commits=engine.log.commits_landed,
+            open_ms=int(self._open_ms),
+            wal_objects_replayed=engine.objects_replayed,
+        )
+
+    def _manifest_status(self) -> admin_pb2.ManifestStatus:
+        manifest = self._engine.manifest.current
+        return admin_pb2.ManifestStatus(
+            manifest_id=manifest.manifest_id,
+            wal_id_last_compacted=manifest.wal_id_last_compacted,
+            compactor_epoch=manifest.compactor_epoch,
+            leveled_ssts=len(manifest.leveled_ssts),
+            snapshots=len(manifest.snapshots),
+        )
