@@ -1,0 +1,81 @@
+"""The connection to a server: address, channel options, and which calls gRPC itself repeats."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import grpc
+
+MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # as the server's default
+PORT_MAX = 65_535
+
+_READS = (
+    {"service": "shalekv.v1.KV", "method": "Get"},
+    {"service": "shalekv.v1.KV", "method": "BatchGet"},
+    {"service": "shalekv.v1.KV", "method": "Scan"},
+    {"service": "shalekv.v1.Admin", "method": "Status"},
+)
+
+# Reads change nothing, so gRPC may repeat them, whatever became of the first attempt; a scan only
+# until its first message has come. Mutations are not named here: see `shalekv_client.retry`.
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": _READS,
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.05s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.service_config", _SERVICE_CONFIG),
+    ("grpc.service_config_disable_resolution", 1),  # not from DNS
+    # Channels to one address would otherwise share a connection, its limits and its failures.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A database is spoken to directly, whatever the environment says about the web.
+    ("grpc.enable_http_proxy", 0),
+    # Servers send clients away that ping more often than every 20 s.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    # A server that was started again should be found again soon; the default goes up to 120 s.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+def checked_address(address: str) -> str:
+    """`address` as it is, if it is HOST:PORT; raises ValueError otherwise.
+
+    gRPC would take a port of 70000 for 4464, and a missing one for 443.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= PORT_MAX:
+        raise ValueError(
+            f"an address is HOST:PORT, with a port of 1 to {PORT_MAX}, not {address!r}"
+        )
+    if "/" in host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        raise ValueError(f"an address is HOST:PORT or [IPV6]:PORT, not {address!r}")
+    return address
+
+
+def open_channel(address: str, *, message_bytes_max: int) -> grpc.aio.Channel:
+    """A channel to `address`, which connects at its first call.
+
+    Raises RuntimeError when no event loop runs, and ValueError as `checked_address`.
+    """
+    limits = (
+        ("grpc.max_send_message_length", message_bytes_max),
+        ("grpc.max_receive_message_length", message_bytes_max),
+    )
+    asyncio.get_running_loop()  # a channel that is made outside would belong to another one
+    return grpc.aio.insecure_channel(checked_address(address), options=_OPTIONS + limits)

@@ -1,0 +1,138 @@
+"""What the client raises, as one tree.
+
+ShaleKVError
+├── NotApplied            certain: the call changed nothing
+│   ├── InvalidRequest    a field of the request is out of its limits; `field` names it
+│   ├── Unimplemented     this server does not have the call or the option
+│   ├── Overloaded        come back after `retry_after_ms`
+│   ├── ReplyTooLarge     ask for less at once
+│   ├── DeadlinePassed    the deadline had passed before any work was done
+│   └── Stopping          this process no longer serves
+│       └── Fenced        because another writer has taken over
+└── OutcomeUnknown        a mutation may have been applied, may be applied later, or never
+    ├── Unreachable       no connection to the server
+    ├── ConnectionLost    the connection broke while the call was under way
+    ├── DeadlineExceeded  no answer within the time given
+    ├── Cancelled         the server or something between gave the call up
+    └── ServerFailed      the server could not do it; `reason` says why
+
+There is no third branch: an error that does not prove that nothing was applied counts as unknown.
+A read that raises `OutcomeUnknown` can simply be repeated; of a mutation, read what became of it,
+or repeat it where repeating does no harm. Which status becomes which error is decided in
+`shalekv_client.error_table` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDetails:
+    """What is known about a failed call."""
+
+    address: str  # HOST:PORT of the server
+    code: str  # the name of the gRPC status code, such as "UNAVAILABLE"
+    message: str
+    reason: str = ""  # of the published table of errors; empty: gRPC itself failed
+    metadata: Mapping[str, str] = field(default_factory=dict)  # what the reason says more
+    retry_after_ms: int | None = None  # advice of the server
+
+
+class ShaleKVError(Exception):
+    """A call failed. Whether it changed anything is told by the two branches below."""
+
+    def __init__(self, details: ErrorDetails) -> None:
+        """`details` is all there is, so that the error survives being pickled."""
+        super().__init__(details)
+        self.details = details
+
+    def __str__(self) -> str:
+        """The server's address, and what happened."""
+        return f"{self.details.address}: {self.details.message}"
+
+    @property
+    def code(self) -> str:
+        """The name of the gRPC status code, such as ``UNAVAILABLE``."""
+        return self.details.code
+
+    @property
+    def reason(self) -> str:
+        """The reason in the published table of errors; empty when gRPC itself failed."""
+        return self.details.reason
+
+
+class NotApplied(ShaleKVError):
+    """Certain: the call changed nothing."""
+
+
+class InvalidRequest(NotApplied):
+    """A field of the request is out of its limits. Correct the request."""
+
+    @property
+    def field(self) -> str:
+        """The path of the field, such as ``changes[3].put.key``; empty if the server named none."""
+        return self.details.metadata.get("field", "")
+
+
+class Unimplemented(NotApplied):
+    """This server does not have the call or the option."""
+
+
+class Overloaded(NotApplied):
+    """The server has too much to do. Try again after `retry_after_ms`."""
+
+    @property
+    def retry_after_ms(self) -> int:
+        """The server's advice, in milliseconds; 0 when it gave none."""
+        return self.details.retry_after_ms or 0
+
+
+class ReplyTooLarge(NotApplied):
+    """The reply would pass the limit of a message. Ask for less at once."""
+
+
+class DeadlinePassed(NotApplied):
+    """The deadline had passed before the server began. Give it more time."""
+
+
+class Stopping(NotApplied):
+    """This process no longer serves. Try again, here or at another address."""
+
+
+class Fenced(Stopping):
+    """Another writer has taken over, and this one stops for good. Find the new writer."""
+
+    @property
+    def newer_epoch(self) -> int | None:
+        """The epoch of the writer that took over, where the server told it."""
+        told = self.details.metadata.get("newer_epoch", "")
+        return int(told) if told.isdecimal() else None
+
+
+class OutcomeUnknown(ShaleKVError):
+    """A mutation may have been applied, may be applied later, or never. Read to find out."""
+
+
+class Unreachable(OutcomeUnknown, ConnectionError):
+    """There is no connection to the server. Check the address, and that the server runs.
+
+    As a rule nothing was sent; but gRPC does not promise it, and so it counts as unknown.
+    """
+
+
+class ConnectionLost(OutcomeUnknown, ConnectionError):
+    """The connection broke while the call was under way."""
+
+
+class DeadlineExceeded(OutcomeUnknown, TimeoutError):
+    """No answer within the time given. The server may still be at it."""
+
+
+class Cancelled(OutcomeUnknown):
+    """The server, or something between here and there, gave the call up."""
+
+
+class ServerFailed(OutcomeUnknown):
+    """The server could not do it. `reason` and message say why."""

@@ -1,0 +1,97 @@
+"""What calls return: frozen values, with the units of the API."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shalekv.v1 import kv_pb2
+from shalekv_client.levels import Durability, Role
+
+EnumT = TypeVar("EnumT", bound=enum.Enum)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The value of a key."""
+
+    value: bytes
+    seq: int  # the sequence number of the commit that wrote it
+    expire_at_ms: int | None  # milliseconds since the Unix epoch; None: never
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key of a scan with its value."""
+
+    key: bytes
+    value: bytes  # empty when only keys were asked for
+    seq: int  # the sequence number of the commit that wrote it
+    expire_at_ms: int | None  # milliseconds since the Unix epoch; None: never
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A write that the server has acknowledged."""
+
+    seq: int
+    wal_id: int | None  # the WAL object that holds it; None: it is in memory only
+    epoch: int  # of the writer
+    durability: Durability | None  # what was reached; None: a level unknown to this client
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The state that an answer was made from."""
+
+    database_id: bytes
+    role: Role | None  # None: a role unknown to this client
+    epoch: int  # of the writer
+    seq: int
+    wal_id: int | None  # the last WAL object that the view covers; None: there is none
+    staleness_ms: int  # how old the view may be; 0 at the writer
+
+
+def view_of(header: kv_pb2.ReplyHeader) -> View:
+    """The view that a reply speaks of."""
+    return View(
+        database_id=header.database_id,
+        role=known(Role, header.role),
+        epoch=header.epoch,
+        seq=header.seq,
+        wal_id=header.wal_id if header.HasField("wal_id") else None,
+        staleness_ms=header.staleness_ms,
+    )
+
+
+def value_of(result: kv_pb2.GetReply | kv_pb2.BatchGetResult) -> Value | None:
+    """The value that was found, if one was."""
+    if not result.found:
+        return None
+    return Value(result.value, result.seq, result.expire_at_ms or None)
+
+
+def entries_of(entries: Iterable[kv_pb2.Entry]) -> list[Entry]:
+    """The entries of one message of a scan."""
+    return [Entry(e.key, e.value, e.seq, e.expire_at_ms or None) for e in entries]
+
+
+def commit_of(reply: kv_pb2.PutReply | kv_pb2.DeleteReply | kv_pb2.WriteReply) -> Commit:
+    """The commit that a reply acknowledges."""
+    header = reply.header
+    return Commit(
+        seq=header.seq,
+        wal_id=header.wal_id if header.HasField("wal_id") else None,
+        epoch=header.epoch,
+        durability=known(Durability, reply.durability),
+    )
+
+
+def known(kind: type[EnumT], number: int) -> EnumT | None:
+    """The member of `kind` with this number; None for one that a newer server has added."""
+    try:
+        return kind(number)
+    except ValueError:
+        return None

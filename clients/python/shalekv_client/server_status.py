@@ -1,0 +1,102 @@
+"""The status of a server, as `Client.status` returns it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shalekv.v1 import admin_pb2
+from shalekv_client.results import View, view_of
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStatus:
+    """The state of the write path."""
+
+    durable_prefix_seq: int  # below it every commit is durable
+    next_wal_id: int
+    wal_objects_in_flight: int
+    max_parallel_writes: int
+    queued_bytes: int
+    queued_bytes_max: int
+    wal_objects_written: int  # since the process began to serve
+    commits: int  # since the process began to serve
+    open_ms: int
+    wal_objects_replayed: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemtableStatus:
+    """The state of the memtable."""
+
+    keys: int  # tombstones included
+    bytes: int
+    bytes_max: int  # past it writes are refused
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestStatus:
+    """What the manifest says that the process knows."""
+
+    manifest_id: int
+    wal_id_last_compacted: int | None
+    compactor_epoch: int
+    leveled_ssts: int
+    snapshots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a process is and how it does."""
+
+    view: View
+    version: str
+    url: str  # of the database, without credentials
+    uptime_ms: int
+    writer: WriterStatus | None  # None at a reader
+    memtable: MemtableStatus
+    manifest: ManifestStatus
+
+
+def status_of(reply: admin_pb2.StatusReply) -> Status:
+    """The status that a reply tells."""
+    return Status(
+        view=view_of(reply.header),
+        version=reply.version,
+        url=reply.url,
+        uptime_ms=reply.uptime_ms,
+        writer=_writer(reply.writer) if reply.HasField("writer") else None,
+        memtable=MemtableStatus(
+            keys=reply.memtable.keys,
+            bytes=reply.memtable.bytes,
+            bytes_max=reply.memtable.bytes_max,
+            runs=reply.memtable.runs,
+        ),
+        manifest=_manifest(reply.manifest),
+    )
+
+
+def _writer(status: admin_pb2.WriterStatus) -> WriterStatus:
+    return WriterStatus(
+        durable_prefix_seq=status.durable_prefix_seq,
+        next_wal_id=status.next_wal_id,
+        wal_objects_in_flight=status.wal_objects_in_flight,
+        max_parallel_writes=status.max_parallel_writes,
+        queued_bytes=status.queued_bytes,
+        queued_bytes_max=status.queued_bytes_max,
+        wal_objects_written=status.wal_objects_written,
+        commits=status.commits,
+        open_ms=status.open_ms,
+        wal_objects_replayed=status.wal_objects_replayed,
+    )
+
+
+def _manifest(status: admin_pb2.ManifestStatus) -> ManifestStatus:
+    compacted = status.HasField("wal_id_last_compacted")
+    return ManifestStatus(
+        manifest_id=status.manifest_id,
+        wal_id_last_compacted=status.wal_id_last_compacted if compacted else None,
+        compactor_epoch=status.compactor_epoch,
+        leveled_ssts=status.leveled_ssts,
+        snapshots=status.snapshots,
+    )

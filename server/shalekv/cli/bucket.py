@@ -1,0 +1,78 @@
+"""What the commands that read the object store themselves share: the URL, and the open store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import click
+
+from shalekv.cli.logs import configure_logs
+from shalekv.clock import LoopClock
+from shalekv.errors import InvalidUrl, ObjectNotFound
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import LogFormat, LogLevel, StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.url import open_store, parse_url
+
+ResultT = TypeVar("ResultT")
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
+
+
+def url_option(command: CommandT) -> CommandT:
+    """A decorator that adds --url, as the argument `url`."""
+    return click.option(
+        "--url",
+        required=True,
+        envvar=URL_VARIABLE,
+        show_envvar=True,
+        metavar="URL",
+        callback=_url,
+        help="The database, such as file:///var/lib/shalekv. It is only read.",
+    )(command)
+
+
+def read_store(url: str, read: Callable[[CasStore], Awaitable[ResultT]]) -> ResultT:
+    """The result of `read`, with the store at `url`. Raises the errors of the store."""
+
+    async def opened() -> ResultT:
+        async with _store(url) as store:
+            return await read(store)
+
+    configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
+    return asyncio.run(opened())
+
+
+async def read_by_id(store: CasStore, name: str) -> bytes:
+    """The object `name`, which the user chose with --id; a usage error when there is none."""
+    try:
+        return (await store.reads.get(name)).data
+    except ObjectNotFound:
+        problem = f"{store.url} has no {name}"
+        raise click.BadParameter(problem, param_hint="--id") from None
+
+
+@asynccontextmanager
+async def _store(url: str) -> AsyncIterator[CasStore]:
+    settings = StoreSettings()
+    workers = ThreadWorkers(settings.threads)
+    runtime = Runtime(clock=LoopClock(), random=random.SystemRandom(), workers=workers)
+    store = open_store(url, runtime)
+    try:
+        yield CasStore(store, runtime, settings)
+    finally:
+        await store.close()
+        workers.close()
+
+
+def _url(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    try:
+        parse_url(value)
+    except InvalidUrl as error:
+        raise click.BadParameter(str(error)) from None
+    return value

@@ -1,0 +1,162 @@
+"""Settings from flags, the environment and a file, in this order of precedence.
+
+Each value remembers where it came from, so that what is wrong with it is told by the name that
+the user wrote. Names that nothing reads are refused: a misspelt setting must not be ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from shalekv.cli.catalog import ENVIRONMENT_PREFIX, NESTED, Setting, settings_of
+from shalekv.errors import InvalidSetting
+from shalekv.settings import ServeSettings
+
+CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
+# Read by the commands that talk to a server; no reason for `serve` to refuse the environment.
+ADDRESS_VARIABLE = f"{ENVIRONMENT_PREFIX}ADDR"
+
+Nested = dict[str, Any]
+_Key = tuple[str, str]
+
+
+class _Sources(ServeSettings, BaseSettings):
+    """What the sources of pydantic-settings read their names from."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter=NESTED, env_ignore_empty=True
+    )
+
+
+def load_settings(flags: Mapping[str, Any], file: Path | None) -> ServeSettings:
+    """The settings of `shalekv serve`.
+
+    `flags` has a value, or None, for the name of each setting. Raises `InvalidSetting`, which
+    names every culprit by its flag, variable or key.
+    """
+    known = list(settings_of(ServeSettings))
+    _refuse_unknown_variables(known)
+    if file is not None:
+        _refuse_unknown_keys(known, _read_toml(file), file)
+    by_flag: Nested = {}
+    for setting in known:
+        if flags.get(setting.name) is not None:
+            by_flag.setdefault(setting.group, {})[setting.name] = flags[setting.name]
+    sources: list[tuple[PydanticBaseSettingsSource, str]] = [
+        (EnvSettingsSource(_Sources), "variable"),
+        (InitSettingsSource(_Sources, by_flag), "flag"),
+    ]
+    if file is not None:
+        sources.insert(0, (TomlConfigSettingsSource(_Sources, toml_file=file), f"{file}"))
+    values: Nested = {}
+    origins: dict[_Key, str] = {}
+    for source, origin in sources:
+        for group, members in source().items():
+            values[group] = values.get(group, {}) | members
+            origins |= {(group, name): origin for name in members}
+    try:
+        return ServeSettings.model_validate(values)
+    except ValidationError as error:
+        raise InvalidSetting(_told(error, known, origins)) from None
+
+
+def _read_toml(file: Path) -> Nested:
+    try:
+        with file.open("rb") as stream:
+            return tomllib.load(stream)
+    except OSError as error:
+        raise InvalidSetting(f"{file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"{file} is not TOML: {error}") from error
+
+
+def _refuse_unknown_variables(known: Iterable[Setting]) -> None:
+    names = {setting.variable for setting in known} | {CONFIG_VARIABLE, ADDRESS_VARIABLE}
+    unknown = [
+        f"{name} is in the environment, and there is no such setting{_suggest(name, names)}"
+        for name in sorted(os.environ)
+        if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in names
+    ]
+    if unknown:
+        raise InvalidSetting("\n".join(unknown))
+
+
+def _refuse_unknown_keys(known: Iterable[Setting], values: Nested, file: Path) -> None:
+    keys = {setting.toml_key for setting in known}
+    groups = {key.partition(".")[0] for key in keys}
+    unknown = []
+    for group, members in values.items():
+        if group not in groups:
+            hint = _suggest(group, groups) or _suggest_group(group, keys)
+            unknown.append(f"{file}: there is no [{group}]{hint}")
+        elif not isinstance(members, dict):
+            unknown.append(f"{file}: {group} must be a table: write [{group}] above its keys")
+        else:
+            found = {f"{group}.{name}" for name in members}
+            unknown += [
+                f"{file}: there is no setting {key}{_suggest(key, keys)}"
+                for key in sorted(found - keys)
+            ]
+    if unknown:
+        raise InvalidSetting("\n".join(unknown))
+
+
+def _suggest(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _suggest_group(name: str, keys: Iterable[str]) -> str:
+    within = [key for key in keys if key.partition(".")[2] == name]
+    return f" (did you mean {within[0]}?)" if within else ""
+
+
+def _told(error: ValidationError, known: Iterable[Setting], origins: Mapping[_Key, str]) -> str:
+    """One line for each problem, by the name under which the value was given."""
+    by_key = {(setting.group, setting.name): setting for setting in known}
+    lines = []
+    for problem in error.errors():
+        where = problem["loc"]
+        message = problem["msg"].removeprefix("Value error, ")
+        # A check of a whole group begins with the name of the setting that it is about.
+        name = str(where[1]) if len(where) > 1 else message.partition(" ")[0]
+        setting = by_key.get((str(where[0]), name)) or by_key.get((str(where[0]), "url"))
+        if setting is None:
+            lines.append(f"{where[0]}: {message}")
+        elif problem["type"] == "missing":
+            lines.append(
+                f"{setting.flag} is missing (or {setting.variable} in the environment, "
+                f"or {setting.toml_key} in the file of --config)"
+            )
+        else:
+            origin = origins.get((setting.group, setting.name), "default")
+            given = "" if len(where) == 1 else f", not {problem['input']!r}"
+            lines.append(f"{_given_as(setting, origin)}: {message}{given}")
+    return "\n".join(lines)
+
+
+def _given_as(setting: Setting, origin: str) -> str:
+    match origin:
+        case "flag":
+            return setting.flag
+        case "variable":
+            return setting.variable
+        case "default":
+            return f"{setting.flag} (default)"
+        case file:
+            return f"{file}: {setting.toml_key}"

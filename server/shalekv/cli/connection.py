@@ -1,0 +1,171 @@
+"""What the commands that talk to a server share: its address, and how they end when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import click
+
+from shalekv.cli.exit_codes import ExitCode
+from shalekv_client import (
+    Client,
+    Durability,
+    Fenced,
+    InvalidRequest,
+    NotApplied,
+    ReadLevel,
+    ShaleKVError,
+    Unimplemented,
+    Unreachable,
+)
+from shalekv_client.channel import checked_address
+
+ResultT = TypeVar("ResultT")
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+ADDRESS_VARIABLE = "SHALEKV_ADDR"
+DEFAULT_ADDRESS = "127.0.0.1:7654"
+TIMEOUT_MS_MAX = 3_600_000
+
+
+class ClientExit(enum.IntEnum):
+    """How a command that talks to a server ends, beside the codes of `ExitCode`."""
+
+    NOT_FOUND = 1
+    UNREACHABLE = 9
+    NOT_APPLIED = 10
+    UNKNOWN = 11
+
+
+_MEANING: Mapping[int, str] = MappingProxyType(
+    {
+        ExitCode.OK: "done",
+        ClientExit.NOT_FOUND: "the key has no value",
+        ExitCode.USAGE: "an argument or the request is wrong; nothing was done",
+        ExitCode.FENCED: "this server was fenced by a newer writer; nothing was done",
+        ClientExit.UNREACHABLE: "there is no connection to the server",
+        ClientExit.NOT_APPLIED: "the server refused; nothing was done, try again later",
+        ClientExit.UNKNOWN: "no answer, or a failure: a write may have been applied or not",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which server, and how long a call may take."""
+
+    address: str
+    timeout_ms: int
+
+
+def exit_code_of_call(error: ShaleKVError) -> int:
+    """The exit code for a call that failed."""
+    match error:
+        case Fenced():
+            return ExitCode.FENCED
+        case InvalidRequest() | Unimplemented():
+            return ExitCode.USAGE
+        case NotApplied():
+            return ClientExit.NOT_APPLIED
+        case Unreachable():
+            return ClientExit.UNREACHABLE
+        case _:
+            return ClientExit.UNKNOWN
+
+
+def exit_codes_of_calls() -> str:
+    """The table, as the end of a --help shows it."""
+    rows = [f"  {code:>3}  {meaning}" for code, meaning in _MEANING.items()]
+    return "\n".join(["\b", "Exit codes:", *rows])
+
+
+def target_options(command: CommandT) -> CommandT:
+    """A decorator that adds --addr and --timeout-ms, as the arguments of `Target`."""
+    command = click.option(
+        "--timeout-ms",
+        type=click.IntRange(1, TIMEOUT_MS_MAX),
+        default=10_000,
+        show_default=True,
+        metavar="MILLISECONDS",
+        help="How long to wait for the server.",
+    )(command)
+    return click.option(
+        "--addr",
+        metavar="HOST:PORT",
+        envvar=ADDRESS_VARIABLE,
+        default=DEFAULT_ADDRESS,
+        show_default=True,
+        show_envvar=True,
+        callback=_address,
+        help="The server.",
+    )(command)
+
+
+def durability_option(command: CommandT) -> CommandT:
+    """A decorator that adds --durability, as the argument `durability`."""
+    return click.option(
+        "--durability",
+        type=click.Choice([level.name.lower() for level in Durability]),
+        default=Durability.DURABLE.name.lower(),
+        show_default=True,
+        callback=lambda _context, _option, value: Durability[value.upper()],
+        help="When the write counts as done.",
+    )(command)
+
+
+def read_level_option(command: CommandT) -> CommandT:
+    """A decorator that adds --read-level, as the argument `read_level`."""
+    return click.option(
+        "--read-level",
+        type=click.Choice([level.name.lower() for level in ReadLevel]),
+        default=ReadLevel.COMMITTED.name.lower(),
+        show_default=True,
+        callback=lambda _context, _option, value: ReadLevel[value.upper()],
+        help="How new the state must be that is read.",
+    )(command)
+
+
+def talk(
+    target: Target, call: Callable[[Client], Awaitable[ResultT]], *, mutates: bool = False
+) -> ResultT:
+    """The result of `call`, with a client of the target.
+
+    A failure is told, with what is known of its effect if the call `mutates`, and ends the
+    process with the code that `exit_codes_of_calls` lists.
+    """
+    # The core of gRPC writes lines of its own to stderr; errors tell what there is to know.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+    async def connected() -> ResultT:
+        async with Client(target.address, timeout_ms=target.timeout_ms) as client:
+            return await call(client)
+
+    try:
+        return asyncio.run(connected())
+    except ShaleKVError as error:
+        for line in (f"Error: {error}", *_advice(error, mutates=mutates)):
+            click.echo(line, err=True)
+        raise SystemExit(exit_code_of_call(error)) from None
+
+
+def _advice(error: ShaleKVError, *, mutates: bool) -> list[str]:
+    if isinstance(error, Unreachable):
+        return ["Does it run there? --addr names another, `shalekv serve --help` starts one."]
+    if not mutates or isinstance(error, InvalidRequest | Unimplemented):
+        return []
+    if isinstance(error, NotApplied):
+        return ["Nothing was changed."]
+    return ["Whether it was applied is not known: read the key to find out, or do it again."]
+
+
+def _address(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    try:
+        return checked_address(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None

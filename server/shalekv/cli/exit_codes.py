@@ -1,0 +1,76 @@
+"""What the exit code of each command says."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from enum import IntEnum
+
+from shalekv import errors
+
+
+class ExitCode(IntEnum):
+    """Scripts and supervisors may rely on these numbers."""
+
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    DATABASE_NOT_FOUND = 3
+    FENCED = 4
+    DAMAGED = 5
+    STORE = 6
+    ADDRESS_IN_USE = 7
+    CONFLICT = 8
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANING: Mapping[ExitCode, str] = {
+    ExitCode.OK: "done, or stopped as it was asked to",
+    ExitCode.UNEXPECTED: "an error that none of the others describes",
+    ExitCode.USAGE: "a flag, a variable, a setting or a URL is wrong; nothing was done",
+    ExitCode.DATABASE_NOT_FOUND: "there is no database at the URL",
+    ExitCode.FENCED: "another writer has taken over: do not start this one again by itself",
+    ExitCode.DAMAGED: "stored bytes are damaged or contradict the protocol: a human must look",
+    ExitCode.STORE: "the object store does not answer, refuses, or cannot be written safely",
+    ExitCode.ADDRESS_IN_USE: "another process listens on the address",
+    ExitCode.CONFLICT: "other processes edited the manifest first: try again",
+    ExitCode.INTERRUPTED: "ended at once by a second Ctrl-C",
+    ExitCode.TERMINATED: "ended at once by a second SIGTERM",
+}
+
+# The nearest class above an error decides.
+_OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
+    errors.ShaleError: ExitCode.UNEXPECTED,
+    errors.InvalidRequest: ExitCode.USAGE,
+    errors.InvalidUrl: ExitCode.USAGE,
+    errors.InvalidSetting: ExitCode.USAGE,
+    errors.NotImplementedYet: ExitCode.USAGE,
+    errors.DatabaseExists: ExitCode.USAGE,
+    errors.DatabaseMismatch: ExitCode.USAGE,
+    errors.DatabaseNotFound: ExitCode.DATABASE_NOT_FOUND,
+    errors.Fenced: ExitCode.FENCED,
+    errors.IllegalState: ExitCode.DAMAGED,
+    errors.CorruptObject: ExitCode.DAMAGED,
+    errors.ObjectNotFound: ExitCode.DAMAGED,
+    errors.StoreError: ExitCode.STORE,
+    errors.ManifestVersionExists: ExitCode.CONFLICT,
+    errors.ManifestConflict: ExitCode.CONFLICT,
+}
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The code with which a command ends because of `error`."""
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return ExitCode.ADDRESS_IN_USE
+    if isinstance(error, BaseExceptionGroup):
+        codes = {exit_code_of(inner) for inner in error.exceptions}
+        return codes.pop() if len(codes) == 1 else ExitCode.UNEXPECTED
+    known = (_OF_ERROR[cls] for cls in type(error).__mro__ if cls in _OF_ERROR)
+    return next(known, ExitCode.UNEXPECTED)
+
+
+def exit_codes_text() -> str:
+    """The table, as the end of a --help shows it."""
+    rows = [f"  {code.value:>3}  {meaning}" for code, meaning in MEANING.items()]
+    return "\n".join(["\b", "Exit codes:", *rows])

@@ -1,0 +1,65 @@
+"""Log lines on stderr: for people, or one JSON object a line with timestamp, level and event.
+
+What libraries log through `logging` takes the same way and looks the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import structlog
+from structlog.typing import Processor
+
+from shalekv.settings import LogFormat, LogLevel
+
+
+def configure_logs(log_format: LogFormat, log_level: LogLevel) -> None:
+    """Send every log line of this process to stderr in one format."""
+    of_any_line: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=of_any_line,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *_rendering(log_format),
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(log_level.value.upper())
+    logging.captureWarnings(capture=True)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *of_any_line,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _rendering(log_format: LogFormat) -> Sequence[Processor]:
+    """The last steps to text. Tracebacks never show variables: users' keys and values."""
+    if log_format is LogFormat.JSON:
+        return [structlog.processors.format_exc_info, _ordered, structlog.processors.JSONRenderer()]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    ]
+
+
+def _ordered(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """The three keys that every line has come first."""
+    return {key: event.pop(key) for key in ("timestamp", "level", "event")} | dict(event)

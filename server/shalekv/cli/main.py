@@ -1,0 +1,97 @@
+"""The command `shalekv`: a table of commands, each imported when it is called.
+
+So `shalekv get` loads what the light client needs and nothing of the server, and starts fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+
+import click
+
+from shalekv import __version__
+from shalekv.cli.exit_codes import ExitCode, exit_code_of, exit_codes_text
+from shalekv.errors import ShaleError
+
+# name -> where the command is, and what a list of commands says of it
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "serve": ("shalekv.cli.serve:serve", "Serve a database to gRPC clients."),
+    "get": ("shalekv.cli.get:get", "Print the value of a key."),
+    "put": ("shalekv.cli.put:put", "Set the value of a key."),
+    "delete": ("shalekv.cli.delete:delete", "Delete a key."),
+    "scan": ("shalekv.cli.scan:scan", "Print keys and values in the order of the keys."),
+    "load": ("shalekv.cli.load:load", "Put every pair of a file, in batches."),
+    "status": ("shalekv.cli.status:status", "Print what a server is and how it does."),
+    "manifest": ("shalekv.cli.manifest:manifest", "Print a manifest, read from the store."),
+    "wal": ("shalekv.cli.wal:wal", "List the WAL objects, read from the store."),
+}
+
+
+class LazyCommands(click.Group):
+    """A group that imports a command when it is called, not when it is listed."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        """Their names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+        """The command called `name`."""
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+_HELP = """A durable key-value server whose only disk is an object store.
+
+\b
+Start with:
+  shalekv serve --create --url file:///tmp/trial
+and read on with:
+  shalekv COMMAND --help
+"""
+
+
+@click.group(
+    cls=LazyCommands,
+    help=_HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=exit_codes_text(),
+)
+@click.version_option(__version__, prog_name="shalekv")
+def shalekv() -> None:
+    """Every command of ShaleKV."""
+
+
+def main() -> None:
+    """Run the command that the arguments of this process name, and exit with its code."""
+    # grpc's core writes to stderr, past every log format; it looks here when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        shalekv(prog_name="shalekv")
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("shalekv"):
+            raise
+        _fail(
+            f"{missing.name} is not installed: this command needs `pip install 'shalekv[server]'`",
+            ExitCode.USAGE,
+        )
+    except ShaleError as error:
+        _fail(str(error), exit_code_of(error))
+
+
+def _fail(message: str, code: ExitCode) -> None:
+    click.echo(f"Error: {message}", err=True)
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

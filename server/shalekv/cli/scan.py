@@ -1,0 +1,137 @@
+"""`shalekv scan`: the keys of a range, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import click
+
+from shalekv.cli.connection import (
+    Target,
+    exit_codes_of_calls,
+    read_level_option,
+    talk,
+    target_options,
+)
+from shalekv.cli.keys import Encoding, argument_bytes, encoding_options, json_field
+from shalekv.cli.output import (
+    TABLE_ROWS,
+    Format,
+    TablePrinter,
+    format_option,
+    print_json,
+    print_line,
+    printing,
+)
+from shalekv_client import Client, Entry, ReadLevel
+
+Arguments: TypeAlias = dict[str, Any]  # of `Client.scan`
+Printer: TypeAlias = Callable[[Sequence[Entry]], None]
+
+_HELP = """Print keys and values in the order of the keys, as of one moment.
+
+All keys without --start, --end or --prefix. --start is the first key, --end the first one that is
+left out; --prefix stands for itself.
+
+\b
+Examples:
+  shalekv scan --prefix 'GREEK SMALL LETTER A'
+  shalekv scan --start a --end b --limit 10
+  shalekv scan --reverse --limit 1                 the last key of all
+  shalekv scan --keys-only | wc -l                 how many keys there are
+  shalekv scan --format json | jq -r .value
+  shalekv scan --escaped --format raw > all.tsv    what `shalekv load --escaped` reads back
+"""
+
+
+@click.command(help=_HELP, epilog=exit_codes_of_calls())
+@click.option("--start", metavar="KEY", default="", help="The first key.")
+@click.option("--end", metavar="KEY", default="", help="The first key that is left out.")
+@click.option("--prefix", metavar="KEY", default="", help="The keys that begin with this.")
+@click.option("--reverse", is_flag=True, help="From the last key to the first.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="COUNT", help="At most so many.")
+@click.option("--keys-only", is_flag=True, help="Leave the values out.")
+@encoding_options
+@format_option
+@read_level_option
+@target_options
+def scan(  # noqa: PLR0913 (click passes each option by its name)
+    *,
+    start: str,
+    end: str,
+    prefix: str,
+    reverse: bool,
+    limit: int | None,
+    keys_only: bool,
+    encoding: Encoding,
+    output_format: Format,
+    read_level: ReadLevel,
+    addr: str,
+    timeout_ms: int,
+) -> None:
+    """Print the entries."""
+    arguments: Arguments = {
+        "start": argument_bytes(encoding, start, "--start"),
+        "end": argument_bytes(encoding, end, "--end"),
+        "prefix": argument_bytes(encoding, prefix, "--prefix"),
+        "reverse": reverse,
+        "limit": limit or 0,
+        "keys_only": keys_only,
+        "read_level": read_level,
+    }
+
+    async def call(client: Client) -> None:
+        await _print_all(client, arguments, encoding, output_format)
+
+    with printing():
+        talk(Target(addr, timeout_ms), call)
+
+
+async def _print_all(
+    client: Client, arguments: Arguments, encoding: Encoding, output_format: Format
+) -> None:
+    keys_only = bool(arguments["keys_only"])
+    table = TablePrinter(["key"] if keys_only else ["key", "value", "seq"])
+    write = _printer(table, encoding, output_format, keys_only=keys_only)
+    page: list[Entry] = []
+    async with client.scan(**arguments) as entries:
+        try:
+            async for entry in entries:
+                page.append(entry)
+                if len(page) == TABLE_ROWS:
+                    write(page)
+                    page.clear()
+        finally:
+            write(page)  # what came before an error is good
+    if output_format is Format.TABLE:
+        table.finish()
+
+
+def _printer(
+    table: TablePrinter, encoding: Encoding, output_format: Format, *, keys_only: bool
+) -> Printer:
+    spell = encoding.encode
+
+    def print_table(page: Sequence[Entry]) -> None:
+        if keys_only:
+            table.print([spell(e.key)] for e in page)
+        else:
+            table.print([spell(e.key), spell(e.value), str(e.seq)] for e in page)
+
+    def print_raw(page: Sequence[Entry]) -> None:
+        for e in page:
+            print_line(spell(e.key) if keys_only else f"{spell(e.key)}\t{spell(e.value)}")
+
+    def print_objects(page: Sequence[Entry]) -> None:
+        for e in page:
+            value = {} if keys_only else json_field("value", e.value, encoding)
+            key = json_field("key", e.key, encoding)
+            print_json({**key, **value, "seq": e.seq, "expire_at_ms": e.expire_at_ms})
+
+    printers: dict[Format, Printer] = {
+        Format.TABLE: print_table,
+        Format.RAW: print_raw,
+        Format.JSON: print_objects,
+    }
+    return printers[output_format]

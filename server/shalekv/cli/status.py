@@ -1,0 +1,32 @@
+"""`shalekv status`: what a server is and how it does."""
+
+from __future__ import annotations
+
+import click
+
+from shalekv.cli.connection import Target, exit_codes_of_calls, talk, target_options
+from shalekv.cli.output import Format, format_option, print_record, printing, record_of
+from shalekv_client import Client, Status
+
+_HELP = """Print what a server is and how it does: role, epoch, write path, memtable, manifest.
+
+\b
+Examples:
+  shalekv status
+  shalekv status --addr 10.0.0.5:7654 --format json | jq .writer.commits
+  shalekv status --format raw | grep memtable
+"""
+
+
+@click.command(help=_HELP, epilog=exit_codes_of_calls())
+@format_option
+@target_options
+def status(*, output_format: Format, addr: str, timeout_ms: int) -> None:
+    """Print the status."""
+
+    async def call(client: Client) -> Status:
+        return await client.status()
+
+    found = talk(Target(addr, timeout_ms), call)
+    with printing():
+        print_record(output_format, record_of(found))

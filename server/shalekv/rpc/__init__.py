@@ -1,0 +1,1 @@
+"""Transport adapters: gRPC in, roles out."""

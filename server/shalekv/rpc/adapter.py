@@ -1,0 +1,204 @@
+"""From a gRPC call to a service and back: the one function for each shape of call.
+
+A request is parsed here and not by grpc, which would answer malformed bytes with the text of a
+Python exception. Handlers are coroutine functions, since grpc.aio runs others in threads, and
+streams are written with `context.write`, since grpc.aio leaves the generator of a cancelled
+stream open until it is collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from shalekv.errors import (
+    DeadlinePassed,
+    InvalidRequest,
+    NotImplementedYet,
+    Overloaded,
+    ShaleError,
+)
+from shalekv.roles.service import Answer, Call
+from shalekv.rpc.status import row_of, status_of, status_of_bug
+from shalekv.runtime import Runtime
+
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+# More calls than allowed are a burst: by then some of them will be done.
+RETRY_AFTER_MS = 100
+
+_log = structlog.get_logger(__name__)
+
+
+class Adapter:
+    """Makes method handlers of services, counts the calls in progress, and turns calls away."""
+
+    def __init__(self, runtime: Runtime, *, calls_max: int) -> None:
+        """At most `calls_max` calls are in progress; more are refused with `Overloaded`."""
+        self._runtime = runtime
+        self._calls_max = calls_max
+        self._calls = 0
+        self._refusal: ShaleError | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def refuse(self, error: ShaleError) -> None:
+        """Answer every call that begins from now on with `error`."""
+        self._refusal = error
+
+    async def idle(self) -> None:
+        """Wait until no call is in progress."""
+        await self._idle.wait()
+
+    def unary(
+        self,
+        answer: Callable[[RequestT, Call], Answer[ReplyT]],
+        request_type: type[RequestT],
+    ) -> Handler:
+        """The handler of a method with one request and one reply."""
+
+        async def handle(data: bytes, context: Context) -> ReplyT:
+            try:
+                with self._in_progress():
+                    call = self._call(context)
+                    reply = answer(_parsed(request_type, data), call)
+                    return reply if isinstance(reply, Message) else await reply
+            except asyncio.CancelledError as cancelled:
+                _raise_if_ours(cancelled)
+                await self._abort_for_bug(context, cancelled)
+            except ShaleError as error:
+                await self._abort(context, error)
+            except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
+                await self._abort_for_bug(context, error)
+
+        return grpc.unary_unary_rpc_method_handler(handle, None, _serialized)
+
+    def unary_stream(
+        self,
+        answer: Callable[[RequestT, Call], AsyncIterator[ReplyT]],
+        request_type: type[RequestT],
+    ) -> Handler:
+        """The handler of a method with one request and a stream of replies."""
+
+        async def handle(data: bytes, context: Context) -> None:
+            try:
+                with self._in_progress():
+                    call = self._call(context)
+                    replies = answer(_parsed(request_type, data), call)
+                    try:
+                        async for reply in replies:
+                            await context.write(reply)
+                    finally:
+                        await _close(replies)
+            except asyncio.CancelledError as cancelled:
+                _raise_if_ours(cancelled)
+                await self._abort_for_bug(context, cancelled)
+            except grpc.aio.BaseError:
+                raise  # the connection is gone, and with it whoever wants a reply
+            except ShaleError as error:
+                await self._abort(context, error)
+            except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
+                await self._abort_for_bug(context, error)
+
+        return grpc.unary_stream_rpc_method_handler(handle, None, _serialized)
+
+    def absent(self, feature: str, *, streaming: bool = False) -> Handler:
+        """The handler of a documented method that this version does not have."""
+
+        async def handle(_data: bytes, context: Context) -> NoReturn:
+            await self._abort(context, NotImplementedYet(feature))
+
+        async def handle_stream(_requests: AsyncIterator[bytes], context: Context) -> NoReturn:
+            await self._abort(context, NotImplementedYet(feature))
+
+        if streaming:
+            return grpc.stream_stream_rpc_method_handler(handle_stream)
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    @contextmanager
+    def _in_progress(self) -> Iterator[None]:
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)  # or it would grow with each call
+        if self._calls >= self._calls_max:
+            message = f"{self._calls} calls are in progress, and no more are allowed"
+            raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    def _call(self, context: Context) -> Call:
+        # The stubs leave out that there may be no deadline.
+        remaining_s: float | None = context.time_remaining()
+        if remaining_s is None:
+            return Call(peer=context.peer())
+        if remaining_s <= 0:
+            raise DeadlinePassed("the deadline had passed when the server received the call")
+        now_ms = self._runtime.clock.monotonic_ms()
+        return Call(peer=context.peer(), deadline_ms=now_ms + remaining_s * 1000.0)
+
+    async def _abort(self, context: Context, error: ShaleError) -> NoReturn:
+        error_id = ""
+        if row_of(type(error)).log:
+            error_id = self._error_id()
+            _log.error("call failed", error_id=error_id, reason=error.reason, problem=str(error))
+        await _end(context, status_of(error, error_id=error_id))
+
+    async def _abort_for_bug(self, context: Context, error: BaseException) -> NoReturn:
+        error_id = self._error_id()
+        _log.error("unexpected error in a call", error_id=error_id, exc_info=error)
+        await _end(context, status_of_bug(error_id))
+
+    def _error_id(self) -> str:
+        return f"{self._runtime.random.getrandbits(48):012x}"
+
+
+def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
+    try:
+        return request_type.FromString(data)
+    except DecodeError:
+        name = request_type.DESCRIPTOR.full_name
+        raise InvalidRequest("request", f"the bytes are not a {name}") from None
+
+
+def _serialized(reply: Message) -> bytes:
+    return reply.SerializeToString()
+
+
+async def _end(context: Context, status: status_pb2.Status) -> NoReturn:
+    """End the call with `status`, if there is still somebody to tell."""
+    try:
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError as gone:  # the deadline has passed, or the connection is lost
+        raise asyncio.CancelledError from gone
+
+
+def _raise_if_ours(cancelled: asyncio.CancelledError) -> None:
+    """Raise again what cancels this call; a future that somebody else cancelled is a bug."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise cancelled
+
+
+async def _close(replies: AsyncIterator[Message]) -> None:
+    """Close an async generator at once, so that its view of the data is let go."""
+    close = getattr(replies, "aclose", None)
+    if close is not None:
+        await close()

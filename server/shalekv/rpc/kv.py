@@ -1,0 +1,28 @@
+"""`shalekv.v1.KV` over gRPC: which method is answered by what."""
+
+from __future__ import annotations
+
+import grpc
+
+from shalekv.roles.service import KvService
+from shalekv.rpc.adapter import Adapter
+from shalekv.v1 import kv_pb2 as kv
+
+SERVICE = kv.DESCRIPTOR.services_by_name["KV"].full_name
+
+
+def kv_methods(service: KvService, adapter: Adapter) -> grpc.GenericRpcHandler:
+    """The methods of the data API."""
+    methods = {
+        "Get": adapter.unary(service.get, kv.GetRequest),
+        "BatchGet": adapter.unary(service.batch_get, kv.BatchGetRequest),
+        "Put": adapter.unary(service.put, kv.PutRequest),
+        "Delete": adapter.unary(service.delete, kv.DeleteRequest),
+        "DeleteRange": adapter.absent("KV.DeleteRange"),
+        "Write": adapter.unary(service.write, kv.WriteRequest),
+        "Txn": adapter.absent("KV.Txn"),
+        "Scan": adapter.unary_stream(service.scan, kv.ScanRequest),
+        "Session": adapter.absent("KV.Session", streaming=True),
+        "Watch": adapter.absent("KV.Watch", streaming=True),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -1,0 +1,138 @@
+"""The gRPC server: bound first, serving when there is something to serve, drained at its end.
+
+Binding comes before the writer opens: the port is then known (it is advertised in the manifest),
+and a port that is taken is noticed before another writer is fenced for nothing. Until `start`,
+connections wait in the backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Sequence
+
+import grpc
+
+from shalekv.errors import ShaleError
+from shalekv.roles.service import AdminService, KvService
+from shalekv.rpc import admin, health, kv
+from shalekv.rpc.adapter import Adapter
+from shalekv.rpc.interceptors import AccessLog
+from shalekv.rpc.reflection import reflection_methods
+from shalekv.runtime import Runtime
+from shalekv.settings import LogLevel, ServerSettings
+
+# Calls of any kind, health and reflection included, that grpc.aio lets through; the calls of our
+# own services are limited, with an error that says more, by the adapter.
+CALLS_OF_ANY_KIND = 2
+# A reply that was made may not be on the wire yet; a health watch never ends by itself.
+LAST_REPLIES_S = 0.25
+# A call may be on its way that was sent before its sender could know of the end. Until the port
+# closes it is refused with a reason; afterwards grpc cancels it, and its outcome is unknown.
+LAST_CALLS_S = 0.1
+GRPC_LOGGER = "grpc._cython.cygrpc"
+
+
+class Server:
+    """One listening address and the services behind it."""
+
+    def __init__(self, settings: ServerSettings, runtime: Runtime) -> None:
+        """Bind the address; needs a running loop.
+
+        Raises:
+            OSError: the address cannot be bound; EADDRINUSE when another process has it.
+        """
+        self._server = grpc.aio.server(
+            options=channel_options(settings),
+            interceptors=[AccessLog()] if settings.log_level is LogLevel.DEBUG else [],
+            maximum_concurrent_rpcs=CALLS_OF_ANY_KIND * settings.concurrent_calls_max,
+        )
+        self._adapter = Adapter(runtime, calls_max=settings.concurrent_calls_max)
+        self._health = health.Health()
+        self._is_refusing = False
+        host, _, port = settings.listen.rpartition(":")
+        try:
+            bound = self._server.add_insecure_port(settings.listen)
+        except RuntimeError as refused:
+            raise _why_not_bound(host, int(port)) from refused
+        self.listen = f"{host}:{bound}"
+
+    async def start(self, kv_service: KvService, admin_service: AdminService) -> None:
+        """Serve from now on."""
+        own = [kv.SERVICE, admin.SERVICE]
+        self._server.add_generic_rpc_handlers(
+            [
+                kv.kv_methods(kv_service, self._adapter),
+                admin.admin_methods(admin_service, self._adapter),
+                self._health.methods(),
+                *reflection_methods([*own, health.SERVICE]),
+            ]
+        )
+        await self._health.serve(own)
+        logging.getLogger(GRPC_LOGGER).addFilter(_is_news)
+        await self._server.start()
+
+    async def refuse(self, error: ShaleError) -> None:
+        """Report NOT_SERVING, and answer each new call with `error`; others go on."""
+        self._is_refusing = True
+        self._adapter.refuse(error)
+        await self._health.stop()
+
+    async def drain(self, grace_ms: float) -> bool:
+        """Wait until no call is in progress, at most `grace_ms`; whether all came to their end."""
+        try:
+            async with asyncio.timeout(grace_ms / 1000.0):
+                await self._adapter.idle()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Close the port and cancel what is still in progress."""
+        if self._is_refusing:
+            await asyncio.sleep(LAST_CALLS_S)
+        await self._server.stop(LAST_REPLIES_S)
+
+
+def channel_options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
+    """What grpc is told about connections, messages and metadata."""
+    return [
+        ("grpc.so_reuseport", 0),  # two servers would share a port in silence
+        ("grpc.server_handshake_timeout_ms", settings.handshake_timeout_ms),
+        ("grpc.max_connection_idle_ms", settings.connection_idle_ms),
+        ("grpc.max_connection_age_ms", settings.connection_age_ms),
+        ("grpc.max_connection_age_grace_ms", settings.connection_age_grace_ms),
+        ("grpc.max_concurrent_streams", settings.concurrent_streams_max),
+        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_send_message_length", -1),  # the services cut their replies
+        # Below the absolute limit grpc refuses at random, so both are the same.
+        ("grpc.max_metadata_size", settings.metadata_bytes_max),
+        ("grpc.absolute_max_metadata_size", settings.metadata_bytes_max),
+        # By default clients that keep an idle connection alive are sent away.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", settings.ping_interval_min_ms),
+    ]
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a log record of grpc tells more than that a caller was gone before the reply."""
+    error = record.exc_info[1] if record.exc_info else None
+    # A deadline that passes while a reply is sent is nobody's fault; the class is not public.
+    return not (isinstance(error, grpc.aio.BaseError) and "execute_batch" in str(error))
+
+
+def _why_not_bound(host: str, port: int) -> OSError:
+    """The operating system's reason, which grpc does not tell."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen()
+    except OSError as refused:
+        return OSError(refused.errno, f"{host}:{port}: {refused.strerror}")
+    return OSError(errno.EADDRNOTAVAIL, f"{host}:{port} was refused, and may be free by now")

@@ -1,0 +1,150 @@
+"""The one table from errors to gRPC: code, reason, and whether a write was applied.
+
+An error travels as a `google.rpc.Status` whose details hold an `ErrorInfo` (domain "shalekv",
+the error's `reason`, metadata), and where it applies a `RetryInfo` or a `BadRequest`. What gRPC
+itself answers has no `ErrorInfo`, and then nothing is known: so UNAVAILABLE *with* an
+`ErrorInfo` says that nothing was applied, and a bare UNAVAILABLE says nothing. Therefore no error
+that can follow an attempt to write may have UNAVAILABLE here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from shalekv import errors
+
+DOMAIN = "shalekv"
+# A status travels as metadata, of which clients accept 8 KiB; its message travels twice, once
+# with up to three characters for a byte.
+TEXT_BYTES_MAX = 700
+
+
+class Applied(StrEnum):
+    """What the caller of a write knows when it gets an error."""
+
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How an error is told."""
+
+    code: grpc.StatusCode
+    applied: Applied
+    log: bool = False  # the server is at fault, and its operator must hear of it
+
+
+_Code = grpc.StatusCode
+_NO = Applied.NO
+_UNKNOWN = Applied.UNKNOWN
+
+# Every class of `shalekv.errors` has a row of its own: whether to retry is decided one by one.
+TABLE: Mapping[type[errors.ShaleError], Row] = {
+    errors.ShaleError: Row(_Code.INTERNAL, _UNKNOWN, log=True),
+    errors.InvalidRequest: Row(_Code.INVALID_ARGUMENT, _NO),
+    errors.NotImplementedYet: Row(_Code.UNIMPLEMENTED, _NO),
+    errors.Overloaded: Row(_Code.RESOURCE_EXHAUSTED, _NO),
+    errors.QueueFull: Row(_Code.RESOURCE_EXHAUSTED, _NO),
+    errors.MemtableFull: Row(_Code.RESOURCE_EXHAUSTED, _NO),
+    errors.ReplyTooLarge: Row(_Code.RESOURCE_EXHAUSTED, _NO),
+    errors.DeadlinePassed: Row(_Code.DEADLINE_EXCEEDED, _NO),
+    errors.Stopping: Row(_Code.UNAVAILABLE, _NO),
+    errors.Fenced: Row(_Code.UNAVAILABLE, _NO),
+    errors.OutcomeUnknown: Row(_Code.UNKNOWN, _UNKNOWN),
+    errors.DatabaseError: Row(_Code.FAILED_PRECONDITION, _UNKNOWN, log=True),
+    errors.DatabaseNotFound: Row(_Code.NOT_FOUND, _NO, log=True),
+    errors.DatabaseExists: Row(_Code.ALREADY_EXISTS, _NO),
+    errors.DatabaseMismatch: Row(_Code.FAILED_PRECONDITION, _NO, log=True),
+    errors.ManifestVersionExists: Row(_Code.ABORTED, _NO),
+    errors.ManifestConflict: Row(_Code.ABORTED, _NO),
+    errors.IllegalState: Row(_Code.INTERNAL, _UNKNOWN, log=True),
+    errors.CorruptObject: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
+    errors.BadMagic: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
+    errors.UnsupportedVersion: Row(_Code.FAILED_PRECONDITION, _UNKNOWN, log=True),
+    errors.Truncated: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
+    errors.BadChecksum: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
+    errors.WrongObject: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
+    errors.BadStructure: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
+    errors.StoreError: Row(_Code.UNKNOWN, _UNKNOWN, log=True),
+    errors.ObjectNotFound: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
+    errors.StoreUnavailable: Row(_Code.UNKNOWN, _UNKNOWN, log=True),
+    errors.StoreBroken: Row(_Code.INTERNAL, _UNKNOWN, log=True),
+    errors.InvalidUrl: Row(_Code.INVALID_ARGUMENT, _NO),
+    errors.InvalidSetting: Row(_Code.INVALID_ARGUMENT, _NO),
+}
+
+# What the metadata of an `ErrorInfo` holds, for a class and those below it: name -> attribute.
+_METADATA: Mapping[type[errors.ShaleError], Mapping[str, str]] = {
+    errors.ShaleError: {},
+    errors.InvalidRequest: {"field": "field"},
+    errors.NotImplementedYet: {"feature": "feature"},
+    errors.Overloaded: {"retry_after_ms": "retry_after_ms"},
+    errors.Fenced: {"own_epoch": "own_epoch", "newer_epoch": "newer_epoch"},
+    errors.CorruptObject: {"object": "name", "offset": "offset"},
+    errors.StoreError: {"object": "name", "operation": "operation"},
+}
+
+
+def row_of(kind: type[errors.ShaleError]) -> Row:
+    """The row of an error: its own, or that of the nearest class above it."""
+    return next(TABLE[cls] for cls in kind.__mro__ if cls in TABLE)
+
+
+def metadata_of(kind: type[errors.ShaleError]) -> Mapping[str, str]:
+    """The names in the metadata of an error, and the attributes of the error behind them."""
+    return next(_METADATA[cls] for cls in kind.__mro__ if cls in _METADATA)
+
+
+def status_of(error: errors.ShaleError, *, error_id: str = "") -> status_pb2.Status:
+    """The status that tells of `error`; `error_id` is that of the log line, if there is one."""
+    names = metadata_of(type(error)).items()
+    metadata = {name: _short(str(getattr(error, attribute))) for name, attribute in names}
+    if error_id:
+        metadata["error_id"] = error_id
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
+    return _status(row_of(type(error)).code, str(error), [info, *_advice(error)])
+
+
+def status_of_bug(error_id: str) -> status_pb2.Status:
+    """The status of an unexpected exception: an id to find it by in the log, and no more."""
+    message = (
+        f"unexpected error {error_id}: the log of the server has the details under this error_id"
+    )
+    info = error_details_pb2.ErrorInfo(
+        reason=errors.ShaleError.reason, domain=DOMAIN, metadata={"error_id": error_id}
+    )
+    return _status(row_of(errors.ShaleError).code, message, [info])
+
+
+def _status(code: grpc.StatusCode, message: str, details: list[Message]) -> status_pb2.Status:
+    number: int = code.value[0]
+    status = status_pb2.Status(code=number, message=_short(message))
+    for detail in details:
+        status.details.add().Pack(detail)
+    return status
+
+
+def _short(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= TEXT_BYTES_MAX:
+        return encoded.decode()
+    return encoded[: TEXT_BYTES_MAX - 3].decode(errors="ignore") + "..."
+
+
+def _advice(error: errors.ShaleError) -> Iterator[Message]:
+    if isinstance(error, errors.Overloaded):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(error.retry_after_ms)
+        yield retry
+    if isinstance(error, errors.InvalidRequest):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=_short(error.field), description=_short(error.problem)
+        )
+        yield error_details_pb2.BadRequest(field_violations=[violation])

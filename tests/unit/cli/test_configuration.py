@@ -1,0 +1,187 @@
+"""Settings from flags, the environment and a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shalekv.cli import connection
+from shalekv.cli.catalog import settings_of
+from shalekv.cli.configuration import ADDRESS_VARIABLE, load_settings
+from shalekv.errors import InvalidSetting
+from shalekv.settings import ServeSettings
+
+URL = {"url": "memory://trial"}
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("SHALEKV_"):
+            monkeypatch.delenv(name)
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "shalekv.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _problem(flags: dict[str, Any], file: Path | None = None) -> str:
+    with pytest.raises(InvalidSetting) as raised:
+        load_settings(flags, file)
+    return str(raised.value)
+
+
+def test_defaults_are_those_of_the_models() -> None:
+    """With a URL alone everything else has its default."""
+    assert load_settings(URL, None) == ServeSettings.model_validate({"database": URL})
+
+
+def test_flag_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each source wins over those after it, one setting at a time."""
+    file = _file(
+        tmp_path,
+        """
+        [database]
+        url = "memory://file"
+        [writer]
+        max_parallel_writes = 2
+        flush_interval_ms = 22
+        flush_bytes = 22222
+        """,
+    )
+    monkeypatch.setenv("SHALEKV_WRITER__MAX_PARALLEL_WRITES", "3")
+    monkeypatch.setenv("SHALEKV_WRITER__FLUSH_INTERVAL_MS", "33")
+    settings = load_settings({"max_parallel_writes": "4", "flush_bytes": None}, file)
+    assert settings.database.url == "memory://file"
+    assert settings.writer.max_parallel_writes == 4
+    assert settings.writer.flush_interval_ms == 33
+    assert settings.writer.flush_bytes == 22_222
+    assert settings.writer.queue_wait_ms == 1_000
+
+
+@pytest.mark.parametrize("setting", list(settings_of(ServeSettings)), ids=lambda s: s.toml_key)
+def test_every_setting_has_three_names(
+    setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value given by flag, by variable and by key arrives at the same place."""
+    if setting.is_switch:
+        text, toml = "true", "true"
+    elif setting.choices:
+        text, toml = setting.choices[-1], f'"{setting.choices[-1]}"'
+    elif setting.field.annotation is str:
+        text, toml = "127.0.0.1:1", '"127.0.0.1:1"'
+    else:
+        text = toml = str(next(rule.le for rule in setting.field.metadata if hasattr(rule, "le")))
+    flags = {} if setting.name == "url" else dict(URL)
+    by_flag = load_settings(flags | {setting.name: text}, None)
+    file = _file(tmp_path, f"[{setting.group}]\n{setting.name} = {toml}")
+    by_file = load_settings(flags, file)
+    monkeypatch.setenv(setting.variable, text)
+    by_variable = load_settings(flags, None)
+    assert by_flag == by_variable == by_file
+    assert str(getattr(getattr(by_flag, setting.group), setting.name)).lower() == text
+
+
+def test_names_of_settings_differ_between_groups() -> None:
+    """So each has a flag of its own."""
+    flags = [setting.flag for setting in settings_of(ServeSettings)]
+    assert len(flags) == len(set(flags))
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As container tools leave them."""
+    monkeypatch.setenv("SHALEKV_WRITER__MAX_PARALLEL_WRITES", "")
+    assert load_settings(URL, None).writer.max_parallel_writes == 1
+
+
+def test_a_wrong_value_is_told_by_its_flag() -> None:
+    """The flag, the limit and the value; no traceback and nothing of pydantic."""
+    problem = _problem(URL | {"max_parallel_writes": "0", "flush_bytes": "much"})
+    first, second = problem.splitlines()
+    assert first.startswith("--max-parallel-writes: ")
+    assert "greater than or equal to 1" in first
+    assert first.endswith("not '0'")
+    assert second.startswith("--flush-bytes: ")
+    assert "pydantic" not in problem
+
+
+def test_a_wrong_value_is_told_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name that the user wrote."""
+    monkeypatch.setenv("SHALEKV_WRITER__FLUSH_INTERVAL_MS", "-1")
+    assert _problem(URL).startswith("SHALEKV_WRITER__FLUSH_INTERVAL_MS: ")
+
+
+def test_a_wrong_value_is_told_by_its_file(tmp_path: Path) -> None:
+    """The file and the key."""
+    file = _file(tmp_path, "[server]\nlog_level = 'loud'")
+    assert _problem(URL, file).startswith(f"{file}: server.log_level: ")
+
+
+def test_a_rule_of_a_whole_group_is_told_by_the_setting_that_it_is_about() -> None:
+    """The check of HOST:PORT names --listen."""
+    for listen in ("localhost", ":7654", "127.0.0.1:http", "127.0.0.1:65536"):
+        assert _problem(URL | {"listen": listen}).startswith("--listen: listen must be HOST:PORT")
+
+
+def test_a_missing_url_is_told_with_all_of_its_names() -> None:
+    """Nothing at all is given: the message says how to give it."""
+    problem = _problem({})
+    assert problem.startswith("--url is missing")
+    assert "SHALEKV_DATABASE__URL" in problem
+    assert "database.url" in problem
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("SHALEKV_WRITER__FLUSH_INTERVAL", "did you mean SHALEKV_WRITER__FLUSH_INTERVAL_MS?"),
+        ("SHALEKV_WRITER_FLUSH_BYTES", "did you mean SHALEKV_WRITER__FLUSH_BYTES?"),
+        ("SHALEKV_WRITER", "no such setting"),
+    ],
+)
+def test_unknown_variables_are_refused(
+    variable: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt variable is not ignored; what was meant is suggested."""
+    monkeypatch.setenv(variable, "{}")
+    problem = _problem(URL)
+    assert problem.startswith(variable)
+    assert hint in problem
+
+
+def test_the_variable_of_clients_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment for both sides suits both."""
+    assert connection.ADDRESS_VARIABLE == ADDRESS_VARIABLE
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1:7654")
+    assert load_settings(URL, None).database.url == URL["url"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("[writer]\nflush_interval = 1", "writer.flush_interval (did you mean writer.flush_in"),
+        ("[writers]\nflush_bytes = 1", "[writers] (did you mean writer?)"),
+        ("flush_bytes = 1", "[flush_bytes] (did you mean writer.flush_bytes?)"),
+        ("writer = 3", "writer must be a table"),
+        ("[writer", "is not TOML"),
+        ("[colours]\nred = 1", "there is no [colours]"),
+    ],
+)
+def test_unknown_keys_are_refused(text: str, hint: str, tmp_path: Path) -> None:
+    """So is a misspelt key, a table that is none, and a file that is no TOML."""
+    file = _file(tmp_path, text)
+    problem = _problem(URL, file)
+    assert problem.startswith(str(file))
+    assert hint in problem
+
+
+def test_a_missing_file_is_told() -> None:
+    """A --config that is not there is not ignored."""
+    assert _problem(URL, Path("/nowhere/shalekv.toml")).startswith("/nowhere/shalekv.toml: No such")

@@ -1,0 +1,37 @@
+"""The generated pages of server/docs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shalekv.cli.catalog import settings_of
+from shalekv.cli.reference import PAGES, write_pages
+from shalekv.rpc.status import TABLE
+from shalekv.settings import ServeSettings
+
+DOCS = Path(__file__).parents[3] / "server" / "docs"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_current(name: str) -> None:
+    """What the code says now; `python -m shalekv.cli.reference` writes it."""
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name]()
+
+
+def test_the_command_writes_every_page(tmp_path: Path) -> None:
+    """Into the folder that it is given."""
+    result = CliRunner().invoke(write_pages, [str(tmp_path / "docs")])
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "docs").iterdir()} == set(PAGES)
+
+
+def test_pages_are_complete() -> None:
+    """Every setting by all of its names, and every reason."""
+    for setting in settings_of(ServeSettings):
+        for name in (setting.flag, setting.variable, setting.toml_key):
+            assert f"`{name}" in PAGES["settings.md"]()
+    for kind in TABLE:
+        assert f"| `{kind.reason}` |" in PAGES["errors.md"]()

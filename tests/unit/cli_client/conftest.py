@@ -1,0 +1,34 @@
+"""A server over a dict, and commands that are run against it over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeAlias
+
+import click
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner, Result
+
+from tests.unit.client.dict_server import DictServer
+
+Run: TypeAlias = Callable[..., Awaitable[Result]]
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[DictServer]:
+    """A server with no data."""
+    async with DictServer() as running:
+        yield running
+
+
+@pytest.fixture
+def run(server: DictServer) -> Run:
+    """Runs a command in a thread, where it has a loop of its own; SHALEKV_ADDR is the server."""
+
+    async def invoke(command: click.Command, *args: str, stdin: bytes | None = None) -> Result:
+        runner = CliRunner(env={"SHALEKV_ADDR": server.address})
+        return await asyncio.to_thread(runner.invoke, command, args, input=stdin)
+
+    return invoke

@@ -1,0 +1,221 @@
+"""Errors of the client: the published table, and whether a mutation may have been applied."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from shalekv import errors as server_errors
+from shalekv.rpc.status import DOMAIN, TABLE, Applied
+from shalekv_client import (
+    Cancelled,
+    Client,
+    ConnectionLost,
+    DeadlineExceeded,
+    Fenced,
+    InvalidRequest,
+    NotApplied,
+    OutcomeUnknown,
+    Overloaded,
+    RetryPolicy,
+    ServerFailed,
+    ShaleKVError,
+    Stopping,
+    Unimplemented,
+    Unreachable,
+)
+from shalekv_client.error_table import error_of
+from tests.unit.client.dict_server import DictServer, Failure, bare, refusing, silent
+
+ONCE = RetryPolicy(attempts_max=1)
+CODE = grpc.StatusCode
+FENCED = server_errors.Fenced("another writer took over", own_epoch=3, newer_epoch=4)
+FULL = server_errors.QueueFull("the queue is full", retry_after_ms=250)
+
+
+class FailedCall:
+    """A failed call as gRPC reports it, with or without an ErrorInfo."""
+
+    def __init__(self, code: CODE, reason: str, *, domain: str = DOMAIN) -> None:
+        number: int = code.value[0]
+        status = status_pb2.Status(code=number, message="what happened")
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=domain))
+        self._code = code
+        self._status = status.SerializeToString()
+
+    def code(self) -> CODE:
+        return self._code
+
+    def details(self) -> str:
+        return "what happened"
+
+    def trailing_metadata(self) -> list[tuple[str, bytes]]:
+        return [("grpc-status-details-bin", self._status)]
+
+
+def closed_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+async def failed_put(server: DictServer, how: Failure, *, timeout_ms: int = 5_000) -> ShaleKVError:
+    """The error of a put that the server fails, without retries."""
+    server.state.failures.append(how)
+    async with Client(server.address, retry=ONCE) as client:
+        with pytest.raises(ShaleKVError) as caught:
+            await client.put(b"k", b"v", timeout_ms=timeout_ms)
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
+def test_client_knows_the_servers_table(kind: type[server_errors.ShaleError]) -> None:
+    """For every row of the server's table the client concludes what the server publishes."""
+    found = error_of("here:1", FailedCall(TABLE[kind].code, kind.reason))
+    assert found.reason == kind.reason
+    assert isinstance(found, NotApplied) == (TABLE[kind].applied is Applied.NO)
+
+
+@pytest.mark.parametrize("code", [code for code in CODE if code is not CODE.OK])
+def test_newer_reasons_prove_nothing_but_by_unavailable(code: CODE) -> None:
+    """A reason that the client does not know is "not applied" only where the status itself is."""
+    found = error_of("here:1", FailedCall(code, "SOMETHING_NEW"))
+    certain = {CODE.UNAVAILABLE, CODE.INVALID_ARGUMENT, CODE.UNIMPLEMENTED}
+    assert isinstance(found, NotApplied) == (code in certain)
+
+
+def test_reasons_of_others_prove_nothing() -> None:
+    """UNAVAILABLE with the ErrorInfo of something between client and server is still unknown."""
+    found = error_of("here:1", FailedCall(CODE.UNAVAILABLE, "STOPPING", domain="proxy.example"))
+    assert isinstance(found, ConnectionLost)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (CODE.UNAVAILABLE, ConnectionLost),
+        (CODE.CANCELLED, Cancelled),
+        (CODE.DEADLINE_EXCEEDED, DeadlineExceeded),
+        (CODE.RESOURCE_EXHAUSTED, ServerFailed),
+        (CODE.INTERNAL, ServerFailed),
+    ],
+)
+async def test_bare_statuses_are_unknown(
+    server: DictServer, code: CODE, kind: type[ShaleKVError]
+) -> None:
+    """A status without our ErrorInfo never says that a mutation was not applied."""
+    error = await failed_put(server, bare(code))
+    assert type(error) is kind
+    assert isinstance(error, OutcomeUnknown)
+    assert (error.code, error.reason) == (code.name, "")
+
+
+async def test_fenced_is_told_apart(server: DictServer) -> None:
+    """A fenced writer's refusal is `Fenced`, not applied, and names the newer epoch."""
+    error = await failed_put(server, refusing(FENCED))
+    assert isinstance(error, Fenced)
+    assert isinstance(error, Stopping)
+    assert isinstance(error, NotApplied)
+    assert error.newer_epoch == 4
+
+
+async def test_overload_tells_when_to_come_back(server: DictServer) -> None:
+    """`Overloaded` has the delay of the server's RetryInfo."""
+    error = await failed_put(server, refusing(FULL))
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_ms == 250
+
+
+async def test_invalid_request_names_its_field(client: Client) -> None:
+    """A bad key is `InvalidRequest`: it names the field, and its text the server and the cause."""
+    with pytest.raises(InvalidRequest, match="1 to 65536 bytes") as caught:
+        await client.put(b"", b"v")
+    assert caught.value.field == "changes[0].key"
+    assert str(caught.value).startswith(client.address)
+
+
+async def test_missing_features_are_unimplemented(server: DictServer) -> None:
+    """What the server does not have is `Unimplemented`, and not applied."""
+    feature = server_errors.NotImplementedYet("durability QUORUM")
+    assert isinstance(await failed_put(server, refusing(feature)), Unimplemented)
+
+
+async def test_silence_ends_with_the_timeout(server: DictServer) -> None:
+    """A mutation without an answer in time is `DeadlineExceeded`: a TimeoutError, and unknown."""
+    error = await failed_put(server, silent(), timeout_ms=50)
+    assert isinstance(error, DeadlineExceeded)
+    assert isinstance(error, TimeoutError)
+
+
+async def test_silence_ends_a_scan(server: DictServer) -> None:
+    """A scan on which nothing comes in time is `DeadlineExceeded`, and over."""
+    server.state.failures.append(silent())
+    async with Client(server.address, timeout_ms=50) as client:
+        scan = client.scan()
+        with pytest.raises(DeadlineExceeded, match="nothing came for 50 ms"):
+            await anext(scan)
+        assert [entry async for entry in scan] == []
+
+
+async def test_scan_that_fails_late_has_given_what_it_had(
+    client: Client, server: DictServer
+) -> None:
+    """Entries that came before an error are good; then the error is raised, not a short answer."""
+    for number in range(9):
+        await client.put(b"%d" % number, b"")
+    server.state.scan_failure_after = 2
+    scan = client.scan()
+    assert [(await anext(scan)).key for _ in range(6)] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    with pytest.raises(ServerFailed):
+        await anext(scan)
+
+
+async def test_refused_connection_names_the_address() -> None:
+    """Without a server the error is `Unreachable`: a ConnectionError that says where."""
+    address = f"127.0.0.1:{closed_port()}"
+    async with Client(address) as client:
+        with pytest.raises(Unreachable, match="Connection refused") as caught:
+            await client.put(b"k", b"v")
+    assert isinstance(caught.value, ConnectionError)
+    assert str(caught.value).startswith(address)
+
+
+async def test_broken_connection_is_unknown(server: DictServer) -> None:
+    """When the server goes away under a mutation, nobody knows what became of it."""
+    server.state.failures.append(silent())
+    async with Client(server.address, retry=ONCE) as client, asyncio.TaskGroup() as tasks:
+        put = tasks.create_task(outcome_unknown(client))
+        await server.state.begun.wait()
+        await server.stop()
+        await put
+
+
+async def outcome_unknown(client: Client) -> None:
+    """Puts, and expects not to learn what became of it."""
+    with pytest.raises(OutcomeUnknown):
+        await client.put(b"k", b"v")
+
+
+async def test_cancelling_a_task_cancels_its_call_alone(client: Client, server: DictServer) -> None:
+    """A task that waits for a call can be cancelled; other calls of the client go on."""
+    server.state.failures.append(silent())
+    async with asyncio.TaskGroup() as tasks:
+        put = tasks.create_task(client.put(b"k", b"v"))
+        await server.state.begun.wait()
+        put.cancel()
+    assert put.cancelled()
+    assert await client.get(b"k") is None
+
+
+async def test_errors_can_be_pickled(server: DictServer) -> None:
+    """An error survives the way to another process with all that it knows."""
+    error = await failed_put(server, refusing(FULL))
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
+    assert type(copy) is Overloaded
+    assert (copy.details, str(copy)) == (error.details, str(error))

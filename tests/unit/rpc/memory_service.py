@@ -1,0 +1,126 @@
+"""A small real service behind the seam: a dict, commits that a test can hold back, and accidents.
+
+Some keys are accidents: asking for them raises what `ACCIDENTS` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from shalekv import errors
+from shalekv.roles.service import Answer, Call
+from shalekv.v1 import admin_pb2, kv_pb2
+
+ACCIDENTS: dict[bytes, Exception] = {
+    b"!bug": ZeroDivisionError("the secret of line 17"),
+    b"!fenced": errors.Fenced("epoch 8 has taken over from 7", own_epoch=7, newer_epoch=8),
+    b"!full": errors.QueueFull("the queue is full", retry_after_ms=1_500),
+    b"!corrupt": errors.BadChecksum("wal/00000000000000000007.sst", 4096, "block 3 does not match"),
+    b"!unknown": errors.OutcomeUnknown("the upload was sent and no answer came"),
+    b"!long": errors.InvalidRequest("key", "x" * 100_000),
+}
+
+
+class MemoryKv:
+    """Answers `KvService` from a dict."""
+
+    def __init__(self) -> None:
+        """Empty, and committing at once."""
+        self.values: dict[bytes, bytes] = {}
+        self.calls: list[Call] = []
+        self.held: list[asyncio.Future[kv_pb2.PutReply]] = []
+        self.hold = False
+        self.arrived = asyncio.Event()
+        self.scans: list[AsyncIterator[kv_pb2.ScanReply]] = []
+        self.scans_open = 0
+        self.scan_opened = asyncio.Event()
+        self.scan_closed = asyncio.Event()
+
+    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
+        self._note(call)
+        if request.key in ACCIDENTS:
+            raise ACCIDENTS[request.key]
+        found = request.key in self.values
+        return kv_pb2.GetReply(found=found, value=self.values.get(request.key, b""))
+
+    def batch_get(
+        self, request: kv_pb2.BatchGetRequest, call: Call
+    ) -> Answer[kv_pb2.BatchGetReply]:
+        self._note(call)
+        found = [kv_pb2.BatchGetResult(found=key in self.values) for key in request.keys]
+        return kv_pb2.BatchGetReply(results=found)
+
+    def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
+        """A future of this call alone, completed at once unless `hold` is set."""
+        self._note(call)
+        future: asyncio.Future[kv_pb2.PutReply] = asyncio.get_running_loop().create_future()
+        if request.key in ACCIDENTS:
+            future.set_exception(ACCIDENTS[request.key])
+            return future
+        self.values[request.key] = request.value
+        if self.hold:
+            self.held.append(future)
+        else:
+            future.set_result(kv_pb2.PutReply())
+        return future
+
+    def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
+        self._note(call)
+        self.values.pop(request.key, None)
+        return kv_pb2.DeleteReply()
+
+    def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
+        self._note(call)
+        self.values |= {c.put.key: c.put.value for c in request.changes}
+        return kv_pb2.WriteReply()
+
+    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
+        """One message for each key, again and again when a limit asks for more than there is.
+
+        The iterator is kept, so that nothing but whoever reads it can have closed it.
+        """
+        self._note(call)
+        self.scans.append(self._scan(request))
+        return self.scans[-1]
+
+    async def _scan(self, request: kv_pb2.ScanRequest) -> AsyncIterator[kv_pb2.ScanReply]:
+        if request.range.prefix in ACCIDENTS:
+            raise ACCIDENTS[request.range.prefix]
+        self.scans_open += 1
+        self.scan_opened.set()
+        try:
+            sent = 0
+            while sent < request.limit:
+                for key, value in sorted(self.values.items()):
+                    yield kv_pb2.ScanReply(entries=[kv_pb2.Entry(key=key, value=value)])
+                    sent += 1
+        finally:
+            self.scans_open -= 1
+            self.scan_closed.set()
+
+    async def holds(self, count: int) -> None:
+        """Wait until `count` commits are held back."""
+        while len(self.held) < count:
+            self.arrived.clear()
+            await self.arrived.wait()
+
+    def release(self) -> None:
+        """Complete the commits that are held back, as a commit loop does."""
+        for future in self.held:
+            if not future.done():
+                future.set_result(kv_pb2.PutReply())
+        self.held.clear()
+
+    def _note(self, call: Call) -> None:
+        self.calls.append(call)
+        self.arrived.set()
+
+
+class MemoryAdmin:
+    """Answers `AdminService`."""
+
+    def status(
+        self, _request: admin_pb2.StatusRequest, _call: Call
+    ) -> Answer[admin_pb2.StatusReply]:
+        return admin_pb2.StatusReply(version="0.0.0-test")

@@ -1,0 +1,126 @@
+"""A real server on a free port with a service in memory behind it, and a channel to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status.rpc_status import aio
+
+from shalekv.clock import LoopClock
+from shalekv.rpc.server import Server
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import ServerSettings
+from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
+from tests.unit.rpc.memory_service import MemoryAdmin, MemoryKv
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class RawCalls:
+    """Calls by path with bytes, for requests that no client would send."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        """Call over `channel`."""
+        self._channel = channel
+
+    def unary(self, path: str, request: bytes, **options: Any) -> Any:
+        """One request, one reply."""
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(path)
+        return method(request, **options)
+
+    def unary_stream(self, path: str, request: bytes) -> Any:
+        """One request, a stream of replies."""
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(path)
+        return method(request)
+
+    def stream_stream(self, path: str, requests: list[bytes]) -> Any:
+        """A stream of requests, a stream of replies."""
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(path)
+        return method(iter(requests))
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that serves, and what a test needs to talk to it and about it."""
+
+    server: Server
+    service: MemoryKv
+    channel: grpc.aio.Channel
+    raw: RawCalls
+    kv: kv_pb2_grpc.KVStub
+    admin: admin_pb2_grpc.AdminStub
+
+
+def runtime() -> Runtime:
+    """The runtime of a test: real time, seeded randomness."""
+    return Runtime(clock=LoopClock(), random=Random(1), workers=ThreadWorkers(1))
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[Serving]:
+    """Serve on a free port; `settings` are those of the server that differ from the defaults."""
+    server = Server(ServerSettings.model_validate({"listen": "127.0.0.1:0"} | settings), runtime())
+    service = MemoryKv()
+    await server.start(service, MemoryAdmin())
+    try:
+        async with grpc.aio.insecure_channel(server.listen) as channel:
+            yield Serving(
+                server,
+                service,
+                channel,
+                RawCalls(channel),
+                kv_pb2_grpc.KVStub(channel),
+                admin_pb2_grpc.AdminStub(channel),
+            )
+    finally:
+        await server.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a client sees of an error."""
+
+    code: grpc.StatusCode
+    message: str
+    info: error_details_pb2.ErrorInfo | None
+    retry: error_details_pb2.RetryInfo | None
+    bad: error_details_pb2.BadRequest | None
+
+
+async def failure(call: Any) -> Failure:
+    """How `call` fails: awaits it, or reads it to its end when it is a stream."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        status = await aio.from_call(call)
+        return failure_of(error, status)
+    raise AssertionError("the call succeeded")
+
+
+def failure_of(error: grpc.aio.AioRpcError, status: status_pb2.Status | None) -> Failure:
+    """What `error`, and the rich status that came with it, say."""
+    return Failure(
+        code=error.code(),
+        message=error.details() or "",
+        info=_detail(status, error_details_pb2.ErrorInfo()),
+        retry=_detail(status, error_details_pb2.RetryInfo()),
+        bad=_detail(status, error_details_pb2.BadRequest()),
+    )
+
+
+def _detail(status: status_pb2.Status | None, into: MessageT) -> MessageT | None:
+    for detail in status.details if status else ():
+        if detail.Unpack(into):
+            return into
+    return None

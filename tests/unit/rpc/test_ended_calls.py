@@ -1,0 +1,114 @@
+"""Calls that end before they are answered: late, cancelled, or one too many."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from shalekv.rpc.adapter import Adapter
+from shalekv.v1 import kv_pb2
+from tests.unit.rpc.memory_service import MemoryKv
+from tests.unit.rpc.serving import failure, runtime, serving
+
+
+async def test_deadline_and_peer_reach_the_service_as_values() -> None:
+    """A deadline arrives on the clock of the runtime; without one there is none."""
+    async with serving() as it:
+        now_ms = asyncio.get_running_loop().time() * 1000.0
+        await it.kv.Get(kv_pb2.GetRequest(key=b"a"), timeout=50)
+        await it.kv.Get(kv_pb2.GetRequest(key=b"a"))
+        limited, unlimited = it.service.calls
+    assert limited.deadline_ms is not None
+    assert now_ms < limited.deadline_ms <= now_ms + 52_000
+    assert unlimited.deadline_ms is None
+    assert limited.peer.startswith("ipv4:127.0.0.1:")
+
+
+class _Late:
+    """The context of a call whose deadline has passed on its way through grpc."""
+
+    def __init__(self) -> None:
+        self.status: grpc.Status | None = None
+
+    def time_remaining(self) -> float:
+        return 0.0
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
+        self.status = status
+        raise grpc.aio.AbortError
+
+
+async def test_a_call_that_is_late_already_is_not_served() -> None:
+    """DEADLINE_EXCEEDED before any work, when grpc has not noticed itself."""
+    service, late = MemoryKv(), _Late()
+    # The stubs of grpc know the handlers of threads alone.
+    handler: Any = Adapter(runtime(), calls_max=1).unary(service.put, kv_pb2.PutRequest)
+    with pytest.raises(grpc.aio.AbortError):
+        await handler.unary_unary(b"", late)
+    assert service.calls == []
+    assert late.status is not None
+    assert late.status.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_cancelled_call_harms_no_other() -> None:
+    """Of two writes that wait for one commit, one is cancelled and the other is acknowledged."""
+    async with serving() as it:
+        it.service.hold = True
+        cancelled = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
+        await it.service.holds(1)
+        kept = it.kv.Put(kv_pb2.PutRequest(key=b"b"))
+        await it.service.holds(2)
+        first = it.service.held[0]
+        ended = asyncio.Event()
+        first.add_done_callback(lambda _: ended.set())
+        cancelled.cancel()
+        await ended.wait()
+        assert first.cancelled()
+        it.service.release()
+        assert isinstance(await kept, kv_pb2.PutReply)
+
+
+async def test_a_future_that_somebody_else_cancels_is_a_bug() -> None:
+    """The call is answered, with INTERNAL, instead of being left without an answer."""
+    async with serving() as it:
+        it.service.hold = True
+        call = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
+        await it.service.holds(1)
+        it.service.held[0].cancel()
+        failed = await failure(call)
+    assert failed.code is grpc.StatusCode.INTERNAL
+    assert failed.info is not None
+
+
+async def test_a_scan_is_closed_when_its_caller_goes_away() -> None:
+    """The iterator of the service is closed at once, and with it the view that it holds."""
+    async with serving() as it:
+        it.service.values = {b"a": b"x" * 1000}
+        call = it.kv.Scan(kv_pb2.ScanRequest(limit=10**9))
+        await it.service.scan_opened.wait()
+        assert it.service.scans_open == 1
+        call.cancel()
+        await it.service.scan_closed.wait()
+        assert it.service.scans_open == 0
+
+
+async def test_calls_over_the_limit_are_refused_with_advice() -> None:
+    """RESOURCE_EXHAUSTED with RetryInfo, at once; when calls end there is room again."""
+    async with serving(concurrent_calls_max=2) as it:
+        it.service.hold = True
+        held = [it.kv.Put(kv_pb2.PutRequest(key=b"a")) for _ in range(2)]
+        await it.service.holds(2)
+        failed = await failure(it.kv.Get(kv_pb2.GetRequest(key=b"a")))
+        assert failed.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert failed.info is not None
+        assert failed.info.reason == "OVERLOADED"
+        assert failed.retry is not None
+        it.service.release()
+        await asyncio.gather(*held)
+        assert (await it.kv.Get(kv_pb2.GetRequest(key=b"a"))).found

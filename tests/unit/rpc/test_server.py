@@ -1,0 +1,146 @@
+"""The server around the services: its port, its limits, its health, its end."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from contextlib import closing
+
+import grpc
+import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from structlog.testing import capture_logs
+
+from shalekv.errors import Fenced, Stopping
+from shalekv.rpc.server import GRPC_LOGGER, Server
+from shalekv.settings import LogLevel, ServerSettings
+from shalekv.v1 import admin_pb2, kv_pb2
+from tests.unit.rpc.serving import failure, runtime, serving
+
+
+async def test_port_0_picks_one() -> None:
+    """The server tells which port it got, before it serves."""
+    server = Server(ServerSettings(listen="127.0.0.1:0"), runtime())
+    host, _, port = server.listen.rpartition(":")
+    assert (host, int(port) > 0) == ("127.0.0.1", True)
+
+
+async def test_a_taken_port_is_refused() -> None:
+    """A second server does not share the port of the first in silence."""
+    async with serving() as it:
+        with pytest.raises(OSError, match="in use") as refused:
+            Server(ServerSettings(listen=it.server.listen), runtime())
+    assert refused.value.errno == errno.EADDRINUSE
+
+
+async def test_a_port_taken_by_another_program_is_refused() -> None:
+    """As for any other listener."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match="in use") as refused:
+            Server(ServerSettings(listen=listen), runtime())
+    assert refused.value.errno == errno.EADDRINUSE
+
+
+async def test_an_address_of_another_machine_is_refused() -> None:
+    """The error is that of the operating system."""
+    with pytest.raises(OSError, match="assign") as refused:
+        Server(ServerSettings(listen="192.0.2.1:0"), runtime())
+    assert refused.value.errno == errno.EADDRNOTAVAIL
+
+
+async def test_new_calls_are_turned_away_while_others_end() -> None:
+    """After `refuse` a call gets the error; one that was in progress is answered and waited for."""
+    fenced = Fenced("epoch 8 has taken over from 7", own_epoch=7, newer_epoch=8)
+    async with serving() as it:
+        it.service.hold = True
+        held = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
+        await it.service.holds(1)
+        await it.server.refuse(fenced)
+        for call in (
+            it.kv.Get(kv_pb2.GetRequest(key=b"a")),
+            it.kv.Scan(kv_pb2.ScanRequest()),
+            it.admin.Status(admin_pb2.StatusRequest()),
+        ):
+            failed = await failure(call)
+            assert failed.code is grpc.StatusCode.UNAVAILABLE
+            assert failed.info is not None
+            assert failed.info.reason == "FENCED"
+        assert not await it.server.drain(1)
+        it.service.release()
+        assert await it.server.drain(10_000)
+        assert isinstance(await held, kv_pb2.PutReply)
+
+
+async def test_refusing_often_costs_no_memory() -> None:
+    """The error that all calls get does not collect their tracebacks."""
+    stopping = Stopping("shutting down")
+    async with serving() as it:
+        await it.server.refuse(stopping)
+        depths = []
+        for _ in range(3):
+            await failure(it.kv.Get(kv_pb2.GetRequest(key=b"a")))
+            depth, trace = 0, stopping.__traceback__
+            while trace is not None:
+                depth, trace = depth + 1, trace.tb_next
+            depths.append(depth)
+    assert depths == [depths[0]] * 3
+
+
+async def test_stopping_cuts_off_what_does_not_end() -> None:
+    """A call that outlives the grace is cancelled, and its caller knows nothing about it."""
+    async with serving() as it:
+        it.service.hold = True
+        held = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
+        await it.service.holds(1)
+        await it.server.stop()
+        failed = await failure(held)
+        assert failed.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+        assert failed.info is None
+
+
+async def test_an_unknown_method_is_refused() -> None:
+    """UNIMPLEMENTED, for a service and for a method that no version has."""
+    async with serving() as it:
+        for path in ("/shalekv.v1.KV/Frobnicate", "/nobody.v9.Knows/This"):
+            failed = await failure(it.raw.unary(path, b""))
+            assert failed.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_calls_are_logged_at_debug_level() -> None:
+    """One line for each call with its method, peer, code and duration; none at other levels."""
+    for level, lines_of_calls in ((LogLevel.DEBUG, 5), (LogLevel.INFO, 0)):
+        async with serving(log_level=level) as it:
+            with capture_logs() as lines:
+                await it.kv.Get(kv_pb2.GetRequest(key=b"a"))
+                await failure(it.kv.Get(kv_pb2.GetRequest(key=b"!full")))
+                await failure(it.kv.Txn(kv_pb2.TxnRequest()))
+                await failure(it.raw.unary("/nobody.v9.Knows/This", b""))
+                it.service.values = {b"a": b"1"}
+                scan = it.kv.Scan(kv_pb2.ScanRequest(limit=10**9))
+                await it.service.scan_opened.wait()
+                scan.cancel()
+                await it.service.scan_closed.wait()
+                await it.server.stop()
+        calls = [line for line in lines if line["event"] in {"call", "unknown method"}]
+        assert len(calls) == lines_of_calls
+        if calls:
+            assert [(line["method"].rpartition("/")[2], line.get("code")) for line in calls] == [
+                ("Get", "OK"),
+                ("Get", "RESOURCE_EXHAUSTED"),
+                ("Txn", "UNIMPLEMENTED"),
+                ("This", None),
+                ("Scan", "CANCELLED"),
+            ]
+            assert calls[0]["peer"].startswith("ipv4:127.0.0.1:")
+            assert calls[0]["duration_ms"] >= 0
+
+
+async def test_callers_that_have_gone_are_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """What grpc reports of a reply that came too late is not shown; its other errors are."""
+    log = logging.getLogger(GRPC_LOGGER)
+    async with serving():
+        for error in (cygrpc.ExecuteBatchError('Failed "execute_batch": ...'), ValueError("bug")):
+            log.error("raised in core", exc_info=error)
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error]

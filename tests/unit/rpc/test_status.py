@@ -1,0 +1,135 @@
+"""The table of errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from shalekv import errors
+from shalekv.rpc.status import DOMAIN, TABLE, Applied, metadata_of, row_of, status_of, status_of_bug
+
+
+def _classes(
+    kind: type[errors.ShaleError] = errors.ShaleError,
+) -> Iterator[type[errors.ShaleError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _classes(below)
+
+
+def _example(kind: type[errors.ShaleError]) -> errors.ShaleError:
+    if issubclass(kind, errors.InvalidRequest):
+        return kind("changes[3].put.key", "is empty")
+    if issubclass(kind, errors.Overloaded):
+        return kind("too much", retry_after_ms=2_500)
+    if issubclass(kind, errors.Fenced):
+        return kind("taken over", own_epoch=3, newer_epoch=5)
+    if issubclass(kind, errors.CorruptObject):
+        return kind("wal/00000000000000000001.sst", 17, "does not match")
+    if issubclass(kind, errors.StoreError):
+        return kind("file:///db", "create", "wal/00000000000000000001.sst", "no space left")
+    return kind("what happened")
+
+
+def _info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    return info
+
+
+ALL = list(_classes())
+
+
+def test_every_error_has_a_row_of_its_own() -> None:
+    """The table and the tree of errors name the same classes."""
+    assert set(ALL) == set(TABLE)
+
+
+def test_reasons_are_unique() -> None:
+    """A client that sees a reason knows the class."""
+    assert [r for r, count in Counter(kind.reason for kind in ALL).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_error_is_told_with_its_reason(kind: type[errors.ShaleError]) -> None:
+    """A status has the code of the table, our domain, the reason, and all of its metadata."""
+    error = _example(kind)
+    status = status_of(error, error_id="abc")
+    info = _info(status)
+    assert status.code == row_of(kind).code.value[0]
+    assert (info.domain, info.reason) == (DOMAIN, error.reason)
+    assert status.message == str(error)
+    assert dict(info.metadata) == {"error_id": "abc"} | {
+        name: str(getattr(error, attribute)) for name, attribute in metadata_of(kind).items()
+    }
+
+
+def test_unavailable_means_not_applied() -> None:
+    """Nothing that may follow an attempt to write is told as UNAVAILABLE."""
+    unavailable = {k for k, row in TABLE.items() if row.code is grpc.StatusCode.UNAVAILABLE}
+    assert unavailable == set(_classes(errors.Stopping))
+    assert {TABLE[kind].applied for kind in unavailable} == {Applied.NO}
+
+
+def test_a_fenced_writer_is_told_from_others() -> None:
+    """FENCED names both epochs."""
+    info = _info(status_of(_example(errors.Fenced)))
+    assert info.reason == "FENCED"
+    assert dict(info.metadata) == {"own_epoch": "3", "newer_epoch": "5"}
+
+
+@pytest.mark.parametrize("kind", list(_classes(errors.Overloaded)))
+def test_overload_says_when_to_come_back(kind: type[errors.Overloaded]) -> None:
+    """RESOURCE_EXHAUSTED of an overload carries a RetryInfo."""
+    status = status_of(_example(kind))
+    retry = error_details_pb2.RetryInfo()
+    assert status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert status.details[1].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 2_500
+
+
+def test_a_bad_field_is_named() -> None:
+    """INVALID_ARGUMENT carries a BadRequest with the path of the field."""
+    status = status_of(_example(errors.InvalidRequest))
+    bad = error_details_pb2.BadRequest()
+    assert status.details[1].Unpack(bad)
+    assert [(v.field, v.description) for v in bad.field_violations] == [
+        ("changes[3].put.key", "is empty")
+    ]
+
+
+def test_a_new_error_takes_the_row_above_it() -> None:
+    """A class without a row, as a fork may have, is told as its nearest ancestor."""
+
+    class StillFuller(errors.MemtableFull):
+        pass
+
+    assert row_of(StillFuller) == TABLE[errors.MemtableFull]
+    assert dict(metadata_of(StillFuller)) == dict(metadata_of(errors.Overloaded))
+
+
+def test_a_bug_tells_its_id_and_no_more() -> None:
+    """INTERNAL of an unexpected exception holds an id, and nothing of the exception."""
+    status = status_of_bug("c0ffee")
+    assert status.code == grpc.StatusCode.INTERNAL.value[0]
+    assert dict(_info(status).metadata) == {"error_id": "c0ffee"}
+    assert "c0ffee" in status.message
+
+
+@pytest.mark.parametrize("character", ["x", "é", "😀"])
+def test_long_texts_fit_into_metadata(character: str) -> None:
+    """No error passes the 8 KiB that clients accept, whatever it quotes and in any script."""
+    long = character * 100_000
+    for error in (
+        errors.InvalidRequest(long, long),
+        errors.BadChecksum(long, 7, long),
+        errors.StoreUnavailable(long, long, long, long),
+    ):
+        status = status_of(error, error_id="abc")
+        percent_encoded = 3 * len(status.message.encode())
+        assert status.message.endswith("...")
+        assert percent_encoded + len(status.SerializeToString()) * 4 / 3 < 8 * 1024
