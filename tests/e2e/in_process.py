@@ -1,0 +1,107 @@
+"""A real server with a real writer inside the process of the test, on a store of the test's choice.
+
+async with serving(CountingStore(memory_store()), writer={"max_parallel_writes": 4}) as served:
+    ... served.listen is HOST:PORT, served.writer the role behind it ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from shalekv.clock import LoopClock
+from shalekv.errors import DatabaseExists
+from shalekv.roles.database import create_database
+from shalekv.roles.writer import Writer
+from shalekv.rpc.server import Server
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import ServeSettings
+from shalekv.store.api import ObjectStore
+from shalekv.store.memory import MemoryObjects, MemoryStore
+
+SEED = 1
+OPEN_DEADLINE_S = 30
+
+Group = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that serves, and the writer behind it."""
+
+    server: Server
+    writer: Writer
+
+    @property
+    def listen(self) -> str:
+        """HOST:PORT."""
+        return self.server.listen
+
+
+def serve_settings(url: str = "memory://test", **groups: Group) -> ServeSettings:
+    """Settings that differ from the defaults in what `groups` names; the port is a free one."""
+    server = {"listen": "127.0.0.1:0"} | dict(groups.pop("server", {}))
+    return ServeSettings.model_validate({"database": {"url": url}, "server": server} | groups)
+
+
+def memory_store(objects: MemoryObjects | None = None) -> MemoryStore:
+    """A store in memory with the clock of this machine."""
+    return MemoryStore(wall_clock_ms, objects=objects)
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the Unix epoch."""
+    return time.time_ns() // 1_000_000
+
+
+@contextmanager
+def real_runtime(*, threads: int = 4, seed: int = SEED) -> Iterator[Runtime]:
+    """Real time, threads, and seeded randomness."""
+    workers = ThreadWorkers(threads)
+    try:
+        yield Runtime(clock=LoopClock(), random=Random(seed), workers=workers)
+    finally:
+        workers.close()
+
+
+async def open_writer(store: ObjectStore, settings: ServeSettings, runtime: Runtime) -> Writer:
+    """Open the database in `store`, which is made if there is none."""
+    async with asyncio.timeout(OPEN_DEADLINE_S):
+        try:
+            await create_database(store, runtime, settings.store)
+        except DatabaseExists:
+            pass
+        return await Writer.open(store, settings=settings, runtime=runtime)
+
+
+@asynccontextmanager
+async def running(
+    store: ObjectStore, settings: ServeSettings, runtime: Runtime
+) -> AsyncIterator[Writer]:
+    """An open writer that runs, and is closed in order at the end."""
+    writer = await open_writer(store, settings, runtime)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(writer.run(), name="writer")
+        try:
+            yield writer
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(store: ObjectStore, **groups: Group) -> AsyncIterator[Served]:
+    """Serve the database in `store`; `groups` as in `serve_settings`."""
+    settings = serve_settings(**groups)
+    with real_runtime() as runtime:
+        server = Server(settings.server, runtime)
+        async with running(store, settings, runtime) as writer:
+            await server.start(writer.kv, writer.admin)
+            try:
+                yield Served(server, writer)
+            finally:
+                await server.stop()

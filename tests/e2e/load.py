@@ -1,0 +1,145 @@
+"""Load on a server from several clients at once, all of it written down in a `History`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from shalekv_client import (
+    Batch,
+    Client,
+    Commit,
+    NotApplied,
+    OutcomeUnknown,
+    Overloaded,
+    RetryPolicy,
+    ShaleKVError,
+)
+from tests.e2e.history import Attempt, Found, History
+
+SHARED_KEYS = 24  # overwritten by all clients
+TIMEOUT_MS = 30_000
+READ_KEYS = 500
+ONE_ATTEMPT = RetryPolicy(attempts_max=1)  # every answer of the server is written down
+
+
+class Load:
+    """Clients that write to one server until they are told to stop, or it no longer answers.
+
+    Each has a connection of its own and one write under way: puts to shared keys and to keys of its
+    own, deletes, and batches. A counter for each client is only ever overwritten.
+    """
+
+    def __init__(
+        self, history: History, address: str, random: Random, *, clients: int = 10
+    ) -> None:
+        """Starts with `run`."""
+        self.acknowledged_count = 0
+        self.sent_count = 0
+        self.ended = asyncio.Event()
+        self.ended_by: list[ShaleKVError] = []  # one for each client that was not told to stop
+        self._history = history
+        self._address = address
+        self._random = random
+        self._clients = clients
+        self._stop = asyncio.Event()
+        self._goals: list[tuple[int, asyncio.Event]] = []
+
+    async def run(self) -> None:
+        """Write until `stop`, or until every client has met an error."""
+        async with asyncio.TaskGroup() as clients:
+            for name in range(self._clients):
+                random = Random(self._random.getrandbits(64))
+                clients.create_task(self._run_client(name, random), name=f"client {name}")
+        self.ended.set()
+        for _, reached in self._goals:
+            reached.set()
+
+    def stop(self) -> None:
+        """Send nothing more; `run` returns when all has been answered."""
+        self._stop.set()
+
+    async def acknowledged(self, count: int) -> bool:
+        """Wait until so many more writes are acknowledged than now; False: `run` ended before."""
+        goal, reached = self.acknowledged_count + count, asyncio.Event()
+        self._goals.append((goal, reached))
+        await reached.wait()
+        return self.acknowledged_count >= goal
+
+    def reasons(self) -> Counter[str]:
+        """What the clients were told that met an error: reasons, or codes of gRPC itself."""
+        return Counter(error.reason or error.code for error in self.ended_by)
+
+    async def _run_client(self, name: int, random: Random) -> None:
+        counter = b"counter/%d/%d" % (id(self), name)
+        async with Client(self._address, timeout_ms=TIMEOUT_MS, retry=ONE_ATTEMPT) as client:
+            while not self._stop.is_set():
+                attempt = self._draw(random, counter)
+                self.sent_count += 1
+                try:
+                    commit = await send(client, attempt)
+                except NotApplied as error:
+                    self._history.refused(attempt, error.reason)
+                    if not isinstance(error, Overloaded):
+                        self.ended_by.append(error)
+                        return
+                except OutcomeUnknown as error:
+                    self._history.lost_sight(attempt, error.reason or error.code)
+                    self.ended_by.append(error)
+                    return
+                else:
+                    self._history.acknowledged(attempt, commit)
+                    self._count()
+
+    def _draw(self, random: Random, counter: bytes) -> Attempt:
+        begin = self._history.begin
+        dice = random.random()
+        if dice < 0.35:
+            return begin([_shared(random)])
+        if dice < 0.45:
+            return begin([], [_shared(random)])
+        if dice < 0.65:
+            return begin([b"own/%d" % len(self._history.attempts)])
+        if dice < 0.8:
+            return begin([counter])
+        keys = {_shared(random) for _ in range(random.randint(2, 7))}
+        deleted = {key for key in keys if random.random() < 0.2}
+        return begin(sorted(keys - deleted), sorted(deleted))
+
+    def _count(self) -> None:
+        self.acknowledged_count += 1
+        for count, reached in self._goals:
+            if count <= self.acknowledged_count:
+                reached.set()
+
+
+async def send(client: Client, attempt: Attempt) -> Commit:
+    """Send a write as the call that fits it."""
+    (key, value), *others = attempt.changes.items()
+    if others:
+        batch = Batch()
+        for each, data in attempt.changes.items():
+            _ = batch.delete(each) if data is None else batch.put(each, data)
+        return await client.write(batch)
+    if value is None:
+        return await client.delete(key)
+    return await client.put(key, value)
+
+
+async def read_state(address: str) -> dict[bytes, Found]:
+    """Everything that a server shows: by a scan, and the same by gets."""
+    async with Client(address, timeout_ms=TIMEOUT_MS) as client:
+        state = {e.key: Found(e.value, e.seq) async for e in client.scan()}
+        keys = list(state)
+        for first in range(0, len(keys), READ_KEYS):
+            part = keys[first : first + READ_KEYS]
+            for key, got in zip(part, await client.batch_get(part), strict=True):
+                assert got is not None, f"a scan shows {key!r}, a get does not"
+                assert Found(got.value, got.seq) == state[key], f"scan and get differ at {key!r}"
+    return state
+
+
+def _shared(random: Random) -> bytes:
+    return b"shared/%02d" % random.randrange(SHARED_KEYS)

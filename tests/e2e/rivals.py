@@ -1,0 +1,115 @@
+"""The writers of one database, each with clients of its own, and the judgement over all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+from shalekv.cli.exit_codes import ExitCode
+from tests.e2e.child import Child, Line
+from tests.e2e.files import when_there
+from tests.e2e.history import History
+from tests.e2e.load import Load, read_state
+from tests.e2e.processes import Processes
+from tests.e2e.wal_contents import check_wal, manifest_ids, manifest_path, read_wal, state_of
+
+START_S = 30
+ATTEMPTS = 10  # at stopping an opener between two of its steps
+
+
+class Rivals:
+    """Writers on the database in `folder`."""
+
+    def __init__(
+        self, processes: Processes, folder: Path, seed: int, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Nothing runs yet; clients will run in `tasks`."""
+        self.folder = folder
+        self.history = History(seed)
+        self._processes = processes
+        self._tasks = tasks
+        self._random = Random(seed)
+        self._loads: dict[Child, Load] = {}
+
+    def start(self, *flags: str) -> Child:
+        """Start a writer, and don't wait."""
+        return self._processes.start_serve(f"file://{self.folder}", *flags)
+
+    async def serve(self, *flags: str) -> Child:
+        """Start a writer, and wait until it serves under load."""
+        writer = self.start(*flags)
+        await writer.ready()
+        assert await self.load(writer).acknowledged(50), writer.report()
+        return writer
+
+    async def start_and_stop_in_edit(self, *flags: str) -> Child:
+        """Start a writer, and stop it while it creates the manifest with its epoch."""
+        path = manifest_path(self.folder, manifest_ids(self.folder)[-1] + 1)
+        writer = self.start(*flags)
+        await asyncio.to_thread(when_there, path, writer.pause, within_s=START_S)
+        return writer
+
+    async def start_and_stop_before_fence(self, *flags: str) -> Child:
+        """Start a writer, and stop it between its epoch and its first fence.
+
+        One that was too fast to be stopped there is killed, and another one started.
+        """
+
+        def stop_in_time() -> None:
+            writer.wait_for_line(lambda line: line.get("event") == "epoch won", within_s=START_S)
+            writer.pause()
+
+        for _ in range(ATTEMPTS):
+            writer = self.start(*flags)
+            await asyncio.to_thread(stop_in_time)
+            if all(each.epoch < epoch_of(writer) for each in read_wal(self.folder)):
+                return writer
+            await writer.kill()
+        raise AssertionError(f"{ATTEMPTS} writers were too fast to be stopped")
+
+    def load(self, writer: Child) -> Load:
+        """Put load on a writer that serves."""
+        load = Load(self.history, writer.listen, self._random, clients=6)
+        self._loads[writer] = load
+        self._tasks.create_task(load.run(), name=f"load on {writer.listen}")
+        return load
+
+    def load_of(self, writer: Child) -> Load:
+        """The load on a writer."""
+        return self._loads[writer]
+
+    async def end(self, survivor: Child) -> None:
+        """The survivor serves; all that clients know, it shows and the WAL holds is the same."""
+        load = self._loads[survivor]
+        assert await load.acknowledged(50), survivor.report()
+        load.stop()
+        await load.ended.wait()
+        assert load.ended_by == [], survivor.report()
+        state = await read_state(survivor.listen)
+        wal = read_wal(self.folder)
+        check_wal(wal, self.history)
+        assert state == state_of(wal), f"seed {self.history.seed}"
+        self.history.check_state(state)
+        assert await survivor.stop() == ExitCode.OK, survivor.report()
+
+
+async def fenced_end(writer: Child) -> Line:
+    """The last log line of a writer that must end, and end as fenced."""
+    assert await writer.exited() == ExitCode.FENCED, writer.report()
+    last = writer.lines()[-1]
+    assert last["event"] == "ended by an error", writer.report()
+    assert (last["reason"], last["exit_code"]) == ("FENCED", ExitCode.FENCED)
+    assert "Another writer has taken over the database" in last["problem"]
+    return last
+
+
+def epoch_of(writer: Child) -> int:
+    """The epoch that a writer has won; 0 when it was ended before."""
+    won = [line["epoch"] for line in writer.lines() if line.get("event") == "epoch won"]
+    return int(won[0]) if won else 0
+
+
+def lost_writes(writer: Child) -> list[Line]:
+    """What a writer has logged about writes that it had accepted, and that are lost."""
+    return [line for line in writer.lines() if line.get("event") == "write lost"]

@@ -1,0 +1,191 @@
+"""Several writers on one database: one survives, and nothing that any of them promised is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from shalekv_client import Client, Fenced
+from tests.e2e.child import Child, ChildFailed, Line
+from tests.e2e.history import Fate
+from tests.e2e.load import ONE_ATTEMPT, TIMEOUT_MS, send
+from tests.e2e.processes import Processes
+from tests.e2e.rivals import Rivals, epoch_of, fenced_end, lost_writes
+
+DEADLINE_S = 45
+POLL_MS = 100
+# Under load an opener may chase the tail of the log until the writer before it looks at the
+# manifest; without load that writer learns of its successor from the WAL alone.
+LOADED = ("--fence-poll-ms", "500")
+NO_POLL = ("--fence-poll-ms", "3600000")
+SLACK_MS = 2_000  # of a busy machine; still below the default poll
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("in_flight", ["1", "4"])
+async def test_writers_opened_at_once(
+    processes: Processes, tmp_path: Path, count: int, in_flight: str
+) -> None:
+    """Of writers that open at the same time, also against one under load, that of the highest
+    epoch survives; the others end as fenced, and every acknowledged write of all is there, in order.
+    """
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        rivals = Rivals(processes, tmp_path / "db", seed=count, tasks=tasks)
+        writers: list[Child] = []
+        for _ in range(2):
+            flags = ("--max-parallel-writes", in_flight, "--fence-poll-ms", str(POLL_MS))
+            opening = [rivals.start(*flags) for _ in range(count)]
+            await asyncio.gather(*(_load_if_ready(rivals, writer) for writer in opening))
+            *ended, survivor = sorted(writers + opening, key=epoch_of)
+            for writer in ended:
+                await fenced_end(writer)
+            writers = [survivor]
+        await rivals.end(survivor)
+
+
+@pytest.mark.parametrize("in_flight", [("1", "1", "1"), ("4", "1", "4")])
+async def test_writers_opened_in_turn(
+    processes: Processes, tmp_path: Path, in_flight: tuple[str, ...]
+) -> None:
+    """Each writer that opens takes over from the one before, which ends as fenced under load; no
+    acknowledged write is lost or changes its place.
+    """
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        rivals = Rivals(processes, tmp_path / "db", seed=3, tasks=tasks)
+        before = await rivals.serve("--max-parallel-writes", in_flight[0], *LOADED)
+        for width in in_flight[1:]:
+            after = await rivals.serve("--max-parallel-writes", width, *LOADED)
+            await fenced_end(before)
+            before = after
+        await rivals.end(before)
+
+
+@pytest.mark.parametrize("in_flight", ["1", "4"])
+async def test_opener_stopped_before_its_fence(
+    processes: Processes, tmp_path: Path, in_flight: str
+) -> None:
+    """While an opener stands still between its epoch and its fence, the writer before it goes on
+    and its acknowledgements count; when the opener goes on, it takes over with all of them.
+    """
+    flags = ("--max-parallel-writes", in_flight, *NO_POLL)
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        rivals = Rivals(processes, tmp_path / "db", seed=4, tasks=tasks)
+        before = await rivals.serve(*flags)
+        opener = await rivals.start_and_stop_before_fence(*flags)
+        load = rivals.load_of(before)
+        assert await load.acknowledged(500), before.report()
+        load.stop()
+        await load.ended.wait()
+        assert load.ended_by == [], before.report()
+        opener.resume()
+        await opener.ready()
+        rivals.load(opener)
+        async with Client(before.listen, timeout_ms=TIMEOUT_MS, retry=ONE_ATTEMPT) as client:
+            await _expect_refusal(rivals, client)
+        await fenced_end(before)
+        await rivals.end(opener)
+
+
+@pytest.mark.parametrize("in_flight", ["1", "4"])
+async def test_opener_stopped_while_another_takes_over(
+    processes: Processes, tmp_path: Path, in_flight: str
+) -> None:
+    """An opener that stood still behind its epoch while a later one took over never serves: it
+    ends as fenced, and the fence that it may put in front of the serving writer loses nothing.
+    """
+    flags = ("--max-parallel-writes", in_flight, *LOADED)
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        rivals = Rivals(processes, tmp_path / "db", seed=5, tasks=tasks)
+        before = await rivals.serve(*flags)
+        opener = await rivals.start_and_stop_before_fence(*flags)
+        survivor = await rivals.serve(*flags)
+        await fenced_end(before)
+        opener.resume()
+        await fenced_end(opener)
+        assert not any("listen" in line for line in opener.lines()), opener.report()
+        await rivals.end(survivor)
+
+
+async def test_opener_stopped_in_its_edit(processes: Processes, tmp_path: Path) -> None:
+    """An opener that stood still while it created the manifest with its epoch cannot know whether
+    the edit counts: it is fenced, or begins again and takes over; one writer survives.
+    """
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        rivals = Rivals(processes, tmp_path / "db", seed=8, tasks=tasks)
+        before = await rivals.serve(*LOADED)
+        opener = await rivals.start_and_stop_in_edit(*LOADED)
+        between = await rivals.serve(*LOADED)
+        await fenced_end(before)
+        opener.resume()
+        await _load_if_ready(rivals, opener)
+        loser, survivor = sorted((opener, between), key=epoch_of)
+        await fenced_end(loser)
+        await rivals.end(survivor)
+
+
+@pytest.mark.parametrize("in_flight", ["1", "4"])
+async def test_serving_writer_stopped_while_another_takes_over(
+    processes: Processes, tmp_path: Path, in_flight: str
+) -> None:
+    """A serving writer that stood still while another took over acknowledges nothing more: what it
+    had accepted is lost, told to its callers and in its log, and it ends as fenced.
+    """
+    flags = ("--max-parallel-writes", in_flight, *NO_POLL)
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        rivals = Rivals(processes, tmp_path / "db", seed=6, tasks=tasks)
+        stopped = await rivals.serve(*flags)
+        async with Client(stopped.listen, timeout_ms=TIMEOUT_MS, retry=ONE_ATTEMPT) as client:
+            await client.status()  # connects
+            stopped.pause()
+            survivor = await rivals.serve(*flags)
+            late = tasks.create_task(_expect_refusal(rivals, client))
+            assert await rivals.load_of(survivor).acknowledged(200)
+            stopped.resume()
+            await late
+        await fenced_end(stopped)
+        lost = lost_writes(stopped)
+        assert lost, stopped.report()
+        acknowledged = {attempt.seq for attempt in rivals.history.of_fate(Fate.ACKNOWLEDGED)}
+        assert acknowledged.isdisjoint(line["seq"] for line in lost)
+        assert {line["reason"] for line in lost} == {"FENCED"}
+        assert set(rivals.load_of(stopped).reasons()) == {"FENCED"}
+        await rivals.end(survivor)
+
+
+async def test_idle_writer_notices_within_one_poll(processes: Processes, tmp_path: Path) -> None:
+    """A writer without writes learns from its next poll that another has taken over."""
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        rivals = Rivals(processes, tmp_path / "db", seed=7, tasks=tasks)
+        idle = rivals.start("--fence-poll-ms", str(POLL_MS))
+        await idle.ready()
+        survivor = await rivals.serve()
+        last = await fenced_end(idle)
+        won = await survivor.line(lambda line: line.get("event") == "epoch won")
+        assert _ms_between(won, last) <= POLL_MS + SLACK_MS, idle.report()
+        await rivals.end(survivor)
+
+
+async def _load_if_ready(rivals: Rivals, writer: Child) -> None:
+    """Wait until a writer has won its epoch, and put load on it unless it ends before it serves."""
+    await writer.line(lambda line: line.get("event") == "epoch won")
+    with suppress(ChildFailed):
+        await writer.ready()
+        rivals.load(writer)
+
+
+async def _expect_refusal(rivals: Rivals, client: Client) -> None:
+    """A write that is sent to a writer that was fenced is refused, and not applied."""
+    attempt = rivals.history.begin([b"late"])
+    with pytest.raises(Fenced) as refused:
+        await send(client, attempt)
+    rivals.history.refused(attempt, str(refused.value))
+
+
+def _ms_between(first: Line, second: Line) -> float:
+    """From one log line to another, by their timestamps."""
+    begun, ended = (datetime.fromisoformat(line["timestamp"]) for line in (first, second))
+    return (ended - begun).total_seconds() * 1000

@@ -1,0 +1,212 @@
+"""`shalekv serve` as a process: what users, tools and supervisors see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.welcome import commands_to_try
+from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from tests.e2e.child import Child
+from tests.e2e.processes import SHALEKV, Processes
+
+GRPCURL = str(Path(__file__).parents[2] / ".cache" / "bin" / "grpcurl")
+SERVICES = [
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "shalekv.v1.Admin",
+    "shalekv.v1.KV",
+]
+
+
+def _url(folder: Path) -> str:
+    return f"file://{folder}/db"
+
+
+async def _grpcurl(processes: Processes, *arguments: str) -> Child:
+    return await processes.run("-plaintext", *arguments, program=GRPCURL)
+
+
+async def test_grpcurl_needs_no_proto_files(processes: Processes, tmp_path: Path) -> None:
+    """It lists and describes every service, and calls methods, by reflection alone."""
+    server = await processes.serve(_url(tmp_path))
+    listed = await _grpcurl(processes, server.listen, "list")
+    assert listed.stdout().split() == SERVICES
+    described = await _grpcurl(processes, server.listen, "describe")
+    for service in SERVICES:
+        assert f"{service} is a service" in described.stdout(), described.report()
+    key = base64.b64encode(b"greeting").decode()
+    put = {"key": key, "value": base64.b64encode(b"hello").decode()}
+    method = "shalekv.v1.KV/"
+    reply = await _grpcurl(processes, "-d", json.dumps(put), server.listen, f"{method}Put")
+    assert json.loads(reply.stdout())["durability"] == "DURABILITY_DURABLE", reply.report()
+    get = json.dumps({"key": key})
+    reply = await _grpcurl(processes, "-d", get, server.listen, f"{method}Get")
+    assert base64.b64decode(json.loads(reply.stdout())["value"]) == b"hello", reply.report()
+    status = await _grpcurl(processes, server.listen, "shalekv.v1.Admin/Status")
+    assert json.loads(status.stdout())["header"]["role"] == "ROLE_WRITER", status.report()
+
+
+async def test_grpcurl_shows_details_of_errors(processes: Processes, tmp_path: Path) -> None:
+    """The reason and the field of a refused request, and what is not there yet."""
+    server = await processes.serve(_url(tmp_path))
+    empty = await _grpcurl(processes, "-d", "{}", server.listen, "shalekv.v1.KV/Get")
+    for part in ("InvalidArgument", "INVALID_REQUEST", "BadRequest", "shalekv"):
+        assert part in empty.stderr(), empty.report()
+    absent = await _grpcurl(processes, "-d", "{}", server.listen, "shalekv.v1.KV/Txn")
+    for part in ("Unimplemented", "NOT_IMPLEMENTED", "KV.Txn"):
+        assert part in absent.stderr(), absent.report()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_it_stops_when_it_is_asked_to(
+    processes: Processes, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Exit code 0; who watches the health is told, and nothing is logged as an error."""
+    server = await processes.serve(_url(tmp_path))
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="shalekv.v1.KV"))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        server.send(number)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await server.exited() == ExitCode.OK, server.report()
+    assert {line.get("level") for line in server.lines()} == {"info"}, server.report()
+
+
+async def test_stopping_makes_accepted_writes_durable(processes: Processes, tmp_path: Path) -> None:
+    """A write acknowledged from memory, and not yet uploaded, is there after a graceful stop."""
+    slow = ("--flush-interval-ms", "60000")
+    server = await processes.serve(_url(tmp_path), *slow)
+    memory = kv_pb2.Durability.DURABILITY_MEMORY
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        kv = kv_pb2_grpc.KVStub(channel)
+        await kv.Put(kv_pb2.PutRequest(key=b"first", value=b"1"))  # the next one has to wait
+        await kv.Put(kv_pb2.PutRequest(key=b"second", value=b"2", durability=memory))
+    assert await server.stop() == ExitCode.OK, server.report()
+    server = await processes.serve(_url(tmp_path), create=False)
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        kv = kv_pb2_grpc.KVStub(channel)
+        assert (await kv.Get(kv_pb2.GetRequest(key=b"second"))).value == b"2"
+
+
+async def test_a_second_signal_ends_it_at_once(processes: Processes, tmp_path: Path) -> None:
+    """While the first waits for a call that does not end: exit code 128 + signal."""
+    server = await processes.serve(
+        _url(tmp_path), "--shutdown-grace-ms", "600000", "--scan-message-bytes", "1024"
+    )
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        kv = kv_pb2_grpc.KVStub(channel)
+        for number in range(64):
+            await kv.Put(kv_pb2.PutRequest(key=b"%03d" % number, value=bytes(64 * 1024)))
+        scan = kv.Scan(kv_pb2.ScanRequest())  # nobody reads its megabytes
+        await scan.read()
+        server.send(signal.SIGINT)
+        await server.line(lambda line: line.get("event") == "asked to stop")
+        server.send(signal.SIGINT)
+        assert await server.exited() == ExitCode.INTERRUPTED, server.report()
+
+
+async def test_a_fenced_writer_ends_and_says_so(processes: Processes, tmp_path: Path) -> None:
+    """Another opening takes over; the first exits with its code and does not come back."""
+    first = await processes.serve(_url(tmp_path), "--fence-poll-ms", "100")
+    second = await processes.serve(_url(tmp_path), create=False)
+    assert await first.exited() == ExitCode.FENCED, first.report()
+    assert first.lines()[-1]["reason"] == "FENCED", first.report()
+    assert second.running
+
+
+async def test_a_taken_port_fences_nobody(processes: Processes, tmp_path: Path) -> None:
+    """A second server on the address is refused, and the first goes on serving the database."""
+    first = await processes.serve(_url(tmp_path), "--fence-poll-ms", "100")
+    second = processes.start(
+        *("serve", "--url", _url(tmp_path), "--listen", first.listen, "--log-format", "json")
+    )
+    assert await second.exited() == ExitCode.ADDRESS_IN_USE, second.report()
+    (line,) = second.lines()
+    assert first.listen in line["problem"], second.report()
+    async with grpc.aio.insecure_channel(first.listen) as channel:
+        put = kv_pb2.PutRequest(key=b"a", value=b"1")
+        assert (await kv_pb2_grpc.KVStub(channel).Put(put)).header.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--url", "file:///nowhere/at/all"], ExitCode.DATABASE_NOT_FOUND, "/nowhere/at/all"),
+        (["--url", "s4://bucket/db"], ExitCode.USAGE, "s4"),
+        (["--url", "bucket/db"], ExitCode.USAGE, "bucket/db"),
+        ([], ExitCode.USAGE, "--url is missing"),
+        (["--url", "memory://x", "--queue-wait-ms", "-1"], ExitCode.USAGE, "--queue-wait-ms"),
+        (["--url", "memory://x", "--listen", "0.0.0.0:0"], ExitCode.USAGE, "--insecure"),
+        (["--url", "memory://x", "--listen", "192.0.2.1:0", "--insecure"], ExitCode.USAGE, "192"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused(
+    processes: Processes, arguments: list[str], code: ExitCode, message: str
+) -> None:
+    """The exit code says what is wrong, the message says it in words, and there is no traceback."""
+    refused = await processes.run("serve", "--listen", "127.0.0.1:0", *arguments)
+    assert await refused.exited() == code, refused.report()
+    assert message in refused.stderr(), refused.report()
+    assert "Traceback" not in refused.stderr(), refused.report()
+
+
+async def test_variables_and_a_file_configure_it(processes: Processes, tmp_path: Path) -> None:
+    """The URL from a file, the parallelism from a variable, the port from a flag."""
+    file = tmp_path / "shalekv.toml"
+    file.write_text(f'[database]\nurl = "{_url(tmp_path)}"\ncreate = true\n', encoding="utf-8")
+    server = processes.start(
+        "serve",
+        *("--config", str(file), "--listen", "127.0.0.1:0", "--log-format", "json"),
+        env={"SHALEKV_WRITER__MAX_PARALLEL_WRITES": "3"},
+    )
+    await server.ready()
+    status = await _grpcurl(processes, server.listen, "shalekv.v1.Admin/Status")
+    assert '"maxParallelWrites": 3' in status.stdout(), status.report()
+
+
+async def test_a_console_says_what_to_try(processes: Processes, tmp_path: Path) -> None:
+    """Three commands for the address that it got; pasted into a shell, each of them works."""
+    server = processes.start("serve", "--create", "--url", _url(tmp_path), "--listen", "[::1]:0")
+    await server.line(lambda line: "Stop with Ctrl-C." in str(line))
+    listen = server.stderr().partition("listen=")[2].split()[0]
+    put, get, script = commands_to_try(listen, program=SHALEKV, python=sys.executable)
+    path = f"{Path(GRPCURL).parent}:{os.environ['PATH']}"
+    for command, shown in ((put, "seq"), (get, "aGVsbG8="), (script, "hello")):
+        assert command in server.stderr(), server.report()
+        tried = await processes.run("-c", command, program="/bin/sh", env={"PATH": path})
+        assert await tried.exited() == ExitCode.OK, tried.report()
+        assert shown in tried.stdout(), tried.report()
+
+
+async def test_abuse_of_the_port_does_not_hurt(processes: Processes, tmp_path: Path) -> None:
+    """Garbage, and 100 connections that never speak: calls are served, the silent are closed."""
+    server = await processes.serve(_url(tmp_path), "--handshake-timeout-ms", "500")
+    host, _, port = server.listen.rpartition(":")
+    with closing(socket.create_connection((host, int(port)), timeout=10)) as garbage:
+        garbage.sendall(b"\x16\x03\x01 this is not HTTP/2 \x00\xff" * 1000)
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(100)]
+        async with grpc.aio.insecure_channel(server.listen) as channel:
+            kv = kv_pb2_grpc.KVStub(channel)
+            await kv.Put(kv_pb2.PutRequest(key=b"a", value=b"1"), timeout=10)
+            async with asyncio.timeout(20):
+                await asyncio.gather(*(reader.read() for reader, _ in silent))
+            assert (await kv.Get(kv_pb2.GetRequest(key=b"a"), timeout=10)).value == b"1"
+        for _, writer in silent:
+            writer.close()
+    assert await server.stop() == ExitCode.OK, server.report()

@@ -1,0 +1,205 @@
+"""Sentences in which somebody does something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.manifest import Manifest
+from shalekv.engine.wal import EPOCH_METADATA, encode_wal
+from shalekv.format import names
+from shalekv.format.footer import SstProperties
+from shalekv.manifest.stored import Edit, StoredManifest
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
+from tests.scenarios.openings import Put
+from tests.scenarios.sentences import sentence
+from tests.scenarios.stage import Stage
+from tests.sim.faults import Span
+from tests.sim.script import Match
+
+WRITER = r"writer (?P<writer>\d+)"
+WITH = r"(?: with (?P<options>\w+=\w+(?:, \w+=\w+)*))?"
+REQUEST = (
+    r"writer (?P<writer>\d+)'s (?:(?P<nth>\d+)(?:st|nd|rd|th) )?"
+    r"(?P<operation>create|list|get) of (?P<folder>wal|manifest)(?: (?P<object_id>\d+))?"
+)
+PUT = r"(?P<put>\w+=\w+)"
+
+
+# --- writers and their clients ------------------------------------------------------------------
+
+
+@sentence(rf"{WRITER} begins to open{WITH}")
+async def begins_to_open(stage: Stage, writer: str, options: str | None) -> None:
+    """The writer is on its way."""
+    stage.begin(writer, options)
+
+
+@sentence(rf"{WRITER} puts {PUT}")
+async def puts(stage: Stage, writer: str, put: str) -> None:
+    """A client sends a put, and waits in the background."""
+    assert put not in stage.puts, f"{put} was put before"
+    key, _, value = put.partition("=")
+    stage.puts[put] = Put(stage.opening(writer), key, value)
+
+
+@sentence(rf"pause {WRITER}")
+async def pause(stage: Stage, writer: str) -> None:
+    """The process stops, and does not know it."""
+    stage.world.pause(stage.opening(writer).node)
+
+
+@sentence(rf"resume {WRITER}")
+async def resume(stage: Stage, writer: str) -> None:
+    """The process goes on."""
+    stage.world.resume(stage.opening(writer).node)
+
+
+@sentence(rf"crash {WRITER}")
+async def crash(stage: Stage, writer: str) -> None:
+    """The process is gone; what it has sent is on its way."""
+    stage.world.crash(stage.opening(writer).node)
+
+
+@sentence(r"(?P<seconds>\d+) s pass")
+async def time_passes(stage: Stage, seconds: str) -> None:
+    """Everybody has time to do what they want to do."""
+    await stage.world.sleep_ms(int(seconds) * 1000.0)
+
+
+@sentence(r"count time and slots from here")
+async def count_from_here(stage: Stage) -> None:
+    """The next slot is slot 0, the next create in the WAL has time 0; so far there are fences."""
+    assert not any(sst.footer.contents.entry_count for sst in stage.wal())
+    stage.first_slot = len(stage.world.store.names(names.WAL_FOLDER))
+    stage.first_attempt = stage.told_attempts = len(stage.attempts.of("wal"))
+
+
+# --- the way to the store -----------------------------------------------------------------------
+
+
+@sentence(rf"hold (?P<request>{REQUEST})")
+async def hold(stage: Stage, request: str, **which: str | None) -> None:
+    """When the request arrives at the store, it is kept there."""
+    stage.gates[request] = stage.world.store.hold(_match(stage, **which))
+
+
+@sentence(rf"hold (?P<reply>the reply to {REQUEST})")
+async def hold_reply(stage: Stage, reply: str, **which: str | None) -> None:
+    """When the request arrives it is applied, and the reply is kept at the store."""
+    stage.gates[reply] = stage.world.store.hold_reply(_match(stage, **which))
+
+
+@sentence(r"release (?P<request>.+)")
+async def release(stage: Stage, request: str) -> None:
+    """Once the request, or reply, is at its gate, it goes on."""
+    gate = stage.gates[request]
+    await gate.reached()
+    gate.release()
+
+
+@sentence(rf"lose {REQUEST}")
+async def lose(stage: Stage, **which: str | None) -> None:
+    """The request is never applied, and its sender hears nothing."""
+    match = _match(stage, **which)
+    stage.world.store.lose_request(match)
+    _expect_fault(stage, match, "lost on its way")
+
+
+@sentence(rf"lose the reply to {REQUEST}")
+async def lose_reply(stage: Stage, **which: str | None) -> None:
+    """The request is applied, and its sender hears nothing."""
+    match = _match(stage, **which)
+    stage.world.store.lose_reply(match)
+    _expect_fault(stage, match, "(reply lost)")
+
+
+@sentence(rf"delay {REQUEST} by (?P<late>\d+) ms")
+async def delay(stage: Stage, late: str, **which: str | None) -> None:
+    """The sender hears nothing and gives up, and so much later the request arrives."""
+    late_ms = float(late)
+    store = stage.world.store
+    store.faults = replace(store.faults, late_ms=Span(late_ms, late_ms))
+    match = _match(stage, **which)
+    store.delay(match)
+    _expect_fault(stage, match, "(late)")
+
+
+def _match(stage: Stage, **which: str | None) -> Match:
+    """The request that a sentence speaks of."""
+    folder, object_id, nth = which["folder"], which["object_id"], which["nth"]
+    name = f"{folder}/*"
+    if which["operation"] == "list":
+        name = f"{folder}/"
+    elif object_id is not None:
+        name_of = stage.wal_name if folder == "wal" else names.manifest_name
+        name = name_of(int(object_id))
+    operation = which["operation"] or "*"
+    return Match(operation, name, f"writer {which['writer']}", int(nth or 1))
+
+
+def _expect_fault(stage: Stage, match: Match, fault: str) -> None:
+    stage.faults[f"{match.operation} {match.name} of {match.node}: "] = fault
+
+
+# --- others who reach into the store ------------------------------------------------------------
+
+
+@sentence(r"the compactor opens")
+async def compactor_opens(stage: Stage) -> None:
+    """Somebody who is no writer edits the manifest."""
+
+    def edit(manifest: Manifest) -> Manifest:
+        return replace(manifest, compactor_epoch=manifest.compactor_epoch + 1)
+
+    await _edit_manifest(stage, edit)
+
+
+@sentence(r"the compactor has compacted wal 0-(?P<last>\d+)")
+async def compacts(stage: Stage, last: str) -> None:
+    """The manifest says so; what these slots held is in no level here."""
+    last_id = stage.first_slot + int(last)
+    seqs = [sst.footer.contents.max_seq for sst in stage.wal()[: last_id + 1]]
+
+    def edit(manifest: Manifest) -> Manifest:
+        return replace(manifest, wal_id_last_compacted=last_id, last_compacted_seq=max(seqs))
+
+    await _edit_manifest(stage, edit)
+
+
+@sentence(r"the collector deletes (?P<folder>wal|manifest) (?P<first>\d+)-(?P<last>\d+)")
+async def deletes(stage: Stage, folder: str, first: str, last: str) -> None:
+    """Objects that are no longer needed go."""
+    name_of = stage.wal_name if folder == "wal" else names.manifest_name
+    doomed = [name_of(object_id) for object_id in range(int(first), int(last) + 1)]
+    node = stage.world.node("collector")
+    await node.run(stage.world.store_for(node).delete(doomed))
+
+
+@sentence(rf"a stranger of epoch (?P<epoch>\d+) fills wal (?P<slot>\d+)(?: with {PUT})?")
+async def stranger_fills(stage: Stage, epoch: str, slot: str, put: str | None) -> None:
+    """An object appears that no writer of this scenario has written: the store broke its word."""
+    node = stage.world.node("stranger")
+    random = stage.world.runtime_for(node).random
+    properties = SstProperties(
+        name=stage.wal_name(int(slot)),
+        database_id=stage.manifest(0).database_id,
+        writer_epoch=int(epoch),
+        writer_nonce=random.randbytes(16),
+        write_id=random.randbytes(16),
+    )
+    key, _, value = (put or "").encode().partition(b"=")
+    entries = [Entry(key, 1 << 40, Kind.PUT, value)] if put else []
+    data = encode_wal(properties, entries, 64 * 1024)
+    store = stage.world.store_for(node)
+    await node.run(store.create(properties.name, data, {EPOCH_METADATA: epoch}))
+
+
+async def _edit_manifest(stage: Stage, edit: Edit) -> None:
+    """By the shipped code, on a node of its own."""
+    world = stage.world
+    node = world.node("compactor")
+    store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
+    before = stage.manifest_ids()[-1]
+    await node.run(StoredManifest(store).edit(edit, lambda m: m.manifest_id > before))

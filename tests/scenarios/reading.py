@@ -1,0 +1,81 @@
+"""Reads scenario files: from text to steps. README.md describes the notation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+_HEADING = "scenario: "
+_COMMENT = re.compile(r"(^|\s)#.*")
+_ROWS = (
+    re.compile(r"time +\d+, "),  # what became of a create in the WAL
+    re.compile(r"[a-z]+( \d+)? -> Write "),  # what became of a create of a manifest
+    re.compile(r"\d{20}\.sst, "),  # what a slot of the WAL holds
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One sentence, or the rows of one table."""
+
+    line: int
+    text: str  # of a table: its first row
+    rows: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Scenario:
+    """One worked example."""
+
+    file: str
+    title: str
+    steps: tuple[Step, ...]
+
+    def __repr__(self) -> str:
+        return f"{self.file.removesuffix('.txt')}: {self.title}"
+
+
+def scenarios_in(folder: Path) -> list[Scenario]:
+    """The scenarios of all files in `folder`, by file and place."""
+    files = sorted(folder.glob("*.txt"))
+    return [scenario for file in files for scenario in parse(file.name, file.read_text("utf-8"))]
+
+
+def parse(file: str, text: str) -> Iterator[Scenario]:
+    """The scenarios of one file.
+
+    Raises `ValueError` for a step that stands before the first heading, and a heading without
+    steps.
+    """
+    title = ""
+    lines: list[tuple[int, str]] = []
+    for number, raw in enumerate([*text.splitlines(), _HEADING], 1):
+        line = _COMMENT.sub("", raw).strip()
+        if raw.startswith(_HEADING):
+            if bool(title) != bool(lines):
+                raise ValueError(f"{file}:{number}: a scenario has a heading and steps")
+            if title:
+                yield Scenario(file, title, tuple(_steps(lines)))
+            title, lines = raw.removeprefix(_HEADING).strip(), []
+        elif line:
+            lines.append((number, line))
+
+
+def _steps(lines: list[tuple[int, str]]) -> Iterator[Step]:
+    """Rows of one kind that follow each other are one step."""
+    for kind, group in groupby(lines, key=lambda line: _kind(line[1])):
+        found = list(group)
+        if kind is None:
+            yield from (Step(number, text) for number, text in found)
+        else:
+            rows = tuple(" ".join(text.split()) for _, text in found)
+            yield Step(found[0][0], rows[0], rows)
+
+
+def _kind(text: str) -> int | None:
+    """The kind of table that a line is a row of."""
+    kinds = (kind for kind, pattern in enumerate(_ROWS) if pattern.match(text))
+    return next(kinds, None)

@@ -1,0 +1,256 @@
+"""The rules of fencing, verdict by verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.fencing import (
+    SEQ_GAP,
+    FenceRun,
+    Occupant,
+    Verdict,
+    WriterId,
+    check_owner,
+    check_run_counts,
+    claim_epoch,
+    finish_opening,
+    first_seq_of_writer,
+    is_opening_finished,
+    judge,
+)
+from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.errors import Fenced, IllegalState
+
+OWN = WriterId(5, b"o" * 16)
+RIVAL_NONCE = b"r" * 16
+
+VERDICTS = [
+    (OWN, True, Verdict.OURS),
+    (OWN, False, Verdict.OURS),
+    (WriterId(5, RIVAL_NONCE), True, Verdict.IMPOSTOR),
+    (WriterId(5, RIVAL_NONCE), False, Verdict.IMPOSTOR),
+    (WriterId(4, RIVAL_NONCE), True, Verdict.OLDER_FENCE),
+    (WriterId(4, RIVAL_NONCE), False, Verdict.OLDER_DATA),
+    (WriterId(4, OWN.nonce), True, Verdict.OLDER_FENCE),
+    (WriterId(6, RIVAL_NONCE), True, Verdict.NEWER),
+    (WriterId(6, RIVAL_NONCE), False, Verdict.NEWER),
+    (WriterId(6, OWN.nonce), False, Verdict.NEWER),
+]
+PASSED = (Verdict.OLDER_FENCE, Verdict.OLDER_DATA)
+
+
+def manifest_of(own: WriterId = OWN, **fields: object) -> Manifest:
+    """A manifest that `own` owns."""
+    manifest = Manifest(
+        database_id=b"d" * 16,
+        manifest_id=7,
+        write_id=b"w" * 16,
+        writer_epoch=own.epoch,
+        writer_nonce=own.nonce,
+    )
+    return replace(manifest, **fields)  # type: ignore[arg-type]  # the tests know the fields
+
+
+def claimed(
+    manifest: Manifest, *, max_parallel_writes: int = 1, nonce: bytes = b"n" * 16
+) -> Manifest:
+    """The manifest after an opening's first edit."""
+    return claim_epoch(
+        manifest,
+        nonce=nonce,
+        max_parallel_writes=max_parallel_writes,
+        address="localhost:1",
+        snapshot_expire_time_s=1_000,
+    )
+
+
+@pytest.mark.parametrize(("owner", "is_fence", "verdict"), VERDICTS)
+def test_verdict(owner: WriterId, is_fence: bool, verdict: Verdict) -> None:  # noqa: FBT001 - a row of the table
+    """A slot is judged by the epoch of its owner, then by the nonce, then by what it holds."""
+    assert judge(Occupant(owner, is_fence), OWN) is verdict
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_run_of_fences_is_complete_at_its_width(width: int) -> None:
+    """A run is complete at as many fences in a row as older writers may have in flight."""
+    run = FenceRun(first=10, width=width)
+    for length in range(width):
+        assert not run.is_complete
+        assert run.next_slot == 10 + length
+        run = run.after(Verdict.OURS, OWN.epoch, OWN)
+    assert run.is_complete
+    assert (run.first, run.next_slot) == (10, 10 + width)
+
+
+@pytest.mark.parametrize("verdict", PASSED)
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_older_object_begins_the_run_again(width: int, verdict: Verdict) -> None:
+    """Whatever an older writer got in between, the run begins anew behind it."""
+    run = FenceRun(first=10, width=width)
+    for _ in range(width - 1):
+        run = run.after(Verdict.OURS, OWN.epoch, OWN)
+    taken = run.next_slot
+    assert run.after(verdict, 4, OWN) == FenceRun(first=taken + 1, width=width)
+
+
+@given(
+    width=st.integers(1, 4),
+    first=st.integers(0, 9),
+    verdicts=st.lists(st.sampled_from([Verdict.OURS, *PASSED]), max_size=30),
+)
+def test_run_is_the_last_slots_that_are_ours(
+    width: int, first: int, verdicts: list[Verdict]
+) -> None:
+    """At any moment the run is the unbroken row of our fences that ends before the next slot."""
+    run = FenceRun(first=first, width=width)
+    tried: list[Verdict] = []
+    for verdict in verdicts:
+        if run.is_complete:
+            break
+        assert run.next_slot == first + len(tried)
+        tried.append(verdict)
+        run = run.after(verdict, OWN.epoch, OWN)
+        ours = 0
+        while ours < len(tried) and tried[-1 - ours] is Verdict.OURS:
+            ours += 1
+        assert run.length == ours
+        assert run.is_complete == (ours >= width)
+
+
+def test_newer_writer_ends_the_run() -> None:
+    """Outcome 4 of a fencing write: a newer writer's slot means that we are fenced, and by whom."""
+    with pytest.raises(Fenced, match="slot 12 belongs to epoch 9") as caught:
+        FenceRun(first=12, width=1).after(Verdict.NEWER, 9, OWN)
+    assert (caught.value.own_epoch, caught.value.newer_epoch) == (5, 9)
+
+
+def test_impostor_ends_the_run() -> None:
+    """Outcome 3 of a fencing write: our epoch in other hands is a state that must not be."""
+    with pytest.raises(IllegalState, match=r"slot 12 .* same epoch 5"):
+        FenceRun(first=12, width=1).after(Verdict.IMPOSTOR, 5, OWN)
+
+
+def test_owner_is_epoch_and_nonce() -> None:
+    """A manifest is ours by epoch and nonce; another nonce or a newer epoch means fenced."""
+    check_owner(manifest_of(OWN), OWN)
+    for other in (WriterId(5, RIVAL_NONCE), WriterId(6, RIVAL_NONCE), WriterId(6, OWN.nonce)):
+        with pytest.raises(Fenced) as caught:
+            check_owner(manifest_of(other), OWN)
+        assert caught.value.newer_epoch == other.epoch
+
+
+def test_epoch_below_ours_is_illegal() -> None:
+    """A manifest whose writer epoch has gone down is no reason to go on (I5)."""
+    with pytest.raises(IllegalState, match="epochs never go down"):
+        check_owner(manifest_of(WriterId(4, RIVAL_NONCE)), OWN)
+
+
+@given(fence_width=st.integers(1, 64), max_parallel_writes=st.integers(1, 64))
+def test_claim_never_shrinks_the_fence_width(fence_width: int, max_parallel_writes: int) -> None:
+    """The width covers the writers before and our own uploads, whichever are more."""
+    before = manifest_of(fence_width=fence_width)
+    after = claimed(before, max_parallel_writes=max_parallel_writes)
+    assert after.fence_width == max(fence_width, max_parallel_writes)
+    assert after.max_parallel_writes == max_parallel_writes
+
+
+def test_claim_takes_the_next_epoch_and_keeps_the_wal() -> None:
+    """A claim raises the epoch by one and adds a snapshot of the manifest that it becomes."""
+    other = Snapshot(id=b"s" * 16, manifest_id=3, snapshot_expire_time_s=9)
+    after = claimed(manifest_of(snapshots=(other,)))
+    assert (after.writer_epoch, after.writer_nonce) == (6, b"n" * 16)
+    assert after.writer_address == "localhost:1"
+    own = Snapshot(id=b"n" * 16, manifest_id=8, snapshot_expire_time_s=1_000)
+    assert after.snapshots == (other, own)
+
+
+def test_claim_made_again_leaves_one_snapshot() -> None:
+    """A claim that another one followed is made again under its nonce: one snapshot remains."""
+    first = replace(claimed(manifest_of()), manifest_id=8)
+    rival = replace(claimed(first, nonce=RIVAL_NONCE), manifest_id=9)
+    again = claimed(rival)
+    assert (again.writer_epoch, again.writer_nonce) == (8, b"n" * 16)
+    assert [(s.id, s.manifest_id) for s in again.snapshots] == [(RIVAL_NONCE, 9), (b"n" * 16, 10)]
+
+
+def test_first_writer_begins_with_the_first_number() -> None:
+    """Where nobody has served yet, numbers begin after the last durable one."""
+    assert first_seq_of_writer(manifest_of(), 0) == 1
+    assert first_seq_of_writer(manifest_of(), 17) == 18
+
+
+@given(
+    openings=st.lists(
+        st.tuples(st.integers(0, SEQ_GAP - 2), st.integers(0, SEQ_GAP - 2)), min_size=1, max_size=8
+    )
+)
+def test_no_number_is_issued_twice(openings: list[tuple[int, int]]) -> None:
+    """Writer after writer, no number that was shown comes again, whatever became durable (I5).
+
+    Each opening issues some numbers above its first durable one, of which a part gets durable.
+    """
+    manifest = manifest_of()
+    last_seq, greatest_shown = 0, 0
+    for durable_count, lost_count in openings:
+        first_seq = first_seq_of_writer(manifest, last_seq)
+        assert first_seq > max(last_seq, greatest_shown)
+        manifest = replace(manifest, writer_first_seq=first_seq)
+        if durable_count:
+            last_seq = first_seq + durable_count - 1
+        greatest_shown = first_seq + durable_count + lost_count - 1
+        greatest_shown = min(greatest_shown, max(last_seq, first_seq) + SEQ_GAP - 1)
+
+
+def test_finished_opening_fences_for_our_own_uploads_only() -> None:
+    """After fence and replay the width shrinks to our k, and the snapshot of the opening goes."""
+    before = claimed(manifest_of(fence_width=4, wal_id_last_seen=3), max_parallel_writes=2)
+    own = WriterId(6, b"n" * 16)
+    after = finish_opening(before, own, last_wal_id=9, first_seq=77)
+    assert (after.fence_width, after.writer_first_seq, after.wal_id_last_seen) == (2, 77, 9)
+    assert after.snapshots == ()
+    assert (
+        finish_opening(
+            replace(before, wal_id_last_seen=12), own, last_wal_id=9, first_seq=77
+        ).wal_id_last_seen
+        == 12
+    )
+
+
+def test_opening_is_not_finished_for_another() -> None:
+    """Who does not own the manifest any more cannot finish an opening."""
+    with pytest.raises(Fenced):
+        finish_opening(claimed(manifest_of()), OWN, last_wal_id=0, first_seq=1)
+
+
+def test_finished_opening_is_recognised() -> None:
+    """An opening is finished in exactly those manifests that contain its last edit (F2)."""
+    own = WriterId(6, b"n" * 16)
+    before = claimed(manifest_of(fence_width=4))
+    after = finish_opening(before, own, last_wal_id=9, first_seq=77)
+    assert is_opening_finished(after, own, first_seq=77)
+    assert is_opening_finished(replace(after, compactor_epoch=3), own, first_seq=77)
+    assert not is_opening_finished(before, own, first_seq=77)
+    assert not is_opening_finished(after, own, first_seq=78)
+    assert not is_opening_finished(replace(after, fence_width=4), own, first_seq=77)
+    assert not is_opening_finished(replace(after, snapshots=before.snapshots), own, first_seq=77)
+    assert not is_opening_finished(claimed(after, nonce=RIVAL_NONCE), own, first_seq=77)
+
+
+def test_run_counts_above_what_is_compacted() -> None:
+    """A complete run counts if the manifest, read after it, has c below its first slot."""
+    run = FenceRun(first=10, width=2, length=2)
+    assert check_run_counts(run, manifest_of(wal_id_last_compacted=None), OWN)
+    assert check_run_counts(run, manifest_of(wal_id_last_compacted=9), OWN)
+    assert not check_run_counts(run, manifest_of(wal_id_last_compacted=10), OWN)
+    assert not check_run_counts(replace(run, length=1), manifest_of(), OWN)
+
+
+def test_run_of_a_fenced_writer_does_not_count() -> None:
+    """Fences are worth nothing once the manifest shows another owner."""
+    run = FenceRun(first=10, width=1, length=1)
+    with pytest.raises(Fenced):
+        check_run_counts(run, manifest_of(WriterId(6, RIVAL_NONCE)), OWN)

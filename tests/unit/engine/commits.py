@@ -1,0 +1,66 @@
+"""Commits and groups for tests, and what a scan of a view reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shalekv.core.entry import NO_EXPIRY, Entry, Kind
+from shalekv.engine.commit import Change, Commit, Group, Receipt
+from shalekv.engine.memtable import View
+from shalekv.engine.scan import scan_slices
+from shalekv.engine.sorted_runs import Run
+from shalekv.errors import ShaleError
+
+NOW_MS = 1_000
+
+
+def put(key: bytes, value: bytes = b"v", expire_at_ms: int = NO_EXPIRY) -> Change:
+    """A change that sets a key."""
+    return Change(key, Kind.PUT, value, expire_at_ms)
+
+
+def tombstone(key: bytes) -> Change:
+    """A change that deletes a key."""
+    return Change(key, Kind.TOMBSTONE)
+
+
+def unsettled(_: Receipt | ShaleError) -> None:
+    """Settles a commit that nobody waits for."""
+
+
+def commit_of(seq: int, *changes: Change) -> Commit:
+    """A commit with this number."""
+    return Commit(changes, seq, unsettled)
+
+
+def group_of(wal_id: int, *commits: Commit) -> Group:
+    """A group in this slot."""
+    return Group(wal_id, commits)
+
+
+def run_of(seq: int, *changes: Change) -> Run:
+    """The run of a group of one commit."""
+    return group_of(0, commit_of(seq, *changes)).run
+
+
+def read(
+    view: View,
+    *,
+    start: bytes = b"",
+    end: bytes = b"",
+    reverse: bool = False,
+    now_ms: int = NOW_MS,
+) -> list[tuple[bytes, bytes]]:
+    """The keys and values that a scan of `view` yields."""
+    slices = scan_slices(view, start=start, end=end, reverse=reverse, now_ms=now_ms)
+    return pairs(entry for entries in slices for entry in entries)
+
+
+def pairs(entries: Iterable[Entry]) -> list[tuple[bytes, bytes]]:
+    """Keys and values."""
+    return [(entry.key, entry.value) for entry in entries]
+
+
+def keys_of(entries: Sequence[Entry]) -> list[bytes]:
+    """Keys."""
+    return [entry.key for entry in entries]

@@ -1,0 +1,352 @@
+"""Back-pressure: bounds, order, and bytes that always come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+
+from shalekv.engine.admission import Admission
+from shalekv.errors import MemtableFull, QueueFull, Stopping
+from shalekv.settings import WriterSettings
+from tests.sim.run import simulate
+from tests.sim.world import World
+
+QUEUED_MAX = 1 << 20
+WAITING_MAX = 1_000
+MEMTABLE_MAX = 4 << 20
+
+
+def admission_of(memtable_bytes: Callable[[], int] = lambda: 0, **changes: int) -> Admission:
+    """Small bounds; `changes` are settings that differ."""
+    limits = {
+        "queued_bytes_max": QUEUED_MAX,
+        "waiting_bytes_max": WAITING_MAX,
+        "memtable_bytes_max": MEMTABLE_MAX,
+        "queue_wait_ms": 1_000,
+    }
+    bounds = WriterSettings.model_validate(limits | changes)
+    return Admission(bounds, memtable_bytes=memtable_bytes)
+
+
+def full_admission(*, queue_wait_ms: int = 1_000) -> Admission:
+    """An admission whose queue is full to the last byte."""
+    admission = admission_of(queue_wait_ms=queue_wait_ms)
+    assert admission.try_admit(QUEUED_MAX)
+    return admission
+
+
+async def quiesce() -> None:
+    """Let everything that can run do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def admit(admission: Admission, size_bytes: int) -> None:
+    """What a write does at the door."""
+    if not admission.try_admit(size_bytes):
+        await admission.wait(size_bytes)
+
+
+def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `main` with some orders of what is ready, and without waiting for its time-outs."""
+
+    async def run(_: World) -> None:
+        await main()
+
+    for seed in range(10):
+        simulate(seed, run)
+
+
+def test_queue_is_full_at_its_bound() -> None:
+    """Writes are let in up to the last byte of `queued_bytes_max`, and not one more."""
+    admission = admission_of()
+    assert admission.try_admit(QUEUED_MAX - 1)
+    assert not admission.try_admit(2)
+    assert admission.try_admit(1)
+    assert not admission.try_admit(1)
+    admission.release(1)
+    assert admission.try_admit(1)
+    assert admission.queued_bytes == QUEUED_MAX
+
+
+async def test_oversize_write_goes_in_alone() -> None:
+    """A write that is larger than the queue is let in when the queue is empty, and then nothing."""
+    admission = admission_of(waiting_bytes_max=2 * QUEUED_MAX)
+    assert admission.try_admit(1)
+    large = asyncio.create_task(admit(admission, QUEUED_MAX + 1))
+    await quiesce()
+    assert not large.done()
+    admission.release(1)
+    await large
+    assert not admission.try_admit(1)
+    admission.release(QUEUED_MAX + 1)
+    assert admission.queued_bytes == 0
+
+
+def test_memtable_is_full_at_its_bound() -> None:
+    """Queue and memtable together hold `memtable_bytes_max`, and past it writes are refused."""
+    admission = admission_of(lambda: MEMTABLE_MAX - 100)
+    assert admission.try_admit(60)
+    with pytest.raises(MemtableFull, match="not compacted") as caught:
+        admission.try_admit(41)
+    assert caught.value.retry_after_ms == WriterSettings().retry_after_ms
+    assert admission.try_admit(40)
+
+
+def test_memtable_that_shrinks_lets_writes_in() -> None:
+    """A merge that frees memory is noticed without a write: there would never be one."""
+    held = [MEMTABLE_MAX]
+    admission = admission_of(lambda: held[0])
+    with pytest.raises(MemtableFull):
+        admission.try_admit(1)
+    held[0] = 0
+    assert admission.try_admit(1)
+
+
+async def test_memtable_that_fills_refuses_those_in_line() -> None:
+    """Who has waited for the queue is still refused when the memtable has filled up meanwhile."""
+    held = [0]
+    admission = admission_of(lambda: held[0])
+    assert admission.try_admit(QUEUED_MAX)
+    waiting = asyncio.create_task(admission.wait(10))
+    await quiesce()
+    held[0] = MEMTABLE_MAX
+    admission.release(QUEUED_MAX)
+    with pytest.raises(MemtableFull):
+        await waiting
+    assert (admission.queued_bytes, admission.waiting_bytes) == (0, 0)
+
+
+async def test_line_is_full_at_its_bound() -> None:
+    """Up to `waiting_bytes_max` wait; who would pass it is refused at once, with advice."""
+    admission = full_admission()
+    first = asyncio.create_task(admission.wait(WAITING_MAX - 1))
+    last = asyncio.create_task(admission.wait(1))
+    await quiesce()
+    with pytest.raises(QueueFull, match="1000 bytes wait already") as caught:
+        await admission.wait(1)
+    assert caught.value.retry_after_ms == WriterSettings().retry_after_ms
+    admission.release(QUEUED_MAX)
+    await asyncio.gather(first, last)
+    assert (admission.queued_bytes, admission.waiting_bytes) == (WAITING_MAX, 0)
+
+
+async def test_line_is_first_in_first_out() -> None:
+    """A small write does not overtake a large one that waits, not even if it would fit."""
+    admission = full_admission()
+    order: list[int] = []
+
+    async def enter(size_bytes: int) -> None:
+        await admit(admission, size_bytes)
+        order.append(size_bytes)
+
+    async with asyncio.TaskGroup() as tasks:
+        for size_bytes in (300, 100, 200):
+            tasks.create_task(enter(size_bytes))
+        await quiesce()
+        admission.release(150)
+        await quiesce()
+        assert order == []
+        assert not admission.try_admit(1)
+        admission.release(250)
+        await quiesce()
+        assert order == [300, 100]
+        admission.release(200)
+    assert order == [300, 100, 200]
+
+
+def test_wait_ends_after_its_time() -> None:
+    """A write waits for `queue_wait_ms` and is then refused; its place goes to the next."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        admission = full_admission(queue_wait_ms=500)
+        began = loop.time()
+        with pytest.raises(QueueFull, match="no room within 500 ms"):
+            await admission.wait(10)
+        assert loop.time() - began == pytest.approx(0.5)
+        assert admission.waiting_bytes == 0
+        admission.release(QUEUED_MAX)
+        assert admission.try_admit(QUEUED_MAX)
+
+    in_virtual_time(main)
+
+
+def test_next_in_line_is_let_in_when_the_first_gives_up() -> None:
+    """Who was only kept out by the one before is let in when that one's time is over."""
+
+    async def main() -> None:
+        admission = full_admission(queue_wait_ms=500)
+        admission.release(50)
+        large = asyncio.create_task(admission.wait(100))
+        await asyncio.wait([large], timeout=0.3)
+        small = asyncio.create_task(admission.wait(50))
+        await small
+        with pytest.raises(QueueFull):
+            await large
+        assert (admission.queued_bytes, admission.waiting_bytes) == (QUEUED_MAX, 0)
+
+    in_virtual_time(main)
+
+
+def test_room_that_comes_with_the_time_out_is_not_lost() -> None:
+    """Room that is given at the very moment of a time-out is used or given back."""
+
+    async def main() -> None:
+        admission = full_admission(queue_wait_ms=500)
+        asyncio.get_running_loop().call_later(0.5, admission.release, QUEUED_MAX)
+        (refusal,) = await asyncio.gather(admission.wait(10), return_exceptions=True)
+        assert refusal is None or isinstance(refusal, QueueFull)
+        await quiesce()
+        assert admission.queued_bytes == (10 if refusal is None else 0)
+        assert admission.waiting_bytes == 0
+
+    in_virtual_time(main)
+
+
+async def test_wait_that_begins_when_there_is_room_is_over_at_once() -> None:
+    """Between the refusal and the wait room may have come, and nobody will say so again."""
+    admission = full_admission()
+    assert not admission.try_admit(10)
+    admission.release(QUEUED_MAX)
+    await admission.wait(10)
+    assert admission.queued_bytes == 10
+
+
+async def test_close_tells_everybody() -> None:
+    """Who waits, who comes, and who was about to wait when it closed: all get the reason."""
+    admission = full_admission()
+    waiting = asyncio.create_task(admission.wait(10))
+    await quiesce()
+    reason = Stopping("closed")
+    admission.close(reason)
+    with pytest.raises(Stopping, match="closed"):
+        await waiting
+    with pytest.raises(Stopping, match="closed"):
+        await admission.wait(10)
+    with pytest.raises(Stopping, match="closed"):
+        admission.try_admit(10)
+    assert (admission.queued_bytes, admission.waiting_bytes) == (QUEUED_MAX, 0)
+
+
+def test_error_that_is_raised_often_does_not_grow() -> None:
+    """The error that closed the door is raised to all, and holds no frames of earlier callers."""
+    admission = admission_of()
+    reason = Stopping("closed")
+    admission.close(reason)
+    depths = set()
+    for _ in range(5):
+        with pytest.raises(Stopping) as caught:
+            admission.try_admit(1)
+        depths.add(len(caught.traceback))
+    assert len(depths) == 1
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Writes come, give up and leave in any order, several of these between two turns of the loop.
+
+    The model is a line and a number of bytes, without tasks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.admission = admission_of(waiting_bytes_max=1 << 30, queue_wait_ms=600_000)
+        self.tasks: dict[asyncio.Task[None], int] = {}
+        self.line: list[asyncio.Task[None]] = []
+        self.inside: list[asyncio.Task[None]] = []
+        self.closed = False
+        self.is_quiet = True
+
+    @rule(size_bytes=st.sampled_from([1, QUEUED_MAX // 3, QUEUED_MAX // 2, QUEUED_MAX + 1]))
+    def come(self, size_bytes: int) -> None:
+        if self.closed:
+            return
+        task = self.loop.create_task(admit(self.admission, size_bytes))
+        self.tasks[task] = size_bytes
+        self.line.append(task)
+        self.turn()
+        self.model_admits()
+
+    @precondition(lambda self: bool(self.line))
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        task = data.draw(st.sampled_from(self.line), label="who")
+        self.line.remove(task)
+        task.cancel()
+        self.model_admits()
+
+    @precondition(lambda self: any(not task.done() for task in self.inside))
+    @rule(data=st.data())
+    def give_up_when_let_in(self, data: st.DataObject) -> None:
+        """Cancelled after it was let in, and before it has heard of that."""
+        task = data.draw(st.sampled_from([t for t in self.inside if not t.done()]), label="who")
+        self.inside.remove(task)
+        task.cancel()
+        self.model_admits()
+
+    @precondition(lambda self: any(task.done() for task in self.inside))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        task = data.draw(st.sampled_from([t for t in self.inside if t.done()]), label="who")
+        self.inside.remove(task)
+        self.is_quiet = False
+        self.admission.release(self.tasks[task])
+        self.model_admits()
+
+    @rule()
+    def close(self) -> None:
+        self.closed = True
+        self.admission.close(Stopping("closed"))
+        self.turn()
+        for task in self.line:
+            assert isinstance(task.exception(), Stopping)
+        self.line.clear()
+
+    @rule()
+    def turn(self) -> None:
+        self.loop.run_until_complete(quiesce())
+        self.is_quiet = True
+
+    @invariant()
+    def bytes_are_those_of_the_writes(self) -> None:
+        if not self.is_quiet:
+            return
+        assert self.admission.queued_bytes == sum(self.tasks[task] for task in self.inside)
+        assert self.admission.waiting_bytes == sum(self.tasks[task] for task in self.line)
+        assert all(task.done() for task in self.inside)
+        assert not any(task.done() for task in self.line)
+
+    def model_admits(self) -> None:
+        self.is_quiet = False
+        while self.line and not self.closed:
+            queued = sum(self.tasks[task] for task in self.inside)
+            if queued and queued + self.tasks[self.line[0]] > QUEUED_MAX:
+                return
+            self.inside.append(self.line.pop(0))
+
+    def teardown(self) -> None:
+        for task in [*self.line, *self.inside]:
+            task.cancel()
+        self.turn()
+        for task in self.inside:
+            if not task.cancelled():
+                self.admission.release(self.tasks[task])
+        self.turn()
+        self.loop.close()
+        assert (self.admission.queued_bytes, self.admission.waiting_bytes) == (0, 0)
+
+
+TestAdmissionMachine = AdmissionMachine.TestCase
+TestAdmissionMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

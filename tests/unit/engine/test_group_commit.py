@@ -1,0 +1,402 @@
+"""Group commit: what is coalesced, how much is in flight, and that every write hears one answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shalekv.engine.commit import Receipt, changes_bytes
+from shalekv.errors import Fenced, IllegalState, OutcomeUnknown, ShaleError, Stopping, StoreBroken
+from shalekv.format import names
+from tests.unit.engine.commits import put, read
+from tests.unit.engine.running_log import NEWER, OLDER, OWN, RunningLog, quiesce, running
+
+
+async def test_lone_write_is_flushed_at_once() -> None:
+    """A write that finds the log idle is uploaded alone, and acknowledged when it has landed."""
+    async with running(RunningLog()) as log:
+        write = log.write(b"a", b"1")
+        held = await log.store.arrived(1)
+        assert held.name == names.wal_name(10)
+        assert held.metadata == {"writer_epoch": "5"}
+        assert write.told == []
+        assert log.memtable.get(b"a") is None
+        held.release()
+        assert await write.outcome() == Receipt(seq=100, wal_id=10)
+        assert log.object_of(10) == [(b"a", b"1")]
+        assert (log.prefix.seq, log.prefix.wal_id) == (100, 10)
+
+
+async def test_writes_that_come_during_an_upload_share_the_next_object() -> None:
+    """What arrives while an object is in flight goes into one object, in order, newest first."""
+    async with running(RunningLog()) as log:
+        log.write(b"a", b"1")
+        first = await log.store.arrived(1)
+        later = [log.write(b"b", b"1"), log.write(b"a", b"2"), log.write(b"b", b"2")]
+        await quiesce()
+        assert len(log.store.held) == 1
+        first.release()
+        second = await log.store.arrived(2)
+        second.release()
+        assert [await write.outcome() for write in later] == [
+            Receipt(seq=101 + number, wal_id=11) for number in range(3)
+        ]
+        assert [(e.key, e.seq) for e in log.entries_of(11)] == [
+            (b"a", 102),
+            (b"b", 103),
+            (b"b", 101),
+        ]
+        assert read(log.memtable.view(103, 11)) == [(b"a", b"2"), (b"b", b"2")]
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
+    """Uploads that nobody answers, unknown ones included, hold their places of k."""
+    async with running(RunningLog(k=k)) as log:
+        for number in range(2 * k + 1):
+            log.write(b"%d" % number)
+            await quiesce()
+        assert len(log.store.waiting) == k
+        assert log.log.objects_in_flight == k
+        log.store.waiting[0].lose_request()
+        await quiesce()
+        assert len(log.store.waiting) == k
+        assert {held.name for held in log.store.waiting} == {
+            names.wal_name(10 + n) for n in range(k)
+        }
+
+
+async def test_object_takes_no_more_than_flush_bytes() -> None:
+    """A long queue is cut into objects of `flush_bytes`; one larger commit stands alone."""
+    async with running(RunningLog(flush_bytes=3 * 400)) as log:
+        log.write(b"0")
+        first = await log.store.arrived(1)
+        for number in range(5):
+            log.write(b"%d" % number, b"x" * 60)
+        log.write(b"big", b"x" * 5_000)
+        log.write(b"z")
+        first.release()
+        log.store.is_holding = False
+        await asyncio.gather(*(write.receipt() for write in log.writes))
+        slots = [write.told[0].wal_id for write in log.writes if isinstance(write.told[0], Receipt)]
+        assert slots == [10, 11, 11, 11, 12, 12, 13, 14]
+
+
+async def test_lost_reply_is_no_rival() -> None:
+    """An upload whose reply was lost is recognised as ours and acknowledged, once."""
+    async with running(RunningLog()) as log:
+        write = log.write(b"a", b"1")
+        (await log.store.arrived(1)).lose_reply()
+        assert await write.receipt() == Receipt(seq=100, wal_id=10)
+
+
+async def test_unknown_upload_is_sent_again_with_the_same_bytes() -> None:
+    """An upload that has a slot is repeated until it lands, so that no gap is left behind."""
+    async with running(RunningLog()) as log:
+        write = log.write(b"a", b"1")
+        first = await log.store.arrived(1)
+        first.lose_request()
+        second = await log.store.arrived(2)
+        second.refuse()
+        third = await log.store.arrived(3)
+        assert (first.name, first.data) == (second.name, second.data) == (third.name, third.data)
+        third.release()
+        assert await write.receipt() == Receipt(seq=100, wal_id=10)
+
+
+async def test_older_fence_moves_the_group_to_the_next_slot() -> None:
+    """At k = 1, a slow opener's fence costs a slot and new numbers, and no write."""
+    async with running(RunningLog()) as log:
+        await log.fill(10, OLDER)
+        writes = [log.write(b"a", b"1")]
+        held = await log.store.arrived(1)
+        writes += [log.write(b"a", b"2"), log.write(b"b", b"1")]
+        held.release()
+        (await log.store.arrived(2)).release()
+        receipts = [await write.receipt() for write in writes]
+        assert receipts == [Receipt(seq=103 + number, wal_id=11) for number in range(3)]
+        assert read(log.memtable.view(105, 11)) == [(b"a", b"2"), (b"b", b"1")]
+        assert (log.prefix.seq, log.prefix.wal_id) == (105, 11)
+
+
+async def test_displaced_group_gets_numbers_above_what_landed_behind_it() -> None:
+    """At k = 2, slot order stays sequence order when the earlier of two is displaced (I4)."""
+    async with running(RunningLog(k=2)) as log:
+        await log.fill(10, OLDER)
+        early = log.write(b"a", b"early")
+        await log.store.arrived(1)
+        late = log.write(b"a", b"late")
+        (await log.store.arrived(2)).release()
+        assert await late.receipt() == Receipt(seq=101, wal_id=11)
+        assert log.prefix.wal_id == 9
+        log.store.held[0].release()
+        (await log.store.arrived(3)).release()
+        assert await early.receipt() == Receipt(seq=102, wal_id=12)
+        assert [entry.seq for slot in (11, 12) for entry in log.entries_of(slot)] == [101, 102]
+        assert read(log.memtable.view(102, 12)) == [(b"a", b"early")]
+
+
+@pytest.mark.parametrize("first_to_fail", [0, 1])
+async def test_displaced_groups_keep_their_order(first_to_fail: int) -> None:
+    """At k = 2, two displaced objects go on in the order of their submission, not of their fate."""
+    async with running(RunningLog(k=2)) as log:
+        await log.fill(10, OLDER)
+        await log.fill(11, OLDER)
+        log.write(b"a", b"1")
+        await log.store.arrived(1)
+        log.write(b"a", b"2")
+        await log.store.arrived(2)
+        log.write(b"a", b"3")
+        log.store.held[first_to_fail].release()
+        log.store.held[1 - first_to_fail].release()
+        await quiesce()
+        log.store.let_go()
+        receipts = [await write.receipt() for write in log.writes]
+        assert receipts == sorted(receipts, key=lambda receipt: receipt.seq)
+        assert read(log.memtable.view(receipts[-1].seq, receipts[-1].wal_id)) == [(b"a", b"3")]
+
+
+@pytest.mark.parametrize("k", [1, 2])
+async def test_uncommitted_reads_see_the_newest_through_a_displacement(k: int) -> None:
+    """What lies over the memtable is the newest version by final order, until it is durable."""
+    async with running(RunningLog(k=k)) as log:
+        await log.fill(10, OLDER)
+        log.write(b"a", b"1")
+        first = await log.store.arrived(1)
+        log.write(b"a", b"2")
+        log.write(b"b", b"1")
+        await quiesce()
+        assert newest(log) == {b"a": b"2", b"b": b"1"}
+        first.release()
+        await quiesce()
+        # With a second object in flight, the displaced one comes after it.
+        assert newest(log) == {b"a": b"2" if k == 1 else b"1", b"b": b"1"}
+        log.store.let_go()
+        await asyncio.gather(*(write.receipt() for write in log.writes))
+        assert len(log.log.overlay) == 0
+        assert newest(log) == {b"a": b"2" if k == 1 else b"1", b"b": b"1"}
+
+
+def newest(log: RunningLog) -> dict[bytes, bytes]:
+    """What a read at UNCOMMITTED gets."""
+    found = {key: log.log.overlay.get(key) for key in (b"a", b"b")}
+    return {key: entry.value for key, entry in found.items() if entry is not None}
+
+
+async def test_newer_writer_ends_the_log() -> None:
+    """Fenced: what lost its slot and what is queued was not applied, and nothing more is taken."""
+    async with running(RunningLog()) as log:
+        await log.fill(10, NEWER)
+        lost = log.write(b"a")
+        held = await log.store.arrived(1)
+        queued = log.write(b"b")
+        held.release()
+        for write in (lost, queued):
+            outcome = await write.outcome()
+            assert isinstance(outcome, Fenced)
+            assert (outcome.own_epoch, outcome.newer_epoch) == (5, 6)
+        assert isinstance(log.log.stopped_by, Fenced)
+        with pytest.raises(Fenced):
+            log.admission.try_admit(1)
+        await quiesce()
+        assert len(log.store.held) == 1
+
+
+async def test_uploads_in_flight_end_by_themselves_after_a_fence() -> None:
+    """Fenced in mid-flight: an object that still lands is acknowledged, the others are reported."""
+    async with running(RunningLog(k=4)) as log:
+        await log.fill(10, NEWER)
+        await log.fill(13, OLDER)
+        writes = []
+        for number in range(4):
+            writes.append(log.write(b"%d" % number))
+            await log.store.arrived(number + 1)
+        log.store.held[0].release()
+        assert isinstance(await writes[0].outcome(), Fenced)
+        log.store.held[1].release()
+        assert await writes[1].receipt() == Receipt(seq=101, wal_id=11)
+        log.store.held[2].lose_reply()
+        assert await writes[2].receipt() == Receipt(seq=102, wal_id=12)
+        log.store.held[3].release()
+        assert isinstance(await writes[3].outcome(), Fenced)
+        assert read(log.memtable.view(102, 13)) == [(b"1", b"v"), (b"2", b"v")]
+        assert (log.prefix.seq, log.prefix.wal_id) == (102, 13)
+
+
+@pytest.mark.parametrize(
+    ("owner", "message"), [(OLDER, "data of the older epoch 4"), (OWN, "same epoch 5")]
+)
+async def test_foreign_data_in_a_slot_is_illegal(owner: object, message: str) -> None:
+    """Data of a fenced writer, or of our own epoch, in a slot of ours: stop, applied nothing."""
+    async with running(RunningLog()) as log:
+        assert isinstance(owner, type(OWN))
+        await log.fill(10, owner, [put(b"x")])
+        write = log.write(b"a")
+        (await log.store.arrived(1)).release()
+        outcome = await write.outcome()
+        assert isinstance(outcome, IllegalState)
+        assert message in str(outcome)
+        assert log.log.stopped_by is outcome
+
+
+async def test_broken_disk_leaves_writes_unknown() -> None:
+    """When a sync has failed, what was in flight is unknown, and what was queued was not sent."""
+    async with running(RunningLog()) as log:
+        sent = log.write(b"a")
+        held = await log.store.arrived(1)
+        queued = log.write(b"b")
+        held.break_disk()
+        assert isinstance(await sent.outcome(), OutcomeUnknown)
+        assert isinstance(await queued.outcome(), StoreBroken)
+        assert isinstance(log.log.stopped_by, StoreBroken)
+
+
+async def test_damaged_object_in_the_slot_stops_the_log() -> None:
+    """What cannot be read is nobody's: the writes are unknown, and the error names the object."""
+    async with running(RunningLog()) as log:
+        await log.store.free.create(names.wal_name(10), b"rubbish")
+        write = log.write(b"a")
+        (await log.store.arrived(1)).release()
+        assert isinstance(await write.outcome(), OutcomeUnknown)
+        assert names.wal_name(10) in str(log.log.stopped_by)
+
+
+async def test_close_makes_durable_what_was_accepted() -> None:
+    """After `close` nothing is accepted, everything that was is flushed, and `run` returns."""
+    log = RunningLog(interval_ms=1e9)
+    async with running(log):
+        log.write(b"a")
+        (await log.store.arrived(1)).release()
+        spaced = log.write(b"b")
+        await quiesce()
+        assert len(log.store.held) == 1
+        log.log.close()
+        with pytest.raises(Stopping, match="shutting down"):
+            log.admission.try_admit(1)
+        (await log.store.arrived(2)).release()
+        assert await spaced.receipt() == Receipt(seq=101, wal_id=11)
+    assert log.log.is_closing
+
+
+async def test_displacement_while_closing_loses_nothing() -> None:
+    """A group that loses its slot to an older fence after `close` goes to the next slot."""
+    async with running(RunningLog()) as log:
+        await log.fill(10, OLDER)
+        write = log.write(b"a")
+        held = await log.store.arrived(1)
+        log.log.close()
+        held.release()
+        (await log.store.arrived(2)).release()
+        assert (await write.receipt()).wal_id == 11
+
+
+async def test_closed_log_that_is_fenced_was_stopped() -> None:
+    """A fence that is met while closing is told: not everything was made durable."""
+    log = RunningLog()
+    async with running(log):
+        await log.fill(10, NEWER)
+        write = log.write(b"a")
+        held = await log.store.arrived(1)
+        log.log.close()
+        held.release()
+        assert isinstance(await write.outcome(), Fenced)
+    assert not log.log.is_closing
+    assert isinstance(log.log.stopped_by, Fenced)
+
+
+@pytest.mark.parametrize("closes_first", [False, True])
+async def test_cancelled_log_settles_everything_once(closes_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """When its task is cancelled, what is in flight is unknown, the queue not applied, all once."""
+    log = RunningLog()
+    task = asyncio.create_task(log.log.run())
+    sent = log.write(b"a")
+    await log.store.arrived(1)
+    queued = log.write(b"b")
+    if closes_first:
+        log.log.close()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert isinstance(await sent.outcome(), OutcomeUnknown)
+    assert isinstance(await queued.outcome(), Stopping)
+    assert not log.log.is_closing
+    log.check_settled()
+
+
+async def test_log_whose_task_has_ended_accepts_nothing() -> None:
+    """Nothing is ever queued where nobody will flush it, not even by who was admitted before."""
+    log = RunningLog()
+    task = asyncio.create_task(log.log.run())
+    await quiesce()
+    task.cancel()
+    await asyncio.wait([task])
+    change = put(b"a")
+    log.admission.queued_bytes = changes_bytes([change])
+    with pytest.raises(Stopping):
+        log.admission.try_admit(1)
+    with pytest.raises(Stopping):
+        log.log.submit([change], lambda _: None)
+    log.check_settled()
+
+
+async def test_bug_in_an_upload_settles_everything() -> None:
+    """An error that nobody foresaw ends the log loudly, and no caller waits for ever."""
+    log = RunningLog(k=2)
+    task = asyncio.create_task(log.log.run())
+    first = log.write(b"a")
+    await log.store.arrived(1)
+    second = log.write(b"b")
+    await log.store.arrived(2)
+    queued = log.write(b"c")
+    log.store.held[1].answer.set_exception(ZeroDivisionError())
+    with pytest.raises(ExceptionGroup):
+        await task
+    for write in (first, second):
+        assert isinstance(await write.outcome(), OutcomeUnknown)
+    assert isinstance(await queued.outcome(), Stopping)
+    log.check_settled()
+
+
+async def test_stop_reports_each_lost_write_once() -> None:
+    """`stop` fails what is queued at once, lets uploads end, and a second error changes nothing."""
+    async with running(RunningLog()) as log:
+        sent = log.write(b"a")
+        held = await log.store.arrived(1)
+        queued = [log.write(b"b"), log.write(b"c")]
+        reason = Fenced("polled", own_epoch=5, newer_epoch=7)
+        log.log.stop(reason)
+        log.log.stop(Stopping("later"))
+        assert [write.told for write in queued] == [[reason], [reason]]
+        assert sent.told == []
+        held.release()
+        assert await sent.receipt() == Receipt(seq=100, wal_id=10)
+        assert log.log.stopped_by is reason
+
+
+async def test_reads_of_the_prefix_end_with_the_log() -> None:
+    """Who waits for a gap to close is told when it never will."""
+    async with running(RunningLog(k=2)) as log:
+        await log.fill(10, NEWER)
+        log.write(b"a")
+        await log.store.arrived(1)
+        log.write(b"b")
+        (await log.store.arrived(2)).release()
+        await quiesce()
+        covering = asyncio.create_task(log.prefix.cover(log.prefix.landed_seq))
+        await quiesce()
+        log.store.held[0].release()
+        with pytest.raises(ShaleError):
+            await covering
+
+
+async def test_error_of_a_stopped_log_does_not_grow() -> None:
+    """The error that stopped the log holds no frames of the callers that it was raised to."""
+    log = RunningLog()
+    log.log.stop(Stopping("the end"))
+    depths = set()
+    for _ in range(4):
+        with pytest.raises(Stopping) as caught:
+            log.log.submit([put(b"a")], lambda _: None)
+        depths.add(len(caught.traceback))
+    assert len(depths) == 1

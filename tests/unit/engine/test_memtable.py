@@ -1,0 +1,142 @@
+"""The memtable: what gets and scans see while objects land and runs are merged."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.clock import LoopClock
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.sorted_runs import MERGE_FAN_IN
+from tests.sim.run import simulate
+from tests.sim.world import World
+from tests.unit.engine.commits import put, read, run_of, tombstone
+from tests.unit.store.inline_runtime import InlineClock, finish
+
+
+def landed(*runs_in_order: tuple[int, bytes, bytes]) -> Memtable:
+    """A memtable in whose prefix each (seq, key, value) is a run of its own."""
+    memtable = Memtable()
+    for seq, key, value in runs_in_order:
+        run = run_of(seq, put(key, value))
+        memtable.land(run)
+        memtable.extend_prefix(run)
+    return memtable
+
+
+def test_get_sees_the_newest_that_landed() -> None:
+    """Objects may land in any order: the greater sequence number wins, tombstones included."""
+    memtable = Memtable()
+    memtable.land(run_of(2, put(b"a", b"2"), put(b"b", b"2")))
+    memtable.land(run_of(1, put(b"a", b"1"), put(b"c", b"1")))
+    memtable.land(run_of(3, tombstone(b"b")))
+    found = {key: memtable.get(key) for key in (b"a", b"b", b"c", b"d")}
+    assert {key: entry and entry.seq for key, entry in found.items()} == {
+        b"a": 2,
+        b"b": 3,
+        b"c": 1,
+        b"d": None,
+    }
+    assert memtable.key_count == 3
+
+
+def test_scans_see_the_prefix_only() -> None:
+    """What has landed ahead of its turn is shown to gets and not to scans."""
+    memtable = landed((1, b"a", b"1"))
+    ahead = run_of(3, put(b"a", b"3"))
+    memtable.land(ahead)
+    assert read(memtable.view(1, 0)) == [(b"a", b"1")]
+    memtable.extend_prefix(ahead)
+    assert read(memtable.view(3, 1)) == [(b"a", b"3")]
+
+
+def test_bytes_are_counted_from_the_landing_on() -> None:
+    """Memory is accounted when an object lands, ahead of its turn or not, and once only."""
+    memtable = Memtable()
+    first, second = run_of(1, put(b"a", b"12345")), run_of(2, put(b"b"))
+    memtable.land(second)
+    assert memtable.size_bytes == second.size_bytes
+    memtable.land(first)
+    memtable.extend_prefix(first)
+    memtable.extend_prefix(second)
+    assert memtable.size_bytes == first.size_bytes + second.size_bytes
+
+
+def test_merging_shrinks_what_is_accounted() -> None:
+    """Versions that a newer one shadows are gone after a merge, and so are their bytes."""
+    memtable = landed(*((seq, b"k", b"%03d" % seq) for seq in range(1, MERGE_FAN_IN + 1)))
+    one_bytes = memtable.size_bytes // MERGE_FAN_IN
+    finish(memtable.merge_runs(InlineClock()))
+    assert (memtable.run_count, memtable.size_bytes) == (1, one_bytes)
+    assert read(memtable.view(MERGE_FAN_IN, 0)) == [(b"k", b"%03d" % MERGE_FAN_IN)]
+
+
+def test_fence_leaves_nothing() -> None:
+    """An empty object adds neither runs nor bytes."""
+    memtable = Memtable()
+    empty = run_of(1)
+    memtable.land(empty)
+    memtable.extend_prefix(empty)
+    assert (memtable.run_count, memtable.size_bytes, memtable.key_count) == (0, 0, 0)
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(b"abcdefgh"), st.sampled_from([b"1", b"2", None])), max_size=60
+)
+
+
+@given(
+    operations=OPERATIONS,
+    views_at=st.sets(st.integers(0, 60)),
+    merges_at=st.sets(st.integers(0, 60)),
+)
+def test_views_do_not_change(
+    operations: list[tuple[int, bytes | None]], views_at: set[int], merges_at: set[int]
+) -> None:
+    """A view reads the state of its moment for ever, whatever lands and is merged after it."""
+    memtable, model = Memtable(), dict[bytes, bytes]()
+    views = []
+    for seq, (letter, value) in enumerate(operations, 1):
+        key = bytes([letter])
+        run = run_of(seq, tombstone(key) if value is None else put(key, value))
+        memtable.land(run)
+        memtable.extend_prefix(run)
+        if value is None:
+            model.pop(key, None)
+        else:
+            model[key] = value
+        if seq in merges_at:
+            finish(memtable.merge_runs(InlineClock()))
+        if seq in views_at:
+            views.append((memtable.view(seq, seq), sorted(model.items())))
+    finish(memtable.merge_runs(InlineClock()))
+    for view, expected in views:
+        assert read(view) == expected
+        assert read(view, reverse=True) == expected[::-1]
+
+
+def test_runs_are_merged_while_writes_go_on() -> None:
+    """Runs that land during a merge stay newer than its result, and are merged in their turn."""
+
+    async def main(world: World) -> None:
+        memtable, model, random = Memtable(), dict[bytes, bytes](), Random(world.seed)
+        async with asyncio.TaskGroup() as tasks:
+            merging = tasks.create_task(memtable.merge_when_due(LoopClock()))
+            for seq in range(1, 400):
+                batch = {random.randbytes(2): b"%d" % seq for _ in range(random.choice([1, 30]))}
+                run = run_of(seq, *(put(key, value) for key, value in batch.items()))
+                memtable.land(run)
+                memtable.extend_prefix(run)
+                model |= batch
+                await asyncio.sleep(0)
+            assert read(memtable.view(399, 0)) == sorted(model.items())
+            await world.sleep_ms(1)
+            assert memtable.run_count < 3 * MERGE_FAN_IN
+            assert read(memtable.view(399, 0)) == sorted(model.items())
+            merging.cancel()
+
+    for seed in range(5):
+        simulate(seed, main)

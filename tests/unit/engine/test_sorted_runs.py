@@ -1,0 +1,202 @@
+"""Sorted runs: what a merge yields, and what merging costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.engine.sorted_runs import (
+    ENTRY_OVERHEAD_BYTES,
+    MERGE_FAN_IN,
+    MERGE_RUNS_MAX,
+    Run,
+    RunMerge,
+    merge_slice,
+    open_cursors,
+    pick_merge,
+)
+
+KEYS = st.binary(min_size=1, max_size=2)
+BOUNDS = st.binary(max_size=2)
+FEW_KEYS = st.sampled_from([bytes([letter]) for letter in b"abcdefghijklmnop"])
+RUNS = st.lists(st.sets(st.one_of(FEW_KEYS, KEYS), max_size=40), max_size=12)
+
+
+def run_of(keys: set[bytes], seq: int) -> Run:
+    """A run with these keys, all of commit `seq`."""
+    return Run.from_newest({key: Entry(key, seq, Kind.PUT, b"%d" % seq) for key in keys})
+
+
+def runs_of(key_sets: list[set[bytes]]) -> list[Run]:
+    """Runs from oldest to newest."""
+    return [run_of(keys, seq) for seq, keys in enumerate(key_sets, 1)]
+
+
+def in_range(key: bytes, start: bytes, end: bytes) -> bool:
+    """Whether a scan of this range sees the key."""
+    return key >= start and (not end or key < end)
+
+
+def newest_of(runs: list[Run], start: bytes = b"", end: bytes = b"") -> list[Entry]:
+    """What a merge should yield, the slow way."""
+    newest = {entry.key: entry for run in runs for entry in run.entries}
+    return [newest[key] for key in sorted(newest) if in_range(key, start, end)]
+
+
+@given(key_sets=RUNS, start=BOUNDS, end=BOUNDS, target=st.integers(1, 50), reverse=st.booleans())
+def test_slices_add_up_to_the_newest_of_each_key(
+    key_sets: list[set[bytes]],
+    start: bytes,
+    end: bytes,
+    target: int,
+    reverse: bool,  # noqa: FBT001 - a direction that is drawn
+) -> None:
+    """Slice by slice, in either direction, a merge yields each key of the range once, newest."""
+    runs = runs_of(key_sets)
+    cursors = open_cursors(runs, start, end)
+    merged: list[Entry] = []
+    while cursors:
+        entries = merge_slice(cursors, target, reverse=reverse)
+        assert entries
+        merged += entries
+    expected = newest_of(runs, start, end)
+    assert merged == (expected[::-1] if reverse else expected)
+    assert merge_slice(cursors, target, reverse=reverse) == []
+
+
+@given(key_sets=RUNS, target=st.integers(1, 50), reverse=st.booleans())
+def test_slice_reads_a_bounded_number_of_entries(
+    key_sets: list[set[bytes]],
+    target: int,
+    reverse: bool,  # noqa: FBT001 - a direction that is drawn
+) -> None:
+    """No slice reads more than its target and one entry of each run, wherever the keys lie."""
+    cursors = open_cursors(runs_of(key_sets), b"", b"")
+    while cursors:
+        before = sum(cursor.high - cursor.low for cursor in cursors)
+        allowed = target + len(cursors)
+        merge_slice(cursors, target, reverse=reverse)
+        after = sum(cursor.high - cursor.low for cursor in cursors)
+        assert 0 < before - after <= allowed
+
+
+def test_short_runs_do_not_make_slices_short() -> None:
+    """A long run beside many of one entry each is still read in long slices."""
+    long = run_of({b"%06d" % number for number in range(10_000)}, 1)
+    short = [run_of({b"%06d" % (number * 150)}, 2 + number) for number in range(60)]
+    cursors = open_cursors([long, *short], b"", b"")
+    slices = 0
+    while cursors:
+        merge_slice(cursors, 1_000)
+        slices += 1
+    assert slices < 100
+
+
+def test_run_accounts_for_keys_values_and_overhead() -> None:
+    """The size of a run is its keys, its values, and the overhead of each entry."""
+    run = Run.from_newest({b"key": Entry(b"key", 1, Kind.PUT, b"value"), b"k": _tombstone(b"k")})
+    assert run.keys == [b"k", b"key"]
+    assert run.size_bytes == 3 + 5 + 1 + 2 * ENTRY_OVERHEAD_BYTES
+
+
+@given(key_sets=RUNS, target=st.integers(1, 50))
+def test_merged_run_is_that_of_the_newest(key_sets: list[set[bytes]], target: int) -> None:
+    """A stepwise merge makes the run that the newest entries would make at once."""
+    runs = runs_of(key_sets)
+    merge = RunMerge(runs)
+    while merge.step(target):
+        pass
+    expected = Run.from_newest({entry.key: entry for entry in newest_of(runs)})
+    merged = merge.result()
+    assert (merged.keys, merged.entries, merged.size_bytes) == (
+        expected.keys,
+        expected.entries,
+        expected.size_bytes,
+    )
+
+
+def test_tier_is_the_power_of_the_fan_in() -> None:
+    """Merging as many runs of one tier as the fan-in makes a run of the next, without overlap."""
+    longest = [4 * MERGE_FAN_IN**tier for tier in range(6)]
+    for tier, length in enumerate(longest):
+        assert tier_of(length) == tier
+        assert tier_of(length + 1) == tier + 1
+        if tier:
+            assert tier_of(MERGE_FAN_IN * (longest[tier - 1] + 1)) == tier + 1
+
+
+def test_equal_runs_are_merged_at_the_fan_in() -> None:
+    """Fewer runs of a tier than the fan-in stay; so many become one, and no older ones."""
+    assert pick_merge([]) is None
+    assert pick_merge([0] * (MERGE_FAN_IN - 1)) is None
+    assert pick_merge([3] + [0] * MERGE_FAN_IN) == slice(1, 1 + MERGE_FAN_IN)
+    assert pick_merge([2] + [1] * (MERGE_FAN_IN - 1) + [0] * (MERGE_FAN_IN - 1)) is None
+
+
+def test_long_run_is_not_copied_for_a_few_short_ones() -> None:
+    """Short runs behind a long one are merged with each other, not with the long one."""
+    assert pick_merge([6] + [0] * (MERGE_FAN_IN - 1)) is None
+    assert pick_merge([6] + [0] * MERGE_FAN_IN) == slice(1, 1 + MERGE_FAN_IN)
+
+
+def test_short_run_before_a_longer_one_is_merged_into_it() -> None:
+    """Tiers never rise towards the newest: else runs of one entry between batches pile up."""
+    assert pick_merge([5, 0, 0, 3]) == slice(1, 4)
+    assert pick_merge([5, 3, 0, 3]) == slice(2, 4)
+    assert pick_merge([0, 3, 0, 3]) == slice(0, 4)
+
+
+def test_merge_takes_a_bounded_number_of_runs() -> None:
+    """When runs have piled up, they are merged some at a time."""
+    assert pick_merge([0] * 1_000) == slice(0, MERGE_RUNS_MAX)
+
+
+@given(
+    lengths=st.lists(
+        st.one_of(st.integers(1, 3), st.integers(1, 40), st.integers(1, 3_000)),
+        min_size=1,
+        max_size=400,
+    ),
+    pending_max=st.integers(1, 100),
+)
+def test_merging_is_amortised(lengths: list[int], pending_max: int) -> None:
+    """Whatever lengths land, each entry is copied O(log n) times and few runs remain.
+
+    Runs land as numbers only, several between two merges as they do while a long merge goes on.
+    """
+    runs: list[tuple[int, Counter[int]]] = []  # length, and how many entries by times copied
+    for number, length in enumerate(lengths, 1):
+        runs.append((length, Counter({0: length})))
+        if number % pending_max and number < len(lengths):
+            continue
+        while (picked := pick_merge([tier_of(length) for length, _ in runs])) is not None:
+            inputs = runs[picked]
+            assert len(inputs) > 1
+            copies: Counter[int] = Counter()
+            for _, before in inputs:
+                copies.update({times + 1: count for times, count in before.items()})
+            runs[picked] = [(sum(length for length, _ in inputs), copies)]
+        tiers = [tier_of(length) for length, _ in runs]
+        assert tiers == sorted(tiers, reverse=True)
+        assert len(runs) < MERGE_FAN_IN * (tiers[0] + 1)
+    tier_count = tier_of(sum(lengths)) + 1
+    assert max(times for _, copies in runs for times in copies) <= 2 * tier_count + 2
+    mean = sum(t * n for _, copies in runs for t, n in copies.items()) / sum(lengths)
+    assert mean <= tier_count + 1
+
+
+def tier_of(length: int) -> int:
+    """The tier of a run of that length."""
+    return Run(range_of(length), (), 0).tier
+
+
+def range_of(length: int) -> list[bytes]:
+    """As many keys, which are never looked at."""
+    return [b""] * length
+
+
+def _tombstone(key: bytes) -> Entry:
+    return Entry(key, 2, Kind.TOMBSTONE)
