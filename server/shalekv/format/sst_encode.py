@@ -97,7 +97,8 @@ def _cut(entries: Iterable[Entry], block_bytes: int) -> Iterator[tuple[Columns, 
     rows = NO_ROWS
     ends: list[int] = []  # bytes of keys and values up to the end of each row
     before = 0  # ... and up to the first row
-    while group := [*islice(unread, _GROUP_ROWS)]:
+    # As many rows as are held back, so that a block of many groups is not copied for each of them.
+    while group := [*islice(unread, max(_GROUP_ROWS, len(ends)))]:
         more = columns_of(group)
         rows = rows.followed_by(more)
         sizes = map(add, map(len, more.keys), map(len, more.values))

@@ -4,7 +4,7 @@ An error travels as a `google.rpc.Status` whose details hold an `ErrorInfo` (dom
 the error's `reason`, metadata), and where it applies a `RetryInfo` or a `BadRequest`. What gRPC
 itself answers has no `ErrorInfo`, and then nothing is known: so UNAVAILABLE *with* an
 `ErrorInfo` says that nothing was applied, and a bare UNAVAILABLE says nothing. Therefore no error
-that can follow an attempt to write may have UNAVAILABLE here.
+that can follow the upload of a write may have UNAVAILABLE here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.BadStructure: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
     errors.StoreError: Row(_Code.UNKNOWN, _UNKNOWN, log=True),
     errors.ObjectNotFound: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
-    errors.StoreUnavailable: Row(_Code.UNKNOWN, _UNKNOWN, log=True),
+    # Only a read can end so: an upload is repeated until its outcome is known.
+    errors.StoreUnavailable: Row(_Code.UNAVAILABLE, _NO, log=True),
     errors.StoreBroken: Row(_Code.INTERNAL, _UNKNOWN, log=True),
     errors.InvalidUrl: Row(_Code.INVALID_ARGUMENT, _NO),
     errors.InvalidSetting: Row(_Code.INVALID_ARGUMENT, _NO),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion
+from shalekv.format import block as block_module
 from shalekv.format.block import (
     HAS_EXPIRY,
     HAS_KINDS,
@@ -232,3 +233,12 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
     for entry in (put(b"a", -1), put(b"a", 2**64), put(b"a", 1, b"", 2**64)):
         with pytest.raises(ValueError, match="limits"):
             encoded([entry])
+
+
+def test_a_block_too_big_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block beyond the limit is refused when it is written."""
+    fits, too_big = put(b"a", 1, b"1234567"), put(b"a", 1, b"12345678")
+    monkeypatch.setattr(block_module, "MAX_RAW_BYTES", len(encoded([fits])) - 8)
+    assert encoded([fits])
+    with pytest.raises(ValueError, match="limit"):
+        encoded([too_big])

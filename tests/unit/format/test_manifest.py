@@ -22,6 +22,7 @@ from shalekv.errors import (
     UnsupportedVersion,
     WrongObject,
 )
+from shalekv.format import manifest as manifest_module
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import manifest_name
 from shalekv.v1 import manifest_pb2
@@ -233,3 +234,10 @@ def test_an_empty_table_takes_no_room() -> None:
     """A database without SSTs has no table in its manifest."""
     data = encode_manifest(replace(FULL, leveled_ssts=SstTable()))
     assert not manifest_pb2.Manifest.FromString(data[20:]).HasField("leveled_ssts")
+
+
+def test_a_manifest_too_big_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message whose length has no room in the envelope is refused when it is written."""
+    monkeypatch.setattr(manifest_module, "MAX_U32", len(DATA) - BODY_AT - 1)
+    with pytest.raises(ValueError, match="limit"):
+        encode_manifest(FULL)

@@ -237,6 +237,30 @@ def test_entries_that_break_the_rules_are_not_written(
         encode_sst(properties(), entries, range_tombstones, block_bytes=99)
 
 
+@pytest.mark.parametrize("block_bytes", [1, 100, 3_000, 20_000, 1_000_000])
+@pytest.mark.parametrize("versions", [1, 7, 700])
+def test_many_entries_come_back(versions: int, block_bytes: int) -> None:
+    """It makes no difference how many entries there are, or how many of them are of one key."""
+    entries = [put(b"%05d" % (n // versions), 10_000 - n, b"v" * (n % 17)) for n in range(3_000)]
+    sst = opened(encode_sst(properties(), entries, block_bytes=block_bytes))
+    assert list(sst.entries()) == entries
+    sst.audit()
+    for handle in sst.index:
+        assert handle.rows % versions == 0 or handle.offset == sst.index[len(sst.index) - 1].offset
+
+
+@pytest.mark.parametrize("row", [1, 510, 511, 512, 513, 1022, 1023, 1024, 1999])
+@pytest.mark.parametrize("block_bytes", [1, 100, 1_000_000])
+def test_disorder_is_found_anywhere(row: int, block_bytes: int) -> None:
+    """An entry out of order is refused wherever among many it stands."""
+    entries = [put(b"%05d" % n, 1) for n in range(2_000)]
+    for wrong in (put(b"", 1), entries[row - 1]):
+        with pytest.raises(ValueError, match="row"):
+            encode_sst(
+                properties(), [*entries[:row], wrong, *entries[row + 1 :]], block_bytes=block_bytes
+            )
+
+
 @pytest.mark.parametrize("block_bytes", [0, -1])
 def test_blocks_have_a_size(block_bytes: int) -> None:
     """A block size below 1 is refused."""

@@ -249,6 +249,42 @@ def test_what_contradicts_the_format_is_refused(
         opened(forged)
 
 
+def u64(number: int) -> bytes:
+    """Eight bytes."""
+    return struct.pack("<Q", number)
+
+
+def test_parts_that_are_not_aligned_are_refused() -> None:
+    """Filter, index and blocks have lengths of multiples of 8, even if they add up otherwise."""
+    layout = opened(DATA).footer.layout
+    filter_at = u64(layout.filter_offset + 1) + u64(layout.filter_len - 1)
+    with pytest.raises(BadStructure, match="multiples of 8"):
+        opened(resealed(WAL_NAME, DATA, patched(DATA, FOOTER_AT + 152, filter_at)))
+    first, second = opened(DATA).index[0], opened(DATA).index[1]
+    lengths = u32(first.length + 4) + u32(second.length - 4)
+    forged = patched(DATA, INDEX_AT + 8 + 8 * BLOCKS, lengths)
+    forged = patched(forged, INDEX_AT + 16, u64(second.offset + 4))
+    with pytest.raises(BadStructure, match="multiples of 8"):
+        opened(resealed(WAL_NAME, DATA, forged))
+
+
+def test_an_index_ends_with_its_keys() -> None:
+    """Bytes between the first keys and the end of the index are refused."""
+    last_offset_at = INDEX_AT + 8 + 24 * BLOCKS
+    keys_len = int.from_bytes(DATA[last_offset_at : last_offset_at + 4], "little")
+    with pytest.raises(BadStructure, match="index to end"):
+        opened(resealed(WAL_NAME, DATA, patched(DATA, last_offset_at, u32(keys_len - 1))))
+
+
+def test_bounds_that_contradict_each_other_are_refused() -> None:
+    """A first key above the last key, or bytes of keys in a fence, are typed errors."""
+    data = encode_sst(properties(), [put(b"a", 1), put(b"c", 1)], block_bytes=99)
+    with pytest.raises(BadStructure, match="first key"):
+        opened(resealed(WAL_NAME, data, patched(data, -22, b"z")))
+    with pytest.raises(BadStructure, match="no entries"):
+        opened(resealed(WAL_NAME, FENCE, patched(FENCE, 16 + 128, b"\x01")))
+
+
 def test_a_damaged_version_is_damage() -> None:
     """A flipped bit in the version does not send anybody looking for an upgrade."""
     with pytest.raises(BadChecksum):

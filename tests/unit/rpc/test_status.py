@@ -69,9 +69,9 @@ def test_every_error_is_told_with_its_reason(kind: type[errors.ShaleError]) -> N
 
 
 def test_unavailable_means_not_applied() -> None:
-    """Nothing that may follow an attempt to write is told as UNAVAILABLE."""
+    """Nothing that may follow the upload of a write is told as UNAVAILABLE."""
     unavailable = {k for k, row in TABLE.items() if row.code is grpc.StatusCode.UNAVAILABLE}
-    assert unavailable == set(_classes(errors.Stopping))
+    assert unavailable == {*_classes(errors.Stopping), errors.StoreUnavailable}
     assert {TABLE[kind].applied for kind in unavailable} == {Applied.NO}
 
 
