@@ -44,6 +44,12 @@ async def puts(stage: Stage, writer: str, put: str) -> None:
     stage.puts[put] = Put(stage.opening(writer), key, value)
 
 
+@sentence(rf"{WRITER} begins to scan")
+async def begins_to_scan(stage: Stage, writer: str) -> None:
+    """A client asks for everything, and waits in the background."""
+    stage.opening(writer).begin_scan()
+
+
 @sentence(rf"pause {WRITER}")
 async def pause(stage: Stage, writer: str) -> None:
     """The process stops, and does not know it."""

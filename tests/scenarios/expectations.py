@@ -36,8 +36,28 @@ async def has_opened(stage: Stage, writer: str, epoch: str | None, pairs: str | 
 @sentence(rf"{WRITER} sees (?P<pairs>.+)")
 async def sees(stage: Stage, writer: str, pairs: str) -> None:
     """These are all keys with their values."""
+    stage.opening(writer).begin_scan()
+    await has_scanned(stage, writer, pairs)
+
+
+@sentence(rf"{WRITER} is scanning")
+async def is_scanning(stage: Stage, writer: str) -> None:
+    """A scan that has begun waits for something."""
+    assert stage.opening(writer).is_scanning
+
+
+@sentence(rf"{WRITER} has scanned (?P<pairs>.+)")
+async def has_scanned(stage: Stage, writer: str, pairs: str) -> None:
+    """A scan that has begun returns these keys with their values."""
     wanted = {} if pairs == "nothing" else dict(pair.split("=") for pair in pairs.split())
-    assert await stage.opening(writer).contents() == wanted
+    assert await stage.opening(writer).scanned() == wanted
+
+
+@sentence(rf"{WRITER} gets {PUT}")
+async def gets(stage: Stage, writer: str, put: str) -> None:
+    """A get of the key finds the value."""
+    key, _, value = put.partition("=")
+    assert await stage.opening(writer).value(key) == value
 
 
 @sentence(rf"{WRITER} is fenced")
@@ -52,6 +72,13 @@ async def fails(stage: Stage, writer: str, error: str) -> None:
     found = await stage.opening(writer).end()
     assert isinstance(found, ShaleError), f"it ended with {found!r}"
     assert type(found).__name__ == error, f"it ended with {found!r}"
+
+
+@sentence(rf"{WRITER} fails to open{WITH}: {ERROR}")
+async def fails_to_open(stage: Stage, writer: str, options: str | None, error: str) -> None:
+    """Opening ends with this error."""
+    stage.begin(writer, options)
+    await fails(stage, writer, error)
 
 
 @sentence(rf"{WRITER} is opening")

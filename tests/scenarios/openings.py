@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from shalekv.errors import ShaleError
-from shalekv.roles.service import Call
+from shalekv.roles.service import Answer, Call, ReplyT
 from shalekv.roles.writer import Writer
 from shalekv.settings import DatabaseSettings, ServeSettings, WriterSettings
 from shalekv.v1 import kv_pb2
@@ -33,6 +33,7 @@ class Opening:
         self.is_told = False  # whether the scenario has said how it ended
         self._writer: asyncio.Future[Writer] = world.loop.create_future()
         self._life = self.node.spawn(self._live(world, settings, retry=retry))
+        self._scan: asyncio.Task[dict[str, str]]
 
     async def _live(self, world: World, settings: ServeSettings, *, retry: bool) -> None:
         writer = await Writer.open(
@@ -79,9 +80,25 @@ class Opening:
         """The error that has ended the process by now."""
         return self._life.exception() if self.has_ended else None
 
-    async def contents(self) -> dict[str, str]:
-        """All keys with their durable values."""
-        return await self.node.run(_scan(self.writer))
+    async def value(self, key: str) -> str | None:
+        """What a get of a key finds."""
+        request = kv_pb2.GetRequest(key=key.encode())
+        reply = await self.node.run(_reply(self.writer.kv.get(request, Call())))
+        return reply.value.decode() if reply.found else None
+
+    def begin_scan(self) -> None:
+        """Begin to scan everything."""
+        self._scan = self.node.spawn(_scan(self.writer))
+
+    @property
+    def is_scanning(self) -> bool:
+        """Whether the scan has not returned yet."""
+        return not self._scan.done()
+
+    async def scanned(self) -> dict[str, str]:
+        """The result of the scan: all keys with their values."""
+        await asyncio.wait({self._scan})
+        return self._scan.result()
 
 
 class Put:
@@ -129,6 +146,6 @@ async def _scan(writer: Writer) -> dict[str, str]:
     return {entry.key.decode(): entry.value.decode() for entry in entries}
 
 
-async def _reply(answer: kv_pb2.PutReply | Awaitable[Any]) -> kv_pb2.PutReply:
+async def _reply(answer: Answer[ReplyT]) -> ReplyT:
     """A role answers at once, or later."""
-    return answer if isinstance(answer, kv_pb2.PutReply) else await answer
+    return await answer if isinstance(answer, Awaitable) else answer

@@ -36,11 +36,11 @@ def table(pattern: str) -> Callable[[ActT], ActT]:
     return register
 
 
-async def play(stage: Stage, scenario: Scenario) -> None:
+async def carry_out(stage: Stage, scenario: Scenario) -> None:
     """Carry out all steps; what is raised tells the line. A millisecond passes after each."""
     for step in scenario.steps:
         try:
-            await _carry_out(stage, step)
+            await _step(stage, step)
             await stage.world.sleep_ms(1)
         except BaseException as error:
             error.add_note(f"tests/scenarios/{scenario.file}:{step.line}: {step.text}")
@@ -48,7 +48,7 @@ async def play(stage: Stage, scenario: Scenario) -> None:
     stage.check_all_is_told()
 
 
-async def _carry_out(stage: Stage, step: Step) -> None:
+async def _step(stage: Stage, step: Step) -> None:
     stage.world.note(step.text)
     if step.rows:
         (act,) = [act for pattern, act in _TABLES if pattern.match(step.text)]

@@ -126,6 +126,14 @@ async def bears_nonce(stage: Stage, slot: str, manifest_id: str) -> None:
     assert sst.properties.writer_nonce == stage.manifest(int(manifest_id)).writer_nonce
 
 
+@sentence(r"manifest (?P<manifest_id>\d+) has a snapshot of its writer")
+async def has_snapshot(stage: Stage, manifest_id: str) -> None:
+    """It keeps what the manifest before it needs, WAL included, while the writer opens."""
+    manifest = stage.manifest(int(manifest_id))
+    found = [(snapshot.id, snapshot.manifest_id) for snapshot in manifest.snapshots]
+    assert found == [(manifest.writer_nonce, int(manifest_id))]
+
+
 @sentence(r"slot order is sequence order")
 async def slots_are_ordered(stage: Stage) -> None:
     """The sequence numbers of each object lie above those of the objects before it (I4)."""
