@@ -31,8 +31,8 @@ class WriterSettings(Settings):
         default=1,
         ge=1,
         le=64,
-        description="WAL objects in flight at once, those with an unknown outcome included. A "
-        "later writer must fence as many slots.",
+        description="WAL objects in flight at once, those with an unknown outcome included, and "
+        "how far they may be apart in the log. A later writer must fence as many slots.",
     )
     flush_interval_ms: int | None = Field(
         default=None,

@@ -133,18 +133,23 @@ def _told(error: ValidationError, known: Iterable[Setting], origins: Mapping[_Ke
     for problem in error.errors():
         where = problem["loc"]
         message = problem["msg"].removeprefix("Value error, ")
-        # A check of a whole group begins with the name of the setting that it is about.
-        name = str(where[1]) if len(where) > 1 else message.partition(" ")[0]
-        setting = by_key.get((str(where[0]), name)) or by_key.get((str(where[0]), "url"))
+        is_missing = problem["type"] == "missing"
+        if len(where) > 1:
+            name = str(where[1])
+        else:
+            # A whole group: `database`, which has one setting that is required, or a rule that
+            # begins with the name of the setting that it is about.
+            name = "url" if is_missing else message.partition(" ")[0]
+        setting = by_key.get((str(where[0]), name))
         if setting is None:
             lines.append(f"{where[0]}: {message}")
-        elif problem["type"] == "missing":
+        elif is_missing:
             lines.append(
                 f"{setting.flag} is missing (or {setting.variable} in the environment, "
                 f"or {setting.toml_key} in the file of --config)"
             )
         else:
-            origin = origins.get((setting.group, setting.name), "default")
+            origin = origins.get((setting.group, setting.name), "flag")
             given = "" if len(where) == 1 else f", not {problem['input']!r}"
             lines.append(f"{_given_as(setting, origin)}: {message}{given}")
     return "\n".join(lines)
@@ -156,7 +161,5 @@ def _given_as(setting: Setting, origin: str) -> str:
             return setting.flag
         case "variable":
             return setting.variable
-        case "default":
-            return f"{setting.flag} (default)"
         case file:
             return f"{file}: {setting.toml_key}"

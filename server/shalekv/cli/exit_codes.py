@@ -31,7 +31,7 @@ MEANING: Mapping[ExitCode, str] = {
     ExitCode.USAGE: "a flag, a variable, a setting or a URL is wrong; nothing was done",
     ExitCode.DATABASE_NOT_FOUND: "there is no database at the URL",
     ExitCode.FENCED: "another writer has taken over: do not start this one again by itself",
-    ExitCode.DAMAGED: "stored bytes are damaged or contradict the protocol: a human must look",
+    ExitCode.DAMAGED: "stored bytes are damaged, newer than this version, or against the protocol",
     ExitCode.STORE: "the object store does not answer, refuses, or cannot be written safely",
     ExitCode.ADDRESS_IN_USE: "another process listens on the address",
     ExitCode.CONFLICT: "other processes edited the manifest first: try again",

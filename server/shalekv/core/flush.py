@@ -20,7 +20,7 @@ class FlushPolicy:
         *,
         now_ms: float,
         last_flush_ms: float | None,
-        in_flight: int,
+        window: int,
         queued_bytes: int,
         is_hurried: bool,
     ) -> float | None:
@@ -29,7 +29,7 @@ class FlushPolicy:
         REQUIRES: something is queued. A write that finds the log idle is flushed at once; the
         spacing bounds what a stream of writes costs. `is_hurried`: nothing more is to come.
         """
-        if in_flight >= self.max_parallel_writes:
+        if window >= self.max_parallel_writes:
             return None
         if last_flush_ms is None or is_hurried or queued_bytes >= self.flush_bytes:
             return 0.0

@@ -70,6 +70,16 @@ class GroupCommit:
         return self._slots.own
 
     @property
+    def _window(self) -> int:
+        """Slots from the first that is not settled to the last that was taken.
+
+        No more than k of them may there be, not only k uploads: an opener that finds a gap knows
+        by this how far behind it an object can be, and one slow upload cannot make the log that
+        landed behind it grow without bound.
+        """
+        return self.next_wal_id - min(self._in_flight, default=self.next_wal_id)
+
+    @property
     def objects_in_flight(self) -> int:
         """WAL objects in flight, those with an unknown outcome included."""
         return len(self._in_flight)
@@ -109,7 +119,7 @@ class GroupCommit:
                     group = self._take_group()
                     uploads.create_task(self._upload(group), name=f"upload wal {group.wal_id}")
         finally:
-            self._settle_rest()
+            self.end()
 
     def close(self) -> None:
         """Accept nothing more; `run` returns when all that was accepted is durable."""
@@ -126,6 +136,18 @@ class GroupCommit:
         for commit in self._queue.take_all():
             self._fail(commit, error)
         self._prefix.fail(error)
+
+    def end(self) -> None:
+        """Settle what is still here: it was either not sent, or nobody knows.
+
+        REQUIRES: `run` has returned, or never began.
+        """
+        if self._stopped_by is None or self._queue or self._in_flight:
+            self.stop(Stopping("this writer has stopped before the write was sent: not applied"))
+        for group in self._in_flight.values():
+            for commit in group.commits:
+                self._fail(commit, _unknown())
+        self._in_flight.clear()
 
     def _refuse(self, error: ShaleError) -> None:
         self._stopped_by = error
@@ -157,7 +179,7 @@ class GroupCommit:
         return self._policy.delay_ms(
             now_ms=self._clock.monotonic_ms(),
             last_flush_ms=self._last_flush_ms,
-            in_flight=len(self._in_flight),
+            window=self._window,
             queued_bytes=self._queue.size_bytes,
             is_hurried=self.is_closing,
         )
@@ -252,15 +274,6 @@ class GroupCommit:
         self.overlay.remove(commit)
         self._admission.release(commit.size_bytes)
         commit.settle(error)
-
-    def _settle_rest(self) -> None:
-        """At the end of `run`: what is still here was either not sent, or nobody knows."""
-        if self._stopped_by is None or self._queue or self._in_flight:
-            self.stop(Stopping("this writer has stopped before the write was sent: not applied"))
-        for group in self._in_flight.values():
-            for commit in group.commits:
-                self._fail(commit, _unknown())
-        self._in_flight.clear()
 
 
 def _unknown() -> OutcomeUnknown:

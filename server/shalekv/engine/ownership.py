@@ -50,9 +50,16 @@ class Ownership:
                 else:
                     self._answer(None)
         finally:
-            self._ended = ended
-            self._looking |= self._waiting
-            self._answer(ended)
+            self.end(ended)
+
+    def end(self, error: ShaleError) -> None:
+        """Tell `error` to those who wait, and to those who come, unless another one was told.
+
+        REQUIRES: `run` has returned, or never began.
+        """
+        self._ended = self._ended or error
+        self._looking |= self._waiting
+        self._answer(self._ended)
 
     async def confirm(self) -> None:
         """Return when the store has said, asked after this call, that the database is ours.

@@ -31,7 +31,12 @@ from shalekv.engine.memtable import Memtable
 from shalekv.engine.replay import Replayed, replay
 from shalekv.engine.wal import WalSlots, list_wal
 from shalekv.engine.writer_engine import OpenedLog
-from shalekv.errors import DatabaseMismatch, ManifestConflict, UnsupportedVersion
+from shalekv.errors import (
+    DatabaseMismatch,
+    IllegalState,
+    ManifestConflict,
+    UnsupportedVersion,
+)
 from shalekv.format import names
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.manifest.stored import StoredManifest
@@ -163,14 +168,40 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> 
     Raises `Fenced` and `IllegalState`.
     """
     while True:
-        current = manifest.current
-        folder = await list_wal(store, current.first_uncompacted_wal_id)
-        run = FenceRun(first=folder.first_gap, width=current.fence_width)
+        first_gap = await _find_gap(store, manifest)
+        run = FenceRun(first=first_gap, width=manifest.current.fence_width)
         while not run.is_complete:
             occupant = await slots.create(run.next_slot, ())
             verdict = Verdict.OURS if occupant is None else judge(occupant, slots.own)
             newer_epoch = slots.own.epoch if occupant is None else occupant.owner.epoch
             run = run.after(verdict, newer_epoch, slots.own)
+            if verdict in (Verdict.OLDER_DATA, Verdict.OLDER_FENCE):
+                # An older writer may be far ahead by now. Followed slot by slot, with two requests
+                # for each, one under load might never be caught up with.
+                ahead = await list_wal(store, run.first)
+                run = FenceRun(first=ahead.first_gap, width=run.width)
         if check_run_counts(run, await manifest.refresh(), slots.own):
             log.info("older writers fenced", first=run.first, width=run.width)
             return run
+
+
+async def _find_gap(store: CasStore, manifest: FencedManifest) -> int:
+    """The first slot after c that is not filled. Raises `IllegalState` when it was once (I4)."""
+    while True:
+        current = manifest.current
+        folder = await list_wal(store, current.first_uncompacted_wal_id)
+        gap = folder.first_gap
+        if not folder.misses_an_object(
+            width=current.fence_width, last_seen=current.wal_id_last_seen
+        ):
+            return gap
+        # A list is read page by page and may be torn: the slot may have been filled since the
+        # first page was read, or compacted and collected. A second list and manifest tell.
+        again = await list_wal(store, current.first_uncompacted_wal_id)
+        current = await manifest.refresh()
+        if again.first_gap == gap and gap >= current.first_uncompacted_wal_id:
+            message = (
+                f"{names.wal_name(gap)} is missing although it was written: it must have been "
+                "deleted by hand. Put it back, or restore the database from a copy"
+            )
+            raise IllegalState(message)

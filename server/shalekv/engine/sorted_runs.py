@@ -76,28 +76,25 @@ def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = Fal
     REQUIRES: `cursors` ordered from oldest to newest run. Advances the cursors and drops those
     that are read to their end. An empty result means that nothing is left.
     """
-    if not cursors:
-        return []
-    if len(cursors) == 1:
-        return _single_slice(cursors, target_count, reverse=reverse)
+    near = _near(cursors, target_count, reverse=reverse)
+    if len(near) <= 1:
+        entries = _single_slice(near[0], target_count, reverse=reverse) if near else []
+        cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high]
+        return entries
     # Every cursor offers the same share of what it has left, so that a long run among short ones
     # does not make slices short. The nearest of their last keys is how far all can be read.
-    left_count = sum(c.high - c.low for c in cursors)
+    left_count = sum(c.high - c.low for c in near)
     share = min(target_count / left_count, 1.0)
     newest: dict[bytes, Entry] = {}
-    if share == 1.0:
-        for cursor in cursors:
-            newest.update(_window(cursor.run, cursor.low, cursor.high))
-            cursor.low = cursor.high
-    elif reverse:
-        bound = max(c.run.keys[c.high - 1 - int((c.high - 1 - c.low) * share)] for c in cursors)
-        for cursor in cursors:
+    if reverse:
+        bound = max(c.run.keys[c.high - 1 - int((c.high - 1 - c.low) * share)] for c in near)
+        for cursor in near:
             cut = bisect_left(cursor.run.keys, bound, cursor.low, cursor.high)
             newest.update(_window(cursor.run, cut, cursor.high))
             cursor.high = cut
     else:
-        bound = min(c.run.keys[c.low + int((c.high - 1 - c.low) * share)] for c in cursors)
-        for cursor in cursors:
+        bound = min(c.run.keys[c.low + int((c.high - 1 - c.low) * share)] for c in near)
+        for cursor in near:
             cut = bisect_right(cursor.run.keys, bound, cursor.low, cursor.high)
             newest.update(_window(cursor.run, cursor.low, cut))
             cursor.low = cut
@@ -105,13 +102,25 @@ def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = Fal
     return [newest[key] for key in sorted(newest, reverse=reverse)]
 
 
+def _near(cursors: list[Cursor], target_count: int, *, reverse: bool) -> list[Cursor]:
+    """The cursors that can have one of the next `target_count` entries, in their order.
+
+    Runs that were loaded in the order of their keys hardly overlap: without this, each slice would
+    be a small share of the first and nothing of the others.
+    """
+    if reverse:
+        last = max((c.run.keys[max(c.high - target_count, c.low)] for c in cursors), default=b"")
+        return [c for c in cursors if c.run.keys[c.high - 1] >= last]
+    last = min((c.run.keys[min(c.low + target_count, c.high) - 1] for c in cursors), default=b"")
+    return [c for c in cursors if c.run.keys[c.low] <= last]
+
+
 def _window(run: Run, low: int, high: int) -> Iterable[tuple[bytes, Entry]]:
     return zip(run.keys[low:high], run.entries[low:high], strict=True)
 
 
-def _single_slice(cursors: list[Cursor], target_count: int, *, reverse: bool) -> list[Entry]:
-    """`merge_slice` of one cursor: nothing to compare."""
-    cursor = cursors[0]
+def _single_slice(cursor: Cursor, target_count: int, *, reverse: bool) -> list[Entry]:
+    """The next entries of one cursor: nothing to compare."""
     if reverse:
         cut = max(cursor.high - target_count, cursor.low)
         entries = list(cursor.run.entries[cut : cursor.high][::-1])
@@ -120,8 +129,6 @@ def _single_slice(cursors: list[Cursor], target_count: int, *, reverse: bool) ->
         cut = min(cursor.low + target_count, cursor.high)
         entries = list(cursor.run.entries[cursor.low : cut])
         cursor.low = cut
-    if cursor.low >= cursor.high:
-        cursors.clear()
     return entries
 
 

@@ -93,6 +93,16 @@ class WalFolder:
             slot += 1
         return slot
 
+    def misses_an_object(self, *, width: int, last_seen: int | None) -> bool:
+        """Whether the first gap cannot be a slot that was not filled yet.
+
+        It was filled once if it was seen, and if there is an object behind it that no writer with
+        `width` objects in flight could have written before it.
+        """
+        gap = self.first_gap
+        was_seen = last_seen is not None and gap <= last_seen
+        return was_seen or max(self.filled, default=-1) >= gap + width
+
 
 async def list_wal(store: CasStore, first: int) -> WalFolder:
     """List the slots from `first` on."""

@@ -19,6 +19,7 @@ from shalekv.engine.memtable import Memtable, View
 from shalekv.engine.ownership import Ownership
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.wal import WalSlots
+from shalekv.errors import Stopping
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.settings import WriterSettings
 
@@ -101,16 +102,22 @@ class WriterEngine:
         Uploads in flight at that moment get `stop_grace_ms` to find out what became of them; then
         their writes end as unknown, and the log was stopped by that.
         """
-        async with asyncio.TaskGroup() as tasks:
-            flusher = tasks.create_task(self.log.run(), name="group commit")
-            others = [
-                tasks.create_task(self._watch_owner(), name="watch for another writer"),
-                tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
-                tasks.create_task(self._bound_end(flusher, stop_grace_ms), name="bound the end"),
-            ]
-            await asyncio.wait([flusher])
-            for task in others:
-                task.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                flusher = tasks.create_task(self.log.run(), name="group commit")
+                others = [
+                    tasks.create_task(self._watch_owner(), name="watch for another writer"),
+                    tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
+                    tasks.create_task(
+                        self._bound_end(flusher, stop_grace_ms), name="bound the end"
+                    ),
+                ]
+                await asyncio.wait([flusher])
+                for task in others:
+                    task.cancel()
+        finally:  # a task that is cancelled before its first step has no chance to do this itself
+            self.log.end()
+            self.ownership.end(Stopping("this writer has stopped"))
         if not self.log.is_closing and self.log.stopped_by is not None:
             raise self.log.stopped_by
 

@@ -105,6 +105,9 @@ def channel_options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
         ("grpc.max_connection_age_ms", settings.connection_age_ms),
         ("grpc.max_connection_age_grace_ms", settings.connection_age_grace_ms),
         ("grpc.max_concurrent_streams", settings.concurrent_streams_max),
+        # Clients keep to that limit by queueing. This would also count calls that have just ended,
+        # and cut off new ones of a client at its limit: with a bare UNAVAILABLE.
+        ("grpc.http.overload_protection", 0),
         ("grpc.max_receive_message_length", settings.message_bytes_max),
         ("grpc.max_send_message_length", -1),  # the services cut their replies
         # Below the absolute limit grpc refuses at random, so both are the same.

@@ -17,6 +17,7 @@ from shalekv.cli.exit_codes import MEANING, ExitCode, exit_code_of, exit_codes_t
         (errors.Fenced("taken over", own_epoch=1, newer_epoch=2), 4),
         (errors.IllegalState("impossible"), 5),
         (errors.BadChecksum("wal/1", 0, "differs"), 5),
+        (errors.UnsupportedVersion("manifest/1", 8, "version 2"), 5),
         (errors.ObjectNotFound("file:///db", "get", "wal/1", "gone"), 5),
         (errors.StoreBroken("file:///db", "create", "wal/1", "fsync failed"), 6),
         (errors.StoreUnavailable("file:///db", "list", "wal/", "no answer"), 6),

@@ -16,7 +16,7 @@ def delay(
     *,
     now_ms: float = 100.0,
     last_flush_ms: float | None = 90.0,
-    in_flight: int = 0,
+    window: int = 0,
     queued_bytes: int = 1,
     is_hurried: bool = False,
 ) -> float | None:
@@ -24,7 +24,7 @@ def delay(
     return policy.delay_ms(
         now_ms=now_ms,
         last_flush_ms=last_flush_ms,
-        in_flight=in_flight,
+        window=window,
         queued_bytes=queued_bytes,
         is_hurried=is_hurried,
     )
@@ -51,9 +51,9 @@ def test_objects_are_spaced() -> None:
 @pytest.mark.parametrize("queued_bytes", [1, 10_000])
 def test_uploads_in_flight_are_bounded(queued_bytes: int, is_hurried: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """Whatever the hurry, no more than `max_parallel_writes` objects are in flight."""
-    full = delay(in_flight=2, queued_bytes=queued_bytes, is_hurried=is_hurried)
+    full = delay(window=2, queued_bytes=queued_bytes, is_hurried=is_hurried)
     assert full is None
-    assert delay(in_flight=1, queued_bytes=queued_bytes, is_hurried=is_hurried) is not None
+    assert delay(window=1, queued_bytes=queued_bytes, is_hurried=is_hurried) is not None
 
 
 def test_enough_bytes_do_not_wait() -> None:

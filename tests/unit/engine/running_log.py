@@ -52,9 +52,9 @@ class YieldingClock(LoopClock):
         await asyncio.sleep(0)
 
 
-def yielding_runtime() -> Runtime:
+def yielding_runtime(seed: int = 7) -> Runtime:
     """A runtime whose waits take no time, and whose workers work inline."""
-    return Runtime(YieldingClock(), Random(7), InlineWorkers())
+    return Runtime(YieldingClock(), Random(seed), InlineWorkers())
 
 
 def slots_on(store: ObjectStore, own: WriterId) -> WalSlots:

@@ -30,7 +30,8 @@ async def test_deadline_and_peer_reach_the_service_as_values() -> None:
 class _Late:
     """The context of a call whose deadline has passed on its way through grpc."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: grpc.aio.BaseError) -> None:
+        self.error = error
         self.status: grpc.Status | None = None
 
     def time_remaining(self) -> float:
@@ -41,12 +42,12 @@ class _Late:
 
     async def abort_with_status(self, status: grpc.Status) -> None:
         self.status = status
-        raise grpc.aio.AbortError
+        raise self.error
 
 
 async def test_a_call_that_is_late_already_is_not_served() -> None:
     """DEADLINE_EXCEEDED before any work, when grpc has not noticed itself."""
-    service, late = MemoryKv(), _Late()
+    service, late = MemoryKv(), _Late(grpc.aio.AbortError())
     # The stubs of grpc know the handlers of threads alone.
     handler: Any = Adapter(runtime(), calls_max=1).unary(service.put, kv_pb2.PutRequest)
     with pytest.raises(grpc.aio.AbortError):
@@ -54,6 +55,14 @@ async def test_a_call_that_is_late_already_is_not_served() -> None:
     assert service.calls == []
     assert late.status is not None
     assert late.status.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_an_error_that_nobody_waits_for_ends_quietly() -> None:
+    """When the connection is gone as well there is nothing to report."""
+    late = _Late(grpc.aio.InternalError("connection lost"))
+    handler: Any = Adapter(runtime(), calls_max=1).unary(MemoryKv().put, kv_pb2.PutRequest)
+    with pytest.raises(asyncio.CancelledError):
+        await handler.unary_unary(b"", late)
 
 
 async def test_a_cancelled_call_harms_no_other() -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
 from shalekv.errors import Fenced, Stopping
@@ -135,6 +136,24 @@ async def test_calls_are_logged_at_debug_level() -> None:
             ]
             assert calls[0]["peer"].startswith("ipv4:127.0.0.1:")
             assert calls[0]["duration_ms"] >= 0
+
+
+async def test_calls_of_every_shape_are_logged() -> None:
+    """Reflection streams both ways, health one way, and they end as without the log."""
+    reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+    requests = [reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()]
+    async with serving(log_level=LogLevel.DEBUG) as it:
+        with capture_logs() as lines:
+            replies = [reply async for reply in it.raw.stream_stream(reflection, requests)]
+            await failure(it.raw.stream_stream("/shalekv.v1.KV/Watch", requests))
+            await it.raw.unary("/grpc.health.v1.Health/Check", b"")
+            await it.server.stop()
+    assert len(replies) == 1
+    assert [(line["method"].rpartition("/")[2], line["code"]) for line in lines] == [
+        ("ServerReflectionInfo", "OK"),
+        ("Watch", "UNIMPLEMENTED"),
+        ("Check", "OK"),
+    ]
 
 
 async def test_callers_that_have_gone_are_no_error(caplog: pytest.LogCaptureFixture) -> None:

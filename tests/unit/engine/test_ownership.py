@@ -1,0 +1,236 @@
+"""Ownership: who asks the store, when, and who hears the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.fencing import WriterId
+from shalekv.core.manifest import Manifest
+from shalekv.engine.ownership import Ownership
+from shalekv.errors import CorruptObject, Fenced, ShaleError, Stopping, StoreUnavailable
+from shalekv.format import names
+from shalekv.format.manifest import encode_manifest
+from shalekv.manifest.fenced import FencedManifest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import StoreSettings
+from shalekv.store.api import ObjectInfo
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
+from tests.sim.run import simulate
+from tests.sim.world import World
+from tests.unit.engine.running_log import OWN, quiesce, yielding_runtime
+
+NEVER_MS = 3_600_000
+MANIFEST = Manifest(
+    database_id=b"d" * 16,
+    manifest_id=0,
+    write_id=b"w" * 16,
+    writer_epoch=OWN.epoch,
+    writer_nonce=OWN.nonce,
+)
+
+
+class AskedStore(MemoryStore):
+    """Counts the lists that are sent, and answers each when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0)
+        self.looks: list[asyncio.Future[None]] = []
+        self.is_answering = True
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        if not self.is_answering:
+            answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.looks.append(answer)
+            await answer
+        async for info in super().list(prefix, start_after=start_after):
+            yield info
+
+    def answer(self, error: Exception | None = None) -> None:
+        """Answer the list that was sent last."""
+        if error is None:
+            self.looks[-1].set_result(None)
+        else:
+            self.looks[-1].set_exception(error)
+
+    async def put_manifest(self, manifest: Manifest) -> None:
+        await self.create(names.manifest_name(manifest.manifest_id), encode_manifest(manifest))
+
+
+class Watch:
+    """An `Ownership` that runs, on a store that answers when it is told to."""
+
+    def __init__(
+        self, store: AskedStore, ownership: Ownership, task: asyncio.Task[ShaleError]
+    ) -> None:
+        self.store = store
+        self.ownership = ownership
+        self.task = task
+
+    async def confirm(self) -> asyncio.Task[None]:
+        """A read that has asked, and waits."""
+        asking = asyncio.create_task(self.ownership.confirm())
+        await quiesce()
+        return asking
+
+
+@asynccontextmanager
+async def watching(*, poll_ms: int = NEVER_MS, attempts: int = 1) -> AsyncIterator[Watch]:
+    """Watch a database that is ours; cancelled at the end."""
+    store = AskedStore()
+    await store.put_manifest(MANIFEST)
+    cas = CasStore(store, yielding_runtime(), StoreSettings(read_attempts=attempts))
+    stored = StoredManifest(cas)
+    await stored.refresh()
+    store.is_answering = False
+    ownership = Ownership(FencedManifest(stored, OWN), poll_ms=poll_ms)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(ownership.run())
+        await quiesce()
+        yield Watch(store, ownership, task)
+        task.cancel()
+
+
+async def test_look_is_sent_after_the_question() -> None:
+    """Nobody asks the store before somebody asks us, and the answer is for who asked before it."""
+    async with watching() as watch:
+        assert watch.store.looks == []
+        asking = await watch.confirm()
+        assert len(watch.store.looks) == 1
+        assert not asking.done()
+        watch.store.answer()
+        await asking
+
+
+async def test_question_during_a_look_waits_for_the_next() -> None:
+    """A look that was sent before a read arrived tells nothing about that read."""
+    async with watching() as watch:
+        first = await watch.confirm()
+        second = await watch.confirm()
+        assert len(watch.store.looks) == 1
+        watch.store.answer()
+        await first
+        await quiesce()
+        assert not second.done()
+        assert len(watch.store.looks) == 2
+        watch.store.answer()
+        await second
+
+
+async def test_look_is_shared() -> None:
+    """However many reads wait, they cost one list."""
+    async with watching() as watch:
+        opener = await watch.confirm()
+        waiting = [await watch.confirm() for _ in range(10)]
+        watch.store.answer()
+        await opener
+        await quiesce()
+        watch.store.answer()
+        await asyncio.gather(*waiting)
+        assert len(watch.store.looks) == 2
+
+
+async def test_take_over_is_told_to_those_who_asked_and_to_all_later() -> None:
+    """A newer epoch in the manifest ends the watch with `Fenced`, for everybody."""
+    async with watching() as watch:
+        looking = await watch.confirm()
+        next_in_line = await watch.confirm()
+        newer = WriterId(OWN.epoch + 1, b"n" * 16)
+        manifest = replace(MANIFEST, manifest_id=1, writer_epoch=6, writer_nonce=newer.nonce)
+        await watch.store.put_manifest(manifest)
+        watch.store.answer()
+        assert isinstance(await watch.task, Fenced)
+        for asking in (looking, next_in_line, watch.ownership.confirm()):
+            with pytest.raises(Fenced):
+                await asking
+
+
+async def test_store_that_does_not_answer_is_told_and_asked_again() -> None:
+    """An error of the store is no take-over: who waits is told, and the watch goes on."""
+    async with watching() as watch:
+        asking = await watch.confirm()
+        watch.store.answer(StoreUnavailable("memory://", "list", "manifest/", "down"))
+        with pytest.raises(StoreUnavailable):
+            await asking
+        again = await watch.confirm()
+        watch.store.answer()
+        await again
+        assert not watch.task.done()
+
+
+async def test_damaged_manifest_ends_the_watch() -> None:
+    """A manifest that cannot be trusted is no ground to go on."""
+    async with watching() as watch:
+        asking = await watch.confirm()
+        await watch.store.create(names.manifest_name(1), b"rubbish")
+        watch.store.answer()
+        assert isinstance(await watch.task, CorruptObject)
+        with pytest.raises(CorruptObject):
+            await asking
+
+
+@pytest.mark.parametrize("error", [None, StoreUnavailable("memory://", "list", "manifest/", "")])
+async def test_cancelled_reader_harms_nobody(error: Exception | None) -> None:
+    """A read that gives up, before or during its look, ends neither the look nor other reads."""
+    async with watching() as watch:
+        looking, looking_too = [asyncio.create_task(watch.ownership.confirm()) for _ in range(2)]
+        await quiesce()
+        waiting, waiting_too = await watch.confirm(), await watch.confirm()
+        looking.cancel()
+        waiting.cancel()
+        watch.store.answer(error)
+        await quiesce()
+        watch.store.answer()
+        results = await asyncio.gather(
+            looking, looking_too, waiting, waiting_too, return_exceptions=True
+        )
+        assert [type(result) for result in results] == [
+            asyncio.CancelledError,
+            type(error),
+            asyncio.CancelledError,
+            type(None),
+        ]
+
+
+async def test_end_of_the_watch_is_told_to_those_in_a_look() -> None:
+    """When the watch is cancelled in the middle of a look, nobody waits for ever."""
+    async with watching() as watch:
+        looking = await watch.confirm()
+        next_in_line = await watch.confirm()
+        watch.task.cancel()
+        for asking in (looking, next_in_line):
+            with pytest.raises(Stopping, match="shutting down"):
+                await asking
+        with pytest.raises(Stopping, match="shutting down"):
+            await watch.ownership.confirm()
+
+
+async def test_bug_during_a_look_is_told_to_nobody_as_an_answer() -> None:
+    """An unforeseen error ends the watch, and who waits hears that it ended."""
+    with pytest.raises(ExceptionGroup):  # noqa: PT012 - it is raised when the watch is left
+        async with watching() as watch:
+            asking = await watch.confirm()
+            watch.store.answer(ZeroDivisionError())
+            with pytest.raises(Stopping):
+                await asking
+
+
+def test_idle_writer_looks_at_every_poll() -> None:
+    """Without any reads, another writer is noticed within one poll."""
+
+    async def main(world: World) -> None:
+        async with watching(poll_ms=5_000) as watch:
+            for poll in range(1, 4):
+                await world.sleep_ms(4_999)
+                assert len(watch.store.looks) == poll - 1
+                await world.sleep_ms(2)
+                assert len(watch.store.looks) == poll
+                watch.store.answer()
+                await quiesce()
+
+    simulate(1, main)

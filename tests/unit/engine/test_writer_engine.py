@@ -1,0 +1,234 @@
+"""The engine as a whole: how it runs, closes and stops, and that no task stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.engine.commit import Receipt, changes_bytes
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.errors import Fenced, OutcomeUnknown, Stopping
+from shalekv.settings import WriterSettings
+from tests.sim.run import simulate
+from tests.sim.world import World
+from tests.unit.engine.commits import put, read
+from tests.unit.engine.databases import Database
+from tests.unit.engine.held_store import HeldStore
+from tests.unit.engine.running_log import Write, quiesce
+
+GRACE_MS = 1_000
+
+
+class Running:
+    """An engine that runs on a held store."""
+
+    def __init__(self, database: Database, store: HeldStore, engine: WriterEngine) -> None:
+        self.database = database
+        self.store = store
+        self.engine = engine
+        self.task = asyncio.create_task(engine.run(stop_grace_ms=GRACE_MS))
+
+    @classmethod
+    async def opened(cls, **settings: Any) -> Running:
+        """An engine on a new database; creates are held from now on."""
+        database = await Database.created()
+        writer = WriterSettings.model_validate({"flush_interval_ms": 0} | settings)
+        store = HeldStore(database.objects)
+        store.is_holding = False
+        opened = await database.open(store, k=writer.max_parallel_writes)
+        store.is_holding = True
+        return cls(database, store, WriterEngine(opened, writer, LoopClock()))
+
+    def write(self, key: bytes) -> Write:
+        """Submit a put of one key."""
+        write = Write(key, b"v")
+        assert self.engine.admission.try_admit(changes_bytes(write.changes))
+        self.engine.log.submit(write.changes, write.settle)
+        return write
+
+    async def take_over(self) -> None:
+        """Another writer takes the next epoch."""
+        await self.database.edit(lambda m: replace(m, writer_epoch=9, writer_nonce=b"r" * 16))
+
+
+def in_virtual_time(main: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    """Run `main` in some orders of what is ready."""
+    for seed in range(10):
+        simulate(seed, main)
+
+
+async def check_no_tasks() -> None:
+    """Nothing runs any more but the test."""
+    await quiesce()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_close_ends_when_all_is_durable() -> None:
+    """`run` returns, without an error, when the last write that was accepted has landed."""
+    running = await Running.opened()
+    writes = [running.write(b"a")]
+    await running.store.arrived(1)
+    writes.append(running.write(b"b"))
+    running.engine.close()
+    await quiesce()
+    assert not running.task.done()
+    running.store.let_go()
+    await running.task
+    assert [type(await write.outcome()) for write in writes] == [Receipt, Receipt]
+    await check_no_tasks()
+
+
+async def test_idle_engine_closes_at_once() -> None:
+    """With nothing to make durable, `close` ends everything."""
+    running = await Running.opened()
+    await quiesce()
+    running.engine.close()
+    await running.task
+    await check_no_tasks()
+
+
+def test_close_gives_up_after_its_grace() -> None:
+    """Uploads that nobody answers end as unknown, what waits as not applied, `run` as an error."""
+
+    async def main(world: World) -> None:
+        running = await Running.opened()
+        sent = running.write(b"a")
+        await running.store.arrived(1)
+        queued = running.write(b"b")
+        began_ms = world.now_ms
+        running.engine.close()
+        with pytest.raises(Stopping, match="stopped before"):
+            await running.task
+        assert world.now_ms - began_ms == pytest.approx(GRACE_MS)
+        assert isinstance(await sent.outcome(), OutcomeUnknown)
+        assert isinstance(await queued.outcome(), Stopping)
+        assert running.engine.admission.queued_bytes == 0
+        await check_no_tasks()
+
+    in_virtual_time(main)
+
+
+def test_unknown_upload_at_the_end_of_the_grace_is_an_error() -> None:
+    """Even with an empty queue: `run` returns only if all that was accepted is durable."""
+
+    async def main(_: World) -> None:
+        running = await Running.opened()
+        sent = running.write(b"a")
+        await running.store.arrived(1)
+        running.engine.close()
+        with pytest.raises(Stopping):
+            await running.task
+        assert isinstance(await sent.outcome(), OutcomeUnknown)
+
+    in_virtual_time(main)
+
+
+def test_take_over_is_noticed_by_an_idle_writer() -> None:
+    """Within one poll an idle writer knows that it was fenced, and its run ends with that."""
+
+    async def main(world: World) -> None:
+        running = await Running.opened(fence_poll_ms=5_000)
+        await running.take_over()
+        await world.sleep_ms(4_000)
+        assert not running.task.done()
+        await world.sleep_ms(1_100)
+        with pytest.raises(Fenced):
+            await running.task
+        with pytest.raises(Fenced):
+            running.engine.check_serving()
+        await check_no_tasks()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_uploads_get_their_grace_after_a_take_over(is_answered: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """What is in flight when the poll notices is acknowledged if it lands in time, else unknown."""
+
+    async def main(world: World) -> None:
+        running = await Running.opened(fence_poll_ms=100)
+        sent = running.write(b"a")
+        held = await running.store.arrived(1)
+        queued = running.write(b"b")
+        await running.take_over()
+        assert isinstance(await queued.outcome(), Fenced)
+        await world.sleep_ms(GRACE_MS / 2)
+        if is_answered:
+            held.release()
+        with pytest.raises(Fenced):
+            await running.task
+        expected = Receipt if is_answered else OutcomeUnknown
+        assert isinstance(await sent.outcome(), expected)
+        await check_no_tasks()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("patience", range(1, 12))
+def test_cancelled_engine_leaves_nothing_behind(patience: int) -> None:
+    """Whenever its task is cancelled: everything is settled, and no task goes on."""
+
+    async def main(_world: World) -> None:
+        running = await Running.opened(max_parallel_writes=2)
+        writes = [running.write(b"%d" % number) for number in range(3)]
+        confirming = asyncio.create_task(running.engine.ownership.confirm())
+        for _ in range(patience):
+            await asyncio.sleep(0)
+        running.task.cancel()
+        await asyncio.wait([running.task])
+        if running.engine.log.stopped_by is None:
+            return  # cancelled before its first step: nothing has run
+        for write in writes:
+            assert isinstance(await write.outcome(), OutcomeUnknown | Stopping)
+        assert running.engine.admission.queued_bytes == 0
+        await asyncio.wait([confirming])
+        assert confirming.exception() is None or isinstance(confirming.exception(), Stopping)
+        with pytest.raises(Stopping):
+            running.engine.check_serving()
+        await check_no_tasks()
+
+    in_virtual_time(main)
+
+
+async def test_views_are_of_one_moment() -> None:
+    """A view of everything in memory holds neither less nor more than what was there then."""
+    running = await Running.opened(max_parallel_writes=2)
+    for key in (b"a", b"b", b"c"):
+        running.write(key)
+        await quiesce()
+    running.store.held[1].release()  # b has landed ahead of a
+    await quiesce()
+    viewing = asyncio.create_task(running.engine.newest_view())
+    await asyncio.sleep(0)
+    running.write(b"d")
+    running.store.let_go()
+    view = await viewing
+    assert [key for key, _ in read(view)] == [b"a", b"b", b"c"]
+    assert view.seq == 3
+    running.engine.close()
+    await running.task
+
+
+async def test_reads_of_the_newest_do_not_stall_others() -> None:
+    """However much is queued, a view of it is made in small steps."""
+    running = await Running.opened()
+    running.write(b"first")
+    await running.store.arrived(1)
+    changes = [put(b"%06d" % number) for number in range(10_000)]
+    assert running.engine.admission.try_admit(changes_bytes(changes))
+    running.engine.log.submit(changes, lambda _: None)
+    steps = 0
+    viewing = asyncio.create_task(running.engine.newest_view())
+    while not viewing.done():
+        steps += 1
+        await asyncio.sleep(0)
+    assert steps >= 5
+    assert len(read(viewing.result())) == 10_001
+    running.store.let_go()
+    running.engine.close()
+    await running.task

@@ -1,0 +1,243 @@
+"""The stored manifest: which one is current, and when an edit counts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.manifest import Manifest
+from shalekv.errors import (
+    BadChecksum,
+    DatabaseNotFound,
+    ManifestVersionExists,
+    ObjectNotFound,
+    WrongObject,
+)
+from shalekv.format import names
+from shalekv.format.manifest import encode_manifest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import StoreSettings
+from shalekv.store.api import ObjectStore, StoredObject
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
+from tests.unit.engine.databases import Database
+from tests.unit.engine.held_store import HeldStore
+from tests.unit.engine.running_log import quiesce, yielding_runtime
+
+
+def stored_in(store: ObjectStore) -> StoredManifest:
+    """The manifest in `store`, of which nothing was read yet."""
+    return StoredManifest(CasStore(store, yielding_runtime(), StoreSettings()))
+
+
+def raised_epoch(manifest: Manifest) -> Manifest:
+    """An edit that takes the next compactor epoch."""
+    return replace(manifest, compactor_epoch=manifest.compactor_epoch + 1)
+
+
+def has_epoch(epoch: int) -> bool:
+    """Never called in vain: whether a manifest contains the edit."""
+    raise AssertionError(f"the edit to epoch {epoch} was the highest")
+
+
+async def test_highest_id_is_current() -> None:
+    """Of all manifests that are listed, the one with the highest id is read."""
+    database = await Database.created()
+    edits = [await database.edit(raised_epoch) for _ in range(12)]
+    await database.store.create("manifest/notes.txt", b"not ours")
+    assert await stored_in(database.store).refresh() == edits[-1]
+    assert edits[-1].manifest_id == 12
+
+
+async def test_nothing_there_is_no_database() -> None:
+    """An empty folder is an error that says so, and so is asking before reading."""
+    stored = stored_in(Database().store)
+    with pytest.raises(DatabaseNotFound, match="no manifest"):
+        await stored.refresh()
+    with pytest.raises(DatabaseNotFound):
+        _ = stored.current
+
+
+async def test_damaged_manifest_is_told() -> None:
+    """A manifest whose bytes have changed is not read."""
+    database = await Database.created()
+    name = names.manifest_name(0)
+    data = bytearray(database.data(name))
+    data[-1] ^= 1
+    await database.overwrite(name, bytes(data))
+    with pytest.raises(BadChecksum, match=name):
+        await stored_in(database.store).refresh()
+
+
+async def test_manifest_of_another_database_is_told() -> None:
+    """A manifest that follows ours and belongs to another database is not believed."""
+    database = await Database.created()
+    stored = stored_in(database.store)
+    await stored.refresh()
+    await database.edit(lambda manifest: replace(manifest, database_id=b"x" * 16))
+    with pytest.raises(WrongObject, match="belongs to the database 7878"):
+        await stored.refresh()
+
+
+async def test_manifest_that_is_collected_meanwhile_is_no_error() -> None:
+    """When the listed manifest is gone, there is a newer one: list again."""
+    database = await Database.created()
+    store = Vanishing(database)
+    store.then_edit = True
+    assert (await stored_in(store).refresh()).manifest_id == 1
+
+
+async def test_manifest_that_is_listed_and_never_there_is_told() -> None:
+    """A store that lists an object again that it does not have is not asked for ever."""
+    database = await Database.created()
+    with pytest.raises(ObjectNotFound):
+        await stored_in(Vanishing(database)).refresh()
+
+
+class Vanishing(MemoryStore):
+    """Lists manifest 0 and does not have it; may make manifest 1 when it is asked for that."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(lambda: 0, objects=database.objects)
+        self.database = database
+        self.then_edit = False
+
+    async def get(self, name: str) -> StoredObject:
+        if name == names.manifest_name(0):
+            if self.then_edit:
+                self.then_edit = False
+                await self.database.edit(raised_epoch)
+            raise ObjectNotFound(self.url, "get", name, "collected")
+        return await super().get(name)
+
+
+async def test_edit_is_made_on_the_current_manifest() -> None:
+    """An edit creates the next id with a write id of its own, and becomes current."""
+    database = await Database.created()
+    stored = stored_in(database.store)
+    edited = await stored.edit(raised_epoch, lambda m: has_epoch(m.compactor_epoch))
+    assert (edited.manifest_id, edited.compactor_epoch) == (1, 1)
+    assert edited.write_id != database.manifest_at(0).write_id
+    assert edited == stored.current == await database.manifest()
+
+
+async def test_conflict_is_met_on_a_fresh_manifest() -> None:
+    """Whoever comes second makes the edit again on what the first one has made."""
+    database = await Database.created()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    editing = asyncio.create_task(
+        stored_in(store).edit(raised_epoch, lambda m: has_epoch(m.compactor_epoch))
+    )
+    held = await store.arrived(1)
+    await database.edit(raised_epoch)
+    held.release()
+    (await store.arrived(2)).release()
+    edited = await editing
+    assert (edited.manifest_id, edited.compactor_epoch) == (2, 2)
+
+
+async def test_conflict_without_retry_is_told() -> None:
+    """Who does not want to retry hears that another was first, and which manifest that is."""
+    database = await Database.created()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    editing = asyncio.create_task(stored_in(store).edit(raised_epoch, lambda _: False, retry=False))
+    held = await store.arrived(1)
+    await database.edit(raised_epoch)
+    held.release()
+    with pytest.raises(ManifestVersionExists, match=names.manifest_name(1)):
+        await editing
+
+
+async def test_lost_reply_of_our_own_edit_is_no_conflict() -> None:
+    """An edit that took effect and was not answered is recognised, and made once."""
+    database = await Database.created()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    editing = asyncio.create_task(
+        stored_in(store).edit(raised_epoch, lambda m: has_epoch(m.compactor_epoch))
+    )
+    (await store.arrived(1)).lose_reply()
+    assert (await editing).compactor_epoch == 1
+    assert (await database.manifest()).manifest_id == 1
+
+
+async def test_edit_that_another_followed_counts_if_it_is_contained() -> None:
+    """When ours is not the highest any more, the current manifest tells whether it counts (F2)."""
+    database = await Database.created()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    stored = stored_in(store)
+    editing = asyncio.create_task(stored.edit(raised_epoch, lambda m: m.compactor_epoch >= 1))
+    held = await store.arrived(1)
+    held.apply()
+    following = await database.edit(lambda m: replace(m, writer_address="there:1"))
+    held.lose_request()  # the store has it, and our process learns that by reading
+    edited = await editing
+    assert edited == following
+    assert edited.manifest_id == 2
+
+
+async def test_edit_at_a_recycled_id_does_not_count() -> None:
+    """A manifest created where a collected one stood is no success: the edit is made again (F2)."""
+    database = await Database.created()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    stored = stored_in(store)
+    editing = asyncio.create_task(
+        stored.edit(
+            lambda m: replace(m, writer_address="ours:1"), lambda m: m.writer_address == "ours:1"
+        )
+    )
+    held = await store.arrived(1)
+    for _ in range(3):
+        await database.edit(raised_epoch)
+    await database.remove(*(names.manifest_name(number) for number in range(3)))
+    held.release()  # creates manifest 1 a second time
+    (await store.arrived(2)).release()
+    edited = await editing
+    assert database.data(names.manifest_name(1)) == held.data
+    assert (edited.manifest_id, edited.compactor_epoch, edited.writer_address) == (4, 3, "ours:1")
+
+
+async def test_what_was_seen_does_not_go_back() -> None:
+    """A read that is overtaken by a newer one does not make the older manifest current again."""
+    database = await Database.created()
+    await database.edit(raised_epoch)
+    store = SlowToRead(database)
+    stored = stored_in(store)
+    slow = asyncio.create_task(stored.refresh())
+    await store.asked.wait()
+    newest = await database.edit(raised_epoch)
+    assert await stored.refresh() == newest
+    store.answer.set()
+    assert await slow == newest
+    assert stored.current == newest
+
+
+class SlowToRead(MemoryStore):
+    """Answers the first read when it is told to."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(lambda: 0, objects=database.objects)
+        self.asked = asyncio.Event()
+        self.answer = asyncio.Event()
+
+    async def get(self, name: str) -> StoredObject:
+        found = await super().get(name)
+        if not self.asked.is_set():
+            self.asked.set()
+            await self.answer.wait()
+        return found
+
+
+async def test_edit_may_give_up() -> None:
+    """What an edit raises on the manifest that it finds is raised, and nothing is written."""
+    database = await Database.created()
+
+    def refuse(_: Manifest) -> Manifest:
+        raise DatabaseNotFound("given up")
+
+    with pytest.raises(DatabaseNotFound, match="given up"):
+        await stored_in(database.store).edit(refuse, lambda _: True)
+    await quiesce()
+    assert (await database.manifest()).manifest_id == 0
+    assert encode_manifest(await database.manifest()) == database.data(names.manifest_name(0))

@@ -1,0 +1,161 @@
+"""The messages of a scan: where they are cut, and what the last one says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, scan_messages
+from shalekv.v1 import kv_pb2
+from tests.unit.engine.running_log import YieldingClock
+from tests.unit.store.inline_runtime import gathered
+
+HEADER = kv_pb2.ReplyHeader(database_id=b"d" * 16, epoch=3, seq=7)
+GREATEST = 2**64 - 1
+
+
+def entry(key: bytes, value: bytes = b"v") -> Entry:
+    """An entry of commit 7."""
+    return Entry(key, 7, Kind.PUT, value)
+
+
+def messages(
+    slices: list[list[Entry]], *, message_bytes: int = 1 << 20, **request: object
+) -> list[kv_pb2.ScanReply]:
+    """The whole stream."""
+
+    async def stream() -> list[kv_pb2.ScanReply]:
+        scan_request = kv_pb2.ScanRequest(**request)  # type: ignore[arg-type]  # fields of a test
+        clock = YieldingClock()
+        replies = scan_messages(
+            slices, scan_request, HEADER, message_bytes=message_bytes, clock=clock
+        )
+        return await gathered(replies)
+
+    return asyncio.run(stream())
+
+
+def keys(reply: kv_pb2.ScanReply) -> list[bytes]:
+    """The keys of a message."""
+    return [each.key for each in reply.entries]
+
+
+def test_empty_scan_is_one_empty_message() -> None:
+    """A scan that finds nothing still tells its view."""
+    assert messages([]) == [kv_pb2.ScanReply(header=HEADER)]
+    assert messages([[], []]) == [kv_pb2.ScanReply(header=HEADER)]
+
+
+def test_entries_of_several_slices_share_a_message() -> None:
+    """Slices are steps of work, not messages."""
+    (reply,) = messages([[entry(b"a"), entry(b"b", b"")], [], [entry(b"c")]])
+    assert reply == kv_pb2.ScanReply(
+        header=HEADER,
+        entries=[
+            kv_pb2.Entry(key=b"a", value=b"v", seq=7),
+            kv_pb2.Entry(key=b"b", value=b"", seq=7),
+            kv_pb2.Entry(key=b"c", value=b"v", seq=7),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "read", "more"),
+    [(0, 3, False), (1, 1, True), (2, 2, True), (3, 3, False), (4, 3, False)],
+)
+def test_limit_of_entries(limit: int, read: int, more: bool) -> None:  # noqa: FBT001 - a row of the table
+    """At most `limit` entries, and `more` exactly if there would have been another."""
+    slices = [[entry(b"a"), entry(b"b")], [entry(b"c")]]
+    (reply,) = messages(slices, limit=limit)
+    assert (keys(reply), reply.more) == ([b"a", b"b", b"c"][:read], more)
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "read", "more"),
+    [(0, 3, False), (1, 1, True), (3, 1, True), (4, 2, True), (6, 2, True), (7, 3, False)],
+)
+def test_limit_of_bytes(limit_bytes: int, read: int, more: bool) -> None:  # noqa: FBT001 - a row of the table
+    """The entry that brings keys and values to `limit_bytes` is the last one."""
+    slices = [[entry(key, b"vv") for key in (b"a", b"b", b"c")]]
+    (reply,) = messages(slices, limit_bytes=limit_bytes)
+    assert (keys(reply), reply.more) == ([b"a", b"b", b"c"][:read], more)
+
+
+def test_what_is_behind_a_limit_must_be_visible_to_count() -> None:
+    """Empty slices behind the last entry are no more entries."""
+    (reply,) = messages([[entry(b"a")], [], []], limit=1)
+    assert not reply.more
+
+
+def test_keys_only_leaves_the_values_out() -> None:
+    """Without values there is more room in a message, and bytes are those of the keys."""
+    slices = [[entry(key, b"v" * 500) for key in (b"a", b"b", b"c")]]
+    (reply,) = messages(slices, keys_only=True, message_bytes=200, limit_bytes=2)
+    assert (keys(reply), reply.more) == ([b"a", b"b"], True)
+    assert {each.value for each in reply.entries} == {b""}
+
+
+def test_message_is_cut_before_it_grows_too_large() -> None:
+    """A message ends before the entry that would pass its size; every message tells the view."""
+    one = 2 + ENTRY_FRAME_BYTES
+    slices = [[entry(b"%d" % number) for number in range(5)]]
+    replies = messages(slices, message_bytes=2 * one)
+    assert [keys(reply) for reply in replies] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
+    assert all(reply.header == HEADER for reply in replies)
+    assert len(messages(slices, message_bytes=2 * one - 1)) == 5
+
+
+def test_large_entry_stands_alone() -> None:
+    """An entry that is larger than a message is sent alone, and not with its neighbours."""
+    slices = [[entry(b"a"), entry(b"b", b"v" * 5_000), entry(b"c")]]
+    replies = messages(slices, message_bytes=1_000)
+    assert [keys(reply) for reply in replies] == [[b"a"], [b"b"], [b"c"]]
+
+
+def test_more_is_told_in_the_last_message_only() -> None:
+    """When a limit ends a scan of several messages, the last of them says so."""
+    slices = [[entry(b"%d" % number) for number in range(5)]]
+    replies = messages(slices, message_bytes=1, limit=3)
+    assert [reply.more for reply in replies] == [False, False, True]
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), min_size=1, max_size=50),
+    message_bytes=st.integers(1_024, 4_096),
+)
+def test_message_is_within_its_size(sizes: list[tuple[int, int]], message_bytes: int) -> None:
+    """As it is sent, no message passes its size by more than the header that it begins with."""
+    entries = [
+        Entry(b"k" * key_bytes, GREATEST, Kind.PUT, b"v" * value_bytes, GREATEST)
+        for key_bytes, value_bytes in sizes
+    ]
+    replies = messages([entries], message_bytes=message_bytes)
+    assert sum(len(reply.entries) for reply in replies) == len(entries)
+    for reply in replies:
+        assert reply.ByteSize() <= message_bytes + HEADER.ByteSize() + 10
+
+
+def test_nothing_is_read_ahead() -> None:
+    """A slice is merged when the caller has taken what came before, and never if he goes."""
+    taken: list[int] = []
+
+    def slices() -> Iterator[list[Entry]]:
+        for number in range(5):
+            taken.append(number)
+            yield [entry(b"%d" % number, b"v" * 100)]
+
+    async def two_messages() -> None:
+        replies = scan_messages(
+            slices(), kv_pb2.ScanRequest(), HEADER, message_bytes=1, clock=YieldingClock()
+        )
+        await anext(replies)
+        await anext(replies)
+        await replies.aclose()
+
+    asyncio.run(two_messages())
+    assert taken == [0, 1, 2]

@@ -1,0 +1,293 @@
+"""What the writer answers: writes at each durability, reads at each level."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shalekv.engine.commit import changes_bytes
+from shalekv.errors import (
+    DeadlinePassed,
+    Fenced,
+    MemtableFull,
+    QueueFull,
+    ReplyTooLarge,
+    Stopping,
+)
+from shalekv.roles.service import Call
+from shalekv.roles.writer_kv import WriterKv
+from shalekv.settings import LimitSettings
+from shalekv.v1 import kv_pb2
+from tests.unit.engine.commits import put
+from tests.unit.engine.databases import Database
+from tests.unit.engine.running_log import quiesce
+from tests.unit.roles.serving import (
+    CALL,
+    COMMITTED,
+    LINEARIZABLE,
+    MEMORY,
+    UNCOMMITTED,
+    opened,
+    pairs,
+    serving,
+)
+
+MIB = 1 << 20
+
+
+async def test_put_is_acknowledged_when_it_is_durable() -> None:
+    """The reply to a durable put waits for the object, and names it and the commit."""
+    async with serving() as writer:
+        writer.store.is_holding = True
+        answer = writer.kv.put(kv_pb2.PutRequest(key=b"a", value=b"1"), CALL)
+        assert isinstance(answer, asyncio.Future)
+        held = await writer.store.arrived(1)
+        assert not answer.done()
+        held.release()
+        reply = await answer
+        assert (reply.header.seq, reply.header.wal_id, reply.header.epoch) == (1, 1, 1)
+        assert reply.header.database_id == writer.engine.manifest.current.database_id
+        assert reply.header.role == kv_pb2.ROLE_WRITER
+        assert reply.durability == kv_pb2.DURABILITY_DURABLE
+
+
+async def test_memory_put_is_acknowledged_at_once() -> None:
+    """A put at MEMORY is ordered and answered without waiting, and tells no object."""
+    async with serving() as writer:
+        writer.store.is_holding = True
+        answer = writer.kv.put(kv_pb2.PutRequest(key=b"a", durability=MEMORY), CALL)
+        assert isinstance(answer, kv_pb2.PutReply)
+        assert (answer.header.seq, answer.durability) == (1, MEMORY)
+        assert not answer.header.HasField("wal_id")
+        (await writer.store.arrived(1)).release()
+
+
+async def test_batch_is_one_commit() -> None:
+    """All changes of a batch get one number, and are seen together."""
+    async with serving() as writer:
+        await writer.put(b"c")
+        changes = [
+            kv_pb2.Change(put=kv_pb2.PutChange(key=b"a", value=b"1")),
+            kv_pb2.Change(put=kv_pb2.PutChange(key=b"b", value=b"1")),
+            kv_pb2.Change(delete=kv_pb2.DeleteChange(key=b"c")),
+        ]
+        answer = writer.kv.write(kv_pb2.WriteRequest(changes=changes), CALL)
+        assert isinstance(answer, asyncio.Future)
+        reply = await answer
+        assert reply.header.seq == 2
+        (found,) = await writer.scan()
+        assert [(entry.key, entry.seq) for entry in found.entries] == [(b"a", 2), (b"b", 2)]
+
+
+async def test_delete_hides_the_key() -> None:
+    """A deleted key is not found, and deleting it again succeeds."""
+    async with serving() as writer:
+        await writer.put(b"a")
+        assert (await writer.delete(b"a")).header.seq == 2
+        assert (await writer.delete(b"a")).header.seq == 3
+        reply = await writer.get(b"a")
+        assert (reply.found, reply.value, reply.seq, reply.header.seq) == (False, b"", 0, 3)
+
+
+async def test_levels_see_what_they_should() -> None:
+    """COMMITTED and LINEARIZABLE reads see what is durable, UNCOMMITTED ones everything."""
+    async with serving() as writer:
+        await writer.put(b"a", b"1")
+        await writer.put(b"b", b"1")
+        writer.store.is_holding = True
+        await writer.put(b"a", b"2", durability=MEMORY)
+        await writer.delete(b"b", durability=MEMORY)
+        await writer.put(b"c", b"2", durability=MEMORY)
+        for level in (COMMITTED, LINEARIZABLE):
+            assert (await writer.get(b"a", level)).value == b"1"
+            assert pairs(await writer.scan(level)) == [(b"a", b"1"), (b"b", b"1")]
+            assert (await writer.get(b"c", level)).header.seq == 2
+        assert (await writer.get(b"a", UNCOMMITTED)).value == b"2"
+        assert not (await writer.get(b"b", UNCOMMITTED)).found
+        assert pairs(await writer.scan(UNCOMMITTED)) == [(b"a", b"2"), (b"c", b"2")]
+        assert (await writer.get(b"a", UNCOMMITTED)).header.seq == 5
+
+
+async def test_header_is_never_below_what_is_shown() -> None:
+    """At k = 2 a get may show what landed ahead of its turn: its header says so."""
+    async with serving(max_parallel_writes=2) as writer:
+        writer.store.is_holding = True
+        early = writer.kv.put(kv_pb2.PutRequest(key=b"a", value=b"1"), CALL)
+        await writer.store.arrived(1)
+        late = writer.kv.put(kv_pb2.PutRequest(key=b"a", value=b"2"), CALL)
+        (await writer.store.arrived(2)).release()
+        assert isinstance(late, asyncio.Future)
+        await late
+        reply = await writer.get(b"a")
+        assert (reply.value, reply.seq) == (b"2", 2)
+        assert reply.header.seq == 2
+        scanning = asyncio.create_task(writer.scan())
+        await quiesce()
+        assert not scanning.done()  # it must show what was acknowledged, and no gap
+        assert pairs(await writer.scan(UNCOMMITTED)) == [(b"a", b"2")]
+        writer.store.held[0].release()
+        assert isinstance(early, asyncio.Future)
+        await early
+        (message,) = await scanning
+        assert (pairs([message]), message.header.seq) == ([(b"a", b"2")], 2)
+
+
+async def test_batch_get_answers_in_order() -> None:
+    """Keys are answered in the order of the request, missing and repeated ones included."""
+    async with serving() as writer:
+        await writer.put(b"a", b"1")
+        request = kv_pb2.BatchGetRequest(keys=[b"a", b"x", b"a"])
+        answer = writer.kv.batch_get(request, CALL)
+        assert isinstance(answer, kv_pb2.BatchGetReply)
+        found = kv_pb2.BatchGetResult(found=True, value=b"1", seq=1)
+        assert list(answer.results) == [found, kv_pb2.BatchGetResult(), found]
+
+
+async def test_batch_get_that_is_too_large_is_refused() -> None:
+    """A reply that ordinary clients would not take is refused, and not cut."""
+    async with serving() as writer:
+        await writer.put(b"a", b"x" * MIB)
+        assert len(await batch_get(writer.kv, [b"a"] * 3)) == 3
+        with pytest.raises(ReplyTooLarge):
+            await batch_get(writer.kv, [b"a"] * 4)
+
+
+async def batch_get(kv: WriterKv, keys: list[bytes]) -> list[kv_pb2.BatchGetResult]:
+    """The results for some keys."""
+    answer = kv.batch_get(kv_pb2.BatchGetRequest(keys=keys), CALL)
+    assert isinstance(answer, kv_pb2.BatchGetReply)
+    return list(answer.results)
+
+
+async def test_scan_reads_one_moment() -> None:
+    """What is written while a scan is read is not in it, whatever the order of keys."""
+    limits = LimitSettings(scan_message_bytes=1_024)
+    async with serving(limits=limits) as writer:
+        for number in range(40):
+            await writer.put(b"%02d" % number, b"1" * 100)
+        scan = writer.kv.scan(kv_pb2.ScanRequest(), CALL)
+        first = await anext(scan)
+        for number in range(40):
+            await writer.put(b"%02d" % number, b"2" * 100)
+        await writer.put(b"50", b"2")
+        replies = [first] + [reply async for reply in scan]
+        assert pairs(replies) == [(b"%02d" % number, b"1" * 100) for number in range(40)]
+        assert {reply.header.seq for reply in replies} == {40}
+
+
+async def test_scan_takes_range_direction_and_limits() -> None:
+    """A scan answers exactly the range that was asked for."""
+    async with serving() as writer:
+        for key in (b"a", b"ab", b"b", b"b\xff", b"c"):
+            await writer.put(key)
+        whole = [key for key, _ in pairs(await writer.scan(reverse=True))]
+        assert whole == [b"c", b"b\xff", b"b", b"ab", b"a"]
+        prefix = kv_pb2.KeyRange(prefix=b"b")
+        assert [key for key, _ in pairs(await writer.scan(range=prefix))] == [b"b", b"b\xff"]
+        part = kv_pb2.KeyRange(start=b"ab", end=b"c")
+        (message,) = await writer.scan(range=part, limit=2, keys_only=True)
+        assert [(entry.key, entry.value) for entry in message.entries] == [
+            (b"ab", b""),
+            (b"b", b""),
+        ]
+        assert message.more
+
+
+async def test_linearizable_read_is_answered_after_a_look() -> None:
+    """A linearizable read notices another writer before it answers, and then nobody is answered."""
+    database = await Database.created()
+    writer = await opened(database)
+    running = asyncio.create_task(writer.run())
+    await writer.put(b"a", b"1")
+    assert (await writer.get(b"a", LINEARIZABLE)).value == b"1"
+    await database.edit(lambda m: replace(m, writer_epoch=2, writer_nonce=b"r" * 16))
+    assert (await writer.get(b"a", COMMITTED)).value == b"1"  # may lag by one poll
+    with pytest.raises(Fenced):
+        await writer.get(b"a", LINEARIZABLE)
+    with pytest.raises(Fenced):
+        await running
+    for level in (COMMITTED, LINEARIZABLE, UNCOMMITTED):
+        with pytest.raises(Fenced):
+            await writer.get(b"a", level)
+        with pytest.raises(Fenced):
+            await writer.scan(level)
+    with pytest.raises(Fenced):
+        await writer.put(b"a")
+
+
+async def test_passed_deadline_does_nothing() -> None:
+    """A call whose deadline has passed is refused before any work."""
+    async with serving() as writer:
+        late = Call(deadline_ms=0.0)
+        with pytest.raises(DeadlinePassed):
+            writer.kv.put(kv_pb2.PutRequest(key=b"a"), late)
+        with pytest.raises(DeadlinePassed):
+            writer.kv.get(kv_pb2.GetRequest(key=b"a"), late)
+        assert writer.engine.log.next_seq == 1
+        assert writer.engine.admission.queued_bytes == 0
+
+
+async def test_cancelled_call_harms_nobody() -> None:
+    """A caller that goes away loses its reply, and neither its write nor those of others."""
+    async with serving() as writer:
+        writer.store.is_holding = True
+        calls = [asyncio.create_task(writer.put(b"%d" % number)) for number in range(3)]
+        held = await writer.store.arrived(1)
+        calls[1].cancel()
+        held.release()
+        others = await asyncio.gather(calls[0], calls[2])
+        assert [(reply.header.seq, reply.header.wal_id) for reply in others] == [(1, 1), (3, 1)]
+        assert (await writer.get(b"1")).found
+        assert writer.engine.admission.queued_bytes == 0
+
+
+SIZE_BYTES = MIB // 2
+
+
+async def test_write_waits_for_room() -> None:
+    """When the queue is full a write waits in line, and is ordered when there is room."""
+    async with serving(queued_bytes_max=MIB, waiting_bytes_max=MIB) as writer:
+        writer.store.is_holding = True
+        writer.kv.put(kv_pb2.PutRequest(key=b"a", value=b"x" * MIB, durability=MEMORY), CALL)
+        waiting = asyncio.create_task(writer.put(b"b", b"y" * SIZE_BYTES))
+        gone = asyncio.create_task(writer.put(b"c", b"z" * (SIZE_BYTES // 2)))
+        await quiesce()
+        with pytest.raises(QueueFull):
+            await writer.put(b"d", b"x" * SIZE_BYTES)
+        gone.cancel()
+        writer.store.let_go()
+        assert (await waiting).header.seq == 2
+        assert not (await writer.get(b"c")).found
+        assert writer.engine.admission.queued_bytes == 0
+
+
+async def test_full_memtable_refuses_writes() -> None:
+    """Past `memtable_bytes_max` a write is refused before it is ordered."""
+    async with serving(memtable_bytes_max=MIB) as writer:
+        await writer.put(b"a", b"x" * (MIB - 1_000))
+        with pytest.raises(MemtableFull):
+            await writer.put(b"b", b"x" * 1_000)
+        assert writer.engine.log.next_seq == 2
+
+
+async def test_overwritten_memory_comes_back() -> None:
+    """A memtable that is full of shadowed versions takes writes again after they are merged."""
+    one = changes_bytes([put(b"k", b"x" * 100_000)])
+    async with serving(memtable_bytes_max=max(MIB, 8 * one)) as writer:
+        for _ in range(50):
+            await writer.put(b"k", b"x" * 100_000)
+            await quiesce()
+        assert (await writer.get(b"k")).seq == 50
+
+
+async def test_closed_writer_answers_reads_and_refuses_writes() -> None:
+    """Between `close` and the end, reads are answered and writes are told to go elsewhere."""
+    async with serving() as writer:
+        await writer.put(b"a", b"1")
+        writer.engine.close()
+        with pytest.raises(Stopping, match="shutting down"):
+            await writer.put(b"a", b"2")
+        assert (await writer.get(b"a")).value == b"1"
+        assert pairs(await writer.scan()) == [(b"a", b"1")]
