@@ -11,9 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol, TypeVar
-
-from typing_extensions import TypeVarTuple, Unpack
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from shalekv.clock import Clock
 
@@ -24,7 +22,7 @@ Ts = TypeVarTuple("Ts")
 class Workers(Protocol):
     """Runs functions that block or compute for long, off the event loop."""
 
-    async def run(self, function: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]) -> T:
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """The result of ``function(*args)``; what it raises is raised here."""
         ...
 
@@ -36,7 +34,7 @@ class ThreadWorkers:
         """At most `threads` functions run at once; more wait in order."""
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="shalekv-worker")
 
-    async def run(self, function: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]) -> T:
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """The result of ``function(*args)``, computed in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, function, *args)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 KEY_BYTES_MAX = 64 * 1024  # part of the API, not a setting
 STREAM_MESSAGE_BYTES_MAX = 3_670_016  # 3.5 MiB: ordinary gRPC clients refuse more than 4 MiB
+PORT_MAX = 65_535
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -258,7 +259,7 @@ class ServerSettings(Settings):
     @model_validator(mode="after")
     def _listen_has_a_port(self) -> ServerSettings:
         host, _, port = self.listen.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65_535:
+        if not host or not port.isdigit() or int(port) > PORT_MAX:
             message = f"listen must be HOST:PORT with a port of 0 to 65535, not {self.listen!r}"
             raise ValueError(message)
         return self

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import TypeVar
-
-from typing_extensions import TypeVarTuple, Unpack
+from typing import TypeVar, TypeVarTuple
 
 from shalekv.clock import LoopClock
 from shalekv.core.manifest import Manifest, Snapshot
@@ -39,8 +37,8 @@ class WatchedWorkers(ThreadWorkers):
         super().__init__(1)
         self.ran: list[str] = []
 
-    async def run(self, function: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]) -> T:
-        def noted(*values: Unpack[Ts]) -> T:
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        def noted(*values: *Ts) -> T:
             assert threading.current_thread() is not threading.main_thread()
             self.ran.append(function.__name__)
             return function(*values)
