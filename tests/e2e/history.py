@@ -34,8 +34,12 @@ class Fate(enum.Enum):
     """What a client knows about a write."""
 
     UNKNOWN = "unknown"  # also while it is under way
+    IN_MEMORY = "acknowledged from memory"  # a crash may still lose it
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
+
+
+OPEN = (Fate.UNKNOWN, Fate.IN_MEMORY)  # it may be there or not
 
 
 class Violation(AssertionError):
@@ -55,7 +59,7 @@ class Attempt:
 
     @property
     def seq(self) -> int:
-        """Its sequence number; 0 when it was not acknowledged."""
+        """The sequence number that was shown for it; 0 when none was."""
         return 0 if self.commit is None else self.commit.seq
 
     def __str__(self) -> str:
@@ -78,7 +82,6 @@ class History:
         """`seed` stands in every message of a failure."""
         self.seed = seed
         self.attempts: list[Attempt] = []
-        self.acknowledged_count = 0
         self._random = Random(f"{seed}/values")
         self._newest_seq = 0
         self._seqs: set[int] = set()
@@ -103,8 +106,8 @@ class History:
         (I3, I14): a fenced writer can acknowledge nothing that was sent after its successor
         acknowledged something.
         """
-        attempt.fate, attempt.commit = Fate.ACKNOWLEDGED, commit
-        self.acknowledged_count += 1
+        attempt.commit = commit
+        attempt.fate = Fate.IN_MEMORY if commit.wal_id is None else Fate.ACKNOWLEDGED
         if commit.seq in self._seqs:
             raise self.violation(f"{attempt}: its number was issued before")
         if commit.seq <= attempt.seq_floor:
@@ -156,7 +159,7 @@ class History:
             return
         seq_floor = newest.seq if newest is not None else (expected.seq if expected else 0)
         for attempt in key_log.attempts:
-            if attempt.fate is not Fate.UNKNOWN:
+            if attempt.fate not in OPEN:
                 continue
             value = attempt.changes[key]
             if found is None and value is None:
@@ -171,7 +174,7 @@ class History:
         seen: dict[int, Attempt] = {}
         for key_log in self._keys.values():
             for attempt in key_log.attempts:
-                if attempt.fate is Fate.UNKNOWN and len(attempt.changes) > 1:
+                if attempt.fate in OPEN and len(attempt.changes) > 1:
                     seen[attempt.number] = attempt
         return iter(seen.values())
 
@@ -193,7 +196,7 @@ class History:
                 is_whole = any(
                     attempt.changes[key] is None
                     and attempt.fate is not Fate.REFUSED
-                    and (attempt.fate is Fate.UNKNOWN or attempt.seq > batch_seq)
+                    and (attempt.fate in OPEN or attempt.seq > batch_seq)
                     for attempt in self._keys[key].attempts
                 )
             else:

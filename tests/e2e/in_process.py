@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from shalekv.clock import LoopClock
 from shalekv.errors import DatabaseExists
+from shalekv.format import names
 from shalekv.roles.database import create_database
+from shalekv.roles.service import Call
 from shalekv.roles.writer import Writer
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ServeSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.v1 import kv_pb2
 
 SEED = 1
 OPEN_DEADLINE_S = 30
@@ -43,10 +46,11 @@ class Served:
         return self.server.listen
 
 
-def serve_settings(url: str = "memory://test", **groups: Group) -> ServeSettings:
+def serve_settings(**groups: Group) -> ServeSettings:
     """Settings that differ from the defaults in what `groups` names; the port is a free one."""
-    server = {"listen": "127.0.0.1:0"} | dict(groups.pop("server", {}))
-    return ServeSettings.model_validate({"database": {"url": url}, "server": server} | groups)
+    server = {"listen": "127.0.0.1:0"} | dict(groups.get("server", {}))
+    database = {"url": "memory://test"}  # the store itself is an argument of what runs
+    return ServeSettings.model_validate({"database": database} | groups | {"server": server})
 
 
 def memory_store(objects: MemoryObjects | None = None) -> MemoryStore:
@@ -72,10 +76,8 @@ def real_runtime(*, threads: int = 4, seed: int = SEED) -> Iterator[Runtime]:
 async def open_writer(store: ObjectStore, settings: ServeSettings, runtime: Runtime) -> Writer:
     """Open the database in `store`, which is made if there is none."""
     async with asyncio.timeout(OPEN_DEADLINE_S):
-        try:
+        with suppress(DatabaseExists):
             await create_database(store, runtime, settings.store)
-        except DatabaseExists:
-            pass
         return await Writer.open(store, settings=settings, runtime=runtime)
 
 
@@ -94,7 +96,7 @@ async def running(
 
 
 @asynccontextmanager
-async def serving(store: ObjectStore, **groups: Group) -> AsyncIterator[Served]:
+async def serving(store: ObjectStore, /, **groups: Group) -> AsyncIterator[Served]:
     """Serve the database in `store`; `groups` as in `serve_settings`."""
     settings = serve_settings(**groups)
     with real_runtime() as runtime:
@@ -105,3 +107,21 @@ async def serving(store: ObjectStore, **groups: Group) -> AsyncIterator[Served]:
                 yield Served(server, writer)
             finally:
                 await server.stop()
+
+
+async def put_at(writer: Writer, key: bytes, value: bytes) -> None:
+    """A put without a server, until it is acknowledged."""
+    answer = writer.kv.put(kv_pb2.PutRequest(key=key, value=value), Call())
+    if not isinstance(answer, kv_pb2.PutReply):
+        await answer
+
+
+def with_data(objects: MemoryObjects, name: str, data: bytes) -> MemoryObjects:
+    """A copy of `objects` in which the object `name` holds `data`."""
+    copy = MemoryObjects()
+    for folder in (names.MANIFEST_FOLDER, names.WAL_FOLDER):
+        for info in objects.page(folder, ""):
+            stored = objects.find(info.name)
+            if stored is not None:
+                copy.add(replace(stored, data=data) if info.name == name else stored)
+    return copy

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from random import Random
 
 from shalekv_client import (
     Batch,
     Client,
     Commit,
+    Durability,
     NotApplied,
     OutcomeUnknown,
     Overloaded,
@@ -20,6 +20,7 @@ from shalekv_client import (
 from tests.e2e.history import Attempt, Found, History
 
 SHARED_KEYS = 24  # overwritten by all clients
+MEMORY_KEYS = b"memory/"  # what is put there is acknowledged before it is durable
 TIMEOUT_MS = 30_000
 READ_KEYS = 500
 ONE_ATTEMPT = RetryPolicy(attempts_max=1)  # every answer of the server is written down
@@ -29,7 +30,8 @@ class Load:
     """Clients that write to one server until they are told to stop, or it no longer answers.
 
     Each has a connection of its own and one write under way: puts to shared keys and to keys of its
-    own, deletes, and batches. A counter for each client is only ever overwritten.
+    own, some acknowledged from memory, deletes, and batches. A counter for each client is only ever
+    overwritten.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Load:
 
     async def acknowledged(self, count: int) -> bool:
         """Wait until so many more writes are acknowledged than now; False: `run` ended before."""
+        if self.ended.is_set():
+            return False
         goal, reached = self.acknowledged_count + count, asyncio.Event()
         self._goals.append((goal, reached))
         await reached.wait()
@@ -102,8 +106,10 @@ class Load:
             return begin([], [_shared(random)])
         if dice < 0.65:
             return begin([b"own/%d" % len(self._history.attempts)])
-        if dice < 0.8:
+        if dice < 0.75:
             return begin([counter])
+        if dice < 0.8:
+            return begin([MEMORY_KEYS + counter])
         keys = {_shared(random) for _ in range(random.randint(2, 7))}
         deleted = {key for key in keys if random.random() < 0.2}
         return begin(sorted(keys - deleted), sorted(deleted))
@@ -125,6 +131,8 @@ async def send(client: Client, attempt: Attempt) -> Commit:
         return await client.write(batch)
     if value is None:
         return await client.delete(key)
+    if key.startswith(MEMORY_KEYS):
+        return await client.put(key, value, durability=Durability.MEMORY)
     return await client.put(key, value)
 
 

@@ -50,23 +50,25 @@ class Rivals:
         await asyncio.to_thread(when_there, path, writer.pause, within_s=START_S)
         return writer
 
-    async def start_and_stop_before_fence(self, *flags: str) -> Child:
-        """Start a writer, and stop it between its epoch and its first fence.
+    async def serve_and_stop_opener(self, *flags: str) -> tuple[Child, Child]:
+        """A writer that serves under load, and one that stands between its epoch and its fence.
 
-        One that was too fast to be stopped there is killed, and another one started.
+        An opener that was too fast to be stopped there has fenced the writer: then once more.
         """
 
         def stop_in_time() -> None:
-            writer.wait_for_line(lambda line: line.get("event") == "epoch won", within_s=START_S)
-            writer.pause()
+            opener.wait_for_line(is_epoch_won, within_s=START_S)
+            opener.pause()
 
         for _ in range(ATTEMPTS):
-            writer = self.start(*flags)
+            before = await self.serve(*flags)
+            opener = self.start(*flags)
             await asyncio.to_thread(stop_in_time)
-            if all(each.epoch < epoch_of(writer) for each in read_wal(self.folder)):
-                return writer
-            await writer.kill()
-        raise AssertionError(f"{ATTEMPTS} writers were too fast to be stopped")
+            if all(each.epoch < epoch_of(opener) for each in read_wal(self.folder)):
+                return before, opener
+            await opener.kill()
+            await fenced_end(before)
+        raise AssertionError(f"{ATTEMPTS} openers were too fast to be stopped")
 
     def load(self, writer: Child) -> Load:
         """Put load on a writer that serves."""
@@ -79,19 +81,28 @@ class Rivals:
         """The load on a writer."""
         return self._loads[writer]
 
-    async def end(self, survivor: Child) -> None:
-        """The survivor serves; all that clients know, it shows and the WAL holds is the same."""
-        load = self._loads[survivor]
-        assert await load.acknowledged(50), survivor.report()
+    async def rest(self, writer: Child) -> None:
+        """End the load on a writer; all of it must have been answered."""
+        load = self._loads[writer]
         load.stop()
         await load.ended.wait()
-        assert load.ended_by == [], survivor.report()
+        assert load.ended_by == [], writer.report()
+
+    async def end(self, survivor: Child) -> None:
+        """The survivor serves; all that clients know, it shows and the WAL holds is the same."""
+        assert await self._loads[survivor].acknowledged(50), survivor.report()
+        await self.rest(survivor)
         state = await read_state(survivor.listen)
         wal = read_wal(self.folder)
         check_wal(wal, self.history)
         assert state == state_of(wal), f"seed {self.history.seed}"
         self.history.check_state(state)
         assert await survivor.stop() == ExitCode.OK, survivor.report()
+
+
+def is_epoch_won(line: Line) -> bool:
+    """Whether this log line of a writer says that it has won its epoch."""
+    return line.get("event") == "epoch won"
 
 
 async def fenced_end(writer: Child) -> Line:
@@ -106,7 +117,7 @@ async def fenced_end(writer: Child) -> Line:
 
 def epoch_of(writer: Child) -> int:
     """The epoch that a writer has won; 0 when it was ended before."""
-    won = [line["epoch"] for line in writer.lines() if line.get("event") == "epoch won"]
+    won = [line["epoch"] for line in writer.lines() if is_epoch_won(line)]
     return int(won[0]) if won else 0
 
 

@@ -13,14 +13,12 @@ from random import Random
 import pytest
 
 from shalekv.format import names
-from shalekv.roles.service import Call
 from shalekv.roles.writer import Writer
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryObjects
-from shalekv.v1 import kv_pb2
 from tests.e2e.history import Fate, History
-from tests.e2e.in_process import memory_store, real_runtime, running, serve_settings
+from tests.e2e.in_process import memory_store, put_at, real_runtime, running, serve_settings
 from tests.e2e.load import Load, read_state
 from tests.e2e.processes import Processes
 from tests.e2e.wal_contents import check_wal, read_wal, state_of
@@ -97,7 +95,7 @@ async def test_opening_reads_each_wal_object_once(tmp_path: Path) -> None:
     with real_runtime() as runtime:
         async with running(memory_store(objects), serve_settings(), runtime) as writer:
             for number in range(OPENED_OBJECTS[-1] - 1):  # the first object is a fence
-                await _put(writer, b"key/%d" % (number % 1000), b"value %d" % number)
+                await put_at(writer, b"key/%d" % (number % 1000), b"value %d" % number)
         costs = []
         for count in OPENED_OBJECTS:
             folder = tmp_path / str(count)
@@ -112,12 +110,6 @@ async def test_opening_reads_each_wal_object_once(tmp_path: Path) -> None:
             requests[Operation.GET] -= count
             costs.append(requests)
     assert costs[0] == costs[1] == costs[2]
-
-
-async def _put(writer: Writer, key: bytes, value: bytes) -> None:
-    answer = writer.kv.put(kv_pb2.PutRequest(key=key, value=value), Call())
-    assert not isinstance(answer, kv_pb2.PutReply)
-    await answer
 
 
 def _copy(objects: MemoryObjects, folder: Path, *, wal_objects: int) -> None:

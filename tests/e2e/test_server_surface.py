@@ -166,6 +166,20 @@ async def test_what_cannot_be_served_is_refused(
     assert "Traceback" not in refused.stderr(), refused.report()
 
 
+async def test_a_damaged_database_is_not_served(processes: Processes, tmp_path: Path) -> None:
+    """One flipped bit in the newest manifest: exit code 5, and the object is named."""
+    server = await processes.serve(_url(tmp_path))
+    assert await server.stop() == ExitCode.OK, server.report()
+    newest = max((tmp_path / "db" / "manifest").glob("*.manifest"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.chmod(0o600)
+    newest.write_bytes(data)
+    damaged = processes.start_serve(_url(tmp_path), create=False)
+    assert await damaged.exited() == ExitCode.DAMAGED, damaged.report()
+    assert newest.name in damaged.lines()[-1]["problem"], damaged.report()
+
+
 async def test_variables_and_a_file_configure_it(processes: Processes, tmp_path: Path) -> None:
     """The URL from a file, the parallelism from a variable, the port from a flag."""
     file = tmp_path / "shalekv.toml"

@@ -74,6 +74,13 @@ def state_of(wal: list[WalObject]) -> dict[bytes, Found]:
     return state
 
 
+def numbers_in(wal: list[WalObject]) -> set[int]:
+    """The attempts whose values stand in a WAL."""
+    return {
+        number for each in wal for changes in each.commits.values() for number in _numbers(changes)
+    }
+
+
 def check_wal(wal: list[WalObject], history: History) -> None:
     """Judge a whole WAL by what clients know of it; raises `Violation`."""
     _check_order(wal, history)
@@ -126,7 +133,7 @@ def _check_origins(by_seq: dict[int, tuple[WalObject, Changes]], history: Histor
     )
     seen: set[int] = set()
     for seq, (at, changes) in by_seq.items():
-        tags = {int(value.partition(b":")[0]) for value in changes.values() if value is not None}
+        tags = _numbers(changes)
         if seq in acknowledged:
             tags |= {acknowledged[seq].number}
         where = f"commit {seq} in slot {at.wal_id}"
@@ -141,3 +148,8 @@ def _check_origins(by_seq: dict[int, tuple[WalObject, Changes]], history: Histor
         attempt = history.attempts[tags.pop()]
         if attempt.fate is Fate.REFUSED or changes != attempt.changes:
             raise history.violation(f"{where} is {changes}, but {attempt}: {attempt.changes}")
+
+
+def _numbers(changes: Changes) -> set[int]:
+    """The attempts that the values of a commit come from."""
+    return {int(value.partition(b":")[0]) for value in changes.values() if value is not None}
