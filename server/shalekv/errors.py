@@ -136,7 +136,7 @@ class DatabaseError(ShaleError):
 
 
 class DatabaseNotFound(DatabaseError):
-    """There is no database at this URL. Check the URL, or create one with --create."""
+    """There is no database at this URL. Check it, or create one with `shalekv serve --create`."""
 
     reason = "DATABASE_NOT_FOUND"
 

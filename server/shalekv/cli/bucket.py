@@ -16,7 +16,7 @@ from shalekv.errors import InvalidUrl, ObjectNotFound
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import LogFormat, LogLevel, StoreSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.url import open_store, parse_url
+from shalekv.store.url import MemoryUrl, open_store, parse_url
 
 ResultT = TypeVar("ResultT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -72,7 +72,9 @@ async def _store(url: str) -> AsyncIterator[CasStore]:
 
 def _url(_context: click.Context, _option: click.Parameter, value: str) -> str:
     try:
-        parse_url(value)
+        parsed = parse_url(value)
     except InvalidUrl as error:
         raise click.BadParameter(str(error)) from None
+    if isinstance(parsed, MemoryUrl):
+        raise click.BadParameter(f"{value} is in the memory of its server, which alone can read it")
     return value

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.exit_codes import MEANING, ExitCode
 from shalekv_client import (
     Client,
+    DeadlineExceeded,
     Durability,
     Fenced,
     InvalidRequest,
@@ -46,12 +47,13 @@ class ClientExit(enum.IntEnum):
 _MEANING: Mapping[int, str] = MappingProxyType(
     {
         ExitCode.OK: "done",
-        ClientExit.NOT_FOUND: "the key has no value",
-        ExitCode.USAGE: "an argument or the request is wrong; nothing was done",
+        ClientExit.NOT_FOUND: "get: the key has no value",
+        ExitCode.USAGE: "an argument, a row or a request is wrong; that one changed nothing",
         ExitCode.FENCED: "this server was fenced by a newer writer; nothing was done",
         ClientExit.UNREACHABLE: "there is no connection to the server",
         ClientExit.NOT_APPLIED: "the server refused; nothing was done, try again later",
         ClientExit.UNKNOWN: "no answer, or a failure: a write may have been applied or not",
+        ExitCode.OUTPUT: MEANING[ExitCode.OUTPUT],
     }
 )
 
@@ -149,19 +151,23 @@ def talk(
     try:
         return asyncio.run(connected())
     except ShaleKVError as error:
-        for line in (f"Error: {error}", *_advice(error, mutates=mutates)):
+        for line in (f"Error: {error}", *_advice(error, target, mutates=mutates)):
             click.echo(line, err=True)
         raise SystemExit(exit_code_of_call(error)) from None
 
 
-def _advice(error: ShaleKVError, *, mutates: bool) -> list[str]:
+def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
     if isinstance(error, Unreachable):
         return ["Does it run there? --addr names another, `shalekv serve --help` starts one."]
+    lines = []
+    if isinstance(error, DeadlineExceeded):
+        lines.append(f"It had {target.timeout_ms:,} ms (--timeout-ms); its log may say why.")
     if not mutates or isinstance(error, InvalidRequest | Unimplemented):
-        return []
+        return lines
     if isinstance(error, NotApplied):
-        return ["Nothing was changed."]
-    return ["Whether it was applied is not known: read the key to find out, or do it again."]
+        return [*lines, "Nothing was changed."]
+    unknown = "Whether it was applied is not known: read the key to find out, or do it again."
+    return [*lines, unknown]
 
 
 def _address(_context: click.Context, _option: click.Parameter, value: str) -> str:

@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     STORE = 6
     ADDRESS_IN_USE = 7
     CONFLICT = 8
+    OUTPUT = 12  # 9 to 11 are those of `ClientExit`
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -35,6 +36,7 @@ MEANING: Mapping[ExitCode, str] = {
     ExitCode.STORE: "the object store does not answer, refuses, or cannot be written safely",
     ExitCode.ADDRESS_IN_USE: "another process listens on the address",
     ExitCode.CONFLICT: "other processes edited the manifest first: try again",
+    ExitCode.OUTPUT: "standard output cannot be written",
     ExitCode.INTERRUPTED: "ended at once by a second Ctrl-C",
     ExitCode.TERMINATED: "ended at once by a second SIGTERM",
 }

@@ -149,7 +149,7 @@ def _from_hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        problem = f"{shown(_raw(text))!r} is not hexadecimal: two digits of 0-9a-f for each byte"
+        problem = f"'{shown(_raw(text))}' is not hexadecimal: two digits of 0-9a-f for each byte"
         raise ValueError(problem) from None
 
 
@@ -157,4 +157,4 @@ def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(_raw(text), validate=True)
     except binascii.Error as error:
-        raise ValueError(f"{shown(_raw(text))!r} is not base64: {error}") from None
+        raise ValueError(f"'{shown(_raw(text))}' is not base64: {error}") from None

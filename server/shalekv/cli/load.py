@@ -41,9 +41,9 @@ BATCH_BYTES_MAX = 64 * MIB
 
 _HELP = """Put every pair of FILE (- or nothing: standard input), in batches.
 
-A line is a key, a TAB and a value. Both are taken as they are, byte by byte, unless one of the
-encodings is chosen. Loading again is safe: the same rows end in the same state, and of a key that
-stands in many rows the last one wins.
+A line is a key, a TAB and a value, and ends in LF or CR LF. Key and value are taken as they are,
+byte by byte, unless one of the encodings is chosen. Loading again is safe: the same rows end in the
+same state, and of a key that stands in many rows the last one wins.
 
 The first bad row, the first batch that fails, or Ctrl-C (exit code 130) ends the load; it tells up
 to which line everything is stored.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import click
 
 from shalekv import __version__
-from shalekv.cli.exit_codes import ExitCode, exit_code_of, exit_codes_text
+from shalekv.cli.exit_codes import ExitCode, exit_code_of
 from shalekv.errors import ShaleError
 
 # name -> where the command is, and what a list of commands says of it
@@ -64,7 +64,7 @@ and read on with:
     cls=LazyCommands,
     help=_HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=exit_codes_text(),
+    epilog="The --help of a command explains its exit codes.",
 )
 @click.version_option(__version__, prog_name="shalekv")
 def shalekv() -> None:

@@ -94,13 +94,14 @@ def _numbered(manifest_id: int) -> Callable[[CasStore], Awaitable[Manifest]]:
 
 
 async def _all(store: CasStore) -> list[Row]:
-    await StoredManifest(store).refresh()  # says so when there is no database
     rows = []
     async for info in store.reads.list(MANIFEST_FOLDER):
         manifest_id = parse_manifest_name(info.name)
         if manifest_id is not None:
             modified = datetime.fromtimestamp(info.modified_ms / 1000.0, UTC)
             rows.append((manifest_id, info.size_bytes, modified.isoformat(timespec="milliseconds")))
+    if not rows:
+        await StoredManifest(store).refresh()  # says so when there is no database
     return rows
 
 

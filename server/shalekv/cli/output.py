@@ -21,6 +21,8 @@ from typing import Any, TypeAlias, TypeVar
 import click
 from rich.cells import cell_len, set_cell_size
 
+from shalekv.cli.exit_codes import ExitCode
+
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 Record: TypeAlias = Mapping[str, Any]  # values: text, numbers, None, lists, or records
 
@@ -50,14 +52,25 @@ def format_option(command: CommandT) -> CommandT:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Print within this: whoever stops reading (`| head`) ends the command, quietly."""
+    """Print within this: whoever stops reading (`| head`) ends the command, quietly.
+
+    What cannot be written for another reason, such as a full disk, ends it with an exit code.
+    """
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered would fail again when the interpreter flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
+        _forget_output()
+        raise SystemExit(ExitCode.OK) from None
+    except OSError as error:
+        _forget_output()
+        click.echo(f"Error: standard output cannot be written: {error.strerror}", err=True)
+        raise SystemExit(ExitCode.OUTPUT) from None
+
+
+def _forget_output() -> None:
+    # What is still buffered would fail again when the interpreter flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_line(text: str) -> None:

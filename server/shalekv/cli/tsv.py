@@ -81,7 +81,7 @@ def _pair(line: bytes, encoding: Encoding, number: int) -> tuple[bytes, bytes]:
     if len(cells) != len(("key", "value")):
         found = "no TAB" if len(cells) == 1 else f"{len(cells) - 1} TABs"
         text = shown(line[:SHOWN_BYTES].rstrip(b"\r\n"))
-        raise BadRow(number, f"a row is a key, a TAB and a value; this has {found}: {text!r}")
+        raise BadRow(number, f"a row is a key, a TAB and a value; this has {found}: '{text}'")
     try:
         key, value = (_cell(cell, encoding) for cell in cells)
     except ValueError as error:

@@ -21,7 +21,8 @@ from shalekv.cli.output import (
     printing,
 )
 from shalekv.core.entry import Entry
-from shalekv.errors import CorruptObject, ShaleError, StoreError
+from shalekv.engine.wal import list_wal
+from shalekv.errors import CorruptObject, IllegalState, ShaleError, StoreError
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.names import MAX_ID, WAL_FOLDER, parse_wal_name, wal_name
@@ -50,7 +51,8 @@ _HELP = """List the WAL objects of a database, read from the object store withou
 
 Each object is one group commit: its size, the epoch of its writer, the sequence numbers and how
 many entries it holds. A fence is an empty object by which a new writer shut out older ones.
-What is damaged or cannot be read is told in the last column, and by the exit code.
+What is damaged or cannot be read is told in the last column, and by the exit code; so is the first
+object that is missing although it was written.
 
 \b
 Examples:
@@ -65,7 +67,7 @@ class WalObject:
     """One object of the log, and what its footer says, or what is wrong with it."""
 
     wal_id: int
-    size_bytes: int
+    size_bytes: int | None  # None: it is missing
     footer: Footer | None
     problem: ShaleError | None
 
@@ -116,6 +118,8 @@ def wal(
 ) -> None:
     """Print the list, or the entries of one object."""
     if wal_id is not None:
+        if first_id:
+            raise click.UsageError("--id and --from exclude each other")
         entries = read_store(url, _entries(wal_id))
         with printing():
             _print_entries(entries, encoding, output_format)
@@ -125,6 +129,9 @@ def wal(
         print_rows(output_format, LIST_COLUMNS, (wal_object.row() for wal_object in found))
     problems = [wal_object.problem for wal_object in found if wal_object.problem]
     if problems:
+        # In full: a table cuts its cells, and other formats are read by programs.
+        count = f"{len(problems)} of {len(found)} objects cannot be used"
+        click.echo(f"Error: {count}, the first of them: {problems[0]}", err=True)
         raise SystemExit(exit_code_of(problems[0]))
 
 
@@ -152,9 +159,36 @@ def _objects(first_id: int) -> Callable[[CasStore], Awaitable[list[WalObject]]]:
             reads = [
                 tasks.create_task(_look_at(store, wal_id, info, slots)) for wal_id, info in listed
             ]
-        return [read.result() for read in reads]
+        found = [read.result() for read in reads]
+        missing = await _missing(store)
+        if missing is not None and missing.wal_id >= first_id:
+            found.append(missing)
+        return sorted(found, key=lambda wal_object: wal_object.wal_id)
 
     return read
+
+
+async def _missing(store: CasStore) -> WalObject | None:
+    """The first object that was written and is not there, if a second look misses it as well."""
+    stored = StoredManifest(store)
+    gaps = []
+    for _look in range(2):  # a list may be torn, while a server writes
+        try:
+            manifest = await stored.refresh()
+        except CorruptObject:  # without it nobody knows; `shalekv manifest` tells
+            return None
+        folder = await list_wal(store, manifest.first_uncompacted_wal_id)
+        if not folder.misses_an_object(
+            width=manifest.fence_width, last_seen=manifest.wal_id_last_seen
+        ):
+            return None
+        gaps.append(folder.first_gap)
+    if gaps[0] != gaps[1]:
+        return None
+    name = wal_name(gaps[0])
+    return WalObject(
+        gaps[0], None, None, IllegalState(f"{name} is missing although it was written")
+    )
 
 
 async def _look_at(

@@ -101,7 +101,7 @@ class Admission:
             message = (
                 f"the memtable holds {held} bytes that are not compacted, {self.queued_bytes} more "
                 f"are on their way, and memtable_bytes_max is {bound}. "
-                "Compact the database or raise the setting"
+                "Raise the setting and start the server again: this version does not compact"
             )
             raise MemtableFull(message, retry_after_ms=self._settings.retry_after_ms)
 

@@ -11,6 +11,9 @@ from shalekv.core.entry import NO_EXPIRY, Entry, Kind
 from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES, Run
 from shalekv.errors import ShaleError
 
+# What a commit takes beside its entries until it is durable, measured: itself, the reply that is
+# waited for, and what completes it.
+COMMIT_OVERHEAD_BYTES = 1_200
 _KEY = itemgetter(0)  # of an Entry
 
 
@@ -61,8 +64,9 @@ class Commit:
 
 
 def changes_bytes(changes: Iterable[Change | Entry]) -> int:
-    """The memory that a commit with these changes is accounted with, bytes."""
-    return sum(len(c.key) + len(c.value) + ENTRY_OVERHEAD_BYTES for c in changes)
+    """The memory that a commit with these changes is accounted with until it is durable, bytes."""
+    entries = sum(len(c.key) + len(c.value) + ENTRY_OVERHEAD_BYTES for c in changes)
+    return COMMIT_OVERHEAD_BYTES + entries
 
 
 class Group:

@@ -143,7 +143,13 @@ class GroupCommit:
         REQUIRES: `run` has returned, or never began.
         """
         if self._stopped_by is None or self._queue or self._in_flight:
-            self.stop(Stopping("this writer has stopped before the write was sent: not applied"))
+            # It answers the queue, and also says how `run` has ended: uploads end as unknown.
+            self.stop(
+                Stopping(
+                    "this writer was stopped before all was durable: what it had not sent to the "
+                    "store was not applied"
+                )
+            )
         for group in self._in_flight.values():
             for commit in group.commits:
                 self._fail(commit, _unknown())

@@ -75,6 +75,7 @@ async def open_log(
     )
     run = await _fence(store, manifest, slots)
     current = manifest.current
+    check_openable(current)  # once more: what was compacted since then is not replayed below
     replayed = Replayed(Memtable(), current.last_compacted_seq, current.logical_time_ms)
     await replay(
         store,

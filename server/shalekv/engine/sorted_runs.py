@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from shalekv.core.entry import Entry
 
-ENTRY_OVERHEAD_BYTES = 320  # objects, dictionary slots and list slots of one entry, measured
+# Objects, dictionary slots and list slots of one entry: 257 to 312, measured.
+ENTRY_OVERHEAD_BYTES = 320
 MERGE_FAN_IN = 8  # runs of about one size that are merged into one
 MERGE_RUNS_MAX = 64  # runs merged at once: with more, slices are many and short
 _TIER_BITS = 3  # a run of the next tier is 2**3 = MERGE_FAN_IN times as long
@@ -71,7 +72,7 @@ def open_cursors(runs: Iterable[Run], start: bytes, end: bytes) -> list[Cursor]:
 def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = False) -> list[Entry]:
     """The next entries of all cursors in order, newest of each key.
 
-    Reads about `target_count` entries: at most so many and one of each cursor, at least one.
+    Reads about `target_count` entries: at most twice as many and one of each cursor, at least one.
 
     REQUIRES: `cursors` ordered from oldest to newest run. Advances the cursors and drops those
     that are read to their end. An empty result means that nothing is left.
@@ -81,21 +82,22 @@ def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = Fal
         entries = _single_slice(near[0], target_count, reverse=reverse) if near else []
         cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high]
         return entries
-    # Every cursor offers the same share of what it has left, so that a long run among short ones
-    # does not make slices short. The nearest of their last keys is how far all can be read.
-    left_count = sum(c.high - c.low for c in near)
-    share = min(target_count / left_count, 1.0)
     newest: dict[bytes, Entry] = {}
+    offered = _offered(near, target_count)
     if reverse:
-        bound = max(c.run.keys[c.high - 1 - int((c.high - 1 - c.low) * share)] for c in near)
+        bound = max([c.run.keys[c.high - count] for c, count in offered], default=None)
         for cursor in near:
-            cut = bisect_left(cursor.run.keys, bound, cursor.low, cursor.high)
+            cut = cursor.low
+            if bound is not None:
+                cut = bisect_left(cursor.run.keys, bound, cursor.low, cursor.high)
             newest.update(_window(cursor.run, cut, cursor.high))
             cursor.high = cut
     else:
-        bound = min(c.run.keys[c.low + int((c.high - 1 - c.low) * share)] for c in near)
+        bound = min([c.run.keys[c.low + count - 1] for c, count in offered], default=None)
         for cursor in near:
-            cut = bisect_right(cursor.run.keys, bound, cursor.low, cursor.high)
+            cut = cursor.high
+            if bound is not None:
+                cut = bisect_right(cursor.run.keys, bound, cursor.low, cursor.high)
             newest.update(_window(cursor.run, cursor.low, cut))
             cursor.low = cut
     cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high]
@@ -105,14 +107,30 @@ def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = Fal
 def _near(cursors: list[Cursor], target_count: int, *, reverse: bool) -> list[Cursor]:
     """The cursors that can have one of the next `target_count` entries, in their order.
 
-    Runs that were loaded in the order of their keys hardly overlap: without this, each slice would
-    be a small share of the first and nothing of the others.
+    Runs that were written in the order of their keys hardly overlap: without this, each slice
+    would be a small part of the first and nothing of the others.
     """
+    long = [c for c in cursors if c.high - c.low > target_count]
+    if not long:
+        return cursors
     if reverse:
-        last = max((c.run.keys[max(c.high - target_count, c.low)] for c in cursors), default=b"")
-        return [c for c in cursors if c.run.keys[c.high - 1] >= last]
-    last = min((c.run.keys[min(c.low + target_count, c.high) - 1] for c in cursors), default=b"")
+        first = max([c.run.keys[c.high - target_count] for c in long])
+        return [c for c in cursors if c.run.keys[c.high - 1] >= first]
+    last = min([c.run.keys[c.low + target_count - 1] for c in long])
     return [c for c in cursors if c.run.keys[c.low] <= last]
+
+
+def _offered(cursors: list[Cursor], target_count: int) -> list[tuple[Cursor, int]]:
+    """How many entries each cursor offers, if that is not all that it has left.
+
+    The nearest of the last keys that are offered is how far all cursors can be read. Each offers
+    the same part of what it has left, so that a long run among short ones does not make slices
+    short; but at least an even part of the target, so that the shortest do not, either.
+    """
+    left_count = sum([c.high - c.low for c in cursors])
+    even = max(target_count // len(cursors), 1)
+    counts = [max((c.high - c.low) * target_count // left_count, even) for c in cursors]
+    return [(c, n) for c, n in zip(cursors, counts, strict=True) if n < c.high - c.low]
 
 
 def _window(run: Run, low: int, high: int) -> Iterable[tuple[bytes, Entry]]:

@@ -55,7 +55,7 @@ class StoredManifest:
             if highest is None:
                 message = (
                     f"{self._store.url} holds no database: it has no manifest. "
-                    "Check the URL, or create a database there with --create"
+                    "Check the URL, or create a database there with `shalekv serve --create`"
                 )
                 raise DatabaseNotFound(message)
             if self._current is not None and highest <= self._current.manifest_id:

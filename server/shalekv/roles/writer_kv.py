@@ -15,7 +15,13 @@ from shalekv.engine.waiting import fail
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import DeadlinePassed, ReplyTooLarge, ShaleError
 from shalekv.roles import requests
-from shalekv.roles.requests import Durability, DurabilityValue, Level, LevelValue
+from shalekv.roles.requests import (
+    LINEARIZABLE,
+    MEMORY,
+    UNCOMMITTED,
+    DurabilityValue,
+    LevelValue,
+)
 from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, scan_messages
 from shalekv.roles.service import Answer, Call
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
@@ -77,9 +83,9 @@ class WriterKv:
         level = self._read_level(request.header, call)
         interval = requests.scan_interval(request)
         engine = self._engine
-        if level == Level.READ_LEVEL_LINEARIZABLE:
+        if level == LINEARIZABLE:
             await engine.ownership.confirm()
-        if level == Level.READ_LEVEL_UNCOMMITTED:
+        if level == UNCOMMITTED:
             view = await engine.newest_view()
         else:
             view = await engine.committed_view()
@@ -108,7 +114,7 @@ class WriterKv:
         return level
 
     def _read(self, level: LevelValue, answer: Callable[[], ReadReplyT]) -> Answer[ReadReplyT]:
-        if level == Level.READ_LEVEL_LINEARIZABLE:
+        if level == LINEARIZABLE:
             return self._read_confirmed(answer)
         return answer()
 
@@ -155,7 +161,7 @@ class WriterKv:
     def _lookup(self, key: bytes, level: LevelValue, now_ms: int) -> Entry | None:
         """The version that a read at this level sees; None: the key has no value."""
         engine = self._engine
-        is_newest = level == Level.READ_LEVEL_UNCOMMITTED
+        is_newest = level == UNCOMMITTED
         entry = engine.newest(key) if is_newest else engine.committed(key)
         return entry if entry is not None and entry.is_visible(now_ms) else None
 
@@ -192,7 +198,7 @@ class WriterKv:
         reply_type: type[WriteReplyT],
     ) -> asyncio.Future[WriteReplyT] | WriteReplyT:
         """Order admitted changes. The future is this call's own: cancelling it harms nobody."""
-        if durability == Durability.DURABILITY_MEMORY:
+        if durability == MEMORY:
             commit = self._engine.log.submit(changes, _ignore)
             return reply_type(header=self._header(commit.seq, None), durability=durability)
         future: asyncio.Future[WriteReplyT] = asyncio.get_running_loop().create_future()
@@ -215,7 +221,7 @@ class WriterKv:
 
     def _read_header(self, level: LevelValue) -> kv_pb2.ReplyHeader:
         """The header of a read of single keys: nothing that it shows is newer."""
-        if level == Level.READ_LEVEL_UNCOMMITTED:
+        if level == UNCOMMITTED:
             return self._header(self._engine.log.next_seq - 1, None)
         prefix = self._engine.prefix
         return self._header(prefix.landed_seq, prefix.wal_id)
@@ -223,7 +229,7 @@ class WriterKv:
     def _header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
         return kv_pb2.ReplyHeader(
             database_id=self._database_id,
-            role=kv_pb2.Role.ROLE_WRITER,
+            role=kv_pb2.ROLE_WRITER,
             epoch=self._epoch,
             seq=seq,
             wal_id=wal_id,

@@ -53,10 +53,15 @@ class Server:
         self._health = health.Health()
         self._is_refusing = False
         host, _, port = settings.listen.rpartition(":")
+        # Of a name with several addresses grpc is content with one: two servers would share a port.
+        refusal = _refusal(host, int(port)) if int(port) else None
+        if refusal is not None:
+            raise refusal
         try:
             bound = self._server.add_insecure_port(settings.listen)
         except RuntimeError as refused:
-            raise _why_not_bound(host, int(port)) from refused
+            free = f"{host}:{port} was refused, and may be free by now"
+            raise _refusal(host, int(port)) or OSError(errno.EADDRNOTAVAIL, free) from refused
         self.listen = f"{host}:{bound}"
 
     async def start(self, kv_service: KvService, admin_service: AdminService) -> None:
@@ -126,8 +131,8 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not (isinstance(error, grpc.aio.BaseError) and "execute_batch" in str(error))
 
 
-def _why_not_bound(host: str, port: int) -> OSError:
-    """The operating system's reason, which grpc does not tell."""
+def _refusal(host: str, port: int) -> OSError | None:
+    """Why the operating system lets nobody listen there, which grpc does not tell."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM
@@ -138,4 +143,4 @@ def _why_not_bound(host: str, port: int) -> OSError:
                 probe.listen()
     except OSError as refused:
         return OSError(refused.errno, f"{host}:{port}: {refused.strerror}")
-    return OSError(errno.EADDRNOTAVAIL, f"{host}:{port} was refused, and may be free by now")
+    return None

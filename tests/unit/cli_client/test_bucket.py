@@ -93,6 +93,31 @@ def test_damage_is_told_and_does_not_hide_the_rest(url: str) -> None:
     assert result.exit_code == 5
     assert len(result.stdout.splitlines()) == 3
     assert "wal/00000000000000000002.sst" in result.stdout.splitlines()[2]
+    assert result.stderr.startswith("Error: 1 of 3 objects cannot be used")
+    assert "wal/00000000000000000002.sst" in result.stderr
+
+
+def test_missing_objects_are_told(url: str, tmp_path: Path) -> None:
+    """A slot that was filled once and is empty is a row; a list may begin behind it."""
+    (tmp_path / "db" / wal_name(2)).unlink()
+    assert run(wal, "--url", url).exit_code == 0  # nobody knows of it
+    (tmp_path / "db" / wal_name(0)).unlink()
+    result = run(wal, "--url", url, "--format", "json")
+    assert result.exit_code == 5
+    missing, commit = map(json.loads, result.stdout.splitlines())
+    assert (missing["id"], missing["size_bytes"], commit["id"]) == (0, None, 1)
+    assert "is missing although it was written" in missing["problem"]
+    assert run(wal, "--url", url, "--from", "1").exit_code == 0
+
+
+def test_the_log_is_listed_without_a_manifest_that_can_be_read(url: str, tmp_path: Path) -> None:
+    """A damaged manifest hides neither the log nor the list of manifests."""
+    (tmp_path / "db" / wal_name(2)).unlink()
+    (tmp_path / "db" / manifest_name(0)).write_bytes(b"cut")
+    result = run(wal, "--url", url)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
+    (line,) = run(manifest, "--url", url, "--list").stdout.splitlines()
+    assert line.split("\t")[:2] == ["0", "3"]
 
 
 def test_wal_lists_from_an_id_on(url: str) -> None:
@@ -190,14 +215,17 @@ def test_places_without_a_database(command: click.Command, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("command", [manifest, wal])
-@pytest.mark.parametrize("args", [[], ["--url", "/var/lib"], ["--url", "s3://bucket/db"]])
+@pytest.mark.parametrize(
+    "args", [[], ["--url", "/var/lib"], ["--url", "s3://bucket/db"], ["--url", "memory://a"]]
+)
 def test_urls_are_checked(command: click.Command, args: list[str]) -> None:
-    """No URL, no scheme, or a store that this version does not have: usage errors."""
+    """No URL, no scheme, a store that is not there or is another's memory: usage errors."""
     result = run(command, *args)
     assert result.exit_code == 2
     assert "--url" in result.stderr
 
 
 def test_list_and_id_exclude_each_other(url: str) -> None:
-    """--list with --id is refused."""
+    """--list with --id is refused, and --from with --id."""
+    assert run(wal, "--url", url, "--from", "1", "--id", "0").exit_code == 2
     assert run(manifest, "--url", url, "--list", "--id", "0").exit_code == 2

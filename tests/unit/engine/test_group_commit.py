@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from shalekv.engine.commit import Receipt
+from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.format import names
-from tests.unit.engine.commits import read
+from tests.unit.engine.commits import put, read
 from tests.unit.engine.running_log import OLDER, RunningLog, quiesce, running
 
 
@@ -68,18 +68,18 @@ async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
 
 async def test_object_takes_no_more_than_flush_bytes() -> None:
     """A long queue is cut into objects of `flush_bytes`; one larger commit stands alone."""
-    async with running(RunningLog(flush_bytes=3 * 400)) as log:
+    three = 3 * changes_bytes([put(b"0")])
+    async with running(RunningLog(flush_bytes=three)) as log:
         log.write(b"0")
         first = await log.store.arrived(1)
         for number in range(5):
-            log.write(b"%d" % number, b"x" * 60)
-        log.write(b"big", b"x" * 5_000)
+            log.write(b"%d" % number)
+        log.write(b"a", b"x" * three)
         log.write(b"z")
         first.release()
         log.store.is_holding = False
-        await asyncio.gather(*(write.receipt() for write in log.writes))
-        slots = [write.told[0].wal_id for write in log.writes if isinstance(write.told[0], Receipt)]
-        assert slots == [10, 11, 11, 11, 12, 12, 13, 14]
+        receipts = await asyncio.gather(*(write.receipt() for write in log.writes))
+        assert [receipt.wal_id for receipt in receipts] == [10, 11, 11, 11, 12, 12, 13, 14]
 
 
 async def test_lost_reply_is_no_rival() -> None:

@@ -165,6 +165,22 @@ async def test_levels_that_cannot_be_read_are_refused(fields: dict[str, Any]) ->
     assert await database.manifest() == before
 
 
+async def test_levels_that_appear_during_the_opening_are_refused() -> None:
+    """What a newer version compacts while we fence is neither replayed nor readable."""
+    database = await Database.created()
+    first = await database.open()
+    await database.fill(1, own(first), 1, put(b"a"))
+    store = HeldStore(database.objects)
+    opening = asyncio.create_task(database.open(store))
+    await store.arrived(1)
+    await database.edit(
+        lambda m: replace(m, leveled_ssts=LEVELS, wal_id_last_compacted=1, last_compacted_seq=1)
+    )
+    store.let_go()
+    with pytest.raises(UnsupportedVersion, match="levels"):
+        await opening
+
+
 async def test_conflict_without_retry_is_told() -> None:
     """An opening that was asked not to retry ends when another process edits the manifest first."""
     database = await Database.created()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,26 +74,48 @@ def test_slice_reads_a_bounded_number_of_entries(
     target: int,
     reverse: bool,  # noqa: FBT001 - a direction that is drawn
 ) -> None:
-    """No slice reads more than its target and one entry of each run, wherever the keys lie."""
+    """No slice reads more than twice its target and one entry of each run, wherever keys lie."""
     cursors = open_cursors(runs_of(key_sets), b"", b"")
     while cursors:
         before = sum(cursor.high - cursor.low for cursor in cursors)
-        allowed = target + len(cursors)
+        allowed = 2 * target + len(cursors)
         merge_slice(cursors, target, reverse=reverse)
         after = sum(cursor.high - cursor.low for cursor in cursors)
         assert 0 < before - after <= allowed
 
 
-def test_short_runs_do_not_make_slices_short() -> None:
+def slice_count(runs: list[Run], target: int, *, reverse: bool = False) -> int:
+    """In how many slices runs are merged."""
+    cursors = open_cursors(runs, b"", b"")
+    count = 0
+    while cursors:
+        merge_slice(cursors, target, reverse=reverse)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_short_runs_do_not_make_slices_short(reverse: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A long run beside many of one entry each is still read in long slices."""
     long = run_of({b"%06d" % number for number in range(10_000)}, 1)
     short = [run_of({b"%06d" % (number * 150)}, 2 + number) for number in range(60)]
-    cursors = open_cursors([long, *short], b"", b"")
-    slices = 0
-    while cursors:
-        merge_slice(cursors, 1_000)
-        slices += 1
-    assert slices < 100
+    assert slice_count([long, *short], 1_000, reverse=reverse) <= 20
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_runs_one_behind_the_other_are_read_in_long_slices(reverse: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """What was written in the order of its keys is read run by run, and not in parts of each."""
+    runs = [
+        run_of({b"%02d%06d" % (number, row) for row in range(5_000)}, number)
+        for number in range(1, 20)
+    ]
+    assert slice_count(runs, 1_000, reverse=reverse) <= 150
+
+
+def test_runs_that_fit_are_read_at_once() -> None:
+    """Runs that hold no more than a slice together are one slice, however many they are."""
+    runs = [run_of({b"%03d" % number}, number) for number in range(1, 65)]
+    assert slice_count(runs, 64) == 1
 
 
 def test_run_accounts_for_keys_values_and_overhead() -> None:

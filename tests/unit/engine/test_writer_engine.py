@@ -121,7 +121,7 @@ def test_unknown_upload_at_the_end_of_the_grace_is_an_error() -> None:
         sent = running.write(b"a")
         await running.store.arrived(1)
         running.engine.close()
-        with pytest.raises(Stopping):
+        with pytest.raises(Stopping, match="what it had not sent"):  # and of this nobody knows
             await running.task
         assert isinstance(await sent.outcome(), OutcomeUnknown)
 

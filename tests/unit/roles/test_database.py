@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shalekv.errors import DatabaseExists
+from shalekv.errors import DatabaseExists, IllegalState
 from shalekv.format import names
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
@@ -50,3 +50,12 @@ async def test_rival_creates_first(is_collected: bool) -> None:  # noqa: FBT001 
     with pytest.raises(DatabaseExists):
         await creating
     assert (await database.manifest()).database_id == first.database_id
+
+
+async def test_nothing_is_created_on_a_log_without_manifests() -> None:
+    """Where a log is but no manifest, the manifests are lost: the log is left as it is."""
+    database = Database()
+    await database.store.create(names.wal_name(3), b"of another database")
+    with pytest.raises(IllegalState, match=names.wal_name(3)):
+        await create_database(database.store, database.runtime(), StoreSettings())
+    assert [info async for info in database.store.list(names.MANIFEST_FOLDER)] == []

@@ -266,9 +266,9 @@ async def test_write_waits_for_room() -> None:
 async def test_full_memtable_refuses_writes() -> None:
     """Past `memtable_bytes_max` a write is refused before it is ordered."""
     async with serving(memtable_bytes_max=MIB) as writer:
-        await writer.put(b"a", b"x" * (MIB - 1_000))
+        await writer.put(b"a", b"x" * (MIB - 3_000))
         with pytest.raises(MemtableFull):
-            await writer.put(b"b", b"x" * 1_000)
+            await writer.put(b"b", b"x" * 3_000)
         assert writer.engine.log.next_seq == 2
 
 

@@ -44,6 +44,15 @@ async def test_a_port_taken_by_another_program_is_refused() -> None:
     assert refused.value.errno == errno.EADDRINUSE
 
 
+async def test_a_name_is_refused_of_which_one_address_is_taken() -> None:
+    """The other addresses of the name are not enough: clients would reach either server."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        listen = f"localhost:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match="in use") as refused:
+            Server(ServerSettings(listen=listen), runtime())
+    assert refused.value.errno == errno.EADDRINUSE
+
+
 async def test_an_address_of_another_machine_is_refused() -> None:
     """The error is that of the operating system."""
     with pytest.raises(OSError, match="assign") as refused:
