@@ -84,7 +84,11 @@ async def test_kill_loses_nothing_for_long(
 ) -> None:
     """As above, with a log that has grown through many kills."""
     history = await kill_again_and_again(
-        processes, tmp_path / "db", kills=KILLS_SOAK, parallel=parallel, seed=100 + parallel[0]
+        processes,
+        tmp_path / "db",
+        kills=KILLS_SOAK,
+        parallel=parallel,
+        seed=100 + len(parallel) + parallel[0],
     )
     sys.stdout.write(_summary(history))
 

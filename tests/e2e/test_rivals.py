@@ -15,6 +15,7 @@ from tests.e2e.history import Fate
 from tests.e2e.load import ONE_ATTEMPT, TIMEOUT_MS, send
 from tests.e2e.processes import Processes
 from tests.e2e.rivals import Rivals, epoch_of, fenced_end, is_epoch_won, lost_writes
+from tests.e2e.wal_contents import read_wal
 
 DEADLINE_S = 45
 POLL_MS = 100
@@ -99,8 +100,11 @@ async def test_opener_stopped_while_another_takes_over(
         assert not any("listen" in line for line in opener.lines()), opener.report()
         rivals.load(survivor)
         await rivals.end(survivor)
+        in_front = {
+            each.wal_id for each in read_wal(rivals.folder) if each.epoch == epoch_of(opener)
+        }
         displaced = [line for line in survivor.lines() if "displaced" in str(line.get("event"))]
-        assert displaced, survivor.report()
+        assert {line["wal_id"] for line in displaced} == in_front, survivor.report()
 
 
 async def test_opener_stopped_in_its_edit(processes: Processes, tmp_path: Path) -> None:

@@ -103,12 +103,16 @@ async def _run(writer: Writer, server: Server, stop: StopRequest, grace_ms: int)
     """Serve until the end, whichever it is; raises what has ended the writer."""
     failure: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
-        ending = tasks.create_task(_end_when_asked(writer, server, stop, grace_ms))
+        watching = (
+            tasks.create_task(_end_when_asked(writer, server, stop, grace_ms)),
+            tasks.create_task(_refuse_when_stopped(writer, server)),
+        )
         try:
             await writer.run()
         except Exception as error:  # noqa: BLE001 - raised below, when the calls have been answered
             failure = error
-            ending.cancel()
+            for task in watching:
+                task.cancel()
     if failure is not None:
         await server.refuse(_refusal(failure))
         await server.drain(FAILED_GRACE_MS)
@@ -123,6 +127,13 @@ async def _end_when_asked(writer: Writer, server: Server, stop: StopRequest, gra
     writer.close()  # uploads at once what is queued, which answers the calls that wait for it
     if not await server.drain(grace_ms):
         _log.warning("calls are cut off", shutdown_grace_ms=grace_ms)
+
+
+async def _refuse_when_stopped(writer: Writer, server: Server) -> None:
+    """Whoever watches the health hears at once; uploads in flight may take a while to end."""
+    failure = await writer.ended()
+    if failure is not None:
+        await server.refuse(_refusal(failure))
 
 
 def _refusal(failure: Exception) -> Stopping:

@@ -48,7 +48,8 @@ class CommitQueue:
         """Put commits back to their place, and give all numbers from `next_seq` on.
 
         Returns the next free number. With several objects in flight, commits may come back after
-        younger ones: order goes by place, so that what one client did in order stays so.
+        younger ones: order goes by place, so that it stays as it was submitted. Only what has a
+        slot already, or is durable, now comes before what was submitted earlier.
         """
         self._commits = deque(sorted([*taken, *self._commits], key=_PLACE))
         self.size_bytes += sum(commit.size_bytes for commit in taken)

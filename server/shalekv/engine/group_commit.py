@@ -92,8 +92,9 @@ class GroupCommit:
     def submit(self, changes: Iterable[Change], settle: Settled) -> Commit:
         """Order a commit behind all others; `settle` tells what became of it.
 
-        REQUIRES: each key stands once, and the bytes were admitted; from here on they are the
-        log's to release. Raises what stopped the log.
+        REQUIRES: there is a change, since an object without any is a fence; each key stands once;
+        and the bytes were admitted, which are the log's to release from here on. Raises what
+        stopped the log.
         """
         commit = Commit(changes, self.next_seq, settle)
         if self._stopped_by is not None:

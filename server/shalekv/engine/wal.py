@@ -14,7 +14,9 @@ from shalekv.format.sst_encode import encode_sst
 from shalekv.store.cas import CasStore
 from shalekv.store.claim import Taken
 
-ENCODE_INLINE_BYTES = 1 << 20  # a larger object is encoded by a worker, off the event loop
+# A larger object is encoded by a worker, off the event loop: this much takes about 2 ms.
+ENCODE_INLINE_COUNT = 4_000
+ENCODE_INLINE_BYTES = 1 << 20
 EPOCH_METADATA = "writer_epoch"  # user metadata that seed 000, "Attributes", demands
 
 
@@ -53,8 +55,7 @@ class WalSlots:
             write_id=self._store.runtime.random.randbytes(16),
             logical_time_ms=self._now_ms(),
         )
-        size_bytes = sum(len(entry.key) + len(entry.value) for entry in entries)
-        if size_bytes <= ENCODE_INLINE_BYTES:
+        if _is_small(entries):
             data = encode_wal(properties, entries, self._block_bytes)
         else:
             run = self._store.runtime.workers.run
@@ -69,6 +70,12 @@ class WalSlots:
 def encode_wal(properties: SstProperties, entries: Sequence[Entry], block_bytes: int) -> bytes:
     """The bytes of a WAL object; `entries` in the order of an SST."""
     return encode_sst(properties, entries, block_bytes=block_bytes)
+
+
+def _is_small(entries: Sequence[Entry]) -> bool:
+    if len(entries) > ENCODE_INLINE_COUNT:
+        return False
+    return sum([len(e.key) + len(e.value) for e in entries]) <= ENCODE_INLINE_BYTES
 
 
 def occupant_of(sst: Sst) -> Occupant:

@@ -6,9 +6,9 @@ Everything here is pure: it raises `InvalidRequest` with the path of the field, 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from shalekv.core.entry import Kind
 from shalekv.engine.commit import Change
@@ -62,7 +62,7 @@ def check_keys(request: kv_pb2.BatchGetRequest, limits: LimitSettings) -> None:
 def put_changes(request: kv_pb2.PutRequest, limits: LimitSettings) -> list[Change]:
     """The one change of a put."""
     _refuse_precondition(request)
-    return [_put(request, "", limits)]
+    return [_put(request, _PUT_FIELDS, limits)]
 
 
 def delete_changes(request: kv_pb2.DeleteRequest) -> list[Change]:
@@ -77,7 +77,13 @@ def write_changes(request: kv_pb2.WriteRequest, limits: LimitSettings) -> list[C
     changes: dict[bytes, Change] = {}
     size_bytes = 0
     for index, message in enumerate(request.changes):
-        change = _change(message, f"changes[{index}].", limits)
+        try:  # paths of fields are made for errors only: a batch may have thousands of changes
+            change = _change(message, limits)
+        except InvalidRequest as error:
+            path = f"changes[{index}].{error.field}".rstrip(".")
+            raise InvalidRequest(path, error.problem) from None
+        except NotImplementedYet as error:
+            raise NotImplementedYet(f"changes[{index}].{error.feature}") from None
         size_bytes += len(change.key) + len(change.value)
         changes[change.key] = change
     if size_bytes > limits.batch_bytes_max:
@@ -138,28 +144,41 @@ def scan_interval(request: kv_pb2.ScanRequest) -> KeyInterval:
     return key_interval(request.range)
 
 
-def _change(message: kv_pb2.Change, field: str, limits: LimitSettings) -> Change:
+def _change(message: kv_pb2.Change, limits: LimitSettings) -> Change:
     match message.WhichOneof("change"):
         case "put":
-            return _put(message.put, f"{field}put.", limits)
+            return _put(message.put, _PUT_CHANGE_FIELDS, limits)
         case "delete":
-            return Change(check_key(message.delete.key, f"{field}delete.key"), Kind.TOMBSTONE)
+            return Change(check_key(message.delete.key, "delete.key"), Kind.TOMBSTONE)
         case None:
-            raise InvalidRequest(field.rstrip("."), "no change is set")
+            raise InvalidRequest("", "no change is set")
         case other:
-            raise NotImplementedYet(f"{field}{other}")
+            raise NotImplementedYet(other)
+
+
+class _PutFields(NamedTuple):
+    """The paths of the fields of a put."""
+
+    key: str = "key"
+    value: str = "value"
+    ttl_ms: str = "ttl_ms"
+
+
+_PUT_FIELDS = _PutFields()
+_PUT_CHANGE_FIELDS = _PutFields("put.key", "put.value", "put.ttl_ms")
 
 
 def _put(
-    message: kv_pb2.PutRequest | kv_pb2.PutChange, field: str, limits: LimitSettings
+    message: kv_pb2.PutRequest | kv_pb2.PutChange, fields: _PutFields, limits: LimitSettings
 ) -> Change:
-    check_key(message.key, f"{field}key")
-    if len(message.value) > limits.value_bytes_max:
-        problem = f"{len(message.value)} bytes, and value_bytes_max is {limits.value_bytes_max}"
-        raise InvalidRequest(f"{field}value", problem)
+    key, value = message.key, message.value
+    check_key(key, fields.key)
+    if len(value) > limits.value_bytes_max:
+        problem = f"{len(value)} bytes, and value_bytes_max is {limits.value_bytes_max}"
+        raise InvalidRequest(fields.value, problem)
     if message.ttl_ms:
-        raise NotImplementedYet(f"{field}ttl_ms")
-    return Change(message.key, Kind.PUT, message.value)
+        raise NotImplementedYet(fields.ttl_ms)
+    return Change(key, Kind.PUT, value)
 
 
 def _refuse_precondition(request: kv_pb2.PutRequest | kv_pb2.DeleteRequest) -> None:
@@ -175,6 +194,6 @@ def _check_count(count: int, field: str, limits: LimitSettings) -> None:
         raise InvalidRequest(field, problem)
 
 
-def _check_enum(value: int, known: Set[int], field: str) -> None:
+def _check_enum(value: int, known: AbstractSet[int], field: str) -> None:
     if value not in known:
         raise InvalidRequest(field, f"{value} is not a known value")

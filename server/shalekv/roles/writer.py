@@ -6,6 +6,7 @@ import structlog
 
 from shalekv.engine.recover import open_log
 from shalekv.engine.writer_engine import WriterEngine
+from shalekv.errors import ShaleError
 from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.runtime import Runtime
@@ -75,6 +76,15 @@ class Writer:
     async def run(self) -> None:
         """Serve until `close`, or raise what ended it: `Fenced`, `IllegalState`, `StoreBroken`."""
         await self.engine.run(stop_grace_ms=self._stop_grace_ms)
+
+    async def ended(self) -> ShaleError | None:
+        """Wait until nothing more is accepted: what stopped the writer, None after `close`.
+
+        `run` tells the same, but only when the uploads in flight have come to their end.
+        """
+        commits = self.engine.log
+        await commits.ended.wait()
+        return None if commits.is_closing else commits.stopped_by
 
     def close(self) -> None:
         """Accept no more writes; `run` returns when those that were accepted are durable."""
