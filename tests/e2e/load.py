@@ -39,7 +39,6 @@ class Load:
     ) -> None:
         """Starts with `run`."""
         self.acknowledged_count = 0
-        self.sent_count = 0
         self.ended = asyncio.Event()
         self.ended_by: list[ShaleKVError] = []  # one for each client that was not told to stop
         self._history = history
@@ -81,7 +80,6 @@ class Load:
         async with Client(self._address, timeout_ms=TIMEOUT_MS, retry=ONE_ATTEMPT) as client:
             while not self._stop.is_set():
                 attempt = self._draw(random, counter)
-                self.sent_count += 1
                 try:
                     commit = await send(client, attempt)
                 except NotApplied as error:

@@ -26,11 +26,6 @@ class WalObject:
     epoch: int
     commits: dict[int, Changes]
 
-    @property
-    def is_fence(self) -> bool:
-        """Whether it only occupies its slot."""
-        return not self.commits
-
 
 def wal_path(folder: Path, wal_id: int) -> Path:
     """The file of a WAL object of the database in `folder`."""
