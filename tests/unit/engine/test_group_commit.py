@@ -66,6 +66,20 @@ async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
         }
 
 
+async def test_log_does_not_run_ahead_of_a_slow_upload() -> None:
+    """At k = 2, no slot is taken that is two behind one that is not settled, landed or not."""
+    async with running(RunningLog(k=2)) as log:
+        for number in range(3):
+            log.write(b"%d" % number)
+            await quiesce()
+        log.store.held[1].release()
+        await quiesce()
+        assert log.log.objects_in_flight == 1
+        assert len(log.store.held) == 2
+        log.store.held[0].release()
+        assert (await log.store.arrived(3)).name == names.wal_name(12)
+
+
 async def test_object_takes_no_more_than_flush_bytes() -> None:
     """A long queue is cut into objects of `flush_bytes`; one larger commit stands alone."""
     three = 3 * changes_bytes([put(b"0")])

@@ -140,3 +140,45 @@ def test_runs_are_merged_while_writes_go_on() -> None:
 
     for seed in range(5):
         simulate(seed, main)
+
+
+def test_runs_that_land_during_a_long_merge_are_kept() -> None:
+    """A merge of many slices replaces what it has merged, and nothing that came meanwhile."""
+
+    async def main(_: World) -> None:
+        memtable, model = Memtable(), dict[bytes, bytes]()
+
+        def land(seq: int, *keys: bytes) -> None:
+            run = run_of(seq, *(put(key, b"%d" % seq) for key in keys))
+            memtable.land(run)
+            memtable.extend_prefix(run)
+            model.update(dict.fromkeys(keys, b"%d" % seq))
+
+        async with asyncio.TaskGroup() as tasks:
+            merging = tasks.create_task(memtable.merge_when_due(LoopClock()))
+            for seq in range(1, MERGE_FAN_IN + 1):
+                land(seq, *(b"%04d" % (number * seq) for number in range(1_500)))
+            for seq in range(20, 23):
+                await asyncio.sleep(0)
+                land(seq, b"%04d" % seq, b"new %d" % seq)
+            await asyncio.wait([merging], timeout=1)
+            assert memtable.run_count <= 4
+            merging.cancel()
+        assert read(memtable.view(22, 0)) == sorted(model.items())
+
+    for seed in range(5):
+        simulate(seed, main)
+
+
+async def test_many_small_objects_leave_few_runs() -> None:
+    """Where an object lands in every turn of the loop, merging keeps up with it."""
+    memtable = Memtable()
+    async with asyncio.TaskGroup() as tasks:
+        merging = tasks.create_task(memtable.merge_when_due(LoopClock()))
+        for seq in range(3_000):
+            run = run_of(seq, put(b"%04d" % (seq * 7919 % 10_000)))
+            memtable.land(run)
+            memtable.extend_prefix(run)
+            assert memtable.run_count <= 60
+            await asyncio.sleep(0)
+        merging.cancel()

@@ -217,6 +217,21 @@ async def test_linearizable_read_is_answered_after_a_look() -> None:
         await writer.put(b"a")
 
 
+async def test_linearizable_scan_is_answered_after_a_look() -> None:
+    """A linearizable scan notices another writer before it shows anything."""
+    database = await Database.created()
+    writer = await opened(database)
+    running = asyncio.create_task(writer.run())
+    await writer.put(b"a", b"1")
+    assert pairs(await writer.scan(LINEARIZABLE)) == [(b"a", b"1")]
+    await database.edit(lambda m: replace(m, writer_epoch=2, writer_nonce=b"r" * 16))
+    assert pairs(await writer.scan(COMMITTED)) == [(b"a", b"1")]
+    with pytest.raises(Fenced):
+        await writer.scan(LINEARIZABLE)
+    with pytest.raises(Fenced):
+        await running
+
+
 async def test_passed_deadline_does_nothing() -> None:
     """A call whose deadline has passed is refused before any work."""
     async with serving() as writer:
