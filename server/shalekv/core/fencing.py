@@ -110,13 +110,22 @@ def impostor(own: WriterId, seen_at: str) -> IllegalState:
     )
 
 
-def foreign_data(occupant: WriterId, seen_at: str) -> IllegalState:
-    """The error of a writer that met data of an older epoch behind its own fences."""
-    return IllegalState(
-        f"{seen_at} holds data of the older epoch {occupant.epoch} although that writer was "
-        "fenced: objects must have been deleted by hand, or the object store let two creates of "
-        "one object succeed. Stop all writers and check the store"
-    )
+def loss_of_slot(occupant: Occupant, own: WriterId, seen_at: str) -> Fenced | IllegalState:
+    """The error of a writer that serves and met `occupant`, no older fence, in a slot of its own.
+
+    Even an object of ours is an impostor's there: it does not hold the bytes that we sent.
+    """
+    match judge(occupant, own):
+        case Verdict.NEWER:
+            return fenced(own, occupant.owner.epoch, seen_at)
+        case Verdict.OLDER_DATA:
+            return IllegalState(
+                f"{seen_at} holds data of the older epoch {occupant.owner.epoch} although that "
+                "writer was fenced: objects must have been deleted by hand, or the object store "
+                "let two creates of one object succeed. Stop all writers and check the store"
+            )
+        case _:
+            return impostor(own, seen_at)
 
 
 def check_owner(manifest: Manifest, own: WriterId) -> None:

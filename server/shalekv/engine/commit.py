@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from shalekv.core.entry import NO_EXPIRY, Entry, Kind
 from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES, Run
-from shalekv.errors import ShaleError
+from shalekv.errors import OutcomeUnknown, ShaleError
 
 # What a commit takes beside its entries until it is durable, measured: itself, the reply that is
 # waited for, and what completes it.
@@ -33,6 +33,14 @@ class Receipt:
 
     seq: int
     wal_id: int
+
+
+def outcome_unknown() -> OutcomeUnknown:
+    """What is told of a commit that was sent, and of which nobody knows more."""
+    return OutcomeUnknown(
+        "the writer stopped while the object store had not answered: the write may be applied or "
+        "not. Read the key to find out, or write it again"
+    )
 
 
 Settled: TypeAlias = Callable[[Receipt | ShaleError], None]

@@ -16,16 +16,16 @@ from collections.abc import Iterable
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.core.fencing import Verdict, WriterId, fenced, foreign_data, impostor, judge
+from shalekv.core.fencing import Verdict, judge, loss_of_slot
 from shalekv.core.flush import FlushPolicy
 from shalekv.engine.admission import Admission
-from shalekv.engine.commit import Change, Commit, Group, Receipt, Settled
+from shalekv.engine.commit import Change, Commit, Group, Receipt, Settled, outcome_unknown
 from shalekv.engine.commit_queue import CommitQueue
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.overlay import Overlay
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.wal import WalSlots
-from shalekv.errors import OutcomeUnknown, ShaleError, Stopping
+from shalekv.errors import ShaleError, Stopping
 
 log = structlog.get_logger()
 
@@ -63,11 +63,6 @@ class GroupCommit:
         self.next_wal_id = prefix.next_wal_id
         self.objects_written = 0
         self.commits_landed = 0
-
-    @property
-    def own(self) -> WriterId:
-        """The writer that this log belongs to."""
-        return self._slots.own
 
     @property
     def _window(self) -> int:
@@ -153,7 +148,7 @@ class GroupCommit:
             )
         for group in self._in_flight.values():
             for commit in group.commits:
-                self._fail(commit, _unknown())
+                self._fail(commit, outcome_unknown())
         self._in_flight.clear()
 
     def _refuse(self, error: ShaleError) -> None:
@@ -207,25 +202,18 @@ class GroupCommit:
         except ShaleError as error:  # a broken disk, a corrupt object in the slot
             self._end(group)
             self.stop(error)
-            self._fail_group(group, _unknown())
+            self._fail_group(group, outcome_unknown())
             return
         self._end(group)
+        own = self._slots.own
         if occupant is None:
             self._land(group)
-        elif (verdict := judge(occupant, self.own)) is Verdict.OLDER_FENCE:
+        elif judge(occupant, own) is Verdict.OLDER_FENCE:
             self._displace(group)
         else:
-            lost = self._ending(verdict, occupant.owner, f"WAL slot {group.wal_id}")
+            lost = loss_of_slot(occupant, own, f"WAL slot {group.wal_id}")
             self.stop(lost)
             self._fail_group(group, lost)
-
-    def _ending(self, verdict: Verdict, owner: WriterId, slot: str) -> ShaleError:
-        """What it means that `owner` has a slot that was given to a group."""
-        if verdict is Verdict.NEWER:
-            return fenced(self.own, owner.epoch, slot)
-        if verdict is Verdict.OLDER_DATA:
-            return foreign_data(owner, slot)
-        return impostor(self.own, slot)  # even if it is ours: these are not the bytes
 
     def _end(self, group: Group) -> None:
         """The upload has ended, somehow: another may begin."""
@@ -281,10 +269,3 @@ class GroupCommit:
         self.overlay.remove(commit)
         self._admission.release(commit.size_bytes)
         commit.settle(error)
-
-
-def _unknown() -> OutcomeUnknown:
-    return OutcomeUnknown(
-        "the writer stopped while the object store had not answered: the write may be applied or "
-        "not. Read the key to find out, or write it again"
-    )

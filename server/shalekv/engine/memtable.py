@@ -38,7 +38,6 @@ class Memtable:
         """An empty memtable."""
         self._newest: dict[bytes, Entry] = {}
         self._runs: list[Run] = []
-        self._tiers: list[int] = []  # of the runs
         self._runs_bytes = 0
         self._ahead_bytes = 0  # landed, but not in the prefix yet
         self._merge_due = asyncio.Event()
@@ -79,9 +78,8 @@ class Memtable:
         self._ahead_bytes -= run.size_bytes
         if run.keys:
             self._runs.append(run)
-            self._tiers.append(run.tier)
             self._runs_bytes += run.size_bytes
-            if pick_merge(self._tiers) is not None:
+            if self._pick_merge() is not None:
                 self._merge_due.set()
 
     def view(self, seq: int, wal_id: int | None) -> View:
@@ -100,7 +98,7 @@ class Memtable:
 
         Views that were taken before keep the old runs. Versions that a newer one shadows go.
         """
-        while (picked := pick_merge(self._tiers)) is not None:
+        while (picked := self._pick_merge()) is not None:
             inputs = self._runs[picked]
             merge = RunMerge(inputs)
             while merge.step(MERGE_SLICE_COUNT):
@@ -108,6 +106,8 @@ class Memtable:
             merged = merge.result()
             # Runs were only appended meanwhile: the inputs still stand where they stood.
             self._runs[picked] = [merged]
-            self._tiers[picked] = [merged.tier]
             self._runs_bytes += merged.size_bytes - sum(run.size_bytes for run in inputs)
             await clock.sleep_ms(0)
+
+    def _pick_merge(self) -> slice | None:
+        return pick_merge([run.tier for run in self._runs])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shalekv.core.entry import Entry
 
@@ -35,6 +35,12 @@ class Run:
     keys: Sequence[bytes]
     entries: Sequence[Entry]
     size_bytes: int  # as accounted by `entries_bytes`
+    tier: int = field(init=False)  # the power of `MERGE_FAN_IN` that its length reaches
+
+    def __post_init__(self) -> None:
+        """Computed once, since it is asked for whenever a run is added."""
+        tier = max(len(self.keys) - 1, 0).bit_length() // _TIER_BITS
+        object.__setattr__(self, "tier", tier)
 
     @classmethod
     def from_newest(cls, newest: dict[bytes, Entry]) -> Run:
@@ -42,11 +48,6 @@ class Run:
         keys = sorted(newest)
         entries = [newest[key] for key in keys]
         return cls(keys, entries, entries_bytes(entries))
-
-    @property
-    def tier(self) -> int:
-        """The power of `MERGE_FAN_IN` that its length reaches."""
-        return max(len(self.keys) - 1, 0).bit_length() // _TIER_BITS
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
@@ -27,7 +27,7 @@ from shalekv.roles.service import Answer, Call
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 
-WriteReply: TypeAlias = kv_pb2.PutReply | kv_pb2.DeleteReply | kv_pb2.WriteReply
+NOT_FOUND_BYTES = 2  # of a result that holds nothing
 WriteReplyT = TypeVar("WriteReplyT", kv_pb2.PutReply, kv_pb2.DeleteReply, kv_pb2.WriteReply)
 ReadReplyT = TypeVar("ReadReplyT", kv_pb2.GetReply, kv_pb2.BatchGetReply)
 
@@ -143,19 +143,19 @@ class WriterKv:
         reply_bytes = 0
         for key in request.keys:
             entry = self._lookup(key, level, now_ms)
-            if entry is None:
-                reply.results.add()
-                continue
-            reply_bytes += len(entry.value) + ENTRY_FRAME_BYTES
+            reply_bytes += ENTRY_FRAME_BYTES + len(entry.value) if entry else NOT_FOUND_BYTES
             if reply_bytes > STREAM_MESSAGE_BYTES_MAX:
                 message = (
-                    f"the values of these {len(request.keys)} keys pass the "
+                    f"the results for these {len(request.keys)} keys pass the "
                     f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
                 )
                 raise ReplyTooLarge(message)
-            reply.results.add(
-                found=True, value=entry.value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
-            )
+            if entry is None:
+                reply.results.add()
+            else:
+                reply.results.add(
+                    found=True, value=entry.value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
+                )
         return reply
 
     def _lookup(self, key: bytes, level: LevelValue, now_ms: int) -> Entry | None:

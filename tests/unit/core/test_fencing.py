@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from shalekv.core.fencing import (
     first_seq_of_writer,
     is_opening_finished,
     judge,
+    loss_of_slot,
 )
 from shalekv.core.manifest import Manifest, Snapshot
 from shalekv.errors import Fenced, IllegalState
@@ -132,6 +134,22 @@ def test_impostor_ends_the_run() -> None:
     """Outcome 3 of a fencing write: our epoch in other hands is a state that must not be."""
     with pytest.raises(IllegalState, match=r"slot 12 .* same epoch 5"):
         FenceRun(first=12, width=1).after(Verdict.IMPOSTOR, 5, OWN)
+
+
+@pytest.mark.parametrize(
+    ("owner", "error", "message"),
+    [
+        (WriterId(6, RIVAL_NONCE), Fenced, "slot 12 belongs to epoch 6"),
+        (WriterId(4, RIVAL_NONCE), IllegalState, "slot 12 holds data of the older epoch 4"),
+        (WriterId(5, RIVAL_NONCE), IllegalState, "slot 12 .* same epoch 5"),
+        (OWN, IllegalState, "slot 12 .* same epoch 5"),
+    ],
+)
+def test_lost_slot_is_explained(owner: WriterId, error: type[Exception], message: str) -> None:
+    """Whoever has a slot that was ours to fill: the error says what that means."""
+    found = loss_of_slot(Occupant(owner, is_fence=False), OWN, "WAL slot 12")
+    assert type(found) is error
+    assert re.search(message, str(found))
 
 
 def test_owner_is_epoch_and_nonce() -> None:

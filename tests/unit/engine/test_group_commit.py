@@ -8,6 +8,8 @@ import pytest
 
 from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.format import names
+from tests.sim.run import simulate
+from tests.sim.world import World
 from tests.unit.engine.commits import put, read
 from tests.unit.engine.running_log import OLDER, RunningLog, quiesce, running
 
@@ -64,6 +66,39 @@ async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
         assert {held.name for held in log.store.waiting} == {
             names.wal_name(10 + n) for n in range(k)
         }
+
+
+async def test_enough_bytes_do_not_wait_for_the_spacing() -> None:
+    """A queue that reaches `flush_bytes` is flushed at once, however long the spacing is."""
+    three = 3 * changes_bytes([put(b"0")])
+    async with running(RunningLog(interval_ms=1e9, flush_bytes=three)) as log:
+        log.write(b"0")
+        (await log.store.arrived(1)).release()
+        for number in (1, 2, 3):
+            await quiesce()
+            assert len(log.store.held) == 1
+            log.write(b"%d" % number)
+        (await log.store.arrived(2)).release()
+        assert [(await write.receipt()).wal_id for write in log.writes] == [10, 11, 11, 11]
+
+
+def test_objects_are_spaced() -> None:
+    """A stream of writes makes no more than one object in each interval, and the first at once."""
+
+    async def main(world: World) -> None:
+        log = RunningLog(interval_ms=50)
+        began_ms = world.now_ms
+        arrived_ms: list[float] = []
+        async with running(log):
+            for number in range(20):
+                log.write(b"%d" % number)
+                await world.sleep_ms(10)
+                while len(arrived_ms) < len(log.store.held):
+                    arrived_ms.append(world.now_ms - began_ms)
+                    log.store.held[-1].release()
+        assert arrived_ms == pytest.approx([10, 60, 110, 160], abs=0.1)
+
+    simulate(0, main)
 
 
 async def test_log_does_not_run_ahead_of_a_slow_upload() -> None:
@@ -189,6 +224,20 @@ async def test_uncommitted_reads_see_the_newest_through_a_displacement(k: int) -
         await asyncio.gather(*(write.receipt() for write in log.writes))
         assert len(log.log.overlay) == 0
         assert newest(log) == {b"a": b"2" if k == 1 else b"1", b"b": b"1"}
+
+
+async def test_uncommitted_reads_do_not_go_back_at_a_displacement() -> None:
+    """What has landed ahead of its turn stays newer than what is still in flight before it."""
+    async with running(RunningLog(k=3)) as log:
+        await log.fill(11, OLDER)
+        for key, value in ((b"a", b"1"), (b"b", b"1"), (b"a", b"2")):
+            log.write(key, value)
+            await quiesce()
+        log.store.held[2].release()
+        await quiesce()
+        log.store.held[1].release()
+        await quiesce()
+        assert newest(log) == {b"a": b"2", b"b": b"1"}
 
 
 def newest(log: RunningLog) -> dict[bytes, bytes]:

@@ -96,9 +96,12 @@ def slice_count(runs: list[Run], target: int, *, reverse: bool = False) -> int:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_short_runs_do_not_make_slices_short(reverse: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """A long run beside many of one entry each is still read in long slices."""
+    """A long run beside many of a few entries each is still read in long slices."""
     long = run_of({b"%06d" % number for number in range(10_000)}, 1)
-    short = [run_of({b"%06d" % (number * 150)}, 2 + number) for number in range(60)]
+    short = [
+        run_of({b"%06d" % (number * 150 + part * 300) for part in range(3)}, 2 + number)
+        for number in range(60)
+    ]
     assert slice_count([long, *short], 1_000, reverse=reverse) <= 20
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, scan_messages
+from shalekv.settings import KEY_BYTES_MAX
 from shalekv.v1 import kv_pb2
 from tests.unit.engine.running_log import YieldingClock
 from tests.unit.store.inline_runtime import gathered
@@ -143,6 +144,15 @@ def test_message_is_within_its_size(sizes: list[tuple[int, int]], message_bytes:
     header_bytes = kv_pb2.ScanReply(header=HEADER).ByteSize()
     for reply in replies:
         assert reply.ByteSize() <= message_bytes + header_bytes
+
+
+def test_frame_of_an_entry_is_bounded() -> None:
+    """What an entry costs beside key and value is within what is counted for it, at any size."""
+    for key_bytes, value_bytes in ((1, 0), (KEY_BYTES_MAX, 5 << 20)):
+        key, value = b"k" * key_bytes, b"v" * value_bytes
+        found = kv_pb2.Entry(key=key, value=value, seq=GREATEST, expire_at_ms=GREATEST)
+        message_bytes = kv_pb2.ScanReply(entries=[found]).ByteSize()
+        assert message_bytes - key_bytes - value_bytes <= ENTRY_FRAME_BYTES
 
 
 def test_nothing_is_read_ahead() -> None:

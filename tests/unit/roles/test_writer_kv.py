@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
@@ -175,6 +177,22 @@ async def test_scan_reads_one_moment() -> None:
         replies = [first] + [reply async for reply in scan]
         assert pairs(replies) == [(b"%02d" % number, b"1" * 100) for number in range(40)]
         assert {reply.header.seq for reply in replies} == {40}
+
+
+async def test_scan_that_is_closed_lets_go_at_once() -> None:
+    """When the caller goes away nothing of the scan is left to the garbage collector."""
+    left: list[object] = []
+    before = sys.get_asyncgen_hooks()
+    async with serving(limits=LimitSettings(scan_message_bytes=1_024)) as writer:
+        for number in range(40):
+            await writer.put(b"%02d" % number, b"1" * 100)
+        sys.set_asyncgen_hooks(firstiter=before.firstiter, finalizer=left.append)
+        scan = writer.kv.scan(kv_pb2.ScanRequest(), CALL)
+        assert isinstance(scan, AsyncGenerator)
+        await anext(scan)
+        await scan.aclose()
+        sys.set_asyncgen_hooks(*before)
+    assert left == []
 
 
 async def test_scan_takes_range_direction_and_limits() -> None:
