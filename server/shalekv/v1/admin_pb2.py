@@ -26,7 +26,7 @@ from shalekv.v1 import kv_pb2 as shalekv_dot_v1_dot_kv__pb2
 from shalekv.v1 import manifest_pb2 as shalekv_dot_v1_dot_manifest__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shalekv/v1/admin.proto\x12\nshalekv.v1\x1a\x13shalekv/v1/kv.proto\x1a\x19shalekv/v1/manifest.proto\":\n\rStatusRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\"\xed\x01\n\x0bStatusReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03url\x18\x03 \x01(\t\x12\x11\n\tuptime_ms\x18\x04 \x01(\x04\x12(\n\x06writer\x18\x05 \x01(\x0b\x32\x18.shalekv.v1.WriterStatus\x12,\n\x08memtable\x18\x06 \x01(\x0b\x32\x1a.shalekv.v1.MemtableStatus\x12,\n\x08manifest\x18\x07 \x01(\x0b\x32\x1a.shalekv.v1.ManifestStatus\"\x88\x02\n\x0cWriterStatus\x12\x1a\n\x12\x64urable_prefix_seq\x18\x01 \x01(\x04\x12\x13\n\x0bnext_wal_id\x18\x02 \x01(\x04\x12\x1d\n\x15wal_objects_in_flight\x18\x03 \x01(\r\x12\x1b\n\x13max_parallel_writes\x18\x04 \x01(\r\x12\x14\n\x0cqueued_bytes\x18\x05 \x01(\x04\x12\x18\n\x10queued_bytes_max\x18\x06 \x01(\x04\x12\x1b\n\x13wal_objects_written\x18\x07 \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x08 \x01(\x04\x12\x0f\n\x07open_ms\x18\t \x01(\x04\x12\x1c\n\x14wal_objects_replayed\x18\n \x01(\x04\"N\n\x0eMemtableStatus\x12\x0c\n\x04keys\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tbytes_max\x18\x03 \x01(\x04\x12\x0c\n\x04runs\x18\x04 \x01(\r\"\xa5\x01\n\x0eManifestStatus\x12\x13\n\x0bmanifest_id\x18\x01 \x01(\x04\x12\"\n\x15wal_id_last_compacted\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0f\x63ompactor_epoch\x18\x03 \x01(\x04\x12\x14\n\x0cleveled_ssts\x18\x04 \x01(\x04\x12\x11\n\tsnapshots\x18\x05 \x01(\x04\x42\x18\n\x16_wal_id_last_compacted\"a\n\x0cSnapshotInfo\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bmanifest_id\x18\x03 \x01(\x04\x12\x15\n\rexpire_time_s\x18\x04 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\x04\"p\n\x15\x43reateSnapshotRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05ttl_s\x18\x03 \x01(\x04\x12\x0f\n\x07\x66orever\x18\x04 \x01(\x08\"j\n\x13\x43reateSnapshotReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12*\n\x08snapshot\x18\x02 \x01(\x0b\x32\x18.shalekv.v1.SnapshotInfo\"m\n\x14RenewSnapshotRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\x12\n\n\x02id\x18\x02 \x01(\x0c\x12\r\n\x05ttl_s\x18\x03 \x01(\x04\x12\x0f\n\x07\x66orever\x18\x04 \x01(\x08\"i\n\x12RenewSnapshotReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12*\n\x08snapshot\x18\x02 \x01(\x0b\x32\x18.shalekv.v1.SnapshotInfo\"A\n\x14ListSnapshotsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\"j\n\x12ListSnapshotsReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12+\n\tsnapshots\x18\x02 \x03(\x0b\x32\x18.shalekv.v1.SnapshotInfo\"N\n\x15\x44\x65leteSnapshotRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\x12\n\n\x02id\x18\x02 \x01(\x0c\">\n\x13\x44\x65leteSnapshotReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\"q\n\x10IngestSstRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\x12\x0f\n\x07load_id\x18\x02 \x01(\t\x12!\n\x04ssts\x18\x03 \x03(\x0b\x32\x13.shalekv.v1.SstInfo\"R\n\x0eIngestSstReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12\x17\n\x0f\x61lready_applied\x18\x02 \x01(\x08\x32\xde\x03\n\x05\x41\x64min\x12<\n\x06Status\x12\x19.shalekv.v1.StatusRequest\x1a\x17.shalekv.v1.StatusReply\x12T\n\x0e\x43reateSnapshot\x12!.shalekv.v1.CreateSnapshotRequest\x1a\x1f.shalekv.v1.CreateSnapshotReply\x12Q\n\rRenewSnapshot\x12 .shalekv.v1.RenewSnapshotRequest\x1a\x1e.shalekv.v1.RenewSnapshotReply\x12Q\n\rListSnapshots\x12 .shalekv.v1.ListSnapshotsRequest\x1a\x1e.shalekv.v1.ListSnapshotsReply\x12T\n\x0e\x44\x65leteSnapshot\x12!.shalekv.v1.DeleteSnapshotRequest\x1a\x1f.shalekv.v1.DeleteSnapshotReply\x12\x45\n\tIngestSst\x12\x1c.shalekv.v1.IngestSstRequest\x1a\x1a.shalekv.v1.IngestSstReplyB7\n\x0e\x64\x65v.shalekv.v1P\x01Z#shalekv.dev/go/shalekv/v1;shalekvv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shalekv/v1/admin.proto\x12\nshalekv.v1\x1a\x13shalekv/v1/kv.proto\x1a\x19shalekv/v1/manifest.proto\":\n\rStatusRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\"\xed\x01\n\x0bStatusReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03url\x18\x03 \x01(\t\x12\x11\n\tuptime_ms\x18\x04 \x01(\x04\x12(\n\x06writer\x18\x05 \x01(\x0b\x32\x18.shalekv.v1.WriterStatus\x12,\n\x08memtable\x18\x06 \x01(\x0b\x32\x1a.shalekv.v1.MemtableStatus\x12,\n\x08manifest\x18\x07 \x01(\x0b\x32\x1a.shalekv.v1.ManifestStatus\"\x88\x02\n\x0cWriterStatus\x12\x1a\n\x12\x64urable_prefix_seq\x18\x01 \x01(\x04\x12\x13\n\x0bnext_wal_id\x18\x02 \x01(\x04\x12\x1d\n\x15wal_objects_in_flight\x18\x03 \x01(\r\x12\x1b\n\x13max_parallel_writes\x18\x04 \x01(\r\x12\x14\n\x0cqueued_bytes\x18\x05 \x01(\x04\x12\x18\n\x10queued_bytes_max\x18\x06 \x01(\x04\x12\x1b\n\x13wal_objects_written\x18\x07 \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x08 \x01(\x04\x12\x0f\n\x07open_ms\x18\t \x01(\x04\x12\x1c\n\x14wal_objects_replayed\x18\n \x01(\x04\"\x85\x01\n\x0eMemtableStatus\x12\x0c\n\x04keys\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tbytes_max\x18\x03 \x01(\x04\x12\x0c\n\x04runs\x18\x04 \x01(\r\x12\x18\n\x10range_tombstones\x18\x05 \x01(\x04\x12\x1b\n\x13idempotency_records\x18\x06 \x01(\x04\"\xa5\x01\n\x0eManifestStatus\x12\x13\n\x0bmanifest_id\x18\x01 \x01(\x04\x12\"\n\x15wal_id_last_compacted\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0f\x63ompactor_epoch\x18\x03 \x01(\x04\x12\x14\n\x0cleveled_ssts\x18\x04 \x01(\x04\x12\x11\n\tsnapshots\x18\x05 \x01(\x04\x42\x18\n\x16_wal_id_last_compacted\"a\n\x0cSnapshotInfo\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bmanifest_id\x18\x03 \x01(\x04\x12\x15\n\rexpire_time_s\x18\x04 \x01(\x04\x12\x0b\n\x03seq\x18\x05 \x01(\x04\"p\n\x15\x43reateSnapshotRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05ttl_s\x18\x03 \x01(\x04\x12\x0f\n\x07\x66orever\x18\x04 \x01(\x08\"j\n\x13\x43reateSnapshotReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12*\n\x08snapshot\x18\x02 \x01(\x0b\x32\x18.shalekv.v1.SnapshotInfo\"m\n\x14RenewSnapshotRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\x12\n\n\x02id\x18\x02 \x01(\x0c\x12\r\n\x05ttl_s\x18\x03 \x01(\x04\x12\x0f\n\x07\x66orever\x18\x04 \x01(\x08\"i\n\x12RenewSnapshotReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12*\n\x08snapshot\x18\x02 \x01(\x0b\x32\x18.shalekv.v1.SnapshotInfo\"A\n\x14ListSnapshotsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\"j\n\x12ListSnapshotsReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12+\n\tsnapshots\x18\x02 \x03(\x0b\x32\x18.shalekv.v1.SnapshotInfo\"N\n\x15\x44\x65leteSnapshotRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\x12\n\n\x02id\x18\x02 \x01(\x0c\">\n\x13\x44\x65leteSnapshotReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\"q\n\x10IngestSstRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.shalekv.v1.RequestHeader\x12\x0f\n\x07load_id\x18\x02 \x01(\t\x12!\n\x04ssts\x18\x03 \x03(\x0b\x32\x13.shalekv.v1.SstInfo\"R\n\x0eIngestSstReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.shalekv.v1.ReplyHeader\x12\x17\n\x0f\x61lready_applied\x18\x02 \x01(\x08\x32\xde\x03\n\x05\x41\x64min\x12<\n\x06Status\x12\x19.shalekv.v1.StatusRequest\x1a\x17.shalekv.v1.StatusReply\x12T\n\x0e\x43reateSnapshot\x12!.shalekv.v1.CreateSnapshotRequest\x1a\x1f.shalekv.v1.CreateSnapshotReply\x12Q\n\rRenewSnapshot\x12 .shalekv.v1.RenewSnapshotRequest\x1a\x1e.shalekv.v1.RenewSnapshotReply\x12Q\n\rListSnapshots\x12 .shalekv.v1.ListSnapshotsRequest\x1a\x1e.shalekv.v1.ListSnapshotsReply\x12T\n\x0e\x44\x65leteSnapshot\x12!.shalekv.v1.DeleteSnapshotRequest\x1a\x1f.shalekv.v1.DeleteSnapshotReply\x12\x45\n\tIngestSst\x12\x1c.shalekv.v1.IngestSstRequest\x1a\x1a.shalekv.v1.IngestSstReplyB7\n\x0e\x64\x65v.shalekv.v1P\x01Z#shalekv.dev/go/shalekv/v1;shalekvv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,32 +40,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREPLY']._serialized_end=384
   _globals['_WRITERSTATUS']._serialized_start=387
   _globals['_WRITERSTATUS']._serialized_end=651
-  _globals['_MEMTABLESTATUS']._serialized_start=653
-  _globals['_MEMTABLESTATUS']._serialized_end=731
-  _globals['_MANIFESTSTATUS']._serialized_start=734
-  _globals['_MANIFESTSTATUS']._serialized_end=899
-  _globals['_SNAPSHOTINFO']._serialized_start=901
-  _globals['_SNAPSHOTINFO']._serialized_end=998
-  _globals['_CREATESNAPSHOTREQUEST']._serialized_start=1000
-  _globals['_CREATESNAPSHOTREQUEST']._serialized_end=1112
-  _globals['_CREATESNAPSHOTREPLY']._serialized_start=1114
-  _globals['_CREATESNAPSHOTREPLY']._serialized_end=1220
-  _globals['_RENEWSNAPSHOTREQUEST']._serialized_start=1222
-  _globals['_RENEWSNAPSHOTREQUEST']._serialized_end=1331
-  _globals['_RENEWSNAPSHOTREPLY']._serialized_start=1333
-  _globals['_RENEWSNAPSHOTREPLY']._serialized_end=1438
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=1440
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=1505
-  _globals['_LISTSNAPSHOTSREPLY']._serialized_start=1507
-  _globals['_LISTSNAPSHOTSREPLY']._serialized_end=1613
-  _globals['_DELETESNAPSHOTREQUEST']._serialized_start=1615
-  _globals['_DELETESNAPSHOTREQUEST']._serialized_end=1693
-  _globals['_DELETESNAPSHOTREPLY']._serialized_start=1695
-  _globals['_DELETESNAPSHOTREPLY']._serialized_end=1757
-  _globals['_INGESTSSTREQUEST']._serialized_start=1759
-  _globals['_INGESTSSTREQUEST']._serialized_end=1872
-  _globals['_INGESTSSTREPLY']._serialized_start=1874
-  _globals['_INGESTSSTREPLY']._serialized_end=1956
-  _globals['_ADMIN']._serialized_start=1959
-  _globals['_ADMIN']._serialized_end=2437
+  _globals['_MEMTABLESTATUS']._serialized_start=654
+  _globals['_MEMTABLESTATUS']._serialized_end=787
+  _globals['_MANIFESTSTATUS']._serialized_start=790
+  _globals['_MANIFESTSTATUS']._serialized_end=955
+  _globals['_SNAPSHOTINFO']._serialized_start=957
+  _globals['_SNAPSHOTINFO']._serialized_end=1054
+  _globals['_CREATESNAPSHOTREQUEST']._serialized_start=1056
+  _globals['_CREATESNAPSHOTREQUEST']._serialized_end=1168
+  _globals['_CREATESNAPSHOTREPLY']._serialized_start=1170
+  _globals['_CREATESNAPSHOTREPLY']._serialized_end=1276
+  _globals['_RENEWSNAPSHOTREQUEST']._serialized_start=1278
+  _globals['_RENEWSNAPSHOTREQUEST']._serialized_end=1387
+  _globals['_RENEWSNAPSHOTREPLY']._serialized_start=1389
+  _globals['_RENEWSNAPSHOTREPLY']._serialized_end=1494
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=1496
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=1561
+  _globals['_LISTSNAPSHOTSREPLY']._serialized_start=1563
+  _globals['_LISTSNAPSHOTSREPLY']._serialized_end=1669
+  _globals['_DELETESNAPSHOTREQUEST']._serialized_start=1671
+  _globals['_DELETESNAPSHOTREQUEST']._serialized_end=1749
+  _globals['_DELETESNAPSHOTREPLY']._serialized_start=1751
+  _globals['_DELETESNAPSHOTREPLY']._serialized_end=1813
+  _globals['_INGESTSSTREQUEST']._serialized_start=1815
+  _globals['_INGESTSSTREQUEST']._serialized_end=1928
+  _globals['_INGESTSSTREPLY']._serialized_start=1930
+  _globals['_INGESTSSTREPLY']._serialized_end=2012
+  _globals['_ADMIN']._serialized_start=2015
+  _globals['_ADMIN']._serialized_end=2493
 # @@protoc_insertion_point(module_scope)

@@ -166,6 +166,8 @@ class MemtableStatus(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     BYTES_MAX_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    RANGE_TOMBSTONES_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_RECORDS_FIELD_NUMBER: _builtins.int
     keys: _builtins.int
     """Keys with their newest version, tombstones included."""
     bytes: _builtins.int
@@ -174,6 +176,10 @@ class MemtableStatus(_message.Message):
     """Past this writes are refused with RESOURCE_EXHAUSTED."""
     runs: _builtins.int
     """Sorted runs that a scan merges."""
+    range_tombstones: _builtins.int
+    """Range deletes whose effect a read looks at."""
+    idempotency_records: _builtins.int
+    """Idempotency keys that are remembered, expired ones included."""
     def __init__(
         self,
         *,
@@ -181,10 +187,12 @@ class MemtableStatus(_message.Message):
         bytes: _builtins.int = ...,
         bytes_max: _builtins.int = ...,
         runs: _builtins.int = ...,
+        range_tombstones: _builtins.int = ...,
+        idempotency_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "bytes_max", b"bytes_max", "keys", b"keys", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "bytes_max", b"bytes_max", "idempotency_records", b"idempotency_records", "keys", b"keys", "range_tombstones", b"range_tombstones", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -148,10 +148,17 @@ class RequestHeader(_message.Message):
     snapshot_id: _builtins.bytes
     """Read at this snapshot: 16 bytes, as returned by Admin.CreateSnapshot. Empty: the newest state."""
     read_level: Global___ReadLevel.ValueType
-    """How new the state must be that a read sees. Ignored by writes without conditions."""
+    """How new the state must be that a read sees. For a write with a condition, and for Txn: how
+    sure the answer must be when nothing was written; there the default is LINEARIZABLE, and
+    UNCOMMITTED is refused. Ignored by other writes.
+    """
     idempotency_key: _builtins.bytes
     """1 to 64 bytes chosen by the client; a write that is repeated with the same key and the same
-    content is applied once, and the repeat gets the first reply. Empty: no such protection.
+    content (all fields but this header) is applied once, and the repeat gets the first reply:
+    for the time of the server setting `idempotency_window_s`, across restarts and take-overs.
+    The same key with other content is refused. Choose a UUID of version 7 as 16 bytes, and a
+    repeat that comes after the window is refused too. Empty: no such protection. A write that
+    was refused has not used its key. Reads ignore it.
     """
     def __init__(
         self,
@@ -466,7 +473,9 @@ class PutRequest(_message.Message):
     value: _builtins.bytes
     """The value. Empty is a value."""
     ttl_ms: _builtins.int
-    """The value expires after this many milliseconds. 0: never."""
+    """The value expires after this many milliseconds, at most 100 years (server setting
+    `ttl_ms_max`). 0: never.
+    """
     durability: Global___Durability.ValueType
     """When the write is acknowledged."""
     @_builtins.property
@@ -475,7 +484,7 @@ class PutRequest(_message.Message):
 
     @_builtins.property
     def precondition(self) -> Global___Precondition:
-        """What must hold. Not set: nothing."""
+        """What must hold, or the put is refused with ABORTED (reason CONDITION_FAILED). Not set: nothing."""
 
     def __init__(
         self,
@@ -543,7 +552,9 @@ class DeleteRequest(_message.Message):
 
     @_builtins.property
     def precondition(self) -> Global___Precondition:
-        """What must hold. Not set: nothing."""
+        """What must hold, or the delete is refused with ABORTED (reason CONDITION_FAILED). Not set:
+        nothing.
+        """
 
     def __init__(
         self,
@@ -745,7 +756,7 @@ class PutChange(_message.Message):
     value: _builtins.bytes
     """The value."""
     ttl_ms: _builtins.int
-    """The value expires after this many milliseconds. 0: never."""
+    """The value expires after this many milliseconds, as in `PutRequest`. 0: never."""
     def __init__(
         self,
         *,
@@ -810,7 +821,9 @@ Global___DeleteRangeChange: _TypeAlias = DeleteRangeChange  # noqa: Y015
 @_typing.final
 class AddChange(_message.Message):
     """Adds to a counter: a value of 8 bytes, a signed integer, least significant byte first. A key
-    without a value counts as 0. A value of another length, and an overflow, are refused.
+    without a value counts as 0; one that expires keeps its time. A value of another length is
+    refused with FAILED_PRECONDITION (reason NOT_A_COUNTER), a sum beyond 64 bits with OUT_OF_RANGE
+    (reason COUNTER_OVERFLOW), and then nothing of the commit is applied.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -852,8 +865,8 @@ class WriteRequest(_message.Message):
 
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
-        """1 to 10,000 changes (server setting `batch_count_max`). When a key is changed more than
-        once the last change wins.
+        """1 to 10,000 changes (server setting `batch_count_max`), applied in this order: an `add` sees
+        the changes before it, and when a key is changed more than once the last change wins.
         """
 
     def __init__(
@@ -960,7 +973,10 @@ class Compare(_message.Message):
     """Whether the key has a value."""
     @_builtins.property
     def range_empty(self) -> Global___KeyRange:
-        """The range has no keys."""
+        """The range has no keys. Refused with RESOURCE_EXHAUSTED (reason RANGE_TOO_COSTLY) when more
+        than `compare_count_max` (server setting) deleted or expired keys stand before the first
+        that has a value.
+        """
 
     def __init__(
         self,
@@ -992,11 +1008,11 @@ class TxnOperation(_message.Message):
     CHANGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def get(self) -> Global___GetRequest:
-        """Read a key as it was before the changes of this transaction."""
+        """Read a key as it was before the changes of this transaction. Its header must not be set."""
 
     @_builtins.property
     def change(self) -> Global___Change:
-        """Change a key or a range."""
+        """Change a key or a range; changes are applied in their order, as those of `WriteRequest`."""
 
     def __init__(
         self,
@@ -1016,7 +1032,9 @@ Global___TxnOperation: _TypeAlias = TxnOperation  # noqa: Y015
 
 @_typing.final
 class TxnRequest(_message.Message):
-    """Compares, then does."""
+    """Compares, then does. Comparisons and operations of both branches together: 1 to 10,000 (server
+    setting `batch_count_max`).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1072,7 +1090,7 @@ class TxnResult(_message.Message):
     """Of an add: the new value of the counter."""
     @_builtins.property
     def get(self) -> Global___GetReply:
-        """Of a get."""
+        """Of a get; without a header. All gets together: at most 3.5 MiB."""
 
     def __init__(
         self,
@@ -1106,7 +1124,9 @@ class TxnReply(_message.Message):
     """The durability that was reached when this reply was sent."""
     @_builtins.property
     def header(self) -> Global___ReplyHeader:
-        """Its sequence number, and the WAL object that holds it."""
+        """Its sequence number, and the WAL object that holds it; those of the view when the branch that
+        was taken changes nothing.
+        """
 
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TxnResult]:
@@ -1150,7 +1170,11 @@ class ScanRequest(_message.Message):
     limit_bytes: _builtins.int
     """Stop after the entry that brings keys and values to this many bytes. 0: no limit."""
     page_token: _builtins.bytes
-    """Continue after the page that gave this token: the same range and view. Empty: begin."""
+    """Continue after the page that gave this token, at the same view: range, `reverse` and
+    `keys_only` must be as they were, limits may differ. The server keeps the view for
+    `scan_view_ttl_ms` (server setting) after its last page; then, and after a restart, the token
+    is refused with ABORTED (reason PAGE_EXPIRED): begin again. Empty: begin.
+    """
     @_builtins.property
     def header(self) -> Global___RequestHeader:
         """Optional requirements."""
@@ -1218,6 +1242,32 @@ Global___ScanReply: _TypeAlias = ScanReply  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):
+    """Operations for a session. A message costs far more than an operation: send together what is
+    there together.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionOperation]:
+        """One or more operations, at most 10,000 (server setting `batch_count_max`)."""
+
+    def __init__(
+        self,
+        *,
+        operations: _abc.Iterable[Global___SessionOperation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operations", b"operations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+
+@_typing.final
+class SessionOperation(_message.Message):
     """One operation of a session."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1231,7 +1281,7 @@ class SessionRequest(_message.Message):
     WRITE_FIELD_NUMBER: _builtins.int
     TXN_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """Chosen by the client; comes back in the reply. Unique among the operations in flight."""
+    """Chosen by the client; comes back in the result. Unique among the operations in flight."""
     @_builtins.property
     def get(self) -> Global___GetRequest:
         """As KV.Get."""
@@ -1280,7 +1330,7 @@ class SessionRequest(_message.Message):
     _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_operation) -> _WhichOneofReturnType_operation | None: ...
 
-Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+Global___SessionOperation: _TypeAlias = SessionOperation  # noqa: Y015
 
 @_typing.final
 class OperationError(_message.Message):
@@ -1344,6 +1394,30 @@ Global___OperationError: _TypeAlias = OperationError  # noqa: Y015
 
 @_typing.final
 class SessionReply(_message.Message):
+    """Results of a session: those that were ready together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionResult]:
+        """One or more results, in no particular order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___SessionResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionReply: _TypeAlias = SessionReply  # noqa: Y015
+
+@_typing.final
+class SessionResult(_message.Message):
     """The result of one operation of a session."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1358,7 +1432,7 @@ class SessionReply(_message.Message):
     WRITE_FIELD_NUMBER: _builtins.int
     TXN_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """The id of the request."""
+    """The id of the operation."""
     @_builtins.property
     def error(self) -> Global___OperationError:
         """The operation failed; the session goes on."""
@@ -1412,7 +1486,7 @@ class SessionReply(_message.Message):
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
-Global___SessionReply: _TypeAlias = SessionReply  # noqa: Y015
+Global___SessionResult: _TypeAlias = SessionResult  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):

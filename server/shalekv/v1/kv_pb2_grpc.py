@@ -150,6 +150,8 @@ class KVServicer:
 
     def Session(self, request_iterator, context):
         """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
+        Operations that change something are ordered as they were sent. The server stops reading
+        while unanswered operations hold more than `session_bytes_max` bytes (server setting).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

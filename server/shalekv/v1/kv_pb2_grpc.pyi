@@ -48,7 +48,10 @@ class KVStub:
     is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last.
     """
     Session: _aio.StreamStreamMultiCallable[_kv_pb2.SessionRequest, _kv_pb2.SessionReply]
-    """A pipeline of operations with ids; each is answered as soon as it commits, in any order."""
+    """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
+    Operations that change something are ordered as they were sent. The server stops reading
+    while unanswered operations hold more than `session_bytes_max` bytes (server setting).
+    """
     Watch: _aio.StreamStreamMultiCallable[_kv_pb2.WatchRequest, _kv_pb2.WatchReply]
     """Many watches on one stream: every commit to a range, in order, whole and exactly once."""
 
@@ -127,7 +130,10 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_kv_pb2.SessionRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_kv_pb2.SessionRequest], _abc.AsyncIterator[_kv_pb2.SessionReply]],
     ) -> _abc.AsyncIterator[_kv_pb2.SessionReply]:
-        """A pipeline of operations with ids; each is answered as soon as it commits, in any order."""
+        """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
+        Operations that change something are ordered as they were sent. The server stops reading
+        while unanswered operations hold more than `session_bytes_max` bytes (server setting).
+        """
 
     @_abc_1.abstractmethod
     def Watch(
