@@ -7,6 +7,13 @@ ShaleError
 │   ├── QueueFull              too many bytes wait for their upload
 │   └── MemtableFull           too many bytes are not compacted yet
 ├── ReplyTooLarge              the reply would pass the message limit
+├── RangeTooCostly             a condition on a range would look at too many deleted keys
+├── ConditionFailed            what a write demanded of its key does not hold
+├── NotACounter                an add to a value that is no counter
+├── CounterOverflow            an add beyond 64 bits
+├── KeyReused                  an idempotency key was used for another request
+├── KeyExpired                 an idempotency key was used longer ago than is remembered
+├── PageExpired                the view of a page token is gone
 ├── DeadlinePassed             the deadline of a call had passed before any work was done
 ├── Stopping                   this process no longer serves; nothing was applied
 │   └── Fenced                 because another writer has taken over
@@ -97,6 +104,57 @@ class ReplyTooLarge(ShaleError):
     """The reply would pass the message limit. Ask for less at once."""
 
     reason = "REPLY_TOO_LARGE"
+
+
+class RangeTooCostly(ShaleError):
+    """A condition on a range would look at too many deleted or expired keys. Ask for less."""
+
+    reason = "RANGE_TOO_COSTLY"
+
+
+class ConditionFailed(ShaleError):
+    """What a write demanded of its key does not hold. Nothing was applied: read, decide anew."""
+
+    reason = "CONDITION_FAILED"
+
+    def __init__(self, message: str, *, condition: str, found_seq: int) -> None:
+        """`condition` is its name in the request, `found_seq` that of the value; 0: none."""
+        super().__init__(message)
+        self.condition = condition
+        self.found_seq = found_seq
+
+
+class NotACounter(ShaleError):
+    """An add to a value that is no counter. Nothing was applied."""
+
+    reason = "NOT_A_COUNTER"
+
+
+class CounterOverflow(ShaleError):
+    """An add beyond what 64 bits hold. Nothing was applied."""
+
+    reason = "COUNTER_OVERFLOW"
+
+
+class KeyReused(ShaleError):
+    """An idempotency key was used for another request. Nothing was applied: choose a new key."""
+
+    reason = "IDEMPOTENCY_KEY_REUSED"
+
+
+class KeyExpired(ShaleError):
+    """An idempotency key was used longer ago than is remembered.
+
+    This request was not applied; whether the first one was, read to find out.
+    """
+
+    reason = "IDEMPOTENCY_KEY_EXPIRED"
+
+
+class PageExpired(ShaleError):
+    """The view of a page token is gone. Begin the scan again."""
+
+    reason = "PAGE_EXPIRED"
 
 
 class DeadlinePassed(ShaleError):

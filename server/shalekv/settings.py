@@ -11,7 +11,6 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-KEY_BYTES_MAX = 64 * 1024  # part of the API, not a setting
 STREAM_MESSAGE_BYTES_MAX = 3_670_016  # 3.5 MiB: ordinary gRPC clients refuse more than 4 MiB
 PORT_MAX = 65_535
 KIB = 1024
@@ -23,6 +22,14 @@ class Settings(BaseModel):
     """What all groups of settings share: they never change, and unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class WalCodec(StrEnum):
+    """How the blocks of WAL objects are compressed."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
 
 
 class WriterSettings(Settings):
@@ -55,6 +62,11 @@ class WriterSettings(Settings):
         ge=1 * KIB,
         le=16 * MIB,
         description="Target size of the blocks of a WAL object before compression.",
+    )
+    wal_codec: WalCodec = Field(
+        default=WalCodec.NONE,
+        description="How the blocks of WAL objects are compressed. Readers of version 0.1 refuse "
+        "compressed blocks.",
     )
     queued_bytes_max: int = Field(
         default=64 * MIB,
@@ -107,6 +119,12 @@ class WriterSettings(Settings):
         le=86_400,
         description="Life of the snapshot that protects the WAL while a writer opens, seconds.",
     )
+    idempotency_window_s: int = Field(
+        default=86_400,
+        ge=1,
+        le=2_592_000,
+        description="How long an idempotency key is remembered, in seconds of the store's clock.",
+    )
     replay_parallel_reads: int = Field(
         default=16, ge=1, le=256, description="WAL objects that are fetched at once by a replay."
     )
@@ -126,13 +144,54 @@ class LimitSettings(Settings):
         default=10_000,
         ge=1,
         le=1_000_000,
-        description="Most changes in one Write, and most keys in one BatchGet.",
+        description="Most changes in one Write, keys in one BatchGet, comparisons and operations "
+        "in one Txn, and operations in one message of a Session.",
     )
     batch_bytes_max: int = Field(
         default=64 * MIB,
         ge=1 * KIB,
         le=1 * GIB,
         description="Most bytes of keys and values in one Write.",
+    )
+    delete_range_count_max: int = Field(
+        default=100,
+        ge=1,
+        le=10_000,
+        description="Most range deletes in one Write or Txn.",
+    )
+    ttl_ms_max: int = Field(
+        default=3_155_760_000_000,
+        ge=1,
+        le=2**62,
+        description="Longest life that a put may give its value, milliseconds. The default is 100 "
+        "years.",
+    )
+    compare_count_max: int = Field(
+        default=10_000,
+        ge=1,
+        le=10_000_000,
+        description="Most deleted or expired keys that a `range_empty` of a transaction looks at "
+        "before it is refused. Nothing else runs meanwhile: 10,000 take some milliseconds.",
+    )
+    scan_view_count_max: int = Field(
+        default=64,
+        ge=1,
+        le=100_000,
+        description="Views that are kept for page tokens. Past it the one that was used longest "
+        "ago goes. A view keeps what was overwritten since then in memory.",
+    )
+    scan_view_ttl_ms: int = Field(
+        default=60_000,
+        ge=1,
+        le=86_400_000,
+        description="How long a view is kept for the next page of a scan, milliseconds.",
+    )
+    session_bytes_max: int = Field(
+        default=8 * MIB,
+        ge=64 * KIB,
+        le=1 * GIB,
+        description="Bytes of unanswered operations, and of results that were not taken, of one "
+        "session, overhead included. Past it the server reads no more of it.",
     )
     scan_message_bytes: int = Field(
         default=1 * MIB,

@@ -17,7 +17,8 @@ import structlog
 
 from shalekv.clock import LoopClock
 from shalekv.core.entry import Kind
-from shalekv.engine.commit import Change, Receipt, changes_bytes
+from shalekv.core.transaction import Change
+from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.errors import ShaleError
 from shalekv.format import names
 from shalekv.roles.database import create_database

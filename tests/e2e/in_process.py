@@ -100,7 +100,7 @@ async def serving(store: ObjectStore, /, **groups: Group) -> AsyncIterator[Serve
     """Serve the database in `store`; `groups` as in `serve_settings`."""
     settings = serve_settings(**groups)
     with real_runtime() as runtime:
-        server = Server(settings.server, runtime)
+        server = Server(settings.server, runtime, limits=settings.limits)
         async with running(store, settings, runtime) as writer:
             await server.start(writer.kv, writer.admin)
             try:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
-from shalekv.settings import KEY_BYTES_MAX
 from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
+from tests.e2e import requests_at_limits
 from tests.e2e.bad_requests import (
     ABSENT,
-    INVALID,
-    LIMITS,
-    delete,
-    get,
-    put,
-    put_change,
-    scan,
-    write,
+    ANYTHING_GOES,
+    BY_CALL,
+    COUNT_MAX,
+    KEY,
+    REFUSED_AS_A_WHOLE,
+    change,
 )
 from tests.e2e.in_process import memory_store, serving
 from tests.unit.rpc import raw_http2
 from tests.unit.rpc.serving import failure
 
 DEADLINE_S = 30
+INVALID_ARGUMENT = 3
+KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
 
 ABSENT_OF_ADMIN = {
     "CreateSnapshot": admin_pb2.CreateSnapshotRequest(),
@@ -58,36 +62,158 @@ async def keys_of(channel: grpc.aio.Channel) -> list[bytes]:
     return [entry.key async for message in messages for entry in message.entries]
 
 
-@pytest.mark.parametrize("name", INVALID)
+def call(channel: grpc.aio.Channel, name: str, request: Message) -> Any:
+    """A call of KV by its name."""
+    return getattr(kv_pb2_grpc.KVStub(channel), name)(request)
+
+
+def operation(name: str, request: Message, number: int) -> kv_pb2.SessionOperation:
+    """The same call as an operation of a session."""
+    made = kv_pb2.SessionOperation(id=number)
+    field = re.sub("(?<!^)(?=[A-Z])", "_", name).lower()
+    getattr(made, field).CopyFrom(request)
+    return made
+
+
+async def in_session(
+    channel: grpc.aio.Channel, operations: Iterable[kv_pb2.SessionOperation]
+) -> dict[int, kv_pb2.SessionResult]:
+    """The results of operations that are sent one by one, by their ids."""
+    messages = [kv_pb2.SessionRequest(operations=[each]) for each in operations]
+    replies = kv_pb2_grpc.KVStub(channel).Session(iter(messages))
+    results = [result async for reply in replies for result in reply.results]
+    assert len(results) == len(messages)
+    return {result.id: result for result in results}
+
+
+@pytest.mark.parametrize("name", BY_CALL)
 async def test_invalid_requests_are_refused(name: str) -> None:
     """INVALID_ARGUMENT that names the field and says what is wrong with it; nothing is applied."""
-    case = INVALID[name]
     async with channel_to_server() as channel:
-        failed = await failure(case.call(kv_pb2_grpc.KVStub(channel)))
-        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT, failed
-        assert failed.info is not None
-        assert (failed.info.domain, failed.info.reason) == ("shalekv", "INVALID_REQUEST")
-        assert failed.info.metadata["field"] == case.names
-        assert failed.bad is not None
-        (violation,) = failed.bad.field_violations
-        assert violation.field == case.names
-        assert failed.message.startswith(f"{case.names}: ")
-        assert case.says in failed.message
+        for number, bad in enumerate(BY_CALL[name]()):
+            failed = await failure(call(channel, name, bad.request))
+            where = f"{number}: {bad.field}: {bad.says}: {failed}"
+            assert failed.code is grpc.StatusCode.INVALID_ARGUMENT, where
+            assert failed.info is not None
+            assert (failed.info.domain, failed.info.reason) == ("shalekv", "INVALID_REQUEST")
+            assert dict(failed.info.metadata) == {"field": bad.field}, where
+            assert failed.bad is not None
+            assert [v.field for v in failed.bad.field_violations] == [bad.field], where
+            assert failed.message.startswith(f"{bad.field}: "), where
+            assert bad.says in failed.message, where
         assert await keys_of(channel) == []
 
 
-@pytest.mark.parametrize("name", ABSENT)
-async def test_what_is_not_there_yet_is_refused(name: str) -> None:
-    """UNIMPLEMENTED that names the call or the field; it is never ignored in silence."""
-    case = ABSENT[name]
+@pytest.mark.parametrize("name", [name for name in BY_CALL if name != "Scan"])
+async def test_invalid_operations_of_a_session_are_refused(name: str) -> None:
+    """Each fails as its own call would, and the others of the session do not."""
+    bad = dict(enumerate(BY_CALL[name]()))
+    good = len(bad)
     async with channel_to_server() as channel:
-        failed = await failure(case.call(kv_pb2_grpc.KVStub(channel)))
+        operations = [operation(name, each.request, number) for number, each in bad.items()]
+        operations.append(operation("Get", kv_pb2.GetRequest(key=KEY), good))
+        results = await in_session(channel, operations)
+        assert results.pop(good).WhichOneof("result") == "get"
+        for number, result in results.items():
+            where = f"{bad[number].field}: {bad[number].says}: {result}"
+            assert (result.error.code, result.error.reason) == (INVALID_ARGUMENT, "INVALID_REQUEST")
+            assert dict(result.error.metadata) == {"field": bad[number].field}, where
+            assert bad[number].says in result.error.message, where
+        assert await keys_of(channel) == []
+
+
+@pytest.mark.parametrize("count", [0, COUNT_MAX + 1])
+async def test_invalid_messages_of_a_session_end_it(count: int) -> None:
+    """A message that cannot be carried out ends the stream, and none of it is applied."""
+    put = kv_pb2.PutRequest(key=KEY)
+    message = kv_pb2.SessionRequest(operations=[operation("Put", put, n) for n in range(count)])
+    async with channel_to_server() as channel:
+        failed = await failure(kv_pb2_grpc.KVStub(channel).Session(iter([message])))
+        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT, failed
+        assert failed.info is not None
+        assert dict(failed.info.metadata) == {"field": "operations"}
+        assert await keys_of(channel) == []
+
+
+async def test_requests_at_their_limits_are_accepted() -> None:
+    """The longest key, the largest value, the longest batch, and every value of every enum."""
+    async with channel_to_server() as channel:
+        for requests in (
+            requests_at_limits.writes,
+            requests_at_limits.batches,
+            requests_at_limits.reads,
+        ):
+            for request in requests():
+                name = request.DESCRIPTOR.name.removesuffix("Request")
+                if name == "Scan":
+                    async for _ in call(channel, name, request):
+                        pass
+                else:
+                    await call(channel, name, request)
+
+
+def test_no_field_is_forgotten() -> None:
+    """Each field of each request, at any depth, has a bad value in the table, or says why not."""
+    for name, bad in BY_CALL.items():
+        refused = {re.sub(r"\[\d+\]", "", each.field) for each in bad()}
+        known = refused | ANYTHING_GOES | ABSENT
+        paths = set(paths_of(KV.methods_by_name[name].input_type))
+        assert sorted(paths - known) == [], name
+
+
+def paths_of(kind: Descriptor, prefix: str = "") -> Iterator[str]:
+    """The fields of a message that hold values, with the path to them."""
+    for field in kind.fields:
+        path = f"{prefix}{field.name}"
+        if field.message_type is None:
+            yield path
+        elif path not in REFUSED_AS_A_WHOLE:
+            yield from paths_of(field.message_type, f"{path}.")
+
+
+@pytest.mark.parametrize("name", BY_CALL)
+@pytest.mark.parametrize("feature", sorted(ABSENT))
+async def test_options_that_are_not_there_yet_are_refused(name: str, feature: str) -> None:
+    """UNIMPLEMENTED that names the option; it is never ignored in silence."""
+    header = kv_pb2.RequestHeader()
+    if feature == "header.min_seq":
+        header.min_seq = 1
+    else:
+        header.snapshot_id = bytes(16)
+    request: Any = good_requests()[name]
+    request.header.CopyFrom(header)
+    async with channel_to_server() as channel:
+        failed = await failure(call(channel, name, request))
         assert failed.code is grpc.StatusCode.UNIMPLEMENTED, failed
         assert failed.info is not None
         assert failed.info.reason == "NOT_IMPLEMENTED"
-        assert failed.info.metadata["feature"] == case.names
-        assert failed.message == f"{case.names} is not implemented by this version of the server"
+        assert dict(failed.info.metadata) == {"feature": feature}
+        assert failed.message == f"{feature} is not implemented by this version of the server"
         assert await keys_of(channel) == []
+
+
+def good_requests() -> dict[str, Message]:
+    """A request of each call that succeeds."""
+    return {
+        "Get": kv_pb2.GetRequest(key=KEY),
+        "BatchGet": kv_pb2.BatchGetRequest(keys=[KEY]),
+        "Put": kv_pb2.PutRequest(key=KEY),
+        "Delete": kv_pb2.DeleteRequest(key=KEY),
+        "DeleteRange": kv_pb2.DeleteRangeRequest(all=True),
+        "Write": kv_pb2.WriteRequest(changes=[change()]),
+        "Txn": kv_pb2.TxnRequest(then=[kv_pb2.TxnOperation(change=change())]),
+        "Scan": kv_pb2.ScanRequest(),
+    }
+
+
+async def test_watch_is_not_there_yet() -> None:
+    """UNIMPLEMENTED that names the call."""
+    async with channel_to_server() as channel:
+        watch = kv_pb2_grpc.KVStub(channel).Watch(iter([kv_pb2.WatchRequest()]))
+        failed = await failure(watch)
+        assert failed.code is grpc.StatusCode.UNIMPLEMENTED, failed
+        assert failed.info is not None
+        assert failed.info.metadata["feature"] == "KV.Watch"
 
 
 @pytest.mark.parametrize("name", ABSENT_OF_ADMIN)
@@ -101,38 +227,20 @@ async def test_admin_calls_that_are_not_there_yet_are_refused(name: str) -> None
         assert failed.info.metadata["feature"] == f"Admin.{name}"
 
 
-async def test_limits_are_inclusive() -> None:
-    """The longest key, the largest value and the longest batch pass, also with grpc's own limits of
-    a message; an empty value is a value, and an empty range is no error.
-    """
-    longest, largest = bytes(KEY_BYTES_MAX), bytes(LIMITS.value_bytes_max)
-    async with channel_to_server() as channel:
-        kv = kv_pb2_grpc.KVStub(channel)
-        await put(longest, largest)(kv)
-        reply = await get(longest)(kv)
-        assert (reply.found, reply.value) == (True, largest)
-        entries = [e async for message in scan()(kv) for e in message.entries]
-        assert [(entry.key, entry.value) for entry in entries] == [(longest, largest)]
-        await delete(longest)(kv)
-        await write(*[put_change(b"%d" % n, b"") for n in range(LIMITS.batch_count_max)])(kv)
-        keys = await keys_of(channel)
-        assert len(keys) == LIMITS.batch_count_max
-        reply = await get(keys[0])(kv)
-        assert (reply.found, reply.value) == (True, b"")
-        assert [message async for message in scan(b"a", b"a")(kv) if message.entries] == []
-
-
 async def test_large_batches_are_refused() -> None:
     """A batch past the limit of bytes is refused as a whole; one within it passes."""
+
+    def batch(second_bytes: int) -> kv_pb2.WriteRequest:
+        first = kv_pb2.PutChange(key=b"a", value=bytes(4000))
+        second = kv_pb2.PutChange(key=b"b", value=bytes(second_bytes))
+        return kv_pb2.WriteRequest(changes=[change(put=first), change(put=second)])
+
     async with channel_to_server(batch_bytes_max=4096) as channel:
-        kv = kv_pb2_grpc.KVStub(channel)
-        failed = await failure(
-            write(put_change(b"a", bytes(4000)), put_change(b"b", bytes(95)))(kv)
-        )
+        failed = await failure(call(channel, "Write", batch(95)))
         assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
         assert failed.message == "changes: 4097 bytes, and batch_bytes_max is 4096"
         assert await keys_of(channel) == []
-        await write(put_change(b"a", bytes(4000)), put_change(b"b", bytes(94)))(kv)
+        await call(channel, "Write", batch(94))
         assert await keys_of(channel) == [b"a", b"b"]
 
 
@@ -149,5 +257,5 @@ async def test_deadline_in_the_past() -> None:
         assert b"grpc-status\x014" in end or len(end) == 4  # DEADLINE_EXCEEDED, or a reset
         async with grpc.aio.insecure_channel(served.listen) as channel:
             assert await keys_of(channel) == []
-            await put()(kv_pb2_grpc.KVStub(channel))
-            assert await keys_of(channel) == [b"key"]
+            await call(channel, "Put", kv_pb2.PutRequest(key=KEY))
+            assert await keys_of(channel) == [KEY]

@@ -13,30 +13,12 @@ import sys
 from pathlib import Path
 
 from shalekv_client import Client
-from tests.e2e.child import EXIT_S, Child
+from tests.e2e.child import EXIT_S
+from tests.e2e.cli import output, run, sequence_number
 from tests.e2e.processes import SHALEKV, Processes
 
 ROWS = 20_000
 NAMES = Path(__file__).parents[2] / "examples" / "unicode_names.py"
-
-
-async def run(processes: Processes, server: Child, *argv: str, stdin: bytes = b"") -> Child:
-    """Run a command that talks to `server`, to its end."""
-    return await processes.run(*argv, env={"SHALEKV_ADDR": server.listen}, stdin=stdin)
-
-
-async def output(processes: Processes, server: Child, *argv: str, stdin: bytes = b"") -> str:
-    """What a command that succeeds prints."""
-    command = await run(processes, server, *argv, stdin=stdin)
-    assert await command.exited() == 0, command.report()
-    return command.stdout()
-
-
-def sequence_number(printed: str) -> int:
-    """Of ``seq N``."""
-    found = re.fullmatch(r"seq (\d+)\n", printed)
-    assert found is not None, printed
-    return int(found.group(1))
 
 
 async def test_commands_survive_a_crash_between_them(processes: Processes, tmp_path: Path) -> None:
@@ -66,7 +48,7 @@ async def test_a_load_that_is_cut_short_can_be_repeated(
     url = f"file://{tmp_path}/db"
     server = await processes.serve(url)
     rows = b"".join(b"k%06d\tv%d\n" % (number, number) for number in range(1, ROWS + 1))
-    argv = ["load", "--batch-count", "20", "--in-flight", "3"]
+    argv = "load --batch-count 20 --in-flight 3 --timeout-ms 1000".split()
     load = processes.start(*argv, env={"SHALEKV_ADDR": server.listen}, stdin=rows)
     async with Client(server.listen) as client:
         while not (await client.status()).view.seq:

@@ -67,8 +67,8 @@ async def test_grpcurl_shows_details_of_errors(processes: Processes, tmp_path: P
     empty = await _grpcurl(processes, "-d", "{}", server.listen, "shalekv.v1.KV/Get")
     for part in ("InvalidArgument", "INVALID_REQUEST", "BadRequest", "shalekv"):
         assert part in empty.stderr(), empty.report()
-    absent = await _grpcurl(processes, "-d", "{}", server.listen, "shalekv.v1.KV/Txn")
-    for part in ("Unimplemented", "NOT_IMPLEMENTED", "KV.Txn"):
+    absent = await _grpcurl(processes, "-d", "{}", server.listen, "shalekv.v1.KV/Watch")
+    for part in ("Unimplemented", "NOT_IMPLEMENTED", "KV.Watch"):
         assert part in absent.stderr(), absent.report()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
+
+from google.protobuf.message import Message
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.manifest import (
@@ -15,11 +18,17 @@ from shalekv.core.manifest import (
     WalMode,
 )
 from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
+from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
 from shalekv.format.names import level_name, wal_name
+from shalekv.v1 import kv_pb2
 
 DATABASE_ID = bytes.fromhex("0198c0de0000700080000000000000db")
 LEVEL_ID = bytes.fromhex("0198c0de000170008000000000000001")
+SYSTEM_LEVEL_ID = bytes.fromhex("0198c0de000470008000000000000004")
+ZSTD_LEVEL_ID = bytes.fromhex("0198c0de000570008000000000000005")
+FILTER_LEVEL_ID = bytes.fromhex("0198c0de000670008000000000000006")
 OTHER_LEVEL_ID = bytes.fromhex("0198c0de000270008000000000000002")
 LOADED_ID = bytes.fromhex("0198c0de000370008000000000000003")
 
@@ -31,7 +40,10 @@ class GoldenSst:
     properties: SstProperties
     entries: tuple[Entry, ...] = ()
     range_tombstones: tuple[Entry, ...] = ()
+    system: tuple[Entry, ...] = ()
     block_bytes: int = 4096
+    codec: Codec = Codec.NONE
+    filter_bits_per_key: float | None = None
     filter_bytes: bytes = b""
 
 
@@ -81,6 +93,121 @@ LEVEL_BLOCKS = GoldenSst(
     ),
     block_bytes=64,
     filter_bytes=b"any bytes, to 8s",
+)
+
+
+def _record(
+    key: bytes, seq: int, kind: ReplyKind, reply: Message, expire_at_ms: int, wal_id: int = 43
+) -> Entry:
+    """The idempotency record of a request with this key."""
+    request_hash = bytes(range(seq, seq + 16))
+    record = IdempotencyRecord(request_hash, wal_id, kind, reply.SerializeToString())
+    return Entry(record_key(key), seq, Kind.PUT, encode_record(record), expire_at_ms)
+
+
+_WINDOW_END_MS = 1_700_086_400_000
+_UUID_KEY = bytes.fromhex("018bcfe5680070008000000000000001")
+_DURABLE = kv_pb2.DURABILITY_DURABLE
+RECORDS = (
+    _record(b"\x00", 21, ReplyKind.PUT, kv_pb2.PutReply(durability=_DURABLE), _WINDOW_END_MS),
+    _record(_UUID_KEY, 22, ReplyKind.DELETE, kv_pb2.DeleteReply(), _WINDOW_END_MS + 1),
+    _record(
+        b"k" * 64,
+        23,
+        ReplyKind.DELETE_RANGE,
+        kv_pb2.DeleteRangeReply(durability=_DURABLE),
+        2**64 - 1,
+    ),
+    _record(
+        b"once, and again after its window",
+        25,
+        ReplyKind.WRITE,
+        kv_pb2.WriteReply(durability=_DURABLE, counters=(-1, 2**63 - 1)),
+        _WINDOW_END_MS + 86_400_000,
+    ),
+    _record(
+        b"once, and again after its window",
+        24,
+        ReplyKind.TXN,
+        kv_pb2.TxnReply(
+            succeeded=True,
+            results=(
+                kv_pb2.TxnResult(get=kv_pb2.GetReply(found=True, value=b"read", seq=20)),
+                kv_pb2.TxnResult(counter=-7),
+                kv_pb2.TxnResult(),
+            ),
+            durability=_DURABLE,
+        ),
+        _WINDOW_END_MS,
+    ),
+    Entry(record_key(b"removed"), 26, Kind.TOMBSTONE),
+)
+WAL_SYSTEM = GoldenSst(
+    properties(wal_name(43), bytes(range(0xD0, 0xE0))),
+    (
+        Entry(b"\x01key", 21, Kind.PUT, b"of a client, although it begins like a record's"),
+        Entry(b"apple", 23, Kind.TOMBSTONE),
+        Entry(b"banana", 25, Kind.PUT, b"\xff" * 8),
+    ),
+    (Entry(b"c", 24, Kind.RANGE_TOMBSTONE, b"d"),),
+    RECORDS,
+)
+WAL_SYSTEM_ALONE = GoldenSst(
+    properties(wal_name(44), bytes(range(0xE0, 0xF0))),
+    system=(
+        _record(_UUID_KEY, 31, ReplyKind.TXN, kv_pb2.TxnReply(), _WINDOW_END_MS, wal_id=44),
+        Entry(record_key(b"removed"), 32, Kind.TOMBSTONE),
+    ),
+)
+LEVEL_SYSTEM = GoldenSst(
+    properties(level_name(SYSTEM_LEVEL_ID), bytes(range(0xF0, 0x100))),
+    tuple(Entry(b"key%03d" % n, 20, Kind.PUT, b"value %03d" % n) for n in range(9)),
+    (),
+    RECORDS,
+    block_bytes=64,
+    filter_bytes=b"any bytes, to 8s",
+)
+
+
+WAL_LZ4 = GoldenSst(
+    properties(wal_name(45), bytes(range(0x11, 0x21))),
+    (
+        *(Entry(b"key%03d" % n, 40, Kind.PUT, b"value %03d" % n * 9) for n in range(30)),
+        Entry(b"noise", 40, Kind.PUT, Random(2).randbytes(600)),
+        Entry(b"run", 40, Kind.PUT, b"r" * 3_000),
+    ),
+    (Entry(b"c", 41, Kind.RANGE_TOMBSTONE, b"d"),),
+    RECORDS,
+    block_bytes=600,
+    codec=Codec.LZ4,
+)
+LEVEL_ZSTD = GoldenSst(
+    properties(level_name(ZSTD_LEVEL_ID), bytes(range(0x12, 0x22))),
+    (
+        *(Entry(b"key%03d" % n, 50, Kind.PUT, b"value %03d" % n * 5, n) for n in range(90)),
+        Entry(b"noise", 51, Kind.PUT, Random(1).randbytes(600)),
+        *(Entry(b"of many", seq, Kind.TOMBSTONE) for seq in range(99, 50, -1)),
+        Entry(b"run", 52, Kind.PUT, b"r" * 3_000),
+    ),
+    (
+        Entry(b"key050", 53, Kind.RANGE_TOMBSTONE, b"key060"),
+        Entry(b"key055", 53, Kind.RANGE_TOMBSTONE, b"key200"),
+    ),
+    RECORDS,
+    block_bytes=600,
+    codec=Codec.ZSTD,
+    filter_bits_per_key=10,
+)
+LEVEL_FILTER = GoldenSst(
+    properties(level_name(FILTER_LEVEL_ID), bytes(range(0x13, 0x23))),
+    (
+        Entry(b"", 60, Kind.PUT, b"the empty key"),
+        *(Entry(b"key%03d" % n, 60, Kind.PUT, b"v") for n in range(300)),
+        *(Entry(b"of versions", seq, Kind.TOMBSTONE) for seq in (63, 62, 61)),
+        *(Entry(bytes(range(200, 200 + n)), 60, Kind.PUT) for n in range(1, 50)),
+    ),
+    (Entry(b"x", 64, Kind.RANGE_TOMBSTONE),),
+    filter_bits_per_key=4,
 )
 
 

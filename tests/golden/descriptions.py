@@ -1,7 +1,9 @@
 """What a golden file holds, as JSON that a reader in any language can be checked against.
 
 Ids, nonces and checksums are hexadecimal. Keys and values are strings in which each character
-from U+0000 to U+00FF stands for the byte with that number. An end of null is no end.
+from U+0000 to U+00FF stands for the byte with that number. An end of null is no end. An SST without
+section 2 has no "system"; the puts of that section stand there as stored, and as what they say.
+Blocks tell their codec where the writer was asked for one.
 """
 
 from __future__ import annotations
@@ -21,21 +23,24 @@ from shalekv.core.manifest import (
     WalMode,
 )
 from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.format.block_frame import Codec
 from shalekv.format.contents import SstContents
 from shalekv.format.footer import SstProperties
+from shalekv.format.idempotency import client_key, decode_record
 from shalekv.format.sst import Sst
 
 Json = dict[str, Any]
+
+ARGUMENTS = ("block_bytes", "codec", "filter_bits_per_key")
 
 _IDS = frozenset(
     "id database_id writer_nonce write_id compactor_nonce checksum manifest_checksum".split()
 )
 
 
-def describe_sst(sst: Sst, block_bytes: int) -> Json:
-    """An SST that was written with blocks of `block_bytes`."""
-    return {
-        "block_bytes": block_bytes,
+def describe_sst(sst: Sst, arguments: Json) -> Json:
+    """An SST that was written with these arguments (see `arguments_in`)."""
+    description = arguments | {
         "properties": _described(asdict(sst.properties)),
         "contents": _described(asdict(sst.footer.contents)),
         "checksum": f"{sst.footer.checksum:08x}",
@@ -43,6 +48,47 @@ def describe_sst(sst: Sst, block_bytes: int) -> Json:
         "blocks": [_described(handle._asdict()) for handle in sst.index],
         "entries": [_describe_point(entry) for entry in sst.entries()],
         "range_tombstones": [_describe_range(entry) for entry in sst.range_tombstones()],
+    }
+    if sst.footer.contents.other_count:
+        description["system"] = [_describe_system(entry) for entry in sst.system_entries()]
+    if "codec" in arguments:
+        for block in description["blocks"]:
+            block["codec"] = sst.data[block["offset"]]
+    return description
+
+
+def describe_arguments(
+    *, block_bytes: int, codec: Codec = Codec.NONE, filter_bits_per_key: float | None = None
+) -> Json:
+    """What the writer of an SST was asked for; what it was not asked for is left out."""
+    result: Json = {"block_bytes": block_bytes}
+    if codec is not Codec.NONE:
+        result["codec"] = codec.name.lower()
+    if filter_bits_per_key is not None:
+        result["filter_bits_per_key"] = filter_bits_per_key
+    return result
+
+
+def arguments_in(description: Json) -> Json:
+    """What the writer of the SST that is described was asked for, as `encode_sst` takes it."""
+    result = {name: description[name] for name in ARGUMENTS if name in description}
+    if "codec" in result:
+        result["codec"] = Codec[result["codec"].upper()]
+    if "filter_bits_per_key" not in result:
+        result["filter_bytes"] = _bytes(description["filter"])
+    return result
+
+
+def statement(description: Json) -> Json:
+    """All of it but what depends on the version of a compressor: where blocks end, checksums."""
+    if "codec" not in description:
+        return description
+    blocks = [
+        {name: block[name] for name in ("rows", "section", "first_key", "codec")}
+        for block in description["blocks"]
+    ]
+    return {name: description[name] for name in description if name != "checksum"} | {
+        "blocks": blocks
     }
 
 
@@ -58,16 +104,7 @@ def contents_in(description: Json) -> SstContents:
 
 def entries_in(description: Json) -> list[Entry]:
     """The puts and tombstones of the SST that is described."""
-    return [
-        Entry(
-            _bytes(row["key"]),
-            row["seq"],
-            Kind.PUT if "put" in row else Kind.TOMBSTONE,
-            _bytes(row.get("put", "")),
-            row.get("expire_at_ms", 0),
-        )
-        for row in description["entries"]
-    ]
+    return [_point(row) for row in description["entries"]]
 
 
 def range_tombstones_in(description: Json) -> list[Entry]:
@@ -76,6 +113,11 @@ def range_tombstones_in(description: Json) -> list[Entry]:
         Entry(_bytes(row["start"]), row["seq"], Kind.RANGE_TOMBSTONE, _bytes(row["end"] or ""))
         for row in description["range_tombstones"]
     ]
+
+
+def system_in(description: Json) -> list[Entry]:
+    """The entries of the system in the SST that is described."""
+    return [_point(row) for row in description.get("system", ())]
 
 
 def describe_manifest(manifest: Manifest) -> Json:
@@ -120,6 +162,29 @@ def _describe_point(entry: Entry) -> Json:
         return row | {"tombstone": True}
     row["put"] = _text(entry.value)
     return row | ({"expire_at_ms": entry.expire_at_ms} if entry.expire_at_ms else {})
+
+
+def _point(row: Json) -> Entry:
+    return Entry(
+        _bytes(row["key"]),
+        row["seq"],
+        Kind.PUT if "put" in row else Kind.TOMBSTONE,
+        _bytes(row.get("put", "")),
+        row.get("expire_at_ms", 0),
+    )
+
+
+def _describe_system(entry: Entry) -> Json:
+    row = _describe_point(entry) | {"client_key": _text(client_key(entry.key))}
+    if entry.kind is Kind.TOMBSTONE:
+        return row
+    record = decode_record("a golden file", entry.value)
+    return row | {
+        "request_hash": record.request_hash.hex(),
+        "wal_id": record.wal_id,
+        "reply_kind": int(record.reply_kind),
+        "reply": _text(record.reply),
+    }
 
 
 def _describe_range(entry: Entry) -> Json:

@@ -1,7 +1,8 @@
-"""Writes a golden set: ``python -m tests.golden.make_golden tests/golden/v1``.
+"""Writes a golden set: ``python -m tests.golden.make_golden tests/golden/v1_levels``.
 
-Run it when a format has got a new version, and keep the older sets: they prove that what was
-written then can still be read. Files that exist are never overwritten.
+The name of the folder says which. When a format gets more to say, add a set and keep the older
+ones: they prove that what was written then can still be read. Files that exist are never
+overwritten.
 """
 
 from __future__ import annotations
@@ -15,25 +16,47 @@ from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
 from tests.golden.contents import (
     LEVEL_BLOCKS,
+    LEVEL_FILTER,
+    LEVEL_SYSTEM,
+    LEVEL_ZSTD,
     MANIFEST_FULL,
     WAL_ENTRIES,
     WAL_FENCE,
+    WAL_LZ4,
+    WAL_SYSTEM,
+    WAL_SYSTEM_ALONE,
     GoldenSst,
 )
-from tests.golden.descriptions import Json, describe_manifest, describe_sst
+from tests.golden.descriptions import Json, describe_arguments, describe_manifest, describe_sst
 
-SSTS = {"wal_entries": WAL_ENTRIES, "wal_fence": WAL_FENCE, "level_blocks": LEVEL_BLOCKS}
+# What each set has: SSTs, manifests.
+SSTS = {
+    "v1": {"wal_entries": WAL_ENTRIES, "wal_fence": WAL_FENCE, "level_blocks": LEVEL_BLOCKS},
+    "v1_system": {
+        "wal_system": WAL_SYSTEM,
+        "wal_system_alone": WAL_SYSTEM_ALONE,
+        "level_system": LEVEL_SYSTEM,
+    },
+    "v1_levels": {"wal_lz4": WAL_LZ4, "level_zstd": LEVEL_ZSTD, "level_filter": LEVEL_FILTER},
+}
+MANIFESTS = {"v1": {"manifest_full": MANIFEST_FULL}, "v1_system": {}, "v1_levels": {}}
 
 
 def make(folder: Path) -> None:
-    """Writes the files of a set. `FileExistsError`: one of them is there already."""
+    """Writes the set that `folder` is named after. `FileExistsError`: a file is there already."""
     folder.mkdir(parents=True, exist_ok=True)
-    for stem, golden in SSTS.items():
+    for stem, golden in SSTS[folder.name].items():
         data = encode(golden)
         sst = open_sst(golden.properties.name, data, database_id=None)
-        _write(folder / f"{stem}.sst", data, describe_sst(sst, golden.block_bytes))
-    data = encode_manifest(MANIFEST_FULL)
-    _write(folder / "manifest_full.manifest", data, describe_manifest(MANIFEST_FULL))
+        arguments = describe_arguments(
+            block_bytes=golden.block_bytes,
+            codec=golden.codec,
+            filter_bits_per_key=golden.filter_bits_per_key,
+        )
+        _write(folder / f"{stem}.sst", data, describe_sst(sst, arguments))
+    for stem, manifest in MANIFESTS[folder.name].items():
+        data = encode_manifest(manifest)
+        _write(folder / f"{stem}.manifest", data, describe_manifest(manifest))
 
 
 def encode(golden: GoldenSst) -> bytes:
@@ -42,7 +65,10 @@ def encode(golden: GoldenSst) -> bytes:
         golden.properties,
         golden.entries,
         golden.range_tombstones,
+        golden.system,
         block_bytes=golden.block_bytes,
+        codec=golden.codec,
+        filter_bits_per_key=golden.filter_bits_per_key,
         filter_bytes=golden.filter_bytes,
     )
 

@@ -1,7 +1,7 @@
 """A second reader of SSTs, written from server/docs/formats.md and nothing else.
 
-It shares no code with the first: where both read the same from a golden file, the page says what
-the code does.
+It shares no code with the first but the library for zstd: where both read the same from a golden
+file, the page says what the code does.
 """
 
 from __future__ import annotations
@@ -10,17 +10,11 @@ import struct
 from itertools import pairwise
 from typing import Any
 
+import zstandard
+
+from tests.golden.spec_algorithms import crc32c, lz4_block, xxh64
+
 Row = dict[str, Any]
-
-
-def crc32c(data: bytes) -> int:
-    """Section 1: bit by bit."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def read(data: bytes) -> Row:
@@ -34,7 +28,13 @@ def read(data: bytes) -> Row:
     _require(numbers[10] == len(data))
     _require((crc32c(filter_bytes), crc32c(index)) == numbers[15:17])
     _require(len(properties) == 208 + first_key_len + last_key_len)
-    rows = [row for block in _blocks(data, index, filter_at) for row in block]
+    sections = _sections(data, index, filter_at)
+    system = [row | _record(row) for row in sections.pop(2, [])]
+    points, ranges = sections.pop(0, []), sections.pop(1, [])
+    _require(not sections)
+    counts = (sum("put" in row for row in points), sum("tombstone" in row for row in points))
+    _require(numbers[4:8] == (*counts, len(ranges), len(system)))
+    _require(points or ranges or not (first_key_len or last_key_len))
     return {
         "object_id": properties[:16].hex(),
         "database_id": properties[16:32].hex(),
@@ -46,8 +46,9 @@ def read(data: bytes) -> Row:
         "last_key": properties[208 + first_key_len :],
         "checksum": f"{checksum:08x}",
         "filter": filter_bytes,
-        "entries": [row for row in rows if "start" not in row],
-        "range_tombstones": [row for row in rows if "start" in row],
+        "entries": points,
+        "range_tombstones": ranges,
+        "system": system,
     }
 
 
@@ -60,8 +61,8 @@ def _footer(data: bytes) -> tuple[bytes, int]:
     return properties, checksum
 
 
-def _blocks(data: bytes, index: bytes, blocks_end: int) -> list[list[Row]]:
-    """Section 3.5: the rows of each block."""
+def _sections(data: bytes, index: bytes, blocks_end: int) -> dict[int, list[Row]]:
+    """Section 3.5: the rows of each section."""
     n, reserved = struct.unpack_from("<II", index)
     offsets = struct.unpack_from(f"<{n}Q", index, 8)
     lengths = struct.unpack_from(f"<{n}I", index, 8 + 8 * n)
@@ -74,17 +75,22 @@ def _blocks(data: bytes, index: bytes, blocks_end: int) -> list[list[Row]]:
     _require(reserved == 0)
     _require(b"".join(blocks) == data[:blocks_end])
     _require([crc32c(block) for block in blocks] == list(checksums))
-    result = [_rows(block) for block in blocks]
-    _require([len(found) for found in result] == list(rows))
-    _require([block[1] for block in blocks] == list(index[sections_at : sections_at + n]))
-    _require([found[0].get("key", found[0].get("start")) for found in result] == first_keys)
+    found = [_rows(block) for block in blocks]
+    numbers = [*index[sections_at : sections_at + n]]
+    _require([len(block) for block in found] == list(rows))
+    _require([block[1] for block in blocks] == numbers == sorted(numbers))
+    _require([block[0].get("key", block[0].get("start")) for block in found] == first_keys)
+    result: dict[int, list[Row]] = {}
+    for number, block in zip(numbers, found, strict=True):
+        result.setdefault(number, []).extend(block)
     return result
 
 
 def _rows(block: bytes) -> list[Row]:
     """Section 3.7: the rows of one block."""
-    codec, section, reserved, raw_length, n, flags = struct.unpack_from("<BBHIII", block)
-    _require((codec, reserved, flags & ~7) == (0, 0, 0))
+    block = _plain(block)
+    section, raw_length, n, flags = struct.unpack_from("<xBxxIII", block)
+    _require(flags & ~7 == 0)
     at = 16
     seqs = struct.unpack_from(f"<{n if flags & 2 else 1}Q", block, at)
     at += 8 * len(seqs)
@@ -99,9 +105,42 @@ def _rows(block: bytes) -> list[Row]:
     at += key_offsets[-1]
     values = _strings(block[at:], value_offsets)
     _require(at + value_offsets[-1] == 8 + raw_length)
-    _require(len(block) == -(-(8 + raw_length) // 8) * 8)
     all_seqs = seqs if flags & 2 else seqs * n
     return [_row(*row) for row in zip(kinds, keys, all_seqs, values, expiry, strict=True)]
+
+
+def _plain(block: bytes) -> bytes:
+    """Section 3.7: the block without compression and padding."""
+    codec, reserved, raw_length = struct.unpack_from("<BxHI", block)
+    _require(codec in (0, 1, 2) and reserved == 0)
+    start = 8 if codec == 0 else 12
+    (length,) = (raw_length,) if codec == 0 else struct.unpack_from("<I", block, 8)
+    _require(len(block) == -(-(start + length) // 8) * 8)
+    stored = block[start : start + length]
+    if codec == 1:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        stored = frame.decompress(stored)
+        _require(frame.eof and not frame.unused_data)
+    elif codec == 2:
+        stored = lz4_block(stored)
+    _require(len(stored) == raw_length)
+    return block[:8] + stored
+
+
+def may_contain(filter_bytes: bytes, key: bytes) -> bool:
+    """Section 3.4: what the filter says about a key."""
+    kind, p, reserved, n = struct.unpack_from("<BBHI", filter_bytes)
+    _require((kind, reserved) == (1, 0) and p in (3, 6) and n > 0)
+    _require(len(filter_bytes) == 16 + 64 * n)
+    h = xxh64(key, 0x5368616C65535354)
+    line = (h // 2**32) * n // 2**32
+    x = h % 2**32
+    y = x * 0x9E3779B97F4A7C15 % 2**64 // 2**37
+    bits = [x % 512, x // 2**9 % 512, x // 2**18 % 512]
+    if p == 6:
+        bits += [y % 512, y // 2**9 % 512, y // 2**18 % 512]
+    at = 16 + 64 * line
+    return all(filter_bytes[at + b // 8] >> b % 8 & 1 for b in bits)
 
 
 def _row(kind: int, key: bytes, seq: int, value: bytes, expire_at_ms: int) -> Row:
@@ -112,6 +151,23 @@ def _row(kind: int, key: bytes, seq: int, value: bytes, expire_at_ms: int) -> Ro
         return {"key": key, "seq": seq, "tombstone": True}
     expiry = {"expire_at_ms": expire_at_ms} if expire_at_ms else {}
     return {"key": key, "seq": seq, "put": value} | expiry
+
+
+def _record(row: Row) -> Row:
+    """Section 3.8: what an entry of the system says beside its key and value."""
+    key = row["key"]
+    _require(key[0] == 1 and 2 <= len(key) <= 65)
+    if "tombstone" in row:
+        return {"client_key": key[1:]}
+    request_hash, wal_id, reply_kind, reserved = struct.unpack_from("<16sQB7s", row["put"])
+    _require(reply_kind in range(1, 6) and reserved == bytes(7))
+    return {
+        "client_key": key[1:],
+        "request_hash": request_hash.hex(),
+        "wal_id": wal_id,
+        "reply_kind": reply_kind,
+        "reply": row["put"][32:],
+    }
 
 
 def _strings(data: bytes, offsets: tuple[int, ...]) -> list[bytes]:

@@ -6,14 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lz4.block
 import pytest
 from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shalekv.format import coding
-from shalekv.v1 import manifest_pb2
-from tests.golden.spec_reader import crc32c, read
+from shalekv.format.filter import key_hash, parse_filter
+from shalekv.v1 import kv_pb2, manifest_pb2
+from tests.golden.spec_algorithms import crc32c, lz4_block, xxh64
+from tests.golden.spec_reader import may_contain, read
 
-GOLDEN = Path(__file__).parent / "v1"
+SETS = Path(__file__).parent
 CONTENTS = "min_seq max_seq put_count tombstone_count range_tombstone_count other_count".split()
 
 
@@ -32,7 +37,45 @@ def test_the_checksum_is_crc32c() -> None:
     assert crc32c(b"") == coding.crc32c(b"") == 0
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.sst")), ids=lambda path: path.stem)
+PAGE = (SETS.parents[1] / "server" / "docs" / "formats.md").read_text()
+
+
+@given(st.binary(max_size=200))
+def test_the_hash_is_xxh64(key: bytes) -> None:
+    """The hash of the page is the one of the code."""
+    assert xxh64(key, 0x5368616C65535354) == key_hash(key)
+
+
+@pytest.mark.parametrize("key", [b"", b"a", b"ShaleKV", bytes(range(64))])
+def test_the_page_shows_hashes(key: bytes) -> None:
+    """The hashes that the page shows are those of its hash."""
+    assert f"0x{xxh64(key, 0x5368616C65535354):016X}" in PAGE
+
+
+@given(st.lists(st.binary(max_size=9) | st.sampled_from([b"a" * 300, b"abcd" * 90])))
+def test_the_second_codec_is_the_lz4_block_format(parts: list[bytes]) -> None:
+    """What the library compresses is the block format of the page."""
+    data = b"".join(parts)
+    assert lz4_block(lz4.block.compress(data, store_size=False)) == data
+
+
+@pytest.mark.parametrize("stem", ["level_zstd", "level_filter"])
+def test_filters_are_as_the_page_says(stem: str) -> None:
+    """A filter lets all keys of its SST through, and of others both readers the same."""
+    found = read((SETS / "v1_levels" / f"{stem}.sst").read_bytes())
+    filter_bytes, keys = found["filter"], {row["key"] for row in found["entries"]}
+    own = parse_filter("x", 0, filter_bytes)
+    assert own is not None
+    assert own.keys == len(keys) == int.from_bytes(filter_bytes[8:16], "little")
+    assert own.lines > 1
+    assert all(may_contain(filter_bytes, key) for key in keys)
+    others = [b"absent %d" % n for n in range(2_000)]
+    answers = [may_contain(filter_bytes, key) for key in others]
+    assert answers == [own.may_contain(key) for key in others]
+    assert 0 < sum(answers) < len(others) / 4
+
+
+@pytest.mark.parametrize("path", sorted(SETS.glob("v1*/*.sst")), ids=lambda path: path.stem)
 def test_an_sst_is_as_the_page_says(path: Path) -> None:
     """The second reader finds in a golden SST what its description says."""
     expected = json.loads(path.with_suffix(".json").read_text("ascii"))
@@ -40,6 +83,7 @@ def test_an_sst_is_as_the_page_says(path: Path) -> None:
     found = as_json(read(path.read_bytes()))
     for field in ("checksum", "filter", "entries", "range_tombstones"):
         assert found[field] == expected[field]
+    assert found["system"] == expected.get("system", [])
     for field in ("database_id", "writer_nonce", "write_id"):
         assert found[field] == properties[field]
     for field in ("first_key", "last_key"):
@@ -59,10 +103,46 @@ def test_an_sst_is_as_the_page_says(path: Path) -> None:
         assert name.replace("-", "") == f"levels/{found['object_id']}.sst"
 
 
+def test_a_reply_is_plain_protobuf() -> None:
+    """The reply in a record is the message of the API that its number names, without a header."""
+    messages = (
+        kv_pb2.PutReply,
+        kv_pb2.DeleteReply,
+        kv_pb2.DeleteRangeReply,
+        kv_pb2.WriteReply,
+        kv_pb2.TxnReply,
+    )
+    system = json.loads((SETS / "v1_system" / "wal_system.json").read_text("ascii"))["system"]
+    rows = [row for row in system if "reply" in row]
+    replies = [
+        (
+            row["reply_kind"],
+            messages[row["reply_kind"] - 1].FromString(row["reply"].encode("latin-1")),
+        )
+        for row in rows
+    ]
+    assert not any(reply.HasField("header") for _, reply in replies)
+    assert {kind: MessageToDict(reply) for kind, reply in replies} == {
+        1: {"durability": "DURABILITY_DURABLE"},
+        2: {},
+        3: {"durability": "DURABILITY_DURABLE"},
+        4: {"durability": "DURABILITY_DURABLE", "counters": ["-1", str(2**63 - 1)]},
+        5: {
+            "succeeded": True,
+            "results": [
+                {"get": {"found": True, "value": "cmVhZA==", "seq": "20"}},
+                {"counter": "-7"},
+                {},
+            ],
+            "durability": "DURABILITY_DURABLE",
+        },
+    }
+
+
 def test_a_manifest_is_as_the_page_says() -> None:
     """The envelope is that of the page, and what is in it is plain protobuf."""
-    data = (GOLDEN / "manifest_full.manifest").read_bytes()
-    expected = json.loads((GOLDEN / "manifest_full.json").read_text("ascii"))
+    data = (SETS / "v1" / "manifest_full.manifest").read_bytes()
+    expected = json.loads((SETS / "v1" / "manifest_full.json").read_text("ascii"))
     assert data[:12] == b"ShaleMan\x01\x00\x00\x00"
     assert int.from_bytes(data[12:16], "little") == len(data) - 20
     assert int.from_bytes(data[16:20], "little") == crc32c(data[:16] + data[20:])

@@ -1,380 +1,294 @@
 """A writer against a dictionary: whatever is done in whatever order, reads answer as a dict would.
 
-Uploads are held until the machine lets them go, in any order, so that writes are durable, in
-memory, or lost in a crash when the machine says so. A writer that is taken over lives on as a
-zombie, whose late uploads and writes must change nothing.
+Writes of every kind, with and without conditions and idempotency keys; see `machine` for what
+happens to the writers meanwhile.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from random import Random
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import rule
 
-from shalekv.clock import LoopClock
-from shalekv.core.entry import Kind
-from shalekv.errors import Fenced, ShaleError
-from shalekv.format.sst import open_sst
-from shalekv.roles.database import create_database
-from shalekv.roles.service import Call
-from shalekv.roles.writer import Writer
-from shalekv.runtime import Runtime
-from shalekv.settings import (
-    DatabaseSettings,
-    LimitSettings,
-    ServeSettings,
-    StoreSettings,
-    WriterSettings,
+from shalekv.core.key_range import KeyRange
+from shalekv.core.transaction import (
+    Add,
+    Compare,
+    Delete,
+    DeleteRange,
+    EmptyCompare,
+    ExistsCompare,
+    Get,
+    Operation,
+    Operator,
+    Put,
+    SeqCompare,
+    Transaction,
+    ValueCompare,
 )
-from shalekv.store.memory import MemoryObjects
+from shalekv.errors import KeyExpired, KeyReused
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.held_store import HeldCreate, HeldStore
-from tests.unit.engine.running_log import quiesce
-from tests.unit.store.inline_runtime import InlineWorkers, gathered
+from tests.model.machine import KEYS, RANGES, WINDOW_S, Asked, WriterMachine, check_found
+from tests.model.messages import precondition_of, range_of, txn_of, write_of
+from tests.model.oracle import Outcome, Version, decide
 
-LEVELS = st.sampled_from(
-    [kv_pb2.READ_LEVEL_COMMITTED, kv_pb2.READ_LEVEL_LINEARIZABLE, kv_pb2.READ_LEVEL_UNCOMMITTED]
+WINDOW_MS = WINDOW_S * 1_000
+MEMORY, DURABLE = kv_pb2.DURABILITY_MEMORY, kv_pb2.DURABILITY_DURABLE
+DURABILITIES = st.sampled_from([DURABLE, MEMORY])
+VALUES = st.sampled_from([b"", b"1", b"2", b"x" * 700, bytes(8), b"\xff" * 7 + b"\x7f"])
+LIVES_MS = st.sampled_from([0, 0, 0, 1, 10, 1_000])
+IDEMPOTENCY_KEYS = st.sampled_from([b"", b"", b"k1", b"k2"])
+PUTS = st.builds(Put, KEYS, VALUES, LIVES_MS)
+PLAIN = PUTS | st.builds(Delete, KEYS)
+SOME_RANGES = RANGES.filter(any)  # all keys are deleted by a call of its own
+CHANGES = st.one_of(
+    PLAIN,
+    st.builds(DeleteRange, SOME_RANGES),
+    st.builds(Add, KEYS, st.sampled_from([1, -1, 5, 2**62])),
 )
-DURABILITIES = st.sampled_from([kv_pb2.DURABILITY_DURABLE, kv_pb2.DURABILITY_MEMORY])
-KEYS = st.sampled_from(
-    [b"a", b"ab", b"abc", b"b", b"b\xff", b"b\xff\xff", b"c", b"\xff", b"\xff\xff"]
+OPERATIONS = st.lists(CHANGES | st.builds(Get, KEYS), max_size=4)
+SEQS = st.integers(0, 8)  # which of the numbers that are there
+CONDITIONS = st.one_of(
+    st.none(),
+    st.builds(ExistsCompare, KEYS, st.booleans()),
+    st.builds(SeqCompare, KEYS, SEQS),
 )
-VALUES = st.sampled_from([b"", b"1", b"2", b"x" * 700])
-CHANGES = st.lists(st.tuples(KEYS, st.none() | VALUES), min_size=1, max_size=5)
-BOUNDS = st.just(b"") | KEYS
-CALL = Call(peer="model")
-
-
-class Version(NamedTuple):
-    """What a commit has made of a key; no value: deleted."""
-
-    seq: int
-    value: bytes | None
+COMPARES = st.one_of(
+    st.builds(SeqCompare, KEYS, SEQS, st.sampled_from(Operator)),
+    st.builds(ValueCompare, KEYS, VALUES, st.sampled_from(Operator)),
+    st.builds(ExistsCompare, KEYS, st.booleans()),
+    st.builds(EmptyCompare, RANGES),
+)
 
 
 @dataclass(slots=True)
-class Running:
-    """A writer and what the model knows of it."""
+class Sent:
+    """A request that was sent with an idempotency key."""
 
-    writer: Writer
-    store: HeldStore
-    task: asyncio.Task[None]
-    # Commits that are not durable yet, by number, and the replies that are waited for.
-    pending: dict[int, dict[bytes, Version]] = field(default_factory=dict)
-    replies: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    shown_seq: dict[int, int] = field(default_factory=dict)  # by read level
+    method: str
+    request: Any
+    asked: Asked
+    expire_at_ms: int
 
 
-class WriterMachine(RuleBasedStateMachine):
-    """The rules are what can happen to a database; `durable` is what must be found in it."""
+class TransactionMachine(WriterMachine):
+    """The rules are what clients do."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.objects = MemoryObjects()
-        self.seeds = Random(5)
-        self.durable: dict[bytes, Version] = {}
-        self.last_seq = 0
-        self.zombies: list[Running] = []
-        self.now: Running
+        self.sent: dict[bytes, Sent] = {}  # the last request with each key
+        self.last_expiry_ms = 0  # of all records that landed
 
-    @initialize(k=st.integers(1, 3))
-    def create(self, k: int) -> None:
-        runtime = self.runtime()
-        store = HeldStore(self.objects, folder="nothing/")
-        self.loop.run_until_complete(create_database(store, runtime, StoreSettings()))
-        self.open(k)
-
-    def runtime(self) -> Runtime:
-        """What one more process runs on."""
-        return Runtime(LoopClock(), Random(self.seeds.getrandbits(64)), InlineWorkers())
-
-    # --- openings ------------------------------------------------------------------------------
-
-    def open(self, k: int) -> None:
-        """Open the database with a new writer."""
-        store = HeldStore(self.objects)
-        store.is_holding = False
-        serve = ServeSettings(
-            database=DatabaseSettings(url="memory://model"),
-            writer=WriterSettings(max_parallel_writes=k, flush_bytes=4_096),
-            limits=LimitSettings(scan_message_bytes=1_024),
+    @rule(put=PUTS, condition=CONDITIONS, durability=DURABILITIES, key=IDEMPOTENCY_KEYS)
+    def put(self, put: Put, condition: Compare | None, durability: Any, key: bytes) -> None:
+        """One key is set, perhaps on a condition."""
+        compares = [self.about(put.key, condition)] if condition else []
+        request = kv_pb2.PutRequest(
+            key=put.key,
+            value=put.value,
+            ttl_ms=put.ttl_ms,
+            durability=durability,
+            precondition=precondition_of(compares[0]) if compares else None,
         )
-        opening = Writer.open(store, settings=serve, runtime=self.runtime())
-        writer = self.loop.run_until_complete(opening)
-        self.now = Running(writer, store, self.loop.create_task(writer.run()))
-        self.turn()
+        self.send("put", request, Transaction([put], compares), key)
 
-    @rule(k=st.integers(1, 3), data=st.data())
-    def crash(self, k: int, data: st.DataObject) -> None:
-        """The process dies; of its uploads some take effect, and nobody hears of it."""
-        for held in self.now.store.waiting:
-            if data.draw(st.booleans(), label=f"{held.name} takes effect"):
-                held.apply()
-                self.landed(held)
-        self.now.task.cancel()
-        self.open(k)
+    @rule(delete=st.builds(Delete, KEYS), condition=CONDITIONS, durability=DURABILITIES)
+    def delete(self, delete: Delete, condition: Compare | None, durability: Any) -> None:
+        """One key is deleted, perhaps on a condition."""
+        compares = [self.about(delete.key, condition)] if condition else []
+        request = kv_pb2.DeleteRequest(
+            key=delete.key,
+            durability=durability,
+            precondition=precondition_of(compares[0]) if compares else None,
+        )
+        self.send("delete", request, Transaction([delete], compares))
 
-    @rule(k=st.integers(1, 3))
-    def take_over(self, k: int) -> None:
-        """Another writer opens while this one lives: what is still in flight is lost."""
-        self.zombies.append(self.now)
-        self.open(k)
-
-    @rule(k=st.integers(1, 3))
-    def close(self, k: int) -> None:
-        """A graceful end makes everything durable that was accepted."""
-        closed = self.now
-        closed.writer.close()
-        closed.store.let_go()
-        self.loop.run_until_complete(closed.task)
-        self.all_landed()
-        self.check_replies(closed)
-        assert not closed.replies
-        self.open(k)
-
-    @precondition(lambda self: bool(self.zombies))
-    @rule(key=KEYS)
-    def zombie_acts(self, key: bytes) -> None:
-        """A writer that was taken over is told so, and nothing of it becomes visible."""
-        zombie = self.zombies.pop()
-        zombie.store.let_go()
-        answer = self.ask(zombie.writer.kv.put, kv_pb2.PutRequest(key=key, value=b"zombie"))
-        self.turn()
-        assert zombie.task.done()
-        assert isinstance(zombie.task.exception(), Fenced)
-        for reply in [*zombie.replies.values(), answer]:
-            assert isinstance(reply, Fenced) or isinstance(reply.exception(), Fenced)
-
-    # --- writes --------------------------------------------------------------------------------
-
-    @rule(is_holding=st.booleans())
-    def hold(self, is_holding: bool) -> None:  # noqa: FBT001 - a parameter of the rule
-        """Uploads are held from now on, or not any more."""
-        self.now.store.is_holding = is_holding
-        if not is_holding:
-            while self.now.store.waiting or self.now.pending:
-                self.release_one(0)
-
-    @precondition(lambda self: bool(self.now.store.waiting))
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        """One upload lands, not always the oldest."""
-        self.release_one(data.draw(st.integers(0, len(self.now.store.waiting) - 1)))
-
-    def release_one(self, number: int) -> None:
-        waiting = self.now.store.waiting
-        if waiting:
-            self.landed(waiting[number])
-            waiting[number].release()
-        self.turn()
-        if not self.now.store.is_holding and not self.now.store.waiting:
-            self.all_landed()
-
-    @rule(key=KEYS, value=VALUES, durability=DURABILITIES)
-    def put(self, key: bytes, value: bytes, durability: Any) -> None:
-        """One key is set."""
-        request = kv_pb2.PutRequest(key=key, value=value, durability=durability)
-        self.submitted(self.ask(self.now.writer.kv.put, request), {key: value})
-
-    @rule(key=KEYS, durability=DURABILITIES)
-    def delete(self, key: bytes, durability: Any) -> None:
-        """One key is deleted."""
-        request = kv_pb2.DeleteRequest(key=key, durability=durability)
-        self.submitted(self.ask(self.now.writer.kv.delete, request), {key: None})
-
-    @rule(changes=CHANGES, durability=DURABILITIES)
-    def batch(self, changes: list[tuple[bytes, bytes | None]], durability: Any) -> None:
-        """Several keys are changed in one commit, some of them more than once."""
-        messages = [
-            kv_pb2.Change(delete=kv_pb2.DeleteChange(key=key))
-            if value is None
-            else kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value))
-            for key, value in changes
-        ]
-        request = kv_pb2.WriteRequest(changes=messages, durability=durability)
-        self.submitted(self.ask(self.now.writer.kv.write, request), dict(changes))
-
-    def ask(self, method: Callable[[Any, Call], Any], request: Any) -> Any:
-        """What a call answers: a reply, a future of one, or why it was refused at once."""
-
-        async def call() -> Any:
-            try:
-                answer = method(request, CALL)
-            except ShaleError as error:
-                return error
-            return await answer if asyncio.iscoroutine(answer) else answer
-
-        return self.loop.run_until_complete(call())
-
-    def submitted(self, answer: Any, changes: dict[bytes, bytes | None]) -> None:
-        """The model hears of a commit; its number is known before its reply."""
-        seq = self.now.writer.engine.log.next_seq - 1
-        assert seq > self.last_seq
-        self.last_seq = seq
-        self.now.pending[seq] = {key: Version(seq, value) for key, value in changes.items()}
-        if isinstance(answer, asyncio.Future):
-            self.now.replies[seq] = answer
-        else:
-            assert answer.header.seq == seq
-        if not self.now.store.is_holding:
-            self.turn()
-            if not self.now.store.waiting:
-                self.all_landed()
-
-    # --- reads ---------------------------------------------------------------------------------
-
-    @rule(key=KEYS, level=LEVELS)
-    def get(self, key: bytes, level: Any) -> None:
-        """One key is read."""
-        request = kv_pb2.GetRequest(header=kv_pb2.RequestHeader(read_level=level), key=key)
-        reply = self.ask(self.now.writer.kv.get, request)
-        version = self.visible(level).get(key)
-        if version is None or version.value is None:
-            assert not reply.found
-        else:
-            assert (reply.found, reply.value, reply.seq) == (True, version.value, version.seq)
-        self.check_header(reply.header, level, [reply.seq])
-
-    @rule(keys=st.lists(KEYS, min_size=1, max_size=4), level=LEVELS)
-    def batch_get(self, keys: list[bytes], level: Any) -> None:
-        """Some keys are read at one moment."""
-        request = kv_pb2.BatchGetRequest(header=kv_pb2.RequestHeader(read_level=level), keys=keys)
-        reply = self.ask(self.now.writer.kv.batch_get, request)
-        visible = self.visible(level)
-        expected = [visible.get(key, Version(0, None)).value for key in keys]
-        assert [each.value if each.found else None for each in reply.results] == expected
-        self.check_header(reply.header, level, [each.seq for each in reply.results])
+    @rule(keys=RANGES, durability=DURABILITIES, key=IDEMPOTENCY_KEYS)
+    def delete_range(self, keys: KeyRange, durability: Any, key: bytes) -> None:
+        """All keys of a range are deleted, perhaps all there are."""
+        request = kv_pb2.DeleteRangeRequest(
+            range=range_of(keys), all=not any(keys), durability=durability
+        )
+        self.send("delete_range", request, Transaction([DeleteRange(keys)]), key)
 
     @rule(
-        level=LEVELS,
-        start=BOUNDS,
-        end=BOUNDS,
-        prefix=BOUNDS,
-        reverse=st.booleans(),
-        limit=st.integers(0, 4),
-        limit_bytes=st.sampled_from([0, 0, 1, 5, 701]),
+        changes=st.lists(PLAIN, min_size=1, max_size=5) | st.lists(CHANGES, min_size=1, max_size=5),
+        durability=DURABILITIES,
+        key=IDEMPOTENCY_KEYS,
     )
-    def scan(self, level: Any, start: bytes, end: bytes, prefix: bytes, **limits: Any) -> None:
-        """A range is read, either way, to its end or to a limit."""
-        if level != kv_pb2.READ_LEVEL_UNCOMMITTED and self.has_gap():
-            return  # it would wait for the gap to close
-        if end and start > end:
-            start, end = end, start
-        if prefix:
-            start = end = b""
-        request = kv_pb2.ScanRequest(
-            header=kv_pb2.RequestHeader(read_level=level),
-            range=kv_pb2.KeyRange(start=start, end=end, prefix=prefix),
-            **limits,
+    def write(self, changes: list[Operation], durability: Any, key: bytes) -> None:
+        """Several changes are made in one commit, to some keys more than once."""
+        self.send("write", write_of(changes, durability), Transaction(changes), key)
+
+    @rule(
+        compares=st.lists(COMPARES, max_size=2),
+        then=OPERATIONS,
+        otherwise=OPERATIONS,
+        durability=DURABILITIES,
+        key=IDEMPOTENCY_KEYS,
+    )
+    def txn(
+        self,
+        compares: list[Compare],
+        then: list[Operation],
+        otherwise: list[Operation],
+        durability: Any,
+        key: bytes,
+    ) -> None:
+        """Something is compared, and then one branch or the other is done."""
+        compares = [self.with_seq(compare) for compare in compares]
+        if compares or then or otherwise:
+            request = txn_of(compares, then, otherwise, durability)
+            self.send("txn", request, Transaction(then, compares, otherwise), key)
+
+    @rule(key=IDEMPOTENCY_KEYS, changes_durability=st.booleans())
+    def repeat(self, key: bytes, changes_durability: bool) -> None:  # noqa: FBT001 - a parameter of the rule
+        """A request that was sent before comes again, or one that only looks like it."""
+        sent = self.sent.get(key)
+        if sent is None:
+            return
+        request = type(sent.request).FromString(sent.request.SerializeToString())
+        if changes_durability:
+            request.durability = MEMORY if request.durability == DURABLE else DURABLE
+        self.resend(sent, request, is_same=not changes_durability)
+
+    @rule(duration_ms=st.sampled_from([WINDOW_MS // 2, WINDOW_MS, 2 * WINDOW_MS]))
+    def pass_much_time(self, duration_ms: int) -> None:
+        """Idempotency keys expire."""
+        self.clock.pass_time(duration_ms)
+
+    # --- what becomes of it --------------------------------------------------------------------
+
+    def about(self, key: bytes, condition: Compare) -> Compare:
+        """The condition, of this key."""
+        compare = self.with_seq(condition)
+        assert not isinstance(compare, EmptyCompare)
+        return compare._replace(key=key)
+
+    def with_seq(self, compare: Compare) -> Compare:
+        """A comparison with a number that is there, if it is of a number."""
+        if not isinstance(compare, SeqCompare):
+            return compare
+        seqs = sorted({1, self.last_seq, *(found.seq for found in self.newest().values())} - {0})
+        return compare._replace(seq=seqs[compare.seq % len(seqs)])
+
+    def send(self, method: str, request: Any, transaction: Transaction, key: bytes = b"") -> None:
+        """A new request; one with a key that is in use is something else."""
+        if key:
+            request.header.idempotency_key = key
+            sent = self.sent.get(key)
+            if sent is not None and self.is_known(sent):
+                is_same = (sent.method, sent.request) == (method, request)
+                self.resend(sent, request, method=method, is_same=is_same)
+                return
+        log = self.now.writer.engine.log
+        seq = log.next_seq
+        assert seq > self.last_seq
+        self.last_seq = seq
+        now_ms = self.now_ms()
+        outcome = decide(transaction, self.newest(), now_ms)
+        taken = transaction.then if outcome.succeeded else (transaction.otherwise or ())
+        is_judged = bool(transaction.rests_on_state or method == "txn")
+        durability = DURABLE if is_judged else request.durability
+
+        def check(reply: Any) -> None:
+            assert reply.durability == durability
+            check_results(reply, outcome, taken)
+
+        if outcome.effects:
+            self.now.pending[seq] = outcome.effects
+        answer = self.call(getattr(self.now.writer.kv, method), request)
+        assert log.next_seq == seq + 1
+        asked = Asked(
+            seq, outcome.effects, outcome.refused, transaction.rests_on_state, check, answer, key
         )
-        replies = self.loop.run_until_complete(gathered(self.now.writer.kv.scan(request, CALL)))
-        entries = [entry for reply in replies for entry in reply.entries]
-        wanted: list[tuple[bytes, bytes | None]] = [
-            (key, version.value)
-            for key, version in sorted(self.visible(level).items(), reverse=request.reverse)
-            if version.value is not None
-            and key.startswith(prefix)
-            and key >= start
-            and (not end or key < end)
-        ]
-        expected = cut(wanted, request.limit, request.limit_bytes)
-        assert [(entry.key, entry.value) for entry in entries] == expected
-        assert replies[-1].more == (len(expected) < len(wanted))
-        for reply in replies:
-            self.check_header(reply.header, level, [entry.seq for entry in reply.entries])
+        if key:
+            self.sent[key] = Sent(method, request, asked, now_ms + WINDOW_MS)
+        self.wait_for(asked, is_from_memory=durability == MEMORY)
 
-    # --- the model -----------------------------------------------------------------------------
+    def wait_for(self, asked: Asked, *, is_from_memory: bool) -> None:
+        """The answer comes from memory, or when all is durable."""
+        self.see_what_was_not_held()
+        if is_from_memory and asked.effects:
+            assert asked.answer.done()
+            self.check_answer(asked)
+        elif is_from_memory:  # an empty range delete: its number is that of no commit
+            asked.check(asked.answer.result())
+        else:
+            self.now.asked.append(asked)
 
-    def visible(self, level: Any) -> dict[bytes, Version]:
-        """What a read at this level sees."""
-        found = dict(self.durable)
-        if level == kv_pb2.READ_LEVEL_UNCOMMITTED:
-            for seq in sorted(self.now.pending):
-                for key, version in self.now.pending[seq].items():
-                    if key not in found or found[key].seq < seq:
-                        found[key] = version
-        return found
+    def resend(self, sent: Sent, request: Any, *, method: str | None = None, is_same: bool) -> None:
+        """The same key again."""
+        if not self.is_known(sent):
+            return
+        log = self.now.writer.engine.log
+        next_seq = log.next_seq
+        answer = self.call(getattr(self.now.writer.kv, method or sent.method), request)
+        assert log.next_seq == next_seq, "applied twice"
+        first = sent.asked
+        is_durable = first.seq in self.landed
+        if not is_same:
+            assert isinstance(answer.exception(), KeyReused)
+        elif is_durable and sent.expire_at_ms <= self.now_ms():
+            assert isinstance(answer.exception(), KeyExpired)
+        elif is_durable:
+            reply = answer.result()
+            assert reply.header.seq == first.seq
+            assert reply.header.HasField("wal_id")
+            first.check(reply)
+        else:
+            again = Asked(
+                first.seq,
+                first.effects,
+                first.refused,
+                first.rests_on_state,
+                first.check,
+                answer,
+                first.idempotency_key,
+            )
+            is_plain = not first.rests_on_state and sent.method != "txn"
+            self.wait_for(again, is_from_memory=is_plain and request.durability == MEMORY)
 
-    def apply(self, versions: dict[bytes, Version]) -> None:
-        """A commit is durable; a greater number wins."""
-        for key, version in versions.items():
-            if key not in self.durable or self.durable[key].seq < version.seq:
-                self.durable[key] = version
+    def is_known(self, sent: Sent) -> bool:
+        """Whether the writer knows the request: on its way, or remembered."""
+        seq = sent.asked.seq
+        if seq in self.landed and sent.asked.effects:
+            return sent.expire_at_ms > self.last_expiry_ms - 2 * WINDOW_MS
+        return seq in self.now.pending or sent.asked in self.now.asked
 
-    def landed(self, held: HeldCreate) -> None:
-        """The model learns from an object's bytes which commits are in it."""
-        entries = list(open_sst(held.name, held.data, database_id=None).entries())
-        for entry in entries:
-            value = entry.value if entry.kind is Kind.PUT else None
-            assert self.now.pending[entry.seq][entry.key] == Version(entry.seq, value)
-        for seq in {entry.seq for entry in entries}:
-            self.apply(self.now.pending.pop(seq))
+    def record_landed(self, idempotency_key: bytes, seq: int) -> None:
+        sent = self.sent[idempotency_key]
+        assert sent.asked.seq == seq
+        self.last_expiry_ms = max(self.last_expiry_ms, sent.expire_at_ms)
 
     def all_landed(self) -> None:
-        """Nothing is held: everything is durable."""
-        for seq in sorted(self.now.pending):
-            self.apply(self.now.pending.pop(seq))
-
-    def has_gap(self) -> bool:
-        """Whether an object has landed ahead of its turn."""
-        prefix = self.now.writer.engine.prefix
-        return prefix.seq < prefix.landed_seq
-
-    def turn(self) -> None:
-        """Everything that can run does so."""
-        self.loop.run_until_complete(quiesce())
-
-    def check_header(self, header: kv_pb2.ReplyHeader, level: int, seqs: list[int]) -> None:
-        """The number in a header covers what is shown, and never goes down at one level."""
-        assert header.epoch == self.now.writer.epoch
-        assert header.seq >= max(seqs, default=0)
-        assert header.seq >= self.now.shown_seq.get(level, 0)
-        self.now.shown_seq[level] = header.seq
-
-    def check_replies(self, running: Running) -> None:
-        """Exactly the commits that are durable were acknowledged."""
-        for seq, reply in list(running.replies.items()):
-            if seq not in running.pending:
-                assert reply.done()
-                assert reply.result().header.seq == seq
-                del running.replies[seq]
-            else:
-                assert not reply.done()
-
-    @invariant()
-    def replies_tell_what_is_durable(self) -> None:
-        if hasattr(self, "now"):
-            self.check_replies(self.now)
-            assert not self.now.task.done()
-
-    def teardown(self) -> None:
-        if hasattr(self, "now"):
-            for running in [self.now, *self.zombies]:
-                running.task.cancel()
-            self.turn()
-        self.loop.close()
+        for sent in self.sent.values():
+            if sent.asked.seq in self.now.pending:
+                self.last_expiry_ms = max(self.last_expiry_ms, sent.expire_at_ms)
+        super().all_landed()
 
 
-def cut(
-    wanted: list[tuple[bytes, bytes | None]], limit: int, limit_bytes: int
-) -> list[tuple[bytes, bytes | None]]:
-    """What the limits leave."""
-    kept: list[tuple[bytes, bytes | None]] = []
-    size_bytes = 0
-    for key, value in wanted:
-        if (limit and len(kept) >= limit) or (limit_bytes and size_bytes >= limit_bytes):
-            break
-        kept.append((key, value))
-        size_bytes += len(key) + len(value or b"")
-    return kept
+def check_results(reply: Any, outcome: Outcome, taken: Sequence[Operation]) -> None:
+    """What a batch has counted; what a transaction has read and counted."""
+    if isinstance(reply, kv_pb2.WriteReply):
+        assert list(reply.counters) == list(outcome.counters)
+    elif isinstance(reply, kv_pb2.TxnReply):
+        assert reply.succeeded is outcome.succeeded
+        for operation, result, found in zip(taken, reply.results, outcome.results, strict=True):
+            match operation:
+                case Get():
+                    assert result.WhichOneof("result") == "get"
+                    assert isinstance(found, Version | None)
+                    check_found(result.get, found)
+                case Add():
+                    assert (result.WhichOneof("result"), result.counter) == ("counter", found)
+                case _:
+                    assert result.WhichOneof("result") is None
 
 
-TestWriterModel = WriterMachine.TestCase
+TestWriterModel = TransactionMachine.TestCase
 TestWriterModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

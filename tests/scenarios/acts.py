@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.manifest import Manifest
+from shalekv.engine.commit import WalContents
 from shalekv.engine.wal import EPOCH_METADATA, encode_wal
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
@@ -197,7 +198,7 @@ async def stranger_fills(stage: Stage, epoch: str, slot: str, put: str | None) -
     )
     key, _, value = (put or "").encode().partition(b"=")
     entries = [Entry(key, 1 << 40, Kind.PUT, value)] if put else []
-    data = encode_wal(properties, entries, 64 * 1024)
+    data = encode_wal(properties, WalContents(entries), 64 * 1024)
     store = stage.world.store_for(node)
     await node.run(store.create(properties.name, data, {EPOCH_METADATA: epoch}))
 

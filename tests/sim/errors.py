@@ -7,6 +7,9 @@ SimulationError
 ├── OutOfTime         the run passed its limit of virtual time
 ├── NodeCrashed       what was awaited ran on a node that has crashed, or has ended
 └── UnhandledErrors   callbacks or tasks of nodes failed, and nobody looked at the error
+
+AssertionError
+└── Violation         an invariant does not hold
 """
 
 from __future__ import annotations
@@ -49,3 +52,7 @@ class NodeCrashed(SimulationError):
 
 class UnhandledErrors(SimulationError):
     """Errors of callbacks and tasks that nobody looked at; a real process would log them."""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold; the message begins with its number."""

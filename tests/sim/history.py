@@ -4,34 +4,120 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from shalekv.v1 import kv_pb2
+
+WriteRequest: TypeAlias = (
+    kv_pb2.PutRequest
+    | kv_pb2.DeleteRequest
+    | kv_pb2.DeleteRangeRequest
+    | kv_pb2.WriteRequest
+    | kv_pb2.TxnRequest
+)
 
 
 class Outcome(enum.Enum):
-    """What a client knows of its write in the end."""
+    """What a client knows of an attempt in the end."""
 
     ACKNOWLEDGED = "acknowledged"
     IN_MEMORY = "acknowledged from memory"
+    REFUSED = "refused because of what is in the database"
     NOT_APPLIED = "told that it was not applied"
     UNKNOWN = "not told"
 
 
-@dataclass(slots=True)
-class WriteOp:
-    """One put, delete or batch. Every value that it writes is its own number."""
+class Got(NamedTuple):
+    """What a get inside a transaction found; `value` None: nothing."""
 
-    number: int
-    keys: tuple[bytes, ...]
-    is_delete: bool
+    value: bytes | None = None
+    seq: int = 0
+    expire_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A reply without its header: one result for each operation of the branch that was taken.
+
+    A get has a `Got`, an add the counter's new value, another change None. Of a batch only the
+    counters are told.
+    """
+
+    succeeded: bool = True
+    results: tuple[Got | int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The error that told why nothing was applied; `found_seq` is that of a failed condition."""
+
+    reason: str
+    found_seq: int | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One request on its way to one writer, and what came back."""
+
+    epoch: int  # of the writer that was asked
     invoked_us: int
     outcome: Outcome = Outcome.UNKNOWN
-    replied_us: int | None = None
+    replied_us: int | None = None  # None: the client gave up
     seq: int = 0
     wal_id: int | None = None
+    answer: Told | Refusal | None = None
+
+
+@dataclass(slots=True)
+class Operation:
+    """A change that a client wants made once, and all attempts at it, in order of invocation.
+
+    What it puts is its own number and nobody else's, and so is what it adds.
+    """
+
+    number: int
+    request: WriteRequest
+    attempts: list[Attempt] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kind = type(self.request).__name__.removesuffix("Request")
+        return f"{kind} {self.number} <{' '.join(str(self.request).split())}>"
 
     @property
-    def value(self) -> bytes:
-        """What it writes to each key; deletes are recognised by their sequence number."""
-        return b"" if self.is_delete else str(self.number).encode()
+    def key(self) -> bytes:
+        """Its idempotency key; empty: it is attempted once."""
+        return self.request.header.idempotency_key
+
+    @property
+    def ttls_ms(self) -> set[int]:
+        """How long the values live that it puts."""
+        match self.request:
+            case kv_pb2.PutRequest():
+                return {self.request.ttl_ms}
+            case kv_pb2.WriteRequest():
+                changes = list(self.request.changes)
+            case kv_pb2.TxnRequest():
+                operations = (*self.request.then, *self.request.otherwise)
+                changes = [operation.change for operation in operations]
+            case _:
+                changes = []
+        return {change.put.ttl_ms for change in changes}
+
+    @property
+    def seqs(self) -> set[int]:
+        """The sequence numbers that were told."""
+        return {attempt.seq for attempt in self.attempts if attempt.seq}
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether an attempt was acknowledged as durable."""
+        return any(each.outcome is Outcome.ACKNOWLEDGED for each in self.attempts)
+
+    @property
+    def may_be_applied(self) -> bool:
+        """Whether any attempt ended without the news that it had no effect."""
+        harmless = (Outcome.NOT_APPLIED, Outcome.REFUSED)
+        return any(attempt.outcome not in harmless for attempt in self.attempts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +126,10 @@ class ReadOp:
 
     key: bytes
     is_linearizable: bool
+    epoch: int
     invoked_us: int
-    found: bool
-    value: bytes
-    seq: int  # of the value; 0: there was none
+    replied_us: int
+    got: Got
     header_seq: int
 
 
@@ -51,20 +137,27 @@ class ReadOp:
 class ScanOp:
     """One scan of everything that was answered to its end."""
 
+    epoch: int
     invoked_us: int
+    replied_us: int
     header_seq: int
-    entries: tuple[tuple[bytes, int], ...]  # key and sequence number
+    entries: tuple[tuple[bytes, Got], ...]
 
 
 @dataclass(slots=True)
 class History:
     """All that happened, in the order of invocation."""
 
-    writes: list[WriteOp] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
     reads: list[ReadOp] = field(default_factory=list)
     scans: list[ScanOp] = field(default_factory=list)
     endings: list[str] = field(default_factory=list)  # why writers ended
 
-    def acknowledged(self) -> list[WriteOp]:
-        """The writes that were acknowledged as durable."""
-        return [op for op in self.writes if op.outcome is Outcome.ACKNOWLEDGED]
+    def attempts(self, outcome: Outcome) -> list[tuple[Operation, Attempt]]:
+        """All attempts that ended so."""
+        return [
+            (operation, attempt)
+            for operation in self.operations
+            for attempt in operation.attempts
+            if attempt.outcome is outcome
+        ]

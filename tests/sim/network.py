@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NEAR_PATIENCE_MS = 3_600_000.0  # of a node near to the store, whose requests are only ever held
+
 
 class NoAnswer(Exception):
     """The client of a request has given up, or was refused: `cause` says why."""
@@ -62,6 +64,8 @@ class Network:
         """`faults` and `script` may be changed at any time; requests under way keep theirs."""
         self.faults = faults
         self.script = Script()
+        self.near_ms: dict[str, float] = {}  # one way, of nodes that suffer no drawn faults
+        self.last_arrival_us = 0  # of all requests that were sent
         self._loop = loop
         self._store = store
         self._random = random
@@ -80,16 +84,23 @@ class Network:
         """
         if not sender.alive:
             raise NodeCrashed(sender.label)
-        plan = self.script.plan_for(operation, names, sender.name) or Plan(self._draw_fate())
-        factor = self._spell_factor()
-        request_ms = self.faults.request_ms.draw(self._random) * factor
-        reply_ms = self.faults.reply_ms.draw(self._random) * factor
+        plan = self.script.plan_for(operation, names, sender.name)
+        if sender.name in self.near_ms:
+            plan = plan or Plan()
+            request_ms = reply_ms = self.near_ms[sender.name]
+            patience_ms, cause = NEAR_PATIENCE_MS, "the node near to the store gave up"
+        else:
+            plan = plan or Plan(self._draw_fate())
+            factor = self._spell_factor()
+            request_ms = self.faults.request_ms.draw(self._random) * factor
+            reply_ms = self.faults.reply_ms.draw(self._random) * factor
+            patience_ms, cause = self._patience(plan.fate, request_ms + reply_ms)
         reply: asyncio.Future[_Answer] = self._loop.create_future()
         request = Request(sender, operation, names, serve, plan, reply, reply_ms)
-        patience_ms, cause = self._patience(plan.fate, request_ms + reply_ms)
         if plan.fate is Fate.LATE_REQUEST:
             request_ms = patience_ms + self.faults.late_ms.draw(self._random)
         self._loop.call_later(request_ms / 1000, self._arrive, request, context=self._store.context)
+        self.last_arrival_us = max(self.last_arrival_us, self._loop.now_us + int(request_ms * 1000))
         giving_up = self._loop.call_later(patience_ms / 1000, self._give_up, request, cause)
         try:
             answer = await reply

@@ -45,6 +45,18 @@ class SimStore:
     def faults(self, faults: Faults) -> None:
         self._network.faults = faults
 
+    def place_near(self, node: str, one_way_ms: float) -> None:
+        """From now on, requests of nodes of this name, and replies to them, take this long.
+
+        No faults are drawn for them, and their senders wait for as long as they are held.
+        """
+        self._network.near_ms[node] = one_way_ms
+
+    @property
+    def last_arrival_ms(self) -> float:
+        """When the last of all requests that were sent arrives, virtual time."""
+        return self._network.last_arrival_us / 1000
+
     # --- scripts -------------------------------------------------------------------------------
 
     def hold(self, match: Match, *, times: int | None = 1) -> Gate:

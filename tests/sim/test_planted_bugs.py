@@ -18,8 +18,9 @@ from shalekv.core.manifest import Manifest
 from shalekv.engine import recover
 from shalekv.store import claim
 from shalekv.store.api import Created, ObjectStore, Unknown
-from tests.sim.invariants import Stored, check_all
+from tests.sim.invariants import check_all
 from tests.sim.run import simulate
+from tests.sim.stored import Stored
 from tests.sim.workload import rival_writers
 from tests.sim.world import World
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.invariants import Stored, check_all
+from tests.sim.cluster import Cluster
+from tests.sim.invariants import check_all
 from tests.sim.run import simulate
-from tests.sim.workload import Cluster, rival_writers
+from tests.sim.stored import Stored
+from tests.sim.workload import rival_writers
 from tests.sim.world import World
 
 

@@ -1,23 +1,46 @@
-"""The asynchronous Python client of ShaleKV.
+"""The Python client of ShaleKV: `Client` for asyncio, `SyncClient` for programs without it.
 
 >>> async with Client("127.0.0.1:7654") as client:
 ...     await client.put(b"greeting", b"hello")
 ...     found = await client.get(b"greeting")
 """
 
-from shalekv_client.changes import Batch, Change, Delete, Put
+from shalekv_client.changes import Add, Batch, Change, Delete, DeleteRange, Put
 from shalekv_client.client import Client
+from shalekv_client.conditions import (
+    Absent,
+    Compare,
+    Condition,
+    Exists,
+    Missing,
+    Operator,
+    Present,
+    RangeEmpty,
+    SeqEquals,
+    SeqIs,
+    ValueIs,
+)
 from shalekv_client.errors import (
+    Abandoned,
     Cancelled,
+    ClientClosed,
+    ConditionFailed,
     ConnectionLost,
+    CounterOverflow,
     DeadlineExceeded,
     DeadlinePassed,
     ErrorDetails,
     Fenced,
     InvalidRequest,
+    KeyExpired,
+    KeyReused,
+    NotACounter,
     NotApplied,
+    NotSent,
     OutcomeUnknown,
     Overloaded,
+    PageExpired,
+    RangeTooCostly,
     ReplyTooLarge,
     ServerFailed,
     ShaleKVError,
@@ -25,45 +48,82 @@ from shalekv_client.errors import (
     Unimplemented,
     Unreachable,
 )
+from shalekv_client.idempotency import IdempotencyKeys
 from shalekv_client.levels import Durability, ReadLevel, Role
-from shalekv_client.results import Commit, Entry, Value, View
+from shalekv_client.operations import Get, TxnOperation
+from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.scan import Scan
 from shalekv_client.server_status import ManifestStatus, MemtableStatus, Status, WriterStatus
+from shalekv_client.session import Session
+from shalekv_client.sync_client import SyncClient
+from shalekv_client.sync_scan import SyncScan
+from shalekv_client.sync_session import SyncSession
 
 __all__ = [
+    "Abandoned",
+    "Absent",
+    "Add",
     "Batch",
     "Cancelled",
     "Change",
     "Client",
+    "ClientClosed",
     "Commit",
+    "Compare",
+    "Condition",
+    "ConditionFailed",
     "ConnectionLost",
+    "CounterOverflow",
     "DeadlineExceeded",
     "DeadlinePassed",
     "Delete",
+    "DeleteRange",
     "Durability",
     "Entry",
     "ErrorDetails",
+    "Exists",
     "Fenced",
+    "Get",
+    "IdempotencyKeys",
     "InvalidRequest",
+    "KeyExpired",
+    "KeyReused",
     "ManifestStatus",
     "MemtableStatus",
+    "Missing",
+    "NotACounter",
     "NotApplied",
+    "NotSent",
+    "Operator",
     "OutcomeUnknown",
     "Overloaded",
+    "PageExpired",
+    "Present",
     "Put",
+    "RangeEmpty",
+    "RangeTooCostly",
     "ReadLevel",
     "ReplyTooLarge",
     "RetryPolicy",
     "Role",
     "Scan",
+    "SeqEquals",
+    "SeqIs",
     "ServerFailed",
+    "Session",
     "ShaleKVError",
     "Status",
     "Stopping",
+    "SyncClient",
+    "SyncScan",
+    "SyncSession",
+    "TxnOperation",
+    "TxnResult",
     "Unimplemented",
     "Unreachable",
     "Value",
+    "ValueIs",
     "View",
     "WriterStatus",
 ]

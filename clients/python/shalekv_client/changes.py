@@ -1,4 +1,4 @@
-"""What a write changes: puts and deletes, alone or many in one commit."""
+"""What a write changes: puts, deletes and counters, alone or many in one commit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Put:
 
     key: bytes
     value: bytes
+    ttl_ms: int = 0  # the value expires after so many milliseconds; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,36 @@ class Delete:
     key: bytes
 
 
-Change: TypeAlias = Put | Delete
+@dataclass(frozen=True, slots=True)
+class DeleteRange:
+    """Deletes the keys from `start` to `end` (exclusive), or those that begin with `prefix`.
+
+    An empty `start` or `end` means the first or last of all keys; all keys at once are refused.
+    """
+
+    start: bytes = b""
+    end: bytes = b""
+    prefix: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Adds to a counter: a value of 8 bytes, a signed integer, least significant byte first.
+
+    A key without a value counts as 0.
+    """
+
+    key: bytes
+    delta: int = 1
+
+
+Change: TypeAlias = Put | Delete | DeleteRange | Add
 
 
 class Batch:
     """Changes that are written in one commit: all of them or none.
 
-    When a key is changed more than once, the last change wins.
+    They are applied in their order: when a key is changed more than once, the last change wins.
     """
 
     def __init__(self, changes: Iterable[Change] = ()) -> None:
@@ -38,22 +62,28 @@ class Batch:
         self._changes: list[Change] = []
         self._size_bytes = 0
         for change in changes:
-            self.add(change)
+            self.append(change)
 
-    def put(self, key: bytes, value: bytes) -> Self:
+    def put(self, key: bytes, value: bytes, ttl_ms: int = 0) -> Self:
         """Add a put; returns the batch, so that calls can be chained."""
-        return self.add(Put(key, value))
+        return self.append(Put(key, value, ttl_ms))
 
     def delete(self, key: bytes) -> Self:
         """Add a delete; returns the batch, so that calls can be chained."""
-        return self.add(Delete(key))
+        return self.append(Delete(key))
 
-    def add(self, change: Change) -> Self:
+    def delete_range(self, *, start: bytes = b"", end: bytes = b"", prefix: bytes = b"") -> Self:
+        """Add a range delete; returns the batch, so that calls can be chained."""
+        return self.append(DeleteRange(start, end, prefix))
+
+    def add(self, key: bytes, delta: int = 1) -> Self:
+        """Add an addition to a counter; returns the batch, so that calls can be chained."""
+        return self.append(Add(key, delta))
+
+    def append(self, change: Change) -> Self:
         """Add a change; returns the batch, so that calls can be chained."""
         self._changes.append(change)
-        self._size_bytes += len(change.key)
-        if isinstance(change, Put):
-            self._size_bytes += len(change.value)
+        self._size_bytes += _size_bytes(change)
         return self
 
     @property
@@ -73,7 +103,22 @@ class Batch:
 def to_message(change: Change) -> kv_pb2.Change:
     """The change as the wire has it."""
     match change:
-        case Put(key, value):
-            return kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value))
+        case Put(key, value, ttl_ms):
+            return kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value, ttl_ms=ttl_ms))
         case Delete(key):
             return kv_pb2.Change(delete=kv_pb2.DeleteChange(key=key))
+        case DeleteRange(start, end, prefix):
+            keys = kv_pb2.KeyRange(start=start, end=end, prefix=prefix)
+            return kv_pb2.Change(delete_range=kv_pb2.DeleteRangeChange(range=keys))
+        case Add(key, delta):
+            return kv_pb2.Change(add=kv_pb2.AddChange(key=key, delta=delta))
+
+
+def _size_bytes(change: Change) -> int:
+    match change:
+        case Put(key, value):
+            return len(key) + len(value)
+        case Delete(key) | Add(key):
+            return len(key)
+        case DeleteRange(start, end, prefix):
+            return len(start) + len(end) + len(prefix)

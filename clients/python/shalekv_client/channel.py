@@ -1,4 +1,4 @@
-"""The connection to a server: address, channel options, and which calls gRPC itself repeats."""
+"""The connection to a server: address, channel options, and the call that gRPC itself repeats."""
 
 from __future__ import annotations
 
@@ -10,20 +10,13 @@ import grpc
 MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # as the server's default
 PORT_MAX = 65_535
 
-_READS = (
-    {"service": "shalekv.v1.KV", "method": "Get"},
-    {"service": "shalekv.v1.KV", "method": "BatchGet"},
-    {"service": "shalekv.v1.KV", "method": "Scan"},
-    {"service": "shalekv.v1.Admin", "method": "Status"},
-)
-
-# Reads change nothing, so gRPC may repeat them, whatever became of the first attempt; a scan only
-# until its first message has come. Mutations are not named here: see `shalekv_client.retry`.
+# A scan may be repeated until its first message has come, which only gRPC can tell. All else is
+# repeated by `shalekv_client.retry`.
 _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
             {
-                "name": _READS,
+                "name": [{"service": "shalekv.v1.KV", "method": "Scan"}],
                 "retryPolicy": {
                     "maxAttempts": 4,
                     "initialBackoff": "0.05s",

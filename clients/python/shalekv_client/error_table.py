@@ -1,4 +1,5 @@
-"""From the status of a gRPC call to an error: the published table, read from the client's side.
+"""From a failed call, or a failed operation of a session, to an error: the published table, read
+from the client's side.
 
 What decides is the reason in `google.rpc.ErrorInfo` of the domain "shalekv". Without it the status
 was made by gRPC or by something between, and then nothing proves that a mutation was not applied.
@@ -14,14 +15,26 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from shalekv.v1 import kv_pb2
 from shalekv_client import errors
 from shalekv_client.errors import ErrorDetails, ShaleKVError
 
 DOMAIN = "shalekv"
 
+_CODE_NAMES: Mapping[int, str] = MappingProxyType(
+    {code.value[0]: code.name for code in grpc.StatusCode}
+)
+
 _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
     {
         "INVALID_REQUEST": errors.InvalidRequest,
+        "CONDITION_FAILED": errors.ConditionFailed,
+        "NOT_A_COUNTER": errors.NotACounter,
+        "COUNTER_OVERFLOW": errors.CounterOverflow,
+        "RANGE_TOO_COSTLY": errors.RangeTooCostly,
+        "IDEMPOTENCY_KEY_REUSED": errors.KeyReused,
+        "IDEMPOTENCY_KEY_EXPIRED": errors.KeyExpired,
+        "PAGE_EXPIRED": errors.PageExpired,
         "NOT_IMPLEMENTED": errors.Unimplemented,
         "OVERLOADED": errors.Overloaded,
         "QUEUE_FULL": errors.Overloaded,
@@ -79,18 +92,44 @@ def error_of(address: str, call: _FailedCall) -> ShaleKVError:
     info = _error_info(status)
     if info is None:
         return _bare(address, code, message)
-    retry_after_ms = _retry_after_ms(status)
-    found = ErrorDetails(address, code, message, info.reason, dict(info.metadata), retry_after_ms)
-    kind = _BY_REASON.get(info.reason) or _BY_CODE_WITH_REASON.get(code)
-    if kind is None and retry_after_ms is not None and code == "RESOURCE_EXHAUSTED":
-        kind = errors.Overloaded
-    return (kind or errors.ServerFailed)(found)
+    advice_ms = _retry_after_ms(status)
+    return _told(ErrorDetails(address, code, message, info.reason, dict(info.metadata), advice_ms))
 
 
-def silence(address: str, timeout_ms: int) -> ShaleKVError:
+def error_of_operation(address: str, failure: kv_pb2.OperationError) -> ShaleKVError:
+    """The error for an operation of a session that the server at `address` reports as failed."""
+    code = _CODE_NAMES.get(failure.code, "UNKNOWN")
+    message = failure.message or code
+    if not failure.reason:
+        return _bare(address, code, message)
+    advice_ms = failure.retry_delay_ms or None
+    metadata = dict(failure.metadata)
+    return _told(ErrorDetails(address, code, message, failure.reason, metadata, advice_ms))
+
+
+def silence(address: str, timeout_ms: int) -> errors.DeadlineExceeded:
     """The error for a stream on which nothing came for `timeout_ms`."""
     message = f"nothing came for {timeout_ms} ms"
     return errors.DeadlineExceeded(ErrorDetails(address, "DEADLINE_EXCEEDED", message))
+
+
+def too_large(address: str, method: str, size_bytes: int, message_bytes_max: int) -> ShaleKVError:
+    """The error for a request that does not fit into a message, and so never leaves this client."""
+    message = f"the {method} has {size_bytes} bytes, and a message at most {message_bytes_max}"
+    return errors.InvalidRequest(ErrorDetails(address, "INVALID_ARGUMENT", message))
+
+
+def not_an_answer(address: str, method: str) -> ShaleKVError:
+    """The error for a reply that does not answer what was asked."""
+    message = f"the server's answer is not one to {method}"
+    return errors.ServerFailed(ErrorDetails(address, "INTERNAL", message))
+
+
+def _told(found: ErrorDetails) -> ShaleKVError:
+    kind = _BY_REASON.get(found.reason) or _BY_CODE_WITH_REASON.get(found.code)
+    if kind is None and found.retry_after_ms is not None and found.code == "RESOURCE_EXHAUSTED":
+        kind = errors.Overloaded
+    return (kind or errors.ServerFailed)(found)
 
 
 def _bare(address: str, code: str, message: str) -> ShaleKVError:

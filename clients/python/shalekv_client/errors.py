@@ -3,17 +3,27 @@
 ShaleKVError
 ├── NotApplied            certain: the call changed nothing
 │   ├── InvalidRequest    a field of the request is out of its limits; `field` names it
+│   ├── ConditionFailed   what the write demands does not hold; `found_seq` says what is there
+│   ├── NotACounter       the value to add to is not one of 8 bytes
+│   ├── CounterOverflow   the sum would not fit into 64 bits
+│   ├── RangeTooCostly    too much is deleted in a range that was to be compared
+│   ├── KeyReused         the idempotency key belongs to a write with other content
+│   ├── PageExpired       the view of a page token is gone: begin the scan again
 │   ├── Unimplemented     this server does not have the call or the option
 │   ├── Overloaded        come back after `retry_after_ms`
 │   ├── ReplyTooLarge     ask for less at once
 │   ├── DeadlinePassed    the deadline had passed before any work was done
-│   └── Stopping          this process no longer serves
-│       └── Fenced        because another writer has taken over
+│   ├── Stopping          this process no longer serves
+│   │   └── Fenced        because another writer has taken over
+│   └── NotSent           the operation has never left this client: its session was over
+│       └── ClientClosed  because the client is closed
 └── OutcomeUnknown        a mutation may have been applied, may be applied later, or never
     ├── Unreachable       no connection to the server
     ├── ConnectionLost    the connection broke while the call was under way
     ├── DeadlineExceeded  no answer within the time given
     ├── Cancelled         the server or something between gave the call up
+    ├── Abandoned         this client, or its session, was closed while the call was under way
+    ├── KeyExpired        the idempotency key is too old to tell whether it was used
     └── ServerFailed      the server could not do it; `reason` says why
 
 There is no third branch: an error that does not prove that nothing was applied counts as unknown.
@@ -26,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,10 @@ class ShaleKVError(Exception):
         """The server's address, and what happened."""
         return f"{self.details.address}: {self.details.message}"
 
+    def again(self) -> Self:
+        """The same error as a new object, for one more caller who raises it."""
+        return type(self)(self.details)
+
     @property
     def code(self) -> str:
         """The name of the gRPC status code, such as ``UNAVAILABLE``."""
@@ -74,6 +89,41 @@ class InvalidRequest(NotApplied):
     def field(self) -> str:
         """The path of the field, such as ``changes[3].put.key``; empty if the server named none."""
         return self.details.metadata.get("field", "")
+
+
+class ConditionFailed(NotApplied):
+    """What the write demands does not hold. Read the key, and decide anew."""
+
+    @property
+    def condition(self) -> str:
+        """The condition: ``absent``, ``present`` or ``seq_equals``."""
+        return self.details.metadata.get("condition", "")
+
+    @property
+    def found_seq(self) -> int:
+        """The number of the commit that wrote the value that is there; 0: there is none."""
+        told = self.details.metadata.get("found_seq", "")
+        return int(told) if told.isdecimal() else 0
+
+
+class NotACounter(NotApplied):
+    """The value to add to is not one of 8 bytes. Delete it, or count in another key."""
+
+
+class CounterOverflow(NotApplied):
+    """The sum would not fit into 64 bits."""
+
+
+class RangeTooCostly(NotApplied):
+    """Too many deleted keys stand before the first of a range. Compare a smaller range."""
+
+
+class KeyReused(NotApplied):
+    """The idempotency key belongs to a write with other content. Choose a new one."""
+
+
+class PageExpired(NotApplied):
+    """The view of the page token is gone. Begin the scan again."""
 
 
 class Unimplemented(NotApplied):
@@ -111,6 +161,14 @@ class Fenced(Stopping):
         return int(told) if told.isdecimal() else None
 
 
+class NotSent(NotApplied):
+    """The operation has never left this client: its session was over. Open another session."""
+
+
+class ClientClosed(NotSent):
+    """The client is closed. Open another one."""
+
+
 class OutcomeUnknown(ShaleKVError):
     """A mutation may have been applied, may be applied later, or never. Read to find out."""
 
@@ -132,6 +190,14 @@ class DeadlineExceeded(OutcomeUnknown, TimeoutError):
 
 class Cancelled(OutcomeUnknown):
     """The server, or something between here and there, gave the call up."""
+
+
+class Abandoned(OutcomeUnknown):
+    """This client, or its session, was closed while the call was under way."""
+
+
+class KeyExpired(OutcomeUnknown):
+    """The idempotency key is too old to tell whether it was used. Read, and then decide."""
 
 
 class ServerFailed(OutcomeUnknown):

@@ -40,6 +40,18 @@ class Commit:
     wal_id: int | None  # the WAL object that holds it; None: it is in memory only
     epoch: int  # of the writer
     durability: Durability | None  # what was reached; None: a level unknown to this client
+    counters: tuple[int, ...] = ()  # the new value of each counter that was added to, in order
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """A transaction that the server has acknowledged."""
+
+    succeeded: bool  # whether all comparisons held, and so which branch was taken
+    results: tuple[Value | int | None, ...]  # of each operation of that branch; see `Client.txn`
+    seq: int  # of the commit; that of the view when the branch changes nothing
+    wal_id: int | None  # the WAL object that holds it
+    durability: Durability | None  # what was reached; None: a level unknown to this client
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +90,41 @@ def entries_of(entries: Iterable[kv_pb2.Entry]) -> list[Entry]:
     return [Entry(e.key, e.value, e.seq, e.expire_at_ms or None) for e in entries]
 
 
-def commit_of(reply: kv_pb2.PutReply | kv_pb2.DeleteReply | kv_pb2.WriteReply) -> Commit:
+def commit_of(
+    reply: kv_pb2.PutReply | kv_pb2.DeleteReply | kv_pb2.DeleteRangeReply | kv_pb2.WriteReply,
+    counters: tuple[int, ...] = (),
+) -> Commit:
     """The commit that a reply acknowledges."""
     header = reply.header
     return Commit(
+        header.seq,
+        header.wal_id if header.HasField("wal_id") else None,
+        header.epoch,
+        known(Durability, reply.durability),
+        counters,
+    )
+
+
+def txn_result_of(reply: kv_pb2.TxnReply) -> TxnResult:
+    """What a transaction came to."""
+    header = reply.header
+    return TxnResult(
+        succeeded=reply.succeeded,
+        results=tuple(map(_result_of, reply.results)),
         seq=header.seq,
         wal_id=header.wal_id if header.HasField("wal_id") else None,
-        epoch=header.epoch,
         durability=known(Durability, reply.durability),
     )
+
+
+def _result_of(result: kv_pb2.TxnResult) -> Value | int | None:
+    match result.WhichOneof("result"):
+        case "get":
+            return value_of(result.get)
+        case "counter":
+            return result.counter
+        case _:
+            return None
 
 
 def known(kind: type[EnumT], number: int) -> EnumT | None:

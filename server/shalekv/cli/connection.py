@@ -12,15 +12,22 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.exit_codes import MEANING, ExitCode
+from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.gathering import gathered
 from shalekv_client import (
     Client,
+    ConditionFailed,
+    CounterOverflow,
     DeadlineExceeded,
     Durability,
     Fenced,
     InvalidRequest,
+    KeyReused,
+    NotACounter,
     NotApplied,
+    RangeTooCostly,
     ReadLevel,
+    RetryPolicy,
     ShaleKVError,
     Unimplemented,
     Unreachable,
@@ -34,6 +41,11 @@ ADDRESS_VARIABLE = "SHALEKV_ADDR"
 DEFAULT_ADDRESS = "127.0.0.1:7654"
 TIMEOUT_MS_MAX = 3_600_000
 
+# Somebody waits: a server that is not there is told within a fraction of a second.
+AT_ONCE = RetryPolicy(attempts_max=4)
+# Nobody does: as long as --timeout-ms, so that a load survives that its server is started again.
+PATIENT = RetryPolicy(attempts_max=10_000)
+
 
 class ClientExit(enum.IntEnum):
     """How a command that talks to a server ends, beside the codes of `ExitCode`."""
@@ -42,6 +54,7 @@ class ClientExit(enum.IntEnum):
     UNREACHABLE = 9
     NOT_APPLIED = 10
     UNKNOWN = 11
+    CONDITION = 13  # 12 is `ExitCode.OUTPUT`
 
 
 _MEANING: Mapping[int, str] = MappingProxyType(
@@ -53,8 +66,20 @@ _MEANING: Mapping[int, str] = MappingProxyType(
         ClientExit.UNREACHABLE: "there is no connection to the server",
         ClientExit.NOT_APPLIED: "the server refused; nothing was done, try again later",
         ClientExit.UNKNOWN: "no answer, or a failure: a write may have been applied or not",
-        ExitCode.OUTPUT: MEANING[ExitCode.OUTPUT],
+        ExitCode.OUTPUT: "standard output, or a file, cannot be written",
+        ClientExit.CONDITION: "the condition did not hold; of txn: the else branch was done",
+        ExitCode.INTERRUPTED: "ended by Ctrl-C",
     }
+)
+
+# What no repetition would mend: the request itself is wrong, or wrong for what is stored.
+_WRONG_REQUEST = (
+    InvalidRequest,
+    Unimplemented,
+    NotACounter,
+    CounterOverflow,
+    RangeTooCostly,
+    KeyReused,
 )
 
 
@@ -71,7 +96,9 @@ def exit_code_of_call(error: ShaleKVError) -> int:
     match error:
         case Fenced():
             return ExitCode.FENCED
-        case InvalidRequest() | Unimplemented():
+        case ConditionFailed():
+            return ClientExit.CONDITION
+        case _ if isinstance(error, _WRONG_REQUEST):
             return ExitCode.USAGE
         case NotApplied():
             return ClientExit.NOT_APPLIED
@@ -88,7 +115,8 @@ def exit_codes_of_calls() -> str:
 
 
 def target_options(command: CommandT) -> CommandT:
-    """A decorator that adds --addr and --timeout-ms, as the arguments of `Target`."""
+    """A decorator that adds --addr and --timeout-ms, as the argument `target`."""
+    command = gathered("target", ("addr", "timeout_ms"), _target)(command)
     command = click.option(
         "--timeout-ms",
         type=click.IntRange(1, TIMEOUT_MS_MAX),
@@ -134,9 +162,13 @@ def read_level_option(command: CommandT) -> CommandT:
 
 
 def talk(
-    target: Target, call: Callable[[Client], Awaitable[ResultT]], *, mutates: bool = False
+    target: Target,
+    call: Callable[[Client], Awaitable[ResultT]],
+    *,
+    mutates: bool = False,
+    retry: RetryPolicy = AT_ONCE,
 ) -> ResultT:
-    """The result of `call`, with a client of the target.
+    """The result of `call`, with a client of the target that repeats as `retry` says.
 
     A failure is told, with what is known of its effect if the call `mutates`, and ends the
     process with the code that `exit_codes_of_calls` lists.
@@ -145,15 +177,25 @@ def talk(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     async def connected() -> ResultT:
-        async with Client(target.address, timeout_ms=target.timeout_ms) as client:
+        async with Client(
+            target.address, timeout_ms=target.timeout_ms, retry=retry, coalesce=False
+        ) as client:
             return await call(client)
 
     try:
         return asyncio.run(connected())
     except ShaleKVError as error:
-        for line in (f"Error: {error}", *_advice(error, target, mutates=mutates)):
+        for line in (f"Error: {told(error)}", *_advice(error, target, mutates=mutates)):
             click.echo(line, err=True)
         raise SystemExit(exit_code_of_call(error)) from None
+
+
+def told(error: ShaleKVError) -> str:
+    """What happened, in a line."""
+    if isinstance(error, ConditionFailed):
+        found = f"the key has seq {error.found_seq}" if error.found_seq else "the key has no value"
+        return f"condition failed: {found}"
+    return str(error)
 
 
 def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
@@ -162,12 +204,16 @@ def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
     lines = []
     if isinstance(error, DeadlineExceeded):
         lines.append(f"It had {target.timeout_ms:,} ms (--timeout-ms); its log may say why.")
-    if not mutates or isinstance(error, InvalidRequest | Unimplemented):
+    if not mutates or isinstance(error, _WRONG_REQUEST):
         return lines
     if isinstance(error, NotApplied):
         return [*lines, "Nothing was changed."]
     unknown = "Whether it was applied is not known: read the key to find out, or do it again."
     return [*lines, unknown]
+
+
+def _target(*, addr: str, timeout_ms: int) -> Target:
+    return Target(addr, timeout_ms)
 
 
 def _address(_context: click.Context, _option: click.Parameter, value: str) -> str:

@@ -12,13 +12,27 @@ from shalekv.cli.connection import (
     talk,
     target_options,
 )
+from shalekv.cli.exit_codes import ExitCode
 from shalekv.cli.keys import Encoding, argument_bytes, encoding_options, json_field, shown
-from shalekv.cli.output import print_bytes, print_json, print_line, printing
+from shalekv.cli.output import (
+    Format,
+    brief_format_option,
+    print_bytes,
+    print_json,
+    print_line,
+    print_rows,
+    printing,
+)
 from shalekv_client import Client, ReadLevel, Value
+
+COUNTER_BYTES = 8
 
 _HELP = """Print the value of KEY.
 
 A key without a value ends with exit code 1 and a message on stderr.
+
+Without --format the value is printed on a line, and what a terminal cannot show is escaped; raw is
+the value byte by byte, table and json have the sequence number and the expiry as well.
 
 \b
 Examples:
@@ -27,30 +41,25 @@ Examples:
   shalekv get --escaped 'row\\x00\\x01'     the same key space, spelled with escapes
   shalekv get logo --format raw > a.png   the value exactly as it is stored
   shalekv get greeting --format json      with sequence number and expiry
+  shalekv get hits --as-int64             a counter, as `shalekv add` makes them
 """
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
 @click.argument("key")
+@click.option("--as-int64", is_flag=True, help="The value is a counter; print its number.")
 @encoding_options
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["text", "json", "raw"]),
-    default="text",
-    show_default=True,
-    help="text: with a newline, and what a terminal cannot show escaped; raw: byte by byte.",
-)
+@brief_format_option("the value on a line")
 @read_level_option
 @target_options
 def get(
     *,
     key: str,
+    as_int64: bool,
     encoding: Encoding,
-    output_format: str,
+    output_format: Format | None,
     read_level: ReadLevel,
-    addr: str,
-    timeout_ms: int,
+    target: Target,
 ) -> None:
     """Print the value, or end with exit code 1."""
     wanted = argument_bytes(encoding, key, "KEY")
@@ -58,27 +67,49 @@ def get(
     async def call(client: Client) -> Value | None:
         return await client.get(wanted, read_level=read_level)
 
-    found = talk(Target(addr, timeout_ms), call)
+    found = talk(target, call)
     if found is None:
         click.echo(f"not found: {encoding.encode(wanted)}", err=True)
         raise SystemExit(ClientExit.NOT_FOUND)
+    number = _counter(found.value) if as_int64 else None
     with printing():
-        _print(wanted, found, encoding, output_format)
+        _print(wanted, found, number, encoding, output_format)
 
 
-def _print(key: bytes, found: Value, encoding: Encoding, output_format: str) -> None:
-    if output_format == "raw":
-        print_bytes(found.value)
-    elif output_format == "json":
-        print_json(
-            {
-                **json_field("key", key, encoding),
-                **json_field("value", found.value, encoding),
-                "seq": found.seq,
-                "expire_at_ms": found.expire_at_ms,
-            }
-        )
-    elif encoding is Encoding.TEXT:
-        print_line(shown(found.value, keep="\n\t"))
-    else:
-        print_line(encoding.encode(found.value))
+def _counter(value: bytes) -> int:
+    if len(value) != COUNTER_BYTES:
+        problem = f"a counter has {COUNTER_BYTES} bytes, and this value has {len(value)}"
+        click.echo(f"Error: --as-int64: {problem}", err=True)
+        raise SystemExit(ExitCode.USAGE)
+    return int.from_bytes(value, "little", signed=True)
+
+
+def _print(
+    key: bytes,
+    found: Value,
+    number: int | None,
+    encoding: Encoding,
+    output_format: Format | None,
+) -> None:
+    spelled = encoding.encode(found.value) if number is None else str(number)
+    match output_format:
+        case None if encoding is Encoding.TEXT and number is None:
+            print_line(shown(found.value, keep="\n\t"))
+        case None:
+            print_line(spelled)
+        case Format.RAW:
+            print_bytes(found.value if number is None else spelled.encode())
+        case Format.JSON:
+            value = json_field("value", found.value, encoding)
+            print_json(
+                {
+                    **json_field("key", key, encoding),
+                    **(value if number is None else {"value": number}),
+                    "seq": found.seq,
+                    "expire_at_ms": found.expire_at_ms,
+                }
+            )
+        case Format.TABLE:
+            columns = ("key", "value", "seq", "expire_at_ms")
+            row = (encoding.encode(key), spelled, str(found.seq), found.expire_at_ms)
+            print_rows(Format.TABLE, columns, [row])

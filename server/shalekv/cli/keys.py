@@ -20,11 +20,18 @@ from typing import Any, TypeVar
 
 import click
 
+from shalekv.cli.gathering import gathered
+
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\\ntr0]|)")
 _NAMED = {"\\": b"\\", "n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0"}
 _SHOWN = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
+_FLAGS = {
+    "escaped": r"Keys and values have escapes: \\ \n \t \r \0 \xNN \uNNNN.",
+    "base64": "Keys and values are base64.",
+    "hex": "Keys and values are hexadecimal.",
+}
 
 
 class Encoding(enum.Enum):
@@ -69,9 +76,13 @@ def shown(data: bytes, *, keep: str = "") -> str:
 
 
 def json_field(name: str, data: bytes, encoding: Encoding) -> dict[str, str]:
-    """`data` as a member of a JSON object; text that is not UTF-8 becomes ``NAME_base64``."""
+    """`data` as a member of a JSON object, whose name tells how it is spelled.
+
+    ``NAME`` is text; ``NAME_hex``, ``NAME_base64`` and ``NAME_escaped`` are what they say. Text
+    that is not UTF-8 becomes ``NAME_base64``.
+    """
     if encoding is not Encoding.TEXT:
-        return {name: encoding.encode(data)}
+        return {f"{name}_{encoding.value}": encoding.encode(data)}
     try:
         return {name: data.decode("utf-8")}
     except UnicodeDecodeError:
@@ -80,19 +91,9 @@ def json_field(name: str, data: bytes, encoding: Encoding) -> dict[str, str]:
 
 def encoding_options(command: CommandT) -> CommandT:
     """A decorator that adds --hex, --base64 and --escaped, as the argument `encoding`."""
-    texts = {
-        Encoding.ESCAPED: r"Keys and values have escapes: \\ \n \t \r \0 \xNN \uNNNN.",
-        Encoding.BASE64: "Keys and values are base64.",
-        Encoding.HEX: "Keys and values are hexadecimal.",
-    }
-    for encoding, text in texts.items():
-        command = click.option(
-            f"--{encoding.value}",
-            "encoding",
-            flag_value=encoding.value,
-            callback=_chosen,
-            help=text,
-        )(command)
+    command = gathered("encoding", tuple(_FLAGS), _chosen)(command)
+    for name, text in _FLAGS.items():
+        command = click.option(f"--{name}", is_flag=True, help=text)(command)
     return command
 
 
@@ -104,8 +105,11 @@ def argument_bytes(encoding: Encoding, text: str, name: str) -> bytes:
         raise click.BadParameter(str(error), param_hint=name) from None
 
 
-def _chosen(_context: click.Context, _option: click.Parameter, value: str | None) -> Encoding:
-    return Encoding(value or Encoding.TEXT.value)
+def _chosen(**flags: bool) -> Encoding:
+    given = [name for name, is_given in flags.items() if is_given]
+    if len(given) > 1:
+        raise click.UsageError("--hex, --base64 and --escaped exclude each other")
+    return Encoding(given[0]) if given else Encoding.TEXT
 
 
 def _raw(text: str) -> bytes:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from shalekv import __version__
 from shalekv.cli.exit_codes import ExitCode, exit_code_of
@@ -20,12 +22,17 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("shalekv.cli.serve:serve", "Serve a database to gRPC clients."),
     "get": ("shalekv.cli.get:get", "Print the value of a key."),
     "put": ("shalekv.cli.put:put", "Set the value of a key."),
-    "delete": ("shalekv.cli.delete:delete", "Delete a key."),
+    "delete": ("shalekv.cli.delete:delete", "Delete a key, or a range of keys."),
+    "add": ("shalekv.cli.add:add", "Add to a counter."),
+    "txn": ("shalekv.cli.txn:txn", "Compare, then do, in one commit."),
     "scan": ("shalekv.cli.scan:scan", "Print keys and values in the order of the keys."),
     "load": ("shalekv.cli.load:load", "Put every pair of a file, in batches."),
+    "dump": ("shalekv.cli.dump:dump", "Write all pairs of one moment into a file."),
     "status": ("shalekv.cli.status:status", "Print what a server is and how it does."),
+    "bench": ("shalekv.cli.bench:bench", "Measure a server: operations per second, latencies."),
     "manifest": ("shalekv.cli.manifest:manifest", "Print a manifest, read from the store."),
     "wal": ("shalekv.cli.wal:wal", "List the WAL objects, read from the store."),
+    "completion": ("shalekv.cli.completion:completion", "Print a script for your shell."),
 }
 
 
@@ -43,6 +50,23 @@ class LazyCommands(click.Group):
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; one that does not say more about Ctrl-C ends with its exit code."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            raise SystemExit(ExitCode.INTERRUPTED) from None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names that begin with `incomplete`, from the table alone; else the options."""
+        found = [
+            CompletionItem(name, help=summary)
+            for name, (_, summary) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return found or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, from the table alone."""

@@ -50,6 +50,20 @@ def format_option(command: CommandT) -> CommandT:
     )(command)
 
 
+def brief_format_option(brief: str) -> Callable[[CommandT], CommandT]:
+    """A decorator that adds --format to a command which has one thing to say.
+
+    Without it the argument `output_format` is None, and the command prints what `brief` says.
+    """
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice([f.value for f in Format]),
+        callback=lambda _context, _option, value: Format(value) if value else None,
+        help=f"How to print all of it.  [default: {brief}]",
+    )
+
+
 @contextmanager
 def printing() -> Iterator[None]:
     """Print within this: whoever stops reading (`| head`) ends the command, quietly.
@@ -234,4 +248,4 @@ def _cell(value: Any) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(",", "").isdecimal()
+    return cell == "-" or cell.replace(",", "").replace(".", "", 1).isdecimal()

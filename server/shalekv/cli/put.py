@@ -7,6 +7,9 @@ from typing import BinaryIO
 
 import click
 
+from shalekv.cli.amounts import duration
+from shalekv.cli.commits import print_commit
+from shalekv.cli.conditions import condition_options
 from shalekv.cli.connection import (
     Target,
     durability_option,
@@ -15,12 +18,13 @@ from shalekv.cli.connection import (
     target_options,
 )
 from shalekv.cli.keys import Encoding, argument_bytes, encoding_options
-from shalekv.cli.output import print_line, printing
-from shalekv_client import Client, Commit, Durability
+from shalekv.cli.output import Format, brief_format_option
+from shalekv_client import Client, Commit, Condition, Durability
 
 _HELP = """Set the value of KEY to VALUE, and print the sequence number of the commit.
 
-VALUE is text; - reads it from standard input and --value-file from a file, byte by byte.
+VALUE is text; - reads it from standard input and --value-file from a file, byte by byte. A value
+that begins with - stands after --.
 
 \b
 Examples:
@@ -29,6 +33,10 @@ Examples:
   shalekv put --escaped 'row\\x00\\x01' 'a\\tb'   with escapes, in key and value
   shalekv put logo --value-file logo.png
   date | shalekv put now -
+  shalekv put -- temperature -5
+  shalekv put session/17 ada --ttl 30m         gone after half an hour
+  shalekv put lock/cron host-3 --if-absent     exit code 13 when somebody has it
+  shalekv put config '{}' --if-seq 1207        only if nobody has changed it since
   shalekv put --durability memory hits 17      faster; a crash may lose it
 """
 
@@ -42,29 +50,40 @@ Examples:
     metavar="PATH",
     help="Take the value from this file, as it is; - is standard input.",
 )
+@click.option(
+    "--ttl",
+    "ttl_ms",
+    callback=duration,
+    metavar="TIME",
+    help="The value expires after this time: 500ms, 10s, 5m, 2h, 1d.  [default: never]",
+)
+@condition_options
 @encoding_options
+@brief_format_option("the sequence number")
 @durability_option
 @target_options
-def put(
+def put(  # noqa: PLR0913 (click passes each option by its name)
     *,
     key: str,
     value: str | None,
     value_file: BinaryIO | None,
+    ttl_ms: int | None,
+    condition: Condition | None,
     encoding: Encoding,
+    output_format: Format | None,
     durability: Durability,
-    addr: str,
-    timeout_ms: int,
+    target: Target,
 ) -> None:
     """Put, and print the sequence number."""
     wanted = argument_bytes(encoding, key, "KEY")
     content = _content(value, value_file, encoding)
 
     async def call(client: Client) -> Commit:
-        return await client.put(wanted, content, durability=durability)
+        return await client.put(
+            wanted, content, ttl_ms=ttl_ms or 0, condition=condition, durability=durability
+        )
 
-    commit = talk(Target(addr, timeout_ms), call, mutates=True)
-    with printing():
-        print_line(f"seq {commit.seq}")
+    print_commit(talk(target, call, mutates=True), output_format)
 
 
 def _content(value: str | None, value_file: BinaryIO | None, encoding: Encoding) -> bytes:

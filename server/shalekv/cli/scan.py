@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -14,7 +16,7 @@ from shalekv.cli.connection import (
     talk,
     target_options,
 )
-from shalekv.cli.keys import Encoding, argument_bytes, encoding_options, json_field
+from shalekv.cli.keys import Encoding, encoding_options, json_field
 from shalekv.cli.output import (
     TABLE_ROWS,
     Format,
@@ -24,6 +26,7 @@ from shalekv.cli.output import (
     print_line,
     printing,
 )
+from shalekv.cli.ranges import RangeWords, range_options
 from shalekv_client import Client, Entry, ReadLevel
 
 Arguments: TypeAlias = dict[str, Any]  # of `Client.scan`
@@ -34,10 +37,15 @@ _HELP = """Print keys and values in the order of the keys, as of one moment.
 All keys without --start, --end or --prefix. --start is the first key, --end the first one that is
 left out; --prefix stands for itself.
 
+When a limit ends the scan before its range does, stderr has the --page-token with which the same
+command goes on, at the same moment; the server keeps it for a minute. Limits and format may then
+be others, the range may not.
+
 \b
 Examples:
   shalekv scan --prefix 'GREEK SMALL LETTER A'
   shalekv scan --start a --end b --limit 10
+  shalekv scan --limit-bytes 1000000 --page-token XXXX    the next million bytes
   shalekv scan --reverse --limit 1                 the last key of all
   shalekv scan --keys-only | wc -l                 how many keys there are
   shalekv scan --format json | jq -r .value
@@ -46,11 +54,21 @@ Examples:
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
-@click.option("--start", metavar="KEY", default="", help="The first key.")
-@click.option("--end", metavar="KEY", default="", help="The first key that is left out.")
-@click.option("--prefix", metavar="KEY", default="", help="The keys that begin with this.")
+@range_options
 @click.option("--reverse", is_flag=True, help="From the last key to the first.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="COUNT", help="At most so many.")
+@click.option(
+    "--limit-bytes",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Stop after the entry that brings keys and values to so many bytes.",
+)
+@click.option(
+    "--page-token",
+    metavar="TOKEN",
+    callback=lambda _context, _option, value: _token(value or ""),
+    help="Go on where this page ended.",
+)
 @click.option("--keys-only", is_flag=True, help="Leave the values out.")
 @encoding_options
 @format_option
@@ -58,39 +76,49 @@ Examples:
 @target_options
 def scan(  # noqa: PLR0913 (click passes each option by its name)
     *,
-    start: str,
-    end: str,
-    prefix: str,
+    key_range: RangeWords,
     reverse: bool,
     limit: int | None,
+    limit_bytes: int | None,
+    page_token: bytes,
     keys_only: bool,
     encoding: Encoding,
     output_format: Format,
     read_level: ReadLevel,
-    addr: str,
-    timeout_ms: int,
+    target: Target,
 ) -> None:
     """Print the entries."""
     arguments: Arguments = {
-        "start": argument_bytes(encoding, start, "--start"),
-        "end": argument_bytes(encoding, end, "--end"),
-        "prefix": argument_bytes(encoding, prefix, "--prefix"),
+        **key_range.decoded(encoding),
         "reverse": reverse,
         "limit": limit or 0,
+        "limit_bytes": limit_bytes or 0,
         "keys_only": keys_only,
+        "page_token": page_token,
         "read_level": read_level,
     }
 
-    async def call(client: Client) -> None:
-        await _print_all(client, arguments, encoding, output_format)
+    async def call(client: Client) -> bytes:
+        return await _print_all(client, arguments, encoding, output_format)
 
     with printing():
-        talk(Target(addr, timeout_ms), call)
+        next_page = talk(target, call)
+    if next_page:
+        token = base64.urlsafe_b64encode(next_page).decode("ascii")
+        click.echo(f"There is more: the same with --page-token {token}", err=True)
+
+
+def _token(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode(), altchars=b"-_", validate=True)
+    except binascii.Error:
+        raise click.BadParameter("it is not what an earlier page has printed") from None
 
 
 async def _print_all(
     client: Client, arguments: Arguments, encoding: Encoding, output_format: Format
-) -> None:
+) -> bytes:
+    """Print the entries; the token of the next page, empty when there is none."""
     keys_only = bool(arguments["keys_only"])
     table = TablePrinter(["key"] if keys_only else ["key", "value", "seq"])
     write = _printer(table, encoding, output_format, keys_only=keys_only)
@@ -106,6 +134,7 @@ async def _print_all(
             write(page)  # what came before an error is good
     if output_format is Format.TABLE:
         table.finish()
+    return entries.page_token
 
 
 def _printer(

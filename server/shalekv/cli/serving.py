@@ -26,7 +26,7 @@ from shalekv.roles.database import create_database
 from shalekv.roles.writer import Writer
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import ServerSettings, ServeSettings
+from shalekv.settings import ServeSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.url import open_store
 
@@ -45,7 +45,7 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
     """
     with StopRequest() as stop:
         async with _runtime(settings) as runtime, _store(settings, runtime) as store:
-            server = _bind(settings.server, runtime)
+            server = _bind(settings, runtime)
             writer = None
             with stop.interrupts():
                 writer = await _open(store, settings, runtime, server.listen)
@@ -77,9 +77,9 @@ async def _store(settings: ServeSettings, runtime: Runtime) -> AsyncIterator[Obj
         await store.close()
 
 
-def _bind(settings: ServerSettings, runtime: Runtime) -> Server:
+def _bind(settings: ServeSettings, runtime: Runtime) -> Server:
     try:
-        return Server(settings, runtime)
+        return Server(settings.server, runtime, limits=settings.limits)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise

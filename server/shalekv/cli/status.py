@@ -21,12 +21,12 @@ Examples:
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
 @format_option
 @target_options
-def status(*, output_format: Format, addr: str, timeout_ms: int) -> None:
+def status(*, output_format: Format, target: Target) -> None:
     """Print the status."""
 
     async def call(client: Client) -> Status:
         return await client.status()
 
-    found = talk(Target(addr, timeout_ms), call)
+    found = talk(target, call)
     with printing():
         print_record(output_format, record_of(found))

@@ -7,32 +7,31 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from shalekv.core.entry import NO_EXPIRY, Entry, Kind
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.transaction import Change, Decision, State, Transaction
 from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES, Run
 from shalekv.errors import OutcomeUnknown, ShaleError
+from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
 
 # What a commit takes beside its entries until it is durable, measured: itself, the reply that is
 # waited for, and what completes it.
 COMMIT_OVERHEAD_BYTES = 1_200
+RECORD_BYTES = ENTRY_OVERHEAD_BYTES + 128  # of an idempotency key, its record, an ordinary reply
 _KEY = itemgetter(0)  # of an Entry
 _new = tuple.__new__  # what `Entry()` calls in the end, at half the cost
 
 
-class Change(NamedTuple):
-    """What a commit does to one key."""
-
-    key: bytes
-    kind: Kind
-    value: bytes = b""
-    expire_at_ms: int = NO_EXPIRY
-
-
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A commit that is durable."""
+    """What became of a commit that was not refused; all that it rests on is durable.
+
+    Without a change it holds the view that it was decided by.
+    """
 
     seq: int
-    wal_id: int
+    wal_id: int | None
+    decision: Decision | None = None  # of a transaction
+    record: Entry | None = None  # that was written for its idempotency key
 
 
 def outcome_unknown() -> OutcomeUnknown:
@@ -46,33 +45,130 @@ def outcome_unknown() -> OutcomeUnknown:
 Settled: TypeAlias = Callable[[Receipt | ShaleError], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That a commit answers the request with this idempotency key (I15)."""
+
+    key: bytes
+    request_hash: bytes
+    expire_at_ms: int  # logical time
+    reply_kind: ReplyKind
+    reply: Callable[[Decision | None], bytes]  # as a repeat will get it, without a header
+
+    def record(self, seq: int, wal_id: int, decision: Decision | None) -> Entry:
+        """What stands beside the changes in their WAL object."""
+        record = IdempotencyRecord(self.request_hash, wal_id, self.reply_kind, self.reply(decision))
+        return Entry(record_key(self.key), seq, Kind.PUT, encode_record(record), self.expire_at_ms)
+
+
 class Commit:
     """Changes that become durable together, under one sequence number.
 
     The sequence number may be raised while the commit is not durable, when another writer's fence
-    took the slot that it was meant for. Its place among all commits of this writer stays.
+    took the slot that it was meant for. Its place among all commits of this writer stays. What a
+    transaction does is decided again then.
     """
 
-    __slots__ = ("entries", "place", "seq", "settle", "size_bytes")
+    __slots__ = (
+        "claim",
+        "decision",
+        "entries",
+        "place",
+        "range_tombstones",
+        "record",
+        "seq",
+        "settle",
+        "size_bytes",
+        "transaction",
+    )
 
-    def __init__(self, changes: Iterable[Change], seq: int, settle: Settled) -> None:
+    def __init__(
+        self,
+        changes: Iterable[Change],
+        seq: int,
+        settle: Settled,
+        *,
+        claim: Claim | None = None,
+    ) -> None:
         """REQUIRES: each key stands once in `changes`.
 
         `settle` is called exactly once, from within the log: it must neither raise nor write.
         """
-        self.entries = [
+        self.seq = seq
+        self.place = seq
+        self.settle = settle
+        self.claim = claim
+        self.record: Entry | None = None
+        self.transaction: Transaction | None = None
+        self.decision: Decision | None = None
+        self.range_tombstones: Sequence[Entry] = ()
+        self.entries = self._entries(changes)
+        self.size_bytes = changes_bytes(self.entries) + _record_bytes(claim)
+
+    @classmethod
+    def of(
+        cls,
+        transaction: Transaction,
+        seq: int,
+        settle: Settled,
+        *,
+        size_bytes: int,
+        claim: Claim | None = None,
+    ) -> Commit:
+        """A commit that does what `transaction` decides, which takes `size_bytes` at most.
+
+        REQUIRES: `decide` is called before anything else.
+        """
+        commit = cls((), seq, settle, claim=claim)
+        commit.transaction = transaction
+        commit.size_bytes = size_bytes + _record_bytes(claim)
+        return commit
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is anything to make durable."""
+        return bool(self.entries or self.range_tombstones)
+
+    @property
+    def rests_on_state(self) -> bool:
+        """Whether what it does depends on the commits before it."""
+        return self.transaction is not None and self.transaction.rests_on_state
+
+    def decide(self, state: State) -> None:
+        """Let the transaction decide, if there is one, what is changed in `state`."""
+        if self.transaction is None:
+            return
+        self.decision = self.transaction.decide(state)
+        self.entries = self._entries(self.decision.changes)
+        self.range_tombstones = [
+            Entry(start, self.seq, Kind.RANGE_TOMBSTONE, end)
+            for start, end in self.decision.deleted
+        ]
+
+    def resequence(self, seq: int) -> None:
+        """Move the commit behind everything that has a lower number; it has no slot any more."""
+        self.seq = seq
+        self.record = None  # of a slot that it did not get
+        self.entries = [entry._replace(seq=seq) for entry in self.entries]
+        self.range_tombstones = [entry._replace(seq=seq) for entry in self.range_tombstones]
+
+    def take_slot(self, wal_id: int) -> None:
+        """Its WAL object is known: so is what is remembered of it."""
+        if self.claim is not None and self.writes:
+            self.record = self.claim.record(self.seq, wal_id, self.decision)
+
+    def succeed(self, *, seq: int, wal_id: int | None) -> None:
+        """Tell that all that it did, or rested on, is durable."""
+        refusal = None if self.decision is None else self.decision.refusal
+        receipt = Receipt(seq, wal_id, self.decision, self.record)
+        self.settle(receipt if refusal is None else refusal)
+
+    def _entries(self, changes: Iterable[Change]) -> list[Entry]:
+        seq = self.seq
+        return [
             _new(Entry, (key, seq, kind, value, expire_at_ms))
             for key, kind, value, expire_at_ms in changes
         ]
-        self.seq = seq
-        self.place = seq
-        self.size_bytes = changes_bytes(self.entries)
-        self.settle = settle
-
-    def resequence(self, seq: int) -> None:
-        """Move the commit behind everything that has a lower number."""
-        self.seq = seq
-        self.entries = [entry._replace(seq=seq) for entry in self.entries]
 
 
 def changes_bytes(changes: Sequence[Change] | Sequence[Entry]) -> int:
@@ -82,29 +178,47 @@ def changes_bytes(changes: Sequence[Change] | Sequence[Entry]) -> int:
     return COMMIT_OVERHEAD_BYTES + keys_bytes + values_bytes + ENTRY_OVERHEAD_BYTES * len(changes)
 
 
+def _record_bytes(claim: Claim | None) -> int:
+    return 0 if claim is None else RECORD_BYTES
+
+
+class WalContents(NamedTuple):
+    """What a WAL object holds, each part in the order of an SST."""
+
+    points: Sequence[Entry] = ()
+    range_tombstones: Sequence[Entry] = ()
+    records: Sequence[Entry] = ()
+
+
 class Group:
     """The commits of one WAL object."""
 
-    __slots__ = ("commits", "landed", "run", "size_bytes", "wal_id")
+    __slots__ = ("commits", "landed", "max_seq", "run", "size_bytes", "wal_id")
 
     def __init__(self, wal_id: int, commits: Sequence[Commit]) -> None:
-        """REQUIRES: `commits` in the order of their sequence numbers."""
+        """REQUIRES: `commits` in the order of their sequence numbers, one of them writes."""
         self.wal_id = wal_id
         self.commits = commits
         self.size_bytes = sum(commit.size_bytes for commit in commits)
+        # What writes nothing has a number, too, but no reader of the WAL would ever see it.
+        self.max_seq = next(commit.seq for commit in reversed(commits) if commit.writes)
         newest = {entry.key: entry for commit in commits for entry in commit.entries}
-        self.run = Run.from_newest(newest)
+        tombstones = [entry for commit in commits for entry in commit.range_tombstones]
+        self.run = Run.from_newest(newest, max_seq=self.max_seq, range_tombstones=tombstones)
+        for commit in commits:
+            commit.take_slot(wal_id)
         self.landed: bool | None = None  # None: not known yet
 
-    @property
-    def max_seq(self) -> int:
-        """The sequence number of its last commit."""
-        return self.commits[-1].seq
+    def contents(self) -> WalContents:
+        """All versions, by key and then newest first."""
+        tombstones = sorted(self.run.range_tombstones, key=lambda entry: (entry.key, -entry.seq))
+        written = [commit.record for commit in self.commits if commit.record is not None]
+        records = sorted(written, key=lambda entry: (entry.key, -entry.seq))
+        return WalContents(self._points(), tombstones, records)
 
-    def sst_entries(self) -> list[Entry]:
-        """All versions, by key and then newest first: the order of an SST."""
+    def _points(self) -> Sequence[Entry]:
         entries = [entry for commit in reversed(self.commits) for entry in commit.entries]
         if len(entries) == len(self.run.entries):  # no key stands here twice
-            return list(self.run.entries)
+            return self.run.entries
         entries.sort(key=_KEY)  # stable: versions of one key stay newest first
         return entries

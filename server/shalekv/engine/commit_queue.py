@@ -25,20 +25,41 @@ class CommitQueue:
     def __iter__(self) -> Iterator[Commit]:
         return iter(self._commits)
 
+    @property
+    def rests_on_state(self) -> bool:
+        """Whether the front has to wait until all before it is durable."""
+        if not self._commits:
+            return False
+        front = self._commits[0]
+        return front.rests_on_state or not front.writes
+
     def append(self, commit: Commit) -> None:
         """A new commit, behind all others."""
         self._commits.append(commit)
         self.size_bytes += commit.size_bytes
 
-    def take(self, bytes_max: int) -> list[Commit]:
+    def pop_decided(self) -> Commit | None:
+        """The front of the queue, if it writes nothing."""
+        if not self._commits or self._commits[0].writes:
+            return None
+        commit = self._commits.popleft()
+        self.size_bytes -= commit.size_bytes
+        return commit
+
+    def take(self, bytes_max: int, *, is_alone: bool) -> list[Commit]:
         """The front of the queue: at least one commit, and no more of them than `bytes_max` hold.
 
-        REQUIRES: the queue is not empty.
+        What rests on the commits before it is only taken if `is_alone`: no other object is in
+        flight, so it lands together with them or after them, never without them.
+
+        REQUIRES: the queue is not empty, its front may be taken.
         """
         commits = self._commits
         taken = [commits.popleft()]
         taken_bytes = taken[0].size_bytes
         while commits and taken_bytes + commits[0].size_bytes <= bytes_max:
+            if not is_alone and commits[0].rests_on_state:
+                break
             taken.append(commits.popleft())
             taken_bytes += taken[-1].size_bytes
         self.size_bytes -= taken_bytes

@@ -3,23 +3,28 @@
 The queue holds commits without a slot. A flush gives the front of the queue the next slot and
 starts its upload; at most `max_parallel_writes` uploads are in flight, those with an unknown
 outcome included. An upload ends in one of four ways: it lands; the slot holds an older writer's
-empty fence, so its commits get new numbers and go back to their place in the queue; the slot
-belongs to a newer writer, so this one is fenced; or the state is illegal. Uploads are never
-cancelled by their callers, and a commit is settled exactly once.
+empty fence, so its commits get new numbers and go back to their place in the queue, where
+transactions are decided again; the slot belongs to a newer writer, so this one is fenced; or the
+state is illegal. Uploads are never cancelled by their callers, and a commit is settled exactly
+once.
+
+A transaction is decided when it is submitted, by the newest state in memory. Since it rests on
+commits that are not durable yet, it is not uploaded, or answered, before they are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from shalekv.clock import Clock
 from shalekv.core.fencing import Verdict, judge, loss_of_slot
 from shalekv.core.flush import FlushPolicy
+from shalekv.core.transaction import Change, State, Transaction
 from shalekv.engine.admission import Admission
-from shalekv.engine.commit import Change, Commit, Group, Receipt, Settled, outcome_unknown
+from shalekv.engine.commit import Claim, Commit, Group, Settled, outcome_unknown
 from shalekv.engine.commit_queue import CommitQueue
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.overlay import Overlay
@@ -41,15 +46,20 @@ class GroupCommit:
         admission: Admission,
         prefix: Prefix,
         policy: FlushPolicy,
+        state: Callable[[Overlay], State],
         clock: Clock,
         next_seq: int,
     ) -> None:
-        """The first object takes the slot after `prefix.wal_id`, the first commit `next_seq`."""
+        """The first object takes the slot after `prefix.wal_id`, the first commit `next_seq`.
+
+        `state` is what a transaction meets that comes after all commits in the overlay.
+        """
         self._slots = slots
         self._memtable = memtable
         self._admission = admission
         self._prefix = prefix
         self._policy = policy
+        self._state = state
         self._clock = clock
         self._queue = CommitQueue()
         self._in_flight: dict[int, Group] = {}  # by slot, in slot order
@@ -84,14 +94,36 @@ class GroupCommit:
         """Why nothing more is accepted; None while the log is open."""
         return self._stopped_by
 
-    def submit(self, changes: Iterable[Change], settle: Settled) -> Commit:
+    def submit(
+        self, changes: Iterable[Change], settle: Settled, *, claim: Claim | None = None
+    ) -> Commit:
         """Order a commit behind all others; `settle` tells what became of it.
 
         REQUIRES: there is a change, since an object without any is a fence; each key stands once;
-        and the bytes were admitted, which are the log's to release from here on. Raises what
+        and the bytes (with a claim, of its record too) were admitted, which are the log's to
+        release from here on. Raises what
         stopped the log.
         """
-        commit = Commit(changes, self.next_seq, settle)
+        return self._enqueue(Commit(changes, self.next_seq, settle, claim=claim))
+
+    def transact(
+        self,
+        transaction: Transaction,
+        settle: Settled,
+        *,
+        size_bytes: int,
+        claim: Claim | None = None,
+    ) -> Commit:
+        """Order a transaction behind all commits so far, as `submit`.
+
+        `size_bytes`, and those of a record, were admitted for it. `settle` is called when all that
+        it rests on is durable: with a receipt, or with its refusal.
+        """
+        commit = Commit.of(transaction, self.next_seq, settle, size_bytes=size_bytes, claim=claim)
+        commit.decide(self._state(self.overlay))
+        return self._enqueue(commit)
+
+    def _enqueue(self, commit: Commit) -> Commit:
         if self._stopped_by is not None:
             self._admission.release(commit.size_bytes)
             raise self._stopped_by.with_traceback(None)  # or it would grow with each call
@@ -99,9 +131,16 @@ class GroupCommit:
         had_enough = self._has_enough
         self._queue.append(commit)
         self.overlay.add(commit)
+        self._settle_decided()
         if len(self._queue) == 1 or self._has_enough != had_enough:
             self._wake.set()
         return commit
+
+    def _settle_decided(self) -> None:
+        """Answer the front of the queue as long as it writes nothing and all before is durable."""
+        while not self._in_flight and (commit := self._queue.pop_decided()) is not None:
+            self._admission.release(commit.size_bytes)
+            commit.succeed(seq=self._prefix.landed_seq, wal_id=self._prefix.wal_id)
 
     async def run(self) -> None:
         """Flush until the log is closed or stopped and all uploads have come to their end.
@@ -178,6 +217,8 @@ class GroupCommit:
                 continue
 
     def _delay_ms(self) -> float | None:
+        if self._queue.rests_on_state and self._in_flight:
+            return None
         return self._policy.delay_ms(
             now_ms=self._clock.monotonic_ms(),
             last_flush_ms=self._last_flush_ms,
@@ -188,7 +229,8 @@ class GroupCommit:
 
     def _take_group(self) -> Group:
         """The front of the queue, in the next slot."""
-        group = Group(self.next_wal_id, self._queue.take(self._policy.flush_bytes))
+        taken = self._queue.take(self._policy.flush_bytes, is_alone=not self._in_flight)
+        group = Group(self.next_wal_id, taken)
         self.next_wal_id += 1
         self._in_flight[group.wal_id] = group
         self._prefix.add(group)
@@ -198,7 +240,7 @@ class GroupCommit:
     async def _upload(self, group: Group) -> None:
         """Bring one group to its end. Stops the log, and returns, on errors of the protocol."""
         try:
-            occupant = await self._slots.create(group.wal_id, group.sst_entries())
+            occupant = await self._slots.create(group.wal_id, group.contents())
         except ShaleError as error:  # a broken disk, a corrupt object in the slot
             self._end(group)
             self.stop(error)
@@ -214,6 +256,7 @@ class GroupCommit:
             lost = loss_of_slot(occupant, own, f"WAL slot {group.wal_id}")
             self.stop(lost)
             self._fail_group(group, lost)
+        self._settle_decided()
 
     def _end(self, group: Group) -> None:
         """The upload has ended, somehow: another may begin."""
@@ -225,10 +268,14 @@ class GroupCommit:
         self._memtable.land(group.run)
         self._prefix.settle(group, landed=True)
         self.objects_written += 1
-        self.commits_landed += len(group.commits)
+        view_seq = group.commits[0].seq  # the first writes, or it had been answered already
         for commit in group.commits:
             self.overlay.remove(commit)
-            commit.settle(Receipt(commit.seq, group.wal_id))
+            if commit.writes:
+                self.commits_landed += 1
+                view_seq = commit.seq
+            # What writes nothing was decided by what stands before it, and by nothing after it.
+            commit.succeed(seq=view_seq, wal_id=group.wal_id)
         self._admission.release(group.size_bytes)
 
     def _displace(self, group: Group) -> None:
@@ -243,13 +290,12 @@ class GroupCommit:
             return
         self._prefix.settle(group, landed=False)
         self.next_seq = self._queue.put_back(group.commits, self.next_seq)
-        self.overlay.rebuild(self._not_durable())
-
-    def _not_durable(self) -> Iterable[Commit]:
-        """Commits that are not durable, by sequence number."""
-        for group in self._in_flight.values():
-            yield from group.commits
-        yield from self._queue
+        in_flight = self._in_flight.values()
+        self.overlay.rebuild(commit for group in in_flight for commit in group.commits)
+        state = self._state(self.overlay)
+        for commit in self._queue:
+            commit.decide(state)  # what was in flight behind the slot comes before it now
+            self.overlay.add(commit)
 
     def _fail_group(self, group: Group, error: ShaleError) -> None:
         """A group will not be acknowledged."""
@@ -259,13 +305,16 @@ class GroupCommit:
 
     def _fail(self, commit: Commit, error: ShaleError) -> None:
         """Report a commit that was accepted and is lost."""
-        log.error(
-            "write lost",
-            reason=error.reason,
-            seq=commit.seq,
-            keys=len(commit.entries),
-            first_key=repr(commit.entries[0].key[:64]) if commit.entries else "",
-        )
+        if commit.writes:
+            first = (*commit.entries[:1], *commit.range_tombstones[:1])[0]
+            log.error(
+                "write lost",
+                reason=error.reason,
+                seq=commit.seq,
+                keys=len(commit.entries),
+                range_deletes=len(commit.range_tombstones),
+                first_key=repr(first.key[:64]),
+            )
         self.overlay.remove(commit)
         self._admission.release(commit.size_bytes)
         commit.settle(error)

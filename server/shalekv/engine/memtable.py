@@ -8,11 +8,12 @@ dictionary at once, but in the runs only when all before it are (the prefix).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
+from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.engine.sorted_runs import Run, RunMerge, pick_merge
 
 MERGE_SLICE_COUNT = 2_000  # entries merged between two chances for other tasks: about a millisecond
@@ -25,10 +26,19 @@ class View:
     seq: int  # of the last commit that it contains
     wal_id: int | None  # of the last WAL object that it contains
     runs: tuple[Run, ...]  # oldest first
+    range_tombstones: RangeTombstones = NONE
 
     def below(self, newer: Iterable[Run]) -> View:
         """This state with newer runs on top of it."""
-        return replace(self, runs=(*self.runs, *newer))
+        added = list(newer)
+        tombstones = [entry for run in added for entry in run.range_tombstones]
+        return replace(self.without(tombstones), runs=(*self.runs, *added))
+
+    def without(self, tombstones: Sequence[Entry]) -> View:
+        """This state without what newer range tombstones hide."""
+        if not tombstones:
+            return self
+        return replace(self, range_tombstones=self.range_tombstones.with_added(tombstones))
 
 
 class Memtable:
@@ -37,6 +47,8 @@ class Memtable:
     def __init__(self) -> None:
         """An empty memtable."""
         self._newest: dict[bytes, Entry] = {}
+        self._landed_tombstones = NONE  # what gets do not see
+        self._tombstones = NONE  # what scans do not see: those of the prefix
         self._runs: list[Run] = []
         self._runs_bytes = 0
         self._ahead_bytes = 0  # landed, but not in the prefix yet
@@ -50,7 +62,12 @@ class Memtable:
     @property
     def size_bytes(self) -> int:
         """Accounted memory, overhead included."""
-        return self._runs_bytes + self._ahead_bytes
+        return self._runs_bytes + self._ahead_bytes + self._landed_tombstones.size_bytes
+
+    @property
+    def range_tombstone_count(self) -> int:
+        """Parts of the key space that range deletes have emptied, at one time or another."""
+        return len(self._landed_tombstones)
 
     @property
     def run_count(self) -> int:
@@ -59,7 +76,14 @@ class Memtable:
 
     def get(self, key: bytes) -> Entry | None:
         """The newest durable version of `key`; may be a tombstone or expired."""
-        return self._newest.get(key)
+        found = self._newest.get(key)
+        if found is not None and self._landed_tombstones and self._landed_tombstones.hides(found):
+            return None
+        return found
+
+    def hides(self, entry: Entry) -> bool:
+        """Whether a durable range delete is newer than `entry`."""
+        return self._landed_tombstones.hides(entry)
 
     def land(self, run: Run) -> None:
         """Show the entries of a durable WAL object to gets.
@@ -72,10 +96,14 @@ class Memtable:
             if found is None or found.seq < entry.seq:
                 newest[entry.key] = entry
         self._ahead_bytes += run.size_bytes
+        if run.range_tombstones:
+            self._landed_tombstones = self._landed_tombstones.with_added(run.range_tombstones)
 
     def extend_prefix(self, run: Run) -> None:
         """Show a landed run to scans. REQUIRES: all earlier commits are in the prefix."""
         self._ahead_bytes -= run.size_bytes
+        if run.range_tombstones:
+            self._tombstones = self._tombstones.with_added(run.range_tombstones)
         if run.keys:
             self._runs.append(run)
             self._runs_bytes += run.size_bytes
@@ -84,7 +112,7 @@ class Memtable:
 
     def view(self, seq: int, wal_id: int | None) -> View:
         """The prefix as it is now."""
-        return View(seq, wal_id, tuple(self._runs))
+        return View(seq, wal_id, tuple(self._runs), self._tombstones)
 
     async def merge_when_due(self, clock: Clock) -> None:
         """Merge runs whenever enough have come together, until cancelled."""
@@ -96,18 +124,26 @@ class Memtable:
     async def merge_runs(self, clock: Clock) -> None:
         """Merge runs until no merge is due, letting other tasks run after each slice.
 
-        Views that were taken before keep the old runs. Versions that a newer one shadows go.
+        Views that were taken before keep the old runs. Versions that a newer one shadows go, and
+        what range deletes hide.
         """
         while (picked := self._pick_merge()) is not None:
             inputs = self._runs[picked]
-            merge = RunMerge(inputs)
+            merge = RunMerge(inputs, self._tombstones)
             while merge.step(MERGE_SLICE_COUNT):
                 await clock.sleep_ms(0)
             merged = merge.result()
+            self._forget(merge.hidden)
             # Runs were only appended meanwhile: the inputs still stand where they stood.
             self._runs[picked] = [merged]
             self._runs_bytes += merged.size_bytes - sum(run.size_bytes for run in inputs)
             await clock.sleep_ms(0)
+
+    def _forget(self, hidden: Iterable[Entry]) -> None:
+        """Let go of what no read will see any more."""
+        for entry in hidden:
+            if self._newest.get(entry.key) is entry:
+                del self._newest[entry.key]
 
     def _pick_merge(self) -> slice | None:
         return pick_merge([run.tier for run in self._runs])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
+from shalekv.core.key_range import KeyRange
+from shalekv.core.range_tombstones import NONE
 from shalekv.engine.commit import Commit
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.sorted_runs import Run
@@ -21,19 +23,41 @@ class Overlay:
         """Empty; `memtable` is what it lies over."""
         self._memtable = memtable
         self._newest: dict[bytes, Entry] = {}
+        self._range_deletes: dict[Commit, None] = {}  # in the order of their numbers
+        self._tombstones = NONE  # of these, and of some that are durable by now
+        self._durable_count = 0  # of the range deletes in `_tombstones`
 
     def __len__(self) -> int:
         return len(self._newest)
 
     def get(self, key: bytes) -> Entry | None:
-        """The newest version of `key`, durable or not."""
+        """The newest version of `key`, durable or not; None, too, where a range delete is newer."""
         found = self._newest.get(key)
-        return self._memtable.get(key) if found is None else found
+        if found is None:
+            found = self._memtable.get(key)
+        elif self._memtable.hides(found):  # by a range delete that landed ahead of its turn
+            return None
+        if found is not None and self._tombstones and self._tombstones.hides(found):
+            return None
+        return found
+
+    @property
+    def range_tombstones(self) -> list[Entry]:
+        """Those that are not durable."""
+        return [entry for commit in self._range_deletes for entry in commit.range_tombstones]
+
+    def keys_in(self, keys: KeyRange) -> Iterator[bytes]:
+        """Keys of a range that have a version here; looks at all."""
+        start, end = keys
+        return (key for key in self._newest if start <= key and (not end or key < end))
 
     def add(self, commit: Commit) -> None:
         """A commit that is newer than all others."""
         for entry in commit.entries:
             self._newest[entry.key] = entry
+        if commit.range_tombstones:
+            self._range_deletes[commit] = None
+            self._tombstones = self._tombstones.with_added(commit.range_tombstones)
 
     def remove(self, commit: Commit) -> None:
         """A commit that is durable by now, or lost."""
@@ -41,22 +65,38 @@ class Overlay:
         for entry in commit.entries:
             if newest.get(entry.key) is entry:
                 del newest[entry.key]
+        if commit in self._range_deletes:
+            del self._range_deletes[commit]
+            self._durable_count += 1
+            # Those that are durable hide what the memtable hides as well: they can wait until they
+            # are as many as the others, so that thousands that land together cost no more each.
+            if self._durable_count >= len(self._range_deletes):
+                self._rebuild_tombstones()
 
-    def rebuild(self, commits: Iterable[Commit]) -> None:
-        """Start again from all that is not durable, by sequence number: numbers have changed."""
+    def rebuild(self, in_flight: Iterable[Commit]) -> None:
+        """Start again from what is in flight, by sequence number: numbers have changed."""
         self._newest = {}
-        for commit in commits:
+        self._range_deletes = {}
+        self._rebuild_tombstones()
+        for commit in in_flight:
             self.add(commit)
         for key, entry in list(self._newest.items()):
             durable = self._memtable.get(key)
             if durable is not None and durable.seq > entry.seq:  # landed ahead of its turn
                 del self._newest[key]
 
-    async def runs(self, clock: Clock) -> list[Run]:
-        """Runs of what it holds at the moment of the call, letting other tasks run."""
+    def _rebuild_tombstones(self) -> None:
+        self._tombstones = NONE.with_added(self.range_tombstones)
+        self._durable_count = 0
+
+    async def runs(self, clock: Clock, *, max_seq: int) -> list[Run]:
+        """Runs of what it holds at the moment of the call, letting other tasks run.
+
+        `max_seq` is the greatest sequence number of all commits so far.
+        """
         entries = iter(list(self._newest.items()))
-        runs = []
+        runs = [Run.from_newest({}, max_seq=max_seq, range_tombstones=self.range_tombstones)]
         while part := dict(islice(entries, SORTED_AT_ONCE_COUNT)):
-            runs.append(Run.from_newest(part))
+            runs.append(Run.from_newest(part, max_seq=max_seq))
             await clock.sleep_ms(0)
         return runs

@@ -26,6 +26,7 @@ from shalekv.core.fencing import (
     judge,
 )
 from shalekv.core.manifest import CasMode, Manifest, WalMode
+from shalekv.engine.commit import WalContents
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.replay import Replayed, replay
@@ -38,6 +39,7 @@ from shalekv.errors import (
     UnsupportedVersion,
 )
 from shalekv.format import names
+from shalekv.format.block_frame import Codec
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import WriterSettings
@@ -72,6 +74,7 @@ async def open_log(
         database_id=manifest.current.database_id,
         block_bytes=settings.wal_block_bytes,
         now_ms=time.now_ms,
+        codec=Codec[settings.wal_codec.name],
     )
     run = await _fence(store, manifest, slots)
     current = manifest.current
@@ -101,6 +104,7 @@ async def open_log(
         last_seq=replayed.last_seq,
         first_seq=first_seq,
         objects_replayed=replayed.objects,
+        records=replayed.records,
     )
 
 
@@ -172,7 +176,7 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> 
         first_gap = await _find_gap(store, manifest)
         run = FenceRun(first=first_gap, width=manifest.current.fence_width)
         while not run.is_complete:
-            occupant = await slots.create(run.next_slot, ())
+            occupant = await slots.create(run.next_slot, WalContents())
             verdict = Verdict.OURS if occupant is None else judge(occupant, slots.own)
             newer_epoch = slots.own.epoch if occupant is None else occupant.owner.epoch
             run = run.after(verdict, newer_epoch, slots.own)

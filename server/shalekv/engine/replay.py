@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
-from shalekv.core.entry import Entry
+from shalekv.core.entry import Entry, Kind
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.sorted_runs import Run
-from shalekv.errors import IllegalState, ShaleError, UnsupportedVersion
+from shalekv.errors import IllegalState, ShaleError
 from shalekv.format import names
+from shalekv.format.idempotency import decode_record
 from shalekv.format.sst import Sst, open_sst
 from shalekv.store.cas import CasStore
 
@@ -24,6 +26,7 @@ class Replayed:
     last_seq: int  # the greatest sequence number
     logical_time_ms: int  # the latest
     objects: int = 0
+    records: list[Entry] = field(default_factory=list)  # of idempotency keys, oldest first
 
 
 async def replay(
@@ -68,14 +71,23 @@ async def _read(store: CasStore, wal_id: int, database_id: bytes) -> Sst | Shale
         return error
 
 
+def _records(found: Sst) -> list[Entry]:
+    """The idempotency records, oldest first: of a key that was used again the newer one counts.
+
+    They are decoded to see that a later repeat can be answered. Raises a `CorruptObject`.
+    """
+    records = sorted(found.system_entries(), key=attrgetter("seq"))
+    for entry in records:
+        if entry.kind is Kind.PUT:
+            decode_record(found.properties.name, entry.value)
+    return records
+
+
 def _apply(found: Sst | ShaleError, replayed: Replayed) -> None:
     if isinstance(found, ShaleError):
         raise found
     contents = found.footer.contents
     name = found.properties.name
-    if contents.range_tombstone_count or contents.other_count:
-        problem = "holds range tombstones or control records, which this version cannot apply"
-        raise UnsupportedVersion(name, 0, problem)
     if contents.entry_count and contents.min_seq <= replayed.last_seq:
         message = (
             f"{name} begins with sequence number {contents.min_seq}, but {replayed.last_seq} "
@@ -86,9 +98,11 @@ def _apply(found: Sst | ShaleError, replayed: Replayed) -> None:
     newest: dict[bytes, Entry] = {}
     for entry in found.entries():
         newest.setdefault(entry.key, entry)
-    run = Run.from_newest(newest)
+    tombstones = list(found.range_tombstones())
+    run = Run.from_newest(newest, max_seq=contents.max_seq, range_tombstones=tombstones)
     replayed.memtable.land(run)
     replayed.memtable.extend_prefix(run)
+    replayed.records += _records(found)
     replayed.last_seq = max(replayed.last_seq, contents.max_seq)
     replayed.logical_time_ms = max(replayed.logical_time_ms, found.properties.logical_time_ms)
     replayed.objects += 1

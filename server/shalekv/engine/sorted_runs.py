@@ -13,11 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shalekv.core.entry import Entry
+from shalekv.core.range_tombstones import RangeTombstones
 
 # Objects, dictionary slots and list slots of one entry: 257 to 312, measured.
 ENTRY_OVERHEAD_BYTES = 320
 MERGE_FAN_IN = 8  # runs of about one size that are merged into one
 MERGE_RUNS_MAX = 64  # runs merged at once: with more, slices are many and short
+SKIPS_MAX = 500  # range tombstones passed between two chances for other tasks: under 1 ms
 _TIER_BITS = 3  # a run of the next tier is 2**3 = MERGE_FAN_IN times as long
 
 
@@ -34,7 +36,9 @@ class Run:
 
     keys: Sequence[bytes]
     entries: Sequence[Entry]
-    size_bytes: int  # as accounted by `entries_bytes`
+    size_bytes: int  # as accounted by `entries_bytes`, range tombstones left out
+    max_seq: int  # no entry has a greater sequence number
+    range_tombstones: Sequence[Entry] = ()  # of the same commits
     tier: int = field(init=False)  # the power of `MERGE_FAN_IN` that its length reaches
 
     def __post_init__(self) -> None:
@@ -43,11 +47,13 @@ class Run:
         object.__setattr__(self, "tier", tier)
 
     @classmethod
-    def from_newest(cls, newest: dict[bytes, Entry]) -> Run:
+    def from_newest(
+        cls, newest: dict[bytes, Entry], *, max_seq: int, range_tombstones: Sequence[Entry] = ()
+    ) -> Run:
         """A run of the newest entries of some keys."""
         keys = sorted(newest)
         entries = [newest[key] for key in keys]
-        return cls(keys, entries, entries_bytes(entries))
+        return cls(keys, entries, entries_bytes(entries), max_seq, range_tombstones)
 
 
 @dataclass(slots=True)
@@ -68,6 +74,29 @@ def open_cursors(runs: Iterable[Run], start: bytes, end: bytes) -> list[Cursor]:
         if low < high:
             cursors.append(Cursor(run, low, high))
     return cursors
+
+
+def skip_hidden(
+    cursors: list[Cursor], tombstones: RangeTombstones, *, reverse: bool = False
+) -> None:
+    """Move each cursor past what its next range tombstones hide whole, as far as `SKIPS_MAX` go.
+
+    A million deleted keys of one run cost one bisection. What a run has put after the deletion
+    stays, and what is hidden beside it.
+    """
+    skips_left = SKIPS_MAX
+    for cursor in cursors:
+        run = cursor.run
+        while cursor.low < cursor.high and skips_left:
+            fragment = tombstones.over(run.keys[cursor.high - 1 if reverse else cursor.low])
+            if fragment is None or fragment.seq <= run.max_seq:
+                break
+            if reverse:
+                cursor.high = bisect_left(run.keys, fragment.start, cursor.low, cursor.high)
+            else:
+                cursor.low = bisect_left(run.keys, fragment.end, cursor.low, cursor.high)
+            skips_left -= 1
+    cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high]
 
 
 def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = False) -> list[Entry]:
@@ -152,18 +181,24 @@ def _single_slice(cursor: Cursor, target_count: int, *, reverse: bool) -> list[E
 
 
 class RunMerge:
-    """One run made of several, a slice at a time."""
+    """One run made of several, a slice at a time, without what range tombstones hide."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], tombstones: RangeTombstones) -> None:
         """REQUIRES: `runs` ordered from oldest to newest."""
         self._cursors = open_cursors(runs, b"", b"")
+        self._tombstones = tombstones
+        self._max_seq = max(run.max_seq for run in runs)
         self._keys: list[bytes] = []
         self._entries: list[Entry] = []
         self._size_bytes = 0
+        self.hidden: list[Entry] = []
 
     def step(self, target_count: int) -> bool:
         """Merge about `target_count` entries more; whether anything may be left."""
-        entries = merge_slice(self._cursors, target_count)
+        merged = merge_slice(self._cursors, target_count)
+        entries = self._tombstones.visible(merged)
+        if len(entries) != len(merged):
+            self.hidden += [entry for entry in merged if self._tombstones.hides(entry)]
         self._keys.extend([entry.key for entry in entries])
         self._entries.extend(entries)
         self._size_bytes += entries_bytes(entries)
@@ -171,7 +206,7 @@ class RunMerge:
 
     def result(self) -> Run:
         """REQUIRES: `step` has returned False."""
-        return Run(self._keys, self._entries, self._size_bytes)
+        return Run(self._keys, self._entries, self._size_bytes, self._max_seq)
 
 
 def pick_merge(tiers: Sequence[int]) -> slice | None:

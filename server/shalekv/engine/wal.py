@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from shalekv.core.entry import Entry
 from shalekv.core.fencing import Occupant, WriterId
+from shalekv.engine.commit import WalContents
 from shalekv.format import names
+from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
@@ -31,16 +32,18 @@ class WalSlots:
         database_id: bytes,
         block_bytes: int,
         now_ms: Callable[[], int],
+        codec: Codec = Codec.NONE,
     ) -> None:
         """`now_ms` is logical time, which every object records."""
         self._store = store
         self._database_id = database_id
         self._block_bytes = block_bytes
+        self._codec = codec
         self._now_ms = now_ms
         self.own = own
 
-    async def create(self, wal_id: int, entries: Sequence[Entry]) -> Occupant | None:
-        """Fill slot `wal_id` with an SST of `entries`; without entries it is a fence.
+    async def create(self, wal_id: int, contents: WalContents) -> Occupant | None:
+        """Fill slot `wal_id` with an SST of `contents`; without entries it is a fence.
 
         None: the slot is ours and durable. Otherwise who has it; nothing of ours will ever be
         there (I3). Repeats until that is known. Raises `StoreBroken`, and `CorruptObject` when
@@ -55,11 +58,11 @@ class WalSlots:
             write_id=self._store.runtime.random.randbytes(16),
             logical_time_ms=self._now_ms(),
         )
-        if _is_small(entries):
-            data = encode_wal(properties, entries, self._block_bytes)
+        if _is_small(contents):
+            data = encode_wal(properties, contents, self._block_bytes, self._codec)
         else:
             run = self._store.runtime.workers.run
-            data = await run(encode_wal, properties, entries, self._block_bytes)
+            data = await run(encode_wal, properties, contents, self._block_bytes, self._codec)
         metadata = {EPOCH_METADATA: str(self.own.epoch)}
         outcome = await self._store.claim(name, data, metadata)
         if isinstance(outcome, Taken):
@@ -67,15 +70,28 @@ class WalSlots:
         return None
 
 
-def encode_wal(properties: SstProperties, entries: Sequence[Entry], block_bytes: int) -> bytes:
-    """The bytes of a WAL object; `entries` in the order of an SST."""
-    return encode_sst(properties, entries, block_bytes=block_bytes)
+def encode_wal(
+    properties: SstProperties,
+    contents: WalContents,
+    block_bytes: int,
+    codec: Codec = Codec.NONE,
+) -> bytes:
+    """The bytes of a WAL object."""
+    return encode_sst(
+        properties,
+        contents.points,
+        contents.range_tombstones,
+        contents.records,
+        block_bytes=block_bytes,
+        codec=codec,
+    )
 
 
-def _is_small(entries: Sequence[Entry]) -> bool:
-    if len(entries) > ENCODE_INLINE_COUNT:
+def _is_small(contents: WalContents) -> bool:
+    if sum(map(len, contents)) > ENCODE_INLINE_COUNT:
         return False
-    return sum([len(e.key) + len(e.value) for e in entries]) <= ENCODE_INLINE_BYTES
+    size_bytes = sum([len(e.key) + len(e.value) for part in contents for e in part])
+    return size_bytes <= ENCODE_INLINE_BYTES
 
 
 def occupant_of(sst: Sst) -> Occupant:

@@ -7,6 +7,7 @@ server.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shalekv.clock import Clock
@@ -14,14 +15,17 @@ from shalekv.core.entry import Entry
 from shalekv.core.flush import FlushPolicy
 from shalekv.engine.admission import Admission
 from shalekv.engine.group_commit import GroupCommit
+from shalekv.engine.idempotency import Idempotency
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.memtable import Memtable, View
+from shalekv.engine.newest_state import NewestState
+from shalekv.engine.overlay import Overlay
 from shalekv.engine.ownership import Ownership
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.wal import WalSlots
 from shalekv.errors import Stopping
 from shalekv.manifest.fenced import FencedManifest
-from shalekv.settings import WriterSettings
+from shalekv.settings import LimitSettings, WriterSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,20 @@ class OpenedLog:
     last_seq: int
     first_seq: int  # that the writer may issue
     objects_replayed: int
+    records: Sequence[Entry] = ()  # of idempotency keys, oldest first
 
 
 class WriterEngine:
     """Writes, reads and the tasks behind them, of one opening."""
 
-    def __init__(self, opened: OpenedLog, settings: WriterSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        opened: OpenedLog,
+        settings: WriterSettings,
+        clock: Clock,
+        *,
+        limits: LimitSettings | None = None,
+    ) -> None:
         """REQUIRES: `settings.flush_interval_ms` is set."""
         self._clock = clock
         self.manifest = opened.manifest
@@ -53,7 +65,12 @@ class WriterEngine:
             interval_ms=settings.flush_interval_ms or 0,
             flush_bytes=settings.flush_bytes,
         )
-        self.admission = Admission(settings, memtable_bytes=lambda: opened.memtable.size_bytes)
+        self.idempotency = Idempotency(
+            window_ms=settings.idempotency_window_s * 1000, now_ms=self.time.now_ms
+        )
+        self.idempotency.land(opened.records)
+        self._compare_count_max = (limits or LimitSettings()).compare_count_max
+        self.admission = Admission(settings, memtable_bytes=lambda: self.memory_bytes)
         self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
         self.ownership = Ownership(opened.manifest, poll_ms=settings.fence_poll_ms)
         self.log = GroupCommit(
@@ -62,9 +79,15 @@ class WriterEngine:
             admission=self.admission,
             prefix=self.prefix,
             policy=self.policy,
+            state=self._newest_state,
             clock=clock,
             next_seq=opened.first_seq,
         )
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is durable and not compacted, as accounted: entries and idempotency records."""
+        return self.memtable.size_bytes + self.idempotency.size_bytes
 
     def check_serving(self) -> None:
         """Raise when the log was stopped by an error; a graceful close still answers reads."""
@@ -89,8 +112,14 @@ class WriterEngine:
         """Everything that is in memory at this moment, durable or not."""
         view = self.memtable.view(self.log.next_seq - 1, self.prefix.wal_id)
         landed_ahead = [group.run for group in self.prefix.landed_ahead()]
-        not_durable = await self.log.overlay.runs(self._clock)  # as it is now, too
+        not_durable = await self.log.overlay.runs(self._clock, max_seq=view.seq)  # as it is now
         return view.below([*landed_ahead, *not_durable])
+
+    def _newest_state(self, overlay: Overlay) -> NewestState:
+        """What a transaction meets that comes after everything in the overlay."""
+        view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
+        durable = view.below(group.run for group in self.prefix.landed_ahead())
+        return NewestState(overlay, durable, self.time.now_ms(), self._compare_count_max)
 
     def close(self) -> None:
         """Accept no more writes; `run` returns when all that were accepted are durable."""

@@ -1,8 +1,8 @@
 """A block: some rows of one section of an SST, as columns.
 
-Byte layout, numbers least significant byte first (n: rows):
+Byte layout, numbers least significant byte first (n: rows), after decompression:
 
-    0   codec u8, section u8, reserved u16 (0), raw length u32: bytes 8 to the padding
+    0   the header, see `shalekv.format.block_frame`
     8   rows u32, flags u32
     16  sequence numbers   u64[n], or u64[1] if all rows have the same
         expiry             u64[n], or absent
@@ -25,29 +25,28 @@ from itertools import accumulate, pairwise
 
 from shalekv.core.entry import NO_EXPIRY, Entry
 from shalekv.errors import BadStructure, UnsupportedVersion
+from shalekv.format.block_frame import HEADER_BYTES, pack_header, plain
 from shalekv.format.coding import MAX_U64, Piece, pack_u32s, pack_u64s, padding
 from shalekv.format.columns import Columns, violation
-from shalekv.format.section import KIND_OF, KINDS_OF, Section, read_section, refuse_kind
-
-MAX_RAW_BYTES = 2**31 - 1
-
-CODEC_NONE = 0
-RESERVED_CODECS = (1, 2)  # zstd, lz4
+from shalekv.format.section import KIND_OF, KINDS_OF, Section, refuse_kind
+from shalekv.format.system_key import unknown_kind
 
 HAS_EXPIRY = 1
 HAS_SEQS = 2  # else one sequence number stands for all rows
 HAS_KINDS = 4  # else all rows are what most of their section are: puts, or range tombstones
 KNOWN_FLAGS = HAS_EXPIRY | HAS_SEQS | HAS_KINDS
 
-_HEADER = struct.Struct("<BBHI")
 _COUNTS = struct.Struct("<II")
 _U64 = struct.Struct("<Q")
 _OFFSET_PAIR = struct.Struct("<II")
-_COLUMNS_AT = _HEADER.size + _COUNTS.size
+_COLUMNS_AT = HEADER_BYTES + _COUNTS.size
 
 
 def encode_block(section: Section, columns: Columns) -> bytes:
-    """The block that holds these rows, one or more, which must obey the rules of `section`."""
+    """The block that holds these rows, one or more, which must obey the rules of `section`.
+
+    It is not compressed; `shalekv.format.block_frame.compressed` does that.
+    """
     keys, seqs, kinds, values, expire_at_ms = columns
     flags, seq_column, expiry_column, kind_column = 0, pack_u64s(seqs[:1]), b"", b""
     if seqs[0] != seqs[-1] or min(seqs) != max(seqs):
@@ -63,11 +62,9 @@ def encode_block(section: Section, columns: Columns) -> bytes:
     value_offsets = [*accumulate(map(len, values), initial=0)]
     columns_len = len(seq_column) + len(expiry_column) + 8 * len(key_offsets) + len(kind_column)
     raw_len = _COUNTS.size + columns_len + key_offsets[-1] + value_offsets[-1]
-    if raw_len > MAX_RAW_BYTES:
-        raise ValueError(f"a block of {raw_len} bytes is above the limit of {MAX_RAW_BYTES}")
     return b"".join(
         (
-            _HEADER.pack(CODEC_NONE, section, 0, raw_len),
+            pack_header(section, raw_len),
             _COUNTS.pack(len(keys), flags),
             seq_column,
             expiry_column,
@@ -134,7 +131,7 @@ class Block:
         )
         problem = violation(self.section, columns)
         if problem is not None:
-            raise self._refusal(kinds, problem)
+            raise self._refusal(columns, problem)
         return columns
 
     def lower_bound(self, key: bytes, seq: int = MAX_U64) -> int:
@@ -189,24 +186,29 @@ class Block:
     def _u64s(self, start: int) -> tuple[int, ...]:
         return struct.unpack_from(f"<{self.rows}Q", self.piece.data, start)
 
-    def _refusal(self, kinds: bytes, problem: str) -> BadStructure | UnsupportedVersion:
-        """`problem` as an error; if it is a kind of entry, the error that names it."""
+    def _refusal(self, columns: Columns, problem: str) -> BadStructure | UnsupportedVersion:
+        """`problem` as an error; if it is a kind of entry or of record, the error that names it."""
+        name, kinds = self.piece.name, columns.kinds
         strangers = kinds.translate(None, KINDS_OF[self.section])
-        if not strangers:
-            return self.piece.malformed(_COLUMNS_AT, problem)
-        offset = self.piece.offset + self.kinds_at + kinds.index(strangers[:1])
-        return refuse_kind(self.piece.name, offset, strangers[0], self.section)
+        if strangers:
+            offset = self.piece.offset + self.kinds_at + kinds.index(strangers[:1])
+            return refuse_kind(name, offset, strangers[0], self.section)
+        stranger = unknown_kind(columns.keys) if self.section is Section.SYSTEM else None
+        if stranger is not None:
+            problem = f"records of kind {stranger} are for a later version"
+            return UnsupportedVersion(name, self.piece.offset + self.keys_at, problem)
+        return self.piece.malformed(_COLUMNS_AT, problem)
 
 
 def parse_block(piece: Piece) -> Block:
     """The block in `piece`, whose checksum has been verified."""
-    raw_len, section = _parse_header(piece)
-    rows, flags = piece.unpack(_COUNTS, _HEADER.size, "row count and flags")
+    piece, section, columns_end = plain(piece)
+    rows, flags = piece.unpack(_COUNTS, HEADER_BYTES, "row count and flags")
     if flags & ~KNOWN_FLAGS:
         problem = f"flags {flags:#x} are for a later version"
-        raise UnsupportedVersion(piece.name, piece.offset + _HEADER.size + 4, problem)
+        raise UnsupportedVersion(piece.name, piece.offset + HEADER_BYTES + 4, problem)
     if rows == 0:
-        raise piece.malformed(_HEADER.size, "expected one row or more")
+        raise piece.malformed(HEADER_BYTES, "expected one row or more")
     expiry_at = _COLUMNS_AT + (8 * rows if flags & HAS_SEQS else 8)
     key_offsets_at = expiry_at + (8 * rows if flags & HAS_EXPIRY else 0)
     value_offsets_at = key_offsets_at + 4 * (rows + 1)
@@ -214,8 +216,8 @@ def parse_block(piece: Piece) -> Block:
     keys_at = kinds_at + (rows if flags & HAS_KINDS else 0)
     values_at = keys_at + piece.offsets(key_offsets_at, rows, "key offsets")[-1]
     end = values_at + piece.offsets(value_offsets_at, rows, "value offsets")[-1]
-    if end != _HEADER.size + raw_len:
-        problem = f"the columns end at {end}, expected {_HEADER.size + raw_len}"
+    if end != columns_end:
+        problem = f"the columns end at {end}, expected {columns_end}"
         raise piece.malformed(key_offsets_at, problem)
     return Block(
         piece,
@@ -229,18 +231,3 @@ def parse_block(piece: Piece) -> Block:
         keys_at,
         values_at,
     )
-
-
-def _parse_header(piece: Piece) -> tuple[int, Section]:
-    """The raw length, which agrees with the length of `piece`, and the section."""
-    codec, section, reserved, raw_len = piece.unpack(_HEADER, 0, "block header")
-    if codec in RESERVED_CODECS or reserved != 0:
-        problem = f"codec {codec}, reserved {reserved:#x}: for a later version"
-        raise UnsupportedVersion(piece.name, piece.offset, problem)
-    if codec != CODEC_NONE:
-        raise piece.malformed(0, f"expected a codec, found {codec}")
-    expected = _HEADER.size + raw_len
-    if len(piece.data) != expected + len(padding(expected)):
-        problem = f"a raw length of {raw_len} does not fit a block of {len(piece.data)} bytes"
-        raise piece.malformed(4, problem)
-    return raw_len, read_section(piece.name, piece.offset + 1, section)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.format.section import KIND_OF, KINDS_OF, Section
+from shalekv.format.system_key import key_violation
 
 # Turns a column of kinds into one that is true where the entry holds no value.
 _IS_TOMBSTONE = bytes(number == Kind.TOMBSTONE for number in range(256))
@@ -71,7 +72,8 @@ def violation(section: Section, columns: Columns) -> str | None:
     """What is wrong with these rows as part of `section`; None: nothing.
 
     Rows stand by key, ascending, and those of one key by sequence number, descending; no two have
-    both in common. Tombstones hold no value, and only puts expire.
+    both in common. Tombstones hold no value, and only puts expire. Keys of the system name a known
+    kind of record.
     """
     if columns.kinds.translate(None, KINDS_OF[section]):
         return "an entry has a kind that does not belong in its section"
@@ -80,6 +82,10 @@ def violation(section: Section, columns: Columns) -> str | None:
         return problem
     if section is Section.RANGE_TOMBSTONES:
         return _bad_range(columns)
+    if section is Section.SYSTEM:
+        problem = key_violation(columns.keys)
+        if problem is not None:
+            return problem
     if columns.kinds.count(Kind.PUT) == len(columns.kinds):
         return None
     tombstones = columns.kinds.translate(_IS_TOMBSTONE)

@@ -15,8 +15,11 @@ class SstContents:
     """What the entries of an SST amount to; all zero and empty for a fence.
 
     All keys of points, and all keys that range tombstones delete, lie between `first_key` and
-    `last_key`, both included. An empty `last_key` of an SST that is not empty means: no upper
-    bound. The end of a range tombstone counts as a key although it is the first not deleted.
+    `last_key`, both included. If there are any, an empty `last_key` means: no upper bound. The end
+    of a range tombstone counts as a key although it is the first not deleted.
+
+    Entries of the system are `other_count`, whatever their kind, and count in the sequence numbers
+    and bytes too; their keys are of another space, which the bounds say nothing about.
     """
 
     min_seq: int = 0
@@ -32,8 +35,13 @@ class SstContents:
 
     @property
     def entry_count(self) -> int:
-        """All entries, tombstones included."""
-        return self.put_count + self.tombstone_count + self.range_tombstone_count + self.other_count
+        """All entries, tombstones and those of the system included; 0: a fence."""
+        return self.bounded_count + self.other_count
+
+    @property
+    def bounded_count(self) -> int:
+        """The entries that `first_key` and `last_key` are about: those that clients wrote."""
+        return self.put_count + self.tombstone_count + self.range_tombstone_count
 
 
 class Tally:
@@ -43,6 +51,7 @@ class Tally:
         self._min_seq = MAX_U64
         self._max_seq = 0
         self._kinds = dict.fromkeys(Kind, 0)
+        self._other_count = 0
         self._key_bytes = 0
         self._value_bytes = 0
         self._first_key: bytes | None = None
@@ -53,10 +62,13 @@ class Tally:
         """Counts these rows, one or more, which are in order."""
         self._min_seq = min(self._min_seq, *columns.seqs)
         self._max_seq = max(self._max_seq, *columns.seqs)
-        for kind in self._kinds:
-            self._kinds[kind] += columns.kinds.count(kind)
         self._key_bytes += sum(map(len, columns.keys))
         self._value_bytes += sum(map(len, columns.values))
+        if section is Section.SYSTEM:
+            self._other_count += len(columns.keys)
+            return
+        for kind in self._kinds:
+            self._kinds[kind] += columns.kinds.count(kind)
         first_key = columns.keys[0]
         self._first_key = min(first_key, first_key if self._first_key is None else self._first_key)
         if section is Section.RANGE_TOMBSTONES:
@@ -67,7 +79,7 @@ class Tally:
 
     def contents(self) -> SstContents:
         """What all rows so far amount to."""
-        if self._first_key is None:
+        if self._first_key is None and not self._other_count:
             return SstContents()
         return SstContents(
             min_seq=self._min_seq,
@@ -75,8 +87,9 @@ class Tally:
             put_count=self._kinds[Kind.PUT],
             tombstone_count=self._kinds[Kind.TOMBSTONE],
             range_tombstone_count=self._kinds[Kind.RANGE_TOMBSTONE],
+            other_count=self._other_count,
             key_bytes=self._key_bytes,
             value_bytes=self._value_bytes,
-            first_key=self._first_key,
+            first_key=self._first_key or b"",
             last_key=self._last_key if self._has_end else b"",
         )

@@ -4,8 +4,8 @@ Byte layout, numbers least significant byte first:
 
     0    object id 16, database id 16, writer nonce 16, write id 16
     64   u64 each: writer epoch, logical time ms, least and greatest sequence number, puts,
-         tombstones, range tombstones, other entries, bytes of keys, bytes of values, object size,
-         filter offset, filter length, index offset, index length
+         tombstones, range tombstones, other entries (of the system), bytes of keys, bytes of
+         values, object size, filter offset, filter length, index offset, index length
     184  u32 each: filter checksum, index checksum, length of first key, length of last key
     200  object kind u8 (0: WAL, 1: level), reserved 7 (0)
     208  first key, last key
@@ -194,5 +194,7 @@ def _check(piece: Piece, footer: Footer) -> None:
         raise piece.malformed(80, "the least sequence number is above the greatest")
     if contents.last_key and contents.first_key > contents.last_key:
         raise piece.malformed(_FIXED.size, "the first key is above the last key")
+    if contents.bounded_count == 0 and (contents.first_key or contents.last_key):
+        raise piece.malformed(192, "there are keys, and yet no entries that they could be of")
     if contents.entry_count == 0 and contents != SstContents():
         raise piece.malformed(80, "there are no entries, and yet keys, bytes or numbers of them")

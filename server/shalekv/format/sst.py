@@ -1,7 +1,8 @@
 """Reads an SST, whole or piece by piece, and trusts nothing that no checksum vouches for.
 
 Whole, as the WAL is read: `open_sst`. Piece by piece, as the levels are read: `read_footer` (in
-`shalekv.format.footer_codec`), then `read_index`, then `read_block` for one block of the index.
+`shalekv.format.footer_codec`), then `read_index` and `open_filter`, or `read_metadata` (in
+`shalekv.format.sst_metadata`) for all three; then `read_block` for one block of the index.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from shalekv.format.block import Block, parse_block
 from shalekv.format.coding import Piece
 from shalekv.format.columns import Columns
 from shalekv.format.contents import Tally
+from shalekv.format.filter import Filter, parse_filter
 from shalekv.format.footer import Footer, SstProperties
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.index import BlockHandle, BlockIndex, parse_index
-from shalekv.format.section import Section
+from shalekv.format.section import SECTIONS, Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,14 @@ class Sst:
         """Range tombstones by first deleted key, and from the newest to the oldest."""
         return chain.from_iterable(map(Columns.entries, self.columns(Section.RANGE_TOMBSTONES)))
 
+    def system_entries(self) -> Iterator[Entry]:
+        """Puts and tombstones of the system's own keys (see `shalekv.format.system_key`)."""
+        return chain.from_iterable(map(Columns.entries, self.columns(Section.SYSTEM)))
+
     def audit(self) -> None:
         """Decodes everything, and raises unless the footer says what the entries amount to."""
         tally = Tally()
-        for section in (Section.POINTS, Section.RANGE_TOMBSTONES):
+        for section in SECTIONS:
             for columns in self.columns(section):
                 tally.add(section, columns)
         found = tally.contents()
@@ -105,11 +111,17 @@ def open_sst(
 
 
 def read_filter(footer: Footer, data: bytes) -> bytes:
-    """The filter of the SST with this footer; `data` are the bytes that its layout speaks of."""
+    """The bytes of the filter of the SST with this footer, verified; `data` are said to be them."""
     piece = Piece(footer.properties.name, footer.layout.filter_offset, data)
     piece.take(0, footer.layout.filter_len, "filter")
     piece.verify(footer.layout.filter_checksum, "filter")
     return data
+
+
+def open_filter(footer: Footer, data: bytes) -> Filter | None:
+    """The same, to be asked for keys; None: there is none that this version understands."""
+    read_filter(footer, data)
+    return parse_filter(footer.properties.name, footer.layout.filter_offset, data)
 
 
 def read_index(footer: Footer, data: bytes) -> BlockIndex:
@@ -120,10 +132,10 @@ def read_index(footer: Footer, data: bytes) -> BlockIndex:
     piece.verify(layout.index_checksum, "index")
     index = parse_index(piece, layout.filter_offset)
     points = contents.put_count + contents.tombstone_count
-    found = (index.rows_of(Section.POINTS), index.rows_of(Section.RANGE_TOMBSTONES), 0)
+    found = tuple(map(index.rows_of, SECTIONS))
     expected = (points, contents.range_tombstone_count, contents.other_count)
     if found != expected:
-        problem = f"lists {found} points, range tombstones, others; the footer {expected}"
+        problem = f"lists {found} points, range tombstones, system entries; the footer {expected}"
         raise piece.malformed(0, problem)
     return index
 

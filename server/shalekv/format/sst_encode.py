@@ -12,9 +12,11 @@ from operator import add
 
 from shalekv.core.entry import Entry
 from shalekv.format.block import encode_block
+from shalekv.format.block_frame import Codec, compressed, compressor
 from shalekv.format.coding import ALIGNMENT, crc32c
 from shalekv.format.columns import NO_ROWS, Columns, columns_of, violation
 from shalekv.format.contents import SstContents, Tally
+from shalekv.format.filter_build import FilterKeys
 from shalekv.format.footer import SstLayout, SstProperties
 from shalekv.format.footer_codec import encode_footer, footer_size
 from shalekv.format.index import BlockHandle, encode_index
@@ -28,19 +30,27 @@ def encode_sst(
     properties: SstProperties,
     entries: Iterable[Entry],
     range_tombstones: Iterable[Entry] = (),
+    system: Iterable[Entry] = (),
     *,
     block_bytes: int,
+    codec: Codec = Codec.NONE,
+    filter_bits_per_key: float | None = None,
     filter_bytes: bytes = b"",
 ) -> bytes:
     """The SST of these entries.
 
-    `entries` are puts and tombstones, `range_tombstones` what their name says; both stand by key,
+    `entries` are puts and tombstones, `range_tombstones` what their name says, `system` puts and
+    tombstones of keys of the system (see `shalekv.format.system_key`); each stand by key,
     ascending, and those of one key by sequence number, descending, no two with the same of both. A
     block is closed before its keys and values pass `block_bytes`, but never between two versions
-    of a key. `filter_bytes` is stored as it is, a multiple of 8 bytes.
+    of a key. `codec` compresses the blocks that it makes smaller. With `filter_bits_per_key` the
+    SST gets a filter of the keys of `entries`; else `filter_bytes` is stored as it is, a multiple
+    of 8 bytes.
 
     Raises `ValueError` for entries that break these rules, are of another kind, or don't fit.
     """
+    compress = compressor(codec)
+    filter_keys = None if filter_bits_per_key is None else FilterKeys(filter_bits_per_key)
     blocks: list[bytes] = []
     handles: list[BlockHandle] = []
     tally = Tally()
@@ -48,11 +58,16 @@ def encode_sst(
     for section, rows in (
         (Section.POINTS, entries),
         (Section.RANGE_TOMBSTONES, range_tombstones),
+        (Section.SYSTEM, system),
     ):
         for columns, cuts in _groups(properties.name, section, rows, block_bytes):
             tally.add(section, columns)
+            if filter_keys is not None and section is Section.POINTS:
+                filter_keys.add(columns.keys)
             for start, stop in pairwise(cuts):
                 block = encode_block(section, columns.rows(start, stop))
+                if compress is not None:
+                    block = compressed(block, codec, compress)
                 blocks.append(block)
                 handles.append(
                     BlockHandle(
@@ -65,6 +80,10 @@ def encode_sst(
                     )
                 )
                 offset += len(block)
+    if filter_keys is not None:
+        if filter_bytes:
+            raise ValueError(f"{properties.name}: expected one filter, found two")
+        filter_bytes = filter_keys.build() if blocks else b""  # a fence has none
     blocks += _ending(properties, tally.contents(), handles, offset, filter_bytes)
     return b"".join(blocks)
 

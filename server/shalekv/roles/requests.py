@@ -1,20 +1,21 @@
 """Requests, checked: from messages to the values that the engine works with.
 
 Everything here is pure: it raises `InvalidRequest` with the path of the field, or
-`NotImplementedYet`, before any work is done.
+`NotImplementedYet`, before any work is done. Transactions are in `roles.transactions`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from shalekv.core.entry import Kind
-from shalekv.engine.commit import Change
-from shalekv.engine.scan import prefix_end
+from shalekv.core.entry import NO_EXPIRY, Kind
+from shalekv.core.key_range import KEY_BYTES_MAX, KeyRange, prefix_end
+from shalekv.core.transaction import Change
 from shalekv.errors import InvalidRequest, NotImplementedYet
-from shalekv.settings import KEY_BYTES_MAX, LimitSettings
+from shalekv.format.system_key import CLIENT_KEY_BYTES_MAX
+from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 
 LevelValue: TypeAlias = "kv_pb2.ReadLevel.ValueType"
@@ -23,24 +24,17 @@ DurabilityValue: TypeAlias = "kv_pb2.Durability.ValueType"
 COMMITTED = kv_pb2.READ_LEVEL_COMMITTED
 LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
 UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
+DURABLE = kv_pb2.DURABILITY_DURABLE
 MEMORY = kv_pb2.DURABILITY_MEMORY
 _LEVELS = frozenset(kv_pb2.ReadLevel.values())
 _DURABILITIES = frozenset(kv_pb2.Durability.values())
 _SUPPORTED_DURABILITIES: dict[int, DurabilityValue] = {
-    kv_pb2.DURABILITY_UNSPECIFIED: kv_pb2.DURABILITY_DURABLE,
-    kv_pb2.DURABILITY_DURABLE: kv_pb2.DURABILITY_DURABLE,
-    kv_pb2.DURABILITY_MEMORY: kv_pb2.DURABILITY_MEMORY,
+    kv_pb2.DURABILITY_UNSPECIFIED: DURABLE,
+    kv_pb2.DURABILITY_DURABLE: DURABLE,
+    kv_pb2.DURABILITY_MEMORY: MEMORY,
     # An acknowledged write is an object of the store already.
     kv_pb2.DURABILITY_ARCHIVED: kv_pb2.DURABILITY_ARCHIVED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class KeyInterval:
-    """Keys from `start` on and before `end`; an empty `end` is no bound."""
-
-    start: bytes
-    end: bytes
 
 
 def check_key(key: bytes, field: str) -> bytes:
@@ -54,41 +48,50 @@ def check_key(key: bytes, field: str) -> bytes:
 
 def check_keys(request: kv_pb2.BatchGetRequest, limits: LimitSettings) -> None:
     """The keys of a batch get."""
-    _check_count(len(request.keys), "keys", limits)
+    check_count(len(request.keys), "keys", limits)
     for index, key in enumerate(request.keys):
         check_key(key, f"keys[{index}]")
 
 
-def put_changes(request: kv_pb2.PutRequest, limits: LimitSettings) -> list[Change]:
-    """The one change of a put."""
-    _refuse_precondition(request)
-    return [_put(request, _PUT_FIELDS, limits)]
+def put_change(
+    request: kv_pb2.PutRequest, limits: LimitSettings, now_ms: Callable[[], int]
+) -> Change:
+    """The change of a put without a precondition; `now_ms` tells when its value begins to live."""
+    check_put(request, PUT_FIELDS, limits)
+    return _change_of_put(request, now_ms)
 
 
-def delete_changes(request: kv_pb2.DeleteRequest) -> list[Change]:
-    """The one change of a delete."""
-    _refuse_precondition(request)
-    return [Change(check_key(request.key, "key"), Kind.TOMBSTONE)]
+def delete_change(request: kv_pb2.DeleteRequest) -> Change:
+    """The change of a delete without a precondition."""
+    return Change(check_key(request.key, "key"), Kind.TOMBSTONE)
 
 
-def write_changes(request: kv_pb2.WriteRequest, limits: LimitSettings) -> list[Change]:
-    """The changes of a batch, each key once: the last change of a key wins."""
-    _check_count(len(request.changes), "changes", limits)
+def write_changes(
+    request: kv_pb2.WriteRequest, limits: LimitSettings, now_ms: Callable[[], int]
+) -> list[Change] | None:
+    """The changes of a batch, each key once: the last change of a key wins.
+
+    None: there is more than puts and deletes in it, so it is a transaction.
+    """
+    check_count(len(request.changes), "changes", limits)
     changes: dict[bytes, Change] = {}
     size_bytes = 0
     for index, message in enumerate(request.changes):
+        kind = message.WhichOneof("change")
         try:  # paths of fields are made for errors only: a batch may have thousands of changes
-            change = _change(message, limits)
+            if kind == "put":
+                check_put(message.put, PUT_CHANGE_FIELDS, limits)
+                change = _change_of_put(message.put, now_ms)
+            elif kind == "delete":
+                key = check_key(message.delete.key, "delete.key")
+                change = Change(key, Kind.TOMBSTONE)
+            else:
+                return None
         except InvalidRequest as error:
-            path = f"changes[{index}].{error.field}".rstrip(".")
-            raise InvalidRequest(path, error.problem) from None
-        except NotImplementedYet as error:
-            raise NotImplementedYet(f"changes[{index}].{error.feature}") from None
+            raise within(f"changes[{index}]", error) from None
         size_bytes += len(change.key) + len(change.value)
         changes[change.key] = change
-    if size_bytes > limits.batch_bytes_max:
-        problem = f"{size_bytes} bytes, and batch_bytes_max is {limits.batch_bytes_max}"
-        raise InvalidRequest("changes", problem)
+    check_bytes(size_bytes, "changes", limits)
     return list(changes.values())
 
 
@@ -107,6 +110,14 @@ def read_level(header: kv_pb2.RequestHeader) -> LevelValue:
     return header.read_level or COMMITTED
 
 
+def condition_level(header: kv_pb2.RequestHeader) -> LevelValue:
+    """How sure the answer of a condition must be, when nothing was written."""
+    if header.read_level == UNCOMMITTED:
+        problem = "a condition is not judged by less than COMMITTED"
+        raise InvalidRequest("header.read_level", problem)
+    return header.read_level or LINEARIZABLE
+
+
 def check_header(header: kv_pb2.RequestHeader) -> None:
     """Refuse what is unknown, and what this version does not do: nothing is ignored in silence.
 
@@ -117,46 +128,37 @@ def check_header(header: kv_pb2.RequestHeader) -> None:
         raise NotImplementedYet("header.min_seq")
     if header.snapshot_id:
         raise NotImplementedYet("header.snapshot_id")
-    if header.idempotency_key:
-        raise NotImplementedYet("header.idempotency_key")
+    length = len(header.idempotency_key)
+    if length > CLIENT_KEY_BYTES_MAX:
+        problem = f"{length} bytes, and an idempotency key has {CLIENT_KEY_BYTES_MAX} at most"
+        raise InvalidRequest("header.idempotency_key", problem)
 
 
-def key_interval(key_range: kv_pb2.KeyRange) -> KeyInterval:
+def key_range(message: kv_pb2.KeyRange, field: str = "range") -> KeyRange:
     """The interval of a range or prefix."""
     for name in ("start", "end", "prefix"):
-        length = len(getattr(key_range, name))
+        length = len(getattr(message, name))
         if length > KEY_BYTES_MAX:
             problem = f"{length} bytes, and a key has {KEY_BYTES_MAX} at most"
-            raise InvalidRequest(f"range.{name}", problem)
-    if key_range.prefix:
-        if key_range.start or key_range.end:
-            raise InvalidRequest("range.prefix", "a prefix excludes start and end")
-        return KeyInterval(key_range.prefix, prefix_end(key_range.prefix))
-    if key_range.end and key_range.start > key_range.end:
-        raise InvalidRequest("range.start", "the start of the range is after its end")
-    return KeyInterval(key_range.start, key_range.end)
+            raise InvalidRequest(f"{field}.{name}", problem)
+    if message.prefix:
+        if message.start or message.end:
+            raise InvalidRequest(f"{field}.prefix", "a prefix excludes start and end")
+        return KeyRange(message.prefix, prefix_end(message.prefix))
+    if message.end and message.start > message.end:
+        raise InvalidRequest(f"{field}.start", "the start of the range is after its end")
+    return KeyRange(message.start, message.end)
 
 
-def scan_interval(request: kv_pb2.ScanRequest) -> KeyInterval:
-    """The interval of a scan."""
-    if request.page_token:
-        raise NotImplementedYet("page_token")
-    return key_interval(request.range)
+def deleted_range(message: kv_pb2.KeyRange, field: str = "range", *, advice: str = "") -> KeyRange:
+    """The interval of a range delete, which must not be everything by mistake."""
+    keys = key_range(message, field)
+    if not keys.start and not keys.end:
+        raise InvalidRequest(field, f"names neither start, end nor prefix{advice}")
+    return keys
 
 
-def _change(message: kv_pb2.Change, limits: LimitSettings) -> Change:
-    match message.WhichOneof("change"):
-        case "put":
-            return _put(message.put, _PUT_CHANGE_FIELDS, limits)
-        case "delete":
-            return Change(check_key(message.delete.key, "delete.key"), Kind.TOMBSTONE)
-        case None:
-            raise InvalidRequest("", "no change is set")
-        case other:
-            raise NotImplementedYet(other)
-
-
-class _PutFields(NamedTuple):
+class PutFields(NamedTuple):
     """The paths of the fields of a put."""
 
     key: str = "key"
@@ -164,34 +166,50 @@ class _PutFields(NamedTuple):
     ttl_ms: str = "ttl_ms"
 
 
-_PUT_FIELDS = _PutFields()
-_PUT_CHANGE_FIELDS = _PutFields("put.key", "put.value", "put.ttl_ms")
+PUT_FIELDS = PutFields()
+PUT_CHANGE_FIELDS = PutFields("put.key", "put.value", "put.ttl_ms")
 
 
-def _put(
-    message: kv_pb2.PutRequest | kv_pb2.PutChange, fields: _PutFields, limits: LimitSettings
-) -> Change:
-    key, value = message.key, message.value
-    check_key(key, fields.key)
-    if len(value) > limits.value_bytes_max:
-        problem = f"{len(value)} bytes, and value_bytes_max is {limits.value_bytes_max}"
+def check_put(
+    message: kv_pb2.PutRequest | kv_pb2.PutChange, fields: PutFields, limits: LimitSettings
+) -> None:
+    """Key, value and life of a put."""
+    check_key(message.key, fields.key)
+    length = len(message.value)
+    if length > limits.value_bytes_max:
+        problem = f"{length} bytes, and value_bytes_max is {limits.value_bytes_max}"
         raise InvalidRequest(fields.value, problem)
-    if message.ttl_ms:
-        raise NotImplementedYet(fields.ttl_ms)
-    return Change(key, Kind.PUT, value)
+    if message.ttl_ms > limits.ttl_ms_max:
+        problem = f"{message.ttl_ms} ms, and ttl_ms_max is {limits.ttl_ms_max}"
+        raise InvalidRequest(fields.ttl_ms, problem)
 
 
-def _refuse_precondition(request: kv_pb2.PutRequest | kv_pb2.DeleteRequest) -> None:
-    if request.HasField("precondition"):
-        raise NotImplementedYet("precondition")
-
-
-def _check_count(count: int, field: str, limits: LimitSettings) -> None:
+def check_count(count: int, field: str, limits: LimitSettings) -> None:
+    """1 to `batch_count_max` of something."""
     if not count:
         raise InvalidRequest(field, "at least one is needed")
     if count > limits.batch_count_max:
         problem = f"{count} of them, and batch_count_max is {limits.batch_count_max}"
         raise InvalidRequest(field, problem)
+
+
+def check_bytes(size_bytes: int, field: str, limits: LimitSettings) -> None:
+    """At most `batch_bytes_max` of keys and values."""
+    if size_bytes > limits.batch_bytes_max:
+        problem = f"{size_bytes} bytes, and batch_bytes_max is {limits.batch_bytes_max}"
+        raise InvalidRequest(field, problem)
+
+
+def within(path: str, error: InvalidRequest) -> InvalidRequest:
+    """The same error, of a field inside `path`."""
+    return InvalidRequest(f"{path}.{error.field}".rstrip("."), error.problem)
+
+
+def _change_of_put(
+    message: kv_pb2.PutRequest | kv_pb2.PutChange, now_ms: Callable[[], int]
+) -> Change:
+    expire_at_ms = now_ms() + message.ttl_ms if message.ttl_ms else NO_EXPIRY
+    return Change(message.key, Kind.PUT, message.value, expire_at_ms)
 
 
 def _check_enum(value: int, known: AbstractSet[int], field: str) -> None:

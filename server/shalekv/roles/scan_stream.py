@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
@@ -20,19 +20,23 @@ async def scan_messages(
     *,
     message_bytes: int,
     clock: Clock,
+    next_page: Callable[[bytes], bytes],
 ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
     """The replies to a scan. REQUIRES: `slices` hold visible entries in order.
 
     A message is cut before it passes `message_bytes`; an entry that is larger stands alone. The
-    last message tells whether a limit has ended the scan. Other tasks run between two slices, and
-    nothing is read ahead of what the caller has taken.
+    last message tells whether a limit has ended the scan, and then has the token that `next_page`
+    makes of the last key. Other tasks run between two slices, and nothing is read ahead of what
+    the caller has taken.
     """
     reply = kv_pb2.ScanReply(header=header)
     reply_bytes = count = total_bytes = 0
+    last_key = b""
     for entries in slices:
         for entry in entries:
             if _is_ended(request, count, total_bytes):
                 reply.more = True
+                reply.page_token = next_page(last_key)
                 yield reply
                 return
             value = b"" if request.keys_only else entry.value
@@ -44,6 +48,7 @@ async def scan_messages(
                 key=entry.key, value=value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
             )
             reply_bytes += size_bytes
+            last_key = entry.key
             count += 1
             total_bytes += len(entry.key) + len(value)
         await clock.sleep_ms(0)

@@ -48,8 +48,18 @@ class KvService(Protocol):
         """Delete one key."""
         ...
 
+    def delete_range(
+        self, request: kv_pb2.DeleteRangeRequest, call: Call
+    ) -> Answer[kv_pb2.DeleteRangeReply]:
+        """Delete all keys of a range."""
+        ...
+
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         """Apply many changes in one commit."""
+        ...
+
+    def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
+        """Compare, then read and change, in one commit."""
         ...
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:

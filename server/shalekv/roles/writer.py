@@ -56,7 +56,7 @@ class Writer:
         cas = CasStore(store, runtime, settings.store)
         opened = await open_log(cas, writer_settings, address=advertise, retry=retry)
         open_ms = clock.monotonic_ms() - began_ms
-        engine = WriterEngine(opened, writer_settings, clock)
+        engine = WriterEngine(opened, writer_settings, clock, limits=settings.limits)
         log.info(
             "database opened",
             epoch=opened.manifest.own.epoch,
@@ -64,7 +64,7 @@ class Writer:
             keys=opened.memtable.key_count,
             open_ms=round(open_ms),
         )
-        kv = WriterKv(engine, settings.limits, clock)
+        kv = WriterKv(engine, settings.limits, runtime)
         admin = WriterAdmin(engine, writer_settings, clock, url=store.url, open_ms=open_ms)
         return cls(engine, kv, admin, stop_grace_ms=settings.server.shutdown_grace_ms)
 
@@ -75,7 +75,10 @@ class Writer:
 
     async def run(self) -> None:
         """Serve until `close`, or raise what ended it: `Fenced`, `IllegalState`, `StoreBroken`."""
-        await self.engine.run(stop_grace_ms=self._stop_grace_ms)
+        try:
+            await self.engine.run(stop_grace_ms=self._stop_grace_ms)
+        finally:
+            self.kv.scans.views.close()
 
     async def ended(self) -> ShaleError | None:
         """Wait until nothing more is accepted: what stopped the writer, None after `close`.

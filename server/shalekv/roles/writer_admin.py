@@ -50,9 +50,11 @@ class WriterAdmin:
             writer=self._writer_status(),
             memtable=admin_pb2.MemtableStatus(
                 keys=engine.memtable.key_count,
-                bytes=engine.memtable.size_bytes,
+                bytes=engine.memory_bytes,
                 bytes_max=self._settings.memtable_bytes_max,
                 runs=engine.memtable.run_count,
+                range_tombstones=engine.memtable.range_tombstone_count,
+                idempotency_records=len(engine.idempotency),
             ),
             manifest=self._manifest_status(),
         )

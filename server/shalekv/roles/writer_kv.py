@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 from typing import TypeVar
 
-from shalekv.clock import Clock
 from shalekv.core.entry import Entry
-from shalekv.engine.commit import Change, Receipt, changes_bytes
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.waiting import fail
+from shalekv.core.transaction import RESULT_FRAME_BYTES
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import DeadlinePassed, ReplyTooLarge, ShaleError
-from shalekv.roles import requests
-from shalekv.roles.requests import (
-    LINEARIZABLE,
-    MEMORY,
-    UNCOMMITTED,
-    DurabilityValue,
-    LevelValue,
-)
-from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, scan_messages
+from shalekv.errors import DeadlinePassed, ReplyTooLarge
+from shalekv.roles import requests, transactions, writing
+from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
+from shalekv.roles.scans import Scans
 from shalekv.roles.service import Answer, Call
+from shalekv.roles.writing import Writing
+from shalekv.runtime import Runtime
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 
 NOT_FOUND_BYTES = 2  # of a result that holds nothing
-WriteReplyT = TypeVar("WriteReplyT", kv_pb2.PutReply, kv_pb2.DeleteReply, kv_pb2.WriteReply)
 ReadReplyT = TypeVar("ReadReplyT", kv_pb2.GetReply, kv_pb2.BatchGetReply)
 
 
 class WriterKv:
     """Implements `roles.service.KvService` on a `WriterEngine`."""
 
-    def __init__(self, engine: WriterEngine, limits: LimitSettings, clock: Clock) -> None:
+    def __init__(self, engine: WriterEngine, limits: LimitSettings, runtime: Runtime) -> None:
         """The engine must be running for writes to be answered."""
         self._engine = engine
         self._limits = limits
-        self._clock = clock
-        manifest = engine.manifest.current
-        self._database_id = manifest.database_id
+        self._clock = runtime.clock
+        self._database_id = engine.manifest.current.database_id
         self._epoch = engine.manifest.own.epoch
+        self._writing = Writing(engine, self._header)
+        self.scans = Scans(engine, limits, runtime.clock, runtime.random, header=self._header)
 
     def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
         """The value of one key, at the newest state of the read level."""
@@ -60,52 +51,53 @@ class WriterKv:
 
     def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
         """Set one key."""
-        requests.check_header(request.header)
-        changes = requests.put_changes(request, self._limits)
-        return self._write(changes, request.durability, call, kv_pb2.PutReply)
+        self._check_write(request.header, call)
+        if request.HasField("precondition"):
+            order = transactions.put_order(request, self._limits)
+            return self._writing.transact(order, request, writing.PUT)
+        change = requests.put_change(request, self._limits, self._engine.time.now_ms)
+        return self._writing.commit([change], request, writing.PUT)
 
     def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
         """Delete one key."""
-        requests.check_header(request.header)
-        changes = requests.delete_changes(request)
-        return self._write(changes, request.durability, call, kv_pb2.DeleteReply)
+        self._check_write(request.header, call)
+        if request.HasField("precondition"):
+            order = transactions.delete_order(request)
+            return self._writing.transact(order, request, writing.DELETE)
+        change = requests.delete_change(request)
+        return self._writing.commit([change], request, writing.DELETE)
+
+    def delete_range(
+        self, request: kv_pb2.DeleteRangeRequest, call: Call
+    ) -> Answer[kv_pb2.DeleteRangeReply]:
+        """Delete all keys of a range."""
+        self._check_write(request.header, call)
+        order = transactions.delete_range_order(request)
+        return self._writing.transact(order, request, writing.DELETE_RANGE)
 
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         """Apply many changes in one commit."""
-        requests.check_header(request.header)
-        changes = requests.write_changes(request, self._limits)
-        return self._write(changes, request.durability, call, kv_pb2.WriteReply)
+        self._check_write(request.header, call)
+        changes = requests.write_changes(request, self._limits, self._engine.time.now_ms)
+        if changes is None:
+            order = transactions.write_order(request, self._limits)
+            return self._writing.transact(order, request, writing.WRITE)
+        return self._writing.commit(changes, request, writing.WRITE)
 
-    async def scan(
-        self, request: kv_pb2.ScanRequest, call: Call
-    ) -> AsyncIterator[kv_pb2.ScanReply]:
+    def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
+        """Compare, then read and change, in one commit."""
+        self._check_write(request.header, call)
+        order = transactions.txn_order(request, self._limits)
+        return self._writing.transact(order, request, writing.TXN)
+
+    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
         level = self._read_level(request.header, call)
-        interval = requests.scan_interval(request)
-        engine = self._engine
-        if level == LINEARIZABLE:
-            await engine.ownership.confirm()
-        if level == UNCOMMITTED:
-            view = await engine.newest_view()
-        else:
-            view = await engine.committed_view()
-        slices = scan_slices(
-            view,
-            start=interval.start,
-            end=interval.end,
-            reverse=request.reverse,
-            now_ms=engine.time.now_ms(),
-        )
-        messages = scan_messages(
-            slices,
-            request,
-            self._header(view.seq, view.wal_id),
-            message_bytes=self._limits.scan_message_bytes,
-            clock=self._clock,
-        )
-        async with aclosing(messages):  # lets go of the view as soon as the caller is gone
-            async for message in messages:
-                yield message
+        return self.scans.scan(request, level)
+
+    def _check_write(self, header: kv_pb2.RequestHeader, call: Call) -> None:
+        requests.check_header(header)
+        self._check_deadline(call)
 
     def _read_level(self, header: kv_pb2.RequestHeader, call: Call) -> LevelValue:
         level = requests.read_level(header)
@@ -143,7 +135,7 @@ class WriterKv:
         reply_bytes = 0
         for key in request.keys:
             entry = self._lookup(key, level, now_ms)
-            reply_bytes += ENTRY_FRAME_BYTES + len(entry.value) if entry else NOT_FOUND_BYTES
+            reply_bytes += RESULT_FRAME_BYTES + len(entry.value) if entry else NOT_FOUND_BYTES
             if reply_bytes > STREAM_MESSAGE_BYTES_MAX:
                 message = (
                     f"the results for these {len(request.keys)} keys pass the "
@@ -165,56 +157,6 @@ class WriterKv:
         entry = engine.newest(key) if is_newest else engine.committed(key)
         return entry if entry is not None and entry.is_visible(now_ms) else None
 
-    def _write(
-        self,
-        changes: list[Change],
-        wanted: int,
-        call: Call,
-        reply_type: type[WriteReplyT],
-    ) -> Answer[WriteReplyT]:
-        """Commit `changes`: at once if there is room for them, else when there is."""
-        durability = requests.durability(wanted)
-        self._check_deadline(call)
-        size_bytes = changes_bytes(changes)
-        if self._engine.admission.try_admit(size_bytes):
-            return self._submit(changes, durability, reply_type)
-        return self._submit_when_admitted(changes, size_bytes, durability, reply_type)
-
-    async def _submit_when_admitted(
-        self,
-        changes: list[Change],
-        size_bytes: int,
-        durability: DurabilityValue,
-        reply_type: type[WriteReplyT],
-    ) -> WriteReplyT:
-        await self._engine.admission.wait(size_bytes)
-        answer = self._submit(changes, durability, reply_type)
-        return await answer if isinstance(answer, asyncio.Future) else answer
-
-    def _submit(
-        self,
-        changes: list[Change],
-        durability: DurabilityValue,
-        reply_type: type[WriteReplyT],
-    ) -> asyncio.Future[WriteReplyT] | WriteReplyT:
-        """Order admitted changes. The future is this call's own: cancelling it harms nobody."""
-        if durability == MEMORY:
-            commit = self._engine.log.submit(changes, _ignore)
-            return reply_type(header=self._header(commit.seq, None), durability=durability)
-        future: asyncio.Future[WriteReplyT] = asyncio.get_running_loop().create_future()
-
-        def settle(outcome: Receipt | ShaleError) -> None:
-            if future.done():  # the caller has gone; the commit stands all the same
-                return
-            if isinstance(outcome, Receipt):
-                header = self._header(outcome.seq, outcome.wal_id)
-                future.set_result(reply_type(header=header, durability=durability))
-            else:
-                fail(future, outcome)
-
-        self._engine.log.submit(changes, settle)
-        return future
-
     def _check_deadline(self, call: Call) -> None:
         if call.deadline_ms is not None and call.deadline_ms <= self._clock.monotonic_ms():
             raise DeadlinePassed("the deadline had passed when the call arrived: nothing was done")
@@ -234,7 +176,3 @@ class WriterKv:
             seq=seq,
             wal_id=wal_id,
         )
-
-
-def _ignore(_: Receipt | ShaleError) -> None:
-    """What becomes of a write that was acknowledged from memory; the log reports its loss."""

@@ -9,7 +9,7 @@ stream open until it is collected.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -26,13 +26,17 @@ from shalekv.errors import (
     Overloaded,
     ShaleError,
 )
-from shalekv.roles.service import Answer, Call
-from shalekv.rpc.status import row_of, status_of, status_of_bug
+from shalekv.roles.service import Answer, Call, KvService
+from shalekv.rpc.session import Session
+from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.runtime import Runtime
+from shalekv.settings import LimitSettings
+from shalekv.v1 import kv_pb2
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+SessionRequest = kv_pb2.SessionRequest
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 # More calls than allowed are a burst: by then some of them will be done.
@@ -50,12 +54,15 @@ class Adapter:
         self._calls_max = calls_max
         self._calls = 0
         self._refusal: ShaleError | None = None
+        self._sessions: set[Session] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def refuse(self, error: ShaleError) -> None:
-        """Answer every call that begins from now on with `error`."""
+        """Answer every call, and every operation of a session, that begins from now on so."""
         self._refusal = error
+        for session in self._sessions:
+            session.refuse(error)
 
     async def idle(self) -> None:
         """Wait until no call is in progress."""
@@ -92,26 +99,67 @@ class Adapter:
         """The handler of a method with one request and a stream of replies."""
 
         async def handle(data: bytes, context: Context) -> None:
-            try:
-                with self._in_progress():
-                    call = self._call(context)
-                    replies = answer(_parsed(request_type, data), call)
-                    try:
-                        async for reply in replies:
-                            await context.write(reply)
-                    finally:
-                        await _close(replies)
-            except asyncio.CancelledError as cancelled:
-                _raise_if_ours(cancelled)
-                await self._abort_for_bug(context, cancelled)
-            except grpc.aio.BaseError:
-                raise  # the connection is gone, and with it whoever wants a reply
-            except ShaleError as error:
-                await self._abort(context, error)
-            except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
-                await self._abort_for_bug(context, error)
+            async def serve(call: Call) -> None:
+                replies = answer(_parsed(request_type, data), call)
+                try:
+                    async for reply in replies:
+                        await context.write(reply)
+                finally:
+                    await _close(replies)
+
+            await self._serve_stream(context, serve)
 
         return grpc.unary_stream_rpc_method_handler(handle, None, _serialized)
+
+    def session(self, service: KvService, limits: LimitSettings) -> Handler:
+        """The handler of `KV.Session`."""
+
+        async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
+            async def serve(call: Call) -> None:
+                session = Session(service, limits, call, describe=self._operation_error)
+                await self._run_session(session, messages, context)
+
+            await self._serve_stream(context, serve)
+
+        return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
+
+    async def _serve_stream(
+        self, context: Context, serve: Callable[[Call], Awaitable[None]]
+    ) -> None:
+        """Let `serve` write the replies of a stream, and end the call as it ends."""
+        try:
+            with self._in_progress():
+                await serve(self._call(context))
+        except asyncio.CancelledError as cancelled:
+            _raise_if_ours(cancelled)
+            await self._abort_for_bug(context, cancelled)
+        except grpc.aio.BaseError:
+            raise  # the connection is gone, and with it whoever wants a reply
+        except ShaleError as error:
+            await self._abort(context, error)
+        except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
+            await self._abort_for_bug(context, error)
+
+    async def _run_session(
+        self, session: Session, messages: AsyncIterator[bytes], context: Context
+    ) -> None:
+        ended_by: ShaleError | grpc.aio.BaseError | None = None
+        self._sessions.add(session)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(session.read(_session_requests(messages), tasks))
+                try:
+                    async for reply in session.replies():
+                        await context.write(reply)
+                except (ShaleError, grpc.aio.BaseError) as error:  # the group would wrap it
+                    ended_by = error
+                finally:
+                    reader.cancel()
+                    session.close()
+        finally:
+            self._sessions.discard(session)
+        if ended_by is not None:
+            raise ended_by
 
     def absent(self, feature: str, *, streaming: bool = False) -> Handler:
         """The handler of a documented method that this version does not have."""
@@ -153,16 +201,28 @@ class Adapter:
         return Call(peer=context.peer(), deadline_ms=now_ms + remaining_s * 1000.0)
 
     async def _abort(self, context: Context, error: ShaleError) -> NoReturn:
-        error_id = ""
-        if row_of(type(error)).log:
-            error_id = self._error_id()
-            _log.error("call failed", error_id=error_id, reason=error.reason, problem=str(error))
-        await _end(context, status_of(error, error_id=error_id))
+        await _end(context, status_of(error, error_id=self._logged_id(error)))
 
     async def _abort_for_bug(self, context: Context, error: BaseException) -> NoReturn:
         error_id = self._error_id()
         _log.error("unexpected error in a call", error_id=error_id, exc_info=error)
         await _end(context, status_of_bug(error_id))
+
+    def _operation_error(self, error: BaseException) -> kv_pb2.OperationError:
+        """What a session tells of an operation that failed."""
+        if not isinstance(error, ShaleError):
+            error_id = self._error_id()
+            _log.error("unexpected error in an operation", error_id=error_id, exc_info=error)
+            return operation_error(status_of_bug(error_id))
+        return operation_error(status_of(error, error_id=self._logged_id(error)))
+
+    def _logged_id(self, error: ShaleError) -> str:
+        """The id of the log line that tells of `error`; empty where there is no need for one."""
+        if not row_of(type(error)).log:
+            return ""
+        error_id = self._error_id()
+        _log.error("call failed", error_id=error_id, reason=error.reason, problem=str(error))
+        return error_id
 
     def _error_id(self) -> str:
         return f"{self._runtime.random.getrandbits(48):012x}"
@@ -174,6 +234,11 @@ def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
     except DecodeError:
         name = request_type.DESCRIPTOR.full_name
         raise InvalidRequest("request", f"the bytes are not a {name}") from None
+
+
+async def _session_requests(messages: AsyncIterator[bytes]) -> AsyncIterator[SessionRequest]:
+    async for data in messages:
+        yield _parsed(SessionRequest, data)
 
 
 def _serialized(reply: Message) -> bytes:

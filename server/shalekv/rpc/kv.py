@@ -6,23 +6,26 @@ import grpc
 
 from shalekv.roles.service import KvService
 from shalekv.rpc.adapter import Adapter
+from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2 as kv
 
 SERVICE = kv.DESCRIPTOR.services_by_name["KV"].full_name
 
 
-def kv_methods(service: KvService, adapter: Adapter) -> grpc.GenericRpcHandler:
+def kv_methods(
+    service: KvService, adapter: Adapter, limits: LimitSettings
+) -> grpc.GenericRpcHandler:
     """The methods of the data API."""
     methods = {
         "Get": adapter.unary(service.get, kv.GetRequest),
         "BatchGet": adapter.unary(service.batch_get, kv.BatchGetRequest),
         "Put": adapter.unary(service.put, kv.PutRequest),
         "Delete": adapter.unary(service.delete, kv.DeleteRequest),
-        "DeleteRange": adapter.absent("KV.DeleteRange"),
+        "DeleteRange": adapter.unary(service.delete_range, kv.DeleteRangeRequest),
         "Write": adapter.unary(service.write, kv.WriteRequest),
-        "Txn": adapter.absent("KV.Txn"),
+        "Txn": adapter.unary(service.txn, kv.TxnRequest),
         "Scan": adapter.unary_stream(service.scan, kv.ScanRequest),
-        "Session": adapter.absent("KV.Session", streaming=True),
+        "Session": adapter.session(service, limits),
         "Watch": adapter.absent("KV.Watch", streaming=True),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)

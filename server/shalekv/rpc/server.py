@@ -22,7 +22,7 @@ from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.interceptors import AccessLog
 from shalekv.rpc.reflection import reflection_methods
 from shalekv.runtime import Runtime
-from shalekv.settings import LogLevel, ServerSettings
+from shalekv.settings import LimitSettings, LogLevel, ServerSettings
 
 # Calls of any kind, health and reflection included, that grpc.aio lets through; the calls of our
 # own services are limited, with an error that says more, by the adapter.
@@ -38,7 +38,9 @@ GRPC_LOGGER = "grpc._cython.cygrpc"
 class Server:
     """One listening address and the services behind it."""
 
-    def __init__(self, settings: ServerSettings, runtime: Runtime) -> None:
+    def __init__(
+        self, settings: ServerSettings, runtime: Runtime, *, limits: LimitSettings | None = None
+    ) -> None:
         """Bind the address; needs a running loop.
 
         Raises:
@@ -50,6 +52,7 @@ class Server:
             maximum_concurrent_rpcs=CALLS_OF_ANY_KIND * settings.concurrent_calls_max,
         )
         self._adapter = Adapter(runtime, calls_max=settings.concurrent_calls_max)
+        self._limits = limits or LimitSettings()
         self._health = health.Health()
         self._is_refusing = False
         host, _, port = settings.listen.rpartition(":")
@@ -69,7 +72,7 @@ class Server:
         own = [kv.SERVICE, admin.SERVICE]
         self._server.add_generic_rpc_handlers(
             [
-                kv.kv_methods(kv_service, self._adapter),
+                kv.kv_methods(kv_service, self._adapter, self._limits),
                 admin.admin_methods(admin_service, self._adapter),
                 self._health.methods(),
                 *reflection_methods([*own, health.SERVICE]),

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from shalekv import errors
+from shalekv.v1 import kv_pb2
 
 DOMAIN = "shalekv"
 # A status travels as metadata, of which clients accept 8 KiB; its message travels twice, once
@@ -54,6 +55,14 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.QueueFull: Row(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.MemtableFull: Row(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.ReplyTooLarge: Row(_Code.RESOURCE_EXHAUSTED, _NO),
+    errors.RangeTooCostly: Row(_Code.RESOURCE_EXHAUSTED, _NO),
+    # ABORTED is what gRPC advises for a test-and-set that has to be begun again, higher up.
+    errors.ConditionFailed: Row(_Code.ABORTED, _NO),
+    errors.NotACounter: Row(_Code.FAILED_PRECONDITION, _NO),
+    errors.CounterOverflow: Row(_Code.OUT_OF_RANGE, _NO),
+    errors.KeyReused: Row(_Code.FAILED_PRECONDITION, _NO),
+    errors.KeyExpired: Row(_Code.FAILED_PRECONDITION, _UNKNOWN),
+    errors.PageExpired: Row(_Code.ABORTED, _NO),
     errors.DeadlinePassed: Row(_Code.DEADLINE_EXCEEDED, _NO),
     errors.Stopping: Row(_Code.UNAVAILABLE, _NO),
     errors.Fenced: Row(_Code.UNAVAILABLE, _NO),
@@ -86,6 +95,7 @@ _METADATA: Mapping[type[errors.ShaleError], Mapping[str, str]] = {
     errors.ShaleError: {},
     errors.InvalidRequest: {"field": "field"},
     errors.NotImplementedYet: {"feature": "feature"},
+    errors.ConditionFailed: {"condition": "condition", "found_seq": "found_seq"},
     errors.Overloaded: {"retry_after_ms": "retry_after_ms"},
     errors.Fenced: {"own_epoch": "own_epoch", "newer_epoch": "newer_epoch"},
     errors.CorruptObject: {"object": "name", "offset": "offset"},
@@ -122,6 +132,19 @@ def status_of_bug(error_id: str) -> status_pb2.Status:
         reason=errors.ShaleError.reason, domain=DOMAIN, metadata={"error_id": error_id}
     )
     return _status(row_of(errors.ShaleError).code, message, [info])
+
+
+def operation_error(status: status_pb2.Status) -> kv_pb2.OperationError:
+    """The same, as an operation of a session or a watch tells it."""
+    told = kv_pb2.OperationError(code=status.code, message=status.message)
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    for detail in status.details:
+        if detail.Unpack(info):
+            told.reason = info.reason
+            told.metadata.update(info.metadata)
+        elif detail.Unpack(retry):
+            told.retry_delay_ms = retry.retry_delay.ToMilliseconds()
+    return told
 
 
 def _status(code: grpc.StatusCode, message: str, details: list[Message]) -> status_pb2.Status:

@@ -157,7 +157,7 @@ class RequestHeader(_message.Message):
     content (all fields but this header) is applied once, and the repeat gets the first reply:
     for the time of the server setting `idempotency_window_s`, across restarts and take-overs.
     The same key with other content is refused. Choose a UUID of version 7 as 16 bytes, and a
-    repeat that comes after the window is refused too. Empty: no such protection. A write that
+    repeat that comes after the window, for up to a year, is refused too. Empty: no such protection. A write that
     was refused has not used its key. Reads ignore it.
     """
     def __init__(

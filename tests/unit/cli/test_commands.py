@@ -79,11 +79,13 @@ def test_commands_are_imported_when_they_are_called() -> None:
     assert not modules & {*ONLY_FOR_SERVERS, "grpc", "asyncio"}
 
 
-@pytest.mark.parametrize("name", ["get", "put", "delete", "scan", "status"])
+@pytest.mark.parametrize(
+    "name", "get put delete add txn scan load dump bench status completion".split()
+)
 def test_client_commands_need_nothing_of_the_server(name: str) -> None:
     """They run with what the light client needs, and click."""
     modules = _loaded_by(f"shalekv.cli.{name}")
-    assert "shalekv_client" in modules
+    assert ("shalekv_client" in modules) == (name != "completion")
     assert not modules & {*ONLY_FOR_SERVERS, "shalekv.roles", "shalekv.engine", "shalekv.rpc"}
 
 

@@ -10,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-COMMANDS = ["get", "put", "delete", "scan", "load", "status", "manifest", "wal"]
+OF_CLIENTS = "get put delete add txn scan load dump bench status completion".split()
+COMMANDS = [*OF_CLIENTS, "manifest", "wal"]
 OF_THE_SERVER = ("shalekv.rpc", "shalekv.roles", "shalekv.engine", "shalekv.store", "uvloop")
 
 
@@ -29,6 +30,7 @@ def test_help_teaches(name: str) -> None:
     examples = result.stdout.split("Examples:\n", 1)[1].split("\n\n", 1)[0].splitlines()
     assert len(examples) >= 2
     assert all(f"shalekv {name}" in line for line in examples)
+    assert all(len(line) <= 100 for line in result.stdout.splitlines())
     assert "Exit codes:\n" in result.stdout
 
 
@@ -39,7 +41,7 @@ def test_every_option_is_explained(name: str) -> None:
     assert [option.name for option in options if not option.help] == []
 
 
-@pytest.mark.parametrize("name", ["get", "put", "delete", "scan", "load", "status"])
+@pytest.mark.parametrize("name", OF_CLIENTS)
 def test_commands_for_servers_load_none_of_the_server(name: str) -> None:
     """A command that talks to a server starts fast: it imports the light client only."""
     script = f"import sys, shalekv.cli.{name}; print(*sys.modules)"

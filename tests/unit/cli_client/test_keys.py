@@ -77,7 +77,7 @@ def test_shown_text_is_readable() -> None:
 
 
 def test_json_tells_bytes_from_text() -> None:
-    """In JSON, what is not UTF-8 stands as base64 under another name."""
+    """In JSON the name of a member tells its spelling; what is not UTF-8 stands as base64."""
     assert json_field("key", b"k", Encoding.TEXT) == {"key": "k"}
     assert json_field("key", b"\xff", Encoding.TEXT) == {"key_base64": "/w=="}
-    assert json_field("key", b"\xff", Encoding.HEX) == {"key": "ff"}
+    assert json_field("key", b"\xff", Encoding.HEX) == {"key_hex": "ff"}

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import io
+import gzip
 import re
 from pathlib import Path
 
 import grpc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from shalekv.cli.keys import Encoding
 from shalekv.cli.load import load
-from shalekv.cli.loading import Account
+from shalekv.cli.loading.account import Account
+from shalekv.cli.loading.pace import Pace
+from shalekv.cli.pairs.batches import Rows
+from shalekv.cli.pairs.lines import Position
 from shalekv.cli.scan import scan
-from shalekv.cli.tsv import BadRow, Rows, read_rows
-from shalekv.errors import Fenced, InvalidRequest, QueueFull
-from shalekv_client import Batch, Put
+from shalekv.errors import Fenced, InvalidRequest
+from shalekv_client import Put
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer, bare, refusing
+from tests.unit.client.dict_server import DictServer, bare, losing, refusing
 
 FENCED = refusing(Fenced("another took over", own_epoch=1, newer_epoch=2))
-FULL = refusing(QueueFull("full", retry_after_ms=60_000))
+HELLO = [None]  # a load asks for the status first, which works
 
 
 def lines(count: int) -> bytes:
@@ -30,17 +29,11 @@ def lines(count: int) -> bytes:
     return b"".join(b"k%d\tv%d\n" % (number, number) for number in range(count))
 
 
-def batches(data: bytes, *, count: int = 1_000, size: int = 1_000_000) -> list[list[bytes]]:
-    """The keys of each batch that `data` is cut into."""
-    source = io.BytesIO(data)
-    found = read_rows(source, Encoding.TEXT, batch_count=count, batch_bytes=size)
-    return [[change.key for change in rows.batch] for rows in found]
-
-
-def rows_at(first_line: int, count: int) -> Rows:
+def rows_at(number: int, first_line: int, count: int) -> Rows:
     """A batch of `count` rows."""
-    batch = Batch(Put(b"%d" % number, b"") for number in range(count))
-    return Rows(batch, first_line, source_bytes=1)
+    puts = [Put(b"%d" % line, b"") for line in range(count)]
+    begin, end = Position(first_line - 1), Position(first_line - 1 + count)
+    return Rows(number, puts, range(first_line, first_line + count), [], 0, begin, end)
 
 
 async def test_every_row_is_stored(run: Run, server: DictServer, tmp_path: Path) -> None:
@@ -72,6 +65,16 @@ async def test_last_row_of_a_key_wins(run: Run, server: DictServer) -> None:
     result = await run(load, "--batch-count", "1", "--in-flight", "16", stdin=rows)
     assert result.exit_code == 0
     assert server.state.data[b"k"].value == b"49"
+
+
+async def test_last_row_of_a_key_wins_when_an_earlier_one_is_late(
+    run: Run, server: DictServer
+) -> None:
+    """A batch that has to be repeated is not overtaken by one that sets a key of it."""
+    server.state.failures.extend([*HELLO, bare(grpc.StatusCode.UNAVAILABLE)])
+    result = await run(load, "--batch-count", "1", stdin=b"k\tfirst\nk\tlast\n")
+    assert result.exit_code == 0
+    assert server.state.data[b"k"].value == b"last"
 
 
 async def test_what_scan_prints_loads_again(run: Run, server: DictServer) -> None:
@@ -118,7 +121,7 @@ async def test_a_bad_row_in_another_encoding_is_refused_by_line(run: Run) -> Non
 
 async def test_server_errors_tell_how_far_it_got(run: Run, server: DictServer) -> None:
     """A refused batch ends the load: exit code, its lines, and the last line that is stored."""
-    server.state.failures.extend([None, FENCED])
+    server.state.failures.extend([*HELLO, None, FENCED])
     result = await run(load, "--batch-count", "2", "--in-flight", "1", stdin=lines(9))
     assert result.exit_code == 4
     assert "Error: lines 3 to 4:" in result.stderr
@@ -128,15 +131,17 @@ async def test_server_errors_tell_how_far_it_got(run: Run, server: DictServer) -
 
 async def test_unknown_outcomes_are_not_called_stored(run: Run, server: DictServer) -> None:
     """Rows whose outcome is unknown are counted as such."""
-    server.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
-    result = await run(load, "--in-flight", "1", stdin=lines(3))
+    server.state.failures.extend([*HELLO, *[bare(grpc.StatusCode.UNAVAILABLE)] * 99])
+    result = await run(load, "--in-flight", "1", "--timeout-ms", "200", stdin=lines(3))
     assert result.exit_code == 11
     assert "No line is stored for certain, of 3 rows it is not known" in result.stderr
 
 
 async def test_refused_fields_are_found_in_the_file(run: Run, server: DictServer) -> None:
     """When the server refuses one change of a batch, the message names its line."""
-    server.state.failures.extend([None, refusing(InvalidRequest("changes[1].put.value", "x"))])
+    server.state.failures.extend(
+        [*HELLO, None, refusing(InvalidRequest("changes[1].put.value", "x"))]
+    )
     result = await run(load, "--batch-count", "3", "--in-flight", "1", stdin=lines(6))
     assert result.exit_code == 2
     assert "Error: line 5: " in result.stderr
@@ -149,46 +154,113 @@ async def test_progress_goes_to_stderr(run: Run) -> None:
     assert result.stdout.startswith("loaded 3 rows")
 
 
-def test_batches_are_cut_by_count_and_bytes() -> None:
-    """A batch ends before it has too many rows or bytes; a large row stands alone."""
-    data = b"a\t1\nb\t2\nc\t3\nlarge\t" + b"x" * 20 + b"\nd\t4\n"
-    assert batches(data, count=2) == [[b"a", b"b"], [b"c", b"large"], [b"d"]]
-    assert batches(data, size=10) == [[b"a", b"b", b"c"], [b"large"], [b"d"]]
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
-def test_line_ends_do_not_belong_to_values(end: bytes) -> None:
-    """LF, CRLF and a missing end of the last line give the same value."""
-    source = io.BytesIO(b"k\tv" + end)
-    (rows,) = read_rows(source, Encoding.TEXT, batch_count=10, batch_bytes=10)
-    assert list(rows.batch) == [Put(b"k", b"v")]
-
-
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.binary(max_size=9)), max_size=30))
-def test_rows_are_read_as_they_were_spelled(pairs: list[tuple[bytes, bytes]]) -> None:
-    """Pairs written in hexadecimal come out in order, with consecutive line numbers."""
-    source = io.BytesIO(b"".join(f"{k.hex()}\t{v.hex()}\n".encode() for k, v in pairs))
-    found = list(read_rows(source, Encoding.HEX, batch_count=4, batch_bytes=25))
-    changes = [change for rows in found for change in rows.batch]
-    assert changes == [Put(key, value) for key, value in pairs]
-    assert [rows.first_line for rows in found] == [
-        1 + sum(len(rows.batch) for rows in found[:number]) for number in range(len(found))
-    ]
-
-
-def test_bad_rows_come_after_the_good_ones() -> None:
-    """The rows before a bad one are yielded before it is raised."""
-    found = read_rows(io.BytesIO(b"a\t1\nbad\n"), Encoding.TEXT, batch_count=9, batch_bytes=99)
-    assert next(found).last_line == 1
-    with pytest.raises(BadRow, match="line 2"):
-        next(found)
-
-
 def test_only_a_gapless_beginning_is_certain() -> None:
     """Batches that are acknowledged out of order count once those before them are."""
     account = Account()
-    account.acknowledge(rows_at(4, 3))
-    assert (account.stored_line, account.rows_beyond) == (0, 3)
-    account.acknowledge(rows_at(9, 2))
-    account.acknowledge(rows_at(1, 3))
-    assert (account.stored_line, account.rows_beyond) == (6, 2)
+    account.acknowledge(rows_at(1, 4, 3))
+    assert (account.position.line, account.rows_beyond) == (0, 3)
+    account.acknowledge(rows_at(3, 9, 2))
+    account.acknowledge(rows_at(0, 1, 3))
+    assert (account.position.line, account.rows_beyond) == (6, 2)
+    assert account.certain_rows == 6
+
+
+async def test_one_row_is_told_as_one(run: Run) -> None:
+    """A number agrees with its noun."""
+    assert (await run(load, stdin=lines(1))).stdout.startswith("loaded 1 row, ")
+
+
+async def test_formats_go_by_name_by_flag_and_by_looks(
+    run: Run, server: DictServer, tmp_path: Path
+) -> None:
+    """However an input says what it is, compressed or not, the same pairs are stored."""
+    data = {
+        "tsv": b"k0\tv0\nk1\tv1\n",
+        "csv": b"key,value\nk0,v0\nk1,v1\n",
+        "ndjson": b'{"key":"k0","value":"v0"}\n{"key":"k1","value":"v1"}\n',
+    }
+    no_flags: list[str] = []
+    named = [(f"rows.{name}", content, no_flags) for name, content in data.items()]
+    flagged = [("rows", content, ["--input-format", name]) for name, content in data.items()]
+    looked_at = [("rows", data[name], no_flags) for name in ("tsv", "ndjson")]
+    for name, content, flags in [*named, *flagged, *looked_at]:
+        for file, stored in ((name, content), (f"{name}.gz", gzip.compress(content))):
+            path = tmp_path / file
+            path.write_bytes(stored)
+            server.state.data.clear()
+            result = await run(load, str(path), *flags)
+            assert result.exit_code == 0, (file, result.output)
+            assert values(server) == {b"k0": b"v0", b"k1": b"v1"}
+    server.state.data.clear()
+    assert (await run(load, stdin=gzip.compress(data["ndjson"]))).exit_code == 0
+    assert values(server) == {b"k0": b"v0", b"k1": b"v1"}
+
+
+async def test_columns_and_time_to_live_are_taken_from_the_flags(
+    run: Run, server: DictServer
+) -> None:
+    """--key-column, --value-column and --ttl hold for all rows."""
+    rows = b"id,name,x\n1,ada,\n2,alan,\n"
+    flags = ["--input-format", "csv", "--key-column", "id", "--value-column", "2", "--ttl", "10m"]
+    result = await run(load, *flags, stdin=rows)
+    assert result.exit_code == 0, result.output
+    assert values(server) == {b"1": b"ada", b"2": b"alan"}
+    (_, request) = server.state.requests
+    assert {change.put.ttl_ms for change in request.changes} == {600_000}
+
+
+async def test_damaged_gzip_is_told(run: Run, server: DictServer) -> None:
+    """Rows before the damage are stored, and the end of the input is not taken for its end."""
+    data = gzip.compress(lines(50_000), compresslevel=1)
+    result = await run(load, stdin=data[: len(data) // 2])
+    assert result.exit_code == 2
+    assert "the input cannot be read" in result.stderr
+    said = re.search(r"Lines 1 to ([\d,]+) are stored", result.stderr)
+    assert said is not None
+    assert len(server.state.data) == int(said.group(1).replace(",", "")) > 0
+
+
+async def test_a_load_outlives_its_server(run: Run, server: DictServer) -> None:
+    """Writes whose outcome is unknown are sent again, as long as --timeout-ms allows."""
+    server.state.failures.extend([*HELLO, None, losing(), losing(), None, losing()])
+    result = await run(load, "--batch-count", "1", "--in-flight", "2", stdin=lines(9))
+    assert result.exit_code == 0, result.output
+    assert values(server) == {b"k%d" % n: b"v%d" % n for n in range(9)}
+    assert server.state.seq == 9  # each was applied once
+
+
+async def test_a_server_that_is_not_there_is_told_at_once(run: Run, server: DictServer) -> None:
+    """Patience begins when there was a server."""
+    await server.stop()
+    result = await run(load, "--timeout-ms", "3600000", stdin=lines(9))
+    assert result.exit_code == 9
+    assert "no connection to the server" in result.stderr
+
+
+async def test_the_rate_is_sent_as_batches(run: Run, server: DictServer) -> None:
+    """A rate makes batches small, so that rows flow instead of coming in bursts."""
+    result = await run(load, "--rate", "10000000", "--batch-count", "7", stdin=lines(20))
+    assert result.exit_code == 0
+    assert server.state.calls["Write"] == 3
+    result = await run(load, "--rate", "1000", stdin=lines(200))
+    assert {len(request.changes) for request in server.state.requests[5:]} == {100}
+
+
+def test_a_pace_is_kept_and_not_made_up_for() -> None:
+    """Each batch waits for the time of those before it; what was lost is lost."""
+    pace = Pace(rows_per_s=100)
+    assert pace.wait_s(5.0, 50) == 0.0
+    assert pace.wait_s(5.0, 50) == 0.5
+    assert pace.wait_s(5.5, 10) == 0.5
+    assert pace.wait_s(9.0, 10) == 0.0
+    assert pace.wait_s(9.0, 10) == pytest.approx(0.1)
+    assert (pace.batch_count_max(1_000), pace.batch_count_max(5), Pace(1).batch_count_max(9)) == (
+        10,
+        5,
+        1,
+    )
+
+
+def values(server: DictServer) -> dict[bytes, bytes]:
+    """What is stored."""
+    return {key: entry.value for key, entry in server.state.data.items()}

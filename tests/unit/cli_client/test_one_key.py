@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
+import sys
 from pathlib import Path
 
 import grpc
@@ -76,10 +79,21 @@ async def test_text_on_a_terminal_is_tame(run: Run) -> None:
 
 
 async def test_json_has_it_all(run: Run) -> None:
-    """--format json tells key, value, sequence number and expiry."""
+    """--format json tells key, value, sequence number and expiry; names tell the encoding."""
     await run(put, "k", "v")
     found = json.loads((await run(get, "k", "--format", "json")).stdout)
     assert found == {"key": "k", "value": "v", "seq": 1, "expire_at_ms": None}
+    found = json.loads((await run(get, "--hex", "6b", "--format", "json")).stdout)
+    assert found == {"key_hex": "6b", "value_hex": "76", "seq": 1, "expire_at_ms": None}
+
+
+async def test_table_has_it_all(run: Run) -> None:
+    """--format table has the same as a row."""
+    await run(put, "k", "v")
+    assert (await run(get, "k", "--format", "table")).stdout.splitlines() == [
+        "key  value  seq  expire_at_ms",
+        "k    v        1             -",
+    ]
 
 
 async def test_levels_are_sent(run: Run, server: DictServer) -> None:
@@ -107,7 +121,7 @@ async def test_failures_tell_what_is_certain(
     run: Run, server: DictServer, how: Failure, code: int, words: str
 ) -> None:
     """The exit code and the last line say whether the write may have been applied."""
-    server.state.failures.append(how)
+    server.state.failures.extend([how] * 10)
     result = await run(put, "k", "v")
     assert result.exit_code == code
     assert words in result.stderr
@@ -119,6 +133,19 @@ async def test_timeouts_are_kept(run: Run, server: DictServer) -> None:
     server.state.failures.append(silent())
     result = await run(get, "k", "--timeout-ms", "50")
     assert result.exit_code == 11
+
+
+async def test_interrupts_have_an_exit_code(server: DictServer) -> None:
+    """Ctrl-C ends a command that waits for an answer, with code 130 and without a traceback."""
+    server.state.failures.append(silent())
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "shalekv.cli.main", "get", "k", "--addr", server.address),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    await server.state.begun.wait()
+    command.send_signal(signal.SIGINT)
+    _, said = await command.communicate()
+    assert (command.returncode, said) == (130, b"Interrupted.\n")
 
 
 async def test_no_server_is_said_plainly(run: Run, server: DictServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -109,11 +110,46 @@ async def test_what_came_before_a_failure_is_printed(run: Run, server: DictServe
     assert "made to fail" in result.stderr
 
 
-async def test_impossible_ranges_are_refused(run: Run) -> None:
-    """The server's refusal is a usage error that names the field."""
+async def test_impossible_ranges_are_refused(run: Run, server: DictServer) -> None:
+    """A range that contradicts itself is a usage error, and nothing is sent."""
     result = await run(scan, "--prefix", "a", "--end", "b")
     assert result.exit_code == 2
-    assert "range.prefix" in result.stderr
+    assert "--prefix excludes --start and --end" in result.stderr
+    assert server.state.requests == []
+
+
+@pytest.mark.parametrize("limit", [["--limit", "5"], ["--limit-bytes", "21"]])
+@pytest.mark.usefixtures("filled")
+async def test_pages_follow_each_other(run: Run, server: DictServer, limit: list[str]) -> None:
+    """What a limit has cut off tells how to go on, and goes on at the same moment."""
+    keys: list[str] = []
+    token: list[str] = []
+    for _ in range(3):
+        page = await run(scan, *limit, *token, "--format", "json")
+        assert page.exit_code == 0, page.output
+        keys += [json.loads(line)["key"] for line in page.stdout.splitlines()]
+        server.state.data.pop(b"k11", None)  # nobody sees it, who began before
+        token = re.findall(r"--page-token \S+", page.stderr)[-1:]
+        token = token[0].split() if token else []
+    assert keys == [f"k{number:02}" for number in range(12)]
+    assert token == []
+
+
+@pytest.mark.usefixtures("filled")
+async def test_a_scan_to_its_end_says_nothing(run: Run) -> None:
+    """Without a limit, and with one that was not reached, stderr is empty."""
+    assert (await run(scan)).stderr == ""
+    assert (await run(scan, "--limit", "12")).stderr == ""
+
+
+async def test_pages_that_are_gone_are_told(run: Run) -> None:
+    """A token that the server has forgotten says to begin again; one that is none is refused."""
+    gone = await run(scan, "--page-token", "Z29uZQ==")
+    assert gone.exit_code == 10
+    assert "page token" in gone.stderr
+    wrong = await run(scan, "--page-token", "what?")
+    assert wrong.exit_code == 2
+    assert "not what an earlier page has printed" in wrong.stderr
 
 
 async def test_status_can_be_read_by_programs(run: Run) -> None:

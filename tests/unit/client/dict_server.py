@@ -7,119 +7,91 @@ works with it needs no more than what is documented.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn, Self, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from shalekv.errors import InvalidRequest, ShaleError
-from shalekv.rpc.status import status_of
+from shalekv.errors import InvalidRequest, PageExpired, ShaleError
 from shalekv.v1 import admin_pb2, kv_pb2
+from tests.unit.client.dict_state import (
+    DATABASE_ID,
+    EPOCH,
+    Broken,
+    Data,
+    Failed,
+    Failure,
+    Refused,
+    State,
+    bare,
+    inside,
+    losing,
+    refusing,
+    silent,
+)
+
+__all__ = [
+    "DATABASE_ID",
+    "EPOCH",
+    "DictServer",
+    "Failure",
+    "ServerState",
+    "bare",
+    "losing",
+    "refusing",
+    "silent",
+]
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-Failure: TypeAlias = Callable[[Context], Awaitable[NoReturn]]
 Methods: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
+Operations: TypeAlias = "list[kv_pb2.SessionOperation]"
 
-EPOCH = 7
-DATABASE_ID = bytes(range(16))
 SCAN_MESSAGE_ENTRIES = 3  # so that small scans come in several messages
-KEY_BYTES_MAX = 64 * 1024
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
+MESSAGE_COUNT_MAX = 10_000
 
 
-@dataclass
-class State:
-    """The data, what has been asked, and how to fail."""
+class ServerState(State):
+    """The data, and what the tests want to know and to change about how it is served."""
 
-    data: dict[bytes, kv_pb2.Entry] = field(default_factory=dict)
-    seq: int = 0
-    begun: asyncio.Event = field(default_factory=asyncio.Event)  # a call has come
-    calls: Counter[str] = field(default_factory=Counter)
-    requests: list[Any] = field(default_factory=list)
-    failures: deque[Failure | None] = field(default_factory=deque)  # of the next calls; None: works
-    scan_failure_after: int | None = None  # fail every scan after so many messages
-
-    def header(self) -> kv_pb2.ReplyHeader:
-        """What every reply says."""
-        return kv_pb2.ReplyHeader(
-            database_id=DATABASE_ID,
-            role=kv_pb2.ROLE_WRITER,
-            epoch=EPOCH,
-            seq=self.seq,
-            wal_id=self.seq or None,
-        )
-
-    async def begin(self, context: Context, request: Message) -> None:
-        """Count the call, and fail it if it is its turn."""
-        self.calls[request.DESCRIPTOR.name.removesuffix("Request")] += 1
-        self.requests.append(request)
-        self.begun.set()
-        fail = self.failures.popleft() if self.failures else None
-        if fail is not None:
-            await fail(context)
-
-
-def refusing(error: ShaleError) -> Failure:
-    """Fails with what the published table says of `error`."""
-
-    async def fail(context: Context) -> NoReturn:
-        await context.abort_with_status(rpc_status.to_status(status_of(error)))
-
-    return fail
-
-
-def bare(code: grpc.StatusCode, message: str = "made up by gRPC") -> Failure:
-    """Fails as gRPC itself and proxies do: without details."""
-
-    async def fail(context: Context) -> NoReturn:
-        await context.abort(code, message)
-
-    return fail
-
-
-def silent() -> Failure:
-    """Never answers."""
-
-    async def fail(_context: Context) -> NoReturn:
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError("nobody sets this future")
-
-    return fail
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan_failure_after: int | None = None  # fail every scan after so many messages
+        self.views: dict[bytes, tuple[Data, bytes]] = {}  # by page token, with the last key
+        self.sessions_begun = 0
+        self.session_ends = asyncio.Semaphore(0)
+        self.session_failures: list[Failure] = []  # of the next sessions, at their beginning
+        self.messages: list[list[int]] = []  # the ids in each message of a session, in order
+        self.unanswered_bytes = 0
+        self.unanswered_bytes_most = 0
+        self.answering = asyncio.Event()  # sessions answer; until then they only receive
+        self.answering.set()
+        self.received = asyncio.Condition()  # a message of a session has come
 
 
 class DictServer:
     """A running server; use it as an asynchronous context manager."""
 
-    def __init__(self) -> None:
-        self.state = State()
+    def __init__(
+        self,
+        *,
+        has_sessions: bool = True,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        message_count_max: int = MESSAGE_COUNT_MAX,
+    ) -> None:
+        """Without sessions it answers as a server does that has never heard of them."""
+        self.state = ServerState()
         self.address = ""
-        limits = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.so_reuseport", 0)]
-        self._server = grpc.aio.server(options=limits)
-        unary = grpc.unary_unary_rpc_method_handler
-        replies = _serialized
-        kv: Methods = {
-            "Get": unary(self._get, kv_pb2.GetRequest.FromString, replies),
-            "BatchGet": unary(self._batch_get, kv_pb2.BatchGetRequest.FromString, replies),
-            "Put": unary(self._put, kv_pb2.PutRequest.FromString, replies),
-            "Delete": unary(self._delete, kv_pb2.DeleteRequest.FromString, replies),
-            "Write": unary(self._write, kv_pb2.WriteRequest.FromString, replies),
-            "Scan": grpc.unary_stream_rpc_method_handler(
-                self._scan, kv_pb2.ScanRequest.FromString, replies
-            ),
-        }
-        admin: Methods = {
-            "Status": unary(self._status, admin_pb2.StatusRequest.FromString, replies)
-        }
-        self._server.add_generic_rpc_handlers(
-            [
-                grpc.method_handlers_generic_handler("shalekv.v1.KV", kv),
-                grpc.method_handlers_generic_handler("shalekv.v1.Admin", admin),
-            ]
-        )
+        self._limits = [
+            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.so_reuseport", 0),
+        ]
+        self._has_sessions = has_sessions
+        self._message_count_max = message_count_max
+        self._server = self._new_server()
 
     async def __aenter__(self) -> Self:
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -133,66 +105,166 @@ class DictServer:
         """Stop at once; calls under way break off."""
         await self._server.stop(None)
 
-    async def _get(self, request: kv_pb2.GetRequest, context: Context) -> kv_pb2.GetReply:
-        await self.state.begin(context, request)
-        header = self.state.header()
-        found = self.state.data.get(request.key)
-        if found is None:
-            return kv_pb2.GetReply(header=header)
-        return kv_pb2.GetReply(header=header, found=True, value=found.value, seq=found.seq)
+    async def restart(self) -> None:
+        """Stop, and serve the same data at the same address."""
+        await self.stop()
+        self._server = self._new_server()
+        self._server.add_insecure_port(self.address)
+        await self._server.start()
 
-    async def _batch_get(
-        self, request: kv_pb2.BatchGetRequest, context: Context
-    ) -> kv_pb2.BatchGetReply:
-        await self.state.begin(context, request)
-        reply = kv_pb2.BatchGetReply(header=self.state.header())
-        for found in map(self.state.data.get, request.keys):
-            if found is None:
-                reply.results.add()
+    def _new_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=self._limits)
+        kinds: dict[str, Any] = {
+            "Get": kv_pb2.GetRequest,
+            "BatchGet": kv_pb2.BatchGetRequest,
+            "Put": kv_pb2.PutRequest,
+            "Delete": kv_pb2.DeleteRequest,
+            "DeleteRange": kv_pb2.DeleteRangeRequest,
+            "Write": kv_pb2.WriteRequest,
+            "Txn": kv_pb2.TxnRequest,
+        }
+        unary, replies = grpc.unary_unary_rpc_method_handler, _serialized
+        kv: Methods = {
+            name: unary(self._answer, kind.FromString, replies) for name, kind in kinds.items()
+        }
+        kv["Scan"] = grpc.unary_stream_rpc_method_handler(
+            self._scan, kv_pb2.ScanRequest.FromString, replies
+        )
+        if self._has_sessions:
+            kv["Session"] = grpc.stream_stream_rpc_method_handler(
+                self._session, kv_pb2.SessionRequest.FromString, replies
+            )
+        status = unary(self._status, admin_pb2.StatusRequest.FromString, replies)
+        server.add_generic_rpc_handlers(
+            [
+                grpc.method_handlers_generic_handler("shalekv.v1.KV", kv),
+                grpc.method_handlers_generic_handler("shalekv.v1.Admin", {"Status": status}),
+            ]
+        )
+        return server
+
+    async def _answer(self, request: Any, context: Context) -> Message:
+        try:
+            return self.state.answer(request)
+        except Failed as failed:
+            await _end(context, failed.failure)
+
+    async def _session(
+        self, requests: AsyncIterator[kv_pb2.SessionRequest], context: Context
+    ) -> AsyncIterator[kv_pb2.SessionReply]:
+        self.state.sessions_begun += 1
+        if self.state.session_failures:
+            await _end(context, self.state.session_failures.pop(0))
+        queue: asyncio.Queue[Operations | None] = asyncio.Queue()
+        unanswered = 0
+        failure: Failure | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._receive(requests, queue))
+                while failure is None and (operations := await queue.get()) is not None:
+                    await self.state.answering.wait()
+                    if len(operations) > self._message_count_max:
+                        failure = refusing(InvalidRequest("operations", "too many"))
+                        break
+                    reply = kv_pb2.SessionReply()
+                    failure = self._answer_all(operations, reply)
+                    unanswered += len(operations) - len(reply.results)
+                    if reply.results:
+                        yield reply
+                reader.cancel()
+            if failure is not None:
+                await _end(context, failure)
+            if unanswered:
+                await _end(context, silent())  # a stream stays until all is answered
+        finally:
+            self.state.session_ends.release()
+
+    async def _receive(
+        self,
+        requests: AsyncIterator[kv_pb2.SessionRequest],
+        queue: asyncio.Queue[Operations | None],
+    ) -> None:
+        state = self.state
+        async for request in requests:
+            state.messages.append([operation.id for operation in request.operations])
+            state.unanswered_bytes += sum(each.ByteSize() for each in request.operations)
+            state.unanswered_bytes_most = max(state.unanswered_bytes_most, state.unanswered_bytes)
+            queue.put_nowait(list(request.operations))
+            async with state.received:
+                state.received.notify_all()
+        queue.put_nowait(None)
+
+    def _answer_all(self, operations: Operations, reply: kv_pb2.SessionReply) -> Failure | None:
+        """Add the results of operations, until one breaks the stream; returns how."""
+        for operation in operations:
+            kind = operation.WhichOneof("operation")
+            assert kind is not None
+            try:
+                answer = self.state.answer(getattr(operation, kind))
+            except Failed as failed:
+                if isinstance(failed.failure, Broken):
+                    return failed.failure
+                if isinstance(failed.failure, Refused):
+                    error = _operation_error(failed.failure.status)
+                    reply.results.add(id=operation.id, error=error)
             else:
-                reply.results.add(found=True, value=found.value, seq=found.seq)
-        return reply
-
-    async def _put(self, request: kv_pb2.PutRequest, context: Context) -> kv_pb2.PutReply:
-        await self.state.begin(context, request)
-        change = kv_pb2.PutChange(key=request.key, value=request.value)
-        await self._commit(context, [kv_pb2.Change(put=change)])
-        return kv_pb2.PutReply(header=self.state.header(), durability=request.durability)
-
-    async def _delete(self, request: kv_pb2.DeleteRequest, context: Context) -> kv_pb2.DeleteReply:
-        await self.state.begin(context, request)
-        change = kv_pb2.DeleteChange(key=request.key)
-        await self._commit(context, [kv_pb2.Change(delete=change)])
-        return kv_pb2.DeleteReply(header=self.state.header(), durability=request.durability)
-
-    async def _write(self, request: kv_pb2.WriteRequest, context: Context) -> kv_pb2.WriteReply:
-        await self.state.begin(context, request)
-        await self._commit(context, request.changes)
-        return kv_pb2.WriteReply(header=self.state.header(), durability=request.durability)
+                result = reply.results.add(id=operation.id)
+                getattr(result, kind).CopyFrom(answer)
+            self.state.unanswered_bytes -= operation.ByteSize()
+        return None
 
     async def _scan(
         self, request: kv_pb2.ScanRequest, context: Context
     ) -> AsyncIterator[kv_pb2.ScanReply]:
-        await self.state.begin(context, request)
+        failure = self.state.begin(request)
+        if failure is not None:
+            await _end(context, failure)
         if request.range.prefix and (request.range.start or request.range.end):
-            await refusing(InvalidRequest("range.prefix", "excludes start and end"))(context)
-        keys = sorted(filter(_inside(request.range), self.state.data), reverse=request.reverse)
-        taken = keys[: request.limit] if request.limit else keys
-        found = [self.state.data[key] for key in taken]
-        if request.keys_only:
-            found = [kv_pb2.Entry(key=entry.key, seq=entry.seq) for entry in found]
+            await _end(context, refusing(InvalidRequest("range.prefix", "excludes start and end")))
+        data, last_key = dict(self.state.data), b""
+        if request.page_token:
+            if request.page_token not in self.state.views:
+                await _end(context, refusing(PageExpired("the view of the page token is gone")))
+            data, last_key = self.state.views[request.page_token]
+        found, token = self._page(request, data, last_key)
         header = self.state.header()
         for number, at in enumerate(range(0, max(1, len(found)), SCAN_MESSAGE_ENTRIES)):
             if number == self.state.scan_failure_after:
-                await refusing(ShaleError("the scan was made to fail"))(context)
+                await _end(context, refusing(ShaleError("the scan was made to fail")))
             part = found[at : at + SCAN_MESSAGE_ENTRIES]
-            more = at + len(part) == len(found) < len(keys)
-            yield kv_pb2.ScanReply(header=header, entries=part, more=more)
+            is_last = at + len(part) == len(found)
+            more = bool(token) and is_last
+            page_token = token if is_last else b""
+            yield kv_pb2.ScanReply(header=header, entries=part, more=more, page_token=page_token)
+
+    def _page(
+        self, request: kv_pb2.ScanRequest, data: Data, last_key: bytes
+    ) -> tuple[list[kv_pb2.Entry], bytes]:
+        """The entries of a page, and the token of the next one, if there is one."""
+        keys = sorted(filter(inside(request.range), data), reverse=request.reverse)
+        if last_key:
+            keys = keys[keys.index(last_key) + 1 :]
+        found: list[kv_pb2.Entry] = []
+        size_bytes = 0
+        for key in keys:
+            is_full = request.limit_bytes and size_bytes >= request.limit_bytes
+            if is_full or (request.limit and len(found) == request.limit):
+                token = b"after " + found[-1].key
+                self.state.views[token] = (data, found[-1].key)
+                return found, token
+            entry = data[key]
+            if request.keys_only:
+                entry = kv_pb2.Entry(key=entry.key, seq=entry.seq)
+            found.append(entry)
+            size_bytes += len(entry.key) + len(entry.value)
+        return found, b""
 
     async def _status(
         self, request: admin_pb2.StatusRequest, context: Context
     ) -> admin_pb2.StatusReply:
-        await self.state.begin(context, request)
+        failure = self.state.begin(request)
+        if failure is not None:
+            await _end(context, failure)
         return admin_pb2.StatusReply(
             header=self.state.header(),
             version="0.0.7",
@@ -203,29 +275,29 @@ class DictServer:
             manifest=admin_pb2.ManifestStatus(manifest_id=3),
         )
 
-    async def _commit(self, context: Context, changes: Iterable[kv_pb2.Change]) -> None:
-        for number, change in enumerate(changes):
-            key = change.put.key or change.delete.key
-            if not 0 < len(key) <= KEY_BYTES_MAX:
-                problem = f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}"
-                await refusing(InvalidRequest(f"changes[{number}].key", problem))(context)
-        self.state.seq += 1
-        for change in changes:
-            if change.HasField("put"):
-                put = change.put
-                entry = kv_pb2.Entry(key=put.key, value=put.value, seq=self.state.seq)
-                self.state.data[put.key] = entry
-            else:
-                self.state.data.pop(change.delete.key, None)
+
+async def _end(context: Context, failure: Failure) -> NoReturn:
+    """End a call, or a whole stream, so."""
+    match failure:
+        case Refused(status):
+            await context.abort_with_status(rpc_status.to_status(status))
+        case Broken(code, message):
+            await context.abort(code, message)
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("nobody sets this future")
+
+
+def _operation_error(status: status_pb2.Status) -> kv_pb2.OperationError:
+    error = kv_pb2.OperationError(code=status.code, message=status.message)
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    for detail in status.details:
+        if detail.Unpack(info):
+            error.reason = info.reason
+            error.metadata.update(info.metadata)
+        elif detail.Unpack(retry):
+            error.retry_delay_ms = retry.retry_delay.ToMilliseconds()
+    return error
 
 
 def _serialized(reply: Message) -> bytes:
     return reply.SerializeToString()
-
-
-def _inside(keys: kv_pb2.KeyRange) -> Callable[[bytes], bool]:
-    def inside(key: bytes) -> bool:
-        is_before_end = not keys.end or key < keys.end
-        return key.startswith(keys.prefix) and keys.start <= key and is_before_end
-
-    return inside

@@ -5,18 +5,37 @@ from __future__ import annotations
 import pytest
 
 from shalekv_client import (
+    Absent,
+    Add,
     Batch,
     Change,
     Client,
     Commit,
+    Compare,
+    Condition,
+    ConditionFailed,
+    CounterOverflow,
     Delete,
+    DeleteRange,
     Durability,
     Entry,
+    Exists,
+    Get,
     InvalidRequest,
+    Missing,
+    NotACounter,
+    Operator,
+    PageExpired,
+    Present,
     Put,
+    RangeEmpty,
     ReadLevel,
     Role,
+    SeqEquals,
+    SeqIs,
+    TxnResult,
     Value,
+    ValueIs,
 )
 from tests.unit.client.dict_server import DATABASE_ID, EPOCH, DictServer
 
@@ -72,9 +91,154 @@ async def test_batch_is_one_commit(client: Client, server: DictServer) -> None:
 
 async def test_batch_counts_what_it_was_made_from() -> None:
     """A batch made from changes is the same as one that they were added to."""
-    changes: list[Change] = [Put(b"a", b"12"), Delete(b"b")]
-    assert list(Batch(changes)) == changes
-    assert Batch(changes).size_bytes == 4
+    changes: list[Change] = [
+        Put(b"a", b"12", ttl_ms=5),
+        Delete(b"b"),
+        DeleteRange(b"c", b"d"),
+        DeleteRange(prefix=b"ef"),
+        Add(b"n", -3),
+    ]
+    batch = Batch().put(b"a", b"12", ttl_ms=5).delete(b"b")
+    batch.delete_range(start=b"c", end=b"d").delete_range(prefix=b"ef").add(b"n", -3)
+    assert list(Batch(changes)) == changes == list(batch)
+    assert Batch(changes).size_bytes == batch.size_bytes == 9
+
+
+async def test_values_expire_when_they_are_told_to(client: Client, server: DictServer) -> None:
+    """The time to live reaches the server, alone and in a batch."""
+    await client.put(b"a", b"1", ttl_ms=1_000)
+    await client.write([Put(b"b", b"2", ttl_ms=2_000)])
+    put, write = server.state.requests
+    assert (put.ttl_ms, write.changes[0].put.ttl_ms) == (1_000, 2_000)
+    found = await client.get(b"a")
+    assert found is not None
+    assert found.expire_at_ms == 1_000
+
+
+async def test_conditions_decide_about_put_and_delete(client: Client) -> None:
+    """What a condition demands must hold; when it does not, the error tells what was found."""
+    first = await client.put(b"k", b"1", condition=Absent())
+    second = await client.put(b"k", b"2", condition=SeqEquals(first.seq))
+    conditions: list[Condition] = [Absent(), SeqEquals(first.seq), SeqEquals(0)]
+    for condition in conditions:
+        with pytest.raises(ConditionFailed) as caught:
+            await client.delete(b"k", condition=condition)
+        assert caught.value.found_seq == second.seq
+    assert (await client.delete(b"k", condition=Present())).seq == second.seq + 1
+    with pytest.raises(ConditionFailed) as caught:
+        await client.put(b"k", b"3", condition=Present())
+    assert (caught.value.found_seq, caught.value.condition) == (0, "present")
+
+
+async def test_counters_are_added_to(client: Client) -> None:
+    """An add returns the new value; a batch returns those of all its counters, in order."""
+    assert [await client.add(b"n"), await client.add(b"n", 41)] == [1, 42]
+    commit = await client.write(Batch().add(b"n", -2).put(b"k", b"v").add(b"m", 7).add(b"n"))
+    assert commit.counters == (40, 7, 41)
+    with pytest.raises(NotACounter):
+        await client.add(b"k")
+    with pytest.raises(CounterOverflow):
+        await client.add(b"n", (1 << 63) - 1)
+    assert await client.add(b"n", 0) == 41
+
+
+async def test_range_is_deleted(client: Client, server: DictServer) -> None:
+    """A range delete takes an interval, a prefix, or all keys if that is said."""
+    await filled(client, 12)
+    await client.delete_range(start=b"k01", end=b"k04")
+    await client.delete_range(prefix=b"k1")
+    found = [entry.key async for entry in client.scan()]
+    assert found == [b"k00", b"k04", b"k05", b"k06", b"k07", b"k08", b"k09"]
+    await client.delete_range(all_keys=True)
+    assert [entry async for entry in client.scan()] == []
+    assert [request.all for request in server.state.requests if hasattr(request, "all")] == [
+        False,
+        False,
+        True,
+    ]
+
+
+async def test_transaction_takes_one_branch(client: Client) -> None:
+    """All comparisons decide which branch is done; each of its operations has its result."""
+    await client.write(Batch().put(b"a", b"1").add(b"n", 5))
+    result = await client.txn(
+        [ValueIs(b"a", b"1"), SeqIs(b"a", 1), Exists(b"n"), Missing(b"x"), RangeEmpty(prefix=b"y")],
+        then=[Get(b"a"), Put(b"a", b"2"), Add(b"n"), Delete(b"x"), Get(b"x"), Get(b"a")],
+        otherwise=[Get(b"n")],
+    )
+    assert result == TxnResult(
+        succeeded=True,
+        results=(Value(b"1", 1, None), None, 6, None, None, Value(b"1", 1, None)),
+        seq=2,
+        wal_id=2,
+        durability=Durability.DURABLE,
+    )
+    result = await client.txn([Missing(b"a")], then=[], otherwise=[Get(b"a")])
+    assert (result.succeeded, result.results) == (False, (Value(b"2", 2, None),))
+
+
+@pytest.mark.parametrize(
+    ("compare", "holds"),
+    [
+        (ValueIs(b"a", b"5", Operator.LESS), False),
+        (ValueIs(b"a", b"6", Operator.LESS), True),
+        (ValueIs(b"a", b"4", Operator.GREATER), True),
+        (ValueIs(b"a", b"5", Operator.NOT_EQUAL), False),
+        (ValueIs(b"x", b"5"), False),
+        (ValueIs(b"x", b"5", Operator.NOT_EQUAL), True),
+        (SeqIs(b"x", 0), True),
+        (SeqIs(b"a", 0, Operator.GREATER), True),
+        (Exists(b"x"), False),
+        (Missing(b"a"), False),
+        (RangeEmpty(b"a", b"b"), False),
+        (RangeEmpty(b"b"), True),
+    ],
+    ids=repr,
+)
+async def test_comparisons_reach_the_server(
+    client: Client, compare: Compare, *, holds: bool
+) -> None:
+    """Each comparison is sent as what it says."""
+    await client.put(b"a", b"5")
+    assert (await client.txn([compare], then=[])).succeeded is holds
+
+
+async def test_pages_go_on_where_a_limit_has_ended_them(client: Client) -> None:
+    """A page token continues the scan at the same view, whatever was written meanwhile."""
+    keys = await filled(client, 8)
+    first = client.scan(limit=3)
+    assert [entry.key async for entry in first] == keys[:3]
+    assert first.more
+    await client.delete_range(all_keys=True)
+    second = client.scan(limit=3, page_token=first.page_token)
+    assert [entry.key async for entry in second] == keys[3:6]
+    third = second.next_page()
+    assert [entry.key async for entry in third] == keys[6:]
+    assert (third.more, third.page_token) == (False, b"")
+    with pytest.raises(ValueError, match="no next page"):
+        third.next_page()
+
+
+async def test_pages_are_cut_by_bytes(client: Client) -> None:
+    """`limit_bytes` ends a page; all pages together are the range."""
+    keys = await filled(client, 7)
+    pages = [page async for page in client.scan(limit_bytes=12, reverse=True).pages()]
+    assert [len(page) for page in pages] == [3, 3, 1]
+    assert [entry.key for page in pages for entry in page] == keys[::-1]
+
+
+async def test_expired_page_is_told_apart(client: Client) -> None:
+    """A page token whose view is gone is refused as such."""
+    with pytest.raises(PageExpired):
+        await anext(client.scan(page_token=b"gone"))
+
+
+async def test_scan_can_be_read_by_messages(client: Client) -> None:
+    """`read` returns the entries as they came together, and none at the end."""
+    await filled(client, 7)
+    scan = client.scan()
+    assert (await anext(scan)).key == b"k00"
+    assert [len(await scan.read()) for _ in range(4)] == [2, 3, 1, 0]
 
 
 async def test_scan_crosses_messages_in_order(client: Client) -> None:

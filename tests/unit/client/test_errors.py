@@ -12,16 +12,25 @@ from google.rpc import error_details_pb2, status_pb2
 
 from shalekv import errors as server_errors
 from shalekv.rpc.status import DOMAIN, TABLE, Applied
+from shalekv.v1 import kv_pb2
 from shalekv_client import (
     Cancelled,
     Client,
+    ConditionFailed,
     ConnectionLost,
+    CounterOverflow,
     DeadlineExceeded,
+    ErrorDetails,
     Fenced,
     InvalidRequest,
+    KeyExpired,
+    KeyReused,
+    NotACounter,
     NotApplied,
     OutcomeUnknown,
     Overloaded,
+    PageExpired,
+    RangeTooCostly,
     RetryPolicy,
     ServerFailed,
     ShaleKVError,
@@ -29,7 +38,7 @@ from shalekv_client import (
     Unimplemented,
     Unreachable,
 )
-from shalekv_client.error_table import error_of
+from shalekv_client.error_table import error_of, error_of_operation
 from tests.unit.client.dict_server import DictServer, Failure, bare, refusing, silent
 
 ONCE = RetryPolicy(attempts_max=1)
@@ -65,10 +74,12 @@ def closed_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def failed_put(server: DictServer, how: Failure, *, timeout_ms: int = 5_000) -> ShaleKVError:
+async def failed_put(
+    server: DictServer, how: Failure, *, timeout_ms: int = 5_000, coalesce: bool = True
+) -> ShaleKVError:
     """The error of a put that the server fails, without retries."""
     server.state.failures.append(how)
-    async with Client(server.address, retry=ONCE) as client:
+    async with Client(server.address, retry=ONCE, coalesce=coalesce) as client:
         with pytest.raises(ShaleKVError) as caught:
             await client.put(b"k", b"v", timeout_ms=timeout_ms)
     return caught.value
@@ -80,6 +91,67 @@ def test_client_knows_the_servers_table(kind: type[server_errors.ShaleError]) ->
     found = error_of("here:1", FailedCall(TABLE[kind].code, kind.reason))
     assert found.reason == kind.reason
     assert isinstance(found, NotApplied) == (TABLE[kind].applied is Applied.NO)
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
+def test_operations_fail_as_calls_do(kind: type[server_errors.ShaleError]) -> None:
+    """An operation of a session that fails raises the error that the same call would raise."""
+    number: int = TABLE[kind].code.value[0]
+    failure = kv_pb2.OperationError(code=number, message="what happened", reason=kind.reason)
+    told = error_of_operation("here:1", failure)
+    called = error_of("here:1", FailedCall(TABLE[kind].code, kind.reason))
+    assert (type(told), told.details) == (type(called), called.details)
+
+
+def test_operation_errors_carry_what_the_server_says() -> None:
+    """Metadata and advice of an operation's error arrive; no advice is told from none."""
+    failure = kv_pb2.OperationError(
+        code=8, message="full", reason="QUEUE_FULL", metadata={"a": "b"}, retry_delay_ms=250
+    )
+    error = error_of_operation("here:1", failure)
+    assert isinstance(error, Overloaded)
+    assert (error.retry_after_ms, error.details.metadata) == (250, {"a": "b"})
+    failure.retry_delay_ms = 0
+    assert error_of_operation("here:1", failure).details.retry_after_ms is None
+
+
+@pytest.mark.parametrize("code", [code for code in CODE if code is not CODE.OK])
+def test_operations_without_a_reason_are_judged_as_bare_calls(code: CODE) -> None:
+    """An operation's error without a reason proves as little as a call's."""
+    number: int = code.value[0]
+    error = error_of_operation("here:1", kv_pb2.OperationError(code=number, message="x"))
+    assert error.code == code.name
+    assert isinstance(error, NotApplied) == (code is CODE.UNIMPLEMENTED)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("CONDITION_FAILED", ConditionFailed),
+        ("NOT_A_COUNTER", NotACounter),
+        ("COUNTER_OVERFLOW", CounterOverflow),
+        ("RANGE_TOO_COSTLY", RangeTooCostly),
+        ("IDEMPOTENCY_KEY_REUSED", KeyReused),
+        ("PAGE_EXPIRED", PageExpired),
+    ],
+)
+def test_refusals_have_classes_of_their_own(reason: str, kind: type[NotApplied]) -> None:
+    """A refusal that a program may want to act on can be caught by its class."""
+    assert type(error_of("here:1", FailedCall(CODE.ABORTED, reason))) is kind
+
+
+def test_expired_key_proves_nothing() -> None:
+    """A key that is too old leaves open what became of the first write."""
+    error = error_of("here:1", FailedCall(CODE.FAILED_PRECONDITION, "IDEMPOTENCY_KEY_EXPIRED"))
+    assert isinstance(error, KeyExpired)
+    assert isinstance(error, OutcomeUnknown)
+
+
+def test_failed_condition_tells_what_was_found() -> None:
+    """`ConditionFailed` names the condition, and the value that is there; 0 when there is none."""
+    details = ErrorDetails("here:1", "ABORTED", "x", metadata={"found_seq": "17"})
+    assert (ConditionFailed(details).found_seq, ConditionFailed(details).condition) == (17, "")
+    assert ConditionFailed(ErrorDetails("here:1", "ABORTED", "x")).found_seq == 0
 
 
 @pytest.mark.parametrize("code", [code for code in CODE if code is not CODE.OK])
@@ -110,7 +182,7 @@ async def test_bare_statuses_are_unknown(
     server: DictServer, code: CODE, kind: type[ShaleKVError]
 ) -> None:
     """A status without our ErrorInfo never says that a mutation was not applied."""
-    error = await failed_put(server, bare(code))
+    error = await failed_put(server, bare(code), coalesce=False)
     assert type(error) is kind
     assert isinstance(error, OutcomeUnknown)
     assert (error.code, error.reason) == (code.name, "")
@@ -179,7 +251,7 @@ async def test_scan_that_fails_late_has_given_what_it_had(
 async def test_refused_connection_names_the_address() -> None:
     """Without a server the error is `Unreachable`: a ConnectionError that says where."""
     address = f"127.0.0.1:{closed_port()}"
-    async with Client(address) as client:
+    async with Client(address, retry=ONCE) as client:
         with pytest.raises(Unreachable, match="Connection refused") as caught:
             await client.put(b"k", b"v")
     assert isinstance(caught.value, ConnectionError)

@@ -1,4 +1,4 @@
-"""Repeating calls: reads by gRPC, mutations only when the server said "not applied"."""
+"""Repeating calls: what was not applied, and what does no harm when it is done again."""
 
 from __future__ import annotations
 
@@ -6,25 +6,49 @@ import grpc
 import pytest
 
 from shalekv.errors import DeadlinePassed, Fenced, InvalidRequest, QueueFull, Stopping
+from shalekv.errors import OutcomeUnknown as ServerOutcomeUnknown
 from shalekv_client import (
+    Absent,
+    Add,
     Batch,
     Client,
+    ConnectionLost,
     ErrorDetails,
     NotApplied,
+    OutcomeUnknown,
     Overloaded,
+    Put,
     RetryPolicy,
+    ServerFailed,
     ShaleKVError,
 )
 from shalekv_client import Fenced as ClientFenced
 from shalekv_client import Stopping as ClientStopping
 from shalekv_client.retry import may_repeat
-from tests.unit.client.dict_server import DictServer, Failure, bare, refusing, silent
+from tests.unit.client.dict_server import DictServer, Failure, bare, losing, refusing, silent
 
 CODE = grpc.StatusCode
 STOPPING = refusing(Stopping("stopping"))
 FULL = refusing(QueueFull("the queue is full", retry_after_ms=1))
-FENCED = refusing(Fenced("fenced", own_epoch=1, newer_epoch=2))
 QUICK = RetryPolicy(attempts_max=4, backoff_initial_ms=1, backoff_max_ms=2)
+WITHOUT_KEYS = RetryPolicy(attempts_max=4, backoff_initial_ms=1, backoff_max_ms=2, idempotent=False)
+
+HOWS: dict[str, Failure] = {
+    "unavailable": bare(CODE.UNAVAILABLE),
+    "cancelled": bare(CODE.CANCELLED),
+    "deadline": bare(CODE.DEADLINE_EXCEEDED),
+    "exhausted": bare(CODE.RESOURCE_EXHAUSTED),
+    "internal": bare(CODE.INTERNAL),
+    "unknown": refusing(ServerOutcomeUnknown("perhaps")),
+    "lost": losing(),
+    "invalid": refusing(InvalidRequest("key", "is wrong")),
+    "late": refusing(DeadlinePassed("too late")),
+    "stopping": STOPPING,
+    "full": FULL,
+    "fenced": refusing(Fenced("fenced", own_epoch=1, newer_epoch=2)),
+}
+
+together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "alone"])
 
 
 def overloaded(retry_after_ms: int | None) -> Overloaded:
@@ -40,12 +64,14 @@ def stopping() -> NotApplied:
     return ClientStopping(ErrorDetails("here:1", "UNAVAILABLE", "stopping", "STOPPING"))
 
 
-@pytest.mark.parametrize("failures", [[STOPPING], [FULL, STOPPING, FULL]])
+@together
+@pytest.mark.parametrize("policy", [QUICK, WITHOUT_KEYS], ids=["keys", "no keys"])
+@pytest.mark.parametrize("failures", [[STOPPING], [FULL, STOPPING, FULL]], ids=["one", "three"])
 async def test_what_was_not_applied_is_sent_again(
-    server: DictServer, failures: list[Failure]
+    server: DictServer, failures: list[Failure], policy: RetryPolicy, *, coalesce: bool
 ) -> None:
     """Put, delete and write are repeated after "not applied", and are then applied once."""
-    async with Client(server.address, retry=QUICK) as client:
+    async with Client(server.address, retry=policy, coalesce=coalesce) as client:
         server.state.failures.extend(failures)
         await client.put(b"a", b"1")
         server.state.failures.extend(failures)
@@ -57,27 +83,102 @@ async def test_what_was_not_applied_is_sent_again(
     assert server.state.calls == {"Put": attempts, "Delete": attempts, "Write": attempts}
 
 
+@together
+@pytest.mark.parametrize("how", ["unavailable", "cancelled", "deadline", "unknown", "lost"])
+async def test_unknown_outcomes_are_settled_by_a_repeat(
+    server: DictServer, how: str, *, coalesce: bool
+) -> None:
+    """A write whose outcome is unknown is sent again with the same key, and is applied once."""
+    async with Client(server.address, retry=QUICK, coalesce=coalesce) as client:
+        server.state.failures.append(HOWS[how])
+        assert await client.add(b"n", 5) == 5
+        server.state.failures.append(HOWS[how])
+        commit = await client.put(b"k", b"v", condition=Absent())
+        server.state.failures.append(HOWS[how])
+        assert (await client.txn([], [Add(b"n", 2), Put(b"x", b"y")])).results == (7, None)
+    assert (commit.seq, server.state.seq) == (2, 3)
+    keys = [request.header.idempotency_key for request in server.state.requests]
+    assert keys[0::2] == keys[1::2]
+    assert len(set(keys)) == 3
+
+
+@together
 @pytest.mark.parametrize(
     "how",
     [
-        bare(CODE.UNAVAILABLE),
-        bare(CODE.CANCELLED),
-        bare(CODE.DEADLINE_EXCEEDED),
-        bare(CODE.RESOURCE_EXHAUSTED),
-        bare(CODE.INTERNAL),
-        refusing(InvalidRequest("key", "is wrong")),
-        refusing(DeadlinePassed("too late")),
-        FENCED,
+        "unavailable",
+        "cancelled",
+        "deadline",
+        "exhausted",
+        "internal",
+        "unknown",
+        "invalid",
+        "fenced",
     ],
-    ids=lambda how: how.__qualname__.split(".")[0],
 )
-async def test_nothing_else_is_sent_again(server: DictServer, how: Failure) -> None:
-    """A mutation whose outcome is unknown, or that cannot succeed here, is sent once."""
-    server.state.failures.append(how)
-    async with Client(server.address, retry=QUICK) as client:
+async def test_without_a_key_nothing_else_is_sent_again(
+    server: DictServer, how: str, *, coalesce: bool
+) -> None:
+    """A write without a key whose outcome is unknown, or that cannot succeed here, is sent once."""
+    server.state.failures.append(HOWS[how])
+    async with Client(server.address, retry=WITHOUT_KEYS, coalesce=coalesce) as client:
         with pytest.raises(ShaleKVError):
             await client.put(b"k", b"v")
     assert server.state.calls["Put"] == 1
+    assert server.state.requests[0].header.idempotency_key == b""
+
+
+@together
+@pytest.mark.parametrize("how", ["invalid", "fenced"])
+async def test_with_a_key_what_cannot_succeed_is_sent_once(
+    server: DictServer, how: str, *, coalesce: bool
+) -> None:
+    """A key does not make a client repeat what a repeat would not settle."""
+    server.state.failures.append(HOWS[how])
+    async with Client(server.address, retry=QUICK, coalesce=coalesce) as client:
+        with pytest.raises(ShaleKVError):
+            await client.put(b"k", b"v")
+    assert server.state.calls["Put"] == 1
+
+
+@pytest.mark.parametrize("how", ["exhausted", "internal"])
+async def test_failure_of_one_call_is_not_that_of_a_stream(server: DictServer, how: str) -> None:
+    """A bare INTERNAL or RESOURCE_EXHAUSTED is not repeated for a call; they end a stream for
+    reasons that need not be those of the operation, and then say no more than that it is over.
+    """
+    server.state.failures.append(HOWS[how])
+    async with Client(server.address, retry=QUICK, coalesce=False) as alone:
+        with pytest.raises(ServerFailed):
+            await alone.put(b"k", b"v")
+    server.state.failures.append(HOWS[how])
+    async with Client(server.address, retry=QUICK) as together:
+        await together.put(b"k", b"v")
+
+
+async def test_key_of_the_caller_is_sent_as_it_is(server: DictServer) -> None:
+    """A write with a key of the caller is repeated with it, even if the client makes none."""
+    async with Client(server.address, retry=WITHOUT_KEYS) as client:
+        server.state.failures.append(losing())
+        first = await client.put(b"k", b"v", idempotency_key=b"mine")
+        again = await client.put(b"k", b"v", idempotency_key=b"mine")
+    assert first == again
+    keys = [request.header.idempotency_key for request in server.state.requests]
+    assert keys == [b"mine"] * 3
+
+
+@together
+@pytest.mark.parametrize("how", ["full", "stopping", "fenced", "late"])
+async def test_refused_repeat_does_not_settle(
+    server: DictServer, how: str, *, coalesce: bool
+) -> None:
+    """Once an attempt may have been applied, a repeat that is turned away does not change that."""
+    policy = RetryPolicy(attempts_max=2, backoff_initial_ms=1)
+    server.state.failures.extend([losing(), HOWS[how]])
+    async with Client(server.address, retry=policy, coalesce=coalesce) as client:
+        with pytest.raises(ConnectionLost) as caught:
+            await client.put(b"k", b"v")
+    assert isinstance(caught.value.__cause__, NotApplied)
+    assert server.state.seq == 1
 
 
 async def test_attempts_are_bounded(server: DictServer) -> None:
@@ -98,18 +199,30 @@ async def test_deadline_leaves_the_certain_refusal(server: DictServer) -> None:
     assert server.state.calls["Put"] == 1
 
 
-async def test_all_attempts_share_one_deadline(server: DictServer) -> None:
+@together
+async def test_all_attempts_share_one_deadline(server: DictServer, *, coalesce: bool) -> None:
     """A second attempt has the time that the first one left, and no more."""
     server.state.failures.extend([FULL, silent()])
-    async with Client(server.address, retry=QUICK) as client:
+    async with Client(server.address, retry=QUICK, coalesce=coalesce) as client:
         with pytest.raises(TimeoutError):
             await client.put(b"k", b"v", timeout_ms=150)
     assert server.state.calls["Put"] == 2
 
 
-async def test_reads_are_repeated_whatever_happened(server: DictServer) -> None:
+@together
+async def test_silent_attempt_is_given_up(server: DictServer, *, coalesce: bool) -> None:
+    """With a time for an attempt, a write that nobody answers is repeated within its deadline."""
+    policy = RetryPolicy(backoff_initial_ms=1, attempt_timeout_ms=30)
+    server.state.failures.extend([silent(), silent()])
+    async with Client(server.address, retry=policy, coalesce=coalesce) as client:
+        assert await client.add(b"n") == 1
+    assert server.state.calls["Write"] >= 3  # more, if the machine is slow
+
+
+@together
+async def test_reads_are_repeated_whatever_happened(server: DictServer, *, coalesce: bool) -> None:
     """Get, batch get, scan and status survive a server that is unavailable for a moment."""
-    async with Client(server.address) as client:
+    async with Client(server.address, retry=WITHOUT_KEYS, coalesce=coalesce) as client:
         await client.put(b"k", b"v")
         for read in ("Get", "BatchGet", "Scan", "Status"):
             server.state.failures.append(bare(CODE.UNAVAILABLE))
@@ -156,3 +269,13 @@ def test_fenced_writers_are_not_asked_again() -> None:
     """A fenced writer never serves again, so there is nothing to wait for."""
     details = ErrorDetails("here:1", "UNAVAILABLE", "fenced", "FENCED")
     assert not may_repeat(ClientFenced(details))
+
+
+def test_unknown_outcomes_are_repeated_only_if_that_does_no_harm() -> None:
+    """What nobody knows the outcome of is left alone, unless it is said to be repeatable."""
+    lost = ConnectionLost(ErrorDetails("here:1", "UNAVAILABLE", "gone"))
+    unknown = OutcomeUnknown(ErrorDetails("here:1", "UNKNOWN", "perhaps", "OUTCOME_UNKNOWN"))
+    assert not may_repeat(lost)
+    assert not may_repeat(unknown)
+    assert may_repeat(lost, is_repeatable=True)
+    assert may_repeat(unknown, is_repeatable=True)

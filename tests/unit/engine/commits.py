@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shalekv.core.entry import NO_EXPIRY, Entry, Kind
-from shalekv.engine.commit import Change, Commit, Group, Receipt
-from shalekv.engine.memtable import View
+from shalekv.core.transaction import Change
+from shalekv.engine.commit import Commit, Group, Receipt
+from shalekv.engine.memtable import Memtable, View
+from shalekv.engine.newest_state import NewestState
+from shalekv.engine.overlay import Overlay
+from shalekv.engine.prefix import Prefix
 from shalekv.engine.scan import scan_slices
 from shalekv.engine.sorted_runs import Run
 from shalekv.errors import ShaleError
@@ -64,3 +68,10 @@ def pairs(entries: Iterable[Entry]) -> list[tuple[bytes, bytes]]:
 def keys_of(entries: Sequence[Entry]) -> list[bytes]:
     """Keys."""
     return [entry.key for entry in entries]
+
+
+def newest_state(overlay: Overlay, memtable: Memtable, prefix: Prefix) -> NewestState:
+    """What a transaction is decided by, as the engine puts it together."""
+    landed_ahead = [group.run for group in prefix.landed_ahead()]
+    view = memtable.view(prefix.seq, prefix.wal_id).below(landed_ahead)
+    return NewestState(overlay, view, NOW_MS, compare_count_max=1_000)

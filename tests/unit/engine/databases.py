@@ -9,7 +9,8 @@ from typing import Any
 
 from shalekv.core.fencing import WriterId
 from shalekv.core.manifest import Manifest
-from shalekv.engine.commit import Change
+from shalekv.core.transaction import Change
+from shalekv.engine.commit import Commit, WalContents
 from shalekv.engine.recover import open_log
 from shalekv.engine.wal import WalSlots
 from shalekv.engine.writer_engine import OpenedLog
@@ -74,6 +75,11 @@ class Database:
 
     async def fill(self, wal_id: int, owner: WriterId, seq: int = 0, *changes: Change) -> None:
         """Put an object of `owner` into a slot: a fence, or one commit."""
+        commits = [commit_of(seq, *changes)] if changes else []
+        await self.fill_with(wal_id, owner, *commits)
+
+    async def fill_with(self, wal_id: int, owner: WriterId, *commits: Commit) -> None:
+        """Put an object of `owner` with these commits into a slot; none: a fence."""
         cas = CasStore(self.store, self.runtime(), StoreSettings())
         slots = WalSlots(
             cas,
@@ -82,8 +88,8 @@ class Database:
             block_bytes=64,
             now_ms=lambda: STORE_NOW_MS,
         )
-        group = group_of(wal_id, commit_of(seq, *changes))
-        assert await slots.create(wal_id, group.sst_entries()) is None
+        filling = group_of(wal_id, *commits).contents() if commits else WalContents()
+        assert await slots.create(wal_id, filling) is None
 
     async def wal(self) -> list[int]:
         """The slots that are filled."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from shalekv.errors import ObjectNotFound, StoreBroken, StoreUnavailable
 from shalekv.format import names
@@ -58,11 +58,15 @@ class HeldStore(MemoryStore):
     """Holds creates below `folder`; everything else is a `MemoryStore` on the same objects."""
 
     def __init__(
-        self, objects: MemoryObjects | None = None, *, folder: str = names.WAL_FOLDER
+        self,
+        objects: MemoryObjects | None = None,
+        *,
+        folder: str = names.WAL_FOLDER,
+        now_ms: Callable[[], int] = lambda: STORE_NOW_MS,
     ) -> None:
         objects = MemoryObjects() if objects is None else objects
-        super().__init__(lambda: STORE_NOW_MS, name="held", objects=objects)
-        self.free = MemoryStore(lambda: STORE_NOW_MS, name="free", objects=objects)
+        super().__init__(now_ms, name="held", objects=objects)
+        self.free = MemoryStore(now_ms, name="free", objects=objects)
         self.objects = objects
         self.folder = folder
         self.is_holding = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -11,8 +11,9 @@ from shalekv.clock import LoopClock
 from shalekv.core.entry import Entry
 from shalekv.core.fencing import WriterId
 from shalekv.core.flush import FlushPolicy
+from shalekv.core.transaction import Change, Compare, Operation, Result, Transaction
 from shalekv.engine.admission import Admission
-from shalekv.engine.commit import Change, Receipt, changes_bytes
+from shalekv.engine.commit import RECORD_BYTES, Claim, Commit, Receipt, WalContents, changes_bytes
 from shalekv.engine.group_commit import GroupCommit
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.prefix import Prefix
@@ -24,7 +25,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from tests.unit.engine.commits import pairs, put
+from tests.unit.engine.commits import NOW_MS, newest_state, pairs, put
 from tests.unit.engine.held_store import HeldStore
 from tests.unit.store.inline_runtime import InlineWorkers
 
@@ -33,6 +34,7 @@ OWN = WriterId(5, b"o" * 16)
 OLDER = WriterId(4, b"4" * 16)
 NEWER = WriterId(6, b"6" * 16)
 LOGICAL_TIME_MS = 1_000
+TRANSACTION_BYTES = 2_000  # that are admitted for one
 Outcome = Receipt | ShaleError
 
 
@@ -65,11 +67,10 @@ def slots_on(store: ObjectStore, own: WriterId) -> WalSlots:
     )
 
 
-class Write:
-    """One commit, and what its caller was told; told twice is a bug."""
+class Told:
+    """What became of a commit, as its caller was told; told twice is a bug."""
 
-    def __init__(self, key: bytes, value: bytes) -> None:
-        self.changes = [put(key, value)]
+    def __init__(self) -> None:
         self.told: list[Outcome] = []
         self._settled = asyncio.Event()
 
@@ -88,6 +89,32 @@ class Write:
         outcome = await self.outcome()
         assert isinstance(outcome, Receipt), outcome
         return outcome
+
+    async def refusal(self) -> ShaleError:
+        """Wait for it to be refused."""
+        outcome = await self.outcome()
+        assert isinstance(outcome, ShaleError), outcome
+        return outcome
+
+
+class Write(Told):
+    """One commit of one put."""
+
+    def __init__(self, key: bytes, value: bytes) -> None:
+        super().__init__()
+        self.changes = [put(key, value)]
+
+
+class Transacted(Told):
+    """One commit that a transaction decides."""
+
+    commit: Commit  # known when it was submitted
+
+    async def results(self) -> Sequence[Result]:
+        """Wait for it to be durable; what it has read and counted."""
+        decision = (await self.receipt()).decision
+        assert decision is not None
+        return decision.results
 
 
 class RunningLog:
@@ -115,10 +142,11 @@ class RunningLog:
             policy=FlushPolicy(
                 max_parallel_writes=k, interval_ms=interval_ms, flush_bytes=flush_bytes
             ),
+            state=lambda overlay: newest_state(overlay, self.memtable, self.prefix),
             clock=LoopClock(),
             next_seq=100,
         )
-        self.writes: list[Write] = []
+        self.writes: list[Told] = []
 
     def write(self, key: bytes, value: bytes = b"v") -> Write:
         """Admit and submit a commit of one put."""
@@ -128,19 +156,49 @@ class RunningLog:
         self.writes.append(write)
         return write
 
+    def transact(
+        self,
+        *then: Operation,
+        compares: Sequence[Compare] = (),
+        otherwise: Sequence[Operation] | None = None,
+        claim: Claim | None = None,
+    ) -> Transacted:
+        """Admit and submit a transaction."""
+        transacted = Transacted()
+        record_bytes = 0 if claim is None else RECORD_BYTES
+        assert self.admission.try_admit(TRANSACTION_BYTES + record_bytes)
+        transacted.commit = self.log.transact(
+            Transaction(then, compares, otherwise),
+            transacted.settle,
+            size_bytes=TRANSACTION_BYTES,
+            claim=claim,
+        )
+        self.writes.append(transacted)
+        return transacted
+
+    def newest(self, *keys: bytes) -> list[bytes | None]:
+        """The values that a read at UNCOMMITTED gets."""
+        found = [self.log.overlay.get(key) for key in keys]
+        return [entry.value if entry and entry.is_visible(NOW_MS) else None for entry in found]
+
     async def fill(self, wal_id: int, owner: WriterId, changes: Iterable[Change] = ()) -> None:
         """Somebody else's object takes a slot; without changes it is a fence."""
         entries = sorted(Entry(c.key, 60, c.kind, c.value) for c in changes)
-        assert await slots_on(self.store.free, owner).create(wal_id, entries) is None
+        assert await slots_on(self.store.free, owner).create(wal_id, WalContents(entries)) is None
 
     def object_of(self, wal_id: int) -> list[tuple[bytes, bytes]]:
         """Keys and values of the object in a slot."""
         return pairs(self.entries_of(wal_id))
 
-    def entries_of(self, wal_id: int) -> list[Entry]:
-        """The entries of the object in a slot."""
+    def entries_of(self, wal_id: int) -> Sequence[Entry]:
+        """The puts and tombstones of the object in a slot."""
+        return self.contents_of(wal_id).points
+
+    def contents_of(self, wal_id: int) -> WalContents:
+        """All entries of the object in a slot."""
         name = names.wal_name(wal_id)
-        return list(open_sst(name, self.store.data(name), database_id=DATABASE_ID).entries())
+        sst = open_sst(name, self.store.data(name), database_id=DATABASE_ID)
+        return WalContents([*sst.entries()], [*sst.range_tombstones()], [*sst.system_entries()])
 
     def check_settled(self) -> None:
         """Every write was told once, and all bytes were given back."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shalekv.clock import LoopClock
 from shalekv.engine.memtable import Memtable
-from shalekv.engine.sorted_runs import MERGE_FAN_IN
+from shalekv.engine.sorted_runs import MERGE_FAN_IN, Run
 from tests.sim.run import simulate
 from tests.sim.world import World
 from tests.unit.engine.commits import put, read, run_of, tombstone
@@ -77,7 +77,7 @@ def test_merging_shrinks_what_is_accounted() -> None:
 def test_fence_leaves_nothing() -> None:
     """An empty object adds neither runs nor bytes."""
     memtable = Memtable()
-    empty = run_of(1)
+    empty = Run.from_newest({}, max_seq=1)
     memtable.land(empty)
     memtable.extend_prefix(empty)
     assert (memtable.run_count, memtable.size_bytes, memtable.key_count) == (0, 0, 0)

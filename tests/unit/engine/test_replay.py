@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.fencing import WriterId
+from shalekv.engine.commit import WalContents
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.replay import Replayed, replay
 from shalekv.engine.writer_engine import OpenedLog
@@ -18,12 +19,9 @@ from shalekv.errors import (
     CorruptObject,
     IllegalState,
     ObjectNotFound,
-    UnsupportedVersion,
     WrongObject,
 )
 from shalekv.format import names
-from shalekv.format.footer import SstProperties
-from shalekv.format.sst_encode import encode_sst
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.unit.engine.commits import put, tombstone
@@ -54,7 +52,7 @@ async def test_versions_in_one_object_are_replayed_newest_first() -> None:
     database = await Database.created()
     first = await database.open()
     versions = [Entry(key, seq, Kind.PUT, b"%d" % seq) for key in (b"a", b"b") for seq in (3, 2, 1)]
-    assert await first.slots.create(1, versions) is None
+    assert await first.slots.create(1, WalContents(versions)) is None
     second = await database.open()
     assert contents(second) == [(b"a", b"3"), (b"b", b"3")]
 
@@ -187,22 +185,3 @@ async def four_objects(seed: int = 0) -> Database:
     await database.fill(2, own(first), 2, put(b"b", b"2"), tombstone(b"c"))
     await database.fill(3, own(first), 7, put(b"a", b"7"))
     return database
-
-
-async def test_control_records_are_refused() -> None:
-    """A WAL object that holds more than puts and tombstones is not replayed without the rest."""
-    database = await Database.created()
-    first = await database.open()
-    name = names.wal_name(1)
-    properties = SstProperties(
-        name=name,
-        database_id=(await database.manifest()).database_id,
-        writer_epoch=1,
-        writer_nonce=own(first).nonce,
-        write_id=b"w" * 16,
-    )
-    range_tombstone = Entry(b"a", 1, Kind.RANGE_TOMBSTONE, b"b")
-    data = encode_sst(properties, (), [range_tombstone], block_bytes=64)
-    await database.store.create(name, data)
-    with pytest.raises(UnsupportedVersion, match=name):
-        await database.open()

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shalekv.core.transaction import Change
 from shalekv.engine.memtable import Memtable, View
-from shalekv.engine.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX, prefix_end, scan_slices
+from shalekv.engine.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX, scan_slices
 from tests.unit.engine.commits import NOW_MS, put, read, run_of, tombstone
 
 KEYS = st.binary(min_size=1, max_size=3)
 
 
-def view_of(*changes_by_commit: list[object]) -> View:
-    """A view with a run for each commit."""
+def view_of(*changes_by_commit: list[Change]) -> View:
+    """A view with a run for each commit that changes anything."""
     memtable = Memtable()
     for seq, changes in enumerate(changes_by_commit, 1):
-        memtable.extend_prefix(run_of(seq, *changes))  # type: ignore[arg-type]  # they are changes
+        if changes:
+            memtable.extend_prefix(run_of(seq, *changes))
     return memtable.view(len(changes_by_commit), None)
-
-
-@pytest.mark.parametrize(
-    ("prefix", "end"),
-    [
-        (b"a", b"b"),
-        (b"ab", b"ac"),
-        (b"a\xff", b"b"),
-        (b"a\xfe\xff\xff", b"a\xff"),
-        (b"\xff", b""),
-        (b"\xff\xff", b""),
-        (b"\x00", b"\x01"),
-    ],
-)
-def test_end_of_a_prefix(prefix: bytes, end: bytes) -> None:
-    """The first key behind a prefix; of nothing but 0xff there is none."""
-    assert prefix_end(prefix) == end
-
-
-@given(prefix=st.binary(min_size=1, max_size=3), key=st.binary(max_size=5))
-def test_prefix_is_the_interval_up_to_its_end(prefix: bytes, key: bytes) -> None:
-    """A key begins with a prefix exactly if it is in the interval that a scan reads."""
-    end = prefix_end(prefix)
-    assert key.startswith(prefix) == (key >= prefix and (not end or key < end))
 
 
 @given(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.fencing import Occupant
+from shalekv.engine.commit import WalContents
 from shalekv.engine.wal import (
     ENCODE_INLINE_BYTES,
     ENCODE_INLINE_COUNT,
@@ -60,7 +61,7 @@ def entries_of(count: int, value_bytes: int = 0) -> list[Entry]:
 async def test_object_says_whose_it_is() -> None:
     """A slot that is ours holds our epoch, nonce, logical time and entries, and a write id."""
     store = MemoryStore(lambda: 0)
-    assert await slots_on(store, OWN).create(3, entries_of(2)) is None
+    assert await slots_on(store, OWN).create(3, WalContents(entries_of(2))) is None
     stored = await store.get(names.wal_name(3))
     assert stored.metadata == {"writer_epoch": "5"}
     sst = open_sst(names.wal_name(3), stored.data, database_id=DATABASE_ID)
@@ -74,19 +75,19 @@ async def test_object_says_whose_it_is() -> None:
 async def test_taken_slot_tells_its_owner(count: int) -> None:
     """Who comes second hears who was first, and whether that is a fence."""
     store = MemoryStore(lambda: 0)
-    await slots_on(store, OLDER).create(3, entries_of(count))
-    found = await slots_on(store, OWN).create(3, entries_of(1))
+    await slots_on(store, OLDER).create(3, WalContents(entries_of(count)))
+    found = await slots_on(store, OWN).create(3, WalContents(entries_of(1)))
     assert found == Occupant(OLDER, is_fence=count == 0)
 
 
 async def test_slot_of_another_database_is_nobodys() -> None:
     """An object of another database in a slot of ours is an error, not a rival."""
     store = MemoryStore(lambda: 0)
-    await slots_on(store, OLDER).create(3, ())
+    await slots_on(store, OLDER).create(3, WalContents())
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), InlineWorkers()), StoreSettings())
     other = WalSlots(cas, OWN, database_id=b"x" * 16, block_bytes=64, now_ms=lambda: 0)
     with pytest.raises(WrongObject):
-        await other.create(3, ())
+        await other.create(3, WalContents())
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ async def test_large_object_is_encoded_off_the_loop(entries: list[Entry], jobs: 
     store, workers = MemoryStore(lambda: 0), CountingWorkers()
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), workers), StoreSettings())
     slots = WalSlots(cas, OWN, database_id=DATABASE_ID, block_bytes=4_096, now_ms=lambda: 0)
-    assert await slots.create(0, entries) is None
+    assert await slots.create(0, WalContents(entries)) is None
     assert workers.jobs == jobs
     stored = await store.get(names.wal_name(0))
     assert list(open_sst(names.wal_name(0), stored.data, database_id=None).entries()) == entries
@@ -114,7 +115,7 @@ async def test_list_tells_which_slots_are_filled() -> None:
     """A list begins at its first slot, and leaves out what is no WAL object."""
     store = MemoryStore(lambda: 0)
     for wal_id in (0, 1, 2, 4):
-        await slots_on(store, OWN).create(wal_id, ())
+        await slots_on(store, OWN).create(wal_id, WalContents())
     await store.create("wal/notes.txt", b"not ours")
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), InlineWorkers()), StoreSettings())
     assert await list_wal(cas, 0) == WalFolder(0, frozenset({0, 1, 2, 4}))

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.errors import CorruptObject
+from shalekv.format.block_frame import Codec
 from shalekv.format.coding import MAX_U64
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name, wal_name
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
+from shalekv.format.system_key import record_key
 
 DATABASE_ID = bytes(range(16))
 SST_ID = bytes.fromhex("0198c0de000070008000000000000001")
@@ -57,12 +59,30 @@ POINTS = [
     put(b"\xff\xff", 8, b"\x00" * 20),
 ]
 RANGES = [range_tombstone(b"b", b"d", 6), range_tombstone(b"x", b"", 7)]
+SYSTEM = [
+    put(record_key(b"k"), 9, b"a record of 24 bytes, so", 1_700_086_400_000),
+    tombstone(record_key(b"l"), 3),
+]
 
 
-def sample(name: str = WAL_NAME, *, block_bytes: int = 24, filter_bytes: bytes = b"") -> bytes:
+def sample(
+    name: str = WAL_NAME,
+    *,
+    block_bytes: int = 24,
+    filter_bytes: bytes = b"",
+    codec: Codec = Codec.NONE,
+    filter_bits_per_key: float | None = None,
+) -> bytes:
     """An SST with every feature of the format, in several blocks."""
     return encode_sst(
-        properties(name), POINTS, RANGES, block_bytes=block_bytes, filter_bytes=filter_bytes
+        properties(name),
+        POINTS,
+        RANGES,
+        SYSTEM,
+        block_bytes=block_bytes,
+        filter_bytes=filter_bytes,
+        codec=codec,
+        filter_bits_per_key=filter_bits_per_key,
     )
 
 
@@ -76,6 +96,7 @@ def read_all(name: str, data: bytes) -> None:
     sst = open_sst(name, data, database_id=None)
     list(sst.entries())
     list(sst.range_tombstones())
+    list(sst.system_entries())
     for number in range(len(sst.index)):
         block = sst.decode_block(number)
         for row in range(len(block)):
@@ -110,4 +131,15 @@ ranges = st.lists(
         lambda entry: not entry.value or entry.key < entry.value
     ),
     max_size=6,
+).map(in_order)
+
+# Keys of the system, of which most neighbours differ in their last byte only.
+system_keys = st.builds(
+    record_key,
+    st.binary(min_size=1, max_size=3) | st.binary(max_size=64).map(lambda key: b"k" + key[1:]),
+)
+system = st.lists(
+    st.builds(put, system_keys, seqs, st.binary(max_size=40), st.just(0) | st.integers(0, MAX_U64))
+    | st.builds(tombstone, system_keys, seqs),
+    max_size=12,
 ).map(in_order)

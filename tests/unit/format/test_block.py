@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion
-from shalekv.format import block as block_module
+from shalekv.format import block_frame
 from shalekv.format.block import (
     HAS_EXPIRY,
     HAS_KINDS,
@@ -26,6 +26,7 @@ from tests.unit.format.forging import patched, u32
 from tests.unit.format.samples import (
     POINTS,
     RANGES,
+    SYSTEM,
     keys,
     points,
     put,
@@ -33,10 +34,13 @@ from tests.unit.format.samples import (
     ranges,
     refusal,
     seqs,
+    system,
     tombstone,
 )
 
 OFFSET = 4096  # where in its object the block of a test stands
+
+ROWS = {Section.POINTS: POINTS, Section.RANGE_TOMBSTONES: RANGES, Section.SYSTEM: SYSTEM}
 
 some_points = points.filter(bool)
 
@@ -80,6 +84,15 @@ def test_range_tombstones_come_back(entries: list[Entry]) -> None:
     block = parsed(encoded(entries, Section.RANGE_TOMBSTONES))
     assert list(block.columns().entries()) == entries
     assert [block.entry(row) for row in range(len(block))] == entries
+
+
+@given(system.filter(bool))
+def test_entries_of_the_system_come_back(entries: list[Entry]) -> None:
+    """A block gives back the entries of the system it was made of, and finds each by its key."""
+    block = parsed(encoded(entries, Section.SYSTEM))
+    assert list(block.columns().entries()) == entries
+    assert [block.entry(row) for row in range(len(block))] == entries
+    assert [block.find(entry.key, entry.seq) for entry in entries] == entries
 
 
 @given(some_points, keys, seqs)
@@ -146,11 +159,12 @@ def test_a_block_of_one_commit_is_small() -> None:
 @pytest.mark.parametrize(
     ("at", "new", "error", "problem"),
     [
-        (0, b"\x01", UnsupportedVersion, "codec 1"),
-        (0, b"\x02", UnsupportedVersion, "codec 2"),
+        (0, b"\x01", BadStructure, "stored length"),
+        (0, b"\x02", BadStructure, "stored length"),
         (0, b"\x03", BadStructure, "codec"),
         (1, b"\x01", BadStructure, "kind"),
-        (1, b"\x02", UnsupportedVersion, "section 2"),
+        (1, b"\x02", UnsupportedVersion, "records of kind 97"),
+        (1, b"\x03", UnsupportedVersion, "section 3"),
         (1, b"\x04", BadStructure, "section"),
         (2, b"\x01", UnsupportedVersion, "reserved"),
         (4, b"\x00", BadStructure, "raw length"),
@@ -218,11 +232,11 @@ def test_range_tombstones_that_break_the_rules_are_refused(rows: list[Entry]) ->
 @given(
     st.integers(min_value=0),
     st.binary(min_size=1, max_size=8),
-    st.sampled_from([Section.POINTS, Section.RANGE_TOMBSTONES]),
+    st.sampled_from(list(ROWS)),
 )
 def test_changed_blocks_raise_typed_errors_only(at: int, new: bytes, section: Section) -> None:
     """Whatever a block holds, its reader gives rows or a typed error."""
-    data = encoded(POINTS if section is Section.POINTS else RANGES, section)
+    data = encoded(ROWS[section], section)
     forged = patched(data, at, new)[: len(data)]
     error = refusal(lambda: read_rows(forged))
     assert error is None or OFFSET <= error.offset <= OFFSET + len(data)
@@ -238,7 +252,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
 def test_a_block_too_big_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block beyond the limit is refused when it is written."""
     fits, too_big = put(b"a", 1, b"1234567"), put(b"a", 1, b"12345678")
-    monkeypatch.setattr(block_module, "MAX_RAW_BYTES", len(encoded([fits])) - 8)
+    monkeypatch.setattr(block_frame, "MAX_RAW_BYTES", len(encoded([fits])) - 8)
     assert encoded([fits])
     with pytest.raises(ValueError, match="limit"):
         encoded([too_big])

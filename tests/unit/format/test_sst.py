@@ -23,6 +23,7 @@ from tests.unit.format.samples import (
     POINTS,
     RANGES,
     SST_ID,
+    SYSTEM,
     keys,
     opened,
     points,
@@ -110,7 +111,7 @@ def test_versions_of_a_key_stay_together() -> None:
 def test_blocks_begin_at_multiples_of_8() -> None:
     """Columns can be used where they lie."""
     index = opened(sample()).index
-    assert len(index) == 4
+    assert len(index) == 6
     assert all(handle.offset % 8 == 0 for handle in index)
 
 
@@ -119,6 +120,7 @@ def test_range_tombstones_stand_apart() -> None:
     index = opened(sample()).index
     assert [handle.section for handle in index] == sorted(handle.section for handle in index)
     assert index.rows_of(Section.RANGE_TOMBSTONES) == len(RANGES)
+    assert index.rows_of(Section.SYSTEM) == len(SYSTEM)
     assert index.locate(Section.POINTS, b"\xff\xff\xff") == index.blocks_of(Section.POINTS)[-1]
 
 
@@ -135,15 +137,16 @@ def test_a_fence_is_small_and_empty() -> None:
 
 def test_the_footer_says_what_is_in_it() -> None:
     """Counts, sizes and sequence numbers in the footer are those of the entries."""
+    entries = POINTS + RANGES + SYSTEM
     assert opened(sample()).footer.contents == SstContents(
         min_seq=1,
         max_seq=9,
         put_count=5,
         tombstone_count=2,
         range_tombstone_count=2,
-        other_count=0,
-        key_bytes=sum(len(entry.key) for entry in POINTS + RANGES),
-        value_bytes=sum(len(entry.value) for entry in POINTS + RANGES),
+        other_count=2,
+        key_bytes=sum(len(entry.key) for entry in entries),
+        value_bytes=sum(len(entry.value) for entry in entries),
         first_key=b"",
         last_key=b"",
     )
@@ -184,7 +187,7 @@ def test_info_tells_the_manifest_all() -> None:
         block_meta_len=index_len,
         min_seq=1,
         max_seq=9,
-        entry_count=9,
+        entry_count=11,
         tombstone_count=4,
         size_bytes=len(data),
         checksum=crc32c(data[-228:-12]),

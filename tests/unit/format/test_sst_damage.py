@@ -18,6 +18,7 @@ from shalekv.errors import (
     UnsupportedVersion,
     WrongObject,
 )
+from shalekv.format.block_frame import Codec
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.names import wal_name
 from shalekv.format.sst import open_sst, read_block, read_filter, read_index
@@ -52,7 +53,13 @@ def flips(data: bytes) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize("data", [DATA, FENCE], ids=["sst", "fence"])
+SMALL = [
+    sample(codec=codec, block_bytes=4_096, filter_bits_per_key=10)
+    for codec in (Codec.ZSTD, Codec.LZ4)
+]
+
+
+@pytest.mark.parametrize("data", [DATA, FENCE, *SMALL], ids=["sst", "fence", "zstd", "lz4"])
 def test_every_flipped_bit_is_found(data: bytes) -> None:
     """No bit of an SST can change unnoticed."""
     for flipped in flips(data):
@@ -146,13 +153,14 @@ def test_forged_bytes_raise_typed_errors_only(changes: list[tuple[int, bytes]]) 
     assert error is None or (error.name == WAL_NAME and 0 <= error.offset <= len(DATA))
 
 
-def test_each_forged_byte_raises_typed_errors_only() -> None:
+@pytest.mark.parametrize("data", [DATA, *SMALL], ids=["sst", "zstd", "lz4"])
+def test_each_forged_byte_raises_typed_errors_only(data: bytes) -> None:
     """The same for each byte alone, set to values that make lengths and offsets absurd."""
-    for at in range(len(DATA)):
+    for at in range(len(data)):
         for value in (0, 1, 2, 0x7F, 0x80, 0xFF):
-            forged = resealed(WAL_NAME, DATA, patched(DATA, at, bytes([value])))
+            forged = resealed(WAL_NAME, data, patched(data, at, bytes([value])))
             error = refusal(partial(read_all, WAL_NAME, forged))
-            assert error is None or 0 <= error.offset <= len(DATA)
+            assert error is None or 0 <= error.offset <= len(data)
 
 
 def test_a_block_from_elsewhere_is_found() -> None:
@@ -232,7 +240,8 @@ def test_a_tail_without_magic_is_not_measured() -> None:
         (INDEX_AT + 8 + 16 * BLOCKS, b"\x00", BadStructure, "footer"),
         (INDEX_AT + 8 + 20 * BLOCKS, b"\x01", BadStructure, "ascend from 0"),
         (INDEX_AT + 12 + 24 * BLOCKS, b"\x01", BadStructure, "sections"),
-        (INDEX_AT + 12 + 25 * BLOCKS - 1, b"\x02", UnsupportedVersion, "section 2"),
+        (INDEX_AT + 12 + 25 * BLOCKS - 1, b"\x03", UnsupportedVersion, "section 3"),
+        (INDEX_AT + 12 + 25 * BLOCKS - 3, b"\x02", BadStructure, "section 2"),
         (INDEX_AT + 12 + 25 * BLOCKS - 1, b"\x09", BadStructure, "section"),
         (INDEX_AT + 12 + 25 * BLOCKS, b"\xff\xff\xff", BadStructure, "first keys"),
     ],
@@ -270,10 +279,11 @@ def test_parts_that_are_not_aligned_are_refused() -> None:
 
 def test_an_index_ends_with_its_keys() -> None:
     """Bytes between the first keys and the end of the index are refused."""
-    last_offset_at = INDEX_AT + 8 + 24 * BLOCKS
-    keys_len = int.from_bytes(DATA[last_offset_at : last_offset_at + 4], "little")
+    data = encode_sst(properties(), [put(b"a key of 18 bytes.", 1)], block_bytes=99)
+    last_offset_at = opened(data).footer.layout.index_offset + 8 + 24
+    assert data[last_offset_at : last_offset_at + 4] == u32(18)
     with pytest.raises(BadStructure, match="index to end"):
-        opened(resealed(WAL_NAME, DATA, patched(DATA, last_offset_at, u32(keys_len - 1))))
+        opened(resealed(WAL_NAME, data, patched(data, last_offset_at, u32(10))))
 
 
 def test_bounds_that_contradict_each_other_are_refused() -> None:

@@ -10,14 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KEY_BYTES_MAX
 from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, scan_messages
-from shalekv.settings import KEY_BYTES_MAX
 from shalekv.v1 import kv_pb2
 from tests.unit.engine.running_log import YieldingClock
 from tests.unit.store.inline_runtime import gathered
 
 HEADER = kv_pb2.ReplyHeader(database_id=b"d" * 16, epoch=3, seq=7)
 GREATEST = 2**64 - 1
+
+
+def token(last_key: bytes) -> bytes:
+    """The token of the next page."""
+    return b"after " + last_key
 
 
 def entry(key: bytes, value: bytes = b"v") -> Entry:
@@ -34,7 +39,12 @@ def messages(
         scan_request = kv_pb2.ScanRequest(**request)  # type: ignore[arg-type]  # fields of a test
         clock = YieldingClock()
         replies = scan_messages(
-            slices, scan_request, HEADER, message_bytes=message_bytes, clock=clock
+            slices,
+            scan_request,
+            HEADER,
+            message_bytes=message_bytes,
+            clock=clock,
+            next_page=token,
         )
         return await gathered(replies)
 
@@ -123,6 +133,17 @@ def test_more_is_told_in_the_last_message_only() -> None:
     slices = [[entry(b"%d" % number) for number in range(5)]]
     replies = messages(slices, message_bytes=1, limit=3)
     assert [reply.more for reply in replies] == [False, False, True]
+    assert [reply.page_token for reply in replies] == [b"", b"", token(b"2")]
+
+
+@pytest.mark.parametrize("limits", [{"limit": 3}, {"limit_bytes": 6}, {"limit": 9}, {}])
+def test_token_is_that_of_the_last_entry(limits: dict[str, int]) -> None:
+    """Where a limit ends the scan the token goes on after the last entry; else there is none."""
+    slices = [[entry(b"%d" % number)] for number in range(4)]
+    (reply,) = messages(slices, **limits)
+    is_cut = len(reply.entries) == 3
+    assert reply.more == is_cut
+    assert reply.page_token == (token(b"2") if is_cut else b"")
 
 
 @given(
@@ -166,7 +187,12 @@ def test_nothing_is_read_ahead() -> None:
 
     async def two_messages() -> None:
         replies = scan_messages(
-            slices(), kv_pb2.ScanRequest(), HEADER, message_bytes=1, clock=YieldingClock()
+            slices(),
+            kv_pb2.ScanRequest(),
+            HEADER,
+            message_bytes=1,
+            clock=YieldingClock(),
+            next_page=token,
         )
         await anext(replies)
         await anext(replies)

@@ -156,6 +156,12 @@ async def test_batch_get_that_is_too_large_is_refused() -> None:
             await batch_get(writer.kv, [b"a"] * 4)
 
 
+async def test_batch_get_of_missing_keys_is_small() -> None:
+    """As many keys as a request may hold are answered when there is nothing to answer."""
+    async with serving() as writer:
+        assert len(await batch_get(writer.kv, [b"x"] * 10_000)) == 10_000
+
+
 async def batch_get(kv: WriterKv, keys: list[bytes]) -> list[kv_pb2.BatchGetResult]:
     """The results for some keys."""
     answer = kv.batch_get(kv_pb2.BatchGetRequest(keys=keys), CALL)

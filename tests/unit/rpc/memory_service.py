@@ -70,10 +70,35 @@ class MemoryKv:
         self.values.pop(request.key, None)
         return kv_pb2.DeleteReply()
 
+    def delete_range(
+        self, request: kv_pb2.DeleteRangeRequest, call: Call
+    ) -> Answer[kv_pb2.DeleteRangeReply]:
+        self._note(call)
+        for key in [key for key in self.values if key.startswith(request.range.prefix)]:
+            del self.values[key]
+        return kv_pb2.DeleteRangeReply()
+
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         self._note(call)
         self.values |= {c.put.key: c.put.value for c in request.changes}
         return kv_pb2.WriteReply()
+
+    def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
+        """A coroutine, as what has to be waited for more than once may be; it only reads."""
+        self._note(call)
+
+        async def answer() -> kv_pb2.TxnReply:
+            await asyncio.sleep(0)
+            reply = kv_pb2.TxnReply(succeeded=True)
+            for operation in request.then:
+                key = operation.get.key
+                if key in ACCIDENTS:
+                    raise ACCIDENTS[key]
+                found = kv_pb2.GetReply(found=key in self.values, value=self.values.get(key, b""))
+                reply.results.add(get=found)
+            return reply
+
+        return answer()
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """One message for each key, again and again when a limit asks for more than there is.

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -14,13 +14,15 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status.rpc_status import aio
 
 from shalekv.clock import LoopClock
+from shalekv.roles.service import KvService
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import ServerSettings
+from shalekv.settings import LimitSettings, ServerSettings
 from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
 from tests.unit.rpc.memory_service import MemoryAdmin, MemoryKv
 
 MessageT = TypeVar("MessageT", bound=Message)
+ServiceT = TypeVar("ServiceT", bound=KvService)
 
 
 class RawCalls:
@@ -47,11 +49,11 @@ class RawCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class Serving(Generic[ServiceT]):
     """A server that serves, and what a test needs to talk to it and about it."""
 
     server: Server
-    service: MemoryKv
+    service: ServiceT
     channel: grpc.aio.Channel
     raw: RawCalls
     kv: kv_pb2_grpc.KVStub
@@ -64,10 +66,21 @@ def runtime() -> Runtime:
 
 
 @asynccontextmanager
-async def serving(**settings: Any) -> AsyncIterator[Serving]:
-    """Serve on a free port; `settings` are those of the server that differ from the defaults."""
-    server = Server(ServerSettings.model_validate({"listen": "127.0.0.1:0"} | settings), runtime())
-    service = MemoryKv()
+async def serving(
+    *, limits: LimitSettings | None = None, **settings: Any
+) -> AsyncIterator[Serving[MemoryKv]]:
+    """Serve a service in memory; `settings` are those of the server that are not the defaults."""
+    async with serving_of(MemoryKv(), limits=limits, **settings) as it:
+        yield it
+
+
+@asynccontextmanager
+async def serving_of(
+    service: ServiceT, *, limits: LimitSettings | None = None, **settings: Any
+) -> AsyncIterator[Serving[ServiceT]]:
+    """Serve `service` on a free port."""
+    server_settings = ServerSettings.model_validate({"listen": "127.0.0.1:0"} | settings)
+    server = Server(server_settings, runtime(), limits=limits)
     await server.start(service, MemoryAdmin())
     try:
         async with grpc.aio.insecure_channel(server.listen) as channel:

@@ -17,7 +17,7 @@ UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 SERVICES = ["", "shalekv.v1.KV", "shalekv.v1.Admin"]
 
 
-def _health(it: Serving) -> Any:
+def _health(it: Serving[Any]) -> Any:
     """A stub; its type stubs leave its methods out."""
     return health_pb2_grpc.HealthStub(it.channel)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
@@ -20,7 +22,7 @@ Request = reflection_pb2.ServerReflectionRequest
 Response = reflection_pb2.ServerReflectionResponse
 
 
-async def _ask(it: Serving, package: str, *requests: Request) -> list[Response]:
+async def _ask(it: Serving[Any], package: str, *requests: Request) -> list[Response]:
     path = f"/{package}.ServerReflection/ServerReflectionInfo"
     call = it.raw.stream_stream(path, [request.SerializeToString() for request in requests])
     return [Response.FromString(reply) async for reply in call]

@@ -10,7 +10,19 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from shalekv import errors
-from shalekv.rpc.status import DOMAIN, TABLE, Applied, metadata_of, row_of, status_of, status_of_bug
+from shalekv.rpc.status import (
+    DOMAIN,
+    TABLE,
+    Applied,
+    Row,
+    metadata_of,
+    operation_error,
+    row_of,
+    status_of,
+    status_of_bug,
+)
+
+_Code = grpc.StatusCode
 
 
 def _classes(
@@ -26,6 +38,8 @@ def _example(kind: type[errors.ShaleError]) -> errors.ShaleError:
         return kind("changes[3].put.key", "is empty")
     if issubclass(kind, errors.Overloaded):
         return kind("too much", retry_after_ms=2_500)
+    if issubclass(kind, errors.ConditionFailed):
+        return kind("the key has a value", condition="absent", found_seq=7)
     if issubclass(kind, errors.Fenced):
         return kind("taken over", own_epoch=3, newer_epoch=5)
     if issubclass(kind, errors.CorruptObject):
@@ -66,6 +80,52 @@ def test_every_error_is_told_with_its_reason(kind: type[errors.ShaleError]) -> N
     assert dict(info.metadata) == {"error_id": "abc"} | {
         name: str(getattr(error, attribute)) for name, attribute in metadata_of(kind).items()
     }
+
+
+NEW_IN_TRANSACTIONS = [
+    (errors.ConditionFailed, "CONDITION_FAILED", _Code.ABORTED, Applied.NO),
+    (errors.NotACounter, "NOT_A_COUNTER", _Code.FAILED_PRECONDITION, Applied.NO),
+    (errors.CounterOverflow, "COUNTER_OVERFLOW", _Code.OUT_OF_RANGE, Applied.NO),
+    (errors.RangeTooCostly, "RANGE_TOO_COSTLY", _Code.RESOURCE_EXHAUSTED, Applied.NO),
+    (errors.KeyReused, "IDEMPOTENCY_KEY_REUSED", _Code.FAILED_PRECONDITION, Applied.NO),
+    (errors.KeyExpired, "IDEMPOTENCY_KEY_EXPIRED", _Code.FAILED_PRECONDITION, Applied.UNKNOWN),
+    (errors.PageExpired, "PAGE_EXPIRED", _Code.ABORTED, Applied.NO),
+]
+
+
+@pytest.mark.parametrize(("kind", "reason", "code", "applied"), NEW_IN_TRANSACTIONS)
+def test_refusals_of_writes_are_what_clients_rest_on(
+    kind: type[errors.ShaleError], reason: str, code: grpc.StatusCode, applied: Applied
+) -> None:
+    """Reason, code, and whether the write was applied: what a client decides by never changes."""
+    assert kind.reason == reason
+    assert row_of(kind) == Row(code, applied)
+    advice = [detail.TypeName() for detail in status_of(_example(kind)).details[1:]]
+    assert advice == []  # trying again later would not help
+
+
+def test_failed_condition_tells_what_was_found() -> None:
+    """Its metadata has the condition and the number of the value that was found."""
+    info = _info(status_of(_example(errors.ConditionFailed)))
+    assert dict(info.metadata) == {"condition": "absent", "found_seq": "7"}
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_operation_is_told_what_a_call_is_told(kind: type[errors.ShaleError]) -> None:
+    """The error of an operation has code, message, reason, metadata and advice of the status."""
+    status = status_of(_example(kind), error_id="abc")
+    told = operation_error(status)
+    info = _info(status)
+    assert (told.code, told.message) == (status.code, status.message)
+    assert (told.reason, told.metadata) == (info.reason, info.metadata)
+    assert told.retry_delay_ms == (2_500 if issubclass(kind, errors.Overloaded) else 0)
+
+
+def test_operation_is_told_of_a_bug_as_a_call_is() -> None:
+    """An id, and no more."""
+    told = operation_error(status_of_bug("c0ffee"))
+    assert told.code == _Code.INTERNAL.value[0]
+    assert dict(told.metadata) == {"error_id": "c0ffee"}
 
 
 def test_unavailable_means_not_applied() -> None:

@@ -1,0 +1,199 @@
+"""Concurrent operations of one client, together in the messages of one session.
+
+A message costs far more than an operation. Operations that are asked for in the same turn of the
+event loop, or while an earlier message is being written, go into one message. The session is
+opened by the first operation and opened again when it has failed; operations that it had not
+answered fail, and are repeated by whoever may repeat them (`shalekv_client.retry`).
+
+After `STREAM_AGE_S` the next operation opens a new stream, and the old one ends when it has
+answered. So connections that the server gives up for their age are left in time, and an idle
+client holds nothing open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from itertools import count
+from typing import TypeVar
+
+from shalekv_client.cancellation import abandoned, client_closed
+from shalekv_client.deadlines import Deadlines
+from shalekv_client.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    DeadlinePassed,
+    ErrorDetails,
+    InvalidRequest,
+    ShaleKVError,
+    Unimplemented,
+)
+from shalekv_client.operations import Operation
+from shalekv_client.outbox import OVERHEAD_BYTES, Outbox, Pending
+from shalekv_client.stream import SessionCall, Stream
+
+ResultT = TypeVar("ResultT")
+
+STREAM_AGE_S = 10.0  # well below the 30 s that a server gives to calls on a connection it gives up
+REOPEN_INITIAL_S = 0.02
+REOPEN_MAX_S = 1.0
+ABSENT_S = 60.0  # a server without sessions may be replaced by one that has them
+
+
+class SessionAbsent(Unimplemented):
+    """The server has no sessions; nothing was applied. Send the operation in a call of its own."""
+
+
+class Coalescer:
+    """Sends operations and completes each for its caller alone."""
+
+    def __init__(
+        self,
+        open_call: Callable[[], SessionCall],
+        *,
+        address: str,
+        outbox: Outbox,
+        stream_age_s: float = STREAM_AGE_S,
+    ) -> None:
+        """`open_call` begins a KV.Session call to the server at `address`; `outbox` is empty.
+
+        Needs a running loop.
+        """
+        self._open_call = open_call
+        self._address = address
+        self._stream_age_s = stream_age_s
+        self._loop = asyncio.get_running_loop()
+        self._outbox = outbox
+        self._numbers = count(1)
+        self._deadlines = Deadlines(self._expire)
+        self._stream: Stream | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reopening: asyncio.TimerHandle | None = None
+        self._reopen_at_s = 0.0
+        self._failures = 0  # since a stream has answered last
+        self._last_failure = ""
+        self._absent_until_s = 0.0
+        self._is_closed = False
+
+    def takes(self, operation: Operation[ResultT]) -> bool:
+        """Whether this operation is to be sent here.
+
+        A large one is not: the others would wait until it has gone through.
+        """
+        has_sessions = not self._absent_until_s or self._loop.time() >= self._absent_until_s
+        size_bytes = operation.size_bytes + OVERHEAD_BYTES
+        return has_sessions and size_bytes <= self._outbox.message_bytes_max
+
+    async def call(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
+        """The result of `operation`, at most `timeout_ms` from now.
+
+        Raises the errors of `shalekv_client.errors`; `SessionAbsent` when the server has no
+        sessions.
+        """
+        if self._is_closed:
+            raise client_closed(self._address)
+        size_bytes = operation.size_bytes + OVERHEAD_BYTES
+        future: asyncio.Future[ResultT] = self._loop.create_future()
+        pending = Pending(next(self._numbers), operation, future, size_bytes, timeout_ms)
+        bucket = self._deadlines.add(pending, timeout_ms)
+        self._outbox.add(pending)
+        if self._stream is None:
+            self._open()
+        try:
+            return await future
+        finally:
+            self._deadlines.discard(bucket, pending)
+            if not pending.is_sent:
+                self._outbox.withdraw(pending)
+
+    async def aclose(self) -> None:
+        """End the session; what is unanswered fails."""
+        self._is_closed = True
+        self._deadlines.close()
+        if self._reopening is not None:
+            self._reopening.cancel()
+        for pending in self._outbox.clear():
+            pending.fail(client_closed(self._address))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _open(self) -> None:
+        if self._stream is not None or self._is_closed:
+            return
+        if self._loop.time() < self._reopen_at_s:
+            if self._reopening is None:
+                self._reopening = self._loop.call_at(self._reopen_at_s, self._reopen)
+            return
+        stream = self._stream = Stream(self._open_call(), self._outbox, self._address)
+        task = self._loop.create_task(self._run(stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _reopen(self) -> None:
+        self._reopening = None
+        if self._outbox:
+            self._open()
+
+    async def _run(self, stream: Stream) -> None:
+        retirement = self._loop.call_later(self._stream_age_s, self._retire, stream)
+        reason: ShaleKVError | None = None
+        try:
+            reason = await stream.run()
+        finally:
+            retirement.cancel()
+            if reason is None:
+                reason = abandoned(self._address, "the client")
+            self._ended(stream, reason)
+
+    def _retire(self, stream: Stream) -> None:
+        stream.retire()
+        self._replace(stream)
+
+    def _ended(self, stream: Stream, reason: ShaleKVError) -> None:
+        if _is_about_messages(reason):
+            self._outbox.shrink()
+            reason = ConnectionLost(reason.details)
+        if isinstance(reason, Unimplemented) and not stream.has_answered:
+            self._absent_until_s = self._loop.time() + ABSENT_S
+            reason = SessionAbsent(reason.details)
+            for pending in self._outbox.clear():
+                pending.fail(reason)
+        elif stream is self._stream:
+            self._failures = 1 if stream.has_answered else self._failures + 1
+            self._reopen_at_s = self._loop.time() + _backoff_s(self._failures)
+            self._last_failure = reason.details.message
+        stream.end(reason)
+        self._replace(stream)
+
+    def _replace(self, stream: Stream) -> None:
+        if stream is self._stream:
+            self._stream = None
+            if self._outbox:
+                self._open()
+
+    def _expire(self, pending: Pending) -> None:
+        if pending.is_sent:
+            message = f"no answer within {pending.timeout_ms:.0f} ms"
+            details = ErrorDetails(self._address, "DEADLINE_EXCEEDED", message)
+            pending.fail(DeadlineExceeded(details))
+            return
+        message = f"could not be sent within {pending.timeout_ms:.0f} ms"
+        if self._stream is None and self._last_failure:
+            message += f"; the last session ended with: {self._last_failure}"
+        pending.fail(DeadlinePassed(ErrorDetails(self._address, "DEADLINE_EXCEEDED", message)))
+
+
+def _is_about_messages(reason: ShaleKVError) -> bool:
+    """Whether a stream may have ended because a message had more operations, or bytes, than the
+    server is set to accept: that ends it with an error that is no single operation's.
+    """
+    is_bare = not reason.reason
+    return isinstance(reason, InvalidRequest) or (is_bare and reason.code == "RESOURCE_EXHAUSTED")
+
+
+def _backoff_s(failures: int) -> float:
+    chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
+    longest_s = min(REOPEN_MAX_S, REOPEN_INITIAL_S * 2.0 ** (failures - 1))
+    return longest_s * (0.5 + 0.5 * chance)

@@ -1,0 +1,207 @@
+"""What a client can ask for: each operation with its request and the reading of its reply.
+
+An operation does not know how it travels: alone in a call of its own, with others in a message of
+a session that the client keeps for itself, or in an explicit session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from google.protobuf.message import Message
+
+from shalekv.v1 import kv_pb2
+from shalekv_client.changes import Change, to_message
+from shalekv_client.conditions import Compare, Condition, comparison, precondition
+from shalekv_client.levels import Durability, ReadLevel
+from shalekv_client.results import (
+    Commit,
+    TxnResult,
+    Value,
+    commit_of,
+    txn_result_of,
+    value_of,
+)
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Reads a key inside a transaction, as it was before the changes of the transaction."""
+
+    key: bytes
+
+
+TxnOperation: TypeAlias = Get | Change
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[ResultT]):
+    """One operation, ready to be sent, as often as it takes."""
+
+    name: str  # its field in `SessionOperation` and `SessionResult`
+    request: Message
+    decode: Callable[[Any], ResultT]  # from the reply; ValueError when it is not an answer
+    is_repeatable: bool  # whether it does no harm to send it again when nobody knows what became
+
+    @property
+    def method(self) -> str:
+        """The method of the service KV that does the same."""
+        return self.name.title().replace("_", "")
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the request on the wire."""
+        return self.request.ByteSize()
+
+
+def get(key: bytes, *, read_level: ReadLevel = ReadLevel.COMMITTED) -> Operation[Value | None]:
+    """The value of `key`; None when it has none."""
+    request = kv_pb2.GetRequest(header=read_header(read_level), key=key)
+    return Operation("get", request, value_of, is_repeatable=True)
+
+
+def batch_get(
+    keys: Iterable[bytes], *, read_level: ReadLevel = ReadLevel.COMMITTED
+) -> Operation[list[Value | None]]:
+    """The values of many keys at one view, in the order of `keys`; None where there is none."""
+    request = kv_pb2.BatchGetRequest(header=read_header(read_level), keys=keys)
+    return Operation("batch_get", request, _values, is_repeatable=True)
+
+
+def put(
+    key: bytes,
+    value: bytes,
+    *,
+    ttl_ms: int = 0,
+    condition: Condition | None = None,
+    durability: Durability = Durability.DURABLE,
+    idempotency_key: bytes | None = None,
+) -> Operation[Commit]:
+    """Set the value of `key`."""
+    request = kv_pb2.PutRequest(
+        header=_write_header(idempotency_key),
+        key=key,
+        value=value,
+        ttl_ms=ttl_ms,
+        durability=_wire(durability),
+        precondition=None if condition is None else precondition(condition),
+    )
+    return Operation("put", request, commit_of, bool(idempotency_key))
+
+
+def delete(
+    key: bytes,
+    *,
+    condition: Condition | None = None,
+    durability: Durability = Durability.DURABLE,
+    idempotency_key: bytes | None = None,
+) -> Operation[Commit]:
+    """Delete `key`."""
+    request = kv_pb2.DeleteRequest(
+        header=_write_header(idempotency_key),
+        key=key,
+        durability=_wire(durability),
+        precondition=None if condition is None else precondition(condition),
+    )
+    return Operation("delete", request, commit_of, bool(idempotency_key))
+
+
+def delete_range(
+    *,
+    start: bytes = b"",
+    end: bytes = b"",
+    prefix: bytes = b"",
+    all_keys: bool = False,
+    durability: Durability = Durability.DURABLE,
+    idempotency_key: bytes | None = None,
+) -> Operation[Commit]:
+    """Delete all keys of a range."""
+    request = kv_pb2.DeleteRangeRequest(
+        header=_write_header(idempotency_key),
+        range=kv_pb2.KeyRange(start=start, end=end, prefix=prefix),
+        all=all_keys,
+        durability=_wire(durability),
+    )
+    return Operation("delete_range", request, commit_of, bool(idempotency_key))
+
+
+def add(key: bytes, delta: int = 1, *, idempotency_key: bytes | None = None) -> Operation[int]:
+    """Add `delta` to a counter."""
+    change = kv_pb2.Change(add=kv_pb2.AddChange(key=key, delta=delta))
+    request = kv_pb2.WriteRequest(
+        header=_write_header(idempotency_key),
+        changes=[change],
+        durability=kv_pb2.DURABILITY_DURABLE,
+    )
+    return Operation("write", request, _counter, bool(idempotency_key))
+
+
+def write(
+    changes: Iterable[Change],
+    *,
+    durability: Durability = Durability.DURABLE,
+    idempotency_key: bytes | None = None,
+) -> Operation[Commit]:
+    """Apply all of `changes` in one commit."""
+    request = kv_pb2.WriteRequest(
+        header=_write_header(idempotency_key),
+        changes=map(to_message, changes),
+        durability=_wire(durability),
+    )
+    return Operation("write", request, _commit_with_counters, bool(idempotency_key))
+
+
+def txn(
+    compares: Iterable[Compare],
+    then: Iterable[TxnOperation],
+    otherwise: Iterable[TxnOperation] = (),
+    *,
+    durability: Durability = Durability.DURABLE,
+    idempotency_key: bytes | None = None,
+) -> Operation[TxnResult]:
+    """Compare, then do, in one commit."""
+    request = kv_pb2.TxnRequest(
+        header=_write_header(idempotency_key),
+        compares=map(comparison, compares),
+        then=map(_txn_operation, then),
+        otherwise=map(_txn_operation, otherwise),
+        durability=_wire(durability),
+    )
+    return Operation("txn", request, txn_result_of, bool(idempotency_key))
+
+
+def read_header(read_level: ReadLevel) -> kv_pb2.RequestHeader:
+    """The header of a read."""
+    level = kv_pb2.ReadLevel.ValueType(read_level.value)
+    return kv_pb2.RequestHeader(read_level=level)
+
+
+def _write_header(idempotency_key: bytes | None) -> kv_pb2.RequestHeader | None:
+    return kv_pb2.RequestHeader(idempotency_key=idempotency_key) if idempotency_key else None
+
+
+def _wire(durability: Durability) -> kv_pb2.Durability.ValueType:
+    return kv_pb2.Durability.ValueType(durability.value)
+
+
+def _txn_operation(operation: TxnOperation) -> kv_pb2.TxnOperation:
+    if isinstance(operation, Get):
+        return kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=operation.key))
+    return kv_pb2.TxnOperation(change=to_message(operation))
+
+
+def _values(reply: kv_pb2.BatchGetReply) -> list[Value | None]:
+    return list(map(value_of, reply.results))
+
+
+def _counter(reply: kv_pb2.WriteReply) -> int:
+    (counter,) = reply.counters
+    return counter
+
+
+def _commit_with_counters(reply: kv_pb2.WriteReply) -> Commit:
+    return commit_of(reply, tuple(reply.counters))

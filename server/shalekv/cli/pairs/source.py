@@ -1,0 +1,133 @@
+"""The bytes of a file or pipe: decompressed where it is gzip, read again from its beginning where
+that can be done, and told from outside to end.
+
+A thread that waits for standard input cannot be cancelled; without this Ctrl-C would wait for the
+next line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import select
+import stat
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from typing_extensions import Buffer
+
+BUFFER_BYTES = 128 * 1024
+BEGINNING_BYTES = 64 * 1024  # what tells one input from another of the same size
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """By what an input is known again."""
+
+    size_bytes: int
+    beginning_sha256: str
+
+
+class Source:
+    """The bytes of `file`, until its end or until `close`."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        """`file` was not read from yet. What has no descriptor is read as it is."""
+        self._file = file
+        self._raw: _Stoppable | None = None
+        self._buffered: BinaryIO | None = None
+        self._is_file = False
+        self.size_bytes: int | None = None  # that are to come; None: nobody knows
+        try:
+            descriptor = file.fileno()
+        except io.UnsupportedOperation:
+            return
+        found = os.fstat(descriptor)
+        self._is_file = stat.S_ISREG(found.st_mode) and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
+        if self._is_file:
+            self.size_bytes = found.st_size
+        self._raw = _Stoppable(descriptor, is_seekable=self._is_file)
+
+    def identity(self) -> Identity | None:
+        """What tells this file from others; None: it is a pipe, and cannot be read again."""
+        if not self._is_file or self.size_bytes is None:
+            return None
+        beginning = os.pread(self._file.fileno(), BEGINNING_BYTES, 0)
+        return Identity(self.size_bytes, hashlib.sha256(beginning).hexdigest())
+
+    def open(self) -> BinaryIO:
+        """The decompressed bytes. Waits for the first of them, so call it where that is no harm."""
+        plain = self._file
+        if self._raw is not None:
+            # Kept, since one that is forgotten closes what it reads from.
+            plain = self._buffered = cast("BinaryIO", io.BufferedReader(self._raw, BUFFER_BYTES))
+        magic = plain.read(len(GZIP_MAGIC))
+        stream = put_back(magic, plain)
+        if magic != GZIP_MAGIC:
+            return stream
+        self.size_bytes = None  # of what is inside
+        unzipped = gzip.GzipFile(fileobj=stream, mode="rb")
+        return cast("BinaryIO", io.BufferedReader(unzipped, BUFFER_BYTES))
+
+    def close(self) -> None:
+        """Whoever reads, now or later, finds the end."""
+        if self._raw is not None:
+            self._raw.stop()
+
+
+def put_back(head: bytes, stream: BinaryIO) -> BinaryIO:
+    """A stream that gives `head`, which was read from the beginning of `stream`, once more."""
+    if stream.seekable():
+        stream.seek(0)
+        return stream
+    return cast("BinaryIO", io.BufferedReader(_Joined(head, stream), BUFFER_BYTES))
+
+
+class _Joined(io.RawIOBase):
+    def __init__(self, head: bytes, stream: BinaryIO) -> None:
+        self._head = head
+        self._stream = cast("io.BufferedReader", stream)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
+        if not self._head:
+            return self._stream.readinto1(view)
+        taken = self._head[: len(view)]
+        view[: len(taken)] = taken
+        self._head = self._head[len(taken) :]
+        return len(taken)
+
+
+class _Stoppable(io.RawIOBase):
+    def __init__(self, descriptor: int, *, is_seekable: bool) -> None:
+        self._descriptor = descriptor
+        self._is_seekable = is_seekable
+        self._stopped, self._stopper = os.pipe()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._is_seekable
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return os.lseek(self._descriptor, offset, whence)
+
+    def readinto(self, buffer: Buffer) -> int:
+        ready, _, _ = select.select([self._descriptor, self._stopped], [], [])
+        return 0 if self._stopped in ready else os.readv(self._descriptor, [buffer])
+
+    def stop(self) -> None:
+        os.write(self._stopper, b".")  # and never read: it stays stopped
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._stopped)
+            os.close(self._stopper)
+        super().close()

@@ -1,0 +1,163 @@
+"""The frame of a block: eight bytes of header, and whether what follows them is compressed.
+
+Byte layout, numbers least significant byte first:
+
+    0   codec u8, section u8, reserved u16 (0), raw length u32: bytes of the columns
+    8   codec 0: the columns, zeros to a multiple of 8
+        others: stored length u32, so many compressed bytes, zeros to a multiple of 8
+
+A block that gets no smaller is stored with codec 0, whatever its writer wanted.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable
+
+import lz4.block
+import zstandard
+
+from shalekv.errors import UnsupportedVersion
+from shalekv.format.coding import Piece, padding
+from shalekv.format.section import Section, read_section
+
+MAX_RAW_BYTES = 2**31 - 1
+HEADER_BYTES = 8
+
+_HEADER = struct.Struct("<BBHI")
+_STORED_LEN = struct.Struct("<I")
+_COMPRESSED_AT = HEADER_BYTES + _STORED_LEN.size
+
+
+class Codec(enum.IntEnum):
+    """How the columns of a block are stored. The numbers are part of the format."""
+
+    NONE = 0
+    ZSTD = 1  # one frame of RFC 8878 that tells its content size, no dictionary
+    LZ4 = 2  # one block of the LZ4 block format, not of its frame format
+
+
+Compress = Callable[[bytes | memoryview], bytes]
+
+_CODEC_OF = {int(codec): codec for codec in Codec}
+_ZSTD_LEVEL = 1  # level 3 takes a third longer and saves 0 to 4 %
+
+# No compressed byte stands for more than this: 128 KiB of one byte take zstd 4 bytes, and a byte of
+# an LZ4 length adds 255. What claims more is refused before memory is taken for it.
+_RATIO_MAX = {Codec.ZSTD: 2**15, Codec.LZ4: 255}
+
+# Making one costs 8 us, as much as using it for 4 KiB. As many as threads use at once; taking one
+# and giving it back are single operations of the interpreter.
+_idle_decompressors: list[zstandard.ZstdDecompressor] = []
+
+
+def pack_header(section: Section, raw_len: int) -> bytes:
+    """The header of a block that is not compressed. `ValueError`: its columns are too long."""
+    if raw_len > MAX_RAW_BYTES:
+        raise ValueError(f"a block of {raw_len} bytes is above the limit of {MAX_RAW_BYTES}")
+    return _HEADER.pack(Codec.NONE, section, 0, raw_len)
+
+
+def compressor(codec: Codec) -> Compress | None:
+    """What compresses with this codec; None: nothing does. Not for two threads at once."""
+    if codec is Codec.ZSTD:
+        return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress
+    return _lz4_compress if codec is Codec.LZ4 else None
+
+
+def compressed(block: bytes, codec: Codec, compress: Compress) -> bytes:
+    """The same block with its columns compressed, or as it is if that makes it no smaller."""
+    _, section, _, raw_len = _HEADER.unpack_from(block)
+    stored = compress(memoryview(block)[HEADER_BYTES : HEADER_BYTES + raw_len])
+    end = _COMPRESSED_AT + len(stored)
+    if end + len(padding(end)) >= len(block):
+        return block
+    header = _HEADER.pack(codec, section, 0, raw_len)
+    return b"".join((header, _STORED_LEN.pack(len(stored)), stored, padding(end)))
+
+
+def plain(piece: Piece) -> tuple[Piece, Section, int]:
+    """The block in `piece` with codec 0, its section, and the end of its columns.
+
+    A block that is stored so is not copied. Of others, errors count bytes as if they were. Takes
+    no more memory than the raw length says, and that is what the stored length can amount to.
+    """
+    number, section, reserved, raw_len = piece.unpack(_HEADER, 0, "block header")
+    if reserved != 0:
+        problem = f"reserved {reserved:#x}: for a later version"
+        raise UnsupportedVersion(piece.name, piece.offset, problem)
+    codec = _CODEC_OF.get(number)
+    if codec is None:
+        raise piece.malformed(0, f"expected a codec, found {number}")
+    if raw_len > MAX_RAW_BYTES:
+        raise piece.malformed(4, f"a raw length of {raw_len} is above {MAX_RAW_BYTES}")
+    end = HEADER_BYTES + raw_len
+    if codec is not Codec.NONE:
+        header = _HEADER.pack(Codec.NONE, section, 0, raw_len)
+        data = b"".join((header, _decompressed(piece, codec, raw_len), padding(raw_len)))
+        return Piece(piece.name, piece.offset, data), _section(piece, section), end
+    if len(piece.data) != end + len(padding(end)):
+        problem = f"a raw length of {raw_len} does not fit a block of {len(piece.data)} bytes"
+        raise piece.malformed(4, problem)
+    return piece, _section(piece, section), end
+
+
+def _section(piece: Piece, number: int) -> Section:
+    return read_section(piece.name, piece.offset + 1, number)
+
+
+def _decompressed(piece: Piece, codec: Codec, raw_len: int) -> bytes:
+    """The columns of a block of this codec, `raw_len` bytes."""
+    (stored_len,) = piece.unpack(_STORED_LEN, HEADER_BYTES, "stored length")
+    stored = piece.take(_COMPRESSED_AT, stored_len, "compressed bytes")
+    end = _COMPRESSED_AT + stored_len
+    if len(piece.data) != end + len(padding(end)):
+        problem = f"a stored length of {stored_len} does not fit a block of {len(piece.data)} bytes"
+        raise piece.malformed(HEADER_BYTES, problem)
+    if raw_len > stored_len * _RATIO_MAX[codec]:
+        problem = f"{stored_len} compressed bytes can't stand for a raw length of {raw_len}"
+        raise piece.malformed(4, problem)
+    try:
+        return _zstd_decompress(stored, raw_len) if codec is Codec.ZSTD else _lz4(stored, raw_len)
+    except _Malformed as error:
+        raise piece.malformed(_COMPRESSED_AT, f"{codec.name.lower()}: {error}") from error
+
+
+class _Malformed(Exception):
+    """Compressed bytes that don't decompress to what the header says."""
+
+
+def _zstd_decompress(stored: bytes, raw_len: int) -> bytes:
+    try:
+        claimed = zstandard.frame_content_size(stored)
+        if claimed != raw_len:  # the library takes memory for this much, before it looks further
+            raise _Malformed(f"the frame tells of {claimed} bytes, the header of {raw_len}")
+        decompressor = _decompressor()
+        raw = decompressor.decompress(stored, allow_extra_data=False)
+        _idle_decompressors.append(decompressor)
+    except zstandard.ZstdError as error:
+        raise _Malformed(str(error)) from error
+    return raw
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    try:
+        return _idle_decompressors.pop()
+    except IndexError:
+        return zstandard.ZstdDecompressor()
+
+
+def _lz4_compress(raw: bytes | memoryview) -> bytes:
+    stored: bytes = lz4.block.compress(raw, store_size=False)
+    return stored
+
+
+def _lz4(stored: bytes, raw_len: int) -> bytes:
+    try:
+        raw: bytes = lz4.block.decompress(stored, uncompressed_size=raw_len)
+    except lz4.block.LZ4BlockError as error:
+        raise _Malformed(str(error)) from error
+    if len(raw) != raw_len:
+        raise _Malformed(f"they stand for {len(raw)} bytes, the header tells of {raw_len}")
+    return raw

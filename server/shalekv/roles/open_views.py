@@ -1,0 +1,69 @@
+"""Views that are kept for the next page of a scan."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+
+from shalekv.engine.memtable import View
+from shalekv.errors import PageExpired
+from shalekv.settings import LimitSettings
+
+_ID_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class OpenView:
+    """One state of the database, and the moment at which it is read."""
+
+    view: View
+    now_ms: int  # logical time
+
+
+class OpenViews:
+    """At most `scan_view_count_max` views, each for `scan_view_ttl_ms` after its last use."""
+
+    def __init__(self, limits: LimitSettings, random: Random) -> None:
+        """Ids are random, so that those of another process are not mistaken for ours."""
+        self._limits = limits
+        self._random = random
+        self._views: dict[int, OpenView] = {}  # that which was used longest ago comes first
+        self._expiries: dict[int, asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def keep(self, view: OpenView, view_id: int | None = None) -> int:
+        """Keep a view from now on, under its id if it has one already; returns the id."""
+        if view_id is None:
+            view_id = self._random.getrandbits(_ID_BITS)
+        self._drop(view_id)
+        if len(self._views) >= self._limits.scan_view_count_max:
+            self._drop(next(iter(self._views)))
+        self._views[view_id] = view
+        ttl_s = self._limits.scan_view_ttl_ms / 1000
+        loop = asyncio.get_running_loop()
+        self._expiries[view_id] = loop.call_later(ttl_s, self._drop, view_id)
+        return view_id
+
+    def find(self, view_id: int) -> OpenView:
+        """The view with this id. Raises `PageExpired`."""
+        found = self._views.get(view_id)
+        if found is None:
+            raise PageExpired(
+                "the view of this page token is gone: the server was started again, or kept it "
+                f"for the {self._limits.scan_view_ttl_ms} ms of scan_view_ttl_ms, or had more than "
+                f"the {self._limits.scan_view_count_max} of scan_view_count_max to keep. Begin the "
+                "scan again"
+            )
+        return found
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for view_id in list(self._views):
+            self._drop(view_id)
+
+    def _drop(self, view_id: int) -> None:
+        if self._views.pop(view_id, None) is not None:
+            self._expiries.pop(view_id).cancel()

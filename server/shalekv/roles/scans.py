@@ -1,0 +1,108 @@
+"""What the writer answers to `Scan`: which view is read, from where, and how to go on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from random import Random
+from typing import TypeAlias
+
+from shalekv.clock import Clock
+from shalekv.core.key_range import KeyRange
+from shalekv.engine.scan import scan_slices
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.roles import requests
+from shalekv.roles.open_views import OpenView, OpenViews
+from shalekv.roles.page_token import PageToken, decode_page_token
+from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
+from shalekv.roles.scan_stream import scan_messages
+from shalekv.settings import LimitSettings
+from shalekv.v1 import kv_pb2
+
+Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+
+
+class Scans:
+    """Scans of a `WriterEngine`."""
+
+    def __init__(
+        self,
+        engine: WriterEngine,
+        limits: LimitSettings,
+        clock: Clock,
+        random: Random,
+        *,
+        header: Header,
+    ) -> None:
+        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        self._engine = engine
+        self._limits = limits
+        self._clock = clock
+        self._header = header
+        self._views = OpenViews(limits, random)
+        self._database_id = engine.manifest.current.database_id
+
+    @property
+    def views(self) -> OpenViews:
+        """The views that are kept for next pages."""
+        return self._views
+
+    async def scan(
+        self, request: kv_pb2.ScanRequest, level: LevelValue
+    ) -> AsyncIterator[kv_pb2.ScanReply]:
+        """Read a range at one sequence number and one logical time."""
+        keys = requests.key_range(request.range)
+        view_id = None
+        rest = keys
+        if request.page_token:
+            token = decode_page_token(self._database_id, request, keys)
+            view_id = token.view_id
+            opened = self._views.find(view_id)
+            self._views.keep(opened, view_id)
+            rest = token.rest(keys, reverse=request.reverse)
+        else:
+            opened = await self._open(level)
+        slices = scan_slices(
+            opened.view,
+            start=rest.start,
+            end=rest.end,
+            reverse=request.reverse,
+            now_ms=opened.now_ms,
+        )
+
+        def next_page(last_key: bytes) -> bytes:
+            return self._token(request, keys, opened, view_id, last_key)
+
+        messages = scan_messages(
+            slices if not rest.is_empty else (),
+            request,
+            self._header(opened.view.seq, opened.view.wal_id),
+            message_bytes=self._limits.scan_message_bytes,
+            clock=self._clock,
+            next_page=next_page,
+        )
+        async with aclosing(messages):  # lets go of the view as soon as the caller is gone
+            async for message in messages:
+                yield message
+
+    async def _open(self, level: LevelValue) -> OpenView:
+        engine = self._engine
+        if level == LINEARIZABLE:
+            await engine.ownership.confirm()
+        if level == UNCOMMITTED:
+            view = await engine.newest_view()
+        else:
+            view = await engine.committed_view()
+        return OpenView(view, engine.time.now_ms())
+
+    def _token(
+        self,
+        request: kv_pb2.ScanRequest,
+        keys: KeyRange,
+        opened: OpenView,
+        view_id: int | None,
+        last_key: bytes,
+    ) -> bytes:
+        """The token of the next page, whose view is kept from now on."""
+        kept_id = self._views.keep(opened, view_id)
+        return PageToken(kept_id, last_key).encode(self._database_id, request, keys)

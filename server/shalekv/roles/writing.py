@@ -1,0 +1,298 @@
+"""Writes on their way to the log and their replies on the way back: admission, durability,
+idempotency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from shalekv.core.entry import Entry
+from shalekv.core.transaction import Change, Decision, Read
+from shalekv.engine.commit import (
+    RECORD_BYTES,
+    Claim,
+    Commit,
+    Receipt,
+    Settled,
+    changes_bytes,
+)
+from shalekv.engine.idempotency import Pending, Remembered
+from shalekv.engine.waiting import Waiter, fail
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter, ShaleError
+from shalekv.format.idempotency import REQUEST_HASH_BYTES, ReplyKind
+from shalekv.roles import requests
+from shalekv.roles.requests import DURABLE, LINEARIZABLE, MEMORY, DurabilityValue
+from shalekv.roles.service import Answer
+from shalekv.roles.transactions import Order
+from shalekv.roles.turns import Turns
+from shalekv.v1 import kv_pb2
+
+WriteRequest: TypeAlias = (
+    kv_pb2.PutRequest
+    | kv_pb2.DeleteRequest
+    | kv_pb2.DeleteRangeRequest
+    | kv_pb2.WriteRequest
+    | kv_pb2.TxnRequest
+)
+ReplyT = TypeVar(
+    "ReplyT",
+    kv_pb2.PutReply,
+    kv_pb2.DeleteReply,
+    kv_pb2.DeleteRangeReply,
+    kv_pb2.WriteReply,
+    kv_pb2.TxnReply,
+)
+Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+
+# Refusals that tell something of the database: it must still be ours when they are told.
+_JUDGEMENTS = (ConditionFailed, NotACounter, CounterOverflow)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm(Generic[ReplyT]):
+    """How a kind of write is answered."""
+
+    kind: ReplyKind
+    message: type[ReplyT]
+    fill: Callable[[ReplyT, Decision], None] | None = None  # with what was decided
+
+    def reply(self, decision: Decision | None, durability: DurabilityValue) -> ReplyT:
+        """The reply but for its header."""
+        reply = self.message(durability=durability)
+        if decision is not None and self.fill is not None:
+            self.fill(reply, decision)
+        return reply
+
+
+def _fill_write(reply: kv_pb2.WriteReply, decision: Decision) -> None:
+    reply.counters.extend(result for result in decision.results if isinstance(result, int))
+
+
+def _fill_txn(reply: kv_pb2.TxnReply, decision: Decision) -> None:
+    reply.succeeded = decision.succeeded
+    for result in decision.results:
+        added = reply.results.add()
+        match result:
+            case Read(Entry() as entry):
+                added.get.found = True
+                added.get.value = entry.value
+                added.get.seq = entry.seq
+                added.get.expire_at_ms = entry.expire_at_ms
+            case Read():
+                added.get.SetInParent()
+            case int():
+                added.counter = result
+
+
+PUT = ReplyForm(ReplyKind.PUT, kv_pb2.PutReply)
+DELETE = ReplyForm(ReplyKind.DELETE, kv_pb2.DeleteReply)
+DELETE_RANGE = ReplyForm(ReplyKind.DELETE_RANGE, kv_pb2.DeleteRangeReply)
+WRITE = ReplyForm(ReplyKind.WRITE, kv_pb2.WriteReply, _fill_write)
+TXN = ReplyForm(ReplyKind.TXN, kv_pb2.TxnReply, _fill_txn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write(Generic[ReplyT]):
+    """One request, ready to be submitted."""
+
+    form: ReplyForm[ReplyT]
+    durability: DurabilityValue
+    size_bytes: int
+    submit: Callable[[Settled, Claim | None], Commit]
+    is_confirmed: bool  # the database must still be ours when it is told that nothing was written
+    key: bytes  # of idempotency; empty: none
+    request_hash: bytes
+
+
+class Writing:
+    """Submits writes to the log of a `WriterEngine`, and answers them."""
+
+    def __init__(self, engine: WriterEngine, header: Header) -> None:
+        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        self._engine = engine
+        self._header = header
+        self._turns = Turns()
+
+    def commit(
+        self, changes: Sequence[Change], request: WriteRequest, form: ReplyForm[ReplyT]
+    ) -> Answer[ReplyT]:
+        """Commit changes, whatever is in the database."""
+        log = self._engine.log
+
+        def submit(settle: Settled, claim: Claim | None) -> Commit:
+            return log.submit(changes, settle, claim=claim)
+
+        durability = requests.durability(request.durability)
+        key = request.header.idempotency_key
+        write = _Write(
+            form,
+            durability,
+            changes_bytes(changes) + (RECORD_BYTES if key else 0),
+            submit,
+            is_confirmed=False,
+            key=key,
+            request_hash=_hash(request, form.kind) if key else b"",
+        )
+        return self._answer(write)
+
+    def transact(
+        self, order: Order, request: WriteRequest, form: ReplyForm[ReplyT]
+    ) -> Answer[ReplyT]:
+        """Commit what a transaction decides to do."""
+        log = self._engine.log
+        durability = requests.durability(request.durability)
+        is_confirmed = False
+        if order.transaction.rests_on_state or form.kind is ReplyKind.TXN:
+            is_confirmed = requests.condition_level(request.header) == LINEARIZABLE
+            # Its reply tells of a state that is durable, so it can only be given then.
+            durability = DURABLE if durability == MEMORY else durability
+        key = request.header.idempotency_key
+
+        def submit(settle: Settled, claim: Claim | None) -> Commit:
+            size_bytes = order.size_bytes
+            return log.transact(order.transaction, settle, size_bytes=size_bytes, claim=claim)
+
+        write = _Write(
+            form,
+            durability,
+            order.size_bytes + (RECORD_BYTES if key else 0),
+            submit,
+            is_confirmed=is_confirmed,
+            key=key,
+            request_hash=_hash(request, form.kind) if key else b"",
+        )
+        return self._answer(write)
+
+    def _answer(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
+        """Submit at once if there is room, else when there is; a repeat gets the first reply."""
+        if write.key:
+            known = self._engine.idempotency.find(write.key, write.request_hash)
+            if known is not None:
+                return self._repeat(write, known)
+        if not self._turns and self._engine.admission.try_admit(write.size_bytes):
+            return self._submit(write)
+        return self._submit_when_admitted(write)
+
+    async def _submit_when_admitted(self, write: _Write[ReplyT]) -> ReplyT:
+        with self._turns.take() as turn:
+            await self._admitted(write, turn)
+            answer = self._submit_admitted(write)
+        return answer if isinstance(answer, write.form.message) else await answer
+
+    async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
+        """Wait for room, and until those have gone on who came before and got it, too."""
+        admission = self._engine.admission
+        await admission.wait(write.size_bytes)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            admission.release(write.size_bytes)
+            raise
+
+    def _submit_admitted(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
+        admission = self._engine.admission
+        if write.key:  # a copy of the request may have come meanwhile
+            try:
+                known = self._engine.idempotency.find(write.key, write.request_hash)
+            except ShaleError:
+                admission.release(write.size_bytes)
+                raise
+            if known is not None:
+                admission.release(write.size_bytes)
+                return self._repeat(write, known)
+        return self._submit(write)
+
+    def _submit(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
+        """Order an admitted write. Its future is this call's own: cancelling it harms nobody."""
+        future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
+        settle = self._settle(write, future)
+        if write.key:
+            claim = self._claim(write)
+            pending = self._engine.idempotency.begin(claim, settle)
+            try:
+                commit = write.submit(pending.settle, claim)
+            except ShaleError:
+                self._engine.idempotency.abandon(claim)
+                raise
+            pending.commit = commit
+        else:
+            commit = write.submit(settle, None)
+        return self._reply_of(write, commit, future)
+
+    def _repeat(self, write: _Write[ReplyT], known: Pending | Remembered) -> Answer[ReplyT]:
+        """The answer to a request that is known already."""
+        if isinstance(known, Remembered):
+            reply = write.form.message.FromString(known.record.reply)
+            reply.header.CopyFrom(self._header(known.seq, known.record.wal_id))
+            return reply
+        future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
+        known.waiting.append(self._settle(write, future))
+        if known.commit is None:
+            return future
+        return self._reply_of(write, known.commit, future)
+
+    def _reply_of(
+        self, write: _Write[ReplyT], commit: Commit, future: asyncio.Future[ReplyT]
+    ) -> Answer[ReplyT]:
+        if write.durability == MEMORY:
+            reply = write.form.reply(commit.decision, MEMORY)
+            reply.header.CopyFrom(self._header(commit.seq, None))
+            return reply
+        return self._confirmed(future, commit) if write.is_confirmed else future
+
+    async def _confirmed(self, future: asyncio.Future[ReplyT], commit: Commit) -> ReplyT:
+        """The reply, or the refusal; where nothing was written, once the database is ours still.
+
+        What was written proves that by itself.
+        """
+        try:
+            reply = await future
+        except _JUDGEMENTS:
+            await self._engine.ownership.confirm()
+            raise
+        if not commit.writes:
+            await self._engine.ownership.confirm()
+        return reply
+
+    def _settle(self, write: _Write[ReplyT], future: asyncio.Future[ReplyT]) -> Settled:
+        def settle(outcome: Receipt | ShaleError) -> None:
+            if future.done():  # the caller has gone; the commit stands all the same
+                return
+            if isinstance(outcome, Receipt):
+                reply = write.form.reply(outcome.decision, write.durability)
+                reply.header.CopyFrom(self._header(outcome.seq, outcome.wal_id))
+                future.set_result(reply)
+            else:
+                fail(future, outcome)
+
+        return settle
+
+    def _claim(self, write: _Write[ReplyT]) -> Claim:
+        def reply(decision: Decision | None) -> bytes:
+            return write.form.reply(decision, write.durability).SerializeToString()
+
+        return Claim(
+            write.key,
+            write.request_hash,
+            self._engine.idempotency.expiry_ms(),
+            write.form.kind,
+            reply,
+        )
+
+
+def _hash(request: WriteRequest, kind: ReplyKind) -> bytes:
+    """What tells a repeat from another request: the method, and all fields but the header.
+
+    Fields are serialized in the order of their numbers, so it stays the same in later versions.
+    """
+    data = request.SerializeToString(deterministic=True)
+    if request.HasField("header"):  # field 1: a tag, its length as a varint, and itself
+        header_bytes = request.header.ByteSize()
+        length_bytes = max(1, -(-header_bytes.bit_length() // 7))
+        data = data[1 + length_bytes + header_bytes :]
+    return hashlib.blake2b(bytes((kind,)) + data, digest_size=REQUEST_HASH_BYTES).digest()

@@ -1,0 +1,224 @@
+"""`KV.Session`: many operations on one stream, each answered as soon as it commits.
+
+A message costs a hundred times what an operation costs, so results that are ready together leave
+together. Reading stops while the operations that are not answered, and the results that the
+client has not taken, hold more than `session_bytes_max` bytes, overhead included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeAlias
+
+from google.protobuf.message import Message
+
+from shalekv.errors import InvalidRequest, ShaleError
+from shalekv.roles.service import Answer, Call, KvService
+from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
+from shalekv.v1 import kv_pb2
+
+TURN_COUNT = 128  # operations begun between two chances for other tasks: some milliseconds
+RESULT_FRAME_BYTES = 24  # of a result in a message: tags, lengths and id
+# What an operation that is not answered, and a result that was not taken, hold beside their bytes,
+# measured. What a write holds in the log is accounted there.
+OPERATION_OVERHEAD_BYTES = 1_000
+RESULT_OVERHEAD_BYTES = 600
+Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
+_Method: TypeAlias = Callable[[Any, Call], Answer[Any]]
+_Outcome: TypeAlias = Message | BaseException
+
+
+class Session:
+    """The operations of one stream."""
+
+    def __init__(
+        self, service: KvService, limits: LimitSettings, call: Call, *, describe: Describe
+    ) -> None:
+        """`describe` makes of the exception of an operation what its client is told."""
+        self._limits = limits
+        self._call = Call(peer=call.peer)
+        self._describe = describe
+        self._methods: dict[str, _Method] = {
+            "get": service.get,
+            "batch_get": service.batch_get,
+            "put": service.put,
+            "delete": service.delete,
+            "delete_range": service.delete_range,
+            "write": service.write,
+            "txn": service.txn,
+        }
+        self._waiting: dict[int, int] = {}  # id -> bytes of the operation
+        self._answers: set[asyncio.Future[Any]] = set()  # futures and tasks that are waited for
+        self._ready: list[kv_pb2.SessionResult] = []
+        self._held_bytes = 0
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._is_read = False  # to its end
+        self._is_closed = False
+        self._refusal: ShaleError | None = None
+        self._failure: ShaleError | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of unanswered operations and of results that were not taken, overhead included."""
+        return self._held_bytes
+
+    async def read(
+        self, requests: AsyncIterator[kv_pb2.SessionRequest], tasks: asyncio.TaskGroup
+    ) -> None:
+        """Begin all operations, in their order, no faster than there is room.
+
+        Those that need a task get one of `tasks`. A message that cannot be understood ends the
+        stream when all is answered that came before it: `replies` raises the error.
+        """
+        try:
+            await self._read(requests, tasks)
+        except ShaleError as error:
+            self._failure = error
+        self._changed.set()
+
+    async def _read(
+        self, requests: AsyncIterator[kv_pb2.SessionRequest], tasks: asyncio.TaskGroup
+    ) -> None:
+        async for request in requests:
+            count = len(request.operations)
+            if not count:
+                raise InvalidRequest("operations", "at least one is needed")
+            if count > self._limits.batch_count_max:
+                problem = f"{count} of them, and batch_count_max is {self._limits.batch_count_max}"
+                raise InvalidRequest("operations", problem)
+            for index, operation in enumerate(request.operations):
+                # A task that was made must take its place in the line before the next operation
+                # does; and a long message must not keep everybody else waiting.
+                has_task = self._begin(operation, index, tasks)
+                if has_task or index % TURN_COUNT == TURN_COUNT - 1:
+                    await asyncio.sleep(0)
+                while self._held_bytes > self._limits.session_bytes_max:
+                    self._room.clear()
+                    await self._room.wait()
+        self._is_read = True
+
+    async def replies(self) -> AsyncIterator[kv_pb2.SessionReply]:
+        """Results as they become ready, until all operations of a stream that ended have theirs."""
+        while True:
+            self._changed.clear()
+            if self._ready:
+                yield self._take()
+                continue
+            if not self._waiting:
+                if self._failure is not None:
+                    raise self._failure
+                if self._refusal is not None:
+                    raise self._refusal.with_traceback(None)  # or it would grow with each stream
+                if self._is_read:
+                    return
+            await self._changed.wait()
+
+    def refuse(self, error: ShaleError) -> None:
+        """Refuse what comes from now on; the stream ends with `error` when all is answered."""
+        self._refusal = error
+        self._changed.set()
+
+    def close(self) -> None:
+        """The client has gone: what it asked for and nobody waits for any more ends."""
+        self._is_closed = True
+        for answer in list(self._answers):
+            answer.cancel()
+
+    def _begin(
+        self, operation: kv_pb2.SessionOperation, index: int, tasks: asyncio.TaskGroup
+    ) -> bool:
+        """Begin an operation; whether a task was made that has not run yet."""
+        kind: str = operation.WhichOneof("operation") or ""
+        size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
+        self._held_bytes += size_bytes
+        try:
+            answer = self._answer(operation, kind, index)
+        except Exception as error:  # noqa: BLE001 - one operation must not end the others
+            self._held_bytes -= size_bytes
+            self._add(kv_pb2.SessionResult(id=operation.id, error=self._describe(error)))
+            return False
+        if isinstance(answer, Message):
+            self._held_bytes -= size_bytes
+            self._add_reply(operation.id, kind, answer)
+            return False
+        self._waiting[operation.id] = size_bytes
+        future: asyncio.Future[Any]
+        if isinstance(answer, asyncio.Future):
+            future = answer
+        else:
+            future = tasks.create_task(_outcome(answer))
+            if isinstance(answer, Coroutine):  # its task may be cancelled before it begins
+                future.add_done_callback(lambda _: answer.close())
+        self._answers.add(future)
+        future.add_done_callback(partial(self._done, operation.id, kind))
+        return future is not answer
+
+    def _answer(self, operation: kv_pb2.SessionOperation, kind: str, index: int) -> Answer[Message]:
+        if operation.id in self._waiting:
+            problem = f"{operation.id} belongs to an operation that is not answered yet"
+            raise InvalidRequest(f"operations[{index}].id", problem)
+        if not kind:
+            raise InvalidRequest(f"operations[{index}]", "no operation is set")
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        return self._methods[kind](getattr(operation, kind), self._call)
+
+    def _done(self, operation_id: int, kind: str, future: asyncio.Future[_Outcome]) -> None:
+        self._answers.discard(future)
+        outcome = _outcome_of(future)
+        if self._is_closed:
+            return
+        self._held_bytes -= self._waiting.pop(operation_id)
+        if isinstance(outcome, Message):
+            self._add_reply(operation_id, kind, outcome)
+        else:
+            self._add(kv_pb2.SessionResult(id=operation_id, error=self._describe(outcome)))
+
+    def _add_reply(self, operation_id: int, kind: str, reply: Message) -> None:
+        result = kv_pb2.SessionResult(id=operation_id)
+        getattr(result, kind).CopyFrom(reply)
+        self._add(result)
+
+    def _add(self, result: kv_pb2.SessionResult) -> None:
+        self._held_bytes += result.ByteSize() + RESULT_OVERHEAD_BYTES
+        self._ready.append(result)
+        self._changed.set()
+
+    def _take(self) -> kv_pb2.SessionReply:
+        """As many results as a message may hold, at least one."""
+        count = held_bytes = message_bytes = 0
+        for result in self._ready:
+            result_bytes = result.ByteSize()
+            message_bytes += result_bytes + RESULT_FRAME_BYTES
+            if count and message_bytes > STREAM_MESSAGE_BYTES_MAX:
+                break
+            held_bytes += result_bytes + RESULT_OVERHEAD_BYTES
+            count += 1
+        reply = kv_pb2.SessionReply(results=self._ready[:count])
+        del self._ready[:count]
+        self._held_bytes -= held_bytes
+        self._room.set()
+        return reply
+
+
+async def _outcome(answer: Awaitable[Message]) -> _Outcome:
+    """What becomes of an answer, as a value: a task that failed would end its group."""
+    try:
+        return await answer
+    except asyncio.CancelledError as cancelled:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return cancelled
+    except Exception as error:  # noqa: BLE001 - one operation must not end the others
+        return error
+
+
+def _outcome_of(future: asyncio.Future[_Outcome]) -> _Outcome:
+    """The same, of what has come to its end."""
+    if future.cancelled():
+        return asyncio.CancelledError()
+    return future.exception() or future.result()

@@ -1,0 +1,131 @@
+"""What one client process gets from one server process: calls of their own, together, in a session.
+
+Nothing is asserted about time: rates are printed with their ratios to calls of their own, measured
+in turn in one run on one machine. The median is that of the time from a call to its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from shalekv_client import Client, RetryPolicy, Session
+from tests.e2e.processes import Processes
+
+pytestmark = pytest.mark.timeout(600)
+
+TASKS = 256
+OPERATIONS = 12_800  # of a measurement
+SESSION_OPERATIONS = 51_200
+LONE_OPERATIONS = 300
+TURNS = 3  # each measurement is the best of so many, since others use the machine as well
+VALUE = bytes(100)
+
+Call: TypeAlias = Callable[[bytes], Awaitable[object]]
+Queue: TypeAlias = "Callable[[bytes], asyncio.Future[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What was measured."""
+
+    per_second: float
+    median_ms: float | None  # None: it would tell only how long the queue is
+
+    def told(self, name: str, beside: Rate) -> str:
+        """A line with the ratios to another rate."""
+        line = f"{name:<24}{self.per_second:9,.0f}/s {self.per_second / beside.per_second:5.1f} x"
+        if self.median_ms is None or beside.median_ms is None:
+            return line
+        return f"{line}{self.median_ms:9.2f} ms {self.median_ms / beside.median_ms:5.2f} x"
+
+
+@pytest.fixture
+async def listen(tmp_path: Path) -> AsyncIterator[str]:
+    """The address of a server on a new local database."""
+    with Processes() as processes:
+        server = await processes.serve(f"file://{tmp_path}/db")
+        yield server.listen
+
+
+def keys(task: int, count: int) -> Iterator[bytes]:
+    """Keys of 16 bytes."""
+    return (b"%07d/%08d" % (task, number) for number in range(count))
+
+
+async def by_tasks(call: Call, *, tasks: int, operations: int) -> Rate:
+    """The rate of calls by so many tasks, each of which waits for the result of each call."""
+    took_s: list[float] = []
+
+    async def work(task: int) -> None:
+        for key in keys(task, operations // tasks):
+            began_s = time.perf_counter()
+            await call(key)
+            took_s.append(time.perf_counter() - began_s)
+
+    began_s = time.perf_counter()
+    await asyncio.gather(*map(work, range(tasks)))
+    return Rate(len(took_s) / (time.perf_counter() - began_s), statistics.median(took_s) * 1000)
+
+
+async def by_session(session: Session, queue: Queue) -> Rate:
+    """The rate of operations that are queued as fast as the session takes them."""
+    began_s = time.perf_counter()
+    futures = []
+    for key in keys(0, SESSION_OPERATIONS):
+        futures.append(queue(key))
+        await session.ready()
+    await session.drain()
+    took_s = time.perf_counter() - began_s
+    assert all(future.exception() is None for future in futures)
+    return Rate(SESSION_OPERATIONS / took_s, None)
+
+
+def best(rates: list[Rate]) -> Rate:
+    """The measurement that was disturbed least."""
+    return max(rates, key=lambda rate: rate.per_second)
+
+
+@pytest.mark.parametrize("tasks", [TASKS, 1])
+async def test_calls(listen: str, tasks: int) -> None:
+    """Prints puts and gets of many tasks, and of one: unary, coalesced, and in a session."""
+    operations = OPERATIONS if tasks > 1 else LONE_OPERATIONS
+    found: dict[str, list[Rate]] = {}
+    async with (
+        Client(listen, coalesce=False) as unary,
+        Client(listen) as coalesced,
+        Client(listen, retry=RetryPolicy(idempotent=False)) as without_keys,
+    ):
+        clients = {"unary": unary, "coalesced": coalesced, "coalesced, no keys": without_keys}
+        for _ in range(TURNS):
+            for name, client in clients.items():
+                for what, call in (("put", putting(client)), ("get", client.get)):
+                    rate = await by_tasks(call, tasks=tasks, operations=operations)
+                    found.setdefault(f"{what}, {name}", []).append(rate)
+            async with coalesced.session() as session:
+                for what, queue in (("put", queueing(session)), ("get", session.get)):
+                    rate = await by_session(session, queue)
+                    found.setdefault(f"{what}, session", []).append(rate)
+    print(f"\n{tasks} tasks")
+    for what in ("put", "get"):
+        beside = best(found[f"{what}, unary"])
+        for name, rates in found.items():
+            if name.startswith(what):
+                print(best(rates).told(name, beside))
+
+
+def putting(client: Client) -> Call:
+    """A durable put."""
+    return lambda key: client.put(key, VALUE)
+
+
+def queueing(session: Session) -> Queue:
+    """A durable put."""
+    return lambda key: session.put(key, VALUE)

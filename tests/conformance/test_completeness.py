@@ -1,0 +1,205 @@
+"""Nothing of the data API is forgotten: each field, enum value, limit and error is in some case."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+
+from shalekv.settings import LimitSettings
+from shalekv.v1 import kv_pb2
+from tests.conformance.calls import method_of
+from tests.conformance.cases import topics
+from tests.conformance.notation import Json, is_map, is_message, operation
+
+ROOT = Path(__file__).parents[2]
+KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
+ERROR = kv_pb2.OperationError.DESCRIPTOR  # is compared as other errors are
+TOPICS = topics()
+
+FAULT = "the server or its store is at fault"
+OPERATOR = "told to who starts a server, or edits a manifest"
+REASONS_WITHOUT_CASE: Mapping[str, str] = {
+    "DEADLINE_PASSED": "a client of gRPC sends no call whose deadline has passed",
+    "OVERLOADED": "takes more calls at once than one connection has: tests/unit/rpc/test_limits.py",
+    "FENCED": "takes a second writer: tests/e2e/test_rivals.py",
+    "STOPPING": "takes a server that is being stopped: tests/e2e/test_graceful.py",
+    "INVALID_SETTING": OPERATOR,
+    "INVALID_URL": OPERATOR,
+    "DATABASE_NOT_FOUND": OPERATOR,
+    "DATABASE_EXISTS": OPERATOR,
+    "DATABASE_MISMATCH": OPERATOR,
+    "MANIFEST_CONFLICT": OPERATOR,
+    "MANIFEST_VERSION_EXISTS": OPERATOR,
+    "OUTCOME_UNKNOWN": FAULT,
+    "STORE": FAULT,
+    "STORE_BROKEN": FAULT,
+    "STORE_UNAVAILABLE": FAULT,
+    "OBJECT_NOT_FOUND": FAULT,
+    "DATABASE": FAULT,
+    "ILLEGAL_STATE": FAULT,
+    "INTERNAL": FAULT,
+    "UNSUPPORTED_VERSION": FAULT,
+    "BAD_CHECKSUM": FAULT,
+    "BAD_MAGIC": FAULT,
+    "BAD_STRUCTURE": FAULT,
+    "CORRUPT_OBJECT": FAULT,
+    "TRUNCATED": FAULT,
+    "WRONG_OBJECT": FAULT,
+}
+VALUES_WITHOUT_CASE: Mapping[str, str] = {
+    "ROLE_UNSPECIFIED": "never sent",
+    "ROLE_READER": "this version has no readers",
+}
+LIMITS_WITHOUT_CASE: Mapping[str, str] = {
+    "scan_message_bytes": "where a stream is cut is the server's affair, within 3.5 MiB",
+}
+
+
+class Call(NamedTuple):
+    """A call of some step: what is sent, what is expected, and the errors."""
+
+    method: MethodDescriptor
+    requests: list[Json]
+    replies: list[Json]
+    errors: list[Json]
+
+
+def calls() -> Iterator[Call]:
+    """The calls of all cases."""
+    for topic in TOPICS:
+        for case in topic.cases:
+            for step in case.steps:
+                yield from calls_of(step)
+
+
+def calls_of(step: Json) -> Iterator[Call]:
+    """The calls of a step, and of the steps inside of it."""
+    for inner in [step["wait_until"]] if "wait_until" in step else step.get("together", []):
+        yield from calls_of(inner)
+    if "call" in step:
+        acts = step.get("exchange", [])
+        results = [result for act in acts for result in unfolded(act.get("receive", []))]
+        yield Call(
+            method=method_of(step["call"]),
+            requests=[*named(step, "request"), *(r for act in acts for r in named(act, "send"))],
+            replies=[*named(step, "reply", "each"), *([{"results": results}] if results else [])],
+            errors=[*named(step, "error"), *(e for r in results for e in named(r, "error"))],
+        )
+
+
+def named(written: Json, *names: str) -> list[Json]:
+    """What stands under these names, if anything does."""
+    return [written[name] for name in names if name in written]
+
+
+def unfolded(written: Json) -> list[Json]:
+    """The elements of a list, those of `$times` once; none if something else stands there."""
+    if not isinstance(written, list):
+        return []
+    return [operation(e)[1][1] if operation(e)[0] == "$times" else e for e in written]
+
+
+def uses(kind: Descriptor, written: Json) -> Iterator[tuple[FieldDescriptor, Json]]:
+    """The fields that a message names, with what is written there, at any depth."""
+    if operation(written)[0] == "$partly":
+        written = written["$partly"]
+    if not isinstance(written, dict) or operation(written)[0] or kind is ERROR:
+        return
+    for name, value in written.items():
+        field: FieldDescriptor = kind.fields_by_name[name]
+        for element in unfolded(value) if field.is_repeated else [value]:
+            yield field, element
+            if is_message(field) and not is_map(field) and field.message_type is not None:
+                yield from uses(field.message_type, element)
+
+
+def fields_of(kind: Descriptor, known: set[Descriptor]) -> Iterator[FieldDescriptor]:
+    """The fields of a message and of all messages inside of it; `known` ones are left out."""
+    if kind in known:
+        return
+    known.add(kind)
+    for field in kind.fields:
+        yield field
+        if field.message_type is not None and not is_map(field):
+            yield from fields_of(field.message_type, known)
+
+
+def methods() -> list[MethodDescriptor]:
+    """The methods that this version answers."""
+    return [method for method in KV.methods if method.name != "Watch"]
+
+
+def test_every_method_is_called() -> None:
+    """Each method has a case in which it succeeds, but those that a server does not have yet."""
+    succeeds = {call.method.name for call in calls() if not call.errors}
+    assert [method.name for method in methods() if method.name not in succeeds] == []
+
+
+def test_every_field_of_a_request_is_sent() -> None:
+    """Each field of each request, at any depth, is set in a case."""
+    used = {field for c in calls() for r in c.requests for field, _ in uses(c.method.input_type, r)}
+    known: set[Descriptor] = set()
+    wanted = {field for method in methods() for field in fields_of(method.input_type, known)}
+    assert sorted(field.full_name for field in wanted - used) == []
+
+
+def test_every_field_of_a_reply_is_compared() -> None:
+    """Each field of each reply, at any depth, is named in what a case expects."""
+    used = {field for c in calls() for r in c.replies for field, _ in uses(c.method.output_type, r)}
+    known: set[Descriptor] = {ERROR}
+    wanted = {field for method in methods() for field in fields_of(method.output_type, known)}
+    assert sorted(field.full_name for field in wanted - used) == []
+
+
+def test_every_value_of_an_enum_is_used() -> None:
+    """Each value of each enum stands in a request or in a reply; and one that nobody knows."""
+    used: dict[str, set[Json]] = {}
+    for call in calls():
+        for kind, messages in (
+            (call.method.input_type, call.requests),
+            (call.method.output_type, call.replies),
+        ):
+            for field, value in (use for message in messages for use in uses(kind, message)):
+                if field.enum_type is not None:
+                    values = value.values() if isinstance(value, dict) else [value]
+                    used.setdefault(field.enum_type.full_name, set()).update(map(str, values))
+    for enum in (kv_pb2.ReadLevel, kv_pb2.Durability, kv_pb2.Role, kv_pb2.Compare.Operator):
+        names = used[enum.DESCRIPTOR.full_name]
+        missing = set(enum.keys()) - names - VALUES_WITHOUT_CASE.keys()
+        assert sorted(missing) == []
+        if enum is not kv_pb2.Role:
+            assert any(name.lstrip("-").isdigit() for name in names), enum.DESCRIPTOR.full_name
+
+
+def test_every_error_is_provoked() -> None:
+    """Each reason that a client can provoke is, with code and advice as the page says."""
+    page = (ROOT / "server/docs/errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)` \|[^|]*\|([^|]*)\|", page, re.MULTILINE)
+    table = {reason: (code, "Retry" in metadata) for reason, code, metadata in rows}
+    provoked = {e["reason"]: e for c in calls() for e in c.errors if "reason" in e}
+    assert sorted(table.keys() - provoked.keys() - REASONS_WITHOUT_CASE.keys()) == []
+    assert sorted(REASONS_WITHOUT_CASE.keys() - table.keys()) == []
+    assert sorted(REASONS_WITHOUT_CASE.keys() & provoked.keys()) == []
+    for call in calls():
+        for error in call.errors:
+            assert (error["code"], error.get("retry", False)) == table[error["reason"]], error
+
+
+def test_every_limit_is_reached() -> None:
+    """For each setting that limits requests there is a server on which cases reach it."""
+    small = {key.partition(".")[2] for topic in TOPICS for key in topic.settings}
+    unknown = set(LimitSettings.model_fields) - small - LIMITS_WITHOUT_CASE.keys()
+    assert sorted(unknown) == []
+
+
+def test_cases_are_named_once() -> None:
+    """No two cases of a file have one name, and each name is a sentence about what is so."""
+    for topic in TOPICS:
+        names = [case.name for case in topic.cases]
+        assert len(set(names)) == len(names), topic.name
+        assert all(name[0].isupper() or name[0].isdigit() for name in names), topic.name
+        assert all(case.steps for case in topic.cases), topic.name

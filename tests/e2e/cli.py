@@ -1,0 +1,27 @@
+"""Runs commands of the user against a server that a test has started."""
+
+from __future__ import annotations
+
+import re
+
+from tests.e2e.child import Child
+from tests.e2e.processes import Processes
+
+
+async def run(processes: Processes, server: Child, *argv: str, stdin: bytes = b"") -> Child:
+    """Run a command that talks to `server`, to its end."""
+    return await processes.run(*argv, env={"SHALEKV_ADDR": server.listen}, stdin=stdin)
+
+
+async def output(processes: Processes, server: Child, *argv: str, stdin: bytes = b"") -> str:
+    """What a command that succeeds prints."""
+    command = await run(processes, server, *argv, stdin=stdin)
+    assert await command.exited() == 0, command.report()
+    return command.stdout()
+
+
+def sequence_number(printed: str) -> int:
+    """Of ``seq N``."""
+    found = re.fullmatch(r"seq (\d+)\n", printed)
+    assert found is not None, printed
+    return int(found.group(1))

@@ -1,0 +1,194 @@
+"""Loading and dumping, as real processes against a real server, some of them killed."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shalekv_client import Batch, Client, Put
+from tests.e2e.child import EXIT_S, Child
+from tests.e2e.cli import output, run
+from tests.e2e.processes import Processes
+
+PAIRS = 150_000
+KEYS = 100_000  # so that a third of the rows sets a key again
+RATE = 60_000  # rows/s: slow enough to be killed, whatever the machine
+KILL_AT = 60_000
+
+
+def pairs() -> list[tuple[str, str]]:
+    """The rows of an input; of keys that stand there twice the last one has to win."""
+    return [(f"key{number * 7919 % KEYS:06}", f"value {number}") for number in range(PAIRS)]
+
+
+async def stored(server: Child) -> dict[bytes, bytes]:
+    """All pairs of a server."""
+    async with Client(server.listen) as client, client.scan() as scan:
+        return {entry.key: entry.value async for entry in scan}
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """What the state file of a load says; nothing while there is none."""
+    if not path.exists():
+        return {"line": 0, "rows": 0}
+    found = json.loads(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+async def killed_half_way(load: Child, state: Path, server: Child) -> dict[str, Any]:
+    """Kill a load when its state says that it has come to `KILL_AT`; the state that it left."""
+    async with asyncio.timeout(EXIT_S), Client(server.listen) as client:
+        while state_of(state)["line"] < KILL_AT:
+            assert load.running, load.report()
+            await client.status()
+    assert await load.kill() == -signal.SIGKILL, load.report()
+    return state_of(state)
+
+
+@pytest.mark.parametrize("name", ["rows.tsv", "rows.csv.gz"])
+async def test_a_killed_load_goes_on_to_the_same_end(
+    processes: Processes, tmp_path: Path, name: str
+) -> None:
+    """Kill -9 half-way, then --resume: pairs and bad rows as without the kill, not all over."""
+    path, state, bad = tmp_path / name, tmp_path / "state", tmp_path / "bad"
+    bad_lines = await asyncio.to_thread(write_rows, path)
+    server = await processes.serve(f"file://{tmp_path}/db")
+    argv = ["load", str(path), "--resume", str(state), "--bad-rows", str(bad)]
+    env = {"SHALEKV_ADDR": server.listen}
+    load = processes.start(*argv, "--rate", str(RATE), env=env)
+    half = await killed_half_way(load, state, server)
+    before = await stored(server)
+    printed = await output(processes, server, *argv)
+    expected = {key.encode(): value.encode() for key, value in pairs()}
+    assert await stored(server) == expected
+    found = [json.loads(line)["line"] for line in bad.read_text().splitlines()]
+    assert found == bad_lines
+    assert state_of(state) | {"complete": True, "rows": PAIRS} == state_of(state)
+    sys.stdout.write(
+        f"killed at line {half['line']:,} with {len(before):,} keys and {half['bad_rows']:,} bad "
+        f"rows for certain; then {printed}"
+    )
+    assert f"loaded {PAIRS - half['rows']:,} rows" in printed
+    assert "loaded before: 150,000 rows" in await output(processes, server, *argv)
+
+
+def write_rows(path: Path) -> list[int]:
+    """An input in the format that its name says; the lines that are bad."""
+    rows: list[tuple[str, ...]] = []
+    bad_lines = []
+    is_csv = path.suffix != ".tsv"
+    for number, row in enumerate(pairs()):
+        if number % 1_000 == 0:
+            rows.append(("one", "too", "many"))
+            bad_lines.append(len(rows) + is_csv)
+        rows.append(row)
+    if is_csv:
+        text = io.StringIO()
+        csv.writer(text).writerows([("key", "value"), *rows])
+        path.write_bytes(gzip.compress(text.getvalue().encode(), compresslevel=1))
+    else:
+        path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    return bad_lines
+
+
+async def test_a_load_waits_for_a_server_that_is_started_again(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Kill -9 of the server under a load, and another one at its place: every row is there."""
+    url = f"file://{tmp_path}/db"
+    server = await processes.serve(url)
+    rows = "".join(f"{key}\t{value}\n" for key, value in pairs()[:40_000]).encode()
+    argv = ["load", "--rate", "20000"]
+    load = processes.start(*argv, env={"SHALEKV_ADDR": server.listen}, stdin=rows)
+    async with Client(server.listen) as client:
+        while (await client.status()).view.seq < 5:
+            assert load.running, load.report()
+    await server.kill()
+    server = await processes.serve(url, "--listen", server.listen, create=False)
+    assert await load.exited() == 0, load.report()
+    expected = {key.encode(): value.encode() for key, value in pairs()[:40_000]}
+    assert await stored(server) == expected
+
+
+@pytest.mark.parametrize("suffix", ["ndjson", "ndjson.gz", "csv", "tsv"])
+async def test_binary_data_goes_through_a_file(
+    processes: Processes, tmp_path: Path, suffix: str
+) -> None:
+    """Dump and load are a round trip, byte by byte, between two databases."""
+    chance = random.Random(suffix)
+    put = {
+        chance.randbytes(chance.randint(1, 40)): chance.randbytes(chance.randint(0, 200))
+        for _ in range(5_000)
+    }
+    first = await processes.serve(f"file://{tmp_path}/first")
+    second = await processes.serve(f"file://{tmp_path}/second")
+    async with Client(first.listen) as client:
+        await client.write(Batch(Put(key, value) for key, value in put.items()))
+    path = tmp_path / f"all.{suffix}"
+    flags = ["--escaped"] if suffix == "tsv" else []
+    dump = await run(processes, first, "dump", "--output", str(path), *flags)
+    assert await dump.exited() == 0, dump.report()
+    assert dump.stderr().startswith(f"dumped {len(put):,} rows at seq ")
+    await output(processes, second, "load", str(path), *flags)
+    assert await stored(second) == put
+
+
+async def test_a_pipe_connects_two_databases(processes: Processes, tmp_path: Path) -> None:
+    """`dump | load`, without an option but the addresses, keeps bytes and expiry."""
+    first = await processes.serve(f"file://{tmp_path}/first")
+    second = await processes.serve(f"file://{tmp_path}/second")
+    await output(processes, first, "put", "--hex", "00ff", "0a0d09", "--ttl", "1h")
+    await output(processes, first, "put", "a", "alpha")
+    pipe = f"shalekv dump --addr {first.listen} | shalekv load --addr {second.listen}"
+    shell = await processes.run(
+        "-c",
+        f"set -o pipefail; {pipe}",
+        program="/bin/bash",
+        env=shell_path(),
+    )
+    assert await shell.exited() == 0, shell.report()
+    async with Client(first.listen) as one, Client(second.listen) as other:
+        for key in (b"\x00\xff", b"a"):
+            was, now = await one.get(key), await other.get(key)
+            assert was is not None
+            assert now is not None
+            assert was.value == now.value
+            assert (was.expire_at_ms is None) == (now.expire_at_ms is None)
+
+
+def shell_path() -> dict[str, str]:
+    """The environment in which a shell finds the commands of this one."""
+    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+async def test_a_dump_is_one_moment(processes: Processes, tmp_path: Path) -> None:
+    """While two keys change together, a dump never has one of them without the other."""
+    server = await processes.serve(f"file://{tmp_path}/db")
+    filler = b"".join(b"k%06d\t%s\n" % (number, b"x" * 100) for number in range(20_000))
+    await output(processes, server, "load", stdin=filler)
+    async with Client(server.listen) as client:
+        dumps = [processes.start("dump", env={"SHALEKV_ADDR": server.listen}) for _ in range(3)]
+        number = 0
+        while any(dump.running for dump in dumps):
+            number += 1
+            value = b"%d" % number
+            await client.write(Batch().put(b"a", value).put(b"z", value))
+    for dump in dumps:
+        assert await dump.exited() == 0, dump.report()
+        rows = [json.loads(line) for line in dump.stdout().splitlines()]
+        ends = {row["key"]: row["value"] for row in rows if row["key"] in {"a", "z"}}
+        assert ends.get("a") == ends.get("z")
+        assert len(rows) == 20_000 + len(ends)
+    sys.stdout.write(f"{number} commits beside 3 dumps\n")

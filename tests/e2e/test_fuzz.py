@@ -1,0 +1,255 @@
+"""Random requests against a server: whatever comes, it answers, goes on, and keeps its word.
+
+Each example is a new server. After all of its requests a put and a get still work, nothing is left
+queued, and a database that is opened from the objects of that moment, as after a crash, holds what
+the server has shown and knows what it has applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import grpc
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shalekv.rpc.status import TABLE
+from shalekv.store.memory import MemoryObjects
+from shalekv.v1 import admin_pb2, kv_pb2
+from tests.conformance.calls import Caller, CallFailed, method_of
+from tests.conformance.matching import Failure
+from tests.e2e.in_process import memory_store, serving, wall_clock_ms, with_data
+from tests.e2e.random_requests import (
+    LIMITS,
+    Call,
+    Pages,
+    broken_calls,
+    calls,
+    pages,
+    request_kind,
+    sessions,
+)
+
+EXAMPLE_TIMEOUT_S = 30
+SOON_MS = 600_000  # a value that lives no longer may expire while the test looks
+FAULTS = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED"})
+REASONS = frozenset(kind.reason for kind in TABLE)
+EXAMPLES, EXAMPLES_OF_SOAK = 100, 1_500
+
+Act: TypeAlias = Call | Pages
+Entry: TypeAlias = tuple[bytes, bytes, int, int]
+
+
+class Attack:
+    """Carries acts out on a server, and remembers what it promised."""
+
+    def __init__(self, caller: Caller) -> None:
+        """`caller` reaches the server."""
+        self._caller = caller
+        self.applied: list[tuple[Call, int]] = []  # writes with idempotency keys, and their commits
+        self._newest_seq = 0  # of all that was shown
+
+    async def act(self, act: Act) -> None:
+        """One act; fails when the server does."""
+        try:
+            if isinstance(act, Pages):
+                await self._read_in_pages(act)
+            elif act.method == "Session":
+                await self._session(act)
+            else:
+                await self.call(act)
+        except CallFailed as failed:
+            check_failure(failed.failure, is_good=isinstance(act, Call) and act.is_good)
+
+    async def call(self, call: Call) -> int:
+        """A call; the sequence number of its reply."""
+        method = method_of(call.method)
+        (data,) = call.messages
+        if method.server_streaming:
+            replies = await self._caller.unary_stream(method, data)
+            reply: Any = replies[-1]
+        else:
+            reply = await self._caller.unary(method, data)
+        seq: int = reply.header.seq
+        # A write that changes nothing is answered with the state that it has found.
+        if has_idempotency_key(call) and seq > self._newest_seq and reply.header.HasField("wal_id"):
+            self.applied.append((call, seq))
+        self._newest_seq = max(self._newest_seq, seq)
+        return seq
+
+    async def put_and_get(self) -> None:
+        """A plain put, and a get of what it put."""
+        put = kv_pb2.PutRequest(key=b"alive", value=b"yes")
+        seq = await self.call(Call("Put", [put.SerializeToString()]))
+        get = kv_pb2.GetRequest(key=b"alive").SerializeToString()
+        reply: Any = await self._caller.unary(method_of("Get"), get)
+        assert (reply.value, reply.seq) == (b"yes", seq)
+
+    async def scan(self, request: kv_pb2.ScanRequest) -> tuple[list[Entry], bytes]:
+        """All entries of a scan that live, and the token of the next page."""
+        data = request.SerializeToString()
+        replies: list[Any] = await self._caller.unary_stream(method_of("Scan"), data)
+        entries = [
+            (entry.key, entry.value, entry.seq, entry.expire_at_ms)
+            for reply in replies
+            for entry in reply.entries
+        ]
+        assert all(not reply.page_token and not reply.more for reply in replies[:-1])
+        assert bool(replies[-1].page_token) == replies[-1].more
+        return entries, replies[-1].page_token
+
+    async def queued_bytes(self) -> int:
+        """Bytes of writes that the server has not settled."""
+        data = admin_pb2.StatusRequest().SerializeToString()
+        status: Any = await self._caller.unary(method_of("Admin.Status"), data)
+        queued: int = status.writer.queued_bytes
+        return queued
+
+    async def _read_in_pages(self, act: Pages) -> None:
+        puts = [kv_pb2.Change(put=kv_pb2.PutChange(key=key)) for key in act.keys]
+        # When it is acknowledged, so is what was acknowledged from memory.
+        write = kv_pb2.WriteRequest(changes=puts).SerializeToString()
+        await self.call(Call("Write", [write], is_good=True))
+        whole, _ = await self.scan(act.request)
+        joined: list[Entry] = []
+        request = kv_pb2.ScanRequest()
+        request.CopyFrom(act.request)
+        while True:
+            request.limit = act.limits[len(joined) % len(act.limits)]
+            entries, request.page_token = await self.scan(request)
+            assert len(entries) <= request.limit
+            joined += entries
+            if not request.page_token:
+                break
+        assert lasting(joined) == lasting(whole)
+
+    async def _session(self, call: Call) -> None:
+        stream = self._caller.stream(method_of("Session"))
+        results: list[kv_pb2.SessionResult] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send(stream, call.messages))
+                while (message := await self._read(stream, call)) is not None:
+                    assert message.results
+                    results += message.results
+        finally:
+            stream.close()
+        for result in results:
+            if result.HasField("error"):
+                is_twice = result.error.metadata.get("field", "").endswith(".id")
+                is_good = call.is_good and not is_twice
+                check_failure(Failure.of_operation(result.error), is_good=is_good)
+            else:
+                reply: Any = getattr(result, result.WhichOneof("result") or "")
+                self._newest_seq = max(self._newest_seq, reply.header.seq)
+        if call.ids is not None:
+            assert Counter(result.id for result in results) == Counter(call.ids)
+
+    async def _send(self, stream: Any, data: Sequence[bytes]) -> None:
+        for message in data:
+            await stream.send(message)
+        await stream.end()
+
+    async def _read(self, stream: Any, call: Call) -> kv_pb2.SessionReply | None:
+        try:
+            reply: kv_pb2.SessionReply | None = await stream.read()
+        except CallFailed as failed:
+            if call.ids is not None:
+                raise
+            # What grpc.aio makes of a server that ends the call while a message is being sent.
+            if failed.failure.message != "Internal error from Core":
+                check_failure(failed.failure)
+            return None
+        return reply
+
+
+def check_failure(failure: Failure, *, is_good: bool = False) -> None:
+    """The error is one of the published ones, and does not blame the server, or a good request."""
+    assert failure.domain == "shalekv", failure
+    assert failure.reason in REASONS, failure
+    assert failure.code not in FAULTS, failure
+    assert failure.message, failure
+    assert not is_good or failure.reason not in {"INVALID_REQUEST", "NOT_IMPLEMENTED"}, failure
+
+
+def has_idempotency_key(call: Call) -> bool:
+    """Whether it is a write that the server promises to remember."""
+    if call.method in {"Get", "BatchGet", "Scan"}:
+        return False
+    request: Any = GetMessageClass(request_kind(call.method)).FromString(call.messages[0])
+    return bool(request.header.idempotency_key)
+
+
+def lasting(entries: list[Entry]) -> list[Entry]:
+    """Those that cannot expire within the time of the test."""
+    now_ms = wall_clock_ms()
+    return [each for each in entries if not each[3] or each[3] > now_ms + SOON_MS]
+
+
+async def attack(acts: Sequence[Act]) -> None:
+    """Carry out all acts on a new server, then look at it and at what would be left of it."""
+    objects = MemoryObjects()
+    everything = kv_pb2.ScanRequest()
+    async with (
+        asyncio.timeout(EXAMPLE_TIMEOUT_S),
+        serving(memory_store(objects), limits=LIMITS) as served,
+        grpc.aio.insecure_channel(served.listen) as channel,
+    ):
+        first = Attack(Caller(channel))
+        for act in acts:
+            await first.act(act)
+        await first.put_and_get()
+        assert await first.queued_bytes() == 0
+        shown, _ = await first.scan(everything)
+        left = with_data(objects, name="", data=b"")
+    async with (
+        asyncio.timeout(EXAMPLE_TIMEOUT_S),
+        serving(memory_store(left), limits=LIMITS) as served,
+        grpc.aio.insecure_channel(served.listen) as channel,
+    ):
+        second = Attack(Caller(channel))
+        found, _ = await second.scan(everything)
+        assert lasting(found) == lasting(shown)
+        for call, seq in first.applied:
+            assert await second.call(call) == seq, call
+        found, _ = await second.scan(everything)
+        assert lasting(found) == lasting(shown)
+
+
+KINDS: dict[str, st.SearchStrategy[list[Any]]] = {
+    "calls": st.lists(calls(), min_size=1, max_size=15),
+    "sessions": st.lists(sessions() | calls(), min_size=1, max_size=6),
+    "bytes that are no message": st.lists(broken_calls() | calls(), min_size=1, max_size=15),
+    "pages": st.lists(pages() | calls(), min_size=1, max_size=10),
+}
+
+
+def fuzz(kind: str, examples: int) -> None:
+    """Attack so many new servers."""
+
+    @settings(deadline=None, max_examples=examples, print_blob=True)
+    @given(KINDS[kind])
+    def attack_one(acts: list[Act]) -> None:
+        asyncio.run(attack(acts))
+
+    attack_one()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_requests(kind: str) -> None:
+    """Whatever is sent, nothing but documented errors comes of it, and nothing is lost."""
+    fuzz(kind, EXAMPLES)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_random_requests(kind: str) -> None:
+    """The same for many more of them."""
+    fuzz(kind, EXAMPLES_OF_SOAK)

@@ -1,0 +1,26 @@
+"""What the tests of linearizability share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import Processes
+from tests.linearizability import porcupine
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    """Starts processes for a test and ends them with it."""
+    with Processes() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def porcupine_program() -> Path:
+    """Porcupine, built; without Go the test is left out, and says so."""
+    if porcupine.go_is_missing():
+        pytest.skip("Go is missing, so Porcupine can't be built, and judges nothing")
+    return porcupine.build()

@@ -1,0 +1,127 @@
+"""The writers of one database: started, crashed, and overtaken while they open."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+from random import Random
+
+from shalekv.errors import Fenced, ManifestConflict, StoreUnavailable
+from shalekv.format.names import WAL_FOLDER
+from shalekv.roles.writer import Writer
+from shalekv.settings import DatabaseSettings, ServeSettings, WriterSettings
+from tests.sim.history import History
+from tests.sim.nodes import Node
+from tests.sim.script import Gate, Match
+from tests.sim.world import World
+
+ENDS = (Fenced, StoreUnavailable, ManifestConflict)  # how a writer may end; others fail the run
+
+_LET_SERVE_ATTEMPTS = 3
+PATIENCE_MS = 4_000.0  # after which nobody waits for what a writer is to do, at pace 1
+
+
+def draw_settings(random: Random) -> ServeSettings:
+    """The settings of one opening: they differ from one to the next."""
+    return ServeSettings(
+        database=DatabaseSettings(url="memory://sim"),
+        writer=WriterSettings(
+            max_parallel_writes=random.choice([1, 2, 4, 4]),
+            flush_interval_ms=random.choice([0, 10, 50]),
+            fence_poll_ms=random.choice([1_000, 5_000]),
+            idempotency_window_s=random.choice([86_400] * 7 + [60]),
+        ),
+    )
+
+
+class Cluster:
+    """The writers of one database, and what their clients have seen."""
+
+    def __init__(self, world: World) -> None:
+        """No writer runs yet."""
+        self.world = world
+        self.history = History()
+        self.running: dict[str, Node] = {}  # processes that open or serve
+        self.writers: dict[str, Writer] = {}  # those that serve
+        self.serving = asyncio.Event()  # whether there is one of these
+        self.slow_openers: dict[str, Gate] = {}  # that have won an epoch and not begun to fence
+        self._slow_count = 0
+
+    @property
+    def pace(self) -> float:
+        """How long things take in this world: openings and writes wait for the store."""
+        return max(0.25, math.sqrt(self.world.store.faults.request_ms.high_ms) / 7)
+
+    def start_writer(self, name: str, settings: ServeSettings) -> None:
+        """Open the database on node `name`, which must not run a writer."""
+        node = self.running[name] = self.world.node(name)
+        node.start(self._serve(node, settings))
+
+    async def start_slow_opener(self, settings: ServeSettings, *, one_way_ms: float) -> str:
+        """Start a writer that wins an epoch and then does not look at the WAL until it is let go.
+
+        If a newer writer serves by then, it finds the first free slot there, `one_way_ms` from the
+        store, and puts fences into it and those behind it. Returns its name.
+        """
+        self._slow_count += 1
+        name = f"slow{self._slow_count}"
+        self.world.store.place_near(name, one_way_ms)
+        gate = self.world.store.hold(Match("list", f"{WAL_FOLDER}*", node=name), times=None)
+        self.start_writer(name, settings)
+        self.slow_openers[name] = gate
+        await self.reached(gate)
+        return name
+
+    def let_go(self, name: str) -> None:
+        """Let a slow opener go on."""
+        self.world.note(f"{name} goes on to fence")
+        self.slow_openers.pop(name).release()
+
+    def hold_next_object(self, writer: str) -> Gate:
+        """Hold the next WAL object of a writer when it arrives at the store."""
+        return self.world.store.hold(Match("create", f"{WAL_FOLDER}*", node=writer))
+
+    async def let_serve(self, name: str, settings: ServeSettings) -> None:
+        """See to it that the writer of that name serves, unless chaos is stronger."""
+        for _ in range(_LET_SERVE_ATTEMPTS):
+            if name not in self.running:
+                self.start_writer(name, settings)
+            self.running[name].resume()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_MS * self.pace / 1000):
+                    while name in self.running:
+                        if name in self.writers:
+                            return
+                        await self.world.sleep_ms(20.0)
+
+    def crash(self, name: str) -> None:
+        """Cut the power of a running writer."""
+        self.running.pop(name).crash()
+        self.writers.pop(name, None)
+        if not self.writers:
+            self.serving.clear()
+
+    async def _serve(self, node: Node, settings: ServeSettings) -> None:
+        runtime, store = self.world.runtime_for(node), self.world.store_for(node)
+        ending = "CLOSED"
+        try:
+            writer = await Writer.open(store, settings=settings, runtime=runtime)
+            self.writers[node.name] = writer
+            self.serving.set()
+            await writer.run()
+        except ENDS as error:
+            ending = error.reason
+        self.history.endings.append(ending)
+        self.world.note(f"{node.label} ends: {ending}")
+        # A process that has ended is gone; a node cannot do that to itself.
+        self.world.loop.call_soon(self._bury, node, context=self.world.loop.root.context)
+
+    def _bury(self, node: Node) -> None:
+        if self.running.get(node.name) is node:
+            self.crash(node.name)
+
+    async def reached(self, gate: Gate) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_MS * self.pace / 1000):
+                await gate.reached()

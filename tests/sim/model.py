@@ -1,0 +1,262 @@
+"""The model: what requests do, in their own words (protos/shalekv/v1/kv.proto), to a dictionary.
+
+It shares no code with the writer but the messages. A state is named by a sequence number, all
+commits up to which it contains, and by a logical time, which decides what has expired.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter
+from shalekv.v1 import kv_pb2
+from tests.sim.history import Got, Refusal, Told, WriteRequest
+
+Left: TypeAlias = dict[bytes, tuple[bytes | None, int]]  # value (None: deleted) and expiry by key
+
+_OPERATORS: Mapping[int, Callable[[Any, Any], bool]] = {
+    kv_pb2.Compare.OPERATOR_UNSPECIFIED: operator.eq,
+    kv_pb2.Compare.OPERATOR_EQUAL: operator.eq,
+    kv_pb2.Compare.OPERATOR_NOT_EQUAL: operator.ne,
+    kv_pb2.Compare.OPERATOR_LESS: operator.lt,
+    kv_pb2.Compare.OPERATOR_GREATER: operator.gt,
+}
+
+
+class Version(NamedTuple):
+    """What a commit left of a key."""
+
+    seq: int
+    value: bytes | None
+    expire_at_ms: int = 0
+
+
+NOTHING = Version(0, None)
+
+
+class Timeline:
+    """All states that a database went through."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        """Empty; `keys` are all that there will ever be."""
+        self.keys = tuple(keys)
+        self._versions: dict[bytes, list[Version]] = {key: [NOTHING] for key in keys}
+
+    def append(self, seq: int, left: Left) -> None:
+        """The commit `seq`, which is above all before it, leaves this."""
+        for key, (value, expire_at_ms) in left.items():
+            self._versions[key].append(Version(seq, value, expire_at_ms))
+
+    def versions(self, key: bytes) -> Sequence[Version]:
+        """All of a key, oldest first."""
+        return self._versions[key]
+
+    def at(self, key: bytes, seq: int) -> Version:
+        """The newest version of a key that is not newer than `seq`."""
+        versions = self._versions[key]
+        return versions[bisect_right(versions, seq, key=operator.itemgetter(0)) - 1]
+
+    def states(self, keys: Sequence[bytes], first: int, last: int) -> list[int]:
+        """`first`, and all later states up to `last` in which one of `keys` differs."""
+        if last < first:
+            return []
+        found = {v.seq for key in keys for v in self._versions[key] if first < v.seq <= last}
+        return [first, *sorted(found)]
+
+    def expiries(self, keys: Sequence[bytes], seq: int, after_ms: int, last_ms: int) -> list[int]:
+        """When values of `keys` in the state `seq` expire, within a span of time."""
+        found = {self.at(key, seq).expire_at_ms for key in keys}
+        return sorted(each for each in found if after_ms < each <= last_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One state at one logical time."""
+
+    timeline: Timeline
+    seq: int
+    now_ms: int
+
+    def got(self, key: bytes) -> Got:
+        """What a get finds."""
+        version = self.timeline.at(key, self.seq)
+        if version.value is None or 0 < version.expire_at_ms <= self.now_ms:
+            return Got()
+        return Got(version.value, version.seq, version.expire_at_ms)
+
+    def keys_in(self, keys: kv_pb2.KeyRange) -> list[bytes]:
+        """All keys of a range, whether they have a value or not."""
+        return keys_in(self.timeline.keys, keys)
+
+
+def keys_in(universe: Sequence[bytes], keys: kv_pb2.KeyRange) -> list[bytes]:
+    """Those of the universe that are in the range."""
+    if keys.prefix:
+        return [key for key in universe if key.startswith(keys.prefix)]
+    return [key for key in universe if keys.start <= key and (not keys.end or key < keys.end)]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a request does in one state: what is told, and what it leaves of the keys it changes."""
+
+    answer: Told | Refusal
+    left: Left = field(default_factory=dict)
+
+
+class _Refused(Exception):
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+def rests_on_state(request: WriteRequest) -> bool:
+    """Whether its answer depends on what is in the database."""
+    match request:
+        case kv_pb2.PutRequest() | kv_pb2.DeleteRequest():
+            return request.HasField("precondition")
+        case kv_pb2.WriteRequest():
+            return any(change.HasField("add") for change in request.changes)
+        case kv_pb2.DeleteRangeRequest():
+            return False
+        case kv_pb2.TxnRequest():
+            reads = any(
+                each.HasField("get") or each.change.HasField("add") for each in request.then
+            )
+            return reads or bool(request.compares)
+
+
+def keys_of(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes]:
+    """The keys that it names, one by one or by a range: no others decide what it does."""
+    named: list[bytes] = []
+    changes: list[kv_pb2.Change] = []
+    match request:
+        case kv_pb2.PutRequest() | kv_pb2.DeleteRequest():
+            named = [request.key]
+        case kv_pb2.DeleteRangeRequest():
+            named = keys_in(universe, request.range)
+        case kv_pb2.WriteRequest():
+            changes = list(request.changes)
+        case kv_pb2.TxnRequest():
+            operations = [*request.then, *request.otherwise]
+            changes = [each.change for each in operations if each.HasField("change")]
+            named = [each.get.key for each in operations if each.HasField("get")]
+            for compare in request.compares:
+                is_range = compare.HasField("range_empty")
+                named += keys_in(universe, compare.range_empty) if is_range else [compare.key]
+    for change in changes:
+        if change.HasField("delete_range"):
+            named += keys_in(universe, change.delete_range.range)
+        else:
+            named.append(change.put.key or change.delete.key or change.add.key)
+    return sorted(set(named))
+
+
+def decide(request: WriteRequest, moment: Moment) -> Effect:
+    """What `request` does at this moment."""
+    draft = _Draft(moment)
+    told = Told()
+    try:
+        match request:
+            case kv_pb2.PutRequest():
+                _demand(request.precondition, request.key, moment)
+                draft.put(request)
+            case kv_pb2.DeleteRequest():
+                _demand(request.precondition, request.key, moment)
+                draft.left[request.key] = (None, 0)
+            case kv_pb2.DeleteRangeRequest():
+                draft.delete_range(request.range)
+            case kv_pb2.WriteRequest():
+                results = [draft.change(change) for change in request.changes]
+                told = Told(results=tuple(each for each in results if each is not None))
+            case kv_pb2.TxnRequest():
+                told = _txn(request, draft)
+    except _Refused as refused:
+        return Effect(refused.refusal)
+    return Effect(told, draft.left)
+
+
+def _txn(request: kv_pb2.TxnRequest, draft: _Draft) -> Told:
+    succeeded = all(_holds(compare, draft.moment) for compare in request.compares)
+    results: list[Got | int | None] = []
+    for each in request.then if succeeded else request.otherwise:
+        if each.HasField("get"):
+            results.append(draft.moment.got(each.get.key))
+        else:
+            results.append(draft.change(each.change))
+    return Told(succeeded, tuple(results))
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """The changes of one request so far."""
+
+    moment: Moment
+    left: Left = field(default_factory=dict)
+
+    def change(self, change: kv_pb2.Change) -> int | None:
+        """Apply one change; the new value if it is an add."""
+        match change.WhichOneof("change"):
+            case "put":
+                self.put(change.put)
+            case "delete":
+                self.left[change.delete.key] = (None, 0)
+            case "delete_range":
+                self.delete_range(change.delete_range.range)
+            case "add":
+                return self._add(change.add)
+        return None
+
+    def put(self, put: kv_pb2.PutRequest | kv_pb2.PutChange) -> None:
+        self.left[put.key] = (put.value, self.moment.now_ms + put.ttl_ms if put.ttl_ms else 0)
+
+    def delete_range(self, keys: kv_pb2.KeyRange) -> None:
+        self.left.update((key, (None, 0)) for key in self.moment.keys_in(keys))
+
+    def _add(self, add: kv_pb2.AddChange) -> int:
+        found = self.moment.got(add.key)
+        value, expire_at_ms = self.left.get(add.key, (found.value, found.expire_at_ms))
+        if value is None:
+            value = bytes(8)
+        if len(value) != 8:
+            raise _Refused(Refusal(NotACounter.reason))
+        total = int.from_bytes(value, "little", signed=True) + add.delta
+        if not -(2**63) <= total < 2**63:
+            raise _Refused(Refusal(CounterOverflow.reason))
+        self.left[add.key] = (total.to_bytes(8, "little", signed=True), expire_at_ms)
+        return total
+
+
+def _demand(condition: kv_pb2.Precondition, key: bytes, moment: Moment) -> None:
+    found = moment.got(key)
+    holds = True
+    match condition.WhichOneof("condition"):
+        case "absent":
+            holds = found.value is None
+        case "present":
+            holds = found.value is not None
+        case "seq_equals":
+            holds = found.seq == condition.seq_equals
+    if not holds:
+        raise _Refused(Refusal(ConditionFailed.reason, found.seq))
+
+
+def _holds(compare: kv_pb2.Compare, moment: Moment) -> bool:
+    found = moment.got(compare.key) if compare.key else Got()
+    test = _OPERATORS[compare.operator]
+    match compare.WhichOneof("test"):
+        case "seq":
+            return test(found.seq, compare.seq)
+        case "value":
+            if found.value is None:
+                return compare.operator == kv_pb2.Compare.OPERATOR_NOT_EQUAL
+            return test(found.value, compare.value)
+        case "exists":
+            return (found.value is not None) == compare.exists
+        case _:
+            keys = moment.keys_in(compare.range_empty)
+            return all(moment.got(key).value is None for key in keys)

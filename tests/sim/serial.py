@@ -1,0 +1,248 @@
+"""The serial check: one order explains all that clients were told (I1, I14, I15).
+
+The order is that of the sequence numbers in the log. Each commit there must be what one operation
+does in the state that the commits before it have left, and no operation has two. Each answer must
+be what the model gives: of a commit at its place; of a refusal, a read, or a transaction that
+changes nothing, in some state that was durable when the answer came, and that missed nothing that
+was acknowledged before the question.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+
+from shalekv.v1 import kv_pb2
+from tests.sim.errors import Violation
+from tests.sim.history import Attempt, History, Operation, Outcome, Told
+from tests.sim.model import Effect, Moment, Timeline, decide, keys_of, rests_on_state
+from tests.sim.objects import EPOCH_MS
+from tests.sim.stored import Stored, StoredCommit
+
+AHEAD_MS = 5_000  # logical time is never further ahead: local clocks are that bad at most
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An operation whose commit is in the log, and what it may have done there.
+
+    The effects differ in what has expired when it was decided, and leave the same.
+    """
+
+    commit: StoredCommit
+    effects: Sequence[Effect]
+
+
+class SerialOrder:
+    """A log, followed from its beginning to its end."""
+
+    def __init__(self, history: History, stored: Stored, keys: Sequence[bytes]) -> None:
+        """`keys` are all that operations may touch. Raises `Violation`."""
+        self.history = history
+        self.timeline = Timeline(keys)
+        self.placed: dict[int, Placed] = {}  # by number of the operation
+        self.commits = stored.commits()
+        self._seqs = {commit.seq for commit in self.commits}
+        self._data = [each for each in stored.wal if each.all_entries]
+        self._told_seqs: dict[int, list[Operation]] = {}
+        for outcome in (Outcome.ACKNOWLEDGED, Outcome.IN_MEMORY):
+            for operation, attempt in history.attempts(outcome):
+                self._told_seqs.setdefault(attempt.seq, []).append(operation)
+        for commit in self.commits:
+            self._follow(commit)
+        self._acknowledged = _Acknowledged(self)
+        self._prefix_us = list(accumulate((each.landed_us for each in stored.wal), max))
+        last_seqs = (max((e.seq for e in each.all_entries), default=0) for each in stored.wal)
+        self._prefix_seq = list(accumulate(last_seqs, max))
+
+    def acknowledged_before(
+        self, us: int, *, epoch: int | None = None, key: bytes | None = None
+    ) -> int:
+        """The greatest number of a commit that was acknowledged before.
+
+        With `epoch` by the writer of that epoch; with `key` of those that changed it.
+        """
+        return self._acknowledged.before(us, epoch, key)
+
+    def durable_at(self, us: int) -> int:
+        """The last number of the prefix that was durable then."""
+        count = bisect_right(self._prefix_us, us)
+        return self._prefix_seq[count - 1] if count else 0
+
+    def moments(
+        self, keys: Sequence[bytes], seq: int, *, epoch: int, invoked_us: int, replied_us: int
+    ) -> Iterator[Moment]:
+        """The state `seq` at all times that a writer of `epoch` may have taken for now.
+
+        Those between which no value of `keys` expires count as one.
+        """
+        first_ms = self._time_floor_ms(invoked_us, epoch)
+        last_ms = EPOCH_MS + replied_us // 1000 + AHEAD_MS
+        yield Moment(self.timeline, seq, first_ms)
+        for now_ms in self.timeline.expiries(keys, seq, first_ms, last_ms):
+            yield Moment(self.timeline, seq, now_ms)
+
+    def _time_floor_ms(self, us: int, epoch: int) -> int:
+        """The logical time below which a writer of `epoch` could not be then."""
+        known = (e.logical_time_ms for e in self._data if e.landed_us <= us and e.epoch <= epoch)
+        return max(known, default=0)
+
+    def _follow(self, commit: StoredCommit) -> None:
+        """Find out which operation this is, and whether it did what it should."""
+        left = commit.after(self.timeline.keys)
+        for operation in self._candidates(commit):
+            effects = [each for each in self._effects(operation, commit) if each.left == left]
+            if effects:
+                break
+        else:
+            before = {key: self.timeline.at(key, commit.seq - 1) for key in left}
+            asked = [
+                f"{operation}, which does {self._effects(operation, commit)}"
+                for operation in self._candidates(commit)
+            ]
+            raise Violation(f"I14, I15: nothing explains {commit} after {before}; not {asked[:3]}")
+        if operation.number in self.placed:
+            first = self.placed[operation.number].commit
+            raise Violation(f"I15: {operation} is applied more than once: {first}, {commit}")
+        if not operation.may_be_applied:
+            raise Violation(f"I1: {operation} was told not to be applied, and is {commit}")
+        self.placed[operation.number] = Placed(commit, effects)
+        self.timeline.append(commit.seq, left)
+
+    def _candidates(self, commit: StoredCommit) -> Iterator[Operation]:
+        """Operations that this may be: its values tell, else its number, else what it touches."""
+        values = (entry.value for entry in commit.points.values())
+        numbers = [int(value[1:]) for value in values if value[:1] == b"v" and value[1:].isdigit()]
+        if numbers:
+            yield self.history.operations[numbers[0] - 1]
+            return
+        yield from self._told_seqs.get(commit.seq, [])
+        touched = set(commit.after(self.timeline.keys))
+        # The idempotency key tells which of several deletes of one key it is. One that was told the
+        # number of another commit is that one, unless it has read only; one that was told not to be
+        # applied is what nothing else is.
+        operations = sorted(
+            self.history.operations,
+            key=lambda each: (
+                each.key != commit.idempotency_key,
+                not each.may_be_applied,
+                not self._seqs.isdisjoint(each.seqs),
+            ),
+        )
+        for each in operations:
+            is_free = each.number not in self.placed
+            if is_free and touched <= set(keys_of(each.request, self.timeline.keys)):
+                yield each
+
+    def _effects(self, operation: Operation, commit: StoredCommit) -> list[Effect]:
+        """What the operation can have done in place of this commit."""
+        asked_us = [a.invoked_us for a in operation.attempts if a.epoch == commit.wal.epoch]
+        if not asked_us or min(asked_us) > commit.wal.landed_us:
+            return []
+        first_ms = self._time_floor_ms(min(asked_us), commit.wal.epoch)
+        last_ms = commit.wal.logical_time_ms
+        keys = keys_of(operation.request, self.timeline.keys)
+        times = [first_ms, *self.timeline.expiries(keys, commit.seq - 1, first_ms, last_ms)]
+        born_ms = {
+            entry.expire_at_ms - ttl_ms
+            for entry in commit.points.values()
+            for ttl_ms in operation.ttls_ms
+        }
+        times += [each for each in sorted(born_ms) if first_ms < each <= last_ms]
+        moments = [Moment(self.timeline, commit.seq - 1, now_ms) for now_ms in times]
+        return [decide(operation.request, moment) for moment in moments]
+
+
+class _Acknowledged:
+    """The greatest number that was acknowledged at each time, by epoch and by key."""
+
+    def __init__(self, order: SerialOrder) -> None:
+        """Looks at replies to operations that are in the log."""
+        told: dict[tuple[int | None, bytes | None], list[tuple[int, int]]] = {}
+        for operation, attempt in order.history.attempts(Outcome.ACKNOWLEDGED):
+            placed = order.placed.get(operation.number)
+            if placed is None or placed.commit.seq != attempt.seq or attempt.replied_us is None:
+                continue
+            keys = placed.commit.after(order.timeline.keys)
+            for place in product((None, attempt.epoch), (None, *keys)):
+                told.setdefault(place, []).append((attempt.replied_us, attempt.seq))
+        self._times_us = {place: sorted(us for us, _ in each) for place, each in told.items()}
+        self._seqs = {
+            place: list(accumulate((seq for _, seq in sorted(each)), max))
+            for place, each in told.items()
+        }
+
+    def before(self, us: int, epoch: int | None, key: bytes | None) -> int:
+        place = (epoch, key)
+        count = bisect_left(self._times_us.get(place, []), us)
+        return self._seqs[place][count - 1] if count else 0
+
+
+def check_answers(order: SerialOrder) -> None:
+    """Each operation is at its place in real time, and each of its attempts was told the truth."""
+    for operation in order.history.operations:
+        placed = order.placed.get(operation.number)
+        if placed is not None:
+            floor = order.acknowledged_before(operation.attempts[0].invoked_us)
+            if placed.commit.seq <= floor:
+                raise Violation(f"I14: {operation} began after {floor} and is {placed.commit}")
+        told = set()
+        for attempt in operation.attempts:
+            if attempt.outcome is Outcome.IN_MEMORY and rests_on_state(operation.request):
+                raise Violation(f"I1: {operation} is told from memory: {attempt}")
+            if attempt.outcome not in (Outcome.ACKNOWLEDGED, Outcome.REFUSED):
+                continue
+            if placed is not None and attempt.seq == placed.commit.seq:
+                _check_commit(order, operation, attempt, placed)
+                told.add(attempt.answer)
+            else:
+                _explain(order, operation, attempt)
+        if len(told) > 1:
+            raise Violation(f"I15: {operation} was told different things: {told}")
+
+
+def _check_commit(
+    order: SerialOrder, operation: Operation, attempt: Attempt, placed: Placed
+) -> None:
+    """The answer tells what was done, where that is, and came when all it rests on was durable."""
+    commit, replied_us = placed.commit, attempt.replied_us or 0
+    if attempt.answer not in [effect.answer for effect in placed.effects]:
+        raise Violation(f"I14: {operation} was told {attempt}, and does {placed}")
+    if attempt.wal_id != commit.wal.wal_id or commit.wal.landed_us > replied_us:
+        raise Violation(f"I1: {operation} was told {attempt}, and is {commit}")
+    if rests_on_state(operation.request) and commit.seq > order.durable_at(replied_us):
+        raise Violation(f"I1: {operation} rests on what was not durable: {attempt}, {commit}")
+
+
+def _explain(order: SerialOrder, operation: Operation, attempt: Attempt) -> None:
+    """An answer without a commit rests on a state that was durable and not too old."""
+    request, replied_us = operation.request, attempt.replied_us or 0
+    # A repeat that meets an earlier attempt on its way gets the answer to that one.
+    began_us = min(
+        other.invoked_us
+        for other in operation.attempts
+        if other.epoch == attempt.epoch
+        and other.invoked_us <= attempt.invoked_us
+        and (other is attempt or (other.replied_us or replied_us) >= attempt.invoked_us)
+    )
+    is_local = request.header.read_level == kv_pb2.READ_LEVEL_COMMITTED
+    first = order.acknowledged_before(began_us, epoch=attempt.epoch if is_local else None)
+    last = order.durable_at(replied_us)
+    if isinstance(attempt.answer, Told):
+        last = min(last, attempt.seq)
+    if operation.number in order.placed:  # one that is applied already is not decided again
+        last = min(last, order.placed[operation.number].commit.seq - 1)
+    keys = keys_of(request, order.timeline.keys)
+    for seq in reversed(order.timeline.states(keys, first, last)):
+        for moment in order.moments(
+            keys, seq, epoch=attempt.epoch, invoked_us=began_us, replied_us=replied_us
+        ):
+            effect = decide(request, moment)
+            if effect.answer == attempt.answer and not effect.left:
+                return
+    raise Violation(
+        f"I1, I14, I15: no state from {first} to {last} explains {attempt} to {operation}, "
+        f"which is {order.placed.get(operation.number)}"
+    )

@@ -1,0 +1,132 @@
+"""What stands in the store at the end of a run, decoded with the shipped format code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import attrgetter
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.manifest import Manifest
+from shalekv.format import names
+from shalekv.format.idempotency import client_key
+from shalekv.format.manifest import decode_manifest
+from shalekv.format.sst import open_sst
+from tests.sim.errors import SimulationError
+from tests.sim.store import SimStore
+
+
+@dataclass(frozen=True, slots=True)
+class WalObject:
+    """One slot of the log, decoded."""
+
+    wal_id: int
+    epoch: int
+    logical_time_ms: int
+    landed_us: int  # when the store had it
+    entries: tuple[Entry, ...]  # puts and tombstones
+    range_tombstones: tuple[Entry, ...]
+    records: tuple[Entry, ...]  # of idempotency keys
+
+    @property
+    def all_entries(self) -> tuple[Entry, ...]:
+        """Everything in it; nothing: a fence."""
+        return (*self.entries, *self.range_tombstones, *self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommit:
+    """What stands in the log under one sequence number."""
+
+    seq: int
+    wal: WalObject
+    points: Mapping[bytes, Entry]
+    ranges: tuple[tuple[bytes, bytes], ...]  # first deleted key, first not deleted (empty: no end)
+    idempotency_key: bytes  # empty: it has no record
+
+    def __str__(self) -> str:
+        points = [f"{key.decode()}={_shown(entry)}" for key, entry in self.points.items()]
+        ranges = [f"-[{start.decode()}, {end.decode()})" for start, end in self.ranges]
+        place = f"{self.seq} in slot {self.wal.wal_id} of epoch {self.wal.epoch}"
+        return f"commit {place}: {' '.join(ranges + points)}"
+
+    def after(self, keys: tuple[bytes, ...]) -> dict[bytes, tuple[bytes | None, int]]:
+        """Value and expiry that it leaves, for each of `keys` that it touches; None: deleted."""
+        left: dict[bytes, tuple[bytes | None, int]] = {}
+        for start, end in self.ranges:
+            left |= {key: (None, 0) for key in keys if start <= key and (not end or key < end)}
+        for key, entry in self.points.items():
+            is_put = entry.kind is Kind.PUT
+            left[key] = (entry.value, entry.expire_at_ms) if is_put else (None, 0)
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Everything in the store, decoded."""
+
+    manifests: tuple[Manifest, ...]
+    wal: tuple[WalObject, ...]  # in slot order
+
+    @classmethod
+    def read(cls, store: SimStore) -> Stored:
+        """What is there now."""
+        manifests = [
+            decode_manifest(name, store.data(name) or b"")
+            for name in store.names(names.MANIFEST_FOLDER)
+        ]
+        database_id = manifests[0].database_id
+        landed_us = {each.name: each.at_us for each in store.log if each.operation == "create"}
+        wal = [
+            _wal_object(name, store.data(name) or b"", database_id, landed_us[name])
+            for name in store.names(names.WAL_FOLDER)
+        ]
+        return cls(tuple(manifests), tuple(wal))
+
+    def commits(self) -> list[StoredCommit]:
+        """All commits, in slot order and then by their numbers."""
+        return list(chain.from_iterable(map(_commits, self.wal)))
+
+    def displacements(self) -> int:
+        """How many slots behind those of a newer writer a slow opener's fence has taken."""
+        newest = taken = 0
+        for each in self.wal:
+            newest = max(newest, each.epoch)
+            taken += each.epoch < newest
+        return taken
+
+
+def _commits(wal: WalObject) -> list[StoredCommit]:
+    by_seq = attrgetter("seq")
+    commits = []
+    keys = {record.seq: client_key(record.key) for record in wal.records}
+    entries = sorted((*wal.entries, *wal.range_tombstones), key=by_seq)
+    for seq, group in groupby(entries, key=by_seq):
+        found = list(group)
+        ranges = [(e.key, e.value) for e in found if e.kind is Kind.RANGE_TOMBSTONE]
+        points = {e.key: e for e in found if e.kind is not Kind.RANGE_TOMBSTONE}
+        commits.append(StoredCommit(seq, wal, points, tuple(ranges), keys.get(seq, b"")))
+    return commits
+
+
+def _wal_object(name: str, data: bytes, database_id: bytes, landed_us: int) -> WalObject:
+    wal_id = names.parse_wal_name(name)
+    if wal_id is None:
+        raise SimulationError(f"{name} is no WAL object")
+    sst = open_sst(name, data, database_id=database_id)
+    return WalObject(
+        wal_id,
+        sst.properties.writer_epoch,
+        sst.properties.logical_time_ms,
+        landed_us,
+        tuple(sst.entries()),
+        tuple(sst.range_tombstones()),
+        tuple(sst.system_entries()),
+    )
+
+
+def _shown(entry: Entry) -> str:
+    if entry.kind is not Kind.PUT:
+        return "deleted"
+    return repr(entry.value) + (f" until {entry.expire_at_ms}" if entry.expire_at_ms else "")

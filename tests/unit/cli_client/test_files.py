@@ -1,0 +1,111 @@
+"""Files and pipes that are read and written: gzip, identity, the end from outside, all or none."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from shalekv.cli.pairs.lines import Lines
+from shalekv.cli.pairs.source import Source
+from shalekv.cli.whole_file import whole_file
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("step", [1, 2, 7, 100])
+def test_a_pipe_is_read_whole(*, compressed: bool, step: int) -> None:
+    """However its bytes arrive, also when the magic of gzip comes one byte at a time."""
+    content = b"".join(b"line %d\n" % number for number in range(20))
+    data = gzip.compress(content) if compressed else content
+    far, near = os.pipe()
+
+    def feed() -> None:
+        with os.fdopen(near, "wb", buffering=0) as pipe:
+            for at in range(0, len(data), step):
+                pipe.write(data[at : at + step])
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    with os.fdopen(far, "rb") as pipe:
+        source = Source(pipe)
+        assert source.identity() is None
+        assert b"".join(Lines(source.open())) == content
+        source.close()
+    feeder.join()
+
+
+def test_an_input_has_several_members(tmp_path: Path) -> None:
+    """Files of gzip that were put together are one input."""
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"a\n") + gzip.compress(b"b\n"))
+    with path.open("rb") as file:
+        assert list(Lines(Source(file).open())) == [b"a\n", b"b\n"]
+
+
+def test_a_file_is_known_again(tmp_path: Path) -> None:
+    """By size and beginning, whatever its name and time."""
+    paths = [tmp_path / name for name in "abcd"]
+    for path, content in zip(paths, [b"x" * 99, b"x" * 99, b"x" * 98, b"y" * 99], strict=True):
+        path.write_bytes(content)
+    identities = []
+    for path in paths:
+        with path.open("rb") as file:
+            identities.append(Source(file).identity())
+    assert identities[0] == identities[1] is not None
+    assert len({str(identity) for identity in identities}) == 3
+
+
+def test_reading_can_be_ended_from_outside() -> None:
+    """A reader that waits for more finds the end."""
+    far, near = os.pipe()
+    with os.fdopen(far, "rb") as pipe:
+        source = Source(pipe)
+        found: list[bytes] = []
+        reader = threading.Thread(target=lambda: found.extend(Lines(source.open())))
+        reader.start()
+        source.close()
+        reader.join()
+    os.close(near)
+    assert found == []
+
+
+def test_a_file_appears_whole(tmp_path: Path) -> None:
+    """What was there stays until all is written, and nothing else is left."""
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with whole_file(path) as file:
+        file.write(b"after")
+        file.flush()
+        assert path.read_bytes() == b"before"
+    assert path.read_bytes() == b"after"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_fails_does_not_appear(tmp_path: Path) -> None:
+    """An error leaves what was there, and nothing else."""
+
+    def write_and_fail() -> None:
+        with whole_file(tmp_path / "file") as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    """A link leads to the new file, and a device is written into."""
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"before")
+    link.symlink_to(path)
+    with whole_file(link) as file:
+        file.write(b"after")
+    assert (link.is_symlink(), path.read_bytes()) == (True, b"after")
+    with whole_file(Path(os.devnull)) as file:
+        file.write(b"nowhere")
+    assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)

@@ -1,0 +1,262 @@
+"""`shalekv load --resume` and `--bad-rows`: what is kept, and where the next load goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from shalekv.cli.load import load
+from shalekv.errors import Fenced, InvalidRequest
+from tests.unit.cli_client.conftest import Run
+from tests.unit.client import dict_state
+from tests.unit.client.dict_server import DictServer, bare, losing, refusing
+
+FENCED = refusing(Fenced("another took over", own_epoch=1, newer_epoch=2))
+ONE_BY_ONE = ["--batch-count", "2", "--in-flight", "1"]
+
+
+@pytest.fixture
+def input_file(tmp_path: Path) -> Path:
+    """Nine rows of one key each, but that the first and the last are of the same."""
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(b"k\tfirst\n" + b"".join(b"k%d\tv\n" % n for n in range(7)) + b"k\tlast\n")
+    return path
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """What a state file says."""
+    found = json.loads(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def set_keys(server: DictServer) -> list[bytes]:
+    """The keys of all writes, in the order in which they came."""
+    writes = [r for r in server.state.requests if r.DESCRIPTOR.name == "WriteRequest"]
+    return [change.put.key for write in writes for change in write.changes]
+
+
+async def test_a_load_goes_on_where_it_was_certain(
+    run: Run, server: DictServer, input_file: Path, tmp_path: Path
+) -> None:
+    """After a failure only what was not stored for certain is sent; then there is nothing to do."""
+    args = [str(input_file), "--resume", str(tmp_path / "state"), *ONE_BY_ONE]
+    server.state.failures.extend([None, None, None, FENCED])
+    assert (await run(load, *args)).exit_code == 4
+    state = state_of(tmp_path / "state")
+    assert (state["line"], state["rows"], state["complete"]) == (4, 4, False)
+    server.state.requests.clear()
+    result = await run(load, *args)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "going on after line 4\n"
+    assert result.stdout.startswith("loaded 5 rows")
+    assert set_keys(server) == [b"k3", b"k4", b"k5", b"k6", b"k"]
+    assert server.state.data[b"k"].value == b"last"
+    assert state_of(tmp_path / "state")["complete"] is True
+    server.state.requests.clear()
+    result = await run(load, *args)
+    assert (result.exit_code, server.state.requests) == (0, [])
+    assert result.stdout.startswith("loaded before: 9 rows")
+
+
+async def test_a_write_that_arrives_late_changes_nothing(
+    run: Run, server: DictServer, input_file: Path, tmp_path: Path
+) -> None:
+    """What the killed load had sent is the same write as that of the next one, by its key."""
+    path = tmp_path / "state"
+    args = [str(input_file), "--resume", str(path), *ONE_BY_ONE]
+    server.state.failures.extend([None, bare(grpc.StatusCode.UNAVAILABLE), FENCED])
+    assert (await run(load, *args)).exit_code == 11  # nobody knows where it is
+    late = server.state.requests[1]
+    assert (await run(load, *args)).exit_code == 0
+    seq = server.state.seq
+    server.state.answer(late)  # it was on its way all the time
+    assert server.state.data[b"k"].value == b"last"
+    assert server.state.seq == seq
+
+
+async def test_rows_that_depend_on_the_time_can_be_repeated(
+    run: Run, server: DictServer, tmp_path: Path
+) -> None:
+    """What is left of a time to live is another one later, and the write another write."""
+    path = tmp_path / "rows.ndjson"
+    expire_at_ms = time.time_ns() // 1_000_000 + 3_600_000
+    path.write_text(json.dumps({"key": "k", "value": "v", "expire_at_ms": expire_at_ms}))
+    args = [str(path), "--resume", str(tmp_path / "state")]
+    server.state.failures.extend([None, losing(), FENCED])
+    assert (await run(load, *args)).exit_code == 11
+    first_ms = server.state.data[b"k"].expire_at_ms  # this server keeps what it was sent
+    result = await run(load, *args)
+    assert result.exit_code == 0, result.output
+    assert 0 < server.state.data[b"k"].expire_at_ms < first_ms
+
+
+async def test_gzip_is_gone_on_with(run: Run, server: DictServer, tmp_path: Path) -> None:
+    """The place is one in the decompressed input, and in the middle of CSV with a header."""
+    path = tmp_path / "rows.csv.gz"
+    rows = b"".join(b'k%d,"v\n%d"\n' % (n, n) for n in range(9))
+    path.write_bytes(gzip.compress(b"key,value\n" + rows))
+    args = [str(path), "--resume", str(tmp_path / "state"), *ONE_BY_ONE]
+    server.state.failures.extend([None, None, None, FENCED])
+    assert (await run(load, *args)).exit_code == 4
+    assert (await run(load, *args)).exit_code == 0
+    stored = {key: entry.value for key, entry in server.state.data.items()}
+    assert stored == {b"k%d" % n: b"v\n%d" % n for n in range(9)}
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "problem"),
+    [
+        (b"k\tother\n" * 9, [], "size_bytes was 50, and is 72"),
+        (b"x" * 50, [], "its input began otherwise"),
+        (None, ["--hex"], "encoding was text, and is hex"),
+        (None, ["--ttl", "1s"], "ttl_ms was 0, and is 1000"),
+        (None, ["--key-column", "1"], "key_column was not given, and is 1"),
+        (None, ["--input-format", "csv"], "input_format was tsv, and is csv"),
+    ],
+)
+async def test_a_state_belongs_to_one_input(
+    run: Run, input_file: Path, tmp_path: Path, change: bytes | None, flags: list[str], problem: str
+) -> None:
+    """Another input, or the same read in another way, is refused, and the state stays."""
+    path = tmp_path / "state"
+    await run(load, str(input_file), "--resume", str(path))
+    before = path.read_bytes()
+    if change is not None:
+        await asyncio.to_thread(input_file.write_bytes, change)
+    result = await run(load, str(input_file), "--resume", str(path), *flags)
+    assert result.exit_code == 2
+    assert f"{path} belongs to another load: {problem}" in " ".join(result.stderr.split())
+    assert path.read_bytes() == before
+
+
+async def test_a_state_belongs_to_one_database(
+    run: Run,
+    server: DictServer,
+    input_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is stored in one database is not taken for stored in another."""
+    args = [str(input_file), "--resume", str(tmp_path / "state"), *ONE_BY_ONE]
+    server.state.failures.extend([None, None, FENCED])
+    await run(load, *args)
+    before = state_of(tmp_path / "state")
+    monkeypatch.setattr(dict_state, "DATABASE_ID", b"x" * 16)
+    result = await run(load, *args)
+    assert result.exit_code == 2
+    assert "belongs to a load into the database" in result.stderr
+    assert state_of(tmp_path / "state") == before
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"load_id": 1}'])
+async def test_a_file_that_is_no_state_is_refused(
+    run: Run, input_file: Path, tmp_path: Path, text: str
+) -> None:
+    """It is not overwritten: it may be somebody's work."""
+    path = tmp_path / "state"
+    path.write_text(text)
+    result = await run(load, str(input_file), "--resume", str(path))
+    assert result.exit_code == 2
+    assert "is not a file that" in result.stderr
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [(["-"], "not a pipe"), (["{}", "--durability", "memory"], "take that back")],
+)
+async def test_what_cannot_be_certain_is_refused(
+    run: Run, input_file: Path, tmp_path: Path, args: list[str], problem: str
+) -> None:
+    """A pipe can't be read again, and what is in memory may be lost."""
+    argv = [arg.format(input_file) for arg in args]
+    result = await run(load, *argv, "--resume", str(tmp_path / "state"), stdin=b"a\tb\n")
+    assert result.exit_code == 2
+    assert problem in result.stderr
+
+
+async def test_a_state_that_cannot_be_written_ends_the_load(
+    run: Run, input_file: Path, tmp_path: Path
+) -> None:
+    """It is told, and not passed over."""
+    result = await run(load, str(input_file), "--resume", str(tmp_path / "no" / "state"))
+    assert result.exit_code == 12
+    assert "a file cannot be written" in result.stderr
+
+
+async def test_bad_rows_are_collected(run: Run, server: DictServer, tmp_path: Path) -> None:
+    """With --bad-rows a load goes on; the file has line, problem and row of each."""
+    bad_file = tmp_path / "bad.ndjson"
+    server.state.failures.extend([None, refusing(InvalidRequest("changes[1].put.value", "large"))])
+    rows = b"a\t1\nno tab\nb\t2\n\xff\tx\ty\nc\t3\n"
+    result = await run(load, "--bad-rows", str(bad_file), stdin=rows)
+    assert result.exit_code == 0, result.output
+    assert f"3 bad rows in {bad_file}" in result.stdout
+    assert sorted(server.state.data) == [b"a", b"c"]
+    found = [json.loads(line) for line in bad_file.read_text().splitlines()]
+    assert [(bad["line"], bad.get("row"), bad.get("row_base64")) for bad in found] == [
+        (2, "no tab", None),
+        (3, "b", None),
+        (4, None, "/wl4CXk="),
+    ]
+    assert "no TAB" in found[0]["problem"]
+    assert "changes[1].put.value" in found[1]["problem"]
+
+
+async def test_bad_rows_are_collected_once(run: Run, server: DictServer, tmp_path: Path) -> None:
+    """A load that goes on has the same bad rows in the end as one that was not cut short."""
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(b"".join(b"bad%d\nk%d\tv\n" % (n, n) for n in range(9)))
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    await run(load, str(path), "--bad-rows", str(once))
+    args = [str(path), "--resume", str(tmp_path / "state"), "--bad-rows", str(twice)]
+    server.state.failures.extend([None, None, None, FENCED])
+    assert (await run(load, *args, *ONE_BY_ONE)).exit_code == 4
+    with twice.open("ab") as file:
+        file.write(b"what a killed load had written and the state did not count" * 99)
+    assert (await run(load, *args, *ONE_BY_ONE)).exit_code == 0
+    assert twice.read_bytes() == once.read_bytes()
+    assert state_of(tmp_path / "state")["bad_rows"] == 9
+    state = state_of(tmp_path / "state") | {"complete": False}
+    (tmp_path / "state").write_text(json.dumps(state))
+    twice.write_bytes(b"cut")
+    result = await run(load, *args)
+    assert result.exit_code == 2
+    assert "--bad-rows" in result.stderr
+
+
+async def test_bad_rows_may_be_collected_after_the_first(
+    run: Run, server: DictServer, tmp_path: Path
+) -> None:
+    """A load that a bad row has ended goes on with --bad-rows."""
+    path = tmp_path / "rows.tsv"
+    path.write_bytes(b"a\t1\nbad\nb\t2\n")
+    args = [str(path), "--resume", str(tmp_path / "state")]
+    assert (await run(load, *args)).exit_code == 2
+    result = await run(load, *args, "--bad-rows", str(tmp_path / "bad"))
+    assert result.exit_code == 0, result.output
+    assert "1 bad row in" in result.stdout
+    assert sorted(server.state.data) == [b"a", b"b"]
+
+
+async def test_bad_rows_are_not_forgotten_without_their_file(
+    run: Run, server: DictServer, tmp_path: Path
+) -> None:
+    """A load that goes on without --bad-rows, and then with it, has those from before."""
+    path, bad = tmp_path / "rows.tsv", tmp_path / "bad"
+    path.write_bytes(b"bad0\na\t1\nb\t2\nbad1\n")
+    args = [str(path), "--resume", str(tmp_path / "state"), *ONE_BY_ONE]
+    server.state.failures.extend([None, None, FENCED])
+    assert (await run(load, *args, "--bad-rows", str(bad))).exit_code == 4
+    without = await run(load, *args)
+    assert (without.exit_code, "bad row in" in without.stdout) == (2, False)
+    assert (await run(load, *args, "--bad-rows", str(bad))).exit_code == 0
+    assert [json.loads(line)["row"] for line in bad.read_text().splitlines()] == ["bad0", "bad1"]

@@ -1,0 +1,196 @@
+"""Rows in TSV, CSV and NDJSON: what is a pair, what is not, and which columns are meant."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.cli.keys import Encoding
+from shalekv.cli.pairs.file_format import FileFormat, format_of_beginning, format_of_name
+from shalekv.cli.pairs.lines import BadInput
+from shalekv.cli.pairs.reading import Reading
+from shalekv.cli.pairs.writing import NotWritable, header, row_writer
+from shalekv_client import Entry, Put
+from tests.unit.cli_client.inputs import NOW_MS, batches, reading, rows_of
+
+TSV, CSV, NDJSON = FileFormat.TSV, FileFormat.CSV, FileFormat.NDJSON
+KEYS = st.binary(min_size=1, max_size=12)
+VALUES = st.binary(max_size=12)
+
+
+@given(st.lists(st.tuples(KEYS, VALUES), max_size=8), st.sampled_from(Encoding))
+@pytest.mark.parametrize("file_format", [CSV, NDJSON])
+def test_what_is_written_is_read_again(
+    file_format: FileFormat, pairs: list[tuple[bytes, bytes]], encoding: Encoding
+) -> None:
+    """CSV and NDJSON keep every byte of every pair, in every encoding."""
+    entries = [Entry(key, value, 1, None) for key, value in pairs]
+    data = header(file_format) + row_writer(file_format, encoding)(entries)
+    said = Encoding.TEXT if file_format is NDJSON else encoding  # NDJSON tells by itself
+    found, bad = rows_of(data, reading(file_format, encoding=said))
+    assert (found, bad) == ([Put(key, value) for key, value in pairs], [])
+
+
+@given(st.lists(st.tuples(KEYS, VALUES), max_size=8), st.sampled_from(Encoding))
+def test_tsv_is_read_again_or_refused(pairs: list[tuple[bytes, bytes]], encoding: Encoding) -> None:
+    """TSV keeps every byte too, or a pair is refused: only as text, and because of a separator."""
+    entries = [Entry(key, value, 1, None) for key, value in pairs]
+    try:
+        data = row_writer(TSV, encoding)(entries)
+    except NotWritable:
+        assert encoding is Encoding.TEXT
+        assert any(
+            b"\t" in key + value or b"\n" in key + value or value[-1:] == b"\r"
+            for key, value in pairs
+        )
+        return
+    found, bad = rows_of(data, reading(TSV, encoding=encoding))
+    assert (found, bad) == ([Put(key, value) for key, value in pairs], [])
+
+
+@pytest.mark.parametrize(
+    ("data", "how"),
+    [
+        (b"key,value\nk,v\n", reading(CSV)),
+        (b"id,value,key\n1,v,k\n", reading(CSV)),
+        (b"k,v\n", reading(CSV, header=False)),
+        (b"x,v,k\n", reading(CSV, "3", "2")),
+        (b"a,b,c\nx,v,k\n", reading(CSV, "c", "b")),
+        (b"a,b\nk,v\n", reading(CSV, "1", "2", header=True)),
+        (b"\xef\xbb\xbfkey,value\r\nk,v\r\n", reading(CSV)),
+        (b'key,value\n"k","v"\n', reading(CSV)),
+        (b"key_hex,value_base64\n6b,dg==\n", reading(CSV)),
+        (b"k\tv\n", reading(TSV)),
+        (b"x\tv\tk\n", reading(TSV, "3", "2")),
+        (b"value\tkey\nv\tk\n", reading(TSV, header=True)),
+        (b"name\tid\nv\tk\n", reading(TSV, "id", "name")),
+        (b'{"key":"k","value":"v"}\n', reading(NDJSON)),
+        (b'{"key_hex":"6b","value_base64":"dg=="}\n', reading(NDJSON)),
+        (b'{"key_escaped":"\\\\x6b","value":"v"}\n', reading(NDJSON, encoding=Encoding.TEXT)),
+        (b'{"key":"6b","value":"76"}\n', reading(NDJSON, encoding=Encoding.HEX)),
+        (b'\xef\xbb\xbf{"a":"k","b":"v","key":1}\n', reading(NDJSON, "a", "b")),
+        (b'\n{"key":"k","value":"v"}\n  \n', reading(NDJSON)),
+    ],
+)
+def test_columns(data: bytes, how: Reading) -> None:
+    """Columns go by names where there is a header, and by numbers; names tell encodings."""
+    assert rows_of(data, how) == ([Put(b"k", b"v")], [])
+
+
+@pytest.mark.parametrize(
+    ("data", "how", "problem"),
+    [
+        (b"id,name\n", reading(CSV), "line 1: there is no column 'key'; the header has: id, name"),
+        (b"", reading(CSV), "no column 'key'"),
+        (b"a\tb\n", reading(TSV, "id", "name"), "no column 'id'"),
+        (b"a\tb\n", reading(TSV, "id", "2", header=False), "need a header"),
+    ],
+)
+def test_headers_that_lack_a_column_end_it(data: bytes, how: Reading, problem: str) -> None:
+    """Without the columns there is nothing to read."""
+    with pytest.raises(BadInput, match=problem):
+        list(batches(data, how))
+
+
+@pytest.mark.parametrize(
+    ("data", "how", "line", "problem"),
+    [
+        (b"a\tb\nx\n", reading(TSV), 2, "a TAB and a value; this has no TAB: 'x'"),
+        (b"a\tb\tc\n", reading(TSV), 1, "this has 2 TABs"),
+        (b"a\tb\n", reading(TSV, "3", "2"), 1, "a row has 3 columns here; this has 2"),
+        (b"\tb\n", reading(TSV), 1, "a key has 1 to 65536 bytes, this one has 0"),
+        (b"zz\tb\n", reading(TSV, encoding=Encoding.HEX), 1, "'zz' is not hexadecimal"),
+        (b"key,value\na\n", reading(CSV), 2, "a row has 2 columns here; this has 1"),
+        (b'key,value\n"a"b,c\n', reading(CSV), 2, "it is not CSV"),
+        (b'key,value\n"a\nb",c\n"x,y\n', reading(CSV), 4, "it is not CSV"),
+        (b"{}\n", reading(NDJSON), 1, "it has no 'key'"),
+        (b'{"key":"k","value":null}\n', reading(NDJSON), 1, "it has no 'value'"),
+        (b"[1]\n", reading(NDJSON), 1, "it is not a JSON object"),
+        (b"{\n", reading(NDJSON), 1, "it is not JSON"),
+        (b"[" * 100_000 + b"\n", reading(NDJSON), 1, "recursion"),
+        (b'{"key":"\xff"}\n', reading(NDJSON), 1, "it is not UTF-8"),
+        (b'{"key":"\\ud800","value":""}\n', reading(NDJSON), 1, "surrogate"),
+        (b'{"key_hex":1,"value":""}\n', reading(NDJSON), 1, "'key_hex' is no text in hex"),
+        (b'{"key":"k","value":"","expire_at_ms":"x"}\n', reading(NDJSON), 1, "no number of milli"),
+    ],
+)
+def test_bad_rows_are_told(data: bytes, how: Reading, line: int, problem: str) -> None:
+    """What is no pair has its line, what is wrong, and the row itself."""
+    _, (bad,) = rows_of(data, how)
+    assert bad.line == line
+    assert problem in bad.problem
+    assert bad.row == data.split(b"\n", line - 1)[-1].rstrip(b"\n")
+
+
+def test_good_rows_around_bad_ones_are_read() -> None:
+    """A bad row of CSV does not take the next one with it."""
+    data = b'key,value\na,1\n"x"y,2\nb,"two\nlines"\n\nc,3\n'
+    found, (bad,) = rows_of(data, reading(CSV))
+    assert found == [Put(b"a", b"1"), Put(b"b", b"two\nlines"), Put(b"c", b"3")]
+    assert bad.line == 3
+    (rows,) = batches(data, reading(CSV), bad_rows_end_it=False)
+    assert rows.lines == [2, 4, 7]
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        ('"text"', b"text"),
+        ("17", b"17"),
+        ("true", b"true"),
+        ('{"a": [1, "\u03b1"]}', '{"a":[1,"\u03b1"]}'.encode()),
+        ('""', b""),
+    ],
+)
+def test_values_of_ndjson_that_are_not_text(value: str, stored: bytes) -> None:
+    """A number stands for its digits, and anything deeper for its compact JSON."""
+    data = f'{{"key": 5, "value": {value}}}\n'.encode()
+    assert rows_of(data, reading(NDJSON)) == ([Put(b"5", stored)], [])
+
+
+@pytest.mark.parametrize(
+    ("expire_at_ms", "ttl_ms"), [(None, 0), (NOW_MS + 50, 50), (NOW_MS, 1), (NOW_MS - 99, 1)]
+)
+def test_expiry_is_kept(expire_at_ms: int | None, ttl_ms: int) -> None:
+    """A pair expires when its row says; what has expired meanwhile expires at once."""
+    entry = Entry(b"k", b"v", 1, expire_at_ms)
+    data = row_writer(NDJSON, Encoding.TEXT)([entry])
+    assert rows_of(data, reading(NDJSON)) == ([Put(b"k", b"v", ttl_ms)], [])
+    assert rows_of(data, Reading(NDJSON, ttl_ms=7)) == ([Put(b"k", b"v", 7)], [])
+
+
+def test_what_scan_prints_as_json_is_read() -> None:
+    """Members that a load does not need are ignored."""
+    row = {"key": "k", "value": "v", "seq": 9, "expire_at_ms": None}
+    assert rows_of(json.dumps(row).encode(), Reading()) == ([Put(b"k", b"v")], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "file_format"),
+    [
+        ("a.tsv", TSV),
+        ("a.CSV", CSV),
+        ("a.b.ndjson", NDJSON),
+        ("a.jsonl.gz", NDJSON),
+        ("a.csv.GZ", CSV),
+        ("csv", None),
+        ("a.txt", None),
+        ("a.gz", None),
+        ("<stdin>", None),
+        ("", None),
+    ],
+)
+def test_names_tell_formats(name: str, file_format: FileFormat | None) -> None:
+    """The suffix decides, before the one of gzip."""
+    assert format_of_name(name) is file_format
+
+
+@given(st.binary(max_size=20))
+def test_nothing_that_is_tsv_is_taken_for_ndjson(line: bytes) -> None:
+    """A first line that could be a row of TSV is one."""
+    if b"\t" in line:
+        assert format_of_beginning(line) is TSV
+    assert format_of_beginning(b'{"key":') is NDJSON

@@ -1,0 +1,353 @@
+"""Operations of one client travel together, and each is its caller's alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from shalekv.errors import Fenced as ServerFenced
+from shalekv.errors import NotImplementedYet, QueueFull
+from shalekv.errors import Stopping as ServerStopping
+from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from shalekv_client import (
+    Abandoned,
+    Client,
+    ClientClosed,
+    Commit,
+    ConnectionLost,
+    DeadlineExceeded,
+    DeadlinePassed,
+    Fenced,
+    InvalidRequest,
+    NotApplied,
+    Overloaded,
+    RetryPolicy,
+    ServerFailed,
+    Stopping,
+    operations,
+)
+from shalekv_client.coalescer import Coalescer
+from shalekv_client.outbox import UNANSWERED_BYTES_MAX, Outbox
+from tests.unit.client.dict_server import DictServer, ServerState, bare, refusing, silent
+from tests.unit.client.waiting import received
+
+CODE = grpc.StatusCode
+ONCE = RetryPolicy(attempts_max=1)
+QUICK = RetryPolicy(attempts_max=20, backoff_initial_ms=1, backoff_max_ms=20)
+FENCED = refusing(ServerFenced("another took over", own_epoch=1, newer_epoch=2))
+
+
+@asynccontextmanager
+async def coalescing(
+    server: DictServer, *, bytes_max: int = UNANSWERED_BYTES_MAX, stream_age_s: float = 10.0
+) -> AsyncIterator[Coalescer]:
+    """A coalescer without a client around it."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = kv_pb2_grpc.KVStub(channel)
+        coalescer = Coalescer(
+            stub.Session,
+            address=server.address,
+            outbox=Outbox(bytes_max=bytes_max),
+            stream_age_s=stream_age_s,
+        )
+        try:
+            yield coalescer
+        finally:
+            await coalescer.aclose()
+
+
+async def test_concurrent_operations_share_a_message(client: Client, server: DictServer) -> None:
+    """What is asked for in one turn of the loop goes into one message, and each gets its own."""
+    puts = [client.put(b"%d" % n, b"v%d" % n) for n in range(100)]
+    commits = await asyncio.gather(*puts)
+    assert sorted(commit.seq for commit in commits) == list(range(1, 101))
+    found = await asyncio.gather(*(client.get(b"%d" % n) for n in range(100)))
+    assert [value and value.value for value in found] == [b"v%d" % n for n in range(100)]
+    assert [len(message) for message in server.state.messages] == [100, 100]
+    assert server.state.sessions_begun == 1
+
+
+async def test_operations_gather_while_a_message_is_written(
+    client: Client, server: DictServer
+) -> None:
+    """A thousand calls by tasks that each wait for theirs need far fewer messages."""
+
+    async def work(task: int) -> None:
+        for n in range(20):
+            await client.put(b"%d/%d" % (task, n), b"")
+
+    await asyncio.gather(*map(work, range(50)))
+    assert server.state.seq == 1_000
+    assert len(server.state.messages) < 500
+
+
+async def test_errors_are_told_to_their_caller_alone(client: Client, server: DictServer) -> None:
+    """One operation of a message that is refused does not touch the others."""
+    good, bad, other = await asyncio.gather(
+        client.put(b"a", b"1"),
+        client.put(b"", b"2"),
+        client.put(b"c", b"3"),
+        return_exceptions=True,
+    )
+    assert isinstance(good, Commit)
+    assert isinstance(bad, InvalidRequest)
+    assert isinstance(other, Commit)
+    assert len(server.state.messages) == 1
+
+
+async def test_one_cancelled_caller_harms_no_other(client: Client, server: DictServer) -> None:
+    """When the caller of an operation under way is cancelled, the others get their results."""
+    server.state.answering.clear()
+    async with asyncio.TaskGroup() as tasks:
+        puts = [tasks.create_task(client.put(b"%d" % n, b"")) for n in range(3)]
+        await received(server, 3)
+        puts[1].cancel()
+        server.state.answering.set()
+    assert puts[1].cancelled()
+    assert {puts[0].result().seq, puts[2].result().seq} == {1, 3}
+    assert (await client.put(b"next", b"")).seq == 4
+
+
+async def test_what_is_cancelled_in_time_is_not_sent(client: Client, server: DictServer) -> None:
+    """An operation whose caller is cancelled before it is sent is never sent."""
+    async with asyncio.TaskGroup() as tasks:
+        given_up = tasks.create_task(client.put(b"given up", b""))
+        await asyncio.sleep(0)
+        given_up.cancel()
+    await client.put(b"sent", b"")
+    assert [request.key for request in server.state.requests] == [b"sent"]
+
+
+async def test_broken_session_leaves_all_outcomes_unknown(server: DictServer) -> None:
+    """When a session breaks, what it had not answered fails as unknown, each by its own error."""
+    server.state.failures.append(bare(CODE.UNAVAILABLE))
+    async with Client(server.address, retry=ONCE) as client:
+        puts = (client.put(b"%d" % n, b"") for n in range(10))
+        failed = await asyncio.gather(*puts, return_exceptions=True)
+        assert [type(error) for error in failed] == [ConnectionLost] * 10
+        assert len(set(map(id, failed))) == 10
+        assert (await client.put(b"next", b"")).seq == 1
+    assert server.state.sessions_begun == 2
+
+
+async def test_restart_of_the_server_goes_unnoticed(server: DictServer) -> None:
+    """What is unanswered when a server goes away is applied once by the one that comes back."""
+    server.state.answering.clear()
+    async with Client(server.address, retry=QUICK) as client, asyncio.TaskGroup() as tasks:
+        adds = [tasks.create_task(client.add(b"n")) for _ in range(50)]
+        await received(server, 50)
+        await server.restart()
+        server.state.answering.set()
+    assert sorted(add.result() for add in adds) == list(range(1, 51))
+
+
+async def test_no_more_is_unanswered_than_8_mib(client: Client, server: DictServer) -> None:
+    """Callers wait while 8 MiB are unanswered, and all are served in the end."""
+    server.state.answering.clear()
+    value = bytes(UNANSWERED_BYTES_MAX // 16)
+    async with asyncio.TaskGroup() as tasks:
+        puts = [tasks.create_task(client.put(b"%d" % n, value)) for n in range(60)]
+        await received(server, 15)
+        server.state.answering.set()
+    assert len({put.result().seq for put in puts}) == 60
+    assert len(value) < server.state.unanswered_bytes_most <= UNANSWERED_BYTES_MAX
+
+
+async def test_deadline_of_what_is_sent_is_unknown(client: Client, server: DictServer) -> None:
+    """An operation that is not answered in time may have been applied; the session goes on."""
+    server.state.failures.append(silent())
+    late = client.put(b"late", b"", timeout_ms=30)
+    failed, found = await asyncio.gather(late, client.get(b"k"), return_exceptions=True)
+    assert (type(failed), found) == (DeadlineExceeded, None)
+    await client.get(b"k")
+    assert server.state.sessions_begun == 1
+
+
+async def test_deadline_of_what_is_not_sent_is_certain(server: DictServer) -> None:
+    """An operation for which there was no room in time was not applied, and is not sent later."""
+    server.state.failures.append(silent())
+    async with coalescing(server, bytes_max=150) as coalescer:
+        first = asyncio.ensure_future(coalescer.call(operations.put(b"a", bytes(100)), 60_000))
+        await received(server, 1)
+        with pytest.raises(DeadlinePassed) as caught:
+            await coalescer.call(operations.put(b"b", bytes(100)), 30)
+        assert isinstance(caught.value, NotApplied)
+        await coalescer.call(operations.get(b"k"), 60_000)  # for this there is room
+        assert not first.done()
+        first.cancel()
+    assert [request.key for request in server.state.requests] == [b"a", b"k"]
+
+
+async def test_large_operations_travel_alone(client: Client, server: DictServer) -> None:
+    """A value of 2 MiB does not stand in the way of the others."""
+    await asyncio.gather(client.put(b"large", bytes(2 << 20)), client.put(b"small", b""))
+    assert server.state.calls["Put"] == 2
+    assert [len(message) for message in server.state.messages] == [1]
+
+
+async def test_too_large_operations_are_refused_here(server: DictServer) -> None:
+    """What does not fit into a message is refused before it is sent, and tells its size."""
+    async with Client(server.address, message_bytes_max=1_000) as client:
+        with pytest.raises(InvalidRequest, match="at most 1000"):
+            await client.put(b"k", bytes(1_000))
+        await client.put(b"k", bytes(900))
+    assert server.state.calls == {"Put": 1}
+
+
+async def test_messages_keep_to_the_limit_of_the_client(server: DictServer) -> None:
+    """Many operations that do not fit into one message of the client go in several."""
+    async with Client(server.address, message_bytes_max=1_000) as client:
+        await asyncio.gather(*(client.put(b"%d" % n, bytes(300)) for n in range(30)))
+        async with client.session() as session:
+            puts = [session.put(b"%d" % n, bytes(300)) for n in range(30)]
+        assert all(put.exception() is None for put in puts)
+    assert {len(message) for message in server.state.messages} <= {1, 2, 3}
+
+
+@pytest.mark.parametrize("limits", [{"message_count_max": 3}, {"message_bytes_max": 64 << 10}])
+async def test_smaller_limits_of_a_server_are_found(limits: dict[str, int]) -> None:
+    """A server that accepts smaller messages than usual gets them, and nothing is lost by it."""
+    async with DictServer(**limits) as server, Client(server.address, retry=QUICK) as client:  # type: ignore[arg-type] # one table for both
+        for _ in range(2):
+            await asyncio.gather(*(client.put(b"%d" % n, bytes(10_000)) for n in range(100)))
+        assert await client.add(b"n") == 1
+    assert server.state.seq == 201
+
+
+async def test_servers_without_sessions_get_calls() -> None:
+    """A server that has never heard of sessions gets a call for each operation."""
+    async with DictServer(has_sessions=False) as server, Client(server.address) as client:
+        await asyncio.gather(*(client.put(b"%d" % n, b"") for n in range(10)))
+        assert await client.get(b"0") is not None
+        assert server.state.calls == {"Put": 10, "Get": 1}
+
+
+async def test_unimplemented_sessions_are_not_tried_again(
+    client: Client, server: DictServer
+) -> None:
+    """A server that says that it has no sessions is not asked for one with every call."""
+    server.state.session_failures.append(refusing(NotImplementedYet("KV.Session")))
+    for n in range(5):
+        await client.put(b"%d" % n, b"")
+    assert server.state.sessions_begun == 1
+    assert (server.state.messages, server.state.seq) == ([], 5)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ServerFenced("another took over", own_epoch=1, newer_epoch=2), Fenced),
+        (ServerStopping("stopping"), Stopping),
+        (QueueFull("full", retry_after_ms=1), Overloaded),
+    ],
+)
+async def test_session_that_is_turned_away_was_not_applied(
+    server: DictServer, error: ServerStopping, kind: type[NotApplied]
+) -> None:
+    """When a server turns a session away, nothing of it was applied, and callers are told so."""
+    server.state.session_failures.append(refusing(error))
+    async with Client(server.address, retry=ONCE) as client:
+        with pytest.raises(kind):
+            await client.put(b"k", b"v")
+        assert (await client.put(b"k", b"v")).seq == 1
+
+
+async def test_status_is_not_lost_to_a_write(server: DictServer) -> None:
+    """A server that turns a session away while much is being written is understood every time."""
+    value = bytes(200_000)
+    async with Client(server.address, retry=ONCE) as client:
+        for _ in range(30):
+            server.state.session_failures.append(FENCED)
+            puts = (client.put(b"%d" % n, value) for n in range(30))
+            for failed in await asyncio.gather(*puts, return_exceptions=True):
+                assert isinstance(failed, Fenced | Commit), failed
+            server.state.session_failures.clear()
+
+
+async def test_session_that_is_turned_away_is_opened_again(server: DictServer) -> None:
+    """A server that is too busy for a session is asked again, and everything is applied once."""
+    server.state.session_failures.extend([refusing(QueueFull("full", retry_after_ms=1))] * 3)
+    async with Client(server.address, retry=QUICK) as client:
+        await asyncio.gather(*(client.add(b"n") for _ in range(20)))
+        assert await client.add(b"n") == 21
+    assert server.state.sessions_begun == 4
+
+
+async def test_old_streams_are_left(server: DictServer) -> None:
+    """After its time a stream is left for a new one, and ends when nobody waits on it."""
+    server.state.failures.append(silent())
+    async with coalescing(server, stream_age_s=0.02) as coalescer:
+        waiting = asyncio.ensure_future(coalescer.call(operations.put(b"a", b""), 60_000))
+        await received(server, 1)
+        while server.state.sessions_begun < 3:
+            await coalescer.call(operations.get(b"k"), 60_000)
+        assert not waiting.done()
+        waiting.cancel()
+        for _ in range(2):
+            await server.state.session_ends.acquire()
+
+
+async def test_idle_clients_hold_no_stream(server: DictServer) -> None:
+    """A stream on which nothing is asked for ends by itself."""
+    async with coalescing(server, stream_age_s=0.02) as coalescer:
+        await coalescer.call(operations.get(b"k"), 60_000)
+        await server.state.session_ends.acquire()
+        assert server.state.sessions_begun == 1
+        await coalescer.call(operations.get(b"k"), 60_000)
+        assert server.state.sessions_begun == 2
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+async def test_closed_clients_say_so(server: DictServer, *, coalesce: bool) -> None:
+    """After closing, each method raises an error that says so; closing again does nothing."""
+    client = Client(server.address, coalesce=coalesce)
+    await client.put(b"k", b"v")
+    await client.close()
+    await client.close()
+    for call in (client.get(b"k"), client.put(b"k", b"v"), client.status(), anext(client.scan())):
+        with pytest.raises(ClientClosed, match="the client is closed"):
+            await call
+    with pytest.raises(ClientClosed):
+        client.session()
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+async def test_closing_ends_what_is_under_way(server: DictServer, *, coalesce: bool) -> None:
+    """A call under way when its client is closed fails, and its outcome is unknown."""
+    server.state.failures.append(silent())
+    client = Client(server.address, coalesce=coalesce)
+    put = asyncio.ensure_future(client.put(b"k", b"v"))
+    await server.state.begun.wait()
+    await client.close()
+    with pytest.raises(Abandoned):
+        await put
+
+
+class Forgetful(ServerState):
+    """A server that leaves the counters out of its replies."""
+
+    def answer(self, request: Message) -> Message:
+        reply = super().answer(request)
+        if isinstance(reply, kv_pb2.WriteReply):
+            reply.ClearField("counters")
+        return reply
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+async def test_replies_that_are_no_answers_are_failures(
+    server: DictServer, *, coalesce: bool
+) -> None:
+    """A server that answers an add without a counter has failed; others get their answers."""
+    server.state = Forgetful()
+    async with Client(server.address, coalesce=coalesce) as client:
+        added, put = await asyncio.gather(
+            client.add(b"n"), client.put(b"k", b"v"), return_exceptions=True
+        )
+    assert isinstance(put, Commit)
+    assert isinstance(added, ServerFailed)
+    assert "not one to Write" in str(added)

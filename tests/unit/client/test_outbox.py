@@ -1,0 +1,148 @@
+"""The outbox: order, messages, and the bound on what is unanswered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shalekv_client import operations
+from shalekv_client.outbox import OVERHEAD_BYTES, Outbox, Pending
+
+GET = operations.get(b"k")
+
+
+def pending(number: int, size_bytes: int = 100) -> Pending:
+    """An operation of that size."""
+    return Pending(number, GET, asyncio.get_running_loop().create_future(), size_bytes)
+
+
+def filled(outbox: Outbox, count: int, size_bytes: int = 100) -> list[Pending]:
+    """Operations 0, 1, ... in the outbox."""
+    made = [pending(number, size_bytes) for number in range(count)]
+    for each in made:
+        outbox.add(each)
+    return made
+
+
+def taken(outbox: Outbox) -> list[int]:
+    """The numbers in the next message."""
+    return [each.number for each in outbox.take()]
+
+
+async def test_one_message_takes_all_in_order() -> None:
+    """What is queued goes into one message, in the order in which it came."""
+    outbox = Outbox()
+    filled(outbox, 50)
+    assert taken(outbox) == list(range(50))
+    assert taken(outbox) == []
+
+
+async def test_message_is_cut_by_count() -> None:
+    """A message has no more operations than the server takes."""
+    outbox = Outbox(message_count_max=3)
+    filled(outbox, 7)
+    assert [taken(outbox) for _ in range(4)] == [[0, 1, 2], [3, 4, 5], [6], []]
+
+
+async def test_message_is_cut_by_bytes() -> None:
+    """A message has no more bytes than are allowed, but at least one operation."""
+    outbox = Outbox(message_bytes_max=250)
+    filled(outbox, 3)
+    outbox.add(pending(3, 1_000))
+    outbox.add(pending(4))
+    assert [taken(outbox) for _ in range(4)] == [[0, 1], [2], [3], [4]]
+
+
+async def test_messages_shrink() -> None:
+    """A server that accepts smaller messages gets smaller ones, down to a least size."""
+    outbox = Outbox(bytes_max=1 << 40, message_bytes_max=1 << 20)
+    filled(outbox, 2_000, 1_000)
+    counts = []
+    for _ in range(5):
+        counts.append(len(outbox.take()))
+        outbox.shrink()
+    assert counts == [1_000, 125, 15, 1, 1]
+    filled(outbox, 2, 20_000)
+    outbox.shrink()
+    assert outbox.message_bytes_max == 32 * 1024
+
+
+async def test_no_more_is_unanswered_than_allowed() -> None:
+    """What does not fit into the bound stays until there is room, and nothing overtakes it."""
+    outbox = Outbox(bytes_max=250)
+    made = filled(outbox, 4)
+    outbox.add(pending(4, 10))
+    assert taken(outbox) == [0, 1]
+    assert (taken(outbox), outbox.unanswered_bytes) == ([], 200)
+    outbox.answered(made[1])
+    assert taken(outbox) == [2]
+    outbox.answered(made[0])
+    outbox.answered(made[2])
+    assert taken(outbox) == [3, 4]
+    assert outbox.unanswered_bytes == 110
+
+
+async def test_what_passes_the_bound_goes_alone() -> None:
+    """An operation that is larger than the bound goes when nothing else is unanswered."""
+    outbox = Outbox(bytes_max=250)
+    made = filled(outbox, 1)
+    outbox.add(pending(1, 1_000))
+    outbox.add(pending(2))
+    assert taken(outbox) == [0]
+    assert taken(outbox) == []
+    outbox.answered(made[0])
+    assert taken(outbox) == [1]
+    assert taken(outbox) == []
+
+
+async def test_what_is_given_up_is_not_sent() -> None:
+    """Neither an operation that is withdrawn nor one that nobody waits for is sent."""
+    outbox = Outbox()
+    made = filled(outbox, 4)
+    outbox.withdraw(made[1])
+    made[2].future.cancel()
+    assert taken(outbox) == [0, 3]
+    assert outbox.held_bytes == 200
+    outbox.withdraw(made[0])  # too late: it is sent
+    assert outbox.held_bytes == 200
+
+
+async def test_who_waits_for_room_is_told() -> None:
+    """Waiting for less to be held ends with the answer that makes it so, and not before."""
+    outbox = Outbox()
+    made = filled(outbox, 3)
+    waiting = asyncio.ensure_future(outbox.held_at_most(100))
+    outbox.take()
+    outbox.answered(made[0])
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    outbox.answered(made[2])
+    await waiting
+    assert outbox.held_bytes == 100
+
+
+async def test_room_is_news() -> None:
+    """Who waits for something to send is told of what is queued, and of room for it."""
+    outbox = Outbox(bytes_max=100)
+    waiting = asyncio.ensure_future(outbox.news())
+    await asyncio.sleep(0)
+    (first, _) = filled(outbox, 2)
+    await waiting
+    assert taken(outbox) == [0]
+    waiting = asyncio.ensure_future(outbox.news())
+    await asyncio.sleep(0)
+    outbox.answered(first)
+    await waiting
+    assert taken(outbox) == [1]
+
+
+@pytest.mark.parametrize("value_bytes", [0, 100, 100_000])
+def test_overhead_is_not_too_little(value_bytes: int) -> None:
+    """An operation has no more bytes in a message than it is counted with."""
+    from shalekv.v1 import kv_pb2  # noqa: PLC0415 (only this test looks at the wire)
+
+    put = operations.put(b"k", bytes(value_bytes))
+    message = kv_pb2.SessionRequest()
+    message.operations.add(id=2**40, put=put.request)
+    assert message.ByteSize() <= put.size_bytes + OVERHEAD_BYTES

@@ -1,0 +1,214 @@
+"""An explicit session: futures at once, in order, with typed errors, and nothing repeated."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from shalekv.errors import Fenced as ServerFenced
+from shalekv_client import (
+    Abandoned,
+    Absent,
+    Add,
+    Client,
+    ClientClosed,
+    Commit,
+    ConditionFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    Exists,
+    Fenced,
+    Get,
+    InvalidRequest,
+    NotApplied,
+    NotSent,
+    OutcomeUnknown,
+    Put,
+    Unimplemented,
+    Value,
+)
+from shalekv_client.outbox import OVERHEAD_BYTES
+from tests.unit.client.dict_server import DictServer, bare, losing, refusing, silent
+from tests.unit.client.waiting import received
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+async def test_every_operation_has_its_future(client: Client) -> None:
+    """Each method returns a future at once, which gets what the client's method returns."""
+    async with client.session() as session:
+        put = session.put(b"a", b"1", ttl_ms=7)
+        get = session.get(b"a")
+        batch_get = session.batch_get([b"none", b"a"])
+        add = session.add(b"n", 41)
+        write = session.write([Put(b"b", b"2"), Add(b"n")])
+        txn = session.txn([Exists(b"a")], [Get(b"a"), Add(b"n")], [Get(b"b")])
+        delete = session.delete(b"a")
+        delete_range = session.delete_range(prefix=b"b")
+        assert not put.done()
+        await session.drain()
+        value = Value(b"1", 1, 7)
+        assert (put.result().seq, get.result()) == (1, value)
+        assert batch_get.result() == [None, value]
+        assert add.result() == 41
+        assert write.result().counters == (42,)
+        assert txn.result().results == (value, 43)
+        assert (delete.result().seq, delete_range.result().seq) == (5, 6)
+
+
+async def test_operations_are_sent_in_order(client: Client, server: DictServer) -> None:
+    """What is queued is sent in the order of the calls, in few messages."""
+    async with client.session() as session:
+        puts = [session.put(b"k", b"%d" % n) for n in range(1_000)]
+    assert [put.result().seq for put in puts] == list(range(1, 1_001))
+    assert [int(request.value) for request in server.state.requests] == list(range(1_000))
+    assert len(server.state.messages) < 10
+
+
+async def test_leaving_waits_and_raises_nothing(client: Client, server: DictServer) -> None:
+    """At the end of the block all futures are done; errors are theirs, and not the block's."""
+    server.state.failures.extend([None, refusing(ServerFenced("x", own_epoch=1, newer_epoch=2))])
+    async with client.session() as session:
+        good, fenced, failed = (
+            session.put(b"k", b"1"),
+            session.put(b"k", b"2"),
+            session.put(b"k", b"3", condition=Absent()),
+        )
+    assert good.result().seq == 1
+    assert isinstance(fenced.exception(), Fenced)
+    error = failed.exception()
+    assert isinstance(error, ConditionFailed)
+    assert (error.condition, error.found_seq) == ("absent", 1)
+
+
+async def test_broken_session_fails_its_futures(client: Client, server: DictServer) -> None:
+    """What was sent has an unknown outcome, what was not has a certain one; nothing is repeated."""
+    server.state.failures.append(losing())
+    async with client.session() as session:
+        lost = session.put(b"k", b"1")
+        with pytest.raises(ConnectionLost):
+            await lost
+        late = session.put(b"k", b"2")
+        error = late.exception()
+    assert isinstance(error, NotSent)
+    assert isinstance(error, NotApplied)
+    assert server.state.calls == {"Put": 1}
+
+
+async def test_unsent_operations_are_certain(client: Client, server: DictServer) -> None:
+    """When a session breaks, what still waited for room was not applied."""
+    server.state.failures.append(bare(UNAVAILABLE))
+    server.state.answering.clear()
+    async with client.session(bytes_max=200) as session:
+        puts = [session.put(b"%d" % n, bytes(100)) for n in range(5)]
+        await received(server, 1)
+        server.state.answering.set()
+        await session.drain()
+    errors = [put.exception() for put in puts]
+    assert isinstance(errors[0], OutcomeUnknown)
+    assert [type(error) for error in errors[1:]] == [NotSent] * 4
+    assert server.state.calls == {"Put": 1}
+
+
+async def test_ready_waits_while_too_much_is_unanswered(client: Client, server: DictServer) -> None:
+    """Who asks whether the session is ready waits until no more is held than it may hold."""
+    server.state.answering.clear()
+    async with client.session(bytes_max=1_000) as session:
+        puts = [session.put(b"a", bytes(500))]
+        await session.ready()
+        puts += [session.put(b"b", bytes(900)), session.put(b"c", bytes(900))]
+        waiting = asyncio.ensure_future(session.ready())
+        await received(server, 1)
+        assert not waiting.done()
+        server.state.answering.set()
+        await waiting
+        assert puts[1].done()
+    assert server.state.unanswered_bytes_most <= 1_000
+
+
+async def test_silent_session_fails(server: DictServer) -> None:
+    """A session whose answers do not come for the time of the client fails, and says so."""
+    server.state.failures.append(silent())
+    async with Client(server.address, timeout_ms=50) as client, client.session() as session:
+        put = session.put(b"k", b"v")
+        with pytest.raises(DeadlineExceeded, match="nothing came for 50 ms"):
+            await put
+
+
+async def test_idle_session_does_not_fail(server: DictServer) -> None:
+    """A session on which nothing is due may be silent for any time."""
+    async with Client(server.address, timeout_ms=150) as client, client.session() as session:
+        await session.put(b"k", b"1")
+        server.state.failures.append(silent())
+        with pytest.raises(DeadlineExceeded):
+            await client.put(b"other", b"", timeout_ms=400)
+        assert (await session.get(b"k")) is not None
+
+
+async def test_leaving_by_an_error_does_not_wait(client: Client, server: DictServer) -> None:
+    """A block that ends by an exception ends its session at once; open futures fail."""
+    server.state.failures.append(silent())
+
+    async def fail() -> None:
+        async with client.session() as session:
+            puts.append(session.put(b"k", b"v"))
+            await received(server, 1)
+            raise KeyError
+
+    puts: list[asyncio.Future[Commit]] = []
+    with pytest.raises(KeyError):
+        await fail()
+    (put,) = puts
+    assert isinstance(put.exception(), Abandoned)
+
+
+async def test_cancelled_future_is_given_up(client: Client, server: DictServer) -> None:
+    """A future that is cancelled is nobody's concern any more; the others are answered."""
+    async with client.session() as session:
+        first, second = session.put(b"a", b""), session.put(b"b", b"")
+        first.cancel()
+        assert (await second).seq == 1
+    assert [request.key for request in server.state.requests] == [b"b"]
+
+
+async def test_closed_session_says_so(client: Client) -> None:
+    """A session that is closed takes nothing more; one that was never used can be closed."""
+    async with client.session() as session:
+        pass
+    with pytest.raises(NotSent, match="the session is closed"):
+        await session.put(b"k", b"v")
+    await session.aclose()
+
+
+async def test_closing_the_client_ends_its_sessions(server: DictServer) -> None:
+    """When the client is closed, what is open in its sessions fails."""
+    server.state.failures.append(silent())
+    client = Client(server.address)
+    session = client.session()
+    put = session.put(b"k", b"v")
+    await received(server, 1)
+    await client.close()
+    assert isinstance(put.exception(), Abandoned)
+    with pytest.raises(NotSent):
+        await session.put(b"k", b"v")
+    with pytest.raises(ClientClosed):
+        client.session()
+
+
+async def test_server_without_sessions_is_told_apart() -> None:
+    """A session with a server that has none fails as unimplemented, and nothing was applied."""
+    async with DictServer(has_sessions=False) as server, Client(server.address) as client:
+        async with client.session() as session:
+            put = session.put(b"k", b"v")
+        assert isinstance(put.exception(), Unimplemented)
+
+
+async def test_too_large_operations_are_refused_here(server: DictServer) -> None:
+    """An operation that does not fit into a message fails alone, and the session goes on."""
+    async with Client(server.address, message_bytes_max=1_000) as client:
+        async with client.session() as session:
+            large = session.put(b"k", bytes(1_000 - OVERHEAD_BYTES))
+            assert (await session.put(b"k", bytes(900))).seq == 1
+        assert isinstance(large.exception(), InvalidRequest)

@@ -1,0 +1,196 @@
+"""The client for threads: the same methods, values and errors, without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+
+import pytest
+
+from shalekv_client import (
+    Abandoned,
+    Absent,
+    Add,
+    Batch,
+    ClientClosed,
+    ConditionFailed,
+    Get,
+    InvalidRequest,
+    Missing,
+    NotSent,
+    Put,
+    SyncClient,
+    Unreachable,
+    Value,
+)
+from tests.unit.client.dict_server import DictServer, silent
+from tests.unit.client.waiting import received
+
+
+async def in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread, beside the loop in which the server runs."""
+    await asyncio.to_thread(work)
+
+
+async def test_methods_return_what_those_of_the_client_return(server: DictServer) -> None:
+    """Every call waits for its result."""
+
+    def work() -> None:
+        with SyncClient(server.address) as client:
+            assert client.put(b"a", b"1").seq == 1
+            assert client.get(b"a") == Value(b"1", 1, None)
+            assert client.batch_get([b"x", b"a"]) == [None, Value(b"1", 1, None)]
+            assert client.add(b"n", -2) == -2
+            assert client.write(Batch().put(b"b", b"2").add(b"n", 5)).counters == (3,)
+            result = client.txn([Missing(b"x")], [Get(b"b"), Add(b"n"), Put(b"c", b"")])
+            assert result.results == (Value(b"2", 3, None), 4, None)
+            assert client.delete(b"a").seq == 5
+            assert client.delete_range(prefix=b"b").seq == 6
+            assert client.status().version == "0.0.7"
+
+    await in_thread(work)
+
+
+async def test_errors_are_those_of_the_client(server: DictServer) -> None:
+    """An error has its class and its details in the thread as well."""
+
+    def work() -> None:
+        with SyncClient(server.address) as client:
+            client.put(b"a", b"1")
+            with pytest.raises(ConditionFailed) as caught:
+                client.put(b"a", b"2", condition=Absent())
+            assert caught.value.found_seq == 1
+            with pytest.raises(InvalidRequest):
+                client.put(b"", b"")
+            with pytest.raises(ValueError, match="timeout_ms"):
+                client.get(b"a", timeout_ms=0)
+
+    await in_thread(work)
+
+
+async def test_scan_is_an_ordinary_iterator(server: DictServer) -> None:
+    """A scan can be iterated over, paged, and left."""
+
+    def work() -> None:
+        with SyncClient(server.address) as client:
+            keys = [b"%02d" % n for n in range(20)]
+            client.write([Put(key, key) for key in keys])
+            assert [entry.key for entry in client.scan()] == keys
+            assert [entry.key for entry in client.scan(prefix=b"1", reverse=True)] == keys[:9:-1]
+            assert [len(page) for page in client.scan(limit=8).pages()] == [8, 8, 4]
+            with client.scan(limit=5) as scan:
+                assert next(scan).key == b"00"
+            assert list(scan) == []
+            first = client.scan(limit=15)
+            assert len(list(first)) == 15
+            assert first.more
+            assert first.view is not None
+            again = client.scan(page_token=first.page_token)
+            assert [entry.key for entry in again] == keys[15:]
+            assert [entry.key for entry in first.next_page()] == keys[15:]
+
+    await in_thread(work)
+
+
+async def test_threads_share_a_client(server: DictServer) -> None:
+    """What many threads ask for goes over one session, and each gets its own results."""
+
+    def work() -> None:
+        with SyncClient(server.address) as client, ThreadPoolExecutor(16) as threads:
+
+            def count(_: int) -> list[int]:
+                return [client.add(b"n") for _ in range(25)]
+
+            results = list(threads.map(count, range(16)))
+        assert all(result == sorted(result) for result in results)
+        assert sorted(chain.from_iterable(results)) == list(range(1, 401))
+
+    await in_thread(work)
+    assert server.state.sessions_begun == 1
+
+
+async def test_session_has_futures_for_threads(server: DictServer) -> None:
+    """A session returns futures that threads can wait for, in the order of its thread."""
+
+    def work() -> None:
+        with SyncClient(server.address) as client:
+            with client.session(bytes_max=2_000) as session:
+                puts: list[Future[int]] = []
+                for _ in range(200):
+                    puts.append(session.add(b"n"))
+                    session.ready()
+                assert puts[0].result() == 1
+                bad = session.put(b"", b"")
+                session.drain()
+                assert puts[-1].done()
+            assert [put.result() for put in puts] == list(range(1, 201))
+            assert isinstance(bad.exception(), InvalidRequest)
+            with pytest.raises(NotSent, match="the session is closed"):
+                session.put(b"k", b"v")
+            session.close()
+
+    await in_thread(work)
+    assert server.state.unanswered_bytes_most <= 2_000
+
+
+async def test_closing_ends_everything(server: DictServer) -> None:
+    """After closing calls raise an error that says so, futures are done, and no thread is left."""
+    server.state.failures.append(silent())
+    threads = threading.active_count()
+
+    def begin() -> tuple[SyncClient, Future[object]]:
+        client = SyncClient(server.address)
+        session = client.session()
+        future: Future[object] = Future()
+        put = session.put(b"k", b"v")
+        put.add_done_callback(lambda done: future.set_exception(done.exception()))
+        return client, future
+
+    client, future = await asyncio.to_thread(begin)
+    await received(server, 1)
+
+    def end() -> None:
+        client.close()
+        client.close()
+        assert isinstance(future.exception(timeout=0), Abandoned)
+        with pytest.raises(ClientClosed, match="the client is closed"):
+            client.get(b"k")
+        with pytest.raises(ClientClosed):
+            client.session()
+        with pytest.raises(ClientClosed):
+            next(client.scan())
+
+    await in_thread(end)
+    assert not [each for each in threading.enumerate() if each.name == f"shalekv {server.address}"]
+    assert threading.active_count() <= threads + 1  # the one that `to_thread` keeps
+
+
+async def test_session_survives_the_closing_of_its_client(server: DictServer) -> None:
+    """A session whose client is closed inside its block ends without waiting for ever."""
+
+    def work() -> None:
+        client = SyncClient(server.address)
+        with client.session() as session:
+            put = session.put(b"k", b"v")
+            put.result()
+            client.close()
+            with pytest.raises(NotSent):
+                session.put(b"k", b"v").result()
+
+    await in_thread(work)
+
+
+def test_bad_address_starts_nothing() -> None:
+    """An address of another form is refused, and no thread is left behind."""
+    with pytest.raises(ValueError, match="address is HOST:PORT"):
+        SyncClient("nowhere")
+    assert not [each for each in threading.enumerate() if each.name == "shalekv nowhere"]
+
+
+def test_no_server_is_unreachable() -> None:
+    """Without a server the error says that there is no connection, within the time of the call."""
+    with SyncClient("127.0.0.1:1") as client, pytest.raises(Unreachable):
+        client.get(b"k", timeout_ms=100)

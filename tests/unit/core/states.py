@@ -1,0 +1,68 @@
+"""A state to decide by: a dictionary of entries, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shalekv.core.entry import NO_EXPIRY, Entry, Kind
+from shalekv.core.key_range import KeyRange
+from shalekv.core.transaction import Decision
+from shalekv.errors import RangeTooCostly
+
+NOW_MS = 1_000
+
+
+def entry_of(key: bytes, value: bytes, seq: int, expire_at_ms: int = NO_EXPIRY) -> Entry:
+    """A value."""
+    return Entry(key, seq, Kind.PUT, value, expire_at_ms)
+
+
+def in_range(keys: KeyRange, key: bytes) -> bool:
+    """Whether a key is in an interval."""
+    return keys.start <= key and (not keys.end or key < keys.end)
+
+
+@dataclass(slots=True)
+class DictState:
+    """Implements `core.transaction.State`; entries may be expired, deleted ones are gone."""
+
+    entries: dict[bytes, Entry] = field(default_factory=dict)
+    now_ms: int = NOW_MS
+    is_costly: bool = False
+
+    def visible(self, key: bytes) -> Entry | None:
+        found = self.entries.get(key)
+        return found if found is not None and found.is_visible(self.now_ms) else None
+
+    def has_keys(self, keys: KeyRange) -> bool:
+        if self.is_costly:
+            raise RangeTooCostly("too many")
+        return any(in_range(keys, key) and self.visible(key) for key in self.entries)
+
+    def apply(self, decision: Decision, seq: int) -> None:
+        """Do what was decided: first the ranges go, then come the changes."""
+        for keys in decision.deleted:
+            for key in [key for key in self.entries if in_range(keys, key)]:
+                del self.entries[key]
+        for change in decision.changes:
+            if change.kind is Kind.PUT:
+                entry = entry_of(change.key, change.value, seq, change.expire_at_ms)
+                self.entries[change.key] = entry
+            else:
+                self.entries.pop(change.key, None)
+
+    def values(self) -> Mapping[bytes, tuple[bytes, int]]:
+        """What there is to read: values and when they expire."""
+        live = filter(None, map(self.visible, sorted(self.entries)))
+        return {entry.key: (entry.value, entry.expire_at_ms) for entry in live}
+
+
+def state_of(*entries: Entry) -> DictState:
+    """A state with these entries."""
+    return DictState({entry.key: entry for entry in entries})
+
+
+def counter(value: int) -> bytes:
+    """The bytes of a counter."""
+    return value.to_bytes(8, "little", signed=True)

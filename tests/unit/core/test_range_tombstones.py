@@ -1,0 +1,146 @@
+"""Range tombstones against the plainest model: a list of intervals, all of them looked at."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import END_OF_KEYS, KeyRange, coalesced
+from shalekv.core.range_tombstones import FRAGMENT_BYTES, NONE, Fragment, RangeTombstones
+
+BOUNDS = st.text("abc", max_size=2).map(str.encode)
+RANGES = st.builds(KeyRange, BOUNDS, BOUNDS).filter(lambda keys: not keys.is_empty)
+# What each commit deletes, the first commit first: ranges that do not touch, as a decision has it.
+COMMITS = st.lists(st.lists(RANGES, min_size=1, max_size=3).map(coalesced), max_size=8)
+
+
+def tombstone(start: bytes, end: bytes, seq: int) -> Entry:
+    """A range tombstone."""
+    return Entry(start, seq, Kind.RANGE_TOMBSTONE, end)
+
+
+def tombstones_of(commits: list[list[KeyRange]]) -> list[Entry]:
+    """Those of commits 1, 2, 3 and so on."""
+    return [tombstone(*keys, seq) for seq, each in enumerate(commits, 1) for keys in each]
+
+
+def newest_over(tombstones: list[Entry], key: bytes) -> int:
+    """The greatest number of all tombstones over a key; 0: none."""
+    return max(
+        (t.seq for t in tombstones if t.key <= key and (not t.value or key < t.value)), default=0
+    )
+
+
+def fragments_of(tombstones: list[Entry]) -> list[Fragment]:
+    """The fewest fragments that have the same effect, from one bound to the next."""
+    bounds = sorted({bound for t in tombstones for bound in (t.key, t.value or END_OF_KEYS)})
+    fragments: list[Fragment] = []
+    for start, end in pairwise(bounds):
+        seq = newest_over(tombstones, start)
+        if fragments and (fragments[-1].end, fragments[-1].seq) == (start, seq):
+            fragments[-1] = Fragment(fragments[-1].start, end, seq)
+        elif seq:
+            fragments.append(Fragment(start, end, seq))
+    return fragments
+
+
+@given(commits=COMMITS, data=st.data())
+def test_newest_over_a_key_counts_in_whatever_order_they_come(
+    commits: list[list[KeyRange]], data: st.DataObject
+) -> None:
+    """However tombstones arrive, together or apart, each key meets the newest one over it."""
+    tombstones = tombstones_of(commits)
+    arriving = data.draw(st.permutations(tombstones))
+    cut = data.draw(st.integers(0, len(arriving)))
+    found = NONE.with_added(arriving[:cut]).with_added(arriving[cut:])
+    for key in data.draw(st.lists(st.text("abcd", min_size=1, max_size=3).map(str.encode))):
+        over = found.over(key)
+        assert (over.seq if over else 0) == newest_over(tombstones, key)
+        assert over is None or over.start <= key < over.end
+
+
+@given(commits=COMMITS, data=st.data())
+def test_fragments_are_the_fewest_and_all_accounted(
+    commits: list[list[KeyRange]], data: st.DataObject
+) -> None:
+    """Neighbours of one number are one fragment, and each costs its bounds and its overhead."""
+    tombstones = tombstones_of(commits)
+    found = NONE
+    for each in data.draw(st.permutations(tombstones)):
+        found = found.with_added([each])
+    expected = fragments_of(tombstones)
+    assert [found.over(fragment.start) for fragment in expected] == expected
+    assert len(found) == len(expected)
+    bounds_bytes = sum(len(f.start) + (0 if f.end == END_OF_KEYS else len(f.end)) for f in expected)
+    assert found.size_bytes == len(expected) * FRAGMENT_BYTES + bounds_bytes
+
+
+@given(
+    commits=COMMITS,
+    entries=st.lists(
+        st.tuples(st.text("abcd", min_size=1, max_size=2).map(str.encode), st.integers(0, 9)),
+        unique_by=lambda pair: pair[0],
+    ),
+    reverse=st.booleans(),
+)
+def test_what_is_older_than_its_tombstone_is_hidden(
+    commits: list[list[KeyRange]],
+    entries: list[tuple[bytes, int]],
+    reverse: bool,  # noqa: FBT001 - a direction that is drawn
+) -> None:
+    """Entries below the number of the tombstone over them go, those of the same commit stay."""
+    tombstones = tombstones_of(commits)
+    found = NONE.with_added(tombstones)
+    in_order = [Entry(key, seq, Kind.PUT) for key, seq in sorted(entries, reverse=reverse)]
+    expected = [each for each in in_order if each.seq >= newest_over(tombstones, each.key)]
+    assert found.visible(in_order) == expected
+    assert [each for each in in_order if not found.hides(each)] == expected
+
+
+@given(commits=COMMITS, more=COMMITS)
+def test_value_never_changes(commits: list[list[KeyRange]], more: list[list[KeyRange]]) -> None:
+    """Who holds the tombstones of one moment goes on reading them while others are added."""
+    tombstones = tombstones_of(commits)
+    held = NONE.with_added(tombstones)
+    held.with_added(tombstone(keys.start, keys.end, 99) for each in more for keys in each)
+    expected = fragments_of(tombstones)
+    assert [held.over(fragment.start) for fragment in expected] == expected
+    assert len(held) == len(expected)
+    assert len(NONE) == 0
+    assert NONE.size_bytes == 0
+
+
+def test_tombstone_without_an_end_hides_every_key_from_its_start_on() -> None:
+    """An empty bound is none: also the greatest of all keys is deleted, and the least."""
+    greatest = b"\xff" * 65_536
+    some = NONE.with_added([tombstone(b"b", b"", 5)])
+    assert some.hides(Entry(greatest, 4, Kind.PUT))
+    assert not some.hides(Entry(b"a\xff", 4, Kind.PUT))
+    everything = NONE.with_added([tombstone(b"", b"", 5)])
+    assert everything.hides(Entry(b"\x00", 4, Kind.PUT))
+    assert everything.hides(Entry(greatest, 4, Kind.PUT))
+    assert not everything.hides(Entry(greatest, 5, Kind.PUT))
+
+
+def test_entries_that_no_tombstone_reaches_are_not_copied() -> None:
+    """A scan beside what was deleted gets back the very list that it has asked about."""
+    found = NONE.with_added([tombstone(b"c", b"e", 5), tombstone(b"k", b"m", 6)])
+    for letters in (b"ab", b"ef", b"gj", b"mz", b"zm"):
+        entries = [Entry(bytes([letter]), 1, Kind.PUT) for letter in letters]
+        assert found.visible(entries) is entries
+        assert RangeTombstones().visible(entries) is entries
+    assert found.visible([]) == []
+
+
+def test_range_inside_a_range_cuts_it_into_three() -> None:
+    """What was deleted again belongs to the newer deletion, on both sides the older one stays."""
+    found = NONE.with_added([tombstone(b"a", b"z", 1), tombstone(b"m", b"n", 2)])
+    assert [found.over(key) for key in (b"b", b"m", b"n")] == [
+        Fragment(b"a", b"m", 1),
+        Fragment(b"m", b"n", 2),
+        Fragment(b"n", b"z", 1),
+    ]
+    assert (found.over(b"a"), found.over(b"z")) == (Fragment(b"a", b"m", 1), None)

@@ -1,0 +1,228 @@
+"""A displaced transaction is decided again: what was in flight behind its slot comes first now."""
+
+from __future__ import annotations
+
+import pytest
+
+from shalekv.core.key_range import KeyRange
+from shalekv.core.transaction import (
+    Add,
+    Delete,
+    DeleteRange,
+    ExistsCompare,
+    Get,
+    Put,
+    Read,
+    SeqCompare,
+)
+from shalekv.engine.commit import Receipt
+from shalekv.errors import ConditionFailed, NotACounter
+from tests.unit.core.states import counter
+from tests.unit.engine.commits import read
+from tests.unit.engine.running_log import OLDER, RunningLog, Told, quiesce, running
+
+# Whether the fence is met before the object behind it lands, or after that.
+ORDERS = pytest.mark.parametrize("meets_fence_first", [True, False])
+ABSENT = [ExistsCompare(b"a", exists=False)]
+PRESENT = [ExistsCompare(b"a", exists=True)]
+
+
+async def displaced(log: RunningLog, *, first: bool) -> None:
+    """The object in slot 10 meets a fence, the one in slot 11 lands, one before the other."""
+    for number in (0, 1) if first else (1, 0):
+        log.store.held[number].release()
+        await quiesce()
+
+
+async def fenced(log: RunningLog) -> None:
+    """A slow opener's fence is in the first slot."""
+    await log.fill(10, OLDER)
+
+
+async def behind(log: RunningLog, key: bytes, value: bytes) -> Told:
+    """A put in slot 11, while what was submitted before is in flight in slot 10."""
+    await log.store.arrived(1)
+    written = log.write(key, value)
+    await log.store.arrived(2)
+    return written
+
+
+def newest_of(log: RunningLog) -> list[tuple[bytes, bytes]]:
+    """What a scan of all that is durable reads."""
+    return read(log.memtable.view(log.prefix.seq, log.prefix.wal_id))
+
+
+@ORDERS
+async def test_put_if_absent_loses_to_what_came_before_it(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """It held when it was decided; now there is a value, whose number the refusal names."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        mine = log.transact(Put(b"a", b"mine"), compares=ABSENT)
+        other = await behind(log, b"a", b"other")
+        await displaced(log, first=meets_fence_first)
+        assert await other.receipt() == Receipt(101, 11)
+        refusal = await mine.refusal()
+        assert isinstance(refusal, ConditionFailed)
+        assert refusal.found_seq == 101
+        assert newest_of(log) == [(b"a", b"other")]
+    assert log.log.next_wal_id == 12
+
+
+async def test_refusal_decided_again_waits_for_what_it_rests_on() -> None:
+    """While the put that it has lost to is still in flight, nobody hears of it."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        mine = log.transact(Put(b"a", b"mine"), compares=ABSENT)
+        await behind(log, b"a", b"other")
+        log.store.held[0].release()
+        await quiesce()
+        assert mine.told == []
+        assert log.newest(b"a") == [b"other"]
+        assert len(log.store.held) == 2
+
+
+@ORDERS
+async def test_counter_counts_on(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """The new value is that of the counter as it was put behind, and is told so."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        added = log.transact(Add(b"n", 1))
+        await behind(log, b"n", counter(40))
+        await displaced(log, first=meets_fence_first)
+        (await log.store.arrived(3)).release()
+        assert await added.results() == [41]
+        receipt = await added.receipt()
+        assert receipt.wal_id == 12
+        assert receipt.seq > 101
+        assert [entry.seq for entry in log.entries_of(12)] == [receipt.seq]
+        assert newest_of(log) == [(b"n", counter(41))]
+
+
+async def test_counter_that_is_none_any_more_is_refused() -> None:
+    """An add that had its place in the log is refused when what comes before it is no counter."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        added = log.transact(Put(b"x", b"1"), Add(b"n", 1))
+        await behind(log, b"n", b"words")
+        await displaced(log, first=False)
+        assert isinstance(await added.refusal(), NotACounter)
+        assert log.newest(b"x", b"n") == [None, b"words"]
+
+
+@ORDERS
+async def test_other_branch_is_taken(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Comparison, reads and changes are those of the new place; the old ones leave no trace."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        transacted = log.transact(
+            Get(b"a"),
+            Put(b"then", b"1"),
+            compares=ABSENT,
+            otherwise=[Get(b"a"), Put(b"else", b"1")],
+        )
+        await behind(log, b"a", b"other")
+        assert log.newest(b"then", b"else") == [b"1", None]
+        await displaced(log, first=meets_fence_first)
+        (await log.store.arrived(3)).release()
+        (result, _) = await transacted.results()
+        assert isinstance(result, Read)
+        assert result.entry is not None
+        assert (result.entry.value, result.entry.seq) == (b"other", 101)
+        assert newest_of(log) == [(b"a", b"other"), (b"else", b"1")]
+
+
+@ORDERS
+async def test_refusal_becomes_a_write(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """A delete-if-present that shared a lost object finds a value at its new place, and deletes."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        shares = log.write(b"x", b"1")
+        deleted = log.transact(Delete(b"a"), compares=PRESENT)
+        other = await behind(log, b"a", b"other")
+        await displaced(log, first=meets_fence_first)
+        log.store.let_go()
+        receipts = [await each.receipt() for each in (other, shares, deleted)]
+        assert receipts == sorted(receipts, key=lambda receipt: receipt.seq)
+        assert newest_of(log) == [(b"x", b"1")]
+
+
+@ORDERS
+async def test_range_delete_deletes_what_comes_before_it_now(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Its number is above what landed behind its slot, for gets, for scans and in the object."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        deleted = log.transact(DeleteRange(KeyRange(b"a", b"c")), Put(b"b", b"kept"))
+        await behind(log, b"a", b"other")
+        await displaced(log, first=meets_fence_first)
+        assert log.newest(b"a", b"b") == [None, b"kept"]
+        (await log.store.arrived(3)).release()
+        receipt = await deleted.receipt()
+        assert [entry.seq for entry in log.contents_of(12).range_tombstones] == [receipt.seq]
+        assert newest_of(log) == [(b"b", b"kept")]
+        assert log.newest(b"a", b"b") == [None, b"kept"]
+
+
+async def test_queue_is_decided_again_in_its_order() -> None:
+    """All that has no slot yet follows, one after the other, as it was submitted."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        counted = [log.transact(Add(b"n", 1))]
+        await behind(log, b"n", counter(40))
+        counted += [log.transact(Add(b"n", 1)) for _ in range(3)]
+        wins = log.transact(Put(b"a", b"first"), compares=ABSENT)
+        loses = log.transact(Put(b"a", b"second"), compares=ABSENT)
+        await displaced(log, first=True)
+        log.store.let_go()
+        assert [await each.results() for each in counted] == [[41], [42], [43], [44]]
+        assert await wins.results() == [None]
+        assert isinstance(await loses.refusal(), ConditionFailed)
+        assert log.newest(b"a", b"n") == [b"first", counter(44)]
+
+
+@pytest.mark.parametrize("first_to_fail", [0, 1])
+async def test_order_of_submission_is_kept_when_both_are_displaced(first_to_fail: int) -> None:
+    """Two objects that lose their slots go on as they came: the put-if-absent wins after all."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        await log.fill(11, OLDER)
+        mine = log.transact(Put(b"a", b"mine"), compares=ABSENT)
+        other = await behind(log, b"b", b"other")
+        blind = log.write(b"a", b"blind")
+        for number in (first_to_fail, 1 - first_to_fail):
+            log.store.held[number].release()
+            await quiesce()
+        log.store.let_go()
+        receipts = [await each.receipt() for each in (mine, other, blind)]
+        assert receipts == sorted(receipts, key=lambda receipt: receipt.seq)
+        assert newest_of(log) == [(b"a", b"blind"), (b"b", b"other")]
+
+
+async def test_number_of_a_lost_slot_is_no_ones() -> None:
+    """A condition on a number that was shown before a displacement does not hold afterwards."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        shown = log.write(b"a", b"1")
+        await log.store.arrived(1)
+        swap = log.transact(Put(b"a", b"2"), compares=[SeqCompare(b"a", 100)])
+        assert swap.commit.decision is not None
+        assert swap.commit.decision.refusal is None
+        log.store.held[0].release()
+        await quiesce()
+        log.store.let_go()
+        refusal = await swap.refusal()
+        assert isinstance(refusal, ConditionFailed)
+        assert refusal.found_seq == (await shown.receipt()).seq > 100
+
+
+async def test_transaction_that_is_alone_decides_the_same_again() -> None:
+    """At k = 1 nothing can come between: a displaced counter counts what it has counted."""
+    async with running(RunningLog()) as log:
+        await fenced(log)
+        added = [log.transact(Add(b"n", 1))]
+        held = await log.store.arrived(1)
+        added += [log.transact(Add(b"n", 1)), log.transact(Add(b"n", 1))]
+        held.release()
+        log.store.let_go()
+        assert [await each.results() for each in added] == [[1], [2], [3]]
+        receipts = [await each.receipt() for each in added]
+        assert [(each.seq, each.wal_id) for each in receipts] == [(103, 11), (104, 11), (105, 11)]

@@ -1,0 +1,190 @@
+"""Idempotency keys: what is remembered of them, for how long, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.engine.commit import Claim
+from shalekv.engine.idempotency import Idempotency, Remembered
+from shalekv.engine.sorted_runs import entries_bytes
+from shalekv.errors import KeyExpired, KeyReused
+from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+
+WINDOW_MS = 1_000
+START_MS = 1_700_000_000_000
+OLD_MS = START_MS - 2 * WINDOW_MS
+YEAR_MS = 365 * 86_400_000
+HASH, OTHER_HASH = b"h" * 16, b"o" * 16
+
+
+class Keys:
+    """Idempotency keys at a time that the test sets."""
+
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+        self.idempotency = Idempotency(window_ms=WINDOW_MS, now_ms=lambda: self.now_ms)
+
+    def land(self, key: bytes, seq: int = 7, reply: bytes = b"reply") -> Entry:
+        """A request with this key became durable now."""
+        record = IdempotencyRecord(HASH, 12, ReplyKind.WRITE, reply)
+        expire_at_ms = self.idempotency.expiry_ms()
+        entry = Entry(record_key(key), seq, Kind.PUT, encode_record(record), expire_at_ms)
+        self.idempotency.land([entry])
+        return entry
+
+    def state_of(self, key: bytes) -> str:
+        """What a repeat meets."""
+        try:
+            found = self.idempotency.find(key, HASH)
+        except KeyExpired:
+            return "expired"
+        return {type(None): "new", Remembered: "remembered"}.get(type(found), "pending")
+
+
+def uuid7(made_ms: int, *, version: int = 7, variant: int = 0b10) -> bytes:
+    """A UUID that was made at this time."""
+    rest = bytes((version << 4, 1, variant << 6, *range(7)))
+    return made_ms.to_bytes(6, "big") + rest
+
+
+def test_key_that_was_never_seen_is_new() -> None:
+    """Any bytes but an old UUID of version 7 can begin a request."""
+    keys = Keys()
+    for key in (b"k", b"x" * 64, bytes(16), uuid7(START_MS)):
+        assert keys.state_of(key) == "new"
+
+
+def test_repeat_gets_the_first_reply() -> None:
+    """Sequence number, object and reply are those of the first request."""
+    keys = Keys()
+    keys.land(b"k", 7)
+    record = IdempotencyRecord(HASH, 12, ReplyKind.WRITE, b"reply")
+    assert keys.idempotency.find(b"k", HASH) == Remembered(7, record)
+    assert keys.state_of(b"kk") == "new"
+
+
+def test_key_lives_for_one_window_and_is_known_as_expired_for_another() -> None:
+    """To the millisecond; and then it is forgotten as soon as something else is remembered."""
+    keys = Keys()
+    keys.land(b"k")
+    for passed_ms, expected in (
+        (WINDOW_MS - 1, "remembered"),
+        (WINDOW_MS, "expired"),
+        (2 * WINDOW_MS - 1, "expired"),
+        (2 * WINDOW_MS, "new"),
+    ):
+        keys.now_ms = START_MS + passed_ms
+        keys.land(b"other")
+        assert keys.state_of(b"k") == expected, passed_ms
+    assert len(keys.idempotency) == 1
+
+
+def test_uuid_tells_its_age_when_nothing_else_is_known() -> None:
+    """A UUID of version 7 that is older than the window is refused, a younger one is new.
+
+    One from years ago was not made to tell a time: its bytes are random.
+    """
+    keys = Keys()
+    for made_ms, expected in (
+        (START_MS + 10, "new"),
+        (START_MS - WINDOW_MS + 1, "new"),
+        (START_MS - WINDOW_MS, "expired"),
+        (START_MS - YEAR_MS, "expired"),
+        (START_MS - 2 * YEAR_MS, "new"),
+        (0, "new"),
+    ):
+        assert keys.state_of(uuid7(made_ms)) == expected, made_ms
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        uuid7(OLD_MS, version=4),
+        uuid7(OLD_MS, variant=0b11),
+        uuid7(OLD_MS, variant=0b01),
+        uuid7(OLD_MS) + b"x",
+        uuid7(OLD_MS)[:15],
+    ],
+)
+def test_what_is_no_uuid_of_version_7_has_no_age(key: bytes) -> None:
+    """Another version, variant or length may mean anything: it is never too old."""
+    assert Keys().state_of(key) == "new"
+
+
+def test_uuid_that_is_remembered_is_answered_whatever_its_age() -> None:
+    """A client whose clock is late gets its reply, too, as long as there is one."""
+    keys = Keys()
+    keys.land(uuid7(OLD_MS))
+    assert keys.state_of(uuid7(OLD_MS)) == "remembered"
+
+
+def test_other_content_is_refused_as_long_as_the_key_is_known() -> None:
+    """Under way, remembered or expired: the key belongs to the first request."""
+    keys = Keys()
+    claim = Claim(b"pending", HASH, 0, ReplyKind.PUT, lambda _: b"")
+    keys.idempotency.begin(claim, lambda _: None)
+    keys.land(b"k")
+    for key in (b"pending", b"k"):
+        with pytest.raises(KeyReused):
+            keys.idempotency.find(key, OTHER_HASH)
+    keys.now_ms += WINDOW_MS
+    with pytest.raises(KeyReused):
+        keys.idempotency.find(b"k", OTHER_HASH)
+
+
+def test_claim_that_was_abandoned_is_new_again() -> None:
+    """A request that could not be submitted has not used its key."""
+    keys = Keys()
+    claim = Claim(b"k", HASH, 0, ReplyKind.PUT, lambda _: b"")
+    pending = keys.idempotency.begin(claim, lambda _: None)
+    assert keys.idempotency.find(b"k", HASH) is pending
+    keys.idempotency.abandon(claim)
+    assert keys.state_of(b"k") == "new"
+
+
+def test_key_that_was_used_again_counts_once_and_for_longer() -> None:
+    """A later record of a key replaces the earlier one, its bytes and its time."""
+    keys = Keys()
+    keys.land(b"k", 7, reply=b"first")
+    keys.land(b"other", 8)
+    keys.now_ms += WINDOW_MS
+    again = keys.land(b"k", 9, reply=b"the second reply")
+    keys.now_ms += WINDOW_MS - 1
+    last = keys.land(b"last", 10)
+    found = keys.idempotency.find(b"k", HASH)
+    assert isinstance(found, Remembered)
+    assert (found.seq, found.record.reply) == (9, b"the second reply")
+    assert keys.state_of(b"other") == "expired"
+    keys.now_ms += 1
+    last = keys.land(b"last", 11)
+    assert len(keys.idempotency) == 2
+    assert keys.idempotency.size_bytes == entries_bytes([again, last])
+
+
+def test_deleted_record_is_forgotten() -> None:
+    """A tombstone takes the record that it stands for, and the bytes."""
+    keys = Keys()
+    entry = keys.land(b"k")
+    keys.idempotency.land([entry._replace(seq=8, kind=Kind.TOMBSTONE, value=b"")])
+    assert keys.state_of(b"k") == "new"
+    assert (len(keys.idempotency), keys.idempotency.size_bytes) == (0, 0)
+
+
+@given(landings=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 700), st.binary(max_size=5))))
+def test_memory_is_that_of_two_windows(landings: list[tuple[int, int, bytes]]) -> None:
+    """At each landing what expired a window ago goes; what stays is accounted, each key once."""
+    keys, known = Keys(), dict[bytes, Entry]()
+    for number, passed_ms, reply in landings:
+        keys.now_ms += passed_ms
+        key = b"%d" % number
+        known[key] = keys.land(key, reply=reply)
+        known = {
+            key: entry
+            for key, entry in known.items()
+            if entry.expire_at_ms > keys.now_ms - WINDOW_MS
+        }
+        assert len(keys.idempotency) == len(known)
+        assert keys.idempotency.size_bytes == entries_bytes([*known.values()])

@@ -1,0 +1,120 @@
+"""What is not durable yet: range deletes that come and go over the memtable."""
+
+from __future__ import annotations
+
+from shalekv.core.key_range import KeyRange
+from shalekv.core.transaction import DeleteRange, Operation, Put, Transaction
+from shalekv.engine.commit import Commit, Group
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.overlay import Overlay
+from tests.unit.core.states import DictState
+from tests.unit.engine.commits import put, read, run_of, unsettled
+from tests.unit.store.inline_runtime import InlineClock, finish
+
+
+def transacted(seq: int, *operations: Operation) -> Commit:
+    """A commit that does these operations."""
+    commit = Commit.of(Transaction(operations), seq, unsettled, size_bytes=0)
+    commit.decide(DictState())
+    return commit
+
+
+def delete_range(seq: int, start: bytes, end: bytes) -> Commit:
+    """A commit that deletes a range."""
+    return transacted(seq, DeleteRange(KeyRange(start, end)))
+
+
+def durable(*keys: bytes) -> Memtable:
+    """A memtable with these keys, of commit 1."""
+    memtable = Memtable()
+    run = run_of(1, *(put(key) for key in keys))
+    memtable.land(run)
+    memtable.extend_prefix(run)
+    return memtable
+
+
+def land(memtable: Memtable, overlay: Overlay, commit: Commit) -> None:
+    """A commit is durable, alone in its object."""
+    group = Group(commit.seq, [commit])
+    memtable.land(group.run)
+    memtable.extend_prefix(group.run)
+    overlay.remove(commit)
+
+
+def seen(overlay: Overlay, *keys: bytes) -> list[bytes]:
+    """Those of `keys` that a read at UNCOMMITTED finds."""
+    return [key for key in keys if overlay.get(key) is not None]
+
+
+def test_range_delete_hides_what_is_durable_and_what_is_not() -> None:
+    """And not what was put after it, in its own commit or a later one."""
+    overlay = Overlay(durable(b"a", b"b", b"c", b"d"))
+    overlay.add(transacted(2, Put(b"b", b"2")))
+    overlay.add(transacted(3, DeleteRange(KeyRange(b"a", b"d")), Put(b"a", b"3")))
+    overlay.add(transacted(4, Put(b"c", b"4")))
+    assert seen(overlay, b"a", b"b", b"c", b"d") == [b"a", b"c", b"d"]
+
+
+def test_range_delete_hides_through_its_landing() -> None:
+    """Durable now, it has the same effect from the memtable: no read sees what it has deleted."""
+    memtable = durable(b"a", b"b")
+    overlay = Overlay(memtable)
+    commits = [delete_range(2, b"a", b"b"), delete_range(3, b"b", b"c"), delete_range(4, b"", b"")]
+    for commit in commits:
+        overlay.add(commit)
+    assert len(overlay.range_tombstones) == 3
+    for left, commit in zip((2, 1, 0), commits, strict=True):
+        land(memtable, overlay, commit)
+        assert seen(overlay, b"a", b"b") == []
+        assert len(overlay.range_tombstones) == left
+
+
+def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
+    """Whichever of many lands, the ranges of those that have not landed stay hidden."""
+    keys = [b"%02d" % number for number in range(40)]
+    memtable = durable(*keys)
+    overlay = Overlay(memtable)
+    commits = [delete_range(2 + n, key, key + b"\x00") for n, key in enumerate(keys[:30])]
+    for commit in commits:
+        overlay.add(commit)
+    for number, commit in enumerate(commits):
+        land(memtable, overlay, commit)
+        assert seen(overlay, *keys) == keys[30:]
+        assert [entry.key for entry in overlay.range_tombstones] == keys[number + 1 : 30]
+
+
+def test_put_after_a_landed_range_delete_is_seen() -> None:
+    """What the overlay still knows of a durable range delete hides nothing that is newer."""
+    memtable = durable(b"a")
+    overlay = Overlay(memtable)
+    first, second = delete_range(2, b"a", b"b"), delete_range(3, b"x", b"y")
+    other = delete_range(4, b"y", b"z")
+    for commit in (first, second, other):
+        overlay.add(commit)
+    land(memtable, overlay, first)
+    overlay.add(transacted(5, Put(b"a", b"new")))
+    assert seen(overlay, b"a") == [b"a"]
+
+
+def test_rebuilt_overlay_knows_only_what_it_is_given() -> None:
+    """After a displacement nothing of the old numbers hides or shows anything."""
+    overlay = Overlay(durable(b"a", b"b"))
+    lost, kept = delete_range(2, b"a", b"b"), delete_range(3, b"b", b"c")
+    overlay.add(lost)
+    overlay.add(kept)
+    overlay.rebuild([kept])
+    assert seen(overlay, b"a", b"b") == [b"a"]
+    lost.resequence(9)
+    overlay.add(lost)
+    assert seen(overlay, b"a", b"b") == []
+    assert [entry.seq for entry in overlay.range_tombstones] == [3, 9]
+
+
+def test_runs_of_the_overlay_delete_in_scans() -> None:
+    """A view with the overlay on top of it reads what gets see."""
+    memtable = durable(b"a", b"b", b"c")
+    overlay = Overlay(memtable)
+    overlay.add(transacted(2, DeleteRange(KeyRange(b"a", b"c")), Put(b"b", b"2")))
+    runs = finish(overlay.runs(InlineClock(), max_seq=2))
+    assert read(memtable.view(1, 0).below(runs)) == [(b"b", b"2"), (b"c", b"v")]
+    assert read(memtable.view(1, 0)) == [(b"a", b"v"), (b"b", b"v"), (b"c", b"v")]

@@ -1,0 +1,218 @@
+"""Filters: no key of theirs is ever denied, and few others are let through."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry
+from shalekv.errors import BadStructure
+from shalekv.format.filter import HEADER, Filter, key_hash, parse_filter
+from shalekv.format.filter_build import FilterKeys, build_filter
+from shalekv.format.sst import open_filter
+from shalekv.format.sst_encode import encode_fence, encode_sst
+from tests.unit.format.forging import patched, u32
+from tests.unit.format.samples import (
+    LEVEL_NAME,
+    RANGES,
+    SYSTEM,
+    opened,
+    points,
+    properties,
+    put,
+    sample,
+)
+
+bits_per_key = st.floats(1, 64) | st.sampled_from([1, 6.4, 6.5, 10, 64])
+
+
+def parsed(data: bytes | memoryview) -> Filter:
+    """The filter in these bytes."""
+    found = parse_filter(LEVEL_NAME, 4096, data)
+    assert found is not None
+    return found
+
+
+@given(st.lists(st.binary(max_size=40), max_size=200), bits_per_key)
+def test_no_key_is_denied(keys: list[bytes], bits: float) -> None:
+    """Whatever the keys and the size, a filter says of none of its keys that it is not there."""
+    found = parsed(build_filter(keys, bits))
+    assert all(found.may_contain(key) for key in keys)
+    assert all(found.may_contain_hash(key_hash(key)) for key in keys)
+
+
+@pytest.mark.parametrize("bits", [2, 10, 20])
+def test_no_key_of_many_is_denied(bits: float) -> None:
+    """The same with more keys than are worked on at once."""
+    keys = [b"user/%d" % number for number in range(70_000)]
+    found = parsed(build_filter(iter(keys), bits))
+    assert all(map(found.may_contain, keys))
+    assert found.keys == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("bits", "least", "most"),
+    [(4, 0.13, 0.17), (6, 0.05, 0.075), (8, 0.019, 0.028), (10, 0.007, 0.012), (16, 0.0005, 0.002)],
+)
+def test_few_other_keys_are_let_through(bits: float, least: float, most: float) -> None:
+    """The rate of absent keys that are let through is what server/docs/formats.md says."""
+    count = 50_000
+    for prefix in (b"user/%012d", b"%d"):
+        found = parsed(build_filter((prefix % (7 * number) for number in range(count)), bits))
+        passed = sum(found.may_contain(prefix % (7 * number + 3)) for number in range(count))
+        assert least < passed / count < most
+
+
+@given(st.integers(0, 3_000), bits_per_key)
+def test_a_filter_is_as_large_as_asked_for(count: int, bits: float) -> None:
+    """A filter takes the bits for each of its keys, rounded up to a line, and 16 bytes."""
+    data = build_filter([b"%d" % number for number in range(count)], bits)
+    assert len(data) % 8 == 0
+    assert count * bits <= 8 * (len(data) - 16) < max(1, count * bits) + 512
+
+
+def test_a_filter_of_no_keys_denies_all() -> None:
+    """An SST without points has a filter that says so."""
+    found = parsed(build_filter([]))
+    assert (found.keys, found.lines) == (0, 1)
+    assert not any(found.may_contain(b"%d" % number) for number in range(100))
+
+
+def test_versions_count_once() -> None:
+    """A key with many versions takes no more of a filter than one."""
+    keys = [b"a", b"b", b"b", b"b", b"c", b"c"]
+    assert build_filter(keys) == build_filter([b"a", b"b", b"c"])
+    assert parsed(build_filter([b"v"] * 100_000)).lines == 1
+
+
+@given(st.lists(st.lists(st.binary(max_size=5), max_size=9), max_size=9))
+def test_keys_may_come_in_portions(portions: list[list[bytes]]) -> None:
+    """It makes no difference how many keys are added at a time."""
+    filter_keys = FilterKeys(10)
+    for portion in portions:
+        filter_keys.add(portion)
+    assert filter_keys.build() == build_filter([key for keys in portions for key in keys], 10)
+
+
+@pytest.mark.parametrize("bits", [0, 0.99, 64.1, -1, float("nan"), float("inf")])
+def test_absurd_sizes_are_refused(bits: float) -> None:
+    """A filter of less than a bit for a key, or of more than 64, is refused."""
+    with pytest.raises(ValueError, match="bits_per_key"):
+        build_filter([], bits)
+
+
+def test_a_filter_is_laid_out_as_specified() -> None:
+    """Header, and the bits of each key, stand where server/docs/formats.md says."""
+    keys = [b"%d" % number for number in range(60)]
+    data = build_filter(keys, 10)
+    assert data[:16] == struct.pack("<BBHIQ", 1, 6, 0, 2, 60)
+    lines = [bytearray(64), bytearray(64)]
+    for key in keys:
+        hashed = key_hash(key)
+        line = lines[(hashed >> 32) * 2 >> 32]
+        x = hashed % 2**32
+        y = x * 0x9E3779B97F4A7C15 % 2**64 >> 37
+        for number in (x, x >> 9, x >> 18, y, y >> 9, y >> 18):
+            line[number % 512 // 8] |= 1 << number % 8
+    assert data[16:] == b"".join(lines)
+
+
+def test_a_filter_is_read_where_it_lies(tmp_path: Path) -> None:
+    """A filter in a mapped file, or in a part of an object, is not copied."""
+    path = tmp_path / "filter"
+    path.write_bytes(build_filter([b"a", b"b"]))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        with memoryview(mapped) as view:
+            found = parsed(view)
+            assert found.may_contain(b"a")
+            assert not found.may_contain(b"absent")
+        del found
+
+
+@pytest.mark.parametrize(
+    ("at", "new"),
+    [
+        (0, b"\x00"),
+        (0, b"\x02"),
+        (0, b"\xff"),
+        (1, b"\x00"),
+        (1, b"\x05"),
+        (1, b"\x09"),
+        (2, b"\x01"),
+    ],
+)
+def test_kinds_of_later_versions_are_ignored(at: int, new: bytes) -> None:
+    """A filter that this version does not know is as good as none."""
+    data = patched(build_filter([b"a"]), at, new)
+    assert parse_filter(LEVEL_NAME, 0, data) is None
+    sst = opened(sample(filter_bytes=data))
+    assert open_filter(sst.footer, sst.filter_bytes) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"12345678", b"\x01\x06\x00\x00\x01\x00\x00\x00"])
+def test_a_short_filter_is_none(data: bytes) -> None:
+    """Too few bytes for a header are no filter of a known kind."""
+    assert parse_filter(LEVEL_NAME, 0, data) is None
+
+
+@pytest.mark.parametrize("lines", [0, 2, 2**32 - 1])
+def test_a_filter_of_another_length_is_refused(lines: int) -> None:
+    """A header that tells of other lines than there are is a typed error that names the byte."""
+    with pytest.raises(BadStructure, match="lines") as caught:
+        parsed(patched(build_filter([b"a"]), 4, u32(lines)))
+    assert caught.value.offset == 4100
+    with pytest.raises(BadStructure):
+        parsed(build_filter([b"a"]) + bytes(8))
+
+
+@given(points, st.sampled_from([1, 99]))
+def test_an_sst_has_a_filter_of_its_points(entries: list[Entry], block_bytes: int) -> None:
+    """The filter of an SST is that of the keys of its points: no range tombstone, no record."""
+    data = encode_sst(
+        properties(), iter(entries), RANGES, SYSTEM, block_bytes=block_bytes, filter_bits_per_key=10
+    )
+    sst = opened(data)
+    sst.audit()
+    assert sst.filter_bytes == build_filter([entry.key for entry in entries], 10)
+    found = open_filter(sst.footer, sst.filter_bytes)
+    assert found is not None
+    assert found.keys == len({entry.key for entry in entries})
+    assert list(sst.entries()) == entries
+
+
+def test_an_sst_without_entries_has_no_filter() -> None:
+    """A fence is a fence, whatever its writer asked for."""
+    data = encode_sst(properties(), [], block_bytes=9, filter_bits_per_key=10)
+    assert data == encode_fence(properties())
+
+
+def test_an_sst_has_one_filter() -> None:
+    """Bytes of a filter and the wish for one together are refused."""
+    with pytest.raises(ValueError, match="one filter"):
+        sample(filter_bytes=b"12345678", filter_bits_per_key=10)
+    with pytest.raises(ValueError, match="bits_per_key"):
+        encode_sst(properties(), [put(b"a", 1)], block_bytes=9, filter_bits_per_key=0)
+
+
+def test_probing_needs_no_numpy() -> None:
+    """Who reads or writes SSTs without making filters does not pay for numpy."""
+    data = build_filter([b"a"])
+    program = (
+        "import sys, shalekv.format.sst_encode, shalekv.format.sst_metadata\n"
+        "from shalekv.format.filter import parse_filter\n"
+        f"assert parse_filter('', 0, {data!r}).may_contain(b'a')\n"
+        "assert 'numpy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_header_is_aligned() -> None:
+    """Lines begin at a multiple of 8 of the object, as the filter does."""
+    assert HEADER.size == 16

@@ -1,0 +1,272 @@
+"""Entries of the system travel in an SST beside those of clients, and touch nothing of theirs."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.sst_table import SstTable
+from shalekv.errors import BadStructure, CorruptObject, UnsupportedVersion
+from shalekv.format.contents import SstContents
+from shalekv.format.section import Section
+from shalekv.format.sst import Sst, read_block
+from shalekv.format.sst_encode import encode_sst
+from shalekv.format.system_key import client_key, record_key
+from tests.unit.format.forging import patched, resealed
+from tests.unit.format.samples import (
+    LEVEL_NAME,
+    WAL_NAME,
+    opened,
+    points,
+    properties,
+    put,
+    range_tombstone,
+    ranges,
+    system,
+    tombstone,
+)
+
+block_sizes = st.sampled_from([1, 16, 64, 4096])
+some_system = system.filter(bool)
+
+RECORD = put(record_key(b"k"), 5, b"the record", 99)
+COUNTS_AT = 96  # in the footer
+KEY_LENGTHS_AT = 192
+
+
+def only(*entries: Entry, name: str = WAL_NAME) -> bytes:
+    """An SST that holds nothing but these entries of the system."""
+    return encode_sst(properties(name), (), (), entries, block_bytes=64)
+
+
+def footer_at(sst: Sst) -> int:
+    """Where the footer begins."""
+    return sst.footer.layout.index_offset + sst.footer.layout.index_len
+
+
+@given(points, ranges, system, block_sizes)
+def test_entries_of_the_system_come_back(
+    entries: list[Entry], range_tombstones: list[Entry], records: list[Entry], block_bytes: int
+) -> None:
+    """An SST gives back the entries of each section, whatever stands in the others."""
+    data = encode_sst(
+        properties(), entries, iter(range_tombstones), iter(records), block_bytes=block_bytes
+    )
+    sst = opened(data)
+    assert list(sst.entries()) == entries
+    assert list(sst.range_tombstones()) == range_tombstones
+    assert list(sst.system_entries()) == records
+    sst.audit()
+
+
+@given(points, ranges, system)
+def test_other_entries_are_not_touched(
+    entries: list[Entry], range_tombstones: list[Entry], records: list[Entry]
+) -> None:
+    """Entries of the system stand behind all others, and change neither their bytes nor bounds."""
+    alone = encode_sst(properties(), entries, range_tombstones, block_bytes=16)
+    both = encode_sst(properties(), entries, range_tombstones, records, block_bytes=16)
+    blocks_end = opened(alone).footer.layout.filter_offset
+    assert both[:blocks_end] == alone[:blocks_end]
+    assert (both == alone) == (not records)
+    found, expected = opened(both).footer.contents, opened(alone).footer.contents
+    everything = entries + range_tombstones + records
+    assert found == replace(
+        expected,
+        min_seq=min((entry.seq for entry in everything), default=0),
+        max_seq=max((entry.seq for entry in everything), default=0),
+        other_count=len(records),
+        key_bytes=expected.key_bytes + sum(len(entry.key) for entry in records),
+        value_bytes=expected.value_bytes + sum(len(entry.value) for entry in records),
+    )
+
+
+@given(some_system, block_sizes)
+def test_one_block_answers_for_a_record(records: list[Entry], block_bytes: int) -> None:
+    """A reader of pieces finds each record in the one block that the index names for its key."""
+    data = encode_sst(properties(), [put(b"\x01k", 7)], (), records, block_bytes=block_bytes)
+    index = opened(data).index
+    for entry in records:
+        number = index.locate(Section.SYSTEM, entry.key)
+        assert number is not None
+        handle = index[number]
+        block = read_block(index, number, data[handle.offset : handle.offset + handle.length])
+        assert block.find(entry.key, entry.seq) == entry
+
+
+def test_key_spaces_do_not_meet() -> None:
+    """The same bytes are one key of a client and another of the system."""
+    key = record_key(b"k")
+    data = encode_sst(
+        properties(),
+        [put(key, 1, b"client's")],
+        [range_tombstone(b"", b"", 2)],
+        [put(key, 2, b"system's")],
+        block_bytes=64,
+    )
+    sst = opened(data)
+    assert [entry.value for entry in sst.entries()] == [b"client's"]
+    assert [entry.value for entry in sst.system_entries()] == [b"system's"]
+
+
+@given(some_system)
+def test_entries_of_the_system_alone_are_no_fence(records: list[Entry]) -> None:
+    """An SST that holds nothing else has entries, and no keys between a first and a last."""
+    contents = opened(only(*records)).footer.contents
+    assert contents.entry_count == contents.other_count == len(records)
+    assert contents.bounded_count == 0
+    assert (contents.first_key, contents.last_key) == (b"", b"")
+    assert contents != SstContents()
+
+
+def test_a_level_lists_entries_of_the_system() -> None:
+    """The manifest counts them as entries; their tombstones hide no key and are not counted."""
+    data = only(RECORD, tombstone(record_key(b"l"), 6), name=LEVEL_NAME)
+    info = opened(data, LEVEL_NAME).footer.info(1)
+    assert (info.entry_count, info.tombstone_count, info.min_seq, info.max_seq) == (2, 0, 5, 6)
+    assert (info.first_key, info.last_key) == (b"", b"")
+    assert SstTable.from_infos([info])[0] == info
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (2, 0), (0, 2)])
+def test_bounds_of_nothing_are_refused(lengths: tuple[int, int]) -> None:
+    """Where there are only entries of the system, a first or last key in the footer is an error."""
+    data = encode_sst(properties(), [put(b"a", 5)], (), [RECORD], block_bytes=64)
+    at = footer_at(opened(data))
+    counts = struct.pack("<4Q", 0, 0, 0, 2)  # the point is said to be one of the system's
+    forged = patched(data, at + COUNTS_AT, counts)
+    forged = patched(forged, at + KEY_LENGTHS_AT, struct.pack("<2I", *lengths))
+    with pytest.raises(BadStructure, match="no entries that they could be of"):
+        opened(resealed(WAL_NAME, data, forged))
+
+
+def test_the_index_must_list_what_the_footer_counts() -> None:
+    """More or fewer entries of the system than the footer tells of are an error."""
+    data = only(RECORD)
+    forged = patched(data, footer_at(opened(data)) + 120, b"\x02")
+    with pytest.raises(BadStructure, match="system entries"):
+        opened(resealed(WAL_NAME, data, forged))
+
+
+def test_an_audit_reads_entries_of_the_system() -> None:
+    """What the footer tells of them is compared with what they are."""
+    data = only(RECORD)
+    at = footer_at(opened(data))
+    for field in (80, 128, 136):  # least sequence number, bytes of keys, bytes of values
+        forged = resealed(WAL_NAME, data, patched(data, at + field, b"\x04"))
+        with pytest.raises(BadStructure, match="footer tells"):
+            opened(forged).audit()
+
+
+@given(some_system, st.data())
+def test_every_flipped_bit_is_found(records: list[Entry], data: st.DataObject) -> None:
+    """No bit of an SST with entries of the system can change unnoticed."""
+    sound = encode_sst(properties(), [put(b"a", 1)], (), records, block_bytes=32)
+    bit = data.draw(st.integers(0, 8 * len(sound) - 1))
+    flipped = patched(sound, bit // 8, bytes([sound[bit // 8] ^ 1 << bit % 8]))
+    with pytest.raises(CorruptObject):
+        opened(flipped)
+
+
+@given(system.filter(lambda records: len(records) > 1), block_sizes, st.data())
+def test_another_order_is_not_written(
+    records: list[Entry], block_bytes: int, data: st.DataObject
+) -> None:
+    """Entries of the system that are not in order are refused before there are bytes."""
+    shuffled = data.draw(st.permutations(records).filter(lambda other: other != records))
+    with pytest.raises(ValueError, match="row"):
+        encode_sst(properties(), (), (), shuffled, block_bytes=block_bytes)
+
+
+@pytest.mark.parametrize("last", [b"l", b"k", b"\x00"])
+def test_another_order_is_not_read(last: bytes) -> None:
+    """Rows whose keys were changed so that they are not in order are refused."""
+    data = only(*(put(record_key(key), 5) for key in (b"k", b"l", b"m")))
+    last_at = opened(data).decode_block(0).values_at - 1
+    forged = resealed(WAL_NAME, data, patched(data, last_at, last))
+    with pytest.raises(BadStructure, match="row 2"):
+        list(opened(forged).system_entries())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        put(b"", 1),
+        put(b"\x00k", 1),
+        put(b"\x01", 1),
+        put(b"\x02k", 1),
+        put(b"\x01" + bytes(65), 1),
+        Entry(record_key(b"k"), 1, Kind.TOMBSTONE, b"value"),
+        Entry(record_key(b"k"), 1, Kind.TOMBSTONE, b"", 1),
+        Entry(record_key(b"k"), 1, Kind.RANGE_TOMBSTONE, b"\x02"),
+        Entry(record_key(b"k"), 1, Kind.INGEST),
+        Entry(record_key(b"k"), 1, Kind.MERGE),
+    ],
+)
+def test_entries_that_break_the_rules_are_not_written(entry: Entry) -> None:
+    """Keys that name no known kind of record, and other kinds of entries, are refused."""
+    with pytest.raises(ValueError, match="section 2"):
+        only(entry)
+
+
+@pytest.mark.parametrize("kind", [0, 2, 255])
+def test_unknown_kinds_of_records_are_for_a_later_version(kind: int) -> None:
+    """A record of a kind that this version does not know is refused as a later version's."""
+    data = only(RECORD)
+    sst = opened(data)
+    for at in (sst.decode_block(0).keys_at, sst.footer.layout.index_offset + 8 + 24 + 4 + 1):
+        assert data[at : at + 2] == RECORD.key
+        data = patched(data, at, bytes([kind]))
+    with pytest.raises(UnsupportedVersion, match=f"records of kind {kind} "):
+        list(opened(resealed(WAL_NAME, only(RECORD), data)).system_entries())
+
+
+def test_unknown_kinds_of_records_are_found_in_any_row() -> None:
+    """The kind of every record is looked at, not only of the first."""
+    data = only(RECORD, tombstone(record_key(b"l"), 5))
+    forged = patched(data, opened(data).decode_block(0).keys_at + 2, b"\x07")
+    with pytest.raises(UnsupportedVersion, match="records of kind 7 "):
+        list(opened(resealed(WAL_NAME, data, forged)).system_entries())
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_keys_that_name_no_client_are_refused(length: int) -> None:
+    """An empty key, or one with nothing behind the kind of record, is an error."""
+    data = only(put(record_key(b"k"), 5))
+    sst = opened(data)
+    block = sst.decode_block(0)
+    index_at = sst.footer.layout.index_offset
+    # The bytes that the key lacks go to the value; the index has the same shorter first key.
+    forged = patched(data, block.key_offsets_at + 4, struct.pack("<I", length))
+    forged = patched(forged, block.value_offsets_at + 4, struct.pack("<I", 2 - length))
+    forged = patched(forged, index_at + 8 + 24, struct.pack("<I", length))
+    with pytest.raises(BadStructure, match=r"names no kind|does not have 1 to 64"):
+        list(opened(resealed(WAL_NAME, data, forged)).system_entries())
+
+
+@given(st.binary(min_size=1, max_size=64))
+def test_keys_are_told_apart_by_their_client_keys(key: bytes) -> None:
+    """The key of a record gives back the client's key, and begins with the kind of record."""
+    assert record_key(key) == b"\x01" + key
+    assert client_key(record_key(key)) == key
+
+
+@pytest.mark.parametrize("key", [b"", bytes(65)])
+def test_client_keys_out_of_their_limits_have_no_record(key: bytes) -> None:
+    """A client's key has 1 to 64 bytes."""
+    with pytest.raises(ValueError, match="1 to 64 bytes"):
+        record_key(key)
+    with pytest.raises(ValueError, match="idempotency record"):
+        client_key(b"\x01" + key)
+
+
+def test_a_key_of_another_record_is_no_client_key() -> None:
+    """Only keys of idempotency records hold a client's key."""
+    for key in (b"", b"\x00k", b"\x02k"):
+        with pytest.raises(ValueError, match="idempotency record"):
+            client_key(key)

@@ -1,0 +1,285 @@
+"""Writes at the door of admission: in which order they go on, with their copies, and who leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from shalekv.engine.commit import changes_bytes
+from shalekv.errors import KeyReused, OutcomeUnknown, QueueFull, Stopping, StoreBroken
+from shalekv.v1 import kv_pb2
+from tests.sim.run import simulate
+from tests.sim.world import World
+from tests.unit.core.states import counter
+from tests.unit.engine.commits import put as engine_put
+from tests.unit.engine.running_log import quiesce
+from tests.unit.roles.messages import add, change, get, key_header, put
+from tests.unit.roles.serving import MEMORY, Serving, opened, serving
+
+MIB = 1 << 20
+KEY = b"the key of a request"
+COUNT_UP = kv_pb2.WriteRequest(header=key_header(KEY), changes=[add(b"n")])
+TXN = kv_pb2.TxnRequest(header=key_header(KEY), then=[change(add(b"n")), get(b"filler")])
+
+
+def full(writer: Serving) -> None:
+    """Fill the queue to its last byte: whatever is written from now on waits at the door."""
+    writer.store.is_holding = True
+    admission = writer.engine.admission
+    value = b"x" * (MIB - admission.queued_bytes - changes_bytes([engine_put(b"filler", b"")]))
+    writer.begin(kv_pb2.PutRequest(key=b"filler", value=value, durability=MEMORY))
+    assert admission.queued_bytes == MIB
+
+
+async def waits(writer: Serving, request: Message) -> asyncio.Task[Any]:
+    """A task that stands at the door with its request."""
+    admission = writer.engine.admission
+    before = admission.waiting_bytes
+    task = asyncio.create_task(writer.ask(request))
+    await quiesce()
+    assert admission.waiting_bytes > before
+    return task
+
+
+@pytest.mark.parametrize("is_task", [True, False])
+@pytest.mark.parametrize("steps", range(25))
+async def test_nobody_overtakes_who_is_being_let_in(steps: int, is_task: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """A write that comes at any moment of another's way in is ordered behind it."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        first = await waits(writer, kv_pb2.PutRequest(key=b"a", value=b"1"))
+        writer.store.let_go()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        request = kv_pb2.PutRequest(key=b"a", value=b"2")
+        second = asyncio.create_task(writer.ask(request)) if is_task else writer.begin(request)
+        await asyncio.wait([first, asyncio.ensure_future(second)])
+        assert (await writer.get(b"a")).value == b"2"
+        assert first.result().header.seq == 2
+
+
+async def test_line_is_kept_when_room_comes_for_many() -> None:
+    """Those who wait go on in the order in which they came, however many get in at once."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        waiting = [
+            await waits(writer, kv_pb2.PutRequest(key=b"a", value=b"%d" % number))
+            for number in range(20)
+        ]
+        waiting.pop(7).cancel()
+        writer.store.let_go()
+        replies = await asyncio.gather(*waiting)
+        assert [reply.header.seq for reply in replies] == list(range(2, 21))
+        assert (await writer.get(b"a")).value == b"19"
+
+
+def test_order_does_not_rest_on_the_order_of_tasks() -> None:
+    """Whichever task goes first when room comes: who stood in line first is ordered first."""
+
+    async def main(_: World) -> None:
+        async with serving(queued_bytes_max=MIB) as writer:
+            full(writer)
+            waiting = []
+            for number in range(10):
+                request = kv_pb2.PutRequest(key=b"a", value=b"%d" % number)
+                waiting.append(await waits(writer, request))
+            writer.store.let_go()
+            replies = await asyncio.gather(*waiting)
+            assert [reply.header.seq for reply in replies] == list(range(2, 12))
+
+    for seed in range(20):
+        simulate(seed, main)
+
+
+@pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
+async def test_copies_at_the_door_are_applied_once(request_: Any) -> None:
+    """Copies that wait for room are one commit, and all get its reply."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        copies = [await waits(writer, request_) for _ in range(4)]
+        writer.store.let_go()
+        first, *others = await asyncio.gather(*copies)
+        assert first.header.seq == 2
+        assert others == [first] * 3
+        assert (await writer.get(b"n")).value == counter(1)
+        assert writer.engine.log.next_seq == 3
+        writer.check_idle()
+
+
+async def test_copy_of_what_is_queued_needs_no_room() -> None:
+    """A copy waits for its first, not at the door, and leaves it to others."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        writer.store.is_holding = True
+        first = asyncio.ensure_future(writer.begin(COUNT_UP))
+        full(writer)
+        admission = writer.engine.admission
+        copy = asyncio.ensure_future(writer.begin(COUNT_UP))
+        await quiesce()
+        assert (admission.queued_bytes, admission.waiting_bytes) == (MIB, 0)
+        writer.store.let_go()
+        assert await copy == await first
+
+
+async def test_copy_at_the_door_finds_what_landed_meanwhile() -> None:
+    """Who gets in after the first has landed is answered from memory, and gives back its room."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        first = await waits(writer, COUNT_UP)
+        second = await waits(writer, kv_pb2.PutRequest(key=b"b", value=b"y" * MIB))
+        copy = await waits(writer, COUNT_UP)
+        for count in (1, 2):
+            (await writer.store.arrived(count)).release()
+        assert (await first).header.seq == 2
+        await writer.store.arrived(3)
+        assert not copy.done()
+        writer.store.let_go()
+        await second
+        assert await copy == await first
+        assert (await writer.get(b"n")).value == counter(1)
+
+
+async def test_other_content_at_the_door_is_refused() -> None:
+    """The key was taken by who stood before: the other is refused, and gives back its room."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        first = await waits(writer, COUNT_UP)
+        other = await waits(writer, TXN)
+        writer.store.let_go()
+        assert (await first).header.seq == 2
+        with pytest.raises(KeyReused):
+            await other
+        writer.check_idle()
+
+
+@pytest.mark.parametrize("cancelled", [0, 1])
+async def test_cancelled_copy_at_the_door_harms_no_other(cancelled: int) -> None:
+    """Of two copies that wait for room one goes away: the other is applied, and answered."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        copies = [await waits(writer, COUNT_UP) for _ in range(2)]
+        copies[cancelled].cancel()
+        writer.store.let_go()
+        assert (await copies[1 - cancelled]).header.seq == 2
+        assert (await writer.get(b"n")).value == counter(1)
+        writer.check_idle()
+
+
+@pytest.mark.parametrize("cancelled", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
+async def test_cancelled_copy_harms_neither_the_other_nor_the_commit(
+    cancelled: tuple[int, ...], request_: Any
+) -> None:
+    """What was ordered stands: the other copy is answered, and so is a third, later."""
+    async with serving() as writer:
+        await writer.put(b"filler")
+        writer.store.is_holding = True
+        copies = [asyncio.ensure_future(writer.begin(request_)) for _ in range(2)]
+        await writer.store.arrived(1)
+        for number in cancelled:
+            copies[number].cancel()
+        third = asyncio.ensure_future(writer.begin(request_))
+        await quiesce()
+        writer.store.let_go()
+        reply = await third
+        for number in {0, 1} - {*cancelled}:
+            assert await copies[number] == reply
+        assert await writer.ask(request_) == reply
+        assert (await writer.get(b"n")).value == counter(1)
+        writer.check_idle()
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_who_leaves_while_being_let_in_gives_back_its_room(steps: int) -> None:
+    """At whatever moment a waiting write is cancelled, those behind it go on."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        first = await waits(writer, kv_pb2.PutRequest(key=b"a", value=b"y" * MIB))
+        second = await waits(writer, kv_pb2.PutRequest(key=b"b", value=b"z" * MIB))
+        writer.store.let_go()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).header.wal_id > 0
+        await quiesce()
+        writer.check_idle()
+
+
+def test_time_at_the_door_is_bounded() -> None:
+    """Who finds no room within `queue_wait_ms` is refused, with advice, and its key is free."""
+
+    async def main(_: World) -> None:
+        async with serving(queued_bytes_max=MIB, queue_wait_ms=500, retry_after_ms=70) as writer:
+            full(writer)
+            copies = [await waits(writer, COUNT_UP) for _ in range(2)]
+            for refused in await asyncio.gather(*copies, return_exceptions=True):
+                assert isinstance(refused, QueueFull)
+                assert refused.retry_after_ms == 70
+            writer.store.let_go()
+            await writer.put(b"b")
+            assert (await writer.ask(COUNT_UP)).header.seq == 3
+            assert (await writer.get(b"n")).value == counter(1)
+
+    simulate(1, main)
+
+
+async def test_closing_turns_away_who_waits() -> None:
+    """At the door they are told at once; what was ordered is still answered, with its copies."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        writer.store.is_holding = True
+        ordered = [asyncio.ensure_future(writer.begin(COUNT_UP)) for _ in range(2)]
+        full(writer)
+        waiting = await waits(writer, kv_pb2.WriteRequest(changes=[put(b"b")]))
+        writer.engine.close()
+        with pytest.raises(Stopping):
+            await waiting
+        copy = asyncio.ensure_future(writer.begin(COUNT_UP))
+        writer.store.let_go()
+        first, second = await asyncio.gather(*ordered)
+        assert first == second == await copy
+        assert await writer.ask(COUNT_UP) == first
+        with pytest.raises(Stopping):
+            await writer.ask(kv_pb2.WriteRequest(header=key_header(b"new"), changes=[add(b"n")]))
+        assert len(writer.engine.idempotency) == 1
+
+
+@pytest.mark.parametrize("steps", range(25))
+async def test_key_of_who_is_turned_away_while_being_let_in_is_free(steps: int) -> None:
+    """Whenever the writer closes, a write is applied or refused; no copy waits for ever."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        first = asyncio.create_task(ask_or_refusal(writer, COUNT_UP))
+        await quiesce()
+        writer.store.let_go()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        writer.engine.close()
+        async with asyncio.timeout(10):
+            told = await first
+            copied = await ask_or_refusal(writer, COUNT_UP)
+        assert copied == told or (isinstance(copied, Stopping) and isinstance(told, Stopping))
+
+
+async def ask_or_refusal(writer: Serving, request: Message) -> Any:
+    """The reply, or the error."""
+    try:
+        return await writer.ask(request)
+    except Stopping as refusal:
+        return refusal
+
+
+async def test_lost_request_is_told_to_all_its_copies() -> None:
+    """Where the log breaks all who wait are told the same, and nothing is remembered."""
+    writer = await opened()
+    running = asyncio.create_task(writer.run())
+    writer.store.is_holding = True
+    copies = [asyncio.ensure_future(writer.begin(COUNT_UP)) for _ in range(3)]
+    (await writer.store.arrived(1)).break_disk()
+    told = await asyncio.gather(*copies, return_exceptions=True)
+    assert {type(each) for each in told} == {OutcomeUnknown}
+    with pytest.raises(StoreBroken):
+        await running
+    assert len(writer.engine.idempotency) == 0
+    writer.check_idle()

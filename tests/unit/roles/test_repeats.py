@@ -1,0 +1,291 @@
+"""Idempotency keys: a request that is repeated is applied once, and answered as the first time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from shalekv.engine.idempotency import Remembered
+from shalekv.errors import ConditionFailed, KeyExpired, KeyReused, NotACounter
+from shalekv.v1 import kv_pb2
+from tests.unit.core.states import counter
+from tests.unit.engine.databases import Database
+from tests.unit.roles.messages import (
+    absent,
+    add,
+    change,
+    delete,
+    delete_range,
+    get,
+    key_header,
+    present,
+    put,
+)
+from tests.unit.roles.serving import COMMITTED, MEMORY, Serving, pairs, serving
+
+KEY = b"the key of a request"
+WINDOW_MS = 86_400_000
+REQUESTS: dict[str, Any] = {
+    "put": kv_pb2.PutRequest(key=b"a", value=b"1", ttl_ms=WINDOW_MS),
+    "conditional put": kv_pb2.PutRequest(key=b"a", precondition=absent()),
+    "delete": kv_pb2.DeleteRequest(key=b"old"),
+    "conditional delete": kv_pb2.DeleteRequest(key=b"old", precondition=present()),
+    "delete_range": kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(prefix=b"o")),
+    "write": kv_pb2.WriteRequest(changes=[put(b"a"), delete(b"old")]),
+    "counters": kv_pb2.WriteRequest(changes=[add(b"n", 2), add(b"m", -3), delete_range(end=b"b")]),
+    "txn": kv_pb2.TxnRequest(
+        compares=[kv_pb2.Compare(key=b"a", exists=False)],
+        then=[change(put(b"a", b"1")), get(b"old"), get(b"x"), change(add(b"n", 5))],
+        otherwise=[change(delete(b"a"))],
+    ),
+    "other branch": kv_pb2.TxnRequest(
+        compares=[kv_pb2.Compare(key=b"a", exists=True)],
+        otherwise=[change(put(b"a", b"1"))],
+    ),
+}
+EACH_KIND = pytest.mark.parametrize("kind", REQUESTS)
+
+
+def keyed(request: Any, key: bytes = KEY, **fields: Any) -> Any:
+    """The same request with an idempotency key."""
+    copy = type(request)()
+    copy.CopyFrom(request)
+    copy.header.CopyFrom(key_header(key, **fields))
+    return copy
+
+
+async def fill(writer: Serving) -> None:
+    """There is something to delete, and to add to."""
+    await writer.put(b"old", b"value")
+    await writer.put(b"n", counter(40))
+
+
+def same(first: Message, *others: Message) -> None:
+    """Replies are the same, byte for byte."""
+    wanted = first.SerializeToString(deterministic=True)
+    assert [other.SerializeToString(deterministic=True) for other in others] == [
+        wanted for _ in others
+    ]
+
+
+@EACH_KIND
+async def test_repeat_gets_the_first_reply(kind: str) -> None:
+    """While the first is on its way, when it has landed, and later: always the same bytes."""
+    async with serving() as writer:
+        await fill(writer)
+        writer.store.is_holding = True
+        request = keyed(REQUESTS[kind])
+        waiting = [asyncio.ensure_future(writer.begin(request)) for _ in range(3)]
+        (await writer.store.arrived(1)).release()
+        writer.store.let_go()
+        first, *others = await asyncio.gather(*waiting)
+        assert first.header.seq == 3
+        same(first, *others, await writer.ask(request))
+        state = pairs(await writer.scan())
+        await writer.put(b"a", b"2")
+        await writer.put(b"old", b"2")
+        same(first, await writer.ask(request))
+        assert writer.engine.log.next_seq == 6
+        assert pairs(await writer.scan()) != state
+
+
+@EACH_KIND
+async def test_repeat_gets_the_first_reply_after_a_restart(kind: str) -> None:
+    """The next writer answers as the first did, but for the epoch, which is its own."""
+    database = await Database.created()
+    request = keyed(REQUESTS[kind])
+    async with serving(database) as writer:
+        await fill(writer)
+        first = await writer.ask(request)
+        state = pairs(await writer.scan())
+    async with serving(database) as writer:
+        repeated = await writer.ask(request)
+        assert (first.header.epoch, repeated.header.epoch) == (1, 2)
+        first.header.epoch = 2
+        same(first, repeated)
+        assert pairs(await writer.scan()) == state
+        assert writer.engine.log.objects_written == 0
+
+
+async def test_repeat_reports_what_the_first_found() -> None:
+    """Results of a transaction are those of the moment at which it was applied, also later."""
+    async with serving() as writer:
+        await fill(writer)
+        request = keyed(REQUESTS["txn"])
+        await writer.ask(request)
+        await writer.delete(b"old")
+        repeated = await writer.ask(request)
+        assert repeated.succeeded
+        assert repeated.results[1].get.value == b"value"
+        assert repeated.results[3].counter == 45
+        assert (await writer.get(b"n")).value == counter(45)
+
+
+@EACH_KIND
+async def test_other_content_is_refused(kind: str) -> None:
+    """The same key for another request is refused, while the first is on its way and later."""
+    async with serving() as writer:
+        await fill(writer)
+        writer.store.is_holding = True
+        first = asyncio.ensure_future(writer.begin(keyed(REQUESTS[kind])))
+        held = await writer.store.arrived(1)
+        others = [request for name, request in REQUESTS.items() if name != kind]
+        for other in others:
+            with pytest.raises(KeyReused):
+                await writer.ask(keyed(other))
+        held.release()
+        writer.store.let_go()
+        await first
+        state = pairs(await writer.scan())
+        for other in others:
+            with pytest.raises(KeyReused):
+                await writer.ask(keyed(other))
+        assert pairs(await writer.scan()) == state
+
+
+async def test_put_is_not_taken_for_a_delete() -> None:
+    """Two methods whose messages have the same bytes are two requests."""
+    put_request, delete_request = kv_pb2.PutRequest(key=b"a"), kv_pb2.DeleteRequest(key=b"a")
+    assert put_request.SerializeToString() == delete_request.SerializeToString()
+    async with serving() as writer:
+        await writer.ask(keyed(put_request))
+        with pytest.raises(KeyReused):
+            await writer.ask(keyed(delete_request))
+
+
+@EACH_KIND
+async def test_header_is_no_content(kind: str) -> None:
+    """A repeat may have another header, of any length: all fields but that one tell it."""
+    async with serving() as writer:
+        await fill(writer)
+        request = REQUESTS[kind]
+        first = await writer.ask(keyed(request))
+        same(first, await writer.ask(keyed(request, read_level=COMMITTED)))
+        same(first, await writer.ask(keyed(request, max_staleness_ms=2**64 - 1)))
+        for length in (1, 100, 127, 128, 16_383, 16_384, 70_000):
+            of_later_version = keyed(request)
+            of_later_version.header.MergeFromString(unknown_field(length))
+            same(first, await writer.ask(of_later_version))
+
+
+def unknown_field(length: int) -> bytes:
+    """A field with so many bytes that this version does not know."""
+    long = kv_pb2.GetRequest(key=bytes(length)).SerializeToString()
+    return b"\xa2\x06" + long[1:]  # field 100 in place of 2
+
+
+async def test_hash_of_a_request_is_for_ever() -> None:
+    """Records outlive the server that wrote them: what is hashed never changes."""
+    request = kv_pb2.PutRequest(key=b"k", value=b"v", ttl_ms=5)
+    wire = b"\x01" + b"\x12\x01k" + b"\x1a\x01v" + b"\x20\x05"  # the kind of reply, then fields
+    async with serving() as writer:
+        await writer.ask(keyed(request))
+        request_hash = hashlib.blake2b(wire, digest_size=16).digest()
+        assert isinstance(writer.engine.idempotency.find(KEY, request_hash), Remembered)
+
+
+async def test_keys_are_told_apart() -> None:
+    """Equal requests with different keys are different requests; without a key all are."""
+    async with serving() as writer:
+        request = kv_pb2.WriteRequest(changes=[add(b"n")])
+        for key in (b"1", b"2", b"1\0", b"", b"", b"k" * 64):
+            await writer.ask(keyed(request, key))
+        assert (await writer.get(b"n")).value == counter(6)
+
+
+async def test_refusal_leaves_the_key_free() -> None:
+    """A write that was refused has not used its key: the same or another request may use it."""
+    async with serving() as writer:
+        await fill(writer)
+        conditional = keyed(kv_pb2.PutRequest(key=b"a", precondition=present()))
+        for _ in range(2):
+            with pytest.raises(ConditionFailed):
+                await writer.ask(conditional)
+        with pytest.raises(NotACounter):
+            await writer.ask(keyed(kv_pb2.WriteRequest(changes=[add(b"old")])))
+        await writer.put(b"a")
+        assert (await writer.ask(conditional)).header.seq > 3
+        with pytest.raises(KeyReused):
+            await writer.ask(keyed(kv_pb2.PutRequest(key=b"a")))
+
+
+async def test_copies_of_a_refused_request_are_refused_alike() -> None:
+    """Those that wait together get the same refusal, and the key is free again."""
+    async with serving() as writer:
+        await fill(writer)
+        writer.store.is_holding = True
+        await writer.put(b"a", durability=MEMORY)
+        request = keyed(kv_pb2.PutRequest(key=b"a", precondition=absent()))
+        copies = [asyncio.ensure_future(writer.begin(request)) for _ in range(3)]
+        writer.store.let_go()
+        refused = await asyncio.gather(*copies, return_exceptions=True)
+        assert {type(each) for each in refused} == {ConditionFailed}
+        await writer.delete(b"a")
+        assert (await writer.ask(request)).header.wal_id > 0
+
+
+async def test_transaction_that_changes_nothing_uses_no_key() -> None:
+    """There is no commit that could remember it: it is decided again, and may then change."""
+    request = keyed(
+        kv_pb2.TxnRequest(
+            compares=[kv_pb2.Compare(key=b"a", exists=True)],
+            then=[change(put(b"b"))],
+            otherwise=[get(b"a")],
+        )
+    )
+    async with serving() as writer:
+        for _ in range(2):
+            assert not (await writer.ask(request)).succeeded
+        await writer.put(b"a")
+        first = await writer.ask(request)
+        assert first.succeeded
+        await writer.delete(b"a")
+        same(first, await writer.ask(request))
+
+
+async def test_repeat_from_memory_is_answered_at_once() -> None:
+    """As the first was: from memory, with the same number; when it has landed with its object."""
+    async with serving() as writer:
+        writer.store.is_holding = True
+        request = keyed(kv_pb2.PutRequest(key=b"a", durability=MEMORY))
+        first, again = writer.begin(request), writer.begin(request)
+        assert isinstance(first, kv_pb2.PutReply)
+        assert isinstance(again, kv_pb2.PutReply)
+        same(first, again)
+        writer.store.let_go()
+        await writer.put(b"b")
+        later = await writer.ask(request)
+        assert (later.header.seq, later.header.wal_id) == (1, 1)
+        assert later.durability == MEMORY
+
+
+async def test_key_is_remembered_for_its_window() -> None:
+    """After `idempotency_window_s` a repeat is told that nobody remembers, and applies nothing."""
+    async with serving(idempotency_window_s=WINDOW_MS // 1_000) as writer:
+        request = keyed(kv_pb2.WriteRequest(changes=[add(b"n")]))
+        first = await writer.ask(request)
+        writer.pass_ms(WINDOW_MS - 60_000)
+        same(first, await writer.ask(request))
+        writer.pass_ms(60_000)
+        with pytest.raises(KeyExpired):
+            await writer.ask(request)
+        assert (await writer.get(b"n")).value == counter(1)
+
+
+async def test_old_uuid_is_refused_though_nobody_remembers_it() -> None:
+    """A UUID of version 7 tells when it was made: one from before the window is too late."""
+    async with serving() as writer:
+        made_ms = writer.engine.time.now_ms() - WINDOW_MS
+        old, young = (uuid_7(made_ms + offset_ms) for offset_ms in (0, 60_000))
+        with pytest.raises(KeyExpired):
+            await writer.ask(keyed(kv_pb2.PutRequest(key=b"a"), old))
+        assert (await writer.ask(keyed(kv_pb2.PutRequest(key=b"a"), young))).header.seq == 1
+
+
+def uuid_7(made_ms: int) -> bytes:
+    """A UUID of version 7 that was made then."""
+    return made_ms.to_bytes(6, "big") + b"\x70\x00\x80" + bytes(7)

@@ -1,0 +1,150 @@
+"""Sessions for tests: over a socket, and driven by hand without one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from grpc_status.rpc_status import aio
+
+from shalekv.errors import ShaleError
+from shalekv.roles.service import Call, KvService
+from shalekv.rpc.session import Session
+from shalekv.rpc.status import operation_error, status_of, status_of_bug
+from shalekv.settings import LimitSettings
+from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from tests.unit.roles.serving import METHODS
+from tests.unit.roles.serving import Serving as Writer
+from tests.unit.roles.serving import serving as serving_writer
+from tests.unit.rpc.serving import Failure, Serving, failure_of, serving_of
+
+Results = dict[int, kv_pb2.SessionResult]
+BUG_ID = "c0ffee"
+
+
+def operation(operation_id: int, request: Message | None = None) -> kv_pb2.SessionOperation:
+    """An operation that asks what `request` asks; None: it asks nothing."""
+    made = kv_pb2.SessionOperation(id=operation_id)
+    if request is not None:
+        getattr(made, METHODS[type(request)]).CopyFrom(request)
+    return made
+
+
+def operations(*requests: Message, first_id: int = 0) -> list[kv_pb2.SessionOperation]:
+    """One operation for each request, numbered."""
+    return [operation(first_id + number, request) for number, request in enumerate(requests)]
+
+
+def by_id(replies: list[kv_pb2.SessionReply]) -> Results:
+    """All results; none came twice."""
+    results = [result for reply in replies for result in reply.results]
+    found = {result.id: result for result in results}
+    assert len(found) == len(results)
+    return found
+
+
+class SocketSession:
+    """A session of a gRPC client."""
+
+    def __init__(self, stub: kv_pb2_grpc.KVStub, **options: Any) -> None:
+        self.call: Any = stub.Session(**options)
+        self.replies: list[kv_pb2.SessionReply] = []
+
+    async def send(self, *sent: kv_pb2.SessionOperation) -> None:
+        """Send operations in one message."""
+        await self.call.write(kv_pb2.SessionRequest(operations=sent))
+
+    async def take(self, count: int) -> Results:
+        """Read until so many results have come, all in all; all of them."""
+        while len(by_id(self.replies)) < count:
+            reply = await self.call.read()
+            assert reply is not grpc.aio.EOF, "the stream has ended"
+            self.replies.append(reply)
+        return by_id(self.replies)
+
+    async def rest(self) -> Results:
+        """Half-close, and read to the end; all results."""
+        await self.call.done_writing()
+        while (reply := await self.call.read()) is not grpc.aio.EOF:
+            self.replies.append(reply)
+        assert await self.call.code() is grpc.StatusCode.OK
+        return by_id(self.replies)
+
+    async def failure(self) -> Failure:
+        """Read to the end, which is an error: that. Keeps what came before it."""
+        try:
+            while (reply := await self.call.read()) is not grpc.aio.EOF:
+                self.replies.append(reply)
+        except grpc.aio.AioRpcError as error:
+            return failure_of(error, await aio.from_call(self.call))
+        raise AssertionError("the stream ended well")
+
+
+@asynccontextmanager
+async def served_writer(
+    *, limits: LimitSettings | None = None, **settings: Any
+) -> AsyncIterator[tuple[Serving[Any], Writer]]:
+    """A real writer on a held store behind a real server."""
+    async with (
+        serving_writer(limits=limits, **settings) as writer,
+        serving_of(writer.kv, limits=limits) as it,
+    ):
+        yield it, writer
+        writer.store.let_go()
+
+
+class DrivenSession:
+    """A session without a transport: messages are read when the test lets it, and replies too."""
+
+    def __init__(self, service: KvService, limits: LimitSettings) -> None:
+        self.session = Session(service, limits, Call(peer="test"), describe=described)
+        self.read_count = 0  # messages that were asked for
+        self._requests: asyncio.Queue[kv_pb2.SessionRequest | None] = asyncio.Queue()
+        self._replies = self.session.replies()
+
+    def send(self, *sent: kv_pb2.SessionOperation) -> None:
+        """Send operations in one message."""
+        self._requests.put_nowait(kv_pb2.SessionRequest(operations=sent))
+
+    def half_close(self) -> None:
+        """Nothing more will be sent."""
+        self._requests.put_nowait(None)
+
+    async def take(self) -> kv_pb2.SessionReply:
+        """The next reply."""
+        return await anext(self._replies)
+
+    async def rest(self) -> Results:
+        """Half-close, and read to the end."""
+        self.half_close()
+        return by_id([reply async for reply in self._replies])
+
+    async def requests(self) -> AsyncIterator[kv_pb2.SessionRequest]:
+        """What was sent, as the session reads it."""
+        while (request := await self._requests.get()) is not None:
+            self.read_count += 1
+            yield request
+
+
+@asynccontextmanager
+async def driven(
+    service: KvService, *, limits: LimitSettings | None = None
+) -> AsyncIterator[DrivenSession]:
+    """A session that reads; at the end its client is gone."""
+    session = DrivenSession(service, limits or LimitSettings())
+    async with asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(session.session.read(session.requests(), tasks))
+        yield session
+        reader.cancel()
+        session.session.close()
+
+
+def described(error: BaseException) -> kv_pb2.OperationError:
+    """What an operation is told."""
+    if isinstance(error, ShaleError):
+        return operation_error(status_of(error))
+    return operation_error(status_of_bug(BUG_ID))

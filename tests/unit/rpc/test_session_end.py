@@ -1,0 +1,279 @@
+"""How a session ends: by its client, by the server, by the connection; and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from structlog.testing import capture_logs
+
+from shalekv.errors import ConditionFailed, Stopping
+from shalekv.settings import LimitSettings
+from shalekv.v1 import kv_pb2
+from tests.unit.engine.running_log import quiesce
+from tests.unit.roles.messages import absent, add, change, key_header, put
+from tests.unit.roles.serving import MEMORY, serving
+from tests.unit.rpc.memory_service import MemoryKv
+from tests.unit.rpc.serving import Failure, Serving, failure
+from tests.unit.rpc.serving import serving as serving_memory
+from tests.unit.rpc.sessions import (
+    SocketSession,
+    driven,
+    operation,
+    operations,
+    served_writer,
+)
+
+STOPPING = Stopping("shutting down")
+PUT = kv_pb2.PutRequest(key=b"a")
+READ = kv_pb2.GetRequest(key=b"a")
+
+
+@asynccontextmanager
+async def quiet(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+    """Nothing is logged: no bug, and no error that nobody looked at."""
+    with capture_logs() as lines:
+        yield
+    assert lines == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@asynccontextmanager
+async def waiting_put(**settings: Any) -> AsyncIterator[tuple[Serving[MemoryKv], SocketSession]]:
+    """A session with a put whose commit is held back."""
+    async with serving_memory(**settings) as it:
+        it.service.hold = True
+        session = SocketSession(it.kv)
+        await session.send(operation(1, PUT))
+        await it.service.holds(1)
+        yield it, session
+
+
+def check_stopping(failed: Failure) -> None:
+    """Nothing was applied of what is not answered: try elsewhere."""
+    assert failed.code is grpc.StatusCode.UNAVAILABLE
+    assert failed.info is not None
+    assert failed.info.reason == "STOPPING"
+
+
+async def test_stopping_server_answers_what_it_has_begun() -> None:
+    """After `refuse` what waits is answered, what comes is refused, and then the stream ends."""
+    async with waiting_put() as (it, session):
+        await it.server.refuse(STOPPING)
+        await session.send(operation(2, PUT), operation(3, kv_pb2.GetRequest(key=b"a")))
+        refused = await session.take(2)
+        assert {refused[number].error.reason for number in (2, 3)} == {"STOPPING"}
+        assert not await it.server.drain(1)
+        it.service.release()
+        check_stopping(await session.failure())
+        found = await session.take(3)
+        assert found[1].WhichOneof("result") == "put"
+        assert len(it.service.calls) == 1
+        assert await it.server.drain(10_000)
+
+
+async def test_idle_session_ends_when_the_server_stops() -> None:
+    """A client that asks nothing is told at once, and keeps nobody from stopping."""
+    async with serving_memory() as it:
+        session = SocketSession(it.kv)
+        await session.send(operation(1, kv_pb2.GetRequest(key=b"a")))
+        await session.take(1)
+        await it.server.refuse(STOPPING)
+        check_stopping(await session.failure())
+        assert await it.server.drain(10_000)
+
+
+async def test_no_session_begins_while_the_server_stops() -> None:
+    """A new session is refused as a whole, as any other call is."""
+    async with waiting_put() as (it, _):
+        await it.server.refuse(STOPPING)
+        session = SocketSession(it.kv)
+        check_stopping(await session.failure())
+        it.service.release()
+
+
+async def test_refusing_often_costs_no_memory() -> None:
+    """The error that all sessions and operations get does not collect their tracebacks."""
+    error = Stopping("shutting down")
+    depths = []
+    for _ in range(3):
+        async with driven(MemoryKv()) as session:
+            session.session.refuse(error)
+            session.send(operation(1, PUT), operation(2, PUT))
+            await quiesce()
+            assert len((await session.take()).results) == 2
+            with pytest.raises(Stopping):
+                await session.take()
+        depth, trace = 0, error.__traceback__
+        while trace is not None:
+            depth, trace = depth + 1, trace.tb_next
+        depths.append(depth)
+    assert depths == [depths[0]] * 3
+
+
+async def test_health_and_other_calls_do_not_notice_a_session() -> None:
+    """While a session is full of unanswered operations, everything else is served."""
+    async with served_writer(limits=LimitSettings(session_bytes_max=64 << 10)) as (it, writer):
+        await writer.put(b"b", b"1")
+        writer.store.is_holding = True
+        session = SocketSession(it.kv)
+        await session.send(*operations(*[PUT] * 500))
+        await writer.store.arrived(1)
+        health: Any = health_pb2_grpc.HealthStub(it.channel)
+        status = await health.Check(health_pb2.HealthCheckRequest(service="shalekv.v1.KV"))
+        assert status.status == health_pb2.HealthCheckResponse.SERVING
+        assert (await it.kv.Get(kv_pb2.GetRequest(key=b"b"))).value == b"1"
+        replies = [reply async for reply in it.kv.Scan(kv_pb2.ScanRequest())]
+        assert len(replies[0].entries) == 1
+        other = SocketSession(it.kv)
+        await other.send(operation(1, kv_pb2.GetRequest(key=b"b")))
+        assert (await other.rest())[1].get.found
+        writer.store.let_go()
+        assert len(await session.rest()) == 500
+
+
+async def ended(it: Serving[Any]) -> None:
+    """Wait until the server has noticed that nobody calls any more."""
+    async with asyncio.timeout(10):
+        await it.server._adapter.idle()  # noqa: SLF001 - the server asks it only when it stops
+
+
+@pytest.mark.parametrize("how", ["cancel", "close the channel"])
+async def test_client_that_goes_away_is_cleaned_up(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its operations are waited for no more; what was ordered stands; others are not harmed."""
+    conditional = kv_pb2.PutRequest(key=b"c", precondition=absent())
+    keyed = kv_pb2.WriteRequest(header=key_header(b"key"), changes=[add(b"n")])
+    txn = kv_pb2.TxnRequest(then=[change(put(b"t"))])
+    async with served_writer() as (it, writer), quiet(caplog):
+        writer.store.is_holding = True
+        async with grpc.aio.insecure_channel(it.server.listen) as channel:
+            session = SocketSession(type(it.kv)(channel))
+            await session.send(*operations(PUT, conditional, keyed, txn))
+            await writer.store.arrived(1)
+            other = asyncio.ensure_future(writer.begin(keyed))
+            if how == "cancel":
+                session.call.cancel()
+                await ended(it)
+        await ended(it)
+        writer.store.let_go()
+        assert list((await other).counters) == [1]
+        for key in (b"a", b"c", b"n", b"t"):
+            assert (await writer.get(key)).found
+        writer.check_idle()
+
+
+async def test_nobody_waits_at_the_door_for_a_client_that_has_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What was not let in yet is not applied, and leaves its place in the line to others."""
+    async with served_writer(queued_bytes_max=1 << 20) as (it, writer), quiet(caplog):
+        writer.store.is_holding = True
+        await writer.put(b"filler", b"x" * (1 << 20), durability=MEMORY)
+        session = SocketSession(it.kv)
+        await session.send(*operations(*[PUT] * 20))
+        while not writer.engine.admission.waiting_bytes:
+            await it.kv.Get(READ)
+        session.call.cancel()
+        await ended(it)
+        assert writer.engine.admission.waiting_bytes == 0
+        writer.store.let_go()
+        assert (await writer.put(b"b")).header.seq == 2
+        assert not (await writer.get(b"a")).found
+
+
+async def test_client_that_goes_away_while_results_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is stuck in sending is freed, too."""
+    async with serving_memory() as it, quiet(caplog):
+        it.service.values[b"a"] = b"x" * (1 << 20)
+        session = SocketSession(it.kv)
+        await session.send(*operations(*[READ] * 100))
+        while not it.service.calls:
+            await it.kv.Get(kv_pb2.GetRequest(key=b"b"))
+        session.call.cancel()
+        await ended(it)
+
+
+async def test_session_has_the_deadline_of_its_call(caplog: pytest.LogCaptureFixture) -> None:
+    """A stream with a deadline ends with it; its operations have no deadline of their own."""
+    async with serving_memory() as it, quiet(caplog):
+        it.service.hold = True
+        session = SocketSession(it.kv, timeout=0.2)
+        await session.send(operation(1, PUT))
+        await it.service.holds(1)
+        assert (await session.failure()).code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await ended(it)
+        assert it.service.calls[0].deadline_ms is None
+        assert it.service.calls[0].peer.startswith("ipv4:127.0.0.1:")
+        assert it.service.held[0].cancelled()
+
+
+async def test_server_that_stops_cuts_off_its_sessions(caplog: pytest.LogCaptureFixture) -> None:
+    """A session that outlives the grace ends without details: nothing is known of what waits."""
+    async with waiting_put() as (it, session), quiet(caplog):
+        await it.server.stop()
+        failed = await session.failure()
+        assert failed.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+        assert failed.info is None
+        await ended(it)
+        assert it.service.held[0].cancelled()
+
+
+async def test_session_is_one_call() -> None:
+    """It counts as one call in progress, however many operations it has."""
+    async with waiting_put(concurrent_calls_max=2) as (it, session):
+        await session.send(*operations(*[PUT] * 50, first_id=2))
+        await it.service.holds(51)
+        other = SocketSession(it.kv)
+        await other.send(operation(1, READ))
+        await other.take(1)
+        failed = await failure(it.kv.Get(READ))
+        assert failed.info is not None
+        assert failed.info.reason == "OVERLOADED"
+        await other.rest()
+        assert (await it.kv.Get(READ)).found
+        it.service.release()
+        assert len(await session.rest()) == 51
+
+
+async def test_session_outlives_a_writer_that_closes() -> None:
+    """Its writes are told to go elsewhere, one by one; its reads are still answered."""
+    async with served_writer() as (it, writer):
+        await writer.put(b"a", b"1")
+        session = SocketSession(it.kv)
+        await session.send(operation(1, READ))
+        await session.take(1)
+        writer.engine.close()
+        await session.send(operation(2, PUT), operation(3, READ))
+        found = await session.rest()
+        assert found[2].error.reason == "STOPPING"
+        assert found[3].get.value == b"1"
+
+
+async def test_outcome_that_nobody_waits_for_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal in the moment in which the client goes is not reported as a forgotten error."""
+    async with serving() as writer, quiet(caplog):
+        await writer.put(b"a")
+        request = kv_pb2.PutRequest(
+            key=b"a",
+            precondition=absent(),
+            header=kv_pb2.RequestHeader(read_level=kv_pb2.READ_LEVEL_COMMITTED),
+        )
+        with pytest.raises(ConditionFailed):
+            await writer.ask(request)
+        for steps in range(12):
+            writer.store.is_holding = True
+            async with driven(writer.kv) as session:
+                session.send(*operations(kv_pb2.PutRequest(key=b"b"), request))
+                await quiesce()
+                writer.store.let_go()
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+        await quiesce()

@@ -1,0 +1,223 @@
+"""Flow control of a session: what it holds is bounded, whatever the client sends or leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.rpc.session import OPERATION_OVERHEAD_BYTES, RESULT_OVERHEAD_BYTES, TURN_COUNT
+from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
+from shalekv.v1 import kv_pb2
+from tests.unit.engine.running_log import quiesce
+from tests.unit.roles.serving import LINEARIZABLE, header, serving
+from tests.unit.rpc.memory_service import MemoryKv
+from tests.unit.rpc.serving import serving as serving_memory
+from tests.unit.rpc.sessions import (
+    DrivenSession,
+    SocketSession,
+    driven,
+    operation,
+    operations,
+    served_writer,
+)
+
+KIB = 1 << 10
+MIB = 1 << 20
+MAX_BYTES = 64 * KIB
+LIMITS = LimitSettings(session_bytes_max=MAX_BYTES)
+VALUE = b"x" * 4 * KIB
+GET_BYTES = 2 * len(VALUE)  # more than what a get and its result hold
+
+
+def puts(count: int, value: bytes = VALUE) -> list[Message]:
+    """So many puts of different keys."""
+    return [kv_pb2.PutRequest(key=b"%d" % number, value=value) for number in range(count)]
+
+
+def held_by(request: Message) -> int:
+    """What an operation holds while it is not answered, bytes."""
+    return operation(1, request).ByteSize() + OPERATION_OVERHEAD_BYTES
+
+
+async def check_bound(session: DrivenSession, one_bytes: int) -> None:
+    """Nothing moves any more, and the bound is passed by less than one operation."""
+    for _ in range(50):
+        await quiesce()
+        assert session.session.held_bytes <= MAX_BYTES + one_bytes
+    assert session.session.held_bytes > MAX_BYTES
+
+
+@pytest.mark.parametrize("at_once", [1, 100])
+async def test_unanswered_operations_stop_the_reading(at_once: int) -> None:
+    """With a store that answers nothing a session begins no more than what it may hold."""
+    async with serving() as writer:
+        writer.store.is_holding = True
+        async with driven(writer.kv, limits=LIMITS) as session:
+            requests = puts(100)
+            for first in range(0, 100, at_once):
+                session.send(*operations(*requests[first : first + at_once], first_id=first))
+            one_bytes = held_by(requests[99])
+            await check_bound(session, one_bytes)
+            begun = writer.engine.log.next_seq - 1
+            assert begun == MAX_BYTES // held_by(requests[5]) + 1
+            if at_once == 1:
+                assert session.read_count == begun
+            writer.store.let_go()
+            assert len(await session.rest()) == 100
+            assert session.session.held_bytes == 0
+
+
+async def test_results_that_are_not_taken_stop_the_reading() -> None:
+    """A client that sends and takes nothing is not read any further."""
+    service = MemoryKv()
+    service.values[b"a"] = VALUE
+    async with driven(service, limits=LIMITS) as session:
+        for number in range(100):
+            session.send(operation(number, kv_pb2.GetRequest(key=b"a")))
+        await check_bound(session, GET_BYTES)
+        begun = len(service.calls)
+        assert begun == session.read_count < 20
+        await session.take()
+        await quiesce()
+        assert begun < len(service.calls) < 2 * begun + 2
+        await check_bound(session, GET_BYTES)
+        await session.rest()
+        assert session.session.held_bytes == 0
+        assert len(service.calls) == 100
+
+
+async def test_small_operations_are_counted_for_what_they_cost() -> None:
+    """An operation of a few bytes takes a task and a future: thousands are not let in for that."""
+    async with serving() as writer:
+        answers: list[Waiter] = []
+
+        async def nobody_answers() -> None:
+            answers.append(new_waiter())
+            await answers[-1]
+
+        writer.engine.ownership.confirm = nobody_answers  # type: ignore[method-assign]  # a store that hangs
+        request = kv_pb2.GetRequest(key=b"a", header=header(LINEARIZABLE))
+        async with driven(writer.kv, limits=LIMITS) as session:
+            session.send(*operations(*[request] * 1_000))
+            await check_bound(session, held_by(request))
+            assert len(answers) <= MAX_BYTES // OPERATION_OVERHEAD_BYTES + 1
+            rest = asyncio.create_task(session.rest())
+            while not rest.done():
+                for answer in answers:
+                    tell(answer)
+                await quiesce()
+            assert len(rest.result()) == len(answers) == 1_000
+
+
+async def test_small_results_are_counted_for_what_they_cost() -> None:
+    """Thousands of results without a value are not kept for a client that takes none."""
+    service = MemoryKv()
+    async with driven(service, limits=LIMITS) as session:
+        session.send(*operations(*[kv_pb2.GetRequest(key=b"none")] * 1_000))
+        await check_bound(session, RESULT_OVERHEAD_BYTES + KIB)
+        assert len(service.calls) <= MAX_BYTES // RESULT_OVERHEAD_BYTES + 1
+        await session.rest()
+        assert len(service.calls) == 1_000
+
+
+async def test_operation_larger_than_the_bound_is_let_in() -> None:
+    """Whatever its size, an operation is begun when nothing else is held, and answered."""
+    async with serving() as writer, driven(writer.kv, limits=LIMITS) as session:
+        large = puts(3, b"x" * 3 * MAX_BYTES)
+        session.send(*operations(*large))
+        found = await session.rest()
+        assert [found[number].put.header.seq for number in range(3)] == [1, 2, 3]
+
+
+async def test_result_larger_than_a_message_stands_alone() -> None:
+    """Results share messages up to their size; one that is larger is sent, alone."""
+    service = MemoryKv()
+    service.values = {b"large": b"x" * (STREAM_MESSAGE_BYTES_MAX + 1), b"small": b"x"}
+    keys = [b"small", b"large", b"small", b"small"]
+    async with driven(service) as session:
+        session.send(*operations(*[kv_pb2.GetRequest(key=key) for key in keys]))
+        await quiesce()
+        shapes = [[result.id for result in (await session.take()).results] for _ in range(3)]
+        assert shapes == [[0], [1], [2, 3]]
+        assert session.session.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        kv_pb2.GetRequest(key=b"a"),
+        kv_pb2.GetRequest(),
+        kv_pb2.PutRequest(key=b"a"),
+        kv_pb2.TxnRequest(then=[kv_pb2.TxnOperation()]),
+        kv_pb2.BatchGetRequest(keys=[b"!bug", b"a"]),
+    ],
+)
+async def test_nothing_is_held_in_the_end(request_: Any) -> None:
+    """Answered at once, later or with an error: what was counted is given back to the byte."""
+    async with serving() as writer, driven(writer.kv) as session:
+        session.send(*operations(*[request_] * 20))
+        session.send(operation(5, request_), operation(5, request_), operation(6))
+        session.half_close()
+        count = 0
+        while count < 23:
+            count += len((await session.take()).results)
+        assert session.session.held_bytes == 0
+
+
+async def test_long_message_lets_others_run() -> None:
+    """Operations that are answered at once are begun in turns, not all in one go."""
+    service = MemoryKv()
+    async with driven(service) as session:
+        session.send(*operations(*[kv_pb2.GetRequest(key=b"a")] * 1_000))
+        steps: list[int] = []
+        while len(service.calls) < 1_000:
+            before = len(service.calls)
+            await asyncio.sleep(0)
+            steps.append(len(service.calls) - before)
+        assert max(steps) <= TURN_COUNT
+
+
+async def test_server_stops_reading_a_client_that_sends_without_end() -> None:
+    """Over a socket, too: puts beyond the bound stay in the pipe until the store answers."""
+    async with served_writer(limits=LIMITS) as (it, writer):
+        writer.store.is_holding = True
+        session = SocketSession(it.kv)
+        count = 500
+
+        async def send() -> None:
+            for number, request in enumerate(puts(count)):
+                await session.send(operation(number, request))
+
+        sending = asyncio.create_task(send())
+        await writer.store.arrived(1)
+        bound = MAX_BYTES // held_by(puts(1)[0]) + 2
+        for _ in range(20):
+            await it.kv.Get(kv_pb2.GetRequest(key=b"a"))
+            assert writer.engine.log.next_seq <= bound
+        writer.store.let_go()
+        found = await session.take(count)
+        await sending
+        seqs = [found[number].put.header.seq for number in range(count)]
+        assert seqs == list(range(1, count + 1))
+        await session.rest()
+
+
+async def test_server_stops_reading_a_client_that_takes_nothing() -> None:
+    """Results wait in the pipe, then in the session, and then no more operations are begun."""
+    async with serving_memory(limits=LIMITS) as it:
+        it.service.values[b"a"] = b"x" * MIB
+        session = SocketSession(it.kv)
+        sent = operations(*[kv_pb2.GetRequest(key=b"a")] * 200)
+        for each in sent[:100]:
+            await session.send(each)
+        for _ in range(20):
+            await it.kv.Get(kv_pb2.GetRequest(key=b"b"))
+        begun = sum(call.deadline_ms is None for call in it.service.calls) - 20
+        assert 0 < begun < 30
+        for each in sent[100:]:
+            await session.send(each)
+        assert len(await session.rest()) == 200

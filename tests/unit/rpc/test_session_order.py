@@ -1,0 +1,110 @@
+"""The order of a session: what changes something takes effect in the order in which it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from shalekv.v1 import kv_pb2
+from tests.unit.engine.running_log import quiesce
+from tests.unit.roles.serving import MEMORY, Serving, serving
+from tests.unit.rpc.sessions import (
+    SocketSession,
+    driven,
+    operation,
+    operations,
+    served_writer,
+)
+
+MIB = 1 << 20
+KEYS = [b"a", b"b", b"c"]
+
+
+def puts(count: int, *, size_bytes: int = 0) -> list[Message]:
+    """Puts of one key, each with a value of its own."""
+    values = [b"%04d" % number + bytes(size_bytes) for number in range(count)]
+    return [kv_pb2.PutRequest(key=b"a", value=value) for value in values]
+
+
+async def full(writer: Serving) -> None:
+    """Whatever is written from now on waits at the door."""
+    writer.store.is_holding = True
+    await writer.put(b"filler", b"x" * MIB, durability=MEMORY)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 100])
+@pytest.mark.parametrize("size_bytes", [0, MIB // 10, MIB])
+async def test_puts_of_one_key_take_effect_as_they_were_sent(at_once: int, size_bytes: int) -> None:
+    """Also while the queue is full, and they wait at its door: the last one wins."""
+    count = 30
+    async with serving(queued_bytes_max=MIB) as writer, driven(writer.kv) as session:
+        await full(writer)
+        requests = puts(count, size_bytes=size_bytes)
+        for first in range(0, count, at_once):
+            session.send(*operations(*requests[first : first + at_once], first_id=first))
+        await quiesce()
+        writer.store.let_go()
+        found = await session.rest()
+        assert [found[number].put.header.seq for number in range(count)] == list(range(2, 32))
+        assert (await writer.get(b"a")).value.startswith(b"0029")
+
+
+@pytest.mark.parametrize("steps", range(25))
+async def test_nobody_overtakes_who_is_being_let_in(steps: int) -> None:
+    """A message that comes at any moment of the way in of another does not get ahead of it."""
+    async with serving(queued_bytes_max=MIB) as writer, driven(writer.kv) as session:
+        await full(writer)
+        first, second, third = puts(3)
+        session.send(operation(1, first))
+        await quiesce()
+        assert writer.engine.admission.waiting_bytes > 0
+        writer.store.let_go()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        session.send(operation(2, second), operation(3, third))
+        found = await session.rest()
+        assert [found[number].put.header.seq for number in (1, 2, 3)] == [2, 3, 4]
+
+
+async def test_cancelled_neighbours_do_not_disturb_the_order() -> None:
+    """Calls of others come and go in the same line; the session keeps its own order."""
+    random = Random(5)
+    others: list[asyncio.Task[Any]] = []
+    async with (
+        serving(queued_bytes_max=MIB, queue_wait_ms=60_000) as writer,
+        driven(writer.kv) as session,
+    ):
+        await full(writer)
+        for number, request in enumerate(puts(100, size_bytes=MIB // 20)):
+            session.send(operation(number, request))
+            if random.random() < 0.5:
+                other = writer.put(b"other", bytes(MIB // 20))
+                others.append(asyncio.create_task(other))
+            await asyncio.sleep(0)
+            if others and random.random() < 0.5:
+                others.pop(random.randrange(len(others))).cancel()
+            if number == 50:
+                writer.store.let_go()
+        found = await session.rest()
+        await asyncio.gather(*others)
+        seqs = [found[number].put.header.seq for number in range(100)]
+        assert seqs == sorted(seqs)
+        assert (await writer.get(b"a")).value.startswith(b"0099")
+
+
+async def test_order_holds_over_a_socket() -> None:
+    """What one client sends in many messages, while the queue is full, stays in its order."""
+    async with served_writer(queued_bytes_max=MIB) as (it, writer):
+        await full(writer)
+        session = SocketSession(it.kv)
+        for number, request in enumerate(puts(200, size_bytes=MIB // 50)):
+            await session.send(operation(number, request))
+            if number == 100:
+                writer.store.let_go()
+        found = await session.rest()
+        assert [found[number].put.header.seq for number in range(200)] == list(range(2, 202))
+        assert (await writer.get(b"a")).value.startswith(b"0199")
