@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from random import Random
 
 import google_crc32c
 import pytest
@@ -20,6 +21,9 @@ from shalekv.core.entry import Entry, Kind
 from shalekv.core.manifest import Manifest, Snapshot
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.format.block import Block
+from shalekv.format.block_frame import Codec
+from shalekv.format.filter import Filter, key_hash, parse_filter
+from shalekv.format.filter_build import build_filter
 from shalekv.format.footer import SstProperties
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import manifest_name, wal_name
@@ -157,6 +161,97 @@ def test_find(entries: list[Entry]) -> None:
         finding = best_s(partial(find_all, block, keys), repeats) / len(keys) * 1e9
         decoding = best_s(block.columns, repeats) * 1e9
         print(f"{len(keys):>6} rows: {finding:>6.0f} {decoding:>9.0f}")
+
+
+def words(count: int) -> list[Entry]:
+    """Puts of 16-byte keys and about 100 bytes of words, names and numbers."""
+    random = Random(1)
+    letters = "etaoinshrdlucmfw"
+    known = ["".join(random.choices(letters, k=random.randint(2, 9))) for _ in range(2_000)]
+    template = '{"name":"%s","city":"%s","n":%d,"text":"%s"}'
+    return [
+        Entry(
+            b"user/%011d" % n,
+            7,
+            Kind.PUT,
+            (
+                template
+                % (
+                    *random.choices(known, k=2),
+                    random.randrange(10**6),
+                    " ".join(random.choices(known, k=9)),
+                )
+            )[:100].encode(),
+        )
+        for n in range(count)
+    ]
+
+
+def test_codecs() -> None:
+    """Prints nanoseconds per entry to write and read with each codec, and with a filter."""
+    entries = words(100_000)
+    print(f"\n{len(entries)} entries of 16 B + words: ns per entry; us for a block; bytes an entry")
+    print(f"{'block':>8} {'codec':>12} {'write':>6} {'read':>6} {'block us':>8} {'bytes':>6}")
+    for block_bytes in BLOCK_BYTES[:3]:
+        for codec, bits in [*((codec, None) for codec in Codec), (Codec.NONE, 10.0)]:
+            write = partial(
+                encode_sst,
+                PROPERTIES,
+                entries,
+                block_bytes=block_bytes,
+                codec=codec,
+                filter_bits_per_key=bits,
+            )
+            data = write()
+            sst = open_sst(NAME, data, database_id=None)
+            writing, reading = (
+                best_s(run) / len(entries) * 1e9 for run in (write, partial(read, data))
+            )
+            decoding = best_s(partial(decode_all, sst)) / len(sst.index)
+            label = codec.name.lower() + (" + filter" if bits else "")
+            print(
+                f"{block_bytes >> 10:>4} KiB {label:>12} {writing:>6.0f} {reading:>6.0f}"
+                f" {decoding * 1e6:>8.1f} {len(data) / len(entries):>6.1f}"
+            )
+
+
+def decode_all(sst: Sst) -> None:
+    """Decompresses each block, and looks at none of its rows."""
+    for number in range(len(sst.index)):
+        sst.decode_block(number)
+
+
+def probe_all(found: Filter, keys: list[bytes]) -> int:
+    """Asks for each key."""
+    return sum(map(found.may_contain, keys))
+
+
+def probe_hashes(found: Filter, hashes: list[int]) -> int:
+    """Asks for each key by its hash."""
+    return sum(map(found.may_contain_hash, hashes))
+
+
+def test_filters() -> None:
+    """Prints what filters cost, and how many absent keys they let through."""
+    keys = [b"user/%011d" % (7 * n) for n in range(ENTRIES)]
+    absent = [b"user/%011d" % (7 * n + 3) for n in range(ENTRIES)]
+    hashes = [*map(key_hash, absent[:100_000])]
+    print(f"\nfilter of {ENTRIES} keys: ns per key; % of absent keys let through")
+    print(f"{'bits':>5} {'build':>6} {'there':>6} {'absent':>6} {'hashed':>6} {'through':>8}")
+    for bits in (4, 6, 8, 10, 12, 16, 20):
+        found = parse_filter(NAME, 0, build_filter(keys, bits))
+        assert found is not None
+        building = best_s(partial(build_filter, keys, bits)) / len(keys) * 1e9
+        there, not_there = (
+            best_s(partial(probe_all, found, probed[:100_000])) / 100_000 * 1e9
+            for probed in (keys, absent)
+        )
+        hashed = best_s(partial(probe_hashes, found, hashes)) / len(hashes) * 1e9
+        through = probe_all(found, absent) / len(absent) * 100
+        print(
+            f"{bits:>5} {building:>6.0f} {there:>6.0f} {not_there:>6.0f} {hashed:>6.0f}"
+            f" {through:>8.3f}"
+        )
 
 
 def test_manifest() -> None:

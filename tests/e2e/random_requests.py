@@ -34,7 +34,7 @@ LIST_COUNT_MAX = 4
 SHOWN_BYTES = 200
 GOOD = st.sampled_from([True, True, True, False])
 
-KEYS = [b"a", b"b", b"ab", b"a\0", b"c", b"\xff", b"\xff\xff", b"a", b"b", b"c"]
+KEYS = [b"a", b"a", b"a", b"b", b"b", b"ab", b"a\0", b"c", b"\xff", b"\xff\xff"]
 ODD_KEYS = [b"", bytes(KEY_BYTES_MAX), bytes(KEY_BYTES_MAX + 1)]
 COUNTER = (5).to_bytes(8, "little")
 LAST_COUNTER = (2**63 - 1).to_bytes(8, "little")
@@ -48,7 +48,7 @@ BYTES: dict[str, list[bytes]] = {
 INTEGERS: dict[str, list[int]] = {
     "ttl_ms": [0, 0, 0, 0, 1, 3_600_000, 3_155_760_000_000, 3_155_760_000_001, 2**64 - 1],
     "min_seq": [0] * 8 + [1, 2**64 - 1],
-    "delta": [0, 1, 1, -1, 2**63 - 1, -(2**63)],
+    "delta": [0, 1, -1, 2**63 - 1, 2**63 - 1, -(2**63)],
     "id": [0, 1, 2, 3, 4, 5, 2**64 - 1],
 }
 OTHER_INTEGERS = [0, 0, 1, 2, 3, 5, 8, 2**31, 2**63, 2**64 - 1]

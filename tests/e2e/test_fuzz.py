@@ -39,7 +39,7 @@ EXAMPLE_TIMEOUT_S = 30
 SOON_MS = 600_000  # a value that lives no longer may expire while the test looks
 FAULTS = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED"})
 REASONS = frozenset(kind.reason for kind in TABLE)
-EXAMPLES, EXAMPLES_OF_SOAK = 100, 1_500
+EXAMPLES, EXAMPLES_OF_SOAK = 80, 1_500
 
 Act: TypeAlias = Call | Pages
 Entry: TypeAlias = tuple[bytes, bytes, int, int]

@@ -20,7 +20,6 @@ from tests.linearizability.tally import Gate, Tally
 from tests.linearizability.workload import ALL_KINDS, UNTIED_KINDS, Workload
 
 MOVED_ON_REPLIES = 60
-DISRUPTIONS = tuple(Disruption)  # in turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,7 @@ class Plan:
     seed: int
     rounds: int  # at least; they go on until the last disruption is over
     disruptions: int
+    kinds: tuple[Disruption, ...] = tuple(Disruption)  # of disruptions, in turn
     lanes: int = 4  # rounds under way at once
     clients: int = 8  # of each round
     loyal: int = 2  # of them: see `Caller`
@@ -189,7 +189,7 @@ class Campaign:
         apart = self.plan.rounds / (self.plan.disruptions + 1)
         for number in range(self.plan.disruptions):
             await self._rounds.more(round(apart * self._random.uniform(0.3, 1.3)))
-            await cluster.disrupt(DISRUPTIONS[number % len(DISRUPTIONS)])
+            await cluster.disrupt(self.plan.kinds[number % len(self.plan.kinds)])
         self._is_undisturbed = True
 
     def _fork(self) -> Random:

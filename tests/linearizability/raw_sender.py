@@ -32,11 +32,12 @@ DEADLINE_S = 1.0
 SHORT_S = (0.002, 0.02)  # deadlines that often pass while the server is at it
 SHORT_SHARE = 0.04
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
-NEWEST = kv_pb2.RequestHeader(read_level=kv_pb2.READ_LEVEL_LINEARIZABLE)
 
 
 class RawSender:
     """Implements `sender.Sender` on the generated stubs."""
+
+    header = kv_pb2.RequestHeader(read_level=kv_pb2.READ_LEVEL_LINEARIZABLE)  # of reads
 
     def __init__(self, address: str, random: Random) -> None:
         """Needs a running event loop."""
@@ -76,17 +77,17 @@ class RawSender:
         return self._random.uniform(*SHORT_S) if is_short else DEADLINE_S
 
     async def _get(self, operation: Operation) -> Reply:
-        request = kv_pb2.GetRequest(header=NEWEST, key=operation.then[0].key)
+        request = kv_pb2.GetRequest(header=self.header, key=operation.then[0].key)
         return Reply((_seen(await self._kv.Get(request, timeout=self._deadline_s())),))
 
     async def _batch_get(self, operation: Operation) -> Reply:
-        request = kv_pb2.BatchGetRequest(header=NEWEST, keys=operation.keys)
+        request = kv_pb2.BatchGetRequest(header=self.header, keys=operation.keys)
         reply = await self._kv.BatchGet(request, timeout=self._deadline_s())
         return Reply(tuple(_seen(result) for result in reply.results))
 
     async def _scan(self, operation: Operation) -> Reply:
         keys = kv_pb2.KeyRange(prefix=prefix_of(operation))
-        request = kv_pb2.ScanRequest(header=NEWEST, range=keys)
+        request = kv_pb2.ScanRequest(header=self.header, range=keys)
         found: dict[bytes, Seen] = {}
         async for reply in self._kv.Scan(request, timeout=self._deadline_s()):
             found |= {entry.key: Seen(entry.value, entry.seq) for entry in reply.entries}
@@ -132,6 +133,12 @@ class RawSender:
         changes = any(not isinstance(action, Get) for action in branch)
         results = tuple(_result(result) for result in reply.results)
         return Reply(results, reply.header.seq if changes else None, reply.succeeded)
+
+
+class CommittedSender(RawSender):
+    """Reads what its server knows, which is the newest unless another server has taken over."""
+
+    header = kv_pb2.RequestHeader(read_level=kv_pb2.READ_LEVEL_COMMITTED)
 
 
 def _seen(reply: kv_pb2.GetReply | kv_pb2.BatchGetResult) -> Seen | None:

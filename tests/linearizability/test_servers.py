@@ -15,8 +15,9 @@ from tests.e2e.processes import Processes
 from tests.linearizability.caller import Connect
 from tests.linearizability.campaign import Campaign, Plan
 from tests.linearizability.client_sender import ClientSender
+from tests.linearizability.cluster import Disruption
 from tests.linearizability.judgement import judge_all, plant_all
-from tests.linearizability.raw_sender import RawSender
+from tests.linearizability.raw_sender import CommittedSender, RawSender
 from tests.linearizability.wrong_senders import DoublingAdder, LosingWriter, StaleReader
 
 FOUR_IN_FLIGHT = ("--max-parallel-writes", "4")
@@ -52,6 +53,14 @@ async def test_calls_of_grpc_with_parallel_uploads(processes: Processes, tmp_pat
     plan = Plan(seed=2, rounds=100, disruptions=4, tied_share=0)
     campaign = Campaign(plan, RawSender, repeats=False)
     await _run(campaign, processes, tmp_path / "db", *FOUR_IN_FLIGHT)
+
+
+@pytest.mark.timeout(300)
+async def test_committed_reads(processes: Processes, tmp_path: Path) -> None:
+    """Reads at COMMITTED are linearizable, too, as long as servers die and nobody takes over."""
+    plan = Plan(seed=5, rounds=60, disruptions=2, kinds=(Disruption.KILL,))
+    campaign = Campaign(plan, CommittedSender, repeats=False)
+    await _run(campaign, processes, tmp_path / "db")
 
 
 @pytest.mark.timeout(300)

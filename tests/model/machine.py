@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shalekv.clock import LoopClock
 from shalekv.core.entry import Kind
 from shalekv.core.key_range import KeyRange
 from shalekv.core.transaction import Delete, DeleteRange
-from shalekv.errors import Fenced, ShaleError
+from shalekv.errors import Fenced
 from shalekv.format.idempotency import client_key
 from shalekv.format.sst import open_sst
 from shalekv.roles.database import create_database
@@ -37,6 +35,7 @@ from shalekv.settings import (
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2
 from tests.model.oracle import Effect, State, Version, contains, do, state_after, visible
+from tests.model.writers import Asked, ModelClock, Running, check_found, cut
 from tests.unit.engine.held_store import STORE_NOW_MS, HeldCreate, HeldStore
 from tests.unit.engine.running_log import quiesce
 from tests.unit.store.inline_runtime import InlineWorkers, gathered
@@ -54,46 +53,6 @@ LEVELS = st.sampled_from(
 CALL = Call(peer="model")
 
 
-class ModelClock(LoopClock):
-    """A clock that shows what the machine sets; waits take the time that they take."""
-
-    def __init__(self) -> None:
-        self._now_ms = 0
-
-    def monotonic_ms(self) -> float:
-        """What was set."""
-        return self._now_ms
-
-    def pass_time(self, duration_ms: int) -> None:
-        """Time passes, for whoever looks at it."""
-        self._now_ms += duration_ms
-
-
-@dataclass(slots=True, eq=False)
-class Asked:
-    """A write that somebody waits for."""
-
-    seq: int
-    effects: Sequence[Effect]
-    refused: type[ShaleError] | None
-    rests_on_state: bool
-    check: Callable[[Any], None]  # of its reply, but for its header
-    answer: asyncio.Future[Any]
-    idempotency_key: bytes
-
-
-@dataclass(slots=True)
-class Running:
-    """A writer and what the model knows of it."""
-
-    writer: Writer
-    store: HeldStore
-    task: asyncio.Task[None]
-    pending: dict[int, Sequence[Effect]] = field(default_factory=dict)  # not durable, by number
-    asked: list[Asked] = field(default_factory=list)  # not answered
-    shown_seq: dict[int, int] = field(default_factory=dict)  # by read level
-
-
 class WriterMachine(RuleBasedStateMachine):
     """`landed` is what must be found in the database."""
 
@@ -105,6 +64,7 @@ class WriterMachine(RuleBasedStateMachine):
         self.seeds = Random(5)
         self.landed: dict[int, Sequence[Effect]] = {}  # by sequence number
         self.last_seq = 0
+        self.is_holding = False  # uploads
         self.zombies: list[Running] = []
         self.now: Running
 
@@ -143,6 +103,7 @@ class WriterMachine(RuleBasedStateMachine):
         )
         opening = Writer.open(store, settings=serve, runtime=self.runtime())
         writer = self.loop.run_until_complete(opening)
+        store.is_holding = self.is_holding
         self.now = Running(writer, store, self.loop.create_task(writer.run()))
         self.turn()
 
@@ -191,10 +152,10 @@ class WriterMachine(RuleBasedStateMachine):
 
     # --- uploads -------------------------------------------------------------------------------
 
-    @rule(is_holding=st.booleans())
+    @rule(is_holding=st.sampled_from([True, True, False]))
     def hold(self, is_holding: bool) -> None:  # noqa: FBT001 - a parameter of the rule
         """Uploads are held from now on, or not any more."""
-        self.now.store.is_holding = is_holding
+        self.is_holding = self.now.store.is_holding = is_holding
         if not is_holding:
             while self.now.store.waiting or self.now.pending:
                 self.release_one(0)
@@ -384,26 +345,3 @@ class WriterMachine(RuleBasedStateMachine):
                 running.task.cancel()
             self.turn()
         self.loop.close()
-
-
-def check_found(reply: Any, version: Version | None) -> None:
-    """A reply shows this version, or that there is none."""
-    shown = (reply.found, reply.value, reply.seq, reply.expire_at_ms)
-    if version is None:
-        assert shown == (False, b"", 0, 0)
-    else:
-        assert shown == (True, version.value, version.seq, version.expire_at_ms)
-
-
-def cut(
-    wanted: list[tuple[bytes, bytes]], limit: int, limit_bytes: int
-) -> list[tuple[bytes, bytes]]:
-    """What the limits leave."""
-    kept: list[tuple[bytes, bytes]] = []
-    size_bytes = 0
-    for key, value in wanted:
-        if (limit and len(kept) >= limit) or (limit_bytes and size_bytes >= limit_bytes):
-            break
-        kept.append((key, value))
-        size_bytes += len(key) + len(value)
-    return kept

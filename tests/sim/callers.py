@@ -82,10 +82,14 @@ class Callers:
                         tasks.create_task(self.scan(name))
 
     async def any_writer(self, random: Random) -> str:
-        """One of those that serve, as soon as there is one."""
-        while not self.cluster.writers:  # the one that was waited for may have ended again
-            await self.cluster.serving.wait()
-        return random.choice(list(self.cluster.writers))
+        """One of those that serve, as soon as there is one; mostly the newest."""
+        cluster = self.cluster
+        while not (names := [name for name in cluster.writers if name not in cluster.avoided]):
+            await cluster.serving.wait()
+            await self.world.sleep_ms(20.0)
+        if random.random() < 0.6:
+            return max(names, key=lambda name: cluster.writers[name].epoch)
+        return random.choice(names)
 
     def begin(self, draw: Callable[[int], WriteRequest], random: Random) -> Operation:
         """The next operation, with an idempotency key in most cases."""
@@ -123,15 +127,20 @@ class Callers:
         first = self.begin(requests.draw_resting, random)
         keys = keys_of(first.request, KEYS)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.attempt(first, name, random.choice(TIMEOUTS_MS)))
+            tasks.create_task(self._attempt_twice(first, name, random))
             await self.cluster.reached(gate)
             for _ in range(count):
                 other = self.begin(partial(requests.draw_plain, keys=keys), random)
                 tasks.create_task(self.attempt(other, name, random.choice(TIMEOUTS_MS)))
 
+    async def _attempt_twice(self, operation: Operation, name: str, random: Random) -> None:
+        await self.attempt(operation, name, TIMEOUTS_MS[-1])
+        if operation.key and random.random() < 0.7:
+            await self.attempt(operation, name, TIMEOUTS_MS[-1])
+
     async def ask_once(self, random: Random, name: str) -> None:
-        """Ask for what rests on the state, and do not repeat it."""
-        operation = self.begin(Requests(random, self.known).draw_resting, random)
+        """Ask for what reads the state, and do not repeat it."""
+        operation = self.begin(Requests(random, self.known).draw_reading, random)
         await self.attempt(operation, name, TIMEOUTS_MS[-1])
 
     async def attempt(self, operation: Operation, name: str, timeout_ms: float) -> None:

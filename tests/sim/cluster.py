@@ -46,6 +46,7 @@ class Cluster:
         self.writers: dict[str, Writer] = {}  # those that serve
         self.serving = asyncio.Event()  # whether there is one of these
         self.slow_openers: dict[str, Gate] = {}  # that have won an epoch and not begun to fence
+        self.avoided: set[str] = set()  # writers that clients leave alone for now
         self._slow_count = 0
 
     @property
@@ -99,6 +100,7 @@ class Cluster:
         """Cut the power of a running writer."""
         self.running.pop(name).crash()
         self.writers.pop(name, None)
+        self.avoided.discard(name)
         if not self.writers:
             self.serving.clear()
 

@@ -13,6 +13,7 @@ NEAR_MS = (0.05, 0.05, 1.0, 10.0)  # one way between a slow opener and the store
 HELD_MS = (0.1, 10.0, 100.0, 1_000.0)  # how long an object is at the store before it is applied
 STALE_MS = (100.0, 1_000.0, 5_000.0)  # how long an older writer stops after the newer one serves
 STALE_QUESTIONS = 3
+STOP_ATTEMPTS = 100
 
 
 async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
@@ -23,16 +24,14 @@ async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
     had stopped go on without having noticed.
     """
     world, random = cluster.world, cluster.world.random_for(f"overtaking at {cluster.world.now_ms}")
-    stale = [cluster.running[each] for each in cluster.writers if random.random() < 0.5]
-    for node in stale:
-        node.pause()
+    stale = [await _stop(cluster, each) for each in list(cluster.writers) if random.random() < 0.7]
     openers = [
         await cluster.start_slow_opener(draw_settings(random), one_way_ms=random.choice(NEAR_MS))
         for _ in range(random.choice([1, 2, 3]))
     ]
     await cluster.let_serve(name, draw_settings(random))
     async with asyncio.TaskGroup() as tasks:
-        for node in stale:
+        for node in filter(None, stale):
             tasks.create_task(_ask_stale(cluster, callers, node, random))
         for opener in openers:
             await world.sleep_ms(random.choice([10.0, 300.0]))
@@ -46,6 +45,20 @@ async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
             gate.release()
 
 
+async def _stop(cluster: Cluster, name: str) -> Node | None:
+    """Stop a writer at a moment when nothing of it is on its way that would tell it the news."""
+    for _ in range(STOP_ATTEMPTS):
+        writer = cluster.writers.get(name)
+        if writer is None:
+            return None
+        if not writer.engine.log.objects_in_flight:
+            break
+        await cluster.world.sleep_ms(1.0)
+    cluster.avoided.add(name)
+    cluster.running[name].pause()
+    return cluster.running[name]
+
+
 async def _ask_stale(cluster: Cluster, callers: Callers, node: Node, random: Random) -> None:
     """A writer that has stopped is asked after it was overtaken, and goes on."""
     await cluster.world.sleep_ms(random.choice(STALE_MS) * cluster.pace)
@@ -54,4 +67,5 @@ async def _ask_stale(cluster: Cluster, callers: Callers, node: Node, random: Ran
             for _ in range(STALE_QUESTIONS):
                 tasks.create_task(callers.ask_once(random, node.name))
             await cluster.world.sleep_ms(1.0)
+            cluster.avoided.discard(node.name)
         node.resume()

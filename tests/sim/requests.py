@@ -45,9 +45,22 @@ class Requests:
 
     def draw_resting(self, number: int) -> WriteRequest:
         """One that does what it does because of what is in the database."""
-        draw = self.random.choice((self.put_if, self.delete_if, self.txn, self.txn))
-        request: WriteRequest = draw(number)
-        return request
+        if self.random.random() < 0.4:
+            request: WriteRequest = self.put_if(number)
+            return request
+        compares = [self._compare()]
+        then = [kv_pb2.TxnOperation(change=self._put_change(number, self._key()))]
+        gets = [kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=self._key()))]
+        branches = [then, gets] if self.random.random() < 0.5 else [gets, then]
+        return kv_pb2.TxnRequest(compares=compares, then=branches[0], otherwise=branches[1])
+
+    def draw_reading(self, number: int) -> WriteRequest:
+        """One that changes nothing: a refusal, mostly, or a transaction that only reads."""
+        if self.random.random() < 0.3:
+            request: WriteRequest = self.put_if(number)
+            return request
+        gets = [kv_pb2.GetRequest(key=key) for key in self.random.sample(KEYS, 3)]
+        return kv_pb2.TxnRequest(then=[kv_pb2.TxnOperation(get=get) for get in gets])
 
     def draw_plain(self, number: int, keys: Sequence[bytes]) -> WriteRequest:
         """One that does the same whatever is in the database, to one of these keys if it can."""

@@ -18,6 +18,7 @@ from shalekv.store.claim import Taken
 # A larger object is encoded by a worker, off the event loop: this much takes about 2 ms.
 ENCODE_INLINE_COUNT = 4_000
 ENCODE_INLINE_BYTES = 1 << 20
+COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 ms for a megabyte
 EPOCH_METADATA = "writer_epoch"  # user metadata that seed 000, "Attributes", demands
 
 
@@ -58,7 +59,7 @@ class WalSlots:
             write_id=self._store.runtime.random.randbytes(16),
             logical_time_ms=self._now_ms(),
         )
-        if _is_small(contents):
+        if _is_small(contents, self._codec):
             data = encode_wal(properties, contents, self._block_bytes, self._codec)
         else:
             run = self._store.runtime.workers.run
@@ -87,11 +88,11 @@ def encode_wal(
     )
 
 
-def _is_small(contents: WalContents) -> bool:
+def _is_small(contents: WalContents, codec: Codec) -> bool:
     if sum(map(len, contents)) > ENCODE_INLINE_COUNT:
         return False
     size_bytes = sum([len(e.key) + len(e.value) for part in contents for e in part])
-    return size_bytes <= ENCODE_INLINE_BYTES
+    return size_bytes <= (ENCODE_INLINE_BYTES if codec is Codec.NONE else COMPRESS_INLINE_BYTES)
 
 
 def occupant_of(sst: Sst) -> Occupant:

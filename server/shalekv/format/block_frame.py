@@ -47,6 +47,8 @@ _ZSTD_LEVEL = 1  # level 3 takes a third longer and saves 0 to 4 %
 # an LZ4 length adds 255. What claims more is refused before memory is taken for it.
 _RATIO_MAX = {Codec.ZSTD: 2**15, Codec.LZ4: 255}
 
+_LZ4_RAW_BYTES_MAX = 0x7E000000  # the library takes no more at once; such a block is not compressed
+
 # Making one costs 8 us, as much as using it for 4 KiB. As many as threads use at once; taking one
 # and giving it back are single operations of the interpreter.
 _idle_decompressors: list[zstandard.ZstdDecompressor] = []
@@ -69,6 +71,8 @@ def compressor(codec: Codec) -> Compress | None:
 def compressed(block: bytes, codec: Codec, compress: Compress) -> bytes:
     """The same block with its columns compressed, or as it is if that makes it no smaller."""
     _, section, _, raw_len = _HEADER.unpack_from(block)
+    if codec is Codec.LZ4 and raw_len > _LZ4_RAW_BYTES_MAX:
+        return block
     stored = compress(memoryview(block)[HEADER_BYTES : HEADER_BYTES + raw_len])
     end = _COMPRESSED_AT + len(stored)
     if end + len(padding(end)) >= len(block):

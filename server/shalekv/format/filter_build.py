@@ -55,7 +55,7 @@ class FilterKeys:
 
     def build(self) -> bytes:
         """The filter of all keys so far, of one line or more."""
-        import numpy as np  # noqa: PLC0415 - 80 ms and 20 MB, which only who makes filters pays
+        import numpy as np  # noqa: PLC0415 - 80 ms and 15 MB, which only who makes filters pays
 
         hashes = np.frombuffer(self._hashes, dtype=np.uint64)
         if len(hashes):

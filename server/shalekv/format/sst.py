@@ -79,16 +79,24 @@ class Sst:
         return chain.from_iterable(map(Columns.entries, self.columns(Section.SYSTEM)))
 
     def audit(self) -> None:
-        """Decodes everything, and raises unless the footer says what the entries amount to."""
+        """Decodes everything; raises unless footer and filter say what the entries amount to."""
         tally = Tally()
+        key_filter = open_filter(self.footer, self.filter_bytes)
         for section in SECTIONS:
             for columns in self.columns(section):
                 tally.add(section, columns)
+                if key_filter is not None and section is Section.POINTS:
+                    self._check_filter(key_filter, columns)
         found = tally.contents()
         if found != self.footer.contents:
             offset = self.footer.layout.index_offset + self.footer.layout.index_len
             problem = f"the footer tells of {self.footer.contents}, found {found}"
             raise BadStructure(self.properties.name, offset, problem)
+
+    def _check_filter(self, key_filter: Filter, columns: Columns) -> None:
+        if not all(map(key_filter.may_contain, columns.keys)):
+            offset = self.footer.layout.filter_offset
+            raise BadStructure(self.properties.name, offset, "the filter denies a key that is here")
 
 
 def open_sst(

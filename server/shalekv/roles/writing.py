@@ -241,7 +241,8 @@ class Writing:
     ) -> Answer[ReplyT]:
         if write.durability == MEMORY:
             reply = write.form.reply(commit.decision, MEMORY)
-            reply.header.CopyFrom(self._header(commit.seq, None))
+            seq = commit.seq if commit.writes else self._engine.prefix.landed_seq
+            reply.header.CopyFrom(self._header(seq, None))
             return reply
         return self._confirmed(future, commit) if write.is_confirmed else future
 

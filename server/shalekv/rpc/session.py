@@ -208,11 +208,6 @@ async def _outcome(answer: Awaitable[Message]) -> _Outcome:
     """What becomes of an answer, as a value: a task that failed would end its group."""
     try:
         return await answer
-    except asyncio.CancelledError as cancelled:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        return cancelled
     except Exception as error:  # noqa: BLE001 - one operation must not end the others
         return error
 

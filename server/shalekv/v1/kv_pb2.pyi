@@ -81,7 +81,10 @@ class _DurabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Durability
     quorum of safekeepers.
     """
     DURABILITY_MEMORY: _Durability.ValueType  # 2
-    """As soon as the writer has ordered it in memory. A crash may lose it."""
+    """As soon as the writer has ordered it in memory. A crash may lose it. A reply that rests on the
+    state of the database (of a condition, an `add` or a Txn) is given when that state is durable,
+    and says DURABLE.
+    """
     DURABILITY_QUORUM: _Durability.ValueType  # 3
     """When a majority of safekeepers has it on disk. Refused when the WAL mode is object store."""
     DURABILITY_ARCHIVED: _Durability.ValueType  # 4
@@ -97,7 +100,10 @@ DURABILITY_DURABLE: Durability.ValueType  # 1
 quorum of safekeepers.
 """
 DURABILITY_MEMORY: Durability.ValueType  # 2
-"""As soon as the writer has ordered it in memory. A crash may lose it."""
+"""As soon as the writer has ordered it in memory. A crash may lose it. A reply that rests on the
+state of the database (of a condition, an `add` or a Txn) is given when that state is durable,
+and says DURABLE.
+"""
 DURABILITY_QUORUM: Durability.ValueType  # 3
 """When a majority of safekeepers has it on disk. Refused when the WAL mode is object store."""
 DURABILITY_ARCHIVED: Durability.ValueType  # 4
@@ -148,17 +154,17 @@ class RequestHeader(_message.Message):
     snapshot_id: _builtins.bytes
     """Read at this snapshot: 16 bytes, as returned by Admin.CreateSnapshot. Empty: the newest state."""
     read_level: Global___ReadLevel.ValueType
-    """How new the state must be that a read sees. For a write with a condition, and for Txn: how
-    sure the answer must be when nothing was written; there the default is LINEARIZABLE, and
-    UNCOMMITTED is refused. Ignored by other writes.
+    """How new the state must be that a read sees. For a write with a condition or an `add`, and for
+    Txn: how sure the answer must be when nothing was written; there the default is LINEARIZABLE,
+    and UNCOMMITTED is refused. Ignored by other writes.
     """
     idempotency_key: _builtins.bytes
     """1 to 64 bytes chosen by the client; a write that is repeated with the same key and the same
     content (all fields but this header) is applied once, and the repeat gets the first reply:
     for the time of the server setting `idempotency_window_s`, across restarts and take-overs.
     The same key with other content is refused. Choose a UUID of version 7 as 16 bytes, and a
-    repeat that comes after the window, for up to a year, is refused too. Empty: no such protection. A write that
-    was refused has not used its key. Reads ignore it.
+    repeat that comes after the window, for up to a year, is refused too. A write that was refused,
+    or that changed nothing, has not used its key. Reads ignore it. Empty: no such protection.
     """
     def __init__(
         self,
@@ -438,7 +444,7 @@ class Precondition(_message.Message):
     present: _builtins.bool
     """True: the key must have a value. False is refused."""
     seq_equals: _builtins.int
-    """The value must have been written by the commit with this sequence number."""
+    """The value must have been written by the commit with this sequence number. 0 is refused."""
     def __init__(
         self,
         *,
@@ -643,7 +649,7 @@ class DeleteRangeRequest(_message.Message):
     ALL_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     all: _builtins.bool
-    """Must be true when the range names neither start, end nor prefix."""
+    """Must be true when the range names neither start, end nor prefix, and false when it does."""
     durability: Global___Durability.ValueType
     """When the write is acknowledged."""
     @_builtins.property
@@ -866,7 +872,9 @@ class WriteRequest(_message.Message):
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
         """1 to 10,000 changes (server setting `batch_count_max`), applied in this order: an `add` sees
-        the changes before it, and when a key is changed more than once the last change wins.
+        the changes before it, and when a key is changed more than once the last change wins. At most
+        64 MiB of keys and values (`batch_bytes_max`) and 100 range deletes
+        (`delete_range_count_max`).
         """
 
     def __init__(
@@ -964,7 +972,7 @@ class Compare(_message.Message):
     key: _builtins.bytes
     """The key that is compared; empty for `range_empty`."""
     operator: Global___Compare.Operator.ValueType
-    """How to compare."""
+    """How to compare; `exists` and `range_empty` only with EQUAL."""
     seq: _builtins.int
     """The sequence number of the key's value; 0 when it has none."""
     value: _builtins.bytes
@@ -1033,7 +1041,8 @@ Global___TxnOperation: _TypeAlias = TxnOperation  # noqa: Y015
 @_typing.final
 class TxnRequest(_message.Message):
     """Compares, then does. Comparisons and operations of both branches together: 1 to 10,000 (server
-    setting `batch_count_max`).
+    setting `batch_count_max`), and 64 MiB of keys and values (`batch_bytes_max`); at most 100 range
+    deletes in each branch (`delete_range_count_max`).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1373,7 +1382,9 @@ class OperationError(_message.Message):
     """Try again after this many milliseconds. 0: no advice."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """What the reason says more, by name."""
+        """What the reason says more, by name. The path of a `field` begins in the request of the
+        operation; that of the operation itself is operations[INDEX].
+        """
 
     def __init__(
         self,

@@ -83,6 +83,22 @@ def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
         assert [entry.key for entry in overlay.range_tombstones] == keys[number + 1 : 30]
 
 
+def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> None:
+    """A put that is older and not durable yet does not come back when the deletion has landed."""
+    memtable = durable(b"a", b"b")
+    overlay = Overlay(memtable)
+    early, late = transacted(2, Put(b"a", b"early")), delete_range(3, b"a", b"b")
+    overlay.add(early)
+    overlay.add(late)
+    memtable.land(Group(late.seq, [late]).run)
+    overlay.remove(late)
+    assert seen(overlay, b"a", b"b") == [b"b"]
+    overlay.rebuild([early])
+    assert seen(overlay, b"a", b"b") == [b"b"]
+    land(memtable, overlay, early)
+    assert seen(overlay, b"a", b"b") == [b"b"]
+
+
 def test_put_after_a_landed_range_delete_is_seen() -> None:
     """What the overlay still knows of a durable range delete hides nothing that is newer."""
     memtable = durable(b"a")

@@ -161,6 +161,19 @@ def test_merge_keeps_what_is_newer_than_its_tombstone() -> None:
     assert memtable.key_count == 1
 
 
+def test_merge_drops_nothing_for_a_range_delete_behind_a_gap() -> None:
+    """Scans of the prefix, which does not contain it yet, still read what it will hide."""
+    runs = [run_of(seq, put(b"%d" % seq)) for seq in range(1, MERGE_FAN_IN + 1)]
+    memtable = landed(*runs)
+    ahead = deleted(30, (b"", b""))
+    memtable.land(ahead)
+    finish(memtable.merge_runs(InlineClock()))
+    assert memtable.run_count == 1
+    assert len(read(memtable.view(8, 8))) == MERGE_FAN_IN
+    memtable.extend_prefix(ahead)
+    assert read(memtable.view(30, 9)) == []
+
+
 def test_merge_does_not_forget_what_has_landed_ahead() -> None:
     """A hidden version goes; the newer one of its key that landed behind a gap stays for gets."""
     runs = [run_of(seq, put(b"a", b"%d" % seq)) for seq in range(1, MERGE_FAN_IN + 1)]

@@ -169,4 +169,4 @@ class LayersMachine(RuleBasedStateMachine):
 
 
 TestRangeDeletesModel = LayersMachine.TestCase
-TestRangeDeletesModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestRangeDeletesModel.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

@@ -35,7 +35,7 @@ def test_a_wal_object_comes_back(codec: Codec) -> None:
 async def test_objects_of_all_codecs_are_replayed() -> None:
     """A WAL whose writers compressed differently is replayed whole, by a writer of any setting."""
     database = await Database.created()
-    expected = {}
+    expected: dict[bytes, bytes] = {}
     for number, codec in enumerate([*WalCodec, *reversed(WalCodec)]):
         opened = await database.open(wal_codec=codec)
         assert contents(opened) == sorted(expected.items())

@@ -106,6 +106,14 @@ def test_noise_is_stored_as_it_is(codec: Codec) -> None:
         assert len(data) < len(raw) or data == raw
 
 
+def test_what_lz4_does_not_take_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block beyond what the library takes at once is stored as it is."""
+    monkeypatch.setattr(block_frame, "_LZ4_RAW_BYTES_MAX", RAW_LEN - 1)
+    assert encoded(ROWS, Codec.LZ4) == encoded(ROWS, Codec.NONE)
+    assert encoded(ROWS[1:], Codec.LZ4) != encoded(ROWS[1:], Codec.NONE)
+    assert encoded(ROWS, Codec.ZSTD) != encoded(ROWS, Codec.NONE)
+
+
 @codecs
 def test_blocks_of_several_threads_do_not_mix(codec: Codec) -> None:
     """Threads that decompress at once each get their own block."""

@@ -21,6 +21,7 @@ from shalekv.format.sst_encode import encode_fence, encode_sst
 from tests.unit.format.forging import patched, u32
 from tests.unit.format.samples import (
     LEVEL_NAME,
+    POINTS,
     RANGES,
     SYSTEM,
     opened,
@@ -185,6 +186,13 @@ def test_an_sst_has_a_filter_of_its_points(entries: list[Entry], block_bytes: in
     assert found is not None
     assert found.keys == len({entry.key for entry in entries})
     assert list(sst.entries()) == entries
+
+
+def test_an_audit_finds_a_filter_that_denies_keys() -> None:
+    """A filter that would hide a key of its SST is found by an audit."""
+    for wrong in (build_filter([]), build_filter([entry.key for entry in POINTS[:-1]])):
+        with pytest.raises(BadStructure, match="denies"):
+            opened(sample(filter_bytes=wrong)).audit()
 
 
 def test_an_sst_without_entries_has_no_filter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from shalekv.errors import ConditionFailed, Stopping
+from shalekv.roles.service import Answer, Call
+from shalekv.rpc.session import Session
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.unit.engine.running_log import quiesce
@@ -98,16 +101,18 @@ async def test_no_session_begins_while_the_server_stops() -> None:
         it.service.release()
 
 
-async def test_refusing_often_costs_no_memory() -> None:
+@pytest.mark.parametrize("count", [0, 2])
+async def test_refusing_often_costs_no_memory(count: int) -> None:
     """The error that all sessions and operations get does not collect their tracebacks."""
     error = Stopping("shutting down")
     depths = []
     for _ in range(3):
         async with driven(MemoryKv()) as session:
             session.session.refuse(error)
-            session.send(operation(1, PUT), operation(2, PUT))
-            await quiesce()
-            assert len((await session.take()).results) == 2
+            if count:
+                session.send(*operations(*[PUT] * count))
+                await quiesce()
+                assert len((await session.take()).results) == count
             with pytest.raises(Stopping):
                 await session.take()
         depth, trace = 0, error.__traceback__
@@ -255,6 +260,53 @@ async def test_session_outlives_a_writer_that_closes() -> None:
         found = await session.rest()
         assert found[2].error.reason == "STOPPING"
         assert found[3].get.value == b"1"
+
+
+class _Hasty(MemoryKv):
+    """Its client goes away in the moment in which it asks."""
+
+    close: Any
+
+    def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
+        asyncio.get_running_loop().call_soon(self.close)
+        return super().txn(request, call)
+
+
+async def test_task_that_never_began_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """A client may be gone before the task of its operation has run for the first time."""
+    service = _Hasty()
+    async with quiet(caplog):
+        async with driven(service) as session:
+            service.close = session.session.close
+            session.send(operation(1, kv_pb2.TxnRequest()))
+            await quiesce()
+        gc.collect()  # a coroutine that nobody waited for is an error
+
+
+async def test_failure_in_the_last_moment_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    """An operation fails, and before the session hears of it the client has gone."""
+    service = MemoryKv()
+    service.hold = True
+    async with quiet(caplog):
+        async with driven(service) as session:
+            session.send(operation(1, PUT))
+            await service.holds(1)
+            service.held.pop().set_exception(ZeroDivisionError("nobody looks at this"))
+        await quiesce()
+        gc.collect()
+
+
+async def test_session_that_ended_is_forgotten() -> None:
+    """The server remembers the sessions that go on, and no others."""
+    async with serving_memory() as it:
+        for _ in range(3):
+            session = SocketSession(it.kv)
+            await session.send(operation(1, READ))
+            await session.rest()
+        await ended(it)
+        await quiesce()
+        gc.collect()
+        assert [each for each in gc.get_objects() if type(each) is Session] == []
 
 
 async def test_outcome_that_nobody_waits_for_is_no_news(caplog: pytest.LogCaptureFixture) -> None:

@@ -70,6 +70,20 @@ async def test_nobody_overtakes_who_is_being_let_in(steps: int) -> None:
         assert [found[number].put.header.seq for number in (1, 2, 3)] == [2, 3, 4]
 
 
+async def test_small_put_does_not_slip_past_a_large_one() -> None:
+    """Where there is room for the second only it waits all the same, also in one message."""
+    async with serving(queued_bytes_max=MIB) as writer, driven(writer.kv) as session:
+        writer.store.is_holding = True
+        await writer.put(b"filler", b"x" * (MIB // 2), durability=MEMORY)
+        large, small = *puts(1, size_bytes=MIB), *puts(1)
+        session.send(operation(1, large), operation(2, small))
+        await quiesce()
+        assert writer.engine.admission.waiting_bytes > MIB
+        writer.store.let_go()
+        found = await session.rest()
+        assert (found[1].put.header.seq, found[2].put.header.seq) == (2, 3)
+
+
 async def test_cancelled_neighbours_do_not_disturb_the_order() -> None:
     """Calls of others come and go in the same line; the session keeps its own order."""
     random = Random(5)

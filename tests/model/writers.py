@@ -1,0 +1,77 @@
+"""What the model knows of writers and their clients, and how it judges replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shalekv.clock import LoopClock
+from shalekv.errors import ShaleError
+from shalekv.roles.writer import Writer
+from tests.model.oracle import Effect, Version
+from tests.unit.engine.held_store import HeldStore
+
+
+class ModelClock(LoopClock):
+    """A clock that shows what the machine sets; waits take the time that they take."""
+
+    def __init__(self) -> None:
+        self._now_ms = 0
+
+    def monotonic_ms(self) -> float:
+        """What was set."""
+        return self._now_ms
+
+    def pass_time(self, duration_ms: int) -> None:
+        """Time passes, for whoever looks at it."""
+        self._now_ms += duration_ms
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A write that somebody waits for."""
+
+    seq: int
+    effects: Sequence[Effect]
+    refused: type[ShaleError] | None
+    rests_on_state: bool
+    check: Callable[[Any], None]  # of its reply, but for its header
+    answer: asyncio.Future[Any]
+    idempotency_key: bytes
+
+
+@dataclass(slots=True)
+class Running:
+    """A writer and what the model knows of it."""
+
+    writer: Writer
+    store: HeldStore
+    task: asyncio.Task[None]
+    pending: dict[int, Sequence[Effect]] = field(default_factory=dict)  # not durable, by number
+    asked: list[Asked] = field(default_factory=list)  # not answered
+    shown_seq: dict[int, int] = field(default_factory=dict)  # by read level
+
+
+def check_found(reply: Any, version: Version | None) -> None:
+    """A reply shows this version, or that there is none."""
+    shown = (reply.found, reply.value, reply.seq, reply.expire_at_ms)
+    if version is None:
+        assert shown == (False, b"", 0, 0)
+    else:
+        assert shown == (True, version.value, version.seq, version.expire_at_ms)
+
+
+def cut(
+    wanted: list[tuple[bytes, bytes]], limit: int, limit_bytes: int
+) -> list[tuple[bytes, bytes]]:
+    """What the limits leave."""
+    kept: list[tuple[bytes, bytes]] = []
+    size_bytes = 0
+    for key, value in wanted:
+        if (limit and len(kept) >= limit) or (limit_bytes and size_bytes >= limit_bytes):
+            break
+        kept.append((key, value))
+        size_bytes += len(key) + len(value)
+    return kept
