@@ -28,6 +28,7 @@ SHAPES = {
 }
 SEEDS = 100
 SEEDS_SOAK = 5_000
+GIVEN_UP_SHARE_MAX = 0.005  # by Porcupine, on a slow machine
 
 
 def _histories(shape: Shape, seeds: int) -> Iterator[tuple[str, list[Call]]]:
@@ -52,14 +53,16 @@ def _compare(program: Path, shape: Shape, seeds: int) -> None:
     counts: Counter[str] = Counter()
     for (name, calls), our, their in zip(named, ours, theirs, strict=True):
         kind = name.split(",")[0]
-        assert our is their, f"{name}: own {our}, Porcupine {their}\n{_text(calls)}"
+        agrees = their is None or our is their
+        assert agrees, f"{name}: own {our}, Porcupine {their}\n{_text(calls)}"
         assert our or kind != "valid", f"{name}\n{_text(calls)}"
         assert not our or kind in {"valid", "scrambled"}, f"{name}\n{_text(calls)}"
         counts[kind if kind != "scrambled" else f"scrambled {'legal' if our else 'illegal'}"] += 1
+    assert theirs.count(None) <= len(named) * GIVEN_UP_SHARE_MAX
     assert min(counts["scrambled legal"], counts["scrambled illegal"]) >= seeds // 4, counts
     sys.stdout.write(
         f"{len(named)} histories agree: {dict(counts)}; own {judged_s - began_s:.1f} s, "
-        f"Porcupine {time.perf_counter() - judged_s:.1f} s\n"
+        f"Porcupine {time.perf_counter() - judged_s:.1f} s, {theirs.count(None)} given up\n"
     )
 
 

@@ -264,7 +264,9 @@ class TransactionMachine(WriterMachine):
         seq = sent.asked.seq
         if seq in self.landed and sent.asked.effects:
             return sent.expire_at_ms > self.last_expiry_ms - 2 * WINDOW_MS
-        return seq in self.now.pending or sent.asked in self.now.asked
+        if seq in self.now.pending:
+            return True
+        return sent.asked in self.now.asked and not sent.asked.answer.done()
 
     def record_landed(self, idempotency_key: bytes, seq: int) -> None:
         sent = self.sent[idempotency_key]

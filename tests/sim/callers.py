@@ -121,16 +121,18 @@ class Callers:
     async def contend(self, random: Random, name: str, gate: Gate, count: int) -> None:
         """Ask for what rests on the state; then, when it is on its way, change what it rests on.
 
-        `gate` holds the object that it is in.
+        `gate` holds the object that it is in, together with what was asked for just before.
         """
         requests = Requests(random, self.known)
+        before = self.begin(partial(requests.draw_plain, keys=KEYS), random)
         first = self.begin(requests.draw_resting, random)
-        keys = keys_of(first.request, KEYS)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.attempt(before, name, TIMEOUTS_MS[-1]))
             tasks.create_task(self._attempt_twice(first, name, random))
             await self.cluster.reached(gate)
             for _ in range(count):
-                other = self.begin(partial(requests.draw_plain, keys=keys), random)
+                plain = partial(requests.draw_plain, keys=keys_of(first.request, KEYS))
+                other = self.begin(plain, random)
                 tasks.create_task(self.attempt(other, name, random.choice(TIMEOUTS_MS)))
 
     async def _attempt_twice(self, operation: Operation, name: str, random: Random) -> None:

@@ -227,7 +227,8 @@ def _explain(order: SerialOrder, operation: Operation, attempt: Attempt) -> None
         and other.invoked_us <= attempt.invoked_us
         and (other is attempt or (other.replied_us or replied_us) >= attempt.invoked_us)
     )
-    is_local = request.header.read_level == kv_pb2.READ_LEVEL_COMMITTED
+    is_confirmed = request.header.read_level != kv_pb2.READ_LEVEL_COMMITTED
+    is_local = not (rests_on_state(request) and is_confirmed)
     first = order.acknowledged_before(began_us, epoch=attempt.epoch if is_local else None)
     last = order.durable_at(replied_us)
     if isinstance(attempt.answer, Told):

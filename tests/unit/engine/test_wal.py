@@ -22,6 +22,7 @@ from shalekv.engine.wal import (
 )
 from shalekv.errors import WrongObject
 from shalekv.format import names
+from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
 from shalekv.format.sst import open_sst
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
@@ -80,6 +81,20 @@ async def test_taken_slot_tells_its_owner(count: int) -> None:
     assert found == Occupant(OLDER, is_fence=count == 0)
 
 
+async def test_parts_of_an_object_stand_beside_each_other() -> None:
+    """Range tombstones and records are in the object with the rest; deletions alone are no fence."""
+    store = MemoryStore(lambda: 0)
+    ranges = [Entry(b"a", 7, Kind.RANGE_TOMBSTONE, b"c"), Entry(b"m", 6, Kind.RANGE_TOMBSTONE)]
+    value = encode_record(IdempotencyRecord(b"h" * 16, 3, ReplyKind.PUT, b""))
+    records = [Entry(record_key(b"k"), 7, Kind.PUT, value, 9)]
+    assert await slots_on(store, OLDER).create(3, WalContents((), ranges, records)) is None
+    sst = open_sst(names.wal_name(3), (await store.get(names.wal_name(3))).data, database_id=None)
+    assert list(sst.entries()) == []
+    assert list(sst.range_tombstones()) == ranges
+    assert list(sst.system_entries()) == records
+    assert await slots_on(store, OWN).create(3, WalContents()) == Occupant(OLDER, is_fence=False)
+
+
 async def test_slot_of_another_database_is_nobodys() -> None:
     """An object of another database in a slot of ours is an error, not a rival."""
     store = MemoryStore(lambda: 0)
@@ -109,6 +124,29 @@ async def test_large_object_is_encoded_off_the_loop(entries: list[Entry], jobs: 
     assert workers.jobs == jobs
     stored = await store.get(names.wal_name(0))
     assert list(open_sst(names.wal_name(0), stored.data, database_id=None).entries()) == entries
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+async def test_all_parts_count_for_the_worker(part: int) -> None:
+    """Where the many entries of an object stand does not matter: a worker encodes them."""
+    store, workers = MemoryStore(lambda: 0), CountingWorkers()
+    cas = CasStore(store, Runtime(YieldingClock(), Random(1), workers), StoreSettings())
+    slots = WalSlots(cas, OWN, database_id=DATABASE_ID, block_bytes=4_096, now_ms=lambda: 0)
+    points, ranges, records = [], [], []
+    for number in range(ENCODE_INLINE_COUNT - 1):
+        key = b"%06d" % number
+        match part:
+            case 0:
+                points.append(Entry(key, 7, Kind.PUT))
+            case 1:
+                ranges.append(Entry(key, 7, Kind.RANGE_TOMBSTONE, key + b"x"))
+            case _:
+                records.append(Entry(record_key(key), 7, Kind.PUT, bytes(40)))
+    points.append(Entry(b"z", 7, Kind.PUT))
+    assert await slots.create(0, WalContents(points, ranges, records)) is None
+    points.append(Entry(b"zz", 7, Kind.PUT))
+    assert await slots.create(1, WalContents(points, ranges, records)) is None
+    assert workers.jobs == 1
 
 
 async def test_list_tells_which_slots_are_filled() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shalekv.core.key_range import KEY_BYTES_MAX, KeyRange
 from shalekv.errors import InvalidRequest
+from shalekv.format.coding import crc32c
 from shalekv.roles import requests
 from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.v1 import kv_pb2
@@ -114,6 +115,14 @@ def test_token_of_another_scan_is_refused(what: str, other: kv_pb2.ScanRequest) 
     assert what
     assert "another range" in problem_of(encode(TOKEN, scan()), other)
     assert "another range" in problem_of(encode(TOKEN, other), scan())
+
+
+def test_token_of_a_later_version_is_refused() -> None:
+    """What a later server gave out is intact, and yet not understood."""
+    later = bytearray(encode(TOKEN, scan()))
+    later[4] += 1
+    later[:4] = crc32c(bytes(later[4:])).to_bytes(4, "little")
+    assert "version 2" in problem_of(bytes(later), scan())
 
 
 def test_token_of_another_database_is_refused() -> None:

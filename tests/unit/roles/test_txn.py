@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -55,13 +56,14 @@ async def test_range_delete_may_be_acknowledged_from_memory() -> None:
         assert not (await writer.get(b"a", UNCOMMITTED)).found
 
 
-async def test_empty_range_delete_changes_nothing() -> None:
-    """What deletes no key that there could be succeeds, and needs no object."""
+@pytest.mark.parametrize("durability", [DURABLE, MEMORY])
+async def test_empty_range_delete_changes_nothing(durability: Any) -> None:
+    """What deletes no key that there could be succeeds, needs no object, and tells the view."""
     async with serving() as writer:
         await writer.put(b"a")
         key_range = kv_pb2.KeyRange(start=b"a", end=b"a")
-        reply = await writer.ask(kv_pb2.DeleteRangeRequest(range=key_range))
-        assert (reply.header.seq, reply.header.wal_id) == (1, 1)
+        reply = await writer.ask(kv_pb2.DeleteRangeRequest(range=key_range, durability=durability))
+        assert (reply.header.seq, reply.durability) == (1, durability)
         assert await keys(writer) == [b"a"]
         assert writer.engine.log.objects_written == 1
 

@@ -8,6 +8,7 @@ import shalekv
 from shalekv.errors import NotImplementedYet
 from shalekv.settings import WriterSettings
 from shalekv.v1 import admin_pb2, kv_pb2
+from tests.unit.roles.messages import key_header
 from tests.unit.roles.serving import CALL, MEMORY, Serving, serving
 
 
@@ -41,6 +42,21 @@ async def test_status_tells_what_was_written() -> None:
         assert reply.memtable.bytes > 0
         assert reply.memtable.bytes_max == WriterSettings().memtable_bytes_max
         assert (reply.manifest.manifest_id, reply.manifest.snapshots) == (2, 0)
+
+
+async def test_status_tells_what_is_remembered() -> None:
+    """Range deletes and idempotency keys are told, and take memory that is counted."""
+    async with serving() as writer:
+        before = status(writer).memtable
+        assert (before.range_tombstones, before.idempotency_records, before.bytes) == (0, 0, 0)
+        for number in range(2):
+            await writer.delete(b"a", header=key_header(b"%d" % number))
+        with_records = status(writer).memtable
+        assert (with_records.idempotency_records, with_records.keys) == (2, 1)
+        await writer.ask(kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(prefix=b"b")))
+        with_range = status(writer).memtable
+        assert with_range.range_tombstones == 1
+        assert 0 < with_records.bytes < with_range.bytes
 
 
 async def test_status_checks_its_header() -> None:
