@@ -157,7 +157,7 @@ class LimitSettings(Settings):
         default=100,
         ge=1,
         le=10_000,
-        description="Most range deletes in one Write or Txn.",
+        description="Most range deletes in one Write, or in one branch of a Txn.",
     )
     ttl_ms_max: int = Field(
         default=3_155_760_000_000,

@@ -36,7 +36,6 @@ from tests.sim.history import (
 )
 from tests.sim.model import keys_of
 from tests.sim.requests import KEYS, Requests
-from tests.sim.script import Gate
 
 REPEATS_MAX = 4
 REPEATS_AT_ONCE = 20  # when all are repeated
@@ -118,18 +117,16 @@ class Callers:
             await self.world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]))
             name = await self.any_writer(random)
 
-    async def contend(self, random: Random, name: str, gate: Gate, count: int) -> None:
-        """Ask for what rests on the state; then, when it is on its way, change what it rests on.
-
-        `gate` holds the object that it is in, together with what was asked for just before.
-        """
+    async def contend(self, random: Random, name: str, count: int) -> None:
+        """Ask for what rests on the state, then change that while the first is on its way."""
         requests = Requests(random, self.known)
-        before = self.begin(partial(requests.draw_plain, keys=KEYS), random)
         first = self.begin(requests.draw_resting, random)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.attempt(before, name, TIMEOUTS_MS[-1]))
+            if random.random() < 0.3:
+                before = self.begin(partial(requests.draw_plain, keys=KEYS), random)
+                tasks.create_task(self.attempt(before, name, TIMEOUTS_MS[-1]))
             tasks.create_task(self._attempt_twice(first, name, random))
-            await self.cluster.reached(gate)
+            await self.world.sleep_ms(random.choice([0.5, 5.0, 60.0]))
             for _ in range(count):
                 plain = partial(requests.draw_plain, keys=keys_of(first.request, KEYS))
                 other = self.begin(plain, random)

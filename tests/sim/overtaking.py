@@ -36,7 +36,7 @@ async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
         for opener in openers:
             await world.sleep_ms(random.choice([10.0, 300.0]))
             gate = cluster.hold_next_object(name)
-            tasks.create_task(callers.contend(random, name, gate, random.choice([1, 2, 3])))
+            tasks.create_task(callers.contend(random, name, random.choice([1, 2, 3])))
             await cluster.reached(gate)
             held_ms = random.choice(HELD_MS)
             await world.sleep_ms(held_ms)

@@ -82,7 +82,7 @@ async def test_taken_slot_tells_its_owner(count: int) -> None:
 
 
 async def test_parts_of_an_object_stand_beside_each_other() -> None:
-    """Range tombstones and records are in the object with the rest; deletions alone are no fence."""
+    """Range tombstones and records are in it with the rest; without puts it is no fence."""
     store = MemoryStore(lambda: 0)
     ranges = [Entry(b"a", 7, Kind.RANGE_TOMBSTONE, b"c"), Entry(b"m", 6, Kind.RANGE_TOMBSTONE)]
     value = encode_record(IdempotencyRecord(b"h" * 16, 3, ReplyKind.PUT, b""))
