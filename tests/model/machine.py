@@ -186,7 +186,10 @@ class WriterMachine(RuleBasedStateMachine):
         """
         sst = open_sst(held.name, held.data, database_id=None)
         points, ranges = list(sst.entries()), list(sst.range_tombstones())
-        for seq in sorted({entry.seq for entry in [*points, *ranges]}):
+        seqs = sorted({entry.seq for entry in [*points, *ranges]})
+        not_durable = self.now.pending.keys() - set(seqs)
+        for seq in seqs:
+            assert seq not in self.now.resting or all(other > seq for other in not_durable)
             effects = self.now.pending.pop(seq)
             expected: State = {}
             do(expected, effects, seq)

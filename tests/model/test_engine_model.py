@@ -205,6 +205,8 @@ class TransactionMachine(WriterMachine):
 
         if outcome.effects:
             self.now.pending[seq] = outcome.effects
+            if transaction.rests_on_state:
+                self.now.resting.add(seq)
         answer = self.call(getattr(self.now.writer.kv, method), request)
         assert log.next_seq == seq + 1
         asked = Asked(

@@ -50,6 +50,7 @@ class Running:
     store: HeldStore
     task: asyncio.Task[None]
     pending: dict[int, Sequence[Effect]] = field(default_factory=dict)  # not durable, by number
+    resting: set[int] = field(default_factory=set)  # those that rest on all before them
     asked: list[Asked] = field(default_factory=list)  # not answered
     shown_seq: dict[int, int] = field(default_factory=dict)  # by read level
 

@@ -34,8 +34,9 @@ from tests.sim.history import (
     Told,
     WriteRequest,
 )
-from tests.sim.model import keys_of
+from tests.sim.model import compared_keys
 from tests.sim.requests import KEYS, Requests
+from tests.sim.script import Gate
 
 REPEATS_MAX = 4
 REPEATS_AT_ONCE = 20  # when all are repeated
@@ -85,7 +86,7 @@ class Callers:
         cluster = self.cluster
         while not (names := [name for name in cluster.writers if name not in cluster.avoided]):
             await cluster.serving.wait()
-            await self.world.sleep_ms(20.0)
+            await self.world.sleep_ms(100.0 * cluster.pace)
         if random.random() < 0.6:
             return max(names, key=lambda name: cluster.writers[name].epoch)
         return random.choice(names)
@@ -117,8 +118,11 @@ class Callers:
             await self.world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]))
             name = await self.any_writer(random)
 
-    async def contend(self, random: Random, name: str, count: int) -> None:
-        """Ask for what rests on the state, then change that while the first is on its way."""
+    async def contend(self, random: Random, name: str, gate: Gate, count: int) -> None:
+        """Ask for what rests on the state, then change that while the first is on its way.
+
+        `gate` holds the object that it is in.
+        """
         requests = Requests(random, self.known)
         first = self.begin(requests.draw_resting, random)
         async with asyncio.TaskGroup() as tasks:
@@ -126,9 +130,9 @@ class Callers:
                 before = self.begin(partial(requests.draw_plain, keys=KEYS), random)
                 tasks.create_task(self.attempt(before, name, TIMEOUTS_MS[-1]))
             tasks.create_task(self._attempt_twice(first, name, random))
-            await self.world.sleep_ms(random.choice([0.5, 5.0, 60.0]))
+            await self.cluster.reached(gate)
             for _ in range(count):
-                plain = partial(requests.draw_plain, keys=keys_of(first.request, KEYS))
+                plain = partial(requests.draw_plain, keys=compared_keys(first.request, KEYS))
                 other = self.begin(plain, random)
                 tasks.create_task(self.attempt(other, name, random.choice(TIMEOUTS_MS)))
 

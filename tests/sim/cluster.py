@@ -94,7 +94,7 @@ class Cluster:
                     while name in self.running:
                         if name in self.writers:
                             return
-                        await self.world.sleep_ms(20.0)
+                        await self.world.sleep_ms(40.0 * self.pace)
 
     def crash(self, name: str) -> None:
         """Cut the power of a running writer."""

@@ -156,6 +156,13 @@ def keys_of(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes]:
     return sorted(set(named))
 
 
+def compared_keys(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes]:
+    """The keys on which it depends whether, or which branch of it, is done."""
+    if not isinstance(request, kv_pb2.TxnRequest):
+        return keys_of(request, universe)
+    return keys_of(kv_pb2.TxnRequest(compares=request.compares), universe)
+
+
 def decide(request: WriteRequest, moment: Moment) -> Effect:
     """What `request` does at this moment."""
     draft = _Draft(moment)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+from shalekv.format.names import WAL_FOLDER
 from tests.sim.callers import Callers
 from tests.sim.cluster import Cluster, draw_settings
 from tests.sim.nodes import Node
 
 NEAR_MS = (0.05, 0.05, 1.0, 10.0)  # one way between a slow opener and the store
-HELD_MS = (0.1, 10.0, 100.0, 1_000.0)  # how long an object is at the store before it is applied
+HELD_MS = (1.0, 1_000.0, 1_000.0, 1_000.0)  # how long others may take to land before it, at pace 1
 STALE_MS = (100.0, 1_000.0, 5_000.0)  # how long an older writer stops after the newer one serves
 STALE_QUESTIONS = 3
-STOP_ATTEMPTS = 100
+QUIET_ATTEMPTS = 50
 
 
 async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
@@ -35,28 +36,45 @@ async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
             tasks.create_task(_ask_stale(cluster, callers, node, random))
         for opener in openers:
             await world.sleep_ms(random.choice([10.0, 300.0]))
+            if random.random() < 0.7:
+                await _quieten(cluster, name)
             gate = cluster.hold_next_object(name)
-            tasks.create_task(callers.contend(random, name, random.choice([1, 2, 3])))
+            tasks.create_task(callers.contend(random, name, gate, random.choice([1, 2, 3])))
             await cluster.reached(gate)
-            held_ms = random.choice(HELD_MS)
-            await world.sleep_ms(held_ms)
+            await _until_landed(cluster, random.choice(HELD_MS) * cluster.pace)
             cluster.let_go(opener)
-            await world.sleep_ms(held_ms / 4)
+            await world.sleep_ms(random.choice(NEAR_MS) * 8)
             gate.release()
+            cluster.avoided.discard(name)
+
+
+async def _until_landed(cluster: Cluster, patience_ms: float) -> None:
+    """Wait until some WAL object is durable that is not now."""
+    world, log = cluster.world, cluster.world.store.log
+    end_ms, before = world.now_ms + patience_ms, len(log)
+    while world.now_ms < end_ms:
+        await world.sleep_ms(10.0 * cluster.pace)
+        if any(applied.name.startswith(WAL_FOLDER) for applied in log[before:]):
+            return
+
+
+async def _quieten(cluster: Cluster, name: str) -> None:
+    """Wait until nothing is on its way to or from a writer, which clients leave alone for that."""
+    cluster.avoided.add(name)
+    for _ in range(QUIET_ATTEMPTS):
+        writer = cluster.writers.get(name)
+        if writer is None or not writer.engine.log.objects_in_flight:
+            return
+        await cluster.world.sleep_ms(20.0 * cluster.pace)
 
 
 async def _stop(cluster: Cluster, name: str) -> Node | None:
     """Stop a writer at a moment when nothing of it is on its way that would tell it the news."""
-    for _ in range(STOP_ATTEMPTS):
-        writer = cluster.writers.get(name)
-        if writer is None:
-            return None
-        if not writer.engine.log.objects_in_flight:
-            break
-        await cluster.world.sleep_ms(1.0)
-    cluster.avoided.add(name)
-    cluster.running[name].pause()
-    return cluster.running[name]
+    await _quieten(cluster, name)
+    node = cluster.running.get(name)
+    if node is not None:
+        node.pause()
+    return node
 
 
 async def _ask_stale(cluster: Cluster, callers: Callers, node: Node, random: Random) -> None:

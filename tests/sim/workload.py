@@ -14,7 +14,7 @@ from tests.sim.world import World
 
 WRITER_NAMES = ("w1", "w2", "w3")
 CLIENTS = 4
-CHAOS_STEPS = 40
+CHAOS_STEPS = 60
 CALM_MS = 2_000.0  # clients go on for so long when the faults have stopped
 PEACE_MS = 90_000.0  # the longest timeout of a request, and time to open and to notice
 

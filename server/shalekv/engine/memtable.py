@@ -8,6 +8,7 @@ dictionary at once, but in the runs only when all before it are (the prefix).
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,15 @@ class View:
     wal_id: int | None  # of the last WAL object that it contains
     runs: tuple[Run, ...]  # oldest first
     range_tombstones: RangeTombstones = NONE
+
+    def get(self, key: bytes) -> Entry | None:
+        """The version of `key` in this state; may be a tombstone or expired."""
+        for run in reversed(self.runs):
+            at = bisect_left(run.keys, key)
+            if at < len(run.keys) and run.keys[at] == key:
+                found = run.entries[at]
+                return None if self.range_tombstones.hides(found) else found
+        return None
 
     def below(self, newer: Iterable[Run]) -> View:
         """This state with newer runs on top of it."""
@@ -49,6 +59,7 @@ class Memtable:
         self._newest: dict[bytes, Entry] = {}
         self._landed_tombstones = NONE  # what gets do not see
         self._tombstones = NONE  # what scans do not see: those of the prefix
+        self._ahead_with_tombstones = 0  # runs that landed, are not in the prefix, and have some
         self._runs: list[Run] = []
         self._runs_bytes = 0
         self._ahead_bytes = 0  # landed, but not in the prefix yet
@@ -98,12 +109,17 @@ class Memtable:
         self._ahead_bytes += run.size_bytes
         if run.range_tombstones:
             self._landed_tombstones = self._landed_tombstones.with_added(run.range_tombstones)
+            self._ahead_with_tombstones += 1
 
     def extend_prefix(self, run: Run) -> None:
         """Show a landed run to scans. REQUIRES: all earlier commits are in the prefix."""
         self._ahead_bytes -= run.size_bytes
         if run.range_tombstones:
-            self._tombstones = self._tombstones.with_added(run.range_tombstones)
+            self._ahead_with_tombstones -= 1
+            if self._ahead_with_tombstones:
+                self._tombstones = self._tombstones.with_added(run.range_tombstones)
+            else:  # nothing is ahead: one of them is enough
+                self._tombstones = self._landed_tombstones
         if run.keys:
             self._runs.append(run)
             self._runs_bytes += run.size_bytes

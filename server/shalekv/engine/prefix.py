@@ -25,6 +25,11 @@ class Prefix:
         self.landed_seq = seq  # the greatest that is durable, gaps or not
 
     @property
+    def is_whole(self) -> bool:
+        """Whether nothing has landed behind a gap."""
+        return self.landed_seq == self.seq
+
+    @property
     def next_wal_id(self) -> int:
         """The slot after all that are in the prefix or on their way to it."""
         last = max(self._window, default=self.wal_id)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from shalekv.core.entry import Entry
 from shalekv.core.transaction import RESULT_FRAME_BYTES
@@ -20,6 +21,8 @@ from shalekv.v1 import kv_pb2
 
 NOT_FOUND_BYTES = 2  # of a result that holds nothing
 ReadReplyT = TypeVar("ReadReplyT", kv_pb2.GetReply, kv_pb2.BatchGetReply)
+Lookup: TypeAlias = Callable[[bytes], Entry | None]  # the version of a key in one state
+Reading: TypeAlias = Callable[[Lookup, kv_pb2.ReplyHeader], ReadReplyT]
 
 
 class WriterKv:
@@ -39,7 +42,7 @@ class WriterKv:
         """The value of one key, at the newest state of the read level."""
         level = self._read_level(request.header, call)
         requests.check_key(request.key, "key")
-        return self._read(level, lambda: self._get_reply(request.key, level))
+        return self._read(level, partial(self._get_reply, request.key))
 
     def batch_get(
         self, request: kv_pb2.BatchGetRequest, call: Call
@@ -47,7 +50,7 @@ class WriterKv:
         """The values of many keys at one moment."""
         level = self._read_level(request.header, call)
         requests.check_keys(request, self._limits)
-        return self._read(level, lambda: self._batch_get_reply(request, level))
+        return self._read(level, partial(self._batch_get_reply, request))
 
     def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
         """Set one key."""
@@ -105,19 +108,36 @@ class WriterKv:
         self._engine.check_serving()
         return level
 
-    def _read(self, level: LevelValue, answer: Callable[[], ReadReplyT]) -> Answer[ReadReplyT]:
+    def _read(self, level: LevelValue, answer: Reading[ReadReplyT]) -> Answer[ReadReplyT]:
+        """Answer from the newest state of the level: at once if it is there and known to be ours.
+
+        A read shows a prefix of the log, as a scan does. While objects land out of order it waits
+        for those before what has landed: two reads that saw one and not the other would show an
+        order of commits that never was (I14).
+        """
+        engine = self._engine
         if level == LINEARIZABLE:
             return self._read_confirmed(answer)
-        return answer()
+        if level == UNCOMMITTED:
+            return answer(engine.newest, self._header(engine.log.next_seq - 1, None))
+        if not engine.prefix.is_whole:
+            return self._read_view(answer)
+        return answer(engine.committed, self._header(engine.prefix.seq, engine.prefix.wal_id))
 
-    async def _read_confirmed(self, answer: Callable[[], ReadReplyT]) -> ReadReplyT:
+    async def _read_confirmed(self, answer: Reading[ReadReplyT]) -> ReadReplyT:
         await self._engine.ownership.confirm()
-        return answer()
+        return await self._read_view(answer)
 
-    def _get_reply(self, key: bytes, level: LevelValue) -> kv_pb2.GetReply:
-        entry = self._lookup(key, level, self._engine.time.now_ms())
-        header = self._read_header(level)
-        if entry is None:
+    async def _read_view(self, answer: Reading[ReadReplyT]) -> ReadReplyT:
+        engine = self._engine
+        if engine.prefix.is_whole:
+            return answer(engine.committed, self._header(engine.prefix.seq, engine.prefix.wal_id))
+        view = await engine.committed_view()
+        return answer(view.get, self._header(view.seq, view.wal_id))
+
+    def _get_reply(self, key: bytes, lookup: Lookup, header: kv_pb2.ReplyHeader) -> kv_pb2.GetReply:
+        entry = lookup(key)
+        if entry is None or not entry.is_visible(self._engine.time.now_ms()):
             return kv_pb2.GetReply(header=header)
         return kv_pb2.GetReply(
             header=header,
@@ -128,13 +148,15 @@ class WriterKv:
         )
 
     def _batch_get_reply(
-        self, request: kv_pb2.BatchGetRequest, level: LevelValue
+        self, request: kv_pb2.BatchGetRequest, lookup: Lookup, header: kv_pb2.ReplyHeader
     ) -> kv_pb2.BatchGetReply:
         now_ms = self._engine.time.now_ms()
-        reply = kv_pb2.BatchGetReply(header=self._read_header(level))
+        reply = kv_pb2.BatchGetReply(header=header)
         reply_bytes = 0
         for key in request.keys:
-            entry = self._lookup(key, level, now_ms)
+            entry = lookup(key)
+            if entry is not None and not entry.is_visible(now_ms):
+                entry = None
             reply_bytes += RESULT_FRAME_BYTES + len(entry.value) if entry else NOT_FOUND_BYTES
             if reply_bytes > STREAM_MESSAGE_BYTES_MAX:
                 message = (
@@ -150,23 +172,9 @@ class WriterKv:
                 )
         return reply
 
-    def _lookup(self, key: bytes, level: LevelValue, now_ms: int) -> Entry | None:
-        """The version that a read at this level sees; None: the key has no value."""
-        engine = self._engine
-        is_newest = level == UNCOMMITTED
-        entry = engine.newest(key) if is_newest else engine.committed(key)
-        return entry if entry is not None and entry.is_visible(now_ms) else None
-
     def _check_deadline(self, call: Call) -> None:
         if call.deadline_ms is not None and call.deadline_ms <= self._clock.monotonic_ms():
             raise DeadlinePassed("the deadline had passed when the call arrived: nothing was done")
-
-    def _read_header(self, level: LevelValue) -> kv_pb2.ReplyHeader:
-        """The header of a read of single keys: nothing that it shows is newer."""
-        if level == UNCOMMITTED:
-            return self._header(self._engine.log.next_seq - 1, None)
-        prefix = self._engine.prefix
-        return self._header(prefix.landed_seq, prefix.wal_id)
 
     def _header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
         return kv_pb2.ReplyHeader(

@@ -18,7 +18,7 @@ from shalekv.errors import (
     ReplyTooLarge,
     Stopping,
 )
-from shalekv.roles.service import Call
+from shalekv.roles.service import Answer, Call
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
@@ -37,6 +37,17 @@ from tests.unit.roles.serving import (
 )
 
 MIB = 1 << 20
+LEVELS = (COMMITTED, LINEARIZABLE)
+
+
+def put_change(key: bytes, value: bytes) -> kv_pb2.Change:
+    """A put inside a batch."""
+    return kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value))
+
+
+async def awaited(answer: Answer[kv_pb2.BatchGetReply]) -> kv_pb2.BatchGetReply:
+    """The reply, whenever it comes."""
+    return answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
 
 
 async def test_put_is_acknowledged_when_it_is_durable() -> None:
@@ -112,28 +123,36 @@ async def test_levels_see_what_they_should() -> None:
         assert (await writer.get(b"a", UNCOMMITTED)).header.seq == 5
 
 
-async def test_header_is_never_below_what_is_shown() -> None:
-    """At k = 2 a get may show what landed ahead of its turn: its header says so."""
+async def test_reads_wait_for_what_came_before() -> None:
+    """At k = 2 a put that lands ahead of an earlier batch is shown by no read without the batch."""
     async with serving(max_parallel_writes=2) as writer:
         writer.store.is_holding = True
-        early = writer.kv.put(kv_pb2.PutRequest(key=b"a", value=b"1"), CALL)
+        both = [put_change(b"a", b"1"), put_change(b"b", b"1")]
+        early = writer.kv.write(kv_pb2.WriteRequest(changes=both), CALL)
         await writer.store.arrived(1)
         late = writer.kv.put(kv_pb2.PutRequest(key=b"a", value=b"2"), CALL)
         (await writer.store.arrived(2)).release()
         assert isinstance(late, asyncio.Future)
         await late
-        reply = await writer.get(b"a")
-        assert (reply.value, reply.seq) == (b"2", 2)
-        assert reply.header.seq == 2
-        scanning = asyncio.create_task(writer.scan())
-        await quiesce()
-        assert not scanning.done()  # it must show what was acknowledged, and no gap
-        assert pairs(await writer.scan(UNCOMMITTED)) == [(b"a", b"2")]
-        writer.store.held[0].release()
+        keys = kv_pb2.BatchGetRequest(keys=[b"a", b"b"])
+        async with asyncio.TaskGroup() as tasks:
+            reads = [tasks.create_task(writer.get(b"a", level)) for level in LEVELS]
+            batch = tasks.create_task(awaited(writer.kv.batch_get(keys, CALL)))
+            scan = tasks.create_task(writer.scan())
+            await quiesce()
+            assert not any(task.done() for task in (*reads, batch, scan))
+            assert (await writer.get(b"a", UNCOMMITTED)).value == b"2"
+            assert pairs(await writer.scan(UNCOMMITTED)) == [(b"a", b"2"), (b"b", b"1")]
+            writer.store.held[0].release()
         assert isinstance(early, asyncio.Future)
         await early
-        (message,) = await scanning
-        assert (pairs([message]), message.header.seq) == ([(b"a", b"2")], 2)
+        assert [(read.result().value, read.result().header.seq) for read in reads] == [
+            (b"2", 2),
+            (b"2", 2),
+        ]
+        assert [result.value for result in batch.result().results] == [b"2", b"1"]
+        assert batch.result().header.seq == 2
+        assert pairs(scan.result()) == [(b"a", b"2"), (b"b", b"1")]
 
 
 async def test_batch_get_answers_in_order() -> None:
