@@ -34,7 +34,7 @@ from tests.sim.history import (
     Told,
     WriteRequest,
 )
-from tests.sim.model import compared_keys
+from tests.sim.model import watched_keys
 from tests.sim.requests import KEYS, Requests
 from tests.sim.script import Gate
 
@@ -132,7 +132,7 @@ class Callers:
             tasks.create_task(self._attempt_twice(first, name, random))
             await self.cluster.reached(gate)
             for _ in range(count):
-                plain = partial(requests.draw_plain, keys=compared_keys(first.request, KEYS))
+                plain = partial(requests.draw_plain, keys=watched_keys(first.request, KEYS))
                 other = self.begin(plain, random)
                 tasks.create_task(self.attempt(other, name, random.choice(TIMEOUTS_MS)))
 
@@ -172,8 +172,11 @@ class Callers:
             attempt.answer = told(reply)
             attempt.seq = reply.header.seq
             attempt.wal_id = reply.header.wal_id if reply.header.HasField("wal_id") else None
-            if isinstance(operation.request, kv_pb2.PutRequest):
-                self._see(operation.request.key, Got(operation.request.value, attempt.seq))
+            match operation.request:
+                case kv_pb2.PutRequest(key=key, value=value):
+                    self._see(key, Got(value, attempt.seq))
+                case kv_pb2.DeleteRequest(key=key):
+                    self._see(key, Got(None, attempt.seq))
         attempt.replied_us = self.world.loop.now_us
 
     async def read(self, name: str, key: bytes, is_linearizable: bool) -> None:  # noqa: FBT001

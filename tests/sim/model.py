@@ -156,11 +156,12 @@ def keys_of(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes]:
     return sorted(set(named))
 
 
-def compared_keys(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes]:
-    """The keys on which it depends whether, or which branch of it, is done."""
+def watched_keys(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes]:
+    """The keys on which its answer depends, as far as that is worth finding out."""
     if not isinstance(request, kv_pb2.TxnRequest):
         return keys_of(request, universe)
-    return keys_of(kv_pb2.TxnRequest(compares=request.compares), universe)
+    gets = [each for each in request.then if each.HasField("get")]
+    return keys_of(kv_pb2.TxnRequest(compares=request.compares, then=gets), universe)
 
 
 def decide(request: WriteRequest, moment: Moment) -> Effect:

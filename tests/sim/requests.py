@@ -45,20 +45,22 @@ class Requests:
 
     def draw_resting(self, number: int) -> WriteRequest:
         """One that does what it does because of what is in the database."""
-        if self.random.random() < 0.4:
-            request: WriteRequest = self.put_if(number)
-            return request
-        compares = [self._compare()]
-        then = [kv_pb2.TxnOperation(change=self._put_change(number, self._key()))]
+        drawn = self.random.random()
+        if drawn < 0.3:
+            return self.put_if(number)
         gets = [kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=self._key()))]
-        branches = [then, gets] if self.random.random() < 0.5 else [gets, then]
-        return kv_pb2.TxnRequest(compares=compares, then=branches[0], otherwise=branches[1])
+        writes = [kv_pb2.TxnOperation(change=self._put_change(number, self._key()))]
+        if drawn < 0.6:  # it writes, and what it reads is what may change
+            return kv_pb2.TxnRequest(then=[*gets, *writes])
+        key = self._key()  # it writes unless clients are wrong about this one, else it reads
+        is_there = self.known.get(key, Got()).value is not None
+        compare = kv_pb2.Compare(key=key, exists=is_there)
+        return kv_pb2.TxnRequest(compares=[compare], then=writes, otherwise=gets)
 
     def draw_reading(self, number: int) -> WriteRequest:
         """One that changes nothing: a refusal, mostly, or a transaction that only reads."""
         if self.random.random() < 0.3:
-            request: WriteRequest = self.put_if(number)
-            return request
+            return self.put_if(number)
         gets = [kv_pb2.GetRequest(key=key) for key in self.random.sample(KEYS, 3)]
         return kv_pb2.TxnRequest(then=[kv_pb2.TxnOperation(get=get) for get in gets])
 
@@ -167,7 +169,7 @@ class Requests:
     def _condition(self, key: bytes) -> kv_pb2.Precondition:
         seen = self.known.get(key, Got())
         drawn = self.random.random()
-        if seen.seq and drawn < 0.5:
+        if seen.value is not None and drawn < 0.5:
             return kv_pb2.Precondition(seq_equals=seen.seq)
         if drawn < 0.8:
             return kv_pb2.Precondition(absent=True)
