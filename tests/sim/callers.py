@@ -3,55 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any
 
-from shalekv.errors import (
-    ConditionFailed,
-    CounterOverflow,
-    KeyExpired,
-    NotACounter,
-    OutcomeUnknown,
-    Overloaded,
-    Stopping,
-    StoreUnavailable,
-)
-from shalekv.roles.service import Call
-from shalekv.roles.writer_kv import WriterKv
 from shalekv.v1 import kv_pb2
+from tests.sim.calls import Calls
 from tests.sim.cluster import Cluster
-from tests.sim.errors import NodeCrashed
-from tests.sim.history import (
-    Attempt,
-    Got,
-    Operation,
-    Outcome,
-    ReadOp,
-    Refusal,
-    ScanOp,
-    Told,
-    WriteRequest,
-)
+from tests.sim.history import Operation, Outcome, WriteRequest
 from tests.sim.model import watched_keys
 from tests.sim.requests import KEYS, Requests
 from tests.sim.script import Gate
 
-REPEATS_MAX = 4
+ATTEMPTS_MAX = 4
 REPEATS_AT_ONCE = 20  # when all are repeated
 TIMEOUTS_MS = (50.0, 2_000.0, 30_000.0)
-REFUSED = (ConditionFailed, NotACounter, CounterOverflow)
-# A refusal, or a read, that could not be confirmed says nothing; nothing was written either.
-NOT_APPLIED = (Stopping, Overloaded, StoreUnavailable)
+PATIENT_MS = TIMEOUTS_MS[-1]
 SETTLED = (Outcome.ACKNOWLEDGED, Outcome.IN_MEMORY, Outcome.REFUSED)
-_METHODS: dict[type, Callable[[Any], Callable[[Any, Call], Any]]] = {
-    kv_pb2.PutRequest: lambda kv: kv.put,
-    kv_pb2.DeleteRequest: lambda kv: kv.delete,
-    kv_pb2.DeleteRangeRequest: lambda kv: kv.delete_range,
-    kv_pb2.WriteRequest: lambda kv: kv.write,
-    kv_pb2.TxnRequest: lambda kv: kv.txn,
-}
 
 
 class Callers:
@@ -59,231 +27,131 @@ class Callers:
 
     def __init__(self, cluster: Cluster) -> None:
         """None of them does anything yet."""
-        self.cluster = cluster
-        self.world = cluster.world
-        self.history = cluster.history
-        self.known: dict[bytes, Got] = {}  # the newest that any of them has seen of each key
+        self._cluster = cluster
+        self._world = cluster.world
+        self._operations = cluster.history.operations
+        self._calls = Calls(cluster)
 
     async def client(self, number: int) -> None:
         """Use writers at random, until cancelled."""
-        random = self.world.random_for(f"client {number}")
-        requests = Requests(random, self.known)
+        random = self._world.random_for(f"client {number}")
         while True:
-            await self.world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]) * self.cluster.pace)
-            name = await self.any_writer(random)
+            await self._world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]) * self._cluster.pace)
+            name = await self._any_writer(random)
             async with asyncio.TaskGroup() as tasks:  # what is asked at once may commit at once
                 for _ in range(random.choice([1, 2, 4])):
-                    drawn = random.random()
+                    key, drawn = random.choice(KEYS), random.random()
                     if drawn < 0.8:
-                        tasks.create_task(self.change(random, requests, name))
+                        tasks.create_task(self._change(random, name))
+                    elif drawn < 0.88:
+                        level = kv_pb2.READ_LEVEL_COMMITTED
+                        tasks.create_task(self._calls.get(key, level, name))
                     elif drawn < 0.96:
-                        tasks.create_task(self.read(name, random.choice(KEYS), drawn < 0.88))
+                        level = kv_pb2.READ_LEVEL_LINEARIZABLE
+                        tasks.create_task(self._calls.get(key, level, name))
                     else:
-                        tasks.create_task(self.scan(name))
-
-    async def any_writer(self, random: Random) -> str:
-        """One of those that serve, as soon as there is one; mostly the newest."""
-        cluster = self.cluster
-        while not (names := [name for name in cluster.writers if name not in cluster.avoided]):
-            await cluster.serving.wait()
-            await self.world.sleep_ms(100.0 * cluster.pace)
-        if random.random() < 0.6:
-            return max(names, key=lambda name: cluster.writers[name].epoch)
-        return random.choice(names)
-
-    def begin(self, draw: Callable[[int], WriteRequest], random: Random) -> Operation:
-        """The next operation, with an idempotency key in most cases."""
-        number = len(self.history.operations) + 1
-        operation = Operation(number, draw(number))
-        if random.random() < 0.75:
-            now_ms = self.world.store.clock_ms()
-            key = bytearray(now_ms.to_bytes(6, "big") + random.randbytes(10))
-            key[6], key[8] = 0x70 | key[6] & 0xF, 0x80 | key[8] & 0x3F  # a UUID of version 7
-            operation.request.header.idempotency_key = bytes(key)
-        self.history.operations.append(operation)
-        return operation
-
-    async def change(self, random: Random, requests: Requests, name: str) -> None:
-        """One operation, at any writer that serves by then, until it is told or given up."""
-        operation = self.begin(requests.draw, random)
-        for _ in range(REPEATS_MAX):
-            timeout_ms = random.choice(TIMEOUTS_MS)
-            async with asyncio.TaskGroup() as tasks:
-                copies = 2 if operation.key and random.random() < 0.1 else 1
-                for _ in range(copies):
-                    tasks.create_task(self.attempt(operation, name, timeout_ms))
-            is_settled = any(each.outcome in SETTLED for each in operation.attempts)
-            if not operation.key or random.random() < (0.9 if is_settled else 0.1):
-                return
-            await self.world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]))
-            name = await self.any_writer(random)
+                        tasks.create_task(self._calls.scan(name))
 
     async def contend(self, random: Random, name: str, gate: Gate, count: int) -> None:
         """Ask for what rests on the state, then change that while the first is on its way.
 
         `gate` holds the object that it is in.
         """
-        requests = Requests(random, self.known)
-        first = self.begin(requests.draw_resting, random)
+        requests = self._requests(random)
+        first = self._begin(requests.draw_resting, random)
         async with asyncio.TaskGroup() as tasks:
             if random.random() < 0.3:
-                before = self.begin(partial(requests.draw_plain, keys=KEYS), random)
-                tasks.create_task(self.attempt(before, name, TIMEOUTS_MS[-1]))
+                before = self._begin(partial(requests.draw_plain, keys=KEYS), random)
+                tasks.create_task(self._calls.attempt(before, name, PATIENT_MS))
             tasks.create_task(self._attempt_twice(first, name, random))
-            await self.cluster.reached(gate)
+            await self._cluster.reached(gate)
             for _ in range(count):
                 plain = partial(requests.draw_plain, keys=watched_keys(first.request, KEYS))
-                other = self.begin(plain, random)
-                tasks.create_task(self.attempt(other, name, random.choice(TIMEOUTS_MS)))
-
-    async def _attempt_twice(self, operation: Operation, name: str, random: Random) -> None:
-        await self.attempt(operation, name, TIMEOUTS_MS[-1])
-        if operation.key and random.random() < 0.7:
-            await self.attempt(operation, name, TIMEOUTS_MS[-1])
+                other = self._begin(plain, random)
+                tasks.create_task(self._calls.attempt(other, name, random.choice(TIMEOUTS_MS)))
 
     async def ask_once(self, random: Random, name: str) -> None:
         """Ask for what reads the state, and do not repeat it."""
-        operation = self.begin(Requests(random, self.known).draw_reading, random)
-        await self.attempt(operation, name, TIMEOUTS_MS[-1])
+        operation = self._begin(self._requests(random).draw_reading, random)
+        await self._calls.attempt(operation, name, PATIENT_MS)
 
-    async def attempt(self, operation: Operation, name: str, timeout_ms: float) -> None:
-        """Send the request of an operation once, and take down what came back."""
-        writer = self.cluster.writers.get(name)
-        if writer is None:  # it has ended a moment ago
-            return
-        attempt = Attempt(writer.epoch, self.world.loop.now_us)
-        operation.attempts.append(attempt)
-        method = _METHODS[type(operation.request)](writer.kv)
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                reply = await self._ask(name, lambda: method(operation.request, Call()))
-        except (TimeoutError, NodeCrashed):
-            return
-        except (OutcomeUnknown, KeyExpired):
-            attempt.outcome = Outcome.UNKNOWN
-        except NOT_APPLIED:
-            attempt.outcome = Outcome.NOT_APPLIED
-        except REFUSED as error:
-            attempt.outcome = Outcome.REFUSED
-            attempt.answer = Refusal(error.reason, getattr(error, "found_seq", None))
-        else:
-            in_memory = reply.durability == kv_pb2.DURABILITY_MEMORY
-            attempt.outcome = Outcome.IN_MEMORY if in_memory else Outcome.ACKNOWLEDGED
-            attempt.answer = told(reply)
-            attempt.seq = reply.header.seq
-            attempt.wal_id = reply.header.wal_id if reply.header.HasField("wal_id") else None
-            match operation.request:
-                case kv_pb2.PutRequest(key=key, value=value):
-                    self._see(key, Got(value, attempt.seq))
-                case kv_pb2.DeleteRequest(key=key):
-                    self._see(key, Got(None, attempt.seq))
-        attempt.replied_us = self.world.loop.now_us
-
-    async def read(self, name: str, key: bytes, is_linearizable: bool) -> None:  # noqa: FBT001
-        """Get one key."""
-        level = "READ_LEVEL_LINEARIZABLE" if is_linearizable else "READ_LEVEL_COMMITTED"
-        request = kv_pb2.GetRequest(key=key)
-        request.header.read_level = kv_pb2.ReadLevel.Value(level)
-        writer, invoked_us = self.cluster.writers.get(name), self.world.loop.now_us
-        if writer is None:  # it has ended a moment ago
-            return
-        kv = writer.kv
-        reply = await self._answer(name, lambda: kv.get(request, Call()))
-        if reply is None:
-            return
-        got = _got(reply)
-        self._see(key, got)
-        epoch, now_us = writer.epoch, self.world.loop.now_us
-        read = ReadOp(key, is_linearizable, epoch, invoked_us, now_us, got, reply.header.seq)
-        self.history.reads.append(read)
-
-    async def scan(self, name: str) -> None:
-        """Scan everything."""
-        writer, invoked_us = self.cluster.writers.get(name), self.world.loop.now_us
-        if writer is None:
-            return
-        kv = writer.kv
-        found = await self._answer(name, lambda: _scanned(kv))
-        if found is not None:
-            seq, entries = found
-            now_us = self.world.loop.now_us
-            self.history.scans.append(ScanOp(writer.epoch, invoked_us, now_us, seq, entries))
+    async def write_once(self, random: Random, name: str) -> None:
+        """Write what does not rest on the state, often only to memory, and do not repeat it."""
+        operation = self._begin(partial(self._requests(random).draw_plain, keys=KEYS), random)
+        if random.random() < 0.4:
+            operation.request.durability = kv_pb2.DURABILITY_MEMORY
+        await self._calls.attempt(operation, name, PATIENT_MS)
 
     async def put_one(self, name: str) -> None:
         """Put a key and be told so (I13)."""
-        number = len(self.history.operations) + 1
-        operation = Operation(number, kv_pb2.PutRequest(key=KEYS[0], value=b"v%d" % number))
-        self.history.operations.append(operation)
-        await self.attempt(operation, name, TIMEOUTS_MS[-1])
-        if not operation.is_acknowledged:
+        operation = self._begin(lambda n: kv_pb2.PutRequest(key=KEYS[0], value=b"v%d" % n), None)
+        await self._calls.attempt(operation, name, PATIENT_MS)
+        if operation.attempts[-1].outcome is not Outcome.ACKNOWLEDGED:
             raise AssertionError(f"I13: in peace {operation} ended as {operation.attempts}")
 
     async def read_all(self, name: str) -> None:
-        """Get every key, and scan."""
+        """Get every key, and scan (I13)."""
+        history = self._cluster.history
+        before = len(history.reads), len(history.scans)
         for key in KEYS:
-            await self.read(name, key, True)
-        await self.scan(name)
+            await self._calls.get(key, kv_pb2.READ_LEVEL_LINEARIZABLE, name)
+        await self._calls.scan(name)
+        if (len(history.reads), len(history.scans)) != (before[0] + len(KEYS), before[1] + 1):
+            raise AssertionError(f"I13: in peace {name} does not answer what it is asked")
 
     async def repeat_all(self, name: str) -> None:
         """Send every request that has an idempotency key once more."""
-        keyed = [operation for operation in self.history.operations if operation.key]
+        keyed = [operation for operation in self._operations if operation.key]
         for first in range(0, len(keyed), REPEATS_AT_ONCE):
             async with asyncio.TaskGroup() as tasks:
                 for operation in keyed[first : first + REPEATS_AT_ONCE]:
-                    tasks.create_task(self.attempt(operation, name, TIMEOUTS_MS[-1]))
+                    tasks.create_task(self._calls.attempt(operation, name, PATIENT_MS))
 
-    def _see(self, key: bytes, got: Got) -> None:
-        if got.seq > self.known.get(key, Got()).seq:
-            self.known[key] = got
+    async def _change(self, random: Random, name: str) -> None:
+        """One operation, at any writer that serves by then, until it is told or given up.
 
-    async def _answer(self, name: str, ask: Callable[[], Any]) -> Any:
-        """What a read is answered; None: nothing, in time."""
-        try:
-            async with asyncio.timeout(TIMEOUTS_MS[-1] / 1000):
-                return await self._ask(name, ask)
-        except (TimeoutError, NodeCrashed, Stopping, StoreUnavailable):
-            return None
+        At times it is sent twice at once, and at times repeated although it was told.
+        """
+        operation = self._begin(self._requests(random).draw, random)
+        for _ in range(ATTEMPTS_MAX):
+            timeout_ms = random.choice(TIMEOUTS_MS)
+            names = [name]
+            if operation.key and random.random() < 0.1:
+                names.append(random.choice([name, await self._any_writer(random)]))
+            async with asyncio.TaskGroup() as tasks:
+                for each in names:
+                    tasks.create_task(self._calls.attempt(operation, each, timeout_ms))
+            is_settled = any(attempt.outcome in SETTLED for attempt in operation.attempts)
+            if not operation.key or random.random() < (0.9 if is_settled else 0.1):
+                return
+            await self._world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]))
+            name = await self._any_writer(random)
 
-    async def _ask(self, name: str, ask: Callable[[], Any]) -> Any:
-        """The answer of a writer, computed on its node."""
+    async def _attempt_twice(self, operation: Operation, name: str, random: Random) -> None:
+        await self._calls.attempt(operation, name, PATIENT_MS)
+        if operation.key and random.random() < 0.7:
+            await self._calls.attempt(operation, name, PATIENT_MS)
 
-        async def run() -> Any:
-            answer = ask()
-            return await answer if isinstance(answer, Awaitable) else answer
+    async def _any_writer(self, random: Random) -> str:
+        """One of those that serve, as soon as there is one; mostly the newest."""
+        cluster = self._cluster
+        while not (names := [name for name in cluster.writers if name not in cluster.avoided]):
+            await cluster.serving.wait()
+            await self._world.sleep_ms(100.0 * cluster.pace)
+        if random.random() < 0.6:
+            return max(names, key=lambda name: cluster.writers[name].epoch)
+        return random.choice(names)
 
-        return await self.world.node(name).run(run())
+    def _begin(self, draw: Callable[[int], WriteRequest], random: Random | None) -> Operation:
+        """The next operation, in most cases with an idempotency key if `random` draws one."""
+        number = len(self._operations) + 1
+        operation = Operation(number, draw(number))
+        if random is not None and random.random() < 0.75:
+            key = bytearray(self._world.store.clock_ms().to_bytes(6, "big") + random.randbytes(10))
+            key[6], key[8] = 0x70 | key[6] & 0xF, 0x80 | key[8] & 0x3F  # a UUID of version 7
+            operation.request.header.idempotency_key = bytes(key)
+        self._operations.append(operation)
+        return operation
 
-
-def told(reply: Any) -> Told:
-    """A reply to a write as the model gives it."""
-    match reply:
-        case kv_pb2.WriteReply():
-            return Told(results=tuple(reply.counters))
-        case kv_pb2.TxnReply():
-            return Told(reply.succeeded, tuple(map(_result, reply.results)))
-        case _:
-            return Told()
-
-
-def _result(result: kv_pb2.TxnResult) -> Got | int | None:
-    match result.WhichOneof("result"):
-        case "get":
-            return _got(result.get)
-        case "counter":
-            return result.counter
-        case _:
-            return None
-
-
-def _got(reply: kv_pb2.GetReply) -> Got:
-    return Got(reply.value, reply.seq, reply.expire_at_ms) if reply.found else Got()
-
-
-async def _scanned(kv: WriterKv) -> tuple[int, tuple[tuple[bytes, Got], ...]]:
-    """The number of the view, and all that is in it."""
-    entries: list[tuple[bytes, Got]] = []
-    seq = 0
-    async for reply in kv.scan(kv_pb2.ScanRequest(), Call()):
-        seq = reply.header.seq
-        entries += [(e.key, Got(e.value, e.seq, e.expire_at_ms)) for e in reply.entries]
-    return seq, tuple(entries)
+    def _requests(self, random: Random) -> Requests:
+        return Requests(random, self._calls.known)

@@ -17,8 +17,7 @@ from tests.sim.script import Gate, Match
 from tests.sim.world import World
 
 ENDS = (Fenced, StoreUnavailable, ManifestConflict)  # how a writer may end; others fail the run
-
-_LET_SERVE_ATTEMPTS = 3
+LET_SERVE_ATTEMPTS = 3
 PATIENCE_MS = 4_000.0  # after which nobody waits for what a writer is to do, at pace 1
 
 
@@ -56,10 +55,11 @@ class Cluster:
 
     def start_writer(self, name: str, settings: ServeSettings) -> None:
         """Open the database on node `name`, which must not run a writer."""
+        self.avoided.discard(name)
         node = self.running[name] = self.world.node(name)
         node.start(self._serve(node, settings))
 
-    async def start_slow_opener(self, settings: ServeSettings, *, one_way_ms: float) -> str:
+    async def start_slow_opener(self, settings: ServeSettings, one_way_ms: float) -> str:
         """Start a writer that wins an epoch and then does not look at the WAL until it is let go.
 
         If a newer writer serves by then, it finds the first free slot there, `one_way_ms` from the
@@ -79,13 +79,19 @@ class Cluster:
         self.world.note(f"{name} goes on to fence")
         self.slow_openers.pop(name).release()
 
-    def hold_next_object(self, writer: str) -> Gate:
-        """Hold the next WAL object of a writer when it arrives at the store."""
-        return self.world.store.hold(Match("create", f"{WAL_FOLDER}*", node=writer))
+    async def reached(self, gate: Gate) -> None:
+        """Wait until something is at the gate, which may never come."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_MS * self.pace / 1000):
+                await gate.reached()
+
+    def hold_objects(self, writer: str, *, times: int | None = None) -> Gate:
+        """Hold WAL objects of a writer when they arrive at the store: so many, or all."""
+        return self.world.store.hold(Match("create", f"{WAL_FOLDER}*", node=writer), times=times)
 
     async def let_serve(self, name: str, settings: ServeSettings) -> None:
         """See to it that the writer of that name serves, unless chaos is stronger."""
-        for _ in range(_LET_SERVE_ATTEMPTS):
+        for _ in range(LET_SERVE_ATTEMPTS):
             if name not in self.running:
                 self.start_writer(name, settings)
             self.running[name].resume()
@@ -122,8 +128,3 @@ class Cluster:
     def _bury(self, node: Node) -> None:
         if self.running.get(node.name) is node:
             self.crash(node.name)
-
-    async def reached(self, gate: Gate) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_MS * self.pace / 1000):
-                await gate.reached()

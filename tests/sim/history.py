@@ -66,6 +66,7 @@ class Attempt:
     seq: int = 0
     wal_id: int | None = None
     answer: Told | Refusal | None = None
+    reason: str = ""  # of the error that was told
 
 
 @dataclass(slots=True)

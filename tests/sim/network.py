@@ -14,6 +14,7 @@ from shalekv.errors import ShaleError
 from tests.sim.errors import NodeCrashed
 from tests.sim.faults import Faults
 from tests.sim.nodes import Node
+from tests.sim.ready import to_us
 from tests.sim.script import Fate, Plan, Script
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class Network:
         if plan.fate is Fate.LATE_REQUEST:
             request_ms = patience_ms + self.faults.late_ms.draw(self._random)
         self._loop.call_later(request_ms / 1000, self._arrive, request, context=self._store.context)
-        self.last_arrival_us = max(self.last_arrival_us, self._loop.now_us + int(request_ms * 1000))
+        arrival_us = self._loop.now_us + to_us(request_ms / 1000)
+        self.last_arrival_us = max(self.last_arrival_us, arrival_us)
         giving_up = self._loop.call_later(patience_ms / 1000, self._give_up, request, cause)
         try:
             answer = await reply

@@ -162,7 +162,7 @@ class Requests:
     def _add(self, number: int) -> kv_pb2.Change:
         key = self.random.choice(_ADD_TO)
         delta = self.random.choice([number, -number])
-        if key == b"b2" and self.random.random() < 0.2:
+        if key == b"b2" and self.random.random() < 0.4:
             delta += self.random.choice([HUGE, -HUGE])
         return kv_pb2.Change(add=kv_pb2.AddChange(key=key, delta=delta))
 

@@ -54,8 +54,8 @@ class SimStore:
 
     @property
     def last_arrival_ms(self) -> float:
-        """When the last of all requests that were sent arrives, virtual time."""
-        return self._network.last_arrival_us / 1000
+        """When the last of all requests that were sent has arrived, virtual time."""
+        return (self._network.last_arrival_us + 1) / 1000
 
     # --- scripts -------------------------------------------------------------------------------
 

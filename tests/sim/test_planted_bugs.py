@@ -6,8 +6,6 @@ when some seed below `SEEDS_MAX` fails; without the bug all of these seeds pass.
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,13 +16,7 @@ from shalekv.core.manifest import Manifest
 from shalekv.engine import recover
 from shalekv.store import claim
 from shalekv.store.api import Created, ObjectStore, Unknown
-from tests.sim.invariants import check_all
-from tests.sim.run import simulate
-from tests.sim.stored import Stored
-from tests.sim.workload import rival_writers
-from tests.sim.world import World
-
-SEEDS_MAX = 60
+from tests.sim.planting import SEEDS_MAX, Patch, first_failure
 
 _claim_attempt = claim._attempt  # noqa: SLF001 - the planted bugs replace it and fall back to it
 _claim_epoch = fencing.claim_epoch
@@ -66,7 +58,7 @@ def one_fence_will_do(self: fencing.FenceRun) -> bool:
     return self.length >= 1
 
 
-BUGS: dict[str, tuple[object, str, object]] = {
+BUGS: Mapping[str, Patch] = {
     "an unknown outcome is success": (claim, "_attempt", unknown_is_success),
     "an object that exists is a rival's": (claim, "_attempt", exists_is_a_rival),
     "an opener forgets others' width": (recover, "claim_epoch", own_width_only),
@@ -78,22 +70,5 @@ BUGS: dict[str, tuple[object, str, object]] = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each planted bug breaks an invariant, or stops the writer, for some seed."""
-    owner, name, wrong = BUGS[bug]
-    monkeypatch.setattr(owner, name, wrong)
-    caught = next((seed for seed in range(SEEDS_MAX) if _fails(seed)), None)
-    assert caught is not None, f"{SEEDS_MAX} seeds did not notice that {bug}"
-
-
-def _fails(seed: int) -> bool:
-    """Whether the run with this seed fails."""
-
-    async def main(world: World) -> None:
-        cluster = await rival_writers(world)
-        check_all(cluster.history, Stored.read(world.store))
-
-    with contextlib.redirect_stderr(io.StringIO()):
-        try:
-            simulate(seed, main)
-        except Exception:  # noqa: BLE001 - a violation, a deadlock, or whatever the bug led to
-            return True
-    return False
+    seed = first_failure([BUGS[bug]], monkeypatch)
+    assert seed is not None, f"{SEEDS_MAX} seeds did not notice that {bug}"

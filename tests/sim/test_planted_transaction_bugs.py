@@ -21,7 +21,7 @@ from shalekv.engine.newest_state import NewestState
 from shalekv.engine.overlay import Overlay
 from shalekv.engine.sorted_runs import Run
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import ShaleError
+from shalekv.errors import KeyExpired, ShaleError
 from shalekv.roles.writing import Writing
 from tests.sim.planting import SEEDS_MAX, Patch, first_failure
 
@@ -88,20 +88,24 @@ def no_records(_found: object) -> list[Entry]:
     return []
 
 
-def landed_only(self: Idempotency, key: bytes, request_hash: bytes) -> Pending | Remembered | None:
-    """A request on its way is not known yet: its copy is new, too."""
-    found = _find(self, key, request_hash)
-    return None if isinstance(found, Pending) else found
-
-
 def begin_unseen(self: Idempotency, claim: Claim, settle: Settled) -> Pending:
-    """As `landed_only`: nothing is registered before it is durable."""
+    """A request on its way is not known before it is durable: its copy is new, too."""
 
     def remember(outcome: Receipt | ShaleError) -> None:
         if isinstance(outcome, Receipt) and outcome.record is not None:
             self.land([outcome.record])
 
     return Pending(claim.request_hash, waiting=[remember, settle])
+
+
+def new_when_expired(
+    self: Idempotency, key: bytes, request_hash: bytes
+) -> Pending | Remembered | None:
+    """A key that is older than its window is taken for a new one."""
+    try:
+        return _find(self, key, request_hash)
+    except KeyExpired:
+        return None
 
 
 class RunWithoutRangeDeletes(Run):
@@ -141,6 +145,7 @@ BUGS: Mapping[str, Sequence[Patch]] = {
         (Idempotency, "begin", begin_unseen),
         (Idempotency, "abandon", lambda *_: None),
     ],
+    "an expired key is new": [(Idempotency, "find", new_when_expired)],
     "replay ignores range deletes": [(replay, "Run", RunWithoutRangeDeletes)],
 }
 

@@ -98,7 +98,8 @@ async def recover(cluster: Cluster, callers: Callers) -> None:
         max(0.0, cluster.world.store.last_arrival_ms - cluster.world.now_ms)
     )
     cluster.start_writer("recovered", draw_settings(cluster.world.rng))
-    await cluster.serving.wait()
+    async with asyncio.timeout(PEACE_MS / 1000):
+        await cluster.serving.wait()
     await callers.read_all("recovered")
     await callers.repeat_all("recovered")
     await callers.read_all("recovered")

@@ -11,11 +11,12 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.errors import InvalidRequest, ObjectNotFound
-from shalekv.store.api import Created, CreateOutcome, Exists, ObjectInfo, ObjectStore
+from shalekv.store.api import Created, CreateOutcome, Exists, ObjectInfo, ObjectStore, Unknown
 from tests.sim.errors import SimulationError
 from tests.sim.faults import Faults, Span
 from tests.sim.objects import EPOCH_MS
 from tests.sim.run import simulate
+from tests.sim.script import Match
 from tests.sim.world import World
 
 Main = Callable[[World], Coroutine[Any, Any, None]]
@@ -179,3 +180,35 @@ def test_the_clock_of_the_store_is_its_own() -> None:
 async def create(store: ObjectStore, name: str) -> CreateOutcome:
     """A create as a coroutine, for tasks."""
     return await store.create(name, b"data")
+
+
+def test_a_near_node_is_quick_and_safe() -> None:
+    """A near node has its own latency and no drawn faults, and waits while it is held."""
+
+    async def main(world: World) -> None:
+        world.store.place_near("a", 1.0)
+        assert await world.node("a").run(create(world.store_for("a"), "wal/1")) == Created()
+        assert world.now_ms == 2
+        gate = world.store.hold(Match("create", node="a"))
+        held = world.node("a").spawn(create(world.store_for("a"), "wal/2"))
+        await sleep_ms(1_000_000)
+        assert gate.arrived_count == 1
+        gate.release()
+        assert await held == Created()
+        assert isinstance(await create(world.store_for("b"), "wal/3"), Unknown)
+
+    simulate(1, main, faults=replace(QUIET, lost_request=1.0))
+
+
+def test_the_store_knows_when_the_last_request_arrives() -> None:
+    """After that moment nothing that was sent before changes anything."""
+
+    async def main(world: World) -> None:
+        world.store.delay(Match("create"))
+        assert isinstance(await create(world.store_for("a"), "wal/1"), Unknown)
+        assert world.now_ms < world.store.last_arrival_ms
+        assert world.store.names("wal/") == []
+        await sleep_ms(world.store.last_arrival_ms - world.now_ms)
+        assert world.store.names("wal/") == ["wal/1"]
+
+    simulate(1, main, faults=QUIET)
