@@ -126,6 +126,23 @@ def test_range_delete_ahead_of_its_turn_hides_from_gets_only() -> None:
     assert read(memtable.view(3, 2)) == [(b"b", b"v")]
 
 
+def test_range_deletes_that_land_in_reverse_join_the_prefix_in_order() -> None:
+    """Scans see each when its turn has come, and not before, whatever gets see already."""
+    first, second = deleted(2, (b"a", b"b")), deleted(3, (b"b", b"c"))
+    memtable = landed(run_of(1, put(b"a"), put(b"b"), put(b"c")))
+    memtable.land(second)
+    memtable.land(first)
+    assert [memtable.get(key) is None for key in (b"a", b"b", b"c")] == [True, True, False]
+    for seq, run, left in ((1, None, 3), (2, first, 2), (3, second, 1)):
+        if run is not None:
+            memtable.extend_prefix(run)
+        assert len(read(memtable.view(seq, 0))) == left
+    last = deleted(4, (b"c", b"d"))
+    memtable.land(last)
+    memtable.extend_prefix(last)
+    assert read(memtable.view(4, 0)) == []
+
+
 def test_merges_drop_what_is_hidden_and_memory_falls() -> None:
     """Deleted entries leave the runs and the newest of each key, and so do their bytes."""
     puts = [run_of(seq, *(put(b"%d/%d" % (seq, n)) for n in range(50))) for seq in range(1, 8)]
