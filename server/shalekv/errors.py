@@ -14,9 +14,14 @@ ShaleError
 ├── KeyReused                  an idempotency key was used for another request
 ├── KeyExpired                 an idempotency key was used longer ago than is remembered
 ├── PageExpired                the view of a page token is gone
+├── SnapshotNotFound           a snapshot is gone, or has expired
+├── SnapshotExists             another snapshot has the name
+├── LeaseLost                  what a job has written may be deleted: nothing was published
+├── LoadUnknown                a load was registered too long ago, or never
 ├── DeadlinePassed             the deadline of a call had passed before any work was done
 ├── Stopping                   this process no longer serves; nothing was applied
-│   └── Fenced                 because another writer has taken over
+│   ├── Fenced                 because another writer has taken over
+│   └── Superseded             because another compactor has taken over
 ├── OutcomeUnknown             a write was sent to the store and nobody can tell what became of it
 ├── DatabaseError              the database as a whole is not as it must be
 │   ├── DatabaseNotFound       there is none at this URL
@@ -157,6 +162,30 @@ class PageExpired(ShaleError):
     reason = "PAGE_EXPIRED"
 
 
+class SnapshotNotFound(ShaleError):
+    """A snapshot is gone, or has expired: what it protected may be deleted. Begin again."""
+
+    reason = "SNAPSHOT_NOT_FOUND"
+
+
+class SnapshotExists(ShaleError):
+    """Another snapshot has the name. Choose another one."""
+
+    reason = "SNAPSHOT_EXISTS"
+
+
+class LeaseLost(ShaleError):
+    """The lease of a job has expired, and what it wrote may be deleted. Nothing was published."""
+
+    reason = "LEASE_LOST"
+
+
+class LoadUnknown(ShaleError):
+    """A load was registered too long ago, or never: whether it was committed is not known here."""
+
+    reason = "LOAD_UNKNOWN"
+
+
 class DeadlinePassed(ShaleError):
     """The deadline had passed before any work was done: nothing was applied."""
 
@@ -176,6 +205,18 @@ class Fenced(Stopping):
 
     def __init__(self, message: str, *, own_epoch: int, newer_epoch: int) -> None:
         """`newer_epoch` is the epoch that was met."""
+        super().__init__(message)
+        self.own_epoch = own_epoch
+        self.newer_epoch = newer_epoch
+
+
+class Superseded(Stopping):
+    """Another compactor has taken over. Nothing was published by this one."""
+
+    reason = "SUPERSEDED"
+
+    def __init__(self, message: str, *, own_epoch: int, newer_epoch: int) -> None:
+        """`newer_epoch` is the compactor epoch that was met."""
         super().__init__(message)
         self.own_epoch = own_epoch
         self.newer_epoch = newer_epoch

@@ -49,6 +49,10 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "DATABASE_MISMATCH": errors.NotApplied,
         "MANIFEST_VERSION_EXISTS": errors.NotApplied,
         "MANIFEST_CONFLICT": errors.NotApplied,
+        "SNAPSHOT_NOT_FOUND": errors.NotApplied,
+        "SNAPSHOT_EXISTS": errors.NotApplied,
+        "LEASE_LOST": errors.NotApplied,
+        "SUPERSEDED": errors.NotApplied,
         "INVALID_URL": errors.NotApplied,
         "INVALID_SETTING": errors.NotApplied,
     }

@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_settings import (
@@ -25,7 +25,7 @@ from pydantic_settings import (
 
 from shalekv.cli.catalog import ENVIRONMENT_PREFIX, NESTED, Setting, settings_of
 from shalekv.errors import InvalidSetting
-from shalekv.settings import ServeSettings
+from shalekv.settings import ServeSettings, Settings
 
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 # Read by the commands that talk to a server; no reason for `serve` to refuse the environment.
@@ -33,6 +33,7 @@ ADDRESS_VARIABLE = f"{ENVIRONMENT_PREFIX}ADDR"
 
 Nested = dict[str, Any]
 _Key = tuple[str, str]
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 class _Sources(ServeSettings, BaseSettings):
@@ -43,11 +44,12 @@ class _Sources(ServeSettings, BaseSettings):
     )
 
 
-def load_settings(flags: Mapping[str, Any], file: Path | None) -> ServeSettings:
-    """The settings of `shalekv serve`.
+def load_settings(flags: Mapping[str, Any], file: Path | None, model: type[SettingsT]) -> SettingsT:
+    """The settings of one role, as `model` has them.
 
-    `flags` has a value, or None, for the name of each setting. Raises `InvalidSetting`, which
-    names every culprit by its flag, variable or key.
+    Environment and file may have settings of all roles, so that one file serves them all. `flags`
+    has a value, or None, for the name of each setting. Raises `InvalidSetting`, which names every
+    culprit by its flag, variable or key.
     """
     known = list(settings_of(ServeSettings))
     _refuse_unknown_variables(known)
@@ -65,12 +67,16 @@ def load_settings(flags: Mapping[str, Any], file: Path | None) -> ServeSettings:
         sources.insert(0, (TomlConfigSettingsSource(_Sources, toml_file=file), f"{file}"))
     values: Nested = {}
     origins: dict[_Key, str] = {}
+    needed = {(setting.group, setting.name) for setting in settings_of(model)}
     for source, origin in sources:
-        for group, members in source().items():
+        for group, given in source().items():
+            members = {name: value for name, value in given.items() if (group, name) in needed}
+            if not members:
+                continue
             values[group] = values.get(group, {}) | members
             origins |= {(group, name): origin for name in members}
     try:
-        return ServeSettings.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
         raise InvalidSetting(_told(error, known, origins)) from None
 

@@ -55,7 +55,7 @@ class _ServeCommand(SettingsCommand):
 def serve(config: Path | None, **flags: Any) -> None:
     """Read the settings, serve, and exit with a documented code."""
     try:
-        settings = load_settings(flags, config)
+        settings = load_settings(flags, config, ServeSettings)
         _refuse_exposure(settings.server)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None

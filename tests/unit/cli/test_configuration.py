@@ -32,13 +32,13 @@ def _file(folder: Path, text: str) -> Path:
 
 def _problem(flags: dict[str, Any], file: Path | None = None) -> str:
     with pytest.raises(InvalidSetting) as raised:
-        load_settings(flags, file)
+        load_settings(flags, file, ServeSettings)
     return str(raised.value)
 
 
 def test_defaults_are_those_of_the_models() -> None:
     """With a URL alone everything else has its default."""
-    assert load_settings(URL, None) == ServeSettings.model_validate({"database": URL})
+    assert load_settings(URL, None, ServeSettings) == ServeSettings.model_validate({"database": URL})
 
 
 def test_flag_beats_environment_beats_file_beats_default(
@@ -58,7 +58,7 @@ def test_flag_beats_environment_beats_file_beats_default(
     )
     monkeypatch.setenv("SHALEKV_WRITER__MAX_PARALLEL_WRITES", "3")
     monkeypatch.setenv("SHALEKV_WRITER__FLUSH_INTERVAL_MS", "33")
-    settings = load_settings({"max_parallel_writes": "4", "flush_bytes": None}, file)
+    settings = load_settings({"max_parallel_writes": "4", "flush_bytes": None}, file, ServeSettings)
     assert settings.database.url == "memory://file"
     assert settings.writer.max_parallel_writes == 4
     assert settings.writer.flush_interval_ms == 33
@@ -80,11 +80,11 @@ def test_every_setting_has_three_names(
     else:
         text = toml = str(next(rule.le for rule in setting.field.metadata if hasattr(rule, "le")))
     flags = {} if setting.name == "url" else dict(URL)
-    by_flag = load_settings(flags | {setting.name: text}, None)
+    by_flag = load_settings(flags | {setting.name: text}, None, ServeSettings)
     file = _file(tmp_path, f"[{setting.group}]\n{setting.name} = {toml}")
-    by_file = load_settings(flags, file)
+    by_file = load_settings(flags, file, ServeSettings)
     monkeypatch.setenv(setting.variable, text)
-    by_variable = load_settings(flags, None)
+    by_variable = load_settings(flags, None, ServeSettings)
     assert by_flag == by_variable == by_file
     assert str(getattr(getattr(by_flag, setting.group), setting.name)).lower() == text
 
@@ -98,7 +98,7 @@ def test_names_of_settings_differ_between_groups() -> None:
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """As container tools leave them."""
     monkeypatch.setenv("SHALEKV_WRITER__MAX_PARALLEL_WRITES", "")
-    assert load_settings(URL, None).writer.max_parallel_writes == 1
+    assert load_settings(URL, None, ServeSettings).writer.max_parallel_writes == 1
 
 
 def test_a_wrong_value_is_told_by_its_flag() -> None:
@@ -160,7 +160,7 @@ def test_the_variable_of_clients_is_no_mistake(monkeypatch: pytest.MonkeyPatch) 
     """An environment for both sides suits both."""
     assert connection.ADDRESS_VARIABLE == ADDRESS_VARIABLE
     monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1:7654")
-    assert load_settings(URL, None).database.url == URL["url"]
+    assert load_settings(URL, None, ServeSettings).database.url == URL["url"]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def _example(kind: type[errors.ShaleError]) -> errors.ShaleError:
         return kind("too much", retry_after_ms=2_500)
     if issubclass(kind, errors.ConditionFailed):
         return kind("the key has a value", condition="absent", found_seq=7)
-    if issubclass(kind, errors.Fenced):
+    if issubclass(kind, errors.Fenced | errors.Superseded):
         return kind("taken over", own_epoch=3, newer_epoch=5)
     if issubclass(kind, errors.CorruptObject):
         return kind("wal/00000000000000000001.sst", 17, "does not match")

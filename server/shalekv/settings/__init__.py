@@ -1,0 +1,95 @@
+"""Every setting, as values with units, limits and defaults.
+
+Each model belongs to one component, which takes it as an argument. Flags, environment and files
+are read in `shalekv.cli.configuration` alone; the reference in server/docs/settings.md is
+generated from here. The names of fields differ between groups, since each is a flag.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shalekv.settings.cache import CacheSettings
+from shalekv.settings.collector import CollectorSettings
+from shalekv.settings.compactor import CompactorSettings
+from shalekv.settings.levels import LevelCodec, LevelSettings
+from shalekv.settings.limits import STREAM_MESSAGE_BYTES_MAX, LimitSettings
+from shalekv.settings.model import GIB, KIB, MIB, Settings
+from shalekv.settings.server import LogFormat, LogLevel, ProcessSettings, ServerSettings
+from shalekv.settings.store import StoreSettings
+from shalekv.settings.writer import WalCodec, WriterSettings
+
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "STREAM_MESSAGE_BYTES_MAX",
+    "CacheSettings",
+    "CollectSettings",
+    "CollectorSettings",
+    "CompactSettings",
+    "CompactorSettings",
+    "DatabaseSettings",
+    "LevelCodec",
+    "LevelSettings",
+    "LimitSettings",
+    "LogFormat",
+    "LogLevel",
+    "ProcessSettings",
+    "ServeSettings",
+    "ServerSettings",
+    "Settings",
+    "StoreSettings",
+    "UrlSettings",
+    "WalCodec",
+    "WriterSettings",
+]
+
+
+class UrlSettings(Settings):
+    """Which database."""
+
+    url: str = Field(
+        description="The database: file:///path or memory://name. s3://, gs:// and az:// are "
+        "refused by this version."
+    )
+
+
+class DatabaseSettings(UrlSettings):
+    """Which database, and how it is opened."""
+
+    create: bool = Field(
+        default=False, description="Create the database if there is none at the URL."
+    )
+
+
+class ServeSettings(Settings):
+    """Everything that `shalekv serve` needs, its compactor and collector included."""
+
+    database: DatabaseSettings
+    server: ServerSettings = ServerSettings()
+    writer: WriterSettings = WriterSettings()
+    limits: LimitSettings = LimitSettings()
+    cache: CacheSettings = CacheSettings()
+    levels: LevelSettings = LevelSettings()
+    compactor: CompactorSettings = CompactorSettings()
+    collector: CollectorSettings = CollectorSettings()
+    store: StoreSettings = StoreSettings()
+
+
+class CompactSettings(Settings):
+    """Everything that `shalekv compactor` needs."""
+
+    database: UrlSettings
+    server: ProcessSettings = ProcessSettings()
+    levels: LevelSettings = LevelSettings()
+    compactor: CompactorSettings = CompactorSettings()
+    store: StoreSettings = StoreSettings()
+
+
+class CollectSettings(Settings):
+    """Everything that `shalekv collector` needs."""
+
+    server: ProcessSettings = ProcessSettings()
+    collector: CollectorSettings = CollectorSettings()
+    store: StoreSettings = StoreSettings()

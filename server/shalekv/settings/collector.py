@@ -1,0 +1,45 @@
+"""Settings of the collector."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shalekv.settings.model import Settings
+
+
+class CollectorSettings(Settings):
+    """Collection: how often, and how old what is deleted must be."""
+
+    collect_interval_ms: int = Field(
+        default=60_000,
+        ge=10,
+        le=86_400_000,
+        description="How often the collector looks for objects that nothing needs, milliseconds.",
+    )
+    collect_age_s: int = Field(
+        default=300,
+        ge=0,
+        le=31_536_000,
+        description="An object that nothing needs is kept until it is this old, seconds by the "
+        "store's clock.",
+    )
+    foreign_age_s: int = Field(
+        default=86_400,
+        ge=0,
+        le=31_536_000,
+        description="Files in manifest/ and wal/ that are no objects of ours, such as temporary "
+        "ones, are deleted at this age, seconds.",
+    )
+    fence_age_s: int = Field(
+        default=0,
+        ge=0,
+        le=315_360_000,
+        description="Fences in the WAL before the levels are deleted at this age, seconds; 0: "
+        "never. A writer that was stalled for longer could acknowledge a write that is lost.",
+    )
+    deletes_per_s_count: int = Field(
+        default=1_000,
+        ge=1,
+        le=1_000_000,
+        description="Most objects that are deleted in a second.",
+    )

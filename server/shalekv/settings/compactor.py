@@ -1,0 +1,86 @@
+"""Settings of the compactor."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shalekv.settings.model import GIB, KIB, MIB, Settings
+
+
+class CompactorSettings(Settings):
+    """Compaction: when it runs, and the shape of the tree."""
+
+    compactor_poll_ms: int = Field(
+        default=1_000,
+        ge=10,
+        le=3_600_000,
+        description="How often an idle compactor looks for work, milliseconds.",
+    )
+    wal_trigger_bytes: int = Field(
+        default=16 * MIB,
+        ge=1 * KIB,
+        le=16 * GIB,
+        description="Bytes of WAL that are merged into L0 without waiting any longer.",
+    )
+    wal_trigger_count: int = Field(
+        default=512,
+        ge=1,
+        le=1_000_000,
+        description="WAL objects that are merged into L0 without waiting any longer.",
+    )
+    wal_trigger_age_ms: int = Field(
+        default=60_000,
+        ge=0,
+        le=86_400_000,
+        description="Age at which a WAL object is merged into L0, however small, milliseconds.",
+    )
+    l0_trigger_count: int = Field(
+        default=4,
+        ge=1,
+        le=1_000,
+        description="SSTs in L0 from which on they are merged into the levels below.",
+    )
+    base_level_bytes: int = Field(
+        default=256 * MIB,
+        ge=64 * KIB,
+        le=1024 * GIB,
+        description="Size below which the first level under L0 is not split into two.",
+    )
+    level_multiplier_count: int = Field(
+        default=10,
+        ge=2,
+        le=100,
+        description="How many times larger each level is than the one above it.",
+    )
+    compaction_bytes_max: int = Field(
+        default=1 * GIB,
+        ge=1 * MIB,
+        le=1024 * GIB,
+        description="Most bytes that one compaction of levels reads, unless it cannot be smaller.",
+    )
+    subcompaction_count_max: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Processes among which a compaction is divided by key range.",
+    )
+    subcompaction_memory_bytes: int = Field(
+        default=64 * MIB,
+        ge=8 * MIB,
+        le=16 * GIB,
+        description="Memory of one subcompaction for what it reads and writes.",
+    )
+    compaction_rate_bytes: int = Field(
+        default=0,
+        ge=0,
+        le=64 * GIB,
+        description="Bytes that compactions of levels read and write in a second; 0: no bound. "
+        "What holds writes back does not count.",
+    )
+    compactor_lease_ttl_s: int = Field(
+        default=600,
+        ge=2,
+        le=86_400,
+        description="Life of the lease that protects what a compaction writes, seconds. It is "
+        "renewed before half of it is over.",
+    )

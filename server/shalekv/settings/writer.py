@@ -1,0 +1,136 @@
+"""Settings of the writer: opening, group commit, back-pressure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from shalekv.settings.model import GIB, KIB, MIB, Settings
+
+
+class WalCodec(StrEnum):
+    """How the blocks of WAL objects are compressed."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+class WriterSettings(Settings):
+    """Opening, group commit and back-pressure of the writer."""
+
+    max_parallel_writes: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="WAL objects in flight at once, those with an unknown outcome included, and "
+        "how far they may be apart in the log. A later writer must fence as many slots.",
+    )
+    flush_interval_ms: int | None = Field(
+        default=None,
+        ge=0,
+        le=60_000,
+        description="Minimum spacing of WAL objects in milliseconds. It caps the number of "
+        "requests, not the latency of a first write: an idle log is flushed at once. Not set: 50 "
+        "on stores that charge for requests, 0 on file:// and memory://.",
+    )
+    flush_bytes: int = Field(
+        default=4 * MIB,
+        ge=4 * KIB,
+        le=256 * MIB,
+        description="A WAL object is flushed without waiting for its spacing once this many bytes "
+        "are queued, and takes no more than this unless one batch alone is larger.",
+    )
+    wal_block_bytes: int = Field(
+        default=64 * KIB,
+        ge=1 * KIB,
+        le=16 * MIB,
+        description="Target size of the blocks of a WAL object before compression.",
+    )
+    wal_codec: WalCodec = Field(
+        default=WalCodec.NONE,
+        description="How the blocks of WAL objects are compressed. Readers of version 0.1 refuse "
+        "compressed blocks.",
+    )
+    queued_bytes_max: int = Field(
+        default=64 * MIB,
+        ge=1 * MIB,
+        le=16 * GIB,
+        description="Bytes of writes that are queued or being uploaded. Past it writes wait.",
+    )
+    waiting_bytes_max: int = Field(
+        default=64 * MIB,
+        ge=0,
+        le=16 * GIB,
+        description="Bytes of writes that wait for room in the queue. Past it writes are refused "
+        "at once with RESOURCE_EXHAUSTED.",
+    )
+    queue_wait_ms: int = Field(
+        default=1_000,
+        ge=0,
+        le=600_000,
+        description="How long a write waits for room in the queue before it is refused with "
+        "RESOURCE_EXHAUSTED.",
+    )
+    memtable_bytes_max: int = Field(
+        default=1 * GIB,
+        ge=1 * MIB,
+        le=1024 * GIB,
+        description="Memory for writes that are not compacted yet, overhead included. Past it "
+        "writes are refused with RESOURCE_EXHAUSTED.",
+    )
+    retry_after_ms: int = Field(
+        default=200,
+        ge=1,
+        le=600_000,
+        description="The delay that a refused write is advised to wait.",
+    )
+    fence_poll_ms: int = Field(
+        default=5_000,
+        ge=10,
+        le=3_600_000,
+        description="How often a writer looks whether another has taken over, in milliseconds.",
+    )
+    open_timeout_ms: int = Field(
+        default=60_000,
+        ge=1,
+        le=3_600_000,
+        description="How long opening tries to win the manifest before it gives up.",
+    )
+    open_snapshot_ttl_s: int = Field(
+        default=600,
+        ge=60,
+        le=86_400,
+        description="Life of the snapshot that protects the WAL while a writer opens, seconds.",
+    )
+    snapshot_ttl_s: int = Field(
+        default=300,
+        ge=2,
+        le=86_400,
+        description="Life of the snapshots that protect what a serving process reads, seconds. "
+        "They are renewed before half of it is over.",
+    )
+    memtable_segment_bytes: int = Field(
+        default=32 * MIB,
+        ge=64 * KIB,
+        le=16 * GIB,
+        description="The memtable is kept in parts of this size, overhead included, each of which "
+        "is dropped when it is compacted.",
+    )
+    skip_memtable_bytes: int = Field(
+        default=16 * MIB,
+        ge=64 * KIB,
+        le=1 * GIB,
+        description="A batch above this size becomes SSTs of the levels at once, and passes "
+        "neither through the WAL nor the memtable.",
+    )
+    idempotency_window_s: int = Field(
+        default=86_400,
+        ge=1,
+        le=2_592_000,
+        description="How long an idempotency key is remembered, in seconds of the store's clock.",
+    )
+    replay_parallel_reads: int = Field(
+        default=16, ge=1, le=256, description="WAL objects that are fetched at once by a replay."
+    )
