@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from google.protobuf.message import Message
@@ -21,6 +21,7 @@ from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
 from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.load_record import load_entry
 from shalekv.format.names import level_name, wal_name
 from shalekv.v1 import kv_pb2
 
@@ -29,6 +30,7 @@ LEVEL_ID = bytes.fromhex("0198c0de000170008000000000000001")
 SYSTEM_LEVEL_ID = bytes.fromhex("0198c0de000470008000000000000004")
 ZSTD_LEVEL_ID = bytes.fromhex("0198c0de000570008000000000000005")
 FILTER_LEVEL_ID = bytes.fromhex("0198c0de000670008000000000000006")
+UNNUMBERED_LEVEL_ID = bytes.fromhex("0198c0de000770008000000000000007")
 OTHER_LEVEL_ID = bytes.fromhex("0198c0de000270008000000000000002")
 LOADED_ID = bytes.fromhex("0198c0de000370008000000000000003")
 
@@ -41,6 +43,7 @@ class GoldenSst:
     entries: tuple[Entry, ...] = ()
     range_tombstones: tuple[Entry, ...] = ()
     system: tuple[Entry, ...] = ()
+    control: tuple[Entry, ...] = ()
     block_bytes: int = 4096
     codec: Codec = Codec.NONE
     filter_bits_per_key: float | None = None
@@ -266,4 +269,50 @@ MANIFEST_FULL = Manifest(
         PendingLoad("products/7", SstTable.from_infos((_info(LOADED_ID, 0, b"p", b"q"),))),
     ),
     recent_loads=(RecentLoad("products/5", 300), RecentLoad("products/6", 400)),
+)
+
+
+def _loaded(sst_id: bytes, first_key: bytes, last_key: bytes) -> SstInfo:
+    """A file of a load, which knows no sequence number."""
+    return replace(_info(sst_id, 0, first_key, last_key), min_seq=0, max_seq=0)
+
+
+LOAD_FILES = SstTable.from_infos(
+    (_loaded(LOADED_ID, b"", b"apple"), _loaded(OTHER_LEVEL_ID, b"apple\x00", b"\xfe" + b"z" * 9))
+)
+LOAD = PendingLoad("products-8", LOAD_FILES)
+LOAD_OF_LONG_ID = PendingLoad(
+    "\u00e4" * 127 + "-9", SstTable.from_infos((_loaded(LOADED_ID, b"\xff", b"\xff" * 3),))
+)
+WAL_LOAD = GoldenSst(
+    properties(wal_name(46), bytes(range(0x14, 0x24))), control=(load_entry(LOAD, 70),)
+)
+WAL_LOAD_SYSTEM = GoldenSst(
+    properties(wal_name(47), bytes(range(0x15, 0x25))),
+    system=(_record(b"of a batch", 71, ReplyKind.WRITE, kv_pb2.WriteReply(), _WINDOW_END_MS, 47),),
+    control=(load_entry(LOAD, 71), load_entry(LOAD_OF_LONG_ID, 72)),
+    block_bytes=64,
+)
+LEVEL_UNNUMBERED = GoldenSst(
+    properties(level_name(UNNUMBERED_LEVEL_ID), bytes(range(0x16, 0x26))),
+    (
+        *(Entry(b"key%03d" % n, 0, Kind.PUT, b"value %03d" % n) for n in range(9)),
+        Entry(b"key100", 0, Kind.TOMBSTONE),
+        Entry(b"key101", 0, Kind.PUT, b"expires", 1_700_000_060_000),
+    ),
+    block_bytes=64,
+    filter_bits_per_key=10,
+)
+MANIFEST_LOADS = Manifest(
+    database_id=DATABASE_ID,
+    manifest_id=43,
+    write_id=bytes(range(0x61, 0x71)),
+    wal_id_last_compacted=44,
+    last_compacted_seq=60,
+    pending_loads=(LOAD, LOAD_OF_LONG_ID),
+    recent_loads=(
+        RecentLoad("products-7", 50, 1_700_000_000_000),
+        RecentLoad("the first", 60, 1_700_000_000_700),
+    ),
+    loads_forgotten_ms=1_699_999_999_000,
 )

@@ -2,7 +2,8 @@
 
 Ids, nonces and checksums are hexadecimal. Keys and values are strings in which each character
 from U+0000 to U+00FF stands for the byte with that number. An end of null is no end. An SST without
-section 2 has no "system"; the puts of that section stand there as stored, and as what they say.
+section 2 has no "system"; the puts of that section stand there as stored, and as what they say. So
+do the records of section 3 in "control". What older manifests lack is left out where it is 0.
 Blocks tell their codec where the writer was asked for one.
 """
 
@@ -27,6 +28,8 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.contents import SstContents
 from shalekv.format.footer import SstProperties
 from shalekv.format.idempotency import client_key, decode_record
+from shalekv.format.index import BlockHandle
+from shalekv.format.load_record import decode_load
 from shalekv.format.sst import Sst
 
 Json = dict[str, Any]
@@ -45,12 +48,15 @@ def describe_sst(sst: Sst, arguments: Json) -> Json:
         "contents": _described(asdict(sst.footer.contents)),
         "checksum": f"{sst.footer.checksum:08x}",
         "filter": _text(sst.filter_bytes),
-        "blocks": [_described(handle._asdict()) for handle in sst.index],
+        "blocks": [_describe_block(handle) for handle in sst.index],
         "entries": [_describe_point(entry) for entry in sst.entries()],
         "range_tombstones": [_describe_range(entry) for entry in sst.range_tombstones()],
     }
-    if sst.footer.contents.other_count:
-        description["system"] = [_describe_system(entry) for entry in sst.system_entries()]
+    system, control = [*sst.system_entries()], [*sst.control_entries()]
+    if system:
+        description["system"] = [_describe_system(entry) for entry in system]
+    if control:
+        description["control"] = [_describe_control(entry) for entry in control]
     if "codec" in arguments:
         for block in description["blocks"]:
             block["codec"] = sst.data[block["offset"]]
@@ -120,9 +126,18 @@ def system_in(description: Json) -> list[Entry]:
     return [_point(row) for row in description.get("system", ())]
 
 
+def control_in(description: Json) -> list[Entry]:
+    """The control records in the SST that is described."""
+    return [
+        Entry(_bytes(row["key"]), row["seq"], Kind.INGEST, _bytes(row["value"]))
+        for row in description.get("control", ())
+    ]
+
+
 def describe_manifest(manifest: Manifest) -> Json:
     """A manifest."""
     values = {field.name: getattr(manifest, field.name) for field in fields(Manifest)}
+    recent = _rows(manifest.recent_loads)
     values |= {
         "cas_mode": manifest.cas_mode.name,
         "wal_mode": manifest.wal_mode.name,
@@ -133,9 +148,9 @@ def describe_manifest(manifest: Manifest) -> Json:
         "pending_loads": [
             {"load_id": load.load_id, "ssts": _rows(load.ssts)} for load in manifest.pending_loads
         ],
-        "recent_loads": _rows(manifest.recent_loads),
+        "recent_loads": [_without_zero(row, "logical_time_ms") for row in recent],
     }
-    return _described(values)
+    return _without_zero(_described(values), "loads_forgotten_ms")
 
 
 def manifest_in(description: Json) -> Manifest:
@@ -185,6 +200,29 @@ def _describe_system(entry: Entry) -> Json:
         "reply_kind": int(record.reply_kind),
         "reply": _text(record.reply),
     }
+
+
+def _describe_control(entry: Entry) -> Json:
+    load = decode_load("a golden file", entry)
+    return {
+        "key": _text(entry.key),
+        "seq": entry.seq,
+        "value": _text(entry.value),
+        "load_id": load.load_id,
+        "ssts": _rows(load.ssts),
+    }
+
+
+def _describe_block(handle: BlockHandle) -> Json:
+    """What the index says, without what the list adds that names the SST."""
+    described = _described(handle._asdict())
+    del described["listed_seq"]
+    return described
+
+
+def _without_zero(row: Json, name: str) -> Json:
+    """A row without a field that older versions did not have."""
+    return {key: value for key, value in row.items() if key != name or value}
 
 
 def _describe_range(entry: Entry) -> Json:

@@ -18,10 +18,14 @@ from tests.golden.contents import (
     LEVEL_BLOCKS,
     LEVEL_FILTER,
     LEVEL_SYSTEM,
+    LEVEL_UNNUMBERED,
     LEVEL_ZSTD,
     MANIFEST_FULL,
+    MANIFEST_LOADS,
     WAL_ENTRIES,
     WAL_FENCE,
+    WAL_LOAD,
+    WAL_LOAD_SYSTEM,
     WAL_LZ4,
     WAL_SYSTEM,
     WAL_SYSTEM_ALONE,
@@ -38,8 +42,18 @@ SSTS = {
         "level_system": LEVEL_SYSTEM,
     },
     "v1_levels": {"wal_lz4": WAL_LZ4, "level_zstd": LEVEL_ZSTD, "level_filter": LEVEL_FILTER},
+    "v1_ingest": {
+        "wal_load": WAL_LOAD,
+        "wal_load_system": WAL_LOAD_SYSTEM,
+        "level_unnumbered": LEVEL_UNNUMBERED,
+    },
 }
-MANIFESTS = {"v1": {"manifest_full": MANIFEST_FULL}, "v1_system": {}, "v1_levels": {}}
+MANIFESTS = {
+    "v1": {"manifest_full": MANIFEST_FULL},
+    "v1_system": {},
+    "v1_levels": {},
+    "v1_ingest": {"manifest_loads": MANIFEST_LOADS},
+}
 
 
 def make(folder: Path) -> None:
@@ -66,6 +80,7 @@ def encode(golden: GoldenSst) -> bytes:
         golden.entries,
         golden.range_tombstones,
         golden.system,
+        golden.control,
         block_bytes=golden.block_bytes,
         codec=golden.codec,
         filter_bits_per_key=golden.filter_bits_per_key,

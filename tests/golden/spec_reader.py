@@ -30,10 +30,12 @@ def read(data: bytes) -> Row:
     _require(len(properties) == 208 + first_key_len + last_key_len)
     sections = _sections(data, index, filter_at)
     system = [row | _record(row) for row in sections.pop(2, [])]
+    control = [row | _load(row) for row in sections.pop(3, [])]
     points, ranges = sections.pop(0, []), sections.pop(1, [])
     _require(not sections)
+    _require(not control or (properties[200] == 0 and not points and not ranges))
     counts = (sum("put" in row for row in points), sum("tombstone" in row for row in points))
-    _require(numbers[4:8] == (*counts, len(ranges), len(system)))
+    _require(numbers[4:8] == (*counts, len(ranges), len(system) + len(control)))
     _require(points or ranges or not (first_key_len or last_key_len))
     return {
         "object_id": properties[:16].hex(),
@@ -49,6 +51,7 @@ def read(data: bytes) -> Row:
         "entries": points,
         "range_tombstones": ranges,
         "system": system,
+        "control": control,
     }
 
 
@@ -99,7 +102,7 @@ def _rows(block: bytes) -> list[Row]:
     key_offsets = struct.unpack_from(f"<{n + 1}I", block, at)
     value_offsets = struct.unpack_from(f"<{n + 1}I", block, at + 4 * (n + 1))
     at += 8 * (n + 1)
-    kinds = block[at : at + n] if flags & 4 else bytes([3 if section == 1 else 1]) * n
+    kinds = block[at : at + n] if flags & 4 else bytes([(1, 3, 1, 4)[section]]) * n
     at += n if flags & 4 else 0
     keys = _strings(block[at:], key_offsets)
     at += key_offsets[-1]
@@ -149,6 +152,8 @@ def _row(kind: int, key: bytes, seq: int, value: bytes, expire_at_ms: int) -> Ro
         return {"start": key, "end": value or None, "seq": seq}
     if kind == 2:
         return {"key": key, "seq": seq, "tombstone": True}
+    if kind == 4:
+        return {"key": key, "seq": seq, "value": value}
     expiry = {"expire_at_ms": expire_at_ms} if expire_at_ms else {}
     return {"key": key, "seq": seq, "put": value} | expiry
 
@@ -168,6 +173,12 @@ def _record(row: Row) -> Row:
         "reply_kind": reply_kind,
         "reply": row["put"][32:],
     }
+
+
+def _load(row: Row) -> Row:
+    """Section 3.9: what the record of a load says, but for its files."""
+    _require(1 <= len(row["key"]) <= 256 and row["value"][:8] == b"\x01" + bytes(7))
+    return {"load_id": row["key"].decode()}
 
 
 def _strings(data: bytes, offsets: tuple[int, ...]) -> list[bytes]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from shalekv.core.entry import Kind
+from shalekv.core.manifest import Manifest
 from shalekv.format.block_frame import Codec
 from shalekv.format.idempotency import ReplyKind, decode_record
 from shalekv.format.manifest import decode_manifest, encode_manifest
@@ -19,6 +21,7 @@ from tests.golden.contents import (
     LEVEL_BLOCKS,
     LEVEL_SYSTEM,
     MANIFEST_FULL,
+    MANIFEST_LOADS,
     RECORDS,
     WAL_SYSTEM_ALONE,
     GoldenSst,
@@ -28,6 +31,7 @@ from tests.golden.descriptions import (
     Json,
     arguments_in,
     contents_in,
+    control_in,
     describe_manifest,
     describe_sst,
     entries_in,
@@ -60,7 +64,9 @@ def test_there_are_golden_files() -> None:
     assert {label(path) for path in ALL_SSTS} >= {
         f"{name}/{stem}" for name, ssts in SSTS.items() for stem in ssts
     }
-    assert [label(path) for path in ALL_MANIFESTS] == ["v1/manifest_full"]
+    assert [label(path) for path in ALL_MANIFESTS] == sorted(
+        f"{name}/{stem}" for name, manifests in MANIFESTS.items() for stem in manifests
+    )
 
 
 @pytest.mark.parametrize("path", ALL_SSTS, ids=label)
@@ -80,6 +86,7 @@ def test_golden_ssts_are_read(path: Path) -> None:
     assert list(sst.entries()) == entries_in(description)
     assert list(sst.range_tombstones()) == range_tombstones_in(description)
     assert list(sst.system_entries()) == system_in(description)
+    assert list(sst.control_entries()) == control_in(description)
     arguments = {name: description[name] for name in ARGUMENTS if name in description}
     assert describe_sst(sst, arguments) == description
 
@@ -97,6 +104,7 @@ def test_golden_ssts_are_written(path: Path) -> None:
         entries_in(description),
         range_tombstones_in(description),
         system_in(description),
+        control_in(description),
         **arguments_in(description),
     )
     if "codec" not in description:
@@ -148,7 +156,8 @@ def test_golden_files_have_every_feature() -> None:
     assert _flags(LEVEL_BLOCKS, Section.RANGE_TOMBSTONES) == {2}
     assert _flags(LEVEL_SYSTEM, Section.SYSTEM) == {1, 3, 4}
     assert _flags(WAL_SYSTEM_ALONE, Section.SYSTEM) == {7}
-    assert describe_manifest(MANIFEST_FULL).keys() == description_of(ALL_MANIFESTS[0]).keys()
+    assert describe_manifest(MANIFEST_FULL) == description_of(SETS / "v1" / "manifest_full")
+    assert describe_manifest(MANIFEST_LOADS).keys() == {each.name for each in fields(Manifest)}
     codecs = {row["codec"] for row in description_of(SETS / "v1_levels" / "level_zstd")["blocks"]}
     assert codecs == {Codec.NONE, Codec.ZSTD}
     codecs = {row["codec"] for row in description_of(SETS / "v1_levels" / "wal_lz4")["blocks"]}

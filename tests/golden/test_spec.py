@@ -84,6 +84,10 @@ def test_an_sst_is_as_the_page_says(path: Path) -> None:
     for field in ("checksum", "filter", "entries", "range_tombstones"):
         assert found[field] == expected[field]
     assert found["system"] == expected.get("system", [])
+    fields = ("key", "seq", "value", "load_id")
+    control = expected.get("control", [])
+    loads = [{name: row[name] for name in fields} for row in control]
+    assert found["control"] == loads
     for field in ("database_id", "writer_nonce", "write_id"):
         assert found[field] == properties[field]
     for field in ("first_key", "last_key"):
@@ -137,6 +141,16 @@ def test_a_reply_is_plain_protobuf() -> None:
             "durability": "DURABILITY_DURABLE",
         },
     }
+
+
+def test_a_control_record_is_plain_protobuf() -> None:
+    """The files in the record of a load are the message that the page names."""
+    description = json.loads((SETS / "v1_ingest" / "wal_load_system.json").read_text("ascii"))
+    for row in description["control"]:
+        table = manifest_pb2.SstTable.FromString(row["value"].encode("latin-1")[8:])
+        assert table.count == len(row["ssts"])
+        assert table.ids.hex() == "".join(info["id"] for info in row["ssts"])
+        assert not any(table.levels + table.min_seqs + table.max_seqs)
 
 
 def test_a_manifest_is_as_the_page_says() -> None:

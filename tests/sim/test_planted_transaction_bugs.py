@@ -13,6 +13,7 @@ import pytest
 from shalekv.core.entry import Entry
 from shalekv.core.transaction import State
 from shalekv.engine import replay
+from shalekv.engine.below import Below
 from shalekv.engine.commit import Claim, Commit, Group, Receipt, Settled, WalContents
 from shalekv.engine.commit_queue import CommitQueue
 from shalekv.engine.group_commit import GroupCommit
@@ -59,9 +60,9 @@ def told_at_once(self: GroupCommit) -> None:
         commit.succeed(seq=self._prefix.landed_seq, wal_id=self._prefix.wal_id)
 
 
-def durable_state_only(self: WriterEngine, _overlay: Overlay) -> NewestState:
+def durable_state_only(self: WriterEngine, _overlay: Overlay, below: Below) -> NewestState:
     """An add, and any condition, looks at what is durable only."""
-    return _newest_state(self, Overlay(self.memtable))
+    return _newest_state(self, Overlay(self.memtable), below)
 
 
 def points_only(self: Overlay, commit: Commit) -> None:

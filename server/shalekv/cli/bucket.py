@@ -25,16 +25,13 @@ URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
 
 
 def url_option(command: CommandT) -> CommandT:
-    """A decorator that adds --url, as the argument `url`."""
-    return click.option(
-        "--url",
-        required=True,
-        envvar=URL_VARIABLE,
-        show_envvar=True,
-        metavar="URL",
-        callback=_url,
-        help="The database, such as file:///var/lib/shalekv. It is only read.",
-    )(command)
+    """A decorator that adds --url, as the argument `url`, of a database that is only read."""
+    return _url_option(" It is only read.")(command)
+
+
+def edited_url_option(command: CommandT) -> CommandT:
+    """A decorator that adds --url, as the argument `url`, of a database that is changed."""
+    return _url_option("")(command)
 
 
 def read_store(url: str, read: Callable[[CasStore], Awaitable[ResultT]]) -> ResultT:
@@ -70,7 +67,20 @@ async def _store(url: str) -> AsyncIterator[CasStore]:
         workers.close()
 
 
-def _url(_context: click.Context, _option: click.Parameter, value: str) -> str:
+def _url_option(remark: str) -> Callable[[CommandT], CommandT]:
+    return click.option(
+        "--url",
+        required=True,
+        envvar=URL_VARIABLE,
+        show_envvar=True,
+        metavar="URL",
+        callback=lambda _context, _option, value: checked_url(value),
+        help=f"The database, such as file:///var/lib/shalekv.{remark}",
+    )
+
+
+def checked_url(value: str) -> str:
+    """The URL of a database that other processes can open; else `click.BadParameter`."""
     try:
         parsed = parse_url(value)
     except InvalidUrl as error:

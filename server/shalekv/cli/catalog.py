@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from shalekv.settings import GIB, KIB, MIB, Settings
+from shalekv.settings.budget import FROM_THE_BUDGET
 
 ENVIRONMENT_PREFIX = "SHALEKV_"
 NESTED = "__"
@@ -95,7 +96,10 @@ class Setting:
             return "not set"
         if isinstance(value, bool):
             return "on" if value else "off"
-        return self._amount(value) if isinstance(value, int) else str(value)
+        text = self._amount(value) if isinstance(value, int) else str(value)
+        # What is not set is not this, but its share of another amount of memory.
+        is_share = (self.group, self.name) in FROM_THE_BUDGET
+        return f"{text} of the default memory_bytes" if is_share else text
 
     def _amount(self, number: int) -> str:
         if self.unit == "bytes":

@@ -16,11 +16,15 @@ from structlog.typing import Processor
 from shalekv.settings import LogFormat, LogLevel
 
 
-def configure_logs(log_format: LogFormat, log_level: LogLevel) -> None:
-    """Send every log line of this process to stderr in one format."""
+def configure_logs(log_format: LogFormat, log_level: LogLevel, *, role: str = "") -> None:
+    """Send every log line of this process to stderr in one format.
+
+    `role` is named in each line, where it is not that of the writer: processes share their stderr.
+    """
     of_any_line: list[Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        *([_named(role)] if role else []),
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=of_any_line,
@@ -56,6 +60,16 @@ def _rendering(log_format: LogFormat) -> Sequence[Processor]:
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     ]
+
+
+def _named(role: str) -> Processor:
+    def add(
+        _logger: object, _method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        event["role"] = role
+        return event
+
+    return add
 
 
 def _ordered(

@@ -19,6 +19,7 @@ from shalekv.cli.serving import serve_database
 from shalekv.cli.welcome import welcome
 from shalekv.errors import InvalidSetting, ShaleError
 from shalekv.settings import LogFormat, ServerSettings, ServeSettings
+from shalekv.settings.budget import with_memory_shares
 
 _HELP = """Serve a database to gRPC clients, as its one writer.
 
@@ -55,7 +56,7 @@ class _ServeCommand(SettingsCommand):
 def serve(config: Path | None, **flags: Any) -> None:
     """Read the settings, serve, and exit with a documented code."""
     try:
-        settings = load_settings(flags, config, ServeSettings)
+        settings = _with_memory(load_settings(flags, config, ServeSettings))
         _refuse_exposure(settings.server)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
@@ -86,6 +87,13 @@ def _serve(settings: ServeSettings) -> ExitCode:
             ended.exception("ended by an unexpected error")
         return code
     return ExitCode.OK
+
+
+def _with_memory(settings: ServeSettings) -> ServeSettings:
+    try:
+        return with_memory_shares(settings)
+    except ValueError as error:
+        raise InvalidSetting(f"--{error}".replace("memory_bytes", "memory-bytes", 1)) from None
 
 
 def _refuse_exposure(settings: ServerSettings) -> None:

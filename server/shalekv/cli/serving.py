@@ -18,6 +18,7 @@ from random import SystemRandom
 
 import structlog
 
+from shalekv.cli.children import Children, child_commands
 from shalekv.cli.garbage import tame_garbage_collector
 from shalekv.cli.stopping import StopRequest
 from shalekv.clock import LoopClock
@@ -54,7 +55,8 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
             tame_garbage_collector()
             await server.start(writer.kv, writer.admin)
             announce(server.listen)
-            await _run(writer, server, stop, settings.server.shutdown_grace_ms)
+            children = _children(settings, runtime, writer)
+            await children.beside(_run(writer, server, stop, settings.server.shutdown_grace_ms))
     _log.info("stopped")
 
 
@@ -97,6 +99,16 @@ async def _open(
             _log.debug("database exists", url=store.url)
     advertise = settings.server.advertise or listen
     return await Writer.open(store, settings=settings, runtime=runtime, advertise=advertise)
+
+
+def _children(settings: ServeSettings, runtime: Runtime, writer: Writer) -> Children:
+    half_bytes = settings.writer.memtable_bytes_max // 2
+    return Children(
+        child_commands(settings),
+        settings.children,
+        runtime,
+        is_pressed=lambda: writer.engine.memory_bytes > half_bytes,
+    )
 
 
 async def _run(writer: Writer, server: Server, stop: StopRequest, grace_ms: int) -> None:

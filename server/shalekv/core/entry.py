@@ -14,7 +14,7 @@ class Kind(enum.IntEnum):
     PUT = 1
     TOMBSTONE = 2
     RANGE_TOMBSTONE = 3  # key: first deleted, value: first not deleted (empty: no end)
-    INGEST = 4  # reserved: a load of ready-made SSTs
+    INGEST = 4  # key: id of a load of ready-made SSTs, value: which (a control record)
     MERGE = 5  # reserved: an operand of a merge
 
 

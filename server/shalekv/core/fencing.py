@@ -11,7 +11,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.manifest import Manifest
+from shalekv.core.snapshot import create_snapshot, has_snapshot, remove_snapshots
 from shalekv.errors import Fenced, IllegalState
 
 SEQ_GAP = 1 << 32  # more numbers than one writer can show before one of them is durable
@@ -159,19 +160,14 @@ def claim_epoch(
     never shrinks here: the writers that it speaks of are not fenced yet. A claim that is made
     again, because another followed it before it could be seen to count (F2), leaves one snapshot.
     """
-    snapshot = Snapshot(
-        id=nonce,
-        manifest_id=manifest.manifest_id + 1,
-        snapshot_expire_time_s=snapshot_expire_time_s,
-    )
+    claimed = create_snapshot(manifest, nonce, expire_time_s=snapshot_expire_time_s)
     return replace(
-        manifest,
+        claimed,
         writer_epoch=manifest.writer_epoch + 1,
         writer_nonce=nonce,
         writer_address=address,
         max_parallel_writes=max_parallel_writes,
         fence_width=max(manifest.fence_width, max_parallel_writes),
-        snapshots=(*_without(manifest, nonce), snapshot),
     )
 
 
@@ -189,31 +185,39 @@ def first_seq_of_writer(manifest: Manifest, last_seq: int) -> int:
 
 
 def finish_opening(
-    manifest: Manifest, own: WriterId, *, last_wal_id: int, first_seq: int
+    manifest: Manifest,
+    own: WriterId,
+    *,
+    last_wal_id: int,
+    first_seq: int,
+    snapshot_id: bytes,
+    snapshot_expire_time_s: int,
 ) -> Manifest:
-    """The edit after fence and replay: only our own uploads can be in flight from here on."""
+    """The edit after fence and replay: only our own uploads can be in flight from here on.
+
+    The snapshot that kept the WAL for the replay goes; that of the levels that are served comes.
+    """
     check_owner(manifest, own)
-    return replace(
-        manifest,
+    edited = replace(
+        remove_snapshots(manifest, {own.nonce}),
         fence_width=manifest.max_parallel_writes,
         writer_first_seq=first_seq,
         wal_id_last_seen=max(last_wal_id, manifest.wal_id_last_seen or 0),
-        snapshots=_without(manifest, own.nonce),
     )
+    return create_snapshot(edited, snapshot_id, expire_time_s=snapshot_expire_time_s)
 
 
-def is_opening_finished(manifest: Manifest, own: WriterId, *, first_seq: int) -> bool:
+def is_opening_finished(
+    manifest: Manifest, own: WriterId, *, first_seq: int, snapshot_id: bytes
+) -> bool:
     """Whether `finish_opening` is contained in `manifest` (F2)."""
     return (
         manifest.writer_nonce == own.nonce
         and manifest.writer_first_seq == first_seq
         and manifest.fence_width == manifest.max_parallel_writes
-        and manifest.snapshots == _without(manifest, own.nonce)
+        and not has_snapshot(manifest, own.nonce)
+        and has_snapshot(manifest, snapshot_id)
     )
-
-
-def _without(manifest: Manifest, snapshot_id: bytes) -> tuple[Snapshot, ...]:
-    return tuple(s for s in manifest.snapshots if s.id != snapshot_id)
 
 
 def check_run_counts(run: FenceRun, manifest: Manifest, own: WriterId) -> bool:

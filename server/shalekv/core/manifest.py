@@ -65,6 +65,7 @@ class RecentLoad:
 
     load_id: str
     seq: int
+    logical_time_ms: int = 0  # of the WAL object that commits it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ class Manifest:
     leases: tuple[Lease, ...] = ()
     pending_loads: tuple[PendingLoad, ...] = ()
     recent_loads: tuple[RecentLoad, ...] = ()
+    loads_forgotten_ms: int = 0  # logical time of the latest load that is not remembered
 
     @property
     def first_uncompacted_wal_id(self) -> int:

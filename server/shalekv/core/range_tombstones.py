@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
-from shalekv.core.entry import Entry
+from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import END_OF_KEYS
 
 FRAGMENT_BYTES = 240  # objects and list slots of one fragment beside its keys, measured
@@ -45,6 +45,11 @@ class RangeTombstones:
         """How many fragments there are."""
         return len(self._fragments)
 
+    @property
+    def fragments(self) -> Sequence[Fragment]:
+        """All of them, in order."""
+        return self._fragments
+
     def with_added(self, tombstones: Iterable[Entry]) -> Self:
         """These and more; for every key the greatest sequence number counts, in any order.
 
@@ -74,6 +79,20 @@ class RangeTombstones:
             return None
         fragment = self._fragments[at]
         return fragment if key < fragment.end else None
+
+    def between(self, start: bytes, end: bytes) -> Sequence[Fragment]:
+        """The fragments with keys from `start` on, before `end` (`END_OF_KEYS`: no bound)."""
+        low = bisect_right(self._starts, start)
+        if low and self._fragments[low - 1].end > start:
+            low -= 1
+        return self._fragments[low : bisect_left(self._starts, end, low)]
+
+    def latest(self, key: bytes, found: Entry | None) -> Entry | None:
+        """What is newest of `key`: `found`, or a tombstone where one of these is newer."""
+        fragment = self.over(key)
+        if fragment is None or (found is not None and found.seq >= fragment.seq):
+            return found
+        return Entry(key, fragment.seq, Kind.TOMBSTONE)
 
     def hides(self, entry: Entry) -> bool:
         """Whether `entry` was deleted by one of these; a put of the same commit was not."""

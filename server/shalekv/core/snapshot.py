@@ -65,8 +65,11 @@ def share_snapshot(
     expire_time_s: int,
     now_s: float,
     name: str = "",
+    manifest_checksum: int = 0,
 ) -> Manifest:
     """The manifest with a second snapshot of what the snapshot `shared_id` shows.
+
+    `manifest_checksum` is that of the object which it names (0: as the shared one says).
 
     Raises `SnapshotNotFound` when that one is gone or has expired, `SnapshotExists` when another
     has the name.
@@ -77,7 +80,9 @@ def share_snapshot(
     created = create_snapshot(manifest, snapshot_id, expire_time_s=expire_time_s, name=name)
     *others, snapshot = created.snapshots
     twin = replace(
-        snapshot, manifest_id=shared.manifest_id, manifest_checksum=shared.manifest_checksum
+        snapshot,
+        manifest_id=shared.manifest_id,
+        manifest_checksum=shared.manifest_checksum or manifest_checksum,
     )
     return replace(created, snapshots=(*others, twin))
 
@@ -103,6 +108,30 @@ def remove_snapshots(manifest: Manifest, snapshot_ids: Collection[bytes]) -> Man
     """The manifest without these snapshots; one that is not there is none of them."""
     kept = tuple(each for each in manifest.snapshots if each.id not in snapshot_ids)
     return replace(manifest, snapshots=kept)
+
+
+def maintain_snapshots(
+    manifest: Manifest,
+    *,
+    renewed: Collection[bytes],
+    removed: Collection[bytes],
+    created: bytes | None,
+    expire_time_s: int,
+) -> Manifest:
+    """The edit of a process that reads several trees: those of its snapshots that are there live
+    until `expire_time_s`, others go, and one of the manifest that this edit makes may come.
+
+    One of the `renewed` that is gone stays gone: what it protected may be deleted (F3).
+    """
+    kept = remove_snapshots(manifest, removed)
+    later = tuple(
+        replace(each, snapshot_expire_time_s=expire_time_s) if each.id in renewed else each
+        for each in kept.snapshots
+    )
+    edited = replace(kept, snapshots=later)
+    if created is None:
+        return edited
+    return create_snapshot(edited, created, expire_time_s=expire_time_s)
 
 
 def not_found(snapshot_id: bytes, manifest: Manifest) -> SnapshotNotFound:

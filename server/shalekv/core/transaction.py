@@ -182,6 +182,15 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """What a write asks of the database before it is decided."""
+
+    keys: Sequence[bytes] = ()
+    ranges: Sequence[KeyRange] = ()
+    record_key: bytes = b""  # that of its idempotency record; empty: none
+
+
+@dataclass(frozen=True, slots=True)
 class Transaction:
     """Comparisons, and what is done when all hold or one fails."""
 
@@ -194,6 +203,14 @@ class Transaction:
     def rests_on_state(self) -> bool:
         """Whether its outcome depends on what is in the database."""
         return bool(self.compares) or any(isinstance(each, Get | Add) for each in self.then)
+
+    def needs(self, record_key: bytes = b"") -> Needs:
+        """What it may ask, whichever branch it takes."""
+        operations = (*self.then, *(self.otherwise or ()))
+        asked = [each.key for each in operations if isinstance(each, Get | Add)]
+        ranges = [each.keys for each in self.compares if isinstance(each, EmptyCompare)]
+        compared = [each.key for each in self.compares if not isinstance(each, EmptyCompare)]
+        return Needs((*compared, *asked), ranges, record_key)
 
     def decide(self, state: State) -> Decision:
         """What it does to `state`; a refusal is an outcome, too."""

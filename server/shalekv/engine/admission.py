@@ -1,8 +1,8 @@
 """Back-pressure: how many bytes of writes are inside, and who waits at the door.
 
-Queued and uploading bytes are bounded; past the bound writes wait, themselves bounded in bytes and
-in time, and then they are refused with advice when to come back. Nothing that was refused was
-applied.
+Bytes that are queued or uploaded are bounded, and so are those that are not compacted; past a bound
+writes wait, themselves bounded in bytes and in time, and then they are refused with advice when to
+come back. Nothing that was refused was applied.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shalekv.engine.waiting import Waiter, new_waiter, tell
-from shalekv.errors import MemtableFull, QueueFull, ShaleError
+from shalekv.errors import MemtableFull, Overloaded, QueueFull, ShaleError
 from shalekv.settings import WriterSettings
 
 
@@ -43,11 +43,12 @@ class Admission:
     def try_admit(self, size_bytes: int) -> bool:
         """Let a write in if there is room and nobody waits; False: `wait` for it.
 
-        Raises `MemtableFull`, and what `close` was given.
+        Raises `MemtableFull` if there never will be, and what `close` was given.
         """
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # or it would grow with each call
-        self._check_memtable(size_bytes)
+        if size_bytes > self._settings.memtable_bytes_max:
+            raise self._memtable_full(size_bytes)
         if self._line or not self._has_room(size_bytes):
             return False
         self.queued_bytes += size_bytes
@@ -56,14 +57,14 @@ class Admission:
     async def wait(self, size_bytes: int) -> None:
         """Wait in line until there is room, then take it.
 
-        Raises `QueueFull` after `queue_wait_ms`, or at once if too many bytes wait already,
-        `MemtableFull`, and what `close` was given.
+        After `queue_wait_ms`, or at once if too many bytes wait already, raises `QueueFull`, or
+        `MemtableFull` if that is why; and what `close` was given.
         """
         if self.try_admit(size_bytes):  # there may be room by now, and nobody to say so later
             return
         settings = self._settings
         if self.waiting_bytes + size_bytes > settings.waiting_bytes_max:
-            raise self._queue_full(f"{self.waiting_bytes} bytes wait already")
+            raise self._full(size_bytes, f"{self.waiting_bytes} bytes wait already")
         writer = _Writer(size_bytes, new_waiter())
         self._line[writer] = None
         self.waiting_bytes += size_bytes
@@ -72,14 +73,22 @@ class Admission:
                 await writer.admitted
         except TimeoutError:
             self._leave(writer)
-            raise self._queue_full(f"no room within {settings.queue_wait_ms} ms") from None
+            raise self._full(size_bytes, f"no room within {settings.queue_wait_ms} ms") from None
         except asyncio.CancelledError:
             self._leave(writer)
             raise
 
+    def take_more(self, size_bytes: int) -> None:
+        """A write that was let in has turned out to be larger: those behind it wait longer."""
+        self.queued_bytes += size_bytes
+
     def release(self, size_bytes: int) -> None:
         """A write has left: landed, or failed."""
         self.queued_bytes -= size_bytes
+        self._admit_line()
+
+    def look_again(self) -> None:
+        """The memtable has become smaller: there may be room for those who wait."""
         self._admit_line()
 
     def close(self, error: ShaleError) -> None:
@@ -92,18 +101,11 @@ class Admission:
     def _has_room(self, size_bytes: int) -> bool:
         # A write larger than the whole queue is let in alone, or it never would be.
         fits = self.queued_bytes + size_bytes <= self._settings.queued_bytes_max
-        return fits or self.queued_bytes == 0
+        return (fits or self.queued_bytes == 0) and not self._fills_memtable(size_bytes)
 
-    def _check_memtable(self, size_bytes: int) -> None:
-        bound = self._settings.memtable_bytes_max
-        held = self._memtable_bytes()
-        if held + self.queued_bytes + size_bytes > bound:
-            message = (
-                f"the memtable holds {held} bytes that are not compacted, {self.queued_bytes} more "
-                f"are on their way, and memtable_bytes_max is {bound}. "
-                "Raise the setting and start the server again: this version does not compact"
-            )
-            raise MemtableFull(message, retry_after_ms=self._settings.retry_after_ms)
+    def _fills_memtable(self, size_bytes: int) -> bool:
+        held_bytes = self._memtable_bytes() + self.queued_bytes
+        return held_bytes + size_bytes > self._settings.memtable_bytes_max
 
     def _admit_line(self) -> None:
         while self._line:
@@ -113,13 +115,8 @@ class Admission:
             self._remove(writer)
             if writer.admitted.done():
                 continue  # it has just been cancelled, and will leave by itself
-            try:
-                self._check_memtable(writer.size_bytes)
-            except MemtableFull as full:
-                tell(writer.admitted, full)
-            else:
-                self.queued_bytes += writer.size_bytes
-                tell(writer.admitted)
+            self.queued_bytes += writer.size_bytes
+            tell(writer.admitted)
 
     def _remove(self, writer: _Writer) -> None:
         del self._line[writer]
@@ -134,10 +131,22 @@ class Admission:
         elif not admitted.cancelled() and admitted.exception() is None:
             self.release(writer.size_bytes)
 
-    def _queue_full(self, detail: str) -> QueueFull:
+    def _full(self, size_bytes: int, detail: str) -> Overloaded:
         settings = self._settings
+        if self._fills_memtable(size_bytes):
+            return self._memtable_full(size_bytes)
         message = (
             f"{self.queued_bytes} bytes of writes are queued or being uploaded, and "
             f"queued_bytes_max is {settings.queued_bytes_max}: {detail}. Try again later"
         )
         return QueueFull(message, retry_after_ms=settings.retry_after_ms)
+
+    def _memtable_full(self, size_bytes: int) -> MemtableFull:
+        settings = self._settings
+        message = (
+            f"the memtable holds {self._memtable_bytes()} bytes that are not compacted, "
+            f"{self.queued_bytes} more are on their way, this write takes {size_bytes}, and "
+            f"memtable_bytes_max is {settings.memtable_bytes_max}: the compactor is behind, or does "
+            "not run. Try again later"
+        )
+        return MemtableFull(message, retry_after_ms=settings.retry_after_ms)

@@ -8,10 +8,21 @@ from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from shalekv.core.entry import Entry, Kind
-from shalekv.core.transaction import Change, Decision, State, Transaction
+from shalekv.core.loads import CommittedLoad
+from shalekv.core.manifest import PendingLoad
+from shalekv.core.transaction import (
+    RESULT_FRAME_BYTES,
+    Change,
+    Decision,
+    Read,
+    State,
+    Transaction,
+)
+from shalekv.engine.below import NOTHING_BELOW, Below
 from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES, Run
 from shalekv.errors import OutcomeUnknown, ShaleError
 from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.load_record import load_entry
 
 # What a commit takes beside its entries until it is durable, measured: itself, the reply that is
 # waited for, and what completes it.
@@ -70,9 +81,11 @@ class Commit:
     """
 
     __slots__ = (
+        "below",
         "claim",
         "decision",
         "entries",
+        "load",
         "place",
         "range_tombstones",
         "record",
@@ -99,8 +112,10 @@ class Commit:
         self.settle = settle
         self.claim = claim
         self.record: Entry | None = None
+        self.load: PendingLoad | None = None
         self.transaction: Transaction | None = None
         self.decision: Decision | None = None
+        self.below = NOTHING_BELOW
         self.range_tombstones: Sequence[Entry] = ()
         self.entries = self._entries(changes)
         self.size_bytes = changes_bytes(self.entries) + _record_bytes(claim)
@@ -113,25 +128,46 @@ class Commit:
         settle: Settled,
         *,
         size_bytes: int,
+        below: Below = NOTHING_BELOW,
         claim: Claim | None = None,
     ) -> Commit:
         """A commit that does what `transaction` decides, which takes `size_bytes` at most.
 
-        REQUIRES: `decide` is called before anything else.
+        `below` is what the levels say of its needs. REQUIRES: `decide` is called before anything
+        else.
         """
         commit = cls((), seq, settle, claim=claim)
+        commit.below = below
         commit.transaction = transaction
+        commit.size_bytes = size_bytes + _record_bytes(claim)
+        return commit
+
+    @classmethod
+    def of_load(
+        cls,
+        load: PendingLoad,
+        seq: int,
+        settle: Settled,
+        *,
+        size_bytes: int,
+        claim: Claim | None = None,
+    ) -> Commit:
+        """A commit of ready-made SSTs, for which `size_bytes` were admitted."""
+        commit = cls((), seq, settle, claim=claim)
+        commit.load = load
         commit.size_bytes = size_bytes + _record_bytes(claim)
         return commit
 
     @property
     def writes(self) -> bool:
         """Whether there is anything to make durable."""
-        return bool(self.entries or self.range_tombstones)
+        return bool(self.entries or self.range_tombstones or self.load)
 
     @property
     def rests_on_state(self) -> bool:
-        """Whether what it does depends on the commits before it."""
+        """Whether all before it must be durable before it is uploaded."""
+        if self.load is not None:  # so that it divides the log into what is older and newer
+            return True
         return self.transaction is not None and self.transaction.rests_on_state
 
     def decide(self, state: State) -> None:
@@ -144,6 +180,18 @@ class Commit:
             Entry(start, self.seq, Kind.RANGE_TOMBSTONE, end)
             for start, end in self.decision.deleted
         ]
+
+    def account_reply(self) -> int:
+        """Count what it has read, which is written with its record; how many bytes that is.
+
+        REQUIRES: called once, after the first `decide`.
+        """
+        if self.claim is None or self.decision is None or not self.decision.writes:
+            return 0
+        found = [each.entry for each in self.decision.results if isinstance(each, Read)]
+        read_bytes = sum([RESULT_FRAME_BYTES + len(entry.value) for entry in found if entry])
+        self.size_bytes += read_bytes
+        return read_bytes
 
     def resequence(self, seq: int) -> None:
         """Move the commit behind everything that has a lower number; it has no slot any more."""
@@ -188,12 +236,13 @@ class WalContents(NamedTuple):
     points: Sequence[Entry] = ()
     range_tombstones: Sequence[Entry] = ()
     records: Sequence[Entry] = ()
+    control: Sequence[Entry] = ()
 
 
 class Group:
     """The commits of one WAL object."""
 
-    __slots__ = ("commits", "landed", "max_seq", "run", "size_bytes", "wal_id")
+    __slots__ = ("commits", "landed", "load", "max_seq", "run", "size_bytes", "wal_id")
 
     def __init__(self, wal_id: int, commits: Sequence[Commit]) -> None:
         """REQUIRES: `commits` in the order of their sequence numbers, one of them writes."""
@@ -207,6 +256,7 @@ class Group:
         self.run = Run.from_newest(newest, max_seq=self.max_seq, range_tombstones=tombstones)
         for commit in commits:
             commit.take_slot(wal_id)
+        self.load = self._load()
         self.landed: bool | None = None  # None: not known yet
 
     def contents(self) -> WalContents:
@@ -214,7 +264,15 @@ class Group:
         tombstones = sorted(self.run.range_tombstones, key=lambda entry: (entry.key, -entry.seq))
         written = [commit.record for commit in self.commits if commit.record is not None]
         records = sorted(written, key=lambda entry: (entry.key, -entry.seq))
-        return WalContents(self._points(), tombstones, records)
+        control = [load_entry(each.load, each.seq) for each in self.commits if each.load]
+        return WalContents(self._points(), tombstones, records, control)
+
+    def _load(self) -> CommittedLoad | None:
+        """The load that it commits, which is then its only commit."""
+        commit = self.commits[0]
+        if commit.load is None:
+            return None
+        return CommittedLoad(commit.load.load_id, commit.load.ssts, commit.seq, self.wal_id)
 
     def _points(self) -> Sequence[Entry]:
         entries = [entry for commit in reversed(self.commits) for entry in commit.entries]

@@ -50,7 +50,8 @@ class CommitQueue:
         """The front of the queue: at least one commit, and no more of them than `bytes_max` hold.
 
         What rests on the commits before it is only taken if `is_alone`: no other object is in
-        flight, so it lands together with them or after them, never without them.
+        flight, so it lands together with them or after them, never without them. A load has an
+        object of its own.
 
         REQUIRES: the queue is not empty, its front may be taken.
         """
@@ -58,7 +59,7 @@ class CommitQueue:
         taken = [commits.popleft()]
         taken_bytes = taken[0].size_bytes
         while commits and taken_bytes + commits[0].size_bytes <= bytes_max:
-            if not is_alone and commits[0].rests_on_state:
+            if (not is_alone and commits[0].rests_on_state) or taken[0].load or commits[0].load:
                 break
             taken.append(commits.popleft())
             taken_bytes += taken[-1].size_bytes

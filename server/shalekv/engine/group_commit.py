@@ -22,9 +22,12 @@ import structlog
 from shalekv.clock import Clock
 from shalekv.core.fencing import Verdict, judge, loss_of_slot
 from shalekv.core.flush import FlushPolicy
+from shalekv.core.loads import CommittedLoad
+from shalekv.core.manifest import PendingLoad
 from shalekv.core.transaction import Change, State, Transaction
 from shalekv.engine.admission import Admission
-from shalekv.engine.commit import Claim, Commit, Group, Settled, outcome_unknown
+from shalekv.engine.below import NOTHING_BELOW, Below
+from shalekv.engine.commit import Claim, Commit, Group, Receipt, Settled, outcome_unknown
 from shalekv.engine.commit_queue import CommitQueue
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.overlay import Overlay
@@ -46,7 +49,7 @@ class GroupCommit:
         admission: Admission,
         prefix: Prefix,
         policy: FlushPolicy,
-        state: Callable[[Overlay], State],
+        state: Callable[[Overlay, Below], State],
         clock: Clock,
         next_seq: int,
     ) -> None:
@@ -61,6 +64,9 @@ class GroupCommit:
         self._policy = policy
         self._state = state
         self._clock = clock
+        self._loading_count = 0  # loads that were submitted and are not settled
+        self._loaded = asyncio.Event()  # there are none
+        self._loaded.set()
         self._queue = CommitQueue()
         self._in_flight: dict[int, Group] = {}  # by slot, in slot order
         self._last_flush_ms: float | None = None
@@ -71,6 +77,7 @@ class GroupCommit:
         self.overlay = Overlay(memtable)
         self.next_seq = next_seq
         self.next_wal_id = prefix.next_wal_id
+        self.land_load: Callable[[CommittedLoad], None] = lambda _: None  # to be set by its owner
         self.objects_written = 0
         self.commits_landed = 0
 
@@ -112,16 +119,56 @@ class GroupCommit:
         settle: Settled,
         *,
         size_bytes: int,
+        below: Below = NOTHING_BELOW,
         claim: Claim | None = None,
     ) -> Commit:
         """Order a transaction behind all commits so far, as `submit`.
 
-        `size_bytes`, and those of a record, were admitted for it. `settle` is called when all that
-        it rests on is durable: with a receipt, or with its refusal.
+        `size_bytes`, and those of a record, were admitted for it; `below` is what the levels say
+        of its needs, by the current tree. `settle` is called when all that it rests on is durable:
+        with a receipt, or with its refusal.
         """
-        commit = Commit.of(transaction, self.next_seq, settle, size_bytes=size_bytes, claim=claim)
-        commit.decide(self._state(self.overlay))
+        commit = Commit.of(
+            transaction, self.next_seq, settle, size_bytes=size_bytes, below=below, claim=claim
+        )
+        commit.decide(self._state(self.overlay, below))
+        self._admission.take_more(commit.account_reply())
         return self._enqueue(commit)
+
+    def ingest(
+        self, load: PendingLoad, settle: Settled, *, size_bytes: int, claim: Claim | None = None
+    ) -> Commit:
+        """Order a load of ready-made SSTs behind all commits so far, as `submit`.
+
+        It is alone in its object, and its object alone in flight. When that is durable, the load is
+        given to `land_load` before anybody is told. What `transact` would order behind a load that
+        is not durable must wait for it (`wait_loaded`): memory does not have what is in it.
+
+        REQUIRES: the load is pending in the manifest, all its files are durable.
+        """
+
+        def settle_load(outcome: Receipt | ShaleError) -> None:
+            self._loading_count -= 1
+            if not self._loading_count:
+                self._loaded.set()
+            settle(outcome)
+
+        commit = Commit.of_load(
+            load, self.next_seq, settle_load, size_bytes=size_bytes, claim=claim
+        )
+        self._enqueue(commit)
+        self._loading_count += 1
+        self._loaded.clear()
+        return commit
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load was submitted and is not durable: memory does not hold all commits."""
+        return self._loading_count > 0
+
+    async def wait_loaded(self) -> None:
+        """Wait until no load is on its way, whatever becomes of them."""
+        await self._loaded.wait()
 
     def _enqueue(self, commit: Commit) -> Commit:
         if self._stopped_by is not None:
@@ -219,6 +266,8 @@ class GroupCommit:
     def _delay_ms(self) -> float | None:
         if self._queue.rests_on_state and self._in_flight:
             return None
+        if any(group.load for group in self._in_flight.values()):
+            return None  # what is newer than the load must not land before it
         return self._policy.delay_ms(
             now_ms=self._clock.monotonic_ms(),
             last_flush_ms=self._last_flush_ms,
@@ -267,6 +316,8 @@ class GroupCommit:
         """The object is durable: show it, then acknowledge it."""
         self._memtable.land(group.run)
         self._prefix.settle(group, landed=True)
+        if group.load is not None:
+            self.land_load(group.load)
         self.objects_written += 1
         view_seq = group.commits[0].seq  # the first writes, or it had been answered already
         for commit in group.commits:
@@ -292,9 +343,10 @@ class GroupCommit:
         self.next_seq = self._queue.put_back(group.commits, self.next_seq)
         in_flight = self._in_flight.values()
         self.overlay.rebuild(commit for group in in_flight for commit in group.commits)
-        state = self._state(self.overlay)
         for commit in self._queue:
-            commit.decide(state)  # what was in flight behind the slot comes before it now
+            commit.decide(
+                self._state(self.overlay, commit.below)
+            )  # what was in flight behind the slot comes before it now
             self.overlay.add(commit)
 
     def _fail_group(self, group: Group, error: ShaleError) -> None:
@@ -306,14 +358,15 @@ class GroupCommit:
     def _fail(self, commit: Commit, error: ShaleError) -> None:
         """Report a commit that was accepted and is lost."""
         if commit.writes:
-            first = (*commit.entries[:1], *commit.range_tombstones[:1])[0]
+            first = (*commit.entries[:1], *commit.range_tombstones[:1])
             log.error(
                 "write lost",
                 reason=error.reason,
                 seq=commit.seq,
                 keys=len(commit.entries),
                 range_deletes=len(commit.range_tombstones),
-                first_key=repr(first.key[:64]),
+                first_key=repr(first[0].key[:64]) if first else "",
+                load_id=commit.load.load_id if commit.load else "",
             )
         self.overlay.remove(commit)
         self._admission.release(commit.size_bytes)

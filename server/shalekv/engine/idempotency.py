@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from shalekv.clock import Clock
 from shalekv.core.entry import Entry, Kind
 from shalekv.engine.commit import Claim, Commit, Receipt, Settled
 from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.errors import KeyExpired, KeyReused, ShaleError
 from shalekv.format.idempotency import IdempotencyRecord, client_key, decode_record
 
+DROPPED_AT_ONCE = 2_000  # records, between two chances for other tasks
 UUID_BYTES = 16
 _TIME_BYTES = 6  # of a UUID of version 7: milliseconds since the Unix epoch, greatest byte first
 _VERSION, _VARIANT = 7, 0b10
@@ -65,24 +67,27 @@ class Idempotency:
         """Until when a key that is used now is remembered."""
         return self._now_ms() + self._window_ms
 
-    def find(self, key: bytes, request_hash: bytes) -> Remembered | Pending | None:
+    def find(
+        self, key: bytes, request_hash: bytes, record: Entry | None = None
+    ) -> Remembered | Pending | None:
         """What is known of the request with this key; None: it is new.
 
-        Raises `KeyReused` and `KeyExpired`.
+        `record` is what the levels hold, which counts if memory holds nothing. Raises `KeyReused`
+        and `KeyExpired`.
         """
         pending = self._pending.get(key)
         if pending is not None:
             self._check_same(pending.request_hash, request_hash)
             return pending
-        entry = self._records.get(key)
-        if entry is None:
+        entry = self._records.get(key) or record
+        if entry is None or entry.kind is not Kind.PUT or self._is_forgotten(entry):
             self._check_age(key)
             return None
-        record = decode_record("an idempotency record in memory", entry.value)
-        self._check_same(record.request_hash, request_hash)
+        found = decode_record("an idempotency record", entry.value)
+        self._check_same(found.request_hash, request_hash)
         if entry.expire_at_ms <= self._now_ms():
             raise self._expired()
-        return Remembered(entry.seq, record)
+        return Remembered(entry.seq, found)
 
     def begin(self, claim: Claim, settle: Settled) -> Pending:
         """Register a request that is about to be submitted; its commit is settled by the result.
@@ -103,6 +108,17 @@ class Idempotency:
         """A request that was registered could not be submitted."""
         del self._pending[claim.key]
 
+    async def drop_through(self, seq: int, clock: Clock) -> None:
+        """Let go of records up to sequence number `seq`, which the levels hold."""
+        oldest_first = list(self._records.items())  # and so by their numbers
+        for count, (key, entry) in enumerate(oldest_first, 1):
+            if entry.seq > seq:
+                break
+            if self._records.get(key) is entry:
+                self._forget(key)
+            if count % DROPPED_AT_ONCE == 0:
+                await clock.sleep_ms(0)
+
     def land(self, records: Iterable[Entry]) -> None:
         """Records that are durable, in the order of their commits."""
         for entry in records:
@@ -117,9 +133,12 @@ class Idempotency:
         self._records[key] = entry
         self.size_bytes += _accounted_bytes(entry)
         # What expired a whole window ago goes; until then a repeat is told that it has expired.
-        horizon_ms = entry.expire_at_ms - 2 * self._window_ms
-        while (oldest := next(iter(self._records.items())))[1].expire_at_ms <= horizon_ms:
+        while self._is_forgotten((oldest := next(iter(self._records.items())))[1]):
             self._forget(oldest[0])
+
+    def _is_forgotten(self, entry: Entry) -> bool:
+        """Whether the key may be used anew: as if there had never been a record."""
+        return entry.expire_at_ms + self._window_ms <= self._now_ms()
 
     def _forget(self, key: bytes) -> None:
         entry = self._records.pop(key, None)

@@ -1,79 +1,78 @@
 """The memtable: everything durable that is not compacted yet.
 
-A dictionary answers gets with the newest durable version of a key; sorted runs answer scans with
-the state of one moment. They differ while WAL objects land out of order: a landed object is in the
-dictionary at once, but in the runs only when all before it are (the prefix).
+It is a row of segments. Each has a dictionary that answers gets with the newest durable version of
+a key, and sorted runs that answer scans with the state of one moment. They differ while WAL
+objects land out of order: a landed object is in the dictionary at once, but in the runs only when
+all before it are (the prefix). A segment that is full is closed; when the levels hold all of it,
+it is dropped as a whole.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
-from shalekv.core.range_tombstones import NONE, RangeTombstones
+from shalekv.core.range_tombstones import NONE
 from shalekv.engine.sorted_runs import Run, RunMerge, pick_merge
+from shalekv.engine.view import View
 
 MERGE_SLICE_COUNT = 2_000  # entries merged between two chances for other tasks: about a millisecond
+# Letting go of a segment takes some 200 ns an entry, in one piece.
+SEGMENT_BYTES = 8 << 20
+TOMBSTONES_AT_ONCE = 500  # joined between two chances for other tasks
+REBUILDS_MAX = 4  # until no range delete came between; the last one lets nothing come between
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """One state of the database, for as long as the caller holds it."""
+@dataclass(slots=True, eq=False)
+class Segment:
+    """What the commits of one stretch of the log have left."""
 
-    seq: int  # of the last commit that it contains
-    wal_id: int | None  # of the last WAL object that it contains
-    runs: tuple[Run, ...]  # oldest first
-    range_tombstones: RangeTombstones = NONE
+    newest: dict[bytes, Entry] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    runs_bytes: int = 0
+    tombstones: list[Entry] = field(default_factory=list)  # range tombstones, oldest first
+    max_seq: int = 0
+    is_closed: bool = False
 
-    def get(self, key: bytes) -> Entry | None:
-        """The version of `key` in this state; may be a tombstone or expired."""
-        for run in reversed(self.runs):
-            at = bisect_left(run.keys, key)
-            if at < len(run.keys) and run.keys[at] == key:
-                found = run.entries[at]
-                return None if self.range_tombstones.hides(found) else found
-        return None
+    def due_merge(self) -> slice | None:
+        """The runs to merge next: of a closed segment all, since no more will come."""
+        if self.is_closed:
+            return slice(0, len(self.runs)) if len(self.runs) > 1 else None
+        return pick_merge([run.tier for run in self.runs])
 
-    def below(self, newer: Iterable[Run]) -> View:
-        """This state with newer runs on top of it."""
-        added = list(newer)
-        tombstones = [entry for run in added for entry in run.range_tombstones]
-        return replace(self.without(tombstones), runs=(*self.runs, *added))
-
-    def without(self, tombstones: Sequence[Entry]) -> View:
-        """This state without what newer range tombstones hide."""
-        if not tombstones:
-            return self
-        return replace(self, range_tombstones=self.range_tombstones.with_added(tombstones))
+    def forget(self, hidden: Iterable[Entry]) -> None:
+        """Let go of what no read will see any more."""
+        for entry in hidden:
+            if self.newest.get(entry.key) is entry:
+                del self.newest[entry.key]
 
 
 class Memtable:
     """Durable entries in memory."""
 
-    def __init__(self) -> None:
-        """An empty memtable."""
-        self._newest: dict[bytes, Entry] = {}
+    def __init__(self, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """An empty memtable, whose segments are closed at `segment_bytes`."""
+        self._segment_bytes = segment_bytes
+        self._segments = [Segment()]  # oldest first; the last one grows
         self._landed_tombstones = NONE  # what gets do not see
         self._tombstones = NONE  # what scans do not see: those of the prefix
-        self._ahead_with_tombstones = 0  # runs that landed, are not in the prefix, and have some
-        self._runs: list[Run] = []
-        self._runs_bytes = 0
-        self._ahead_bytes = 0  # landed, but not in the prefix yet
+        self._ahead: dict[int, Run] = {}  # by identity: landed, but not in the prefix yet
+        self._ahead_bytes = 0
         self._merge_due = asyncio.Event()
 
     @property
     def key_count(self) -> int:
-        """Keys with their newest version, tombstones included."""
-        return len(self._newest)
+        """Keys with their newest version, tombstones included; of each segment."""
+        return sum(len(segment.newest) for segment in self._segments)
 
     @property
     def size_bytes(self) -> int:
         """Accounted memory, overhead included."""
-        return self._runs_bytes + self._ahead_bytes + self._landed_tombstones.size_bytes
+        runs_bytes = sum([segment.runs_bytes for segment in self._segments])
+        return runs_bytes + self._ahead_bytes + self._landed_tombstones.size_bytes
 
     @property
     def range_tombstone_count(self) -> int:
@@ -83,13 +82,25 @@ class Memtable:
     @property
     def run_count(self) -> int:
         """Runs that a scan of everything would merge."""
-        return len(self._runs)
+        return sum(len(segment.runs) for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        """Segments, the one that grows included."""
+        return len(self._segments)
 
     def get(self, key: bytes) -> Entry | None:
-        """The newest durable version of `key`; may be a tombstone or expired."""
-        found = self._newest.get(key)
-        if found is not None and self._landed_tombstones and self._landed_tombstones.hides(found):
-            return None
+        """The newest durable version of `key`; may be a tombstone or expired.
+
+        None: nothing here speaks of the key, and what the levels hold counts.
+        """
+        found = None
+        for segment in reversed(self._segments):
+            found = segment.newest.get(key)
+            if found is not None:
+                break
+        if self._landed_tombstones:
+            return self._landed_tombstones.latest(key, found)
         return found
 
     def hides(self, entry: Entry) -> bool:
@@ -101,34 +112,66 @@ class Memtable:
 
         Objects may land out of order; the greater sequence number wins.
         """
-        newest = self._newest
+        newest = self._segments[-1].newest
         for entry in run.entries:
             found = newest.get(entry.key)
             if found is None or found.seq < entry.seq:
                 newest[entry.key] = entry
+        self._ahead[id(run)] = run
         self._ahead_bytes += run.size_bytes
         if run.range_tombstones:
             self._landed_tombstones = self._landed_tombstones.with_added(run.range_tombstones)
-            self._ahead_with_tombstones += 1
 
     def extend_prefix(self, run: Run) -> None:
         """Show a landed run to scans. REQUIRES: all earlier commits are in the prefix."""
+        del self._ahead[id(run)]
         self._ahead_bytes -= run.size_bytes
+        segment = self._segments[-1]
+        segment.max_seq = max(segment.max_seq, run.max_seq)
         if run.range_tombstones:
-            self._ahead_with_tombstones -= 1
-            if self._ahead_with_tombstones:
+            segment.tombstones += run.range_tombstones
+            if any(ahead.range_tombstones for ahead in self._ahead.values()):
                 self._tombstones = self._tombstones.with_added(run.range_tombstones)
             else:  # nothing is ahead: one of them is enough
                 self._tombstones = self._landed_tombstones
         if run.keys:
-            self._runs.append(run)
-            self._runs_bytes += run.size_bytes
-            if self._pick_merge() is not None:
+            segment.runs.append(run)
+            segment.runs_bytes += run.size_bytes
+            if segment.due_merge() is not None:
                 self._merge_due.set()
+        # What landed ahead is in the dictionary of this segment, so it must get its runs, too.
+        if segment.runs_bytes >= self._segment_bytes and not self._ahead:
+            self.close_segment()
+
+    def close_segment(self) -> None:
+        """What comes next goes into a new segment. REQUIRES: nothing has landed ahead."""
+        self._segments[-1].is_closed = True
+        self._segments.append(Segment())
+        self._merge_due.set()
 
     def view(self, seq: int, wal_id: int | None) -> View:
-        """The prefix as it is now."""
-        return View(seq, wal_id, tuple(self._runs), self._tombstones)
+        """The prefix as it is now, without the levels below it."""
+        runs = tuple(run for segment in self._segments for run in segment.runs)
+        return View(seq, wal_id, runs, self._tombstones)
+
+    async def drop_through(self, seq: int, clock: Clock) -> int:
+        """Drop the segments that hold nothing above `seq`; how many.
+
+        REQUIRES: reads that begin from now on find all that they hold in the levels. If nothing
+        was written for a while, the segment that grows is among them.
+        """
+        growing = self._segments[-1]
+        if 0 < growing.max_seq <= seq and not self._ahead:
+            self.close_segment()
+        count = 0
+        is_emptied = False
+        while self._segments[0].is_closed and self._segments[0].max_seq <= seq:
+            is_emptied |= bool(self._segments.pop(0).tombstones)
+            count += 1
+            await clock.sleep_ms(0)
+        if is_emptied:
+            await self._rebuild_tombstones(clock)
+        return count
 
     async def merge_when_due(self, clock: Clock) -> None:
         """Merge runs whenever enough have come together, until cancelled."""
@@ -143,23 +186,39 @@ class Memtable:
         Views that were taken before keep the old runs. Versions that a newer one shadows go, and
         what range deletes hide.
         """
-        while (picked := self._pick_merge()) is not None:
-            inputs = self._runs[picked]
+        while (due := next(self._due_merges(), None)) is not None:
+            segment, picked = due
+            inputs = segment.runs[picked]
             merge = RunMerge(inputs, self._tombstones)
             while merge.step(MERGE_SLICE_COUNT):
                 await clock.sleep_ms(0)
             merged = merge.result()
-            self._forget(merge.hidden)
+            segment.forget(merge.hidden)
             # Runs were only appended meanwhile: the inputs still stand where they stood.
-            self._runs[picked] = [merged]
-            self._runs_bytes += merged.size_bytes - sum(run.size_bytes for run in inputs)
+            segment.runs[picked] = [merged]
+            segment.runs_bytes += merged.size_bytes - sum(run.size_bytes for run in inputs)
             await clock.sleep_ms(0)
 
-    def _forget(self, hidden: Iterable[Entry]) -> None:
-        """Let go of what no read will see any more."""
-        for entry in hidden:
-            if self._newest.get(entry.key) is entry:
-                del self._newest[entry.key]
+    def _due_merges(self) -> Iterator[tuple[Segment, slice]]:
+        """From the newest segment on: what was written last is what is read most."""
+        for segment in reversed(self._segments):
+            picked = segment.due_merge()
+            if picked is not None:
+                yield segment, picked
 
-    def _pick_merge(self) -> slice | None:
-        return pick_merge([run.tier for run in self._runs])
+    async def _rebuild_tombstones(self, clock: Clock) -> None:
+        """Those of the segments that are left, and of what has landed ahead of them."""
+        rebuilt = NONE
+        for attempt in range(REBUILDS_MAX):
+            in_prefix = [entry for segment in self._segments for entry in segment.tombstones]
+            before = self._tombstones, self._landed_tombstones
+            rebuilt = NONE
+            for begin in range(0, len(in_prefix), TOMBSTONES_AT_ONCE):
+                rebuilt = rebuilt.with_added(in_prefix[begin : begin + TOMBSTONES_AT_ONCE])
+                if attempt < REBUILDS_MAX - 1:
+                    await clock.sleep_ms(0)
+            if before == (self._tombstones, self._landed_tombstones):
+                break
+        self._tombstones = rebuilt
+        ahead = [entry for run in self._ahead.values() for entry in run.range_tombstones]
+        self._landed_tombstones = rebuilt.with_added(ahead) if ahead else rebuilt

@@ -1,4 +1,4 @@
-"""The newest state in memory, durable or not: what transactions are decided by."""
+"""The newest state, durable or not: what transactions are decided by."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
-from shalekv.engine.memtable import View
+from shalekv.engine.below import NOTHING_BELOW, Below, check_cost
 from shalekv.engine.overlay import Overlay
-from shalekv.engine.scan import merged_slices
-from shalekv.errors import RangeTooCostly
+from shalekv.engine.scan import memory_slices
+from shalekv.engine.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,35 +17,43 @@ class NewestState:
     """Implements `core.transaction.State` for one moment: ask before anything else runs."""
 
     overlay: Overlay
-    durable: View  # whose runs hold all keys that the overlay does not
+    durable: View  # whose runs hold all keys in memory that the overlay does not
     now_ms: int
     compare_count_max: int
+    below: Below = NOTHING_BELOW
 
     def visible(self, key: bytes) -> Entry | None:
         """The version of `key` that has a value now."""
-        found = self.overlay.get(key)
+        found = self.overlay.get(key) or self.below.found.get(key)
         return found if found is not None and found.is_visible(self.now_ms) else None
 
     def has_keys(self, keys: KeyRange) -> bool:
         """Whether any key of the range has a value. Raises `RangeTooCostly`."""
         looked_at = 0
         for key in self.overlay.keys_in(keys):
-            if self.visible(key) is not None:
+            if self._has_value(key):
                 return True
             looked_at += 1
-            self._check_cost(looked_at)
+            check_cost(looked_at, self.compare_count_max)
         left = self.durable.without(self.overlay.range_tombstones)
-        for entries in merged_slices(left, start=keys.start, end=keys.end, reverse=False):
-            if any(self.visible(entry.key) is not None for entry in entries):
+        for entries in memory_slices(left, keys):
+            if any(self._has_value(entry.key) for entry in entries):
                 return True
             looked_at += len(entries)
-            self._check_cost(looked_at)
-        return False
+            check_cost(looked_at, self.compare_count_max)
+        return self._has_keys_below(keys)
 
-    def _check_cost(self, looked_at: int) -> None:
-        if looked_at > self.compare_count_max:
-            message = (
-                f"{looked_at} deleted or expired keys of the range were looked at, and "
-                f"compare_count_max is {self.compare_count_max}: compare a smaller range"
-            )
-            raise RangeTooCostly(message)
+    def _has_value(self, key: bytes) -> bool:
+        """Of a key of which memory speaks."""
+        found = self.overlay.get(key)
+        return found is not None and found.is_visible(self.now_ms)
+
+    def _has_keys_below(self, keys: KeyRange) -> bool:
+        below = self.below.ranges.get(keys)
+        if below is None:
+            return False
+        if any(self.overlay.get(key) is None for key in below.keys):
+            return True
+        if not below.is_whole:  # all that was fetched has been deleted since
+            check_cost(self.compare_count_max + 1, self.compare_count_max)
+        return False

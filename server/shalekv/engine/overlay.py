@@ -31,15 +31,16 @@ class Overlay:
         return len(self._newest)
 
     def get(self, key: bytes) -> Entry | None:
-        """The newest version of `key`, durable or not; None, too, where a range delete is newer."""
+        """The newest version of `key` in memory, durable or not; may be a tombstone or expired.
+
+        None: nothing in memory speaks of the key, and what the levels hold counts.
+        """
         found = self._newest.get(key)
         if found is None:
             found = self._memtable.get(key)
         elif self._memtable.hides(found):  # by a range delete that landed ahead of its turn
-            return None
-        if found is not None and self._tombstones and self._tombstones.hides(found):
-            return None
-        return found
+            return self._memtable.get(key)
+        return self._tombstones.latest(key, found) if self._tombstones else found
 
     @property
     def range_tombstones(self) -> list[Entry]:

@@ -7,6 +7,7 @@ sent after they arrived, and share it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -20,10 +21,20 @@ log = structlog.get_logger()
 class Ownership:
     """Watches the manifest for another writer."""
 
-    def __init__(self, manifest: FencedManifest, *, poll_ms: int) -> None:
-        """Look every `poll_ms` milliseconds, and whenever somebody asks."""
+    def __init__(
+        self,
+        manifest: FencedManifest,
+        *,
+        poll_ms: Callable[[], int],
+        on_seen: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Look every `poll_ms` milliseconds, and whenever somebody asks.
+
+        `on_seen` is called after each look that found the database to be ours.
+        """
         self._manifest = manifest
         self._poll_ms = poll_ms
+        self._on_seen = on_seen
         self._waiting: set[Waiter] = set()  # for the next look
         self._looking: set[Waiter] = set()  # for the one that goes on
         self._asked = asyncio.Event()
@@ -49,6 +60,7 @@ class Ownership:
                     return error
                 else:
                     self._answer(None)
+                    self._on_seen()
         finally:
             self.end(ended)
 
@@ -81,7 +93,7 @@ class Ownership:
         if self._waiting:
             return
         try:
-            async with asyncio.timeout(self._poll_ms / 1000):
+            async with asyncio.timeout(self._poll_ms() / 1000):
                 await self._asked.wait()
         except TimeoutError:
             return

@@ -26,30 +26,38 @@ from shalekv.core.fencing import (
     judge,
 )
 from shalekv.core.manifest import CasMode, Manifest, WalMode
+from shalekv.core.tree import Tree
 from shalekv.engine.commit import WalContents
+from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.replay import Replayed, replay
+from shalekv.engine.tree_keeper import SNAPSHOT_ID_BYTES
 from shalekv.engine.wal import WalSlots, list_wal
 from shalekv.engine.writer_engine import OpenedLog
 from shalekv.errors import (
     DatabaseMismatch,
     IllegalState,
     ManifestConflict,
-    UnsupportedVersion,
 )
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.manifest.stored import StoredManifest
-from shalekv.settings import WriterSettings
+from shalekv.settings import CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
 
 log = structlog.get_logger()
 
 
 async def open_log(
-    store: CasStore, settings: WriterSettings, *, address: str, retry: bool = True
+    store: CasStore,
+    settings: WriterSettings,
+    *,
+    address: str,
+    retry: bool = True,
+    cache: CacheSettings | None = None,
 ) -> OpenedLog:
     """Take over the database in `store`. `address` is where this writer can be reached.
 
@@ -74,12 +82,13 @@ async def open_log(
         database_id=manifest.current.database_id,
         block_bytes=settings.wal_block_bytes,
         now_ms=time.now_ms,
+        last_compacted=partial(_last_compacted, stored),
         codec=Codec[settings.wal_codec.name],
     )
     run = await _fence(store, manifest, slots)
     current = manifest.current
-    check_openable(current)  # once more: what was compacted since then is not replayed below
-    replayed = Replayed(Memtable(), current.last_compacted_seq, current.logical_time_ms)
+    memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
+    replayed = Replayed(memtable, current.last_compacted_seq, current.logical_time_ms)
     await replay(
         store,
         range(current.first_uncompacted_wal_id, run.first),
@@ -90,12 +99,26 @@ async def open_log(
     time.raise_to(replayed.logical_time_ms)
     last_wal_id = run.next_slot - 1
     first_seq = first_seq_of_writer(current, replayed.last_seq)
+    snapshot_id = store.runtime.random.randbytes(SNAPSHOT_ID_BYTES)
+    expire_time_s = await store.reads.now_ms() // 1_000 + settings.snapshot_ttl_s
     async with _deadline(store, settings):
-        await manifest.edit(
-            partial(finish_opening, own=own, last_wal_id=last_wal_id, first_seq=first_seq),
-            partial(is_opening_finished, own=own, first_seq=first_seq),
+        served = await manifest.edit(
+            partial(
+                finish_opening,
+                own=own,
+                last_wal_id=last_wal_id,
+                first_seq=first_seq,
+                snapshot_id=snapshot_id,
+                snapshot_expire_time_s=expire_time_s,
+            ),
+            partial(is_opening_finished, own=own, first_seq=first_seq, snapshot_id=snapshot_id),
         )
+    # The levels may hold more by now than those that the replay went on from: never less.
+    tree = await store.runtime.workers.run(Tree.of, served)
+    ssts = LevelSsts(store, database_id=served.database_id, settings=cache or CacheSettings())
     return OpenedLog(
+        store=store,
+        held=HeldTree(tree, ssts, snapshot_id),
         manifest=manifest,
         slots=slots,
         memtable=replayed.memtable,
@@ -109,10 +132,7 @@ async def open_log(
 
 
 def check_openable(manifest: Manifest) -> None:
-    """Refuse a database that was created to be used in another way, or that we cannot read whole.
-
-    Raises `DatabaseMismatch` and `UnsupportedVersion`.
-    """
+    """Refuse a database that was created to be used in another way: `DatabaseMismatch`."""
     if manifest.cas_mode is not CasMode.NATIVE:
         message = (
             f"this database was created with cas mode {manifest.cas_mode.name.lower()}, and must "
@@ -125,9 +145,10 @@ def check_openable(manifest: Manifest) -> None:
             "opened with the WAL in the object store"
         )
         raise DatabaseMismatch(message)
-    if manifest.leveled_ssts or manifest.pending_loads:
-        problem = "names SSTs in levels/, which this version cannot read"
-        raise UnsupportedVersion(names.manifest_name(manifest.manifest_id), 0, problem)
+
+
+async def _last_compacted(stored: StoredManifest) -> int | None:
+    return (await stored.refresh()).wal_id_last_compacted
 
 
 async def _win_epoch(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 
 from shalekv.core.entry import Entry, Kind
+from shalekv.core.loads import CommittedLoad
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.sorted_runs import Run
 from shalekv.errors import IllegalState, ShaleError
 from shalekv.format import names
 from shalekv.format.idempotency import decode_record
+from shalekv.format.load_record import decode_load
 from shalekv.format.sst import Sst, open_sst
 from shalekv.store.cas import CasStore
 
@@ -27,6 +30,9 @@ class Replayed:
     logical_time_ms: int  # the latest
     objects: int = 0
     records: list[Entry] = field(default_factory=list)  # of idempotency keys, oldest first
+    loads: list[CommittedLoad] = field(default_factory=list)  # oldest first
+    # Told of each load when the memtable holds all that is older, and nothing that is newer.
+    land_load: Callable[[CommittedLoad], None] = lambda _: None
 
 
 async def replay(
@@ -83,6 +89,16 @@ def _records(found: Sst) -> list[Entry]:
     return records
 
 
+def _loads(found: Sst) -> Iterator[CommittedLoad]:
+    """The loads that the object commits, oldest first. Raises a `CorruptObject`."""
+    name = found.properties.name
+    wal_id = names.parse_wal_name(name)
+    for entry in sorted(found.control_entries(), key=attrgetter("seq")):
+        load = decode_load(name, entry)
+        if wal_id is not None:  # as every object that is replayed
+            yield CommittedLoad(load.load_id, load.ssts, entry.seq, wal_id)
+
+
 def _apply(found: Sst | ShaleError, replayed: Replayed) -> None:
     if isinstance(found, ShaleError):
         raise found
@@ -102,6 +118,9 @@ def _apply(found: Sst | ShaleError, replayed: Replayed) -> None:
     run = Run.from_newest(newest, max_seq=contents.max_seq, range_tombstones=tombstones)
     replayed.memtable.land(run)
     replayed.memtable.extend_prefix(run)
+    for load in _loads(found):
+        replayed.loads.append(load)
+        replayed.land_load(load)
     replayed.records += _records(found)
     replayed.last_seq = max(replayed.last_seq, contents.max_seq)
     replayed.logical_time_ms = max(replayed.logical_time_ms, found.properties.logical_time_ms)

@@ -58,11 +58,21 @@ class Run:
 
 @dataclass(slots=True)
 class Cursor:
-    """A window ``low <= i < high`` of one run that was not read yet."""
+    """A window ``low <= i < high`` of one run that was not read yet.
+
+    An open cursor goes on where its window ends: with what has to be fetched first. Nothing past
+    the window may be merged before that.
+    """
 
     run: Run
     low: int
     high: int
+    is_open: bool = False
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing is left of its window."""
+        return self.low >= self.high
 
 
 def open_cursors(runs: Iterable[Run], start: bytes, end: bytes) -> list[Cursor]:
@@ -96,7 +106,12 @@ def skip_hidden(
             else:
                 cursor.low = bisect_left(run.keys, fragment.end, cursor.low, cursor.high)
             skips_left -= 1
-    cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high]
+    drop_read(cursors)
+
+
+def drop_read(cursors: list[Cursor]) -> None:
+    """Let go of cursors that have nothing left and nothing to come."""
+    cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high or cursor.is_open]
 
 
 def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = False) -> list[Entry]:
@@ -104,13 +119,14 @@ def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = Fal
 
     Reads about `target_count` entries: at most twice as many and one of each cursor, at least one.
 
-    REQUIRES: `cursors` ordered from oldest to newest run. Advances the cursors and drops those
-    that are read to their end. An empty result means that nothing is left.
+    REQUIRES: `cursors` ordered from oldest to newest run, none of the open ones is read. Advances
+    the cursors and drops those that are read to their end. An empty result means that nothing is
+    left.
     """
     near = _near(cursors, target_count, reverse=reverse)
     if len(near) <= 1:
         entries = _single_slice(near[0], target_count, reverse=reverse) if near else []
-        cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high]
+        drop_read(cursors)
         return entries
     newest: dict[bytes, Entry] = {}
     offered = _offered(near, target_count)
@@ -130,7 +146,7 @@ def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = Fal
                 cut = bisect_right(cursor.run.keys, bound, cursor.low, cursor.high)
             newest.update(_window(cursor.run, cursor.low, cut))
             cursor.low = cut
-    cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high]
+    drop_read(cursors)
     return [newest[key] for key in sorted(newest, reverse=reverse)]
 
 
@@ -140,18 +156,18 @@ def _near(cursors: list[Cursor], target_count: int, *, reverse: bool) -> list[Cu
     Runs that were written in the order of their keys hardly overlap: without this, each slice
     would be a small part of the first and nothing of the others.
     """
-    long = [c for c in cursors if c.high - c.low > target_count]
+    long = [c for c in cursors if c.is_open or c.high - c.low > target_count]
     if not long:
         return cursors
     if reverse:
-        first = max([c.run.keys[c.high - target_count] for c in long])
+        first = max([c.run.keys[max(c.high - target_count, c.low)] for c in long])
         return [c for c in cursors if c.run.keys[c.high - 1] >= first]
-    last = min([c.run.keys[c.low + target_count - 1] for c in long])
+    last = min([c.run.keys[min(c.low + target_count, c.high) - 1] for c in long])
     return [c for c in cursors if c.run.keys[c.low] <= last]
 
 
 def _offered(cursors: list[Cursor], target_count: int) -> list[tuple[Cursor, int]]:
-    """How many entries each cursor offers, if that is not all that it has left.
+    """How many entries each cursor offers, if that is not all that it will ever have.
 
     The nearest of the last keys that are offered is how far all cursors can be read. Each offers
     the same part of what it has left, so that a long run among short ones does not make slices
@@ -160,7 +176,8 @@ def _offered(cursors: list[Cursor], target_count: int) -> list[tuple[Cursor, int
     left_count = sum([c.high - c.low for c in cursors])
     even = max(target_count // len(cursors), 1)
     counts = [max((c.high - c.low) * target_count // left_count, even) for c in cursors]
-    return [(c, n) for c, n in zip(cursors, counts, strict=True) if n < c.high - c.low]
+    offered = [(c, min(n, c.high - c.low)) for c, n in zip(cursors, counts, strict=True)]
+    return [(c, n) for c, n in offered if c.is_open or n < c.high - c.low]
 
 
 def _window(run: Run, low: int, high: int) -> Iterable[tuple[bytes, Entry]]:

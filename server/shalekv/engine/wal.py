@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from shalekv.core.fencing import Occupant, WriterId
 from shalekv.engine.commit import WalContents
+from shalekv.errors import OutcomeUnknown
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
@@ -33,9 +34,14 @@ class WalSlots:
         database_id: bytes,
         block_bytes: int,
         now_ms: Callable[[], int],
+        last_compacted: Callable[[], Awaitable[int | None]],
         codec: Codec = Codec.NONE,
     ) -> None:
-        """`now_ms` is logical time, which every object records."""
+        """`now_ms` is logical time, which every object records.
+
+        `last_compacted` is c, by a manifest that is read when it is called.
+        """
+        self._last_compacted = last_compacted
         self._store = store
         self._database_id = database_id
         self._block_bytes = block_bytes
@@ -47,8 +53,8 @@ class WalSlots:
         """Fill slot `wal_id` with an SST of `contents`; without entries it is a fence.
 
         None: the slot is ours and durable. Otherwise who has it; nothing of ours will ever be
-        there (I3). Repeats until that is known. Raises `StoreBroken`, and `CorruptObject` when
-        what is there cannot be read.
+        there (I3). Repeats until that is known. Raises `StoreBroken`, `CorruptObject` when what is
+        there cannot be read, and `OutcomeUnknown` when ours may have been compacted.
         """
         name = names.wal_name(wal_id)
         properties = SstProperties(
@@ -67,8 +73,20 @@ class WalSlots:
         metadata = {EPOCH_METADATA: str(self.own.epoch)}
         outcome = await self._store.claim(name, data, metadata)
         if isinstance(outcome, Taken):
+            if not outcome.is_certain:
+                await self._check_not_compacted(wal_id)
             return occupant_of(open_sst(name, outcome.data, database_id=self._database_id))
         return None
+
+    async def _check_not_compacted(self, wal_id: int) -> None:
+        """A slot that was collected can be filled again: only above c it is ours or another's."""
+        last_compacted = await self._last_compacted()
+        if last_compacted is not None and last_compacted >= wal_id:
+            raise OutcomeUnknown(
+                f"{names.wal_name(wal_id)} was compacted while the object store had not answered, "
+                "and another object stands there now: the write may be applied or not. Read the "
+                "key to find out, or write it again"
+            )
 
 
 def encode_wal(
@@ -83,6 +101,7 @@ def encode_wal(
         contents.points,
         contents.range_tombstones,
         contents.records,
+        contents.control,
         block_bytes=block_bytes,
         codec=codec,
     )

@@ -7,32 +7,49 @@ server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
 from shalekv.core.flush import FlushPolicy
+from shalekv.core.key_range import KeyRange
+from shalekv.core.transaction import Needs
 from shalekv.engine.admission import Admission
+from shalekv.engine.below import Below, RangeBelow, range_below
 from shalekv.engine.group_commit import GroupCommit
 from shalekv.engine.idempotency import Idempotency
+from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.logical_time import LogicalTime
-from shalekv.engine.memtable import Memtable, View
+from shalekv.engine.memtable import Memtable
 from shalekv.engine.newest_state import NewestState
 from shalekv.engine.overlay import Overlay
 from shalekv.engine.ownership import Ownership
 from shalekv.engine.prefix import Prefix
+from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.engine.view import View
 from shalekv.engine.wal import WalSlots
-from shalekv.errors import Stopping
+from shalekv.errors import ShaleError, Stopping, StoreError
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.settings import LimitSettings, WriterSettings
+from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
+
+# How often the manifest is looked at while much is not compacted: what is waits to be dropped.
+PRESSED_POLL_MS = 500
+PRESSED_PARTS = 8  # ... that is, an eighth of the memory for it
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedLog:
     """A log that is fenced and replayed: what a writer starts from."""
 
+    store: CasStore
     manifest: FencedManifest
+    held: HeldTree  # the levels
     slots: WalSlots
     memtable: Memtable
     time: LogicalTime
@@ -72,7 +89,19 @@ class WriterEngine:
         self._compare_count_max = (limits or LimitSettings()).compare_count_max
         self.admission = Admission(settings, memtable_bytes=lambda: self.memory_bytes)
         self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
-        self.ownership = Ownership(opened.manifest, poll_ms=settings.fence_poll_ms)
+        self._settings = settings
+        self._manifest_seen = asyncio.Event()
+        self.ownership = Ownership(
+            opened.manifest, poll_ms=self._poll_ms, on_seen=self._manifest_seen.set
+        )
+        self.levels = TreeKeeper(
+            opened.store,
+            opened.manifest,
+            opened.held,
+            prefix=self.prefix,
+            snapshot_ttl_s=settings.snapshot_ttl_s,
+            on_compacted=self._drop_through,
+        )
         self.log = GroupCommit(
             slots=opened.slots,
             memtable=self.memtable,
@@ -96,30 +125,83 @@ class WriterEngine:
             raise stopped_by.with_traceback(None)  # or it would grow with each call
 
     def committed(self, key: bytes) -> Entry | None:
-        """The newest durable version of `key`."""
+        """The newest durable version of `key` in memory; None: what the levels hold counts."""
         return self.memtable.get(key)
 
     def newest(self, key: bytes) -> Entry | None:
-        """The newest version of `key`, durable or not."""
+        """The newest version of `key` in memory, durable or not; None: the levels count."""
         return self.log.overlay.get(key)
 
     async def committed_view(self) -> View:
         """The durable prefix, once it covers all that was acknowledged before this call."""
         await self.prefix.cover(self.prefix.landed_seq)
-        return self.memtable.view(self.prefix.seq, self.prefix.wal_id)
+        return self._view(self.prefix.seq)
 
     async def newest_view(self) -> View:
-        """Everything that is in memory at this moment, durable or not."""
-        view = self.memtable.view(self.log.next_seq - 1, self.prefix.wal_id)
+        """Everything that is there at this moment, durable or not."""
+        view = self._view(self.log.next_seq - 1)
         landed_ahead = [group.run for group in self.prefix.landed_ahead()]
         not_durable = await self.log.overlay.runs(self._clock, max_seq=view.seq)  # as it is now
         return view.below([*landed_ahead, *not_durable])
 
-    def _newest_state(self, overlay: Overlay) -> NewestState:
+    def _view(self, seq: int) -> View:
+        held = self.levels.current
+        view = self.memtable.view(seq, self.prefix.wal_id)
+        return view if held.tree.is_empty else replace(view, held=held)
+
+    async def find_below(self, held: HeldTree, keys: Sequence[bytes]) -> Mapping[bytes, Entry]:
+        """The versions of keys of which memory does not speak, in the levels that `held` holds.
+
+        Raises `SnapshotNotFound` when this process was stopped for so long that they are gone.
+        """
+        return await held.find_many(keys)
+
+    def below_now(self, needs: Needs) -> Below | None:
+        """What the levels say of what a write needs, if that is known without reading them."""
+        held = self.levels.current
+        if needs.record_key and held.may_hold_record(needs.record_key):
+            return None
+        if not held.tree.is_empty:
+            if needs.ranges:
+                return None
+            newest = self.log.overlay.get
+            if any(newest(key) is None and held.may_hold(key) for key in needs.keys):
+                return None
+        return self.levels.nothing
+
+    async def look_below(self, needs: Needs) -> Below:
+        """What the levels say of what a write needs; `is_current` tells for how long that holds."""
+        while True:
+            held, base = self.levels.current, self.levels.base
+            newest = self.log.overlay.get
+            keys = [key for key in needs.keys if newest(key) is None]
+            found = await held.find_many(keys) if keys and not held.tree.is_empty else {}
+            ranges = {each: await self._range_below(held, each) for each in needs.ranges}
+            record = await held.find_record(needs.record_key) if needs.record_key else None
+            below = Below(base, found, ranges, record)
+            if self.is_current(below):
+                return below
+
+    async def _range_below(self, held: HeldTree, keys: KeyRange) -> RangeBelow:
+        overlay = self.log.overlay
+        in_memory = self._newest_state(overlay, self.levels.nothing).durable
+        return await range_below(
+            replace(in_memory.without(overlay.range_tombstones), runs=(), held=held),
+            keys,
+            now_ms=self.time.now_ms(),
+            is_shadowed=lambda key: overlay.get(key) is not None,
+            count_max=self._compare_count_max,
+        )
+
+    def is_current(self, below: Below) -> bool:
+        """Whether memory still holds all that came after the tree that `below` is of."""
+        return below.base is self.levels.base
+
+    def _newest_state(self, overlay: Overlay, below: Below) -> NewestState:
         """What a transaction meets that comes after everything in the overlay."""
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
         durable = view.below(group.run for group in self.prefix.landed_ahead())
-        return NewestState(overlay, durable, self.time.now_ms(), self._compare_count_max)
+        return NewestState(overlay, durable, self.time.now_ms(), self._compare_count_max, below)
 
     def close(self) -> None:
         """Accept no more writes; `run` returns when all that were accepted are durable."""
@@ -136,6 +218,7 @@ class WriterEngine:
                 flusher = tasks.create_task(self.log.run(), name="group commit")
                 others = [
                     tasks.create_task(self._watch_owner(), name="watch for another writer"),
+                    tasks.create_task(self._keep_tree(), name="keep the tree"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(
                         self._bound_end(flusher, stop_grace_ms), name="bound the end"
@@ -157,3 +240,43 @@ class WriterEngine:
         await self.log.ended.wait()
         await self._clock.sleep_ms(grace_ms)
         flusher.cancel()
+
+    async def leave(self) -> None:
+        """Remove the snapshots of this process; an error is logged: they expire by themselves.
+
+        REQUIRES: nobody reads any more.
+        """
+        try:
+            async with asyncio.timeout(self._settings.open_timeout_ms / 1_000):
+                await self.levels.close()
+        except (ShaleError, TimeoutError) as error:
+            log.warning("snapshots are left to expire", error=str(error))
+
+    def _poll_ms(self) -> int:
+        poll_ms = self._settings.fence_poll_ms
+        if self.memory_bytes * PRESSED_PARTS > self._settings.memtable_bytes_max:
+            return min(poll_ms, PRESSED_POLL_MS)
+        return poll_ms
+
+    async def _keep_tree(self) -> None:
+        """Follow the manifest, and renew snapshots in time, until another error ends the log."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.snapshot_ttl_s / 6):
+                    await self._manifest_seen.wait()
+            except TimeoutError:
+                pass  # it may be time to renew
+            self._manifest_seen.clear()
+            try:
+                await self.levels.keep()
+            except StoreError as error:
+                log.warning("the manifest could not be followed", error=str(error))
+            except ShaleError as error:
+                self.log.stop(error)
+                return
+
+    async def _drop_through(self, seq: int) -> None:
+        """Let go of what the levels hold."""
+        await self.memtable.drop_through(seq, self._clock)
+        await self.idempotency.drop_through(seq, self._clock)
+        self.admission.look_again()

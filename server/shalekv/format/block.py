@@ -97,6 +97,7 @@ class Block:
     kinds_at: int
     keys_at: int
     values_at: int
+    listed_seq: int = 0  # of all rows, which do not know it; 0: they do
 
     def __len__(self) -> int:
         return self.rows
@@ -179,6 +180,8 @@ class Block:
         return bisect_left(range(self.rows), x=True, lo=row + 1, key=is_reached)
 
     def _seq(self, row: int) -> int:
+        if self.listed_seq:
+            return self.listed_seq
         at = _COLUMNS_AT + 8 * row if self.flags & HAS_SEQS else _COLUMNS_AT
         seq: int = _U64.unpack_from(self.piece.data, at)[0]
         return seq
@@ -200,8 +203,11 @@ class Block:
         return self.piece.malformed(_COLUMNS_AT, problem)
 
 
-def parse_block(piece: Piece) -> Block:
-    """The block in `piece`, whose checksum has been verified."""
+def parse_block(piece: Piece, listed_seq: int = 0) -> Block:
+    """The block in `piece`, whose checksum has been verified.
+
+    `listed_seq` is the sequence number of all rows of an SST that was written without (0: not so).
+    """
     piece, section, columns_end = plain(piece)
     rows, flags = piece.unpack(_COUNTS, HEADER_BYTES, "row count and flags")
     if flags & ~KNOWN_FLAGS:
@@ -209,6 +215,8 @@ def parse_block(piece: Piece) -> Block:
         raise UnsupportedVersion(piece.name, piece.offset + HEADER_BYTES + 4, problem)
     if rows == 0:
         raise piece.malformed(HEADER_BYTES, "expected one row or more")
+    if listed_seq and (flags & HAS_SEQS or piece.unpack(_U64, _COLUMNS_AT, "sequence number")[0]):
+        raise piece.malformed(_COLUMNS_AT, "a row has a sequence number, and the footer says: none")
     expiry_at = _COLUMNS_AT + (8 * rows if flags & HAS_SEQS else 8)
     key_offsets_at = expiry_at + (8 * rows if flags & HAS_EXPIRY else 0)
     value_offsets_at = key_offsets_at + 4 * (rows + 1)
@@ -230,4 +238,5 @@ def parse_block(piece: Piece) -> Block:
         kinds_at,
         keys_at,
         values_at,
+        listed_seq,
     )

@@ -12,6 +12,7 @@ from operator import lt
 from typing import NamedTuple
 
 from shalekv.core.entry import Entry, Kind
+from shalekv.core.loads import LOAD_ID_BYTES_MAX
 from shalekv.format.section import KIND_OF, KINDS_OF, Section
 from shalekv.format.system_key import key_violation
 
@@ -73,7 +74,7 @@ def violation(section: Section, columns: Columns) -> str | None:
 
     Rows stand by key, ascending, and those of one key by sequence number, descending; no two have
     both in common. Tombstones hold no value, and only puts expire. Keys of the system name a known
-    kind of record.
+    kind of record. Control records have the id of a load as their key.
     """
     if columns.kinds.translate(None, KINDS_OF[section]):
         return "an entry has a kind that does not belong in its section"
@@ -82,6 +83,8 @@ def violation(section: Section, columns: Columns) -> str | None:
         return problem
     if section is Section.RANGE_TOMBSTONES:
         return _bad_range(columns)
+    if section is Section.CONTROL:
+        return _bad_control(columns)
     if section is Section.SYSTEM:
         problem = key_violation(columns.keys)
         if problem is not None:
@@ -106,6 +109,13 @@ def _disorder(columns: Columns) -> str | None:
         if keys[row - 1] == keys[row] and seqs[row - 1] <= seqs[row]:
             return f"row {row} repeats its key without a lower sequence number"
     return None
+
+
+def _bad_control(columns: Columns) -> str | None:
+    lengths = {*map(len, columns.keys)}
+    if min(lengths) < 1 or max(lengths) > LOAD_ID_BYTES_MAX:
+        return f"the id of a load does not have 1 to {LOAD_ID_BYTES_MAX} bytes"
+    return "a control record expires" if any(columns.expire_at_ms) else None
 
 
 def _bad_range(columns: Columns) -> str | None:

@@ -9,6 +9,8 @@ from shalekv.format.coding import MAX_U64
 from shalekv.format.columns import Columns
 from shalekv.format.section import Section
 
+UNNUMBERED = 0  # the sequence number of entries that do not know theirs: commits have 1 and above
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SstContents:
@@ -18,8 +20,9 @@ class SstContents:
     `last_key`, both included. If there are any, an empty `last_key` means: no upper bound. The end
     of a range tombstone counts as a key although it is the first not deleted.
 
-    Entries of the system are `other_count`, whatever their kind, and count in the sequence numbers
-    and bytes too; their keys are of another space, which the bounds say nothing about.
+    Entries of the system and control records are `other_count`, whatever their kind, and count in
+    the sequence numbers and bytes too; their keys are of other spaces, which the bounds say nothing
+    about.
     """
 
     min_seq: int = 0
@@ -35,13 +38,21 @@ class SstContents:
 
     @property
     def entry_count(self) -> int:
-        """All entries, tombstones and those of the system included; 0: a fence."""
+        """All entries, tombstones, those of the system and control included; 0: a fence."""
         return self.bounded_count + self.other_count
 
     @property
     def bounded_count(self) -> int:
         """The entries that `first_key` and `last_key` are about: those that clients wrote."""
         return self.put_count + self.tombstone_count + self.range_tombstone_count
+
+    @property
+    def is_unnumbered(self) -> bool:
+        """Whether entries were written before their sequence number was known.
+
+        The list that names the SST has it then, one for all of them.
+        """
+        return self.entry_count > 0 and self.max_seq == UNNUMBERED
 
 
 class Tally:
@@ -64,7 +75,7 @@ class Tally:
         self._max_seq = max(self._max_seq, *columns.seqs)
         self._key_bytes += sum(map(len, columns.keys))
         self._value_bytes += sum(map(len, columns.values))
-        if section is Section.SYSTEM:
+        if section in (Section.SYSTEM, Section.CONTROL):
             self._other_count += len(columns.keys)
             return
         for kind in self._kinds:

@@ -66,10 +66,8 @@ def encode_message(manifest: Manifest) -> bytes:
         writer_first_seq=manifest.writer_first_seq,
         leases=map(_lease_message, manifest.leases),
         pending_loads=map(_pending_load_message, manifest.pending_loads),
-        recent_loads=[
-            manifest_pb2.RecentLoad(load_id=load.load_id, seq=load.seq)
-            for load in manifest.recent_loads
-        ],
+        recent_loads=map(_recent_load_message, manifest.recent_loads),
+        loads_forgotten_ms=manifest.loads_forgotten_ms,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -123,7 +121,8 @@ def _manifest_of(message: manifest_pb2.Manifest, piece: Piece) -> Manifest:
         snapshots=tuple(map(_snapshot_of, message.snapshots)),
         leases=tuple(map(_lease_of, message.leases)),
         pending_loads=tuple(_pending_load_of(load, piece) for load in message.pending_loads),
-        recent_loads=tuple(RecentLoad(load.load_id, load.seq) for load in message.recent_loads),
+        recent_loads=tuple(map(_recent_load_of, message.recent_loads)),
+        loads_forgotten_ms=message.loads_forgotten_ms,
     )
 
 
@@ -172,6 +171,16 @@ def _pending_load_message(load: PendingLoad) -> manifest_pb2.PendingLoad:
 def _pending_load_of(message: manifest_pb2.PendingLoad, piece: Piece) -> PendingLoad:
     infos = [info_of(info, piece) for info in message.ssts]
     return PendingLoad(message.load_id, SstTable.from_infos(infos))
+
+
+def _recent_load_message(load: RecentLoad) -> manifest_pb2.RecentLoad:
+    return manifest_pb2.RecentLoad(
+        load_id=load.load_id, seq=load.seq, logical_time_ms=load.logical_time_ms
+    )
+
+
+def _recent_load_of(message: manifest_pb2.RecentLoad) -> RecentLoad:
+    return RecentLoad(message.load_id, message.seq, message.logical_time_ms)
 
 
 def _id(field: str, value: bytes) -> bytes:

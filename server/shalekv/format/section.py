@@ -17,11 +17,10 @@ class Section(enum.IntEnum):
     POINTS = 0
     RANGE_TOMBSTONES = 1  # apart, so that point lookups never meet them
     SYSTEM = 2  # a key space of its own, for what the system remembers: idempotency records
-    CONTROL = 3  # reserved: records that change the tree, such as loads
+    CONTROL = 3  # of WAL objects: what changes the tree as a whole, such as loads
 
 
-RESERVED_SECTIONS = (Section.CONTROL,)
-RESERVED_KINDS = (Kind.INGEST, Kind.MERGE)
+RESERVED_KINDS = (Kind.MERGE,)
 
 KIND_OF = {int(kind): kind for kind in Kind}  # by number, ten times as fast as Kind(number)
 
@@ -30,6 +29,7 @@ KINDS_OF = {
     Section.POINTS: bytes((Kind.PUT, Kind.TOMBSTONE)),
     Section.RANGE_TOMBSTONES: bytes((Kind.RANGE_TOMBSTONE,)),
     Section.SYSTEM: bytes((Kind.PUT, Kind.TOMBSTONE)),
+    Section.CONTROL: bytes((Kind.INGEST,)),
 }
 
 # The sections that an SST may have, in the order in which they stand.
@@ -39,8 +39,6 @@ _SECTION_OF = {int(section): section for section in SECTIONS}
 
 def read_section(name: str, offset: int, number: int) -> Section:
     """The section with this number, which was read at byte `offset` of the object `name`."""
-    if number in RESERVED_SECTIONS:
-        raise UnsupportedVersion(name, offset, f"section {number} is for a later version")
     section = _SECTION_OF.get(number)
     if section is None:
         raise BadStructure(name, offset, f"expected a section, found {number}")

@@ -51,7 +51,8 @@ def read_metadata(
     """Footer, index and filter of the SST that the manifest lists as `info`.
 
     `data` are the bytes of its `metadata_range`. Raises a `CorruptObject`: they are not that, or
-    not the object that the manifest speaks of.
+    not the object that the manifest speaks of. Entries that were written before their sequence
+    number was known get the one of `info`: the index tells it to `read_block`.
     """
     name = level_name(info.id)
     start, length = metadata_range(info, with_filter=with_filter)
@@ -67,5 +68,8 @@ def read_metadata(
         problem = f"filter and index stand at {found}, the manifest says {listed}"
         raise WrongObject(name, start, problem)
     index_at = layout.index_offset - start
-    index = read_index(footer, data[index_at : index_at + layout.index_len])
+    if footer.contents.is_unnumbered and info.min_seq != info.max_seq:
+        problem = f"its entries have one sequence number, not {info.min_seq} to {info.max_seq}"
+        raise WrongObject(name, start, problem)
+    index = read_index(footer, data[index_at : index_at + layout.index_len], info.max_seq)
     return SstMetadata(footer, index, open_filter(footer, data[:index_at]) if index_at else None)

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from random import Random
 
-from shalekv.engine.memtable import View
+from shalekv.engine.view import View
 from shalekv.errors import PageExpired
 from shalekv.settings import LimitSettings
 

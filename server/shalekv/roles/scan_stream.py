@@ -2,57 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from typing import Self
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
+from shalekv.engine.result_room import ResultRoom
 from shalekv.v1 import kv_pb2
 
 # What an entry costs in a message beside key and value, at most: five tags, 5 + 3 + 5 bytes of
 # lengths (of entry, key and value), and two numbers of up to 10 bytes.
 ENTRY_FRAME_BYTES = 40
+MESSAGE_COPIES = 2  # as a message, and as the bytes that the transport has not sent yet
 
 
 async def scan_messages(
-    slices: Iterable[list[Entry]],
+    slices: AsyncIterable[list[Entry]],
     request: kv_pb2.ScanRequest,
     header: kv_pb2.ReplyHeader,
     *,
     message_bytes: int,
+    room: ResultRoom,
+    wait_ms: int,
     clock: Clock,
     next_page: Callable[[bytes], bytes],
 ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
     """The replies to a scan. REQUIRES: `slices` hold visible entries in order.
 
-    A message is cut before it passes `message_bytes`; an entry that is larger stands alone. The
-    last message tells whether a limit has ended the scan, and then has the token that `next_page`
-    makes of the last key. Other tasks run between two slices, and nothing is read ahead of what
-    the caller has taken.
+    A message is cut before it passes `message_bytes`, or what there is `room` for; an entry that is
+    larger stands alone, and waits `wait_ms` for room. The last message tells whether a limit has
+    ended the scan, and then has the token that `next_page` makes of the last key. Other tasks run
+    between two slices, and nothing is read ahead of what the caller has taken. Raises `Overloaded`.
     """
     reply = kv_pb2.ScanReply(header=header)
     reply_bytes = count = total_bytes = 0
     last_key = b""
-    for entries in slices:
-        for entry in entries:
-            if _is_ended(request, count, total_bytes):
-                reply.more = True
-                reply.page_token = next_page(last_key)
-                yield reply
-                return
-            value = b"" if request.keys_only else entry.value
-            size_bytes = len(entry.key) + len(value) + ENTRY_FRAME_BYTES
-            if reply_bytes and reply_bytes + size_bytes > message_bytes:
-                yield reply
-                reply, reply_bytes = kv_pb2.ScanReply(header=header), 0
-            reply.entries.add(
-                key=entry.key, value=value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
-            )
-            reply_bytes += size_bytes
-            last_key = entry.key
-            count += 1
-            total_bytes += len(entry.key) + len(value)
-        await clock.sleep_ms(0)
-    yield reply
+    with _MessageRoom(room, message_bytes=message_bytes, wait_ms=wait_ms) as message:
+        async for entries in slices:
+            for entry in entries:
+                if _is_ended(request, count, total_bytes):
+                    reply.more = True
+                    reply.page_token = next_page(last_key)
+                    yield reply
+                    return
+                value = b"" if request.keys_only else entry.value
+                size_bytes = len(entry.key) + len(value) + ENTRY_FRAME_BYTES
+                if reply_bytes and reply_bytes + size_bytes > message.bytes_max:
+                    yield reply
+                    reply, reply_bytes = kv_pb2.ScanReply(header=header), 0
+                if not reply_bytes:
+                    await message.begin(size_bytes)
+                reply.entries.add(
+                    key=entry.key, value=value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
+                )
+                reply_bytes += size_bytes
+                last_key = entry.key
+                count += 1
+                total_bytes += len(entry.key) + len(value)
+            await clock.sleep_ms(0)
+        yield reply
+
+
+class _MessageRoom:
+    """Room for one message after the other: each gives its own back when the next one begins."""
+
+    def __init__(self, room: ResultRoom, *, message_bytes: int, wait_ms: int) -> None:
+        self._room = room
+        self._message_bytes = message_bytes
+        self._wait_ms = wait_ms
+        self._taken_bytes = 0
+        self.bytes_max = 0  # of the message that was begun
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.give_back(self._taken_bytes)
+
+    async def begin(self, needed_bytes: int) -> None:
+        """The caller has taken the message before; the next one begins with so many bytes."""
+        self._room.give_back(self._taken_bytes)
+        self._taken_bytes = 0
+        self._taken_bytes = await self._room.take_when_free(
+            MESSAGE_COPIES * needed_bytes,
+            MESSAGE_COPIES * self._message_bytes,
+            wait_ms=self._wait_ms,
+        )
+        self.bytes_max = min(self._taken_bytes // MESSAGE_COPIES, self._message_bytes)
 
 
 def _is_ended(request: kv_pb2.ScanRequest, count: int, total_bytes: int) -> bool:

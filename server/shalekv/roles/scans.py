@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from random import Random
 from typing import TypeAlias
 
 from shalekv.clock import Clock
 from shalekv.core.key_range import KeyRange
+from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.result_room import ResultRoom
 from shalekv.engine.scan import scan_slices
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.roles import requests
@@ -16,9 +18,10 @@ from shalekv.roles.open_views import OpenView, OpenViews
 from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
 from shalekv.roles.scan_stream import scan_messages
-from shalekv.settings import LimitSettings
+from shalekv.settings import KIB, LimitSettings
 from shalekv.v1 import kv_pb2
 
+SCAN_AHEAD_BYTES = 64 * KIB  # a block of each source or so, which no scan can do without
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 
@@ -40,6 +43,7 @@ class Scans:
         self._clock = clock
         self._header = header
         self._views = OpenViews(limits, random)
+        self.room = ResultRoom(limits.result_bytes_max)  # for messages that were not taken
         self._database_id = engine.manifest.current.database_id
 
     @property
@@ -74,16 +78,24 @@ class Scans:
             return self._token(request, keys, opened, view_id, last_key)
 
         messages = scan_messages(
-            slices if not rest.is_empty else (),
+            slices,
             request,
             self._header(opened.view.seq, opened.view.wal_id),
             message_bytes=self._limits.scan_message_bytes,
+            room=self.room,
+            wait_ms=self._limits.result_wait_ms,
             clock=self._clock,
             next_page=next_page,
         )
-        async with aclosing(messages):  # lets go of the view as soon as the caller is gone
+        held = opened.view.held
+        ahead = nullcontext() if held is None else self._room_ahead(held)
+        async with ahead, aclosing(slices), aclosing(messages):  # it all goes with the caller
             async for message in messages:
                 yield message
+
+    def _room_ahead(self, held: HeldTree) -> AbstractAsyncContextManager[None]:
+        """Room to read the levels, of which there is little where many scans stand still."""
+        return held.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=self._limits.result_wait_ms)
 
     async def _open(self, level: LevelValue) -> OpenView:
         engine = self._engine

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
+from shalekv.roles.turns import Turns
 from shalekv.v1 import admin_pb2, kv_pb2
 
 ReplyT = TypeVar("ReplyT")
@@ -25,6 +26,7 @@ class Call:
 
     peer: str = ""  # for logs
     deadline_ms: float | None = None  # on the clock of the runtime; None: no deadline
+    line: Turns | None = None  # in which the writes of one session take effect; None: in none
 
 
 class KvService(Protocol):

@@ -54,7 +54,9 @@ class Writer:
         began_ms = clock.monotonic_ms()
         writer_settings = with_flush_interval(settings.writer, store.url)
         cas = CasStore(store, runtime, settings.store)
-        opened = await open_log(cas, writer_settings, address=advertise, retry=retry)
+        opened = await open_log(
+            cas, writer_settings, address=advertise, retry=retry, cache=settings.cache
+        )
         open_ms = clock.monotonic_ms() - began_ms
         engine = WriterEngine(opened, writer_settings, clock, limits=settings.limits)
         log.info(
@@ -79,6 +81,10 @@ class Writer:
             await self.engine.run(stop_grace_ms=self._stop_grace_ms)
         finally:
             self.kv.scans.views.close()
+
+    async def leave(self) -> None:
+        """Let go of what protects reads. REQUIRES: `run` has returned, and nobody reads."""
+        await self.engine.leave()
 
     async def ended(self) -> ShaleError | None:
         """Wait until nothing more is accepted: what stopped the writer, None after `close`.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
 from shalekv.core.entry import Entry
 from shalekv.core.transaction import RESULT_FRAME_BYTES
+from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import DeadlinePassed, ReplyTooLarge
 from shalekv.roles import requests, transactions, writing
@@ -42,7 +43,7 @@ class WriterKv:
         """The value of one key, at the newest state of the read level."""
         level = self._read_level(request.header, call)
         requests.check_key(request.key, "key")
-        return self._read(level, partial(self._get_reply, request.key))
+        return self._read(level, (request.key,), partial(self._get_reply, request.key))
 
     def batch_get(
         self, request: kv_pb2.BatchGetRequest, call: Call
@@ -50,25 +51,25 @@ class WriterKv:
         """The values of many keys at one moment."""
         level = self._read_level(request.header, call)
         requests.check_keys(request, self._limits)
-        return self._read(level, partial(self._batch_get_reply, request))
+        return self._read(level, request.keys, partial(self._batch_get_reply, request))
 
     def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
         """Set one key."""
         self._check_write(request.header, call)
         if request.HasField("precondition"):
             order = transactions.put_order(request, self._limits)
-            return self._writing.transact(order, request, writing.PUT)
+            return self._writing.transact(order, request, writing.PUT, call.line)
         change = requests.put_change(request, self._limits, self._engine.time.now_ms)
-        return self._writing.commit([change], request, writing.PUT)
+        return self._writing.commit([change], request, writing.PUT, call.line)
 
     def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
         """Delete one key."""
         self._check_write(request.header, call)
         if request.HasField("precondition"):
             order = transactions.delete_order(request)
-            return self._writing.transact(order, request, writing.DELETE)
+            return self._writing.transact(order, request, writing.DELETE, call.line)
         change = requests.delete_change(request)
-        return self._writing.commit([change], request, writing.DELETE)
+        return self._writing.commit([change], request, writing.DELETE, call.line)
 
     def delete_range(
         self, request: kv_pb2.DeleteRangeRequest, call: Call
@@ -76,7 +77,7 @@ class WriterKv:
         """Delete all keys of a range."""
         self._check_write(request.header, call)
         order = transactions.delete_range_order(request)
-        return self._writing.transact(order, request, writing.DELETE_RANGE)
+        return self._writing.transact(order, request, writing.DELETE_RANGE, call.line)
 
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         """Apply many changes in one commit."""
@@ -84,14 +85,14 @@ class WriterKv:
         changes = requests.write_changes(request, self._limits, self._engine.time.now_ms)
         if changes is None:
             order = transactions.write_order(request, self._limits)
-            return self._writing.transact(order, request, writing.WRITE)
-        return self._writing.commit(changes, request, writing.WRITE)
+            return self._writing.transact(order, request, writing.WRITE, call.line)
+        return self._writing.commit(changes, request, writing.WRITE, call.line)
 
     def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
         """Compare, then read and change, in one commit."""
         self._check_write(request.header, call)
         order = transactions.txn_order(request, self._limits)
-        return self._writing.transact(order, request, writing.TXN)
+        return self._writing.transact(order, request, writing.TXN, call.line)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
@@ -108,7 +109,9 @@ class WriterKv:
         self._engine.check_serving()
         return level
 
-    def _read(self, level: LevelValue, answer: Reading[ReadReplyT]) -> Answer[ReadReplyT]:
+    def _read(
+        self, level: LevelValue, keys: Sequence[bytes], answer: Reading[ReadReplyT]
+    ) -> Answer[ReadReplyT]:
         """Answer from the newest state of the level: at once if it is there and known to be ours.
 
         A read shows a prefix of the log, as a scan does. While objects land out of order it waits
@@ -117,23 +120,60 @@ class WriterKv:
         """
         engine = self._engine
         if level == LINEARIZABLE:
-            return self._read_confirmed(answer)
+            return self._read_confirmed(keys, answer)
         if level == UNCOMMITTED:
-            return answer(engine.newest, self._header(engine.log.next_seq - 1, None))
+            return self._look_up(keys, answer, engine.newest, engine.log.next_seq - 1, None)
         if not engine.prefix.is_whole:
-            return self._read_view(answer)
-        return answer(engine.committed, self._header(engine.prefix.seq, engine.prefix.wal_id))
+            return self._read_view(keys, answer)
+        prefix = engine.prefix
+        return self._look_up(keys, answer, engine.committed, prefix.seq, prefix.wal_id)
 
-    async def _read_confirmed(self, answer: Reading[ReadReplyT]) -> ReadReplyT:
+    async def _read_confirmed(
+        self, keys: Sequence[bytes], answer: Reading[ReadReplyT]
+    ) -> ReadReplyT:
         await self._engine.ownership.confirm()
-        return await self._read_view(answer)
+        return await self._read_view(keys, answer)
 
-    async def _read_view(self, answer: Reading[ReadReplyT]) -> ReadReplyT:
-        engine = self._engine
-        if engine.prefix.is_whole:
-            return answer(engine.committed, self._header(engine.prefix.seq, engine.prefix.wal_id))
-        view = await engine.committed_view()
-        return answer(view.get, self._header(view.seq, view.wal_id))
+    async def _read_view(self, keys: Sequence[bytes], answer: Reading[ReadReplyT]) -> ReadReplyT:
+        engine, prefix = self._engine, self._engine.prefix
+        if prefix.is_whole:
+            found = self._look_up(keys, answer, engine.committed, prefix.seq, prefix.wal_id)
+        else:
+            view = await engine.committed_view()
+            found = self._look_up(keys, answer, view.get, view.seq, view.wal_id)
+        return await found if isinstance(found, Awaitable) else found
+
+    def _look_up(
+        self,
+        keys: Sequence[bytes],
+        answer: Reading[ReadReplyT],
+        in_memory: Lookup,
+        seq: int,
+        wal_id: int | None,
+    ) -> Answer[ReadReplyT]:
+        """Answer from memory, and from the levels for keys of which memory does not speak.
+
+        The levels are those of this moment: what memory lets go of later is in them.
+        """
+        header = self._header(seq, wal_id)
+        held = self._engine.levels.current
+        if held.tree.is_empty:
+            return answer(in_memory, header)
+        known = {key: in_memory(key) for key in keys}
+        below = [key for key, entry in known.items() if entry is None and held.may_hold(key)]
+        if not below:
+            return answer(known.get, header)
+        return self._read_below(held, below, known, lambda lookup: answer(lookup, header))
+
+    async def _read_below(
+        self,
+        held: HeldTree,
+        keys: Sequence[bytes],
+        known: dict[bytes, Entry | None],
+        answer: Callable[[Lookup], ReadReplyT],
+    ) -> ReadReplyT:
+        known.update(await self._engine.find_below(held, keys))
+        return answer(known.get)
 
     def _get_reply(self, key: bytes, lookup: Lookup, header: kv_pb2.ReplyHeader) -> kv_pb2.GetReply:
         entry = lookup(key)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from shalekv.core.entry import Entry
-from shalekv.core.transaction import Change, Decision, Read
+from shalekv.core.transaction import Change, Decision, Needs, Read
+from shalekv.engine.below import Below
 from shalekv.engine.commit import (
     RECORD_BYTES,
     Claim,
@@ -24,7 +25,7 @@ from shalekv.engine.idempotency import Pending, Remembered
 from shalekv.engine.waiting import Waiter, fail
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter, ShaleError
-from shalekv.format.idempotency import REQUEST_HASH_BYTES, ReplyKind
+from shalekv.format.idempotency import REQUEST_HASH_BYTES, ReplyKind, record_key
 from shalekv.roles import requests
 from shalekv.roles.requests import DURABLE, LINEARIZABLE, MEMORY, DurabilityValue
 from shalekv.roles.service import Answer
@@ -49,6 +50,7 @@ ReplyT = TypeVar(
 )
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
+_NO_NEEDS = Needs()
 # Refusals that tell something of the database: it must still be ours when they are told.
 _JUDGEMENTS = (ConditionFailed, NotACounter, CounterOverflow)
 
@@ -103,7 +105,8 @@ class _Write(Generic[ReplyT]):
     form: ReplyForm[ReplyT]
     durability: DurabilityValue
     size_bytes: int
-    submit: Callable[[Settled, Claim | None], Commit]
+    submit: Callable[[Settled, Claim | None, Below], Commit]
+    needs: Needs
     is_confirmed: bool  # the database must still be ours when it is told that nothing was written
     key: bytes  # of idempotency; empty: none
     request_hash: bytes
@@ -119,12 +122,16 @@ class Writing:
         self._turns = Turns()
 
     def commit(
-        self, changes: Sequence[Change], request: WriteRequest, form: ReplyForm[ReplyT]
+        self,
+        changes: Sequence[Change],
+        request: WriteRequest,
+        form: ReplyForm[ReplyT],
+        line: Turns | None,
     ) -> Answer[ReplyT]:
-        """Commit changes, whatever is in the database."""
+        """Commit changes, whatever is in the database; see `_answer` for `line`."""
         log = self._engine.log
 
-        def submit(settle: Settled, claim: Claim | None) -> Commit:
+        def submit(settle: Settled, claim: Claim | None, _below: Below) -> Commit:
             return log.submit(changes, settle, claim=claim)
 
         durability = requests.durability(request.durability)
@@ -134,16 +141,21 @@ class Writing:
             durability,
             changes_bytes(changes) + (RECORD_BYTES if key else 0),
             submit,
+            Needs(record_key=record_key(key)) if key else _NO_NEEDS,
             is_confirmed=False,
             key=key,
             request_hash=_hash(request, form.kind) if key else b"",
         )
-        return self._answer(write)
+        return self._answer(write, line)
 
     def transact(
-        self, order: Order, request: WriteRequest, form: ReplyForm[ReplyT]
+        self,
+        order: Order,
+        request: WriteRequest,
+        form: ReplyForm[ReplyT],
+        line: Turns | None,
     ) -> Answer[ReplyT]:
-        """Commit what a transaction decides to do."""
+        """Commit what a transaction decides to do; see `_answer` for `line`."""
         log = self._engine.log
         durability = requests.durability(request.durability)
         is_confirmed = False
@@ -153,36 +165,70 @@ class Writing:
             durability = DURABLE if durability == MEMORY else durability
         key = request.header.idempotency_key
 
-        def submit(settle: Settled, claim: Claim | None) -> Commit:
-            size_bytes = order.size_bytes
-            return log.transact(order.transaction, settle, size_bytes=size_bytes, claim=claim)
+        def submit(settle: Settled, claim: Claim | None, below: Below) -> Commit:
+            return log.transact(
+                order.transaction, settle, size_bytes=order.size_bytes, below=below, claim=claim
+            )
 
         write = _Write(
             form,
             durability,
             order.size_bytes + (RECORD_BYTES if key else 0),
             submit,
+            order.transaction.needs(record_key(key) if key else b""),
             is_confirmed=is_confirmed,
             key=key,
             request_hash=_hash(request, form.kind) if key else b"",
         )
-        return self._answer(write)
+        return self._answer(write, line)
 
-    def _answer(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
-        """Submit at once if there is room, else when there is; a repeat gets the first reply."""
+    def _answer(self, write: _Write[ReplyT], line: Turns | None) -> Answer[ReplyT]:
+        """Submit at once if all is known and there is room; a repeat gets the first reply.
+
+        What has to be read first is overtaken by other writes, but not by those behind it in
+        `line`.
+        """
+        engine = self._engine
         if write.key:
-            known = self._engine.idempotency.find(write.key, write.request_hash)
+            known = engine.idempotency.find(write.key, write.request_hash)
             if known is not None:
                 return self._repeat(write, known)
-        if not self._turns and self._engine.admission.try_admit(write.size_bytes):
-            return self._submit(write)
-        return self._submit_when_admitted(write)
+        below = engine.below_now(write.needs)
+        if below is None or line:
+            return self._submit_when_looked_up(write, Turns() if line is None else line)
+        if not self._turns and engine.admission.try_admit(write.size_bytes):
+            return self._submit(write, below)
+        return self._submit_when_admitted(write, below)
 
-    async def _submit_when_admitted(self, write: _Write[ReplyT]) -> ReplyT:
+    async def _submit_when_looked_up(self, write: _Write[ReplyT], line: Turns) -> ReplyT:
+        with line.take() as turn:
+            below = await self._engine.look_below(write.needs)
+            await turn
+            answer = await self._admit_and_submit(write, below)
+        return answer if isinstance(answer, write.form.message) else await answer
+
+    async def _submit_when_admitted(self, write: _Write[ReplyT], below: Below) -> ReplyT:
+        answer = await self._admit_and_submit(write, below)
+        return answer if isinstance(answer, write.form.message) else await answer
+
+    async def _admit_and_submit(self, write: _Write[ReplyT], below: Below) -> Answer[ReplyT]:
+        """Submit a write as soon as there is room for it; what it returns is not awaited yet."""
         with self._turns.take() as turn:
             await self._admitted(write, turn)
-            answer = self._submit_admitted(write)
-        return answer if isinstance(answer, write.form.message) else await answer
+            try:
+                while not self._engine.is_current(below):
+                    below = await self._engine.look_below(write.needs)
+                known = None
+                if write.key:  # a copy of the request may have come meanwhile, or long ago
+                    idempotency = self._engine.idempotency
+                    known = idempotency.find(write.key, write.request_hash, below.record)
+            except (ShaleError, asyncio.CancelledError):
+                self._engine.admission.release(write.size_bytes)
+                raise
+            if known is None:
+                return self._submit(write, below)
+            self._engine.admission.release(write.size_bytes)
+            return self._repeat(write, known)
 
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
         """Wait for room, and until those have gone on who came before and got it, too."""
@@ -194,20 +240,7 @@ class Writing:
             admission.release(write.size_bytes)
             raise
 
-    def _submit_admitted(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
-        admission = self._engine.admission
-        if write.key:  # a copy of the request may have come meanwhile
-            try:
-                known = self._engine.idempotency.find(write.key, write.request_hash)
-            except ShaleError:
-                admission.release(write.size_bytes)
-                raise
-            if known is not None:
-                admission.release(write.size_bytes)
-                return self._repeat(write, known)
-        return self._submit(write)
-
-    def _submit(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
+    def _submit(self, write: _Write[ReplyT], below: Below) -> Answer[ReplyT]:
         """Order an admitted write. Its future is this call's own: cancelling it harms nobody."""
         future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
         settle = self._settle(write, future)
@@ -215,13 +248,13 @@ class Writing:
             claim = self._claim(write)
             pending = self._engine.idempotency.begin(claim, settle)
             try:
-                commit = write.submit(pending.settle, claim)
+                commit = write.submit(pending.settle, claim, below)
             except ShaleError:
                 self._engine.idempotency.abandon(claim)
                 raise
             pending.commit = commit
         else:
-            commit = write.submit(settle, None)
+            commit = write.submit(settle, None, below)
         return self._reply_of(write, commit, future)
 
     def _repeat(self, write: _Write[ReplyT], known: Pending | Remembered) -> Answer[ReplyT]:

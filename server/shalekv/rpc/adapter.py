@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
+from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import (
     DeadlinePassed,
     InvalidRequest,
@@ -48,8 +49,14 @@ _log = structlog.get_logger(__name__)
 class Adapter:
     """Makes method handlers of services, counts the calls in progress, and turns calls away."""
 
-    def __init__(self, runtime: Runtime, *, calls_max: int) -> None:
-        """At most `calls_max` calls are in progress; more are refused with `Overloaded`."""
+    def __init__(
+        self, runtime: Runtime, *, calls_max: int, session_room: ResultRoom | None = None
+    ) -> None:
+        """At most `calls_max` calls are in progress; more are refused with `Overloaded`.
+
+        All sessions share `session_room`.
+        """
+        self._session_room = session_room or ResultRoom(LimitSettings().sessions_bytes_max)
         self._runtime = runtime
         self._calls_max = calls_max
         self._calls = 0
@@ -116,7 +123,13 @@ class Adapter:
 
         async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
             async def serve(call: Call) -> None:
-                session = Session(service, limits, call, describe=self._operation_error)
+                session = Session(
+                    service,
+                    limits,
+                    call,
+                    room=self._session_room,
+                    describe=self._operation_error,
+                )
                 await self._run_session(session, messages, context)
 
             await self._serve_stream(context, serve)

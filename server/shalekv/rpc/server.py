@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
 from shalekv.roles.service import AdminService, KvService
 from shalekv.rpc import admin, health, kv
@@ -51,8 +52,11 @@ class Server:
             interceptors=[AccessLog()] if settings.log_level is LogLevel.DEBUG else [],
             maximum_concurrent_rpcs=CALLS_OF_ANY_KIND * settings.concurrent_calls_max,
         )
-        self._adapter = Adapter(runtime, calls_max=settings.concurrent_calls_max)
         self._limits = limits or LimitSettings()
+        self.session_room = ResultRoom(self._limits.sessions_bytes_max)
+        self._adapter = Adapter(
+            runtime, calls_max=settings.concurrent_calls_max, session_room=self.session_room
+        )
         self._health = health.Health()
         self._is_refusing = False
         host, _, port = settings.listen.rpartition(":")

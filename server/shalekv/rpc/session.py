@@ -2,7 +2,8 @@
 
 A message costs a hundred times what an operation costs, so results that are ready together leave
 together. Reading stops while the operations that are not answered, and the results that the
-client has not taken, hold more than `session_bytes_max` bytes, overhead included.
+client has not taken, hold more than `session_bytes_max` bytes, overhead included, or where all
+sessions together hold more than `sessions_bytes_max`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
+from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
 from shalekv.errors import InvalidRequest, ShaleError
 from shalekv.roles.service import Answer, Call, KvService
+from shalekv.roles.turns import Turns
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 
@@ -34,11 +37,21 @@ class Session:
     """The operations of one stream."""
 
     def __init__(
-        self, service: KvService, limits: LimitSettings, call: Call, *, describe: Describe
+        self,
+        service: KvService,
+        limits: LimitSettings,
+        call: Call,
+        *,
+        room: ResultRoom | None = None,
+        describe: Describe,
     ) -> None:
-        """`describe` makes of the exception of an operation what its client is told."""
+        """`describe` makes of the exception of an operation what its client is told.
+
+        All sessions of a server share `room`.
+        """
         self._limits = limits
-        self._call = Call(peer=call.peer)
+        self._all = room or ResultRoom(limits.sessions_bytes_max)
+        self._call = Call(peer=call.peer, line=Turns())
         self._describe = describe
         self._methods: dict[str, _Method] = {
             "get": service.get,
@@ -95,7 +108,7 @@ class Session:
                 has_task = self._begin(operation, index, tasks)
                 if has_task or index % TURN_COUNT == TURN_COUNT - 1:
                     await asyncio.sleep(0)
-                while self._held_bytes > self._limits.session_bytes_max:
+                while not self._has_room():
                     self._room.clear()
                     await self._room.wait()
         self._is_read = True
@@ -123,9 +136,21 @@ class Session:
 
     def close(self) -> None:
         """The client has gone: what it asked for and nobody waits for any more ends."""
+        self._hold(-self._held_bytes)
         self._is_closed = True
         for answer in list(self._answers):
             answer.cancel()
+
+    def _hold(self, more_bytes: int) -> None:
+        if not self._is_closed:
+            self._held_bytes += more_bytes
+            self._all.count(more_bytes)
+
+    def _has_room(self) -> bool:
+        held_bytes = self._held_bytes
+        # Where others leave nothing, a session goes on one operation after the other.
+        is_crowded = not self._all.free_bytes and held_bytes > SMALL_BYTES
+        return held_bytes <= self._limits.session_bytes_max and not is_crowded
 
     def _begin(
         self, operation: kv_pb2.SessionOperation, index: int, tasks: asyncio.TaskGroup
@@ -133,15 +158,15 @@ class Session:
         """Begin an operation; whether a task was made that has not run yet."""
         kind: str = operation.WhichOneof("operation") or ""
         size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
-        self._held_bytes += size_bytes
+        self._hold(size_bytes)
         try:
             answer = self._answer(operation, kind, index)
         except Exception as error:  # noqa: BLE001 - one operation must not end the others
-            self._held_bytes -= size_bytes
+            self._hold(-size_bytes)
             self._add(kv_pb2.SessionResult(id=operation.id, error=self._describe(error)))
             return False
         if isinstance(answer, Message):
-            self._held_bytes -= size_bytes
+            self._hold(-size_bytes)
             self._add_reply(operation.id, kind, answer)
             return False
         self._waiting[operation.id] = size_bytes
@@ -171,7 +196,7 @@ class Session:
         outcome = _outcome_of(future)
         if self._is_closed:
             return
-        self._held_bytes -= self._waiting.pop(operation_id)
+        self._hold(-self._waiting.pop(operation_id))
         if isinstance(outcome, Message):
             self._add_reply(operation_id, kind, outcome)
         else:
@@ -183,7 +208,7 @@ class Session:
         self._add(result)
 
     def _add(self, result: kv_pb2.SessionResult) -> None:
-        self._held_bytes += result.ByteSize() + RESULT_OVERHEAD_BYTES
+        self._hold(result.ByteSize() + RESULT_OVERHEAD_BYTES)
         self._ready.append(result)
         self._changed.set()
 
@@ -199,7 +224,7 @@ class Session:
             count += 1
         reply = kv_pb2.SessionReply(results=self._ready[:count])
         del self._ready[:count]
-        self._held_bytes -= held_bytes
+        self._hold(-held_bytes)
         self._room.set()
         return reply
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from shalekv.settings.cache import CacheSettings
+from shalekv.settings.children import ChildrenSettings
 from shalekv.settings.collector import CollectorSettings
 from shalekv.settings.compactor import CompactorSettings
 from shalekv.settings.levels import LevelCodec, LevelSettings
 from shalekv.settings.limits import STREAM_MESSAGE_BYTES_MAX, LimitSettings
+from shalekv.settings.memory import MemorySettings
 from shalekv.settings.model import GIB, KIB, MIB, Settings
 from shalekv.settings.server import LogFormat, LogLevel, ProcessSettings, ServerSettings
 from shalekv.settings.store import StoreSettings
@@ -25,6 +27,7 @@ __all__ = [
     "MIB",
     "STREAM_MESSAGE_BYTES_MAX",
     "CacheSettings",
+    "ChildrenSettings",
     "CollectSettings",
     "CollectorSettings",
     "CompactSettings",
@@ -35,6 +38,7 @@ __all__ = [
     "LimitSettings",
     "LogFormat",
     "LogLevel",
+    "MemorySettings",
     "ProcessSettings",
     "ServeSettings",
     "ServerSettings",
@@ -68,12 +72,14 @@ class ServeSettings(Settings):
 
     database: DatabaseSettings
     server: ServerSettings = ServerSettings()
+    memory: MemorySettings = MemorySettings()
     writer: WriterSettings = WriterSettings()
     limits: LimitSettings = LimitSettings()
     cache: CacheSettings = CacheSettings()
     levels: LevelSettings = LevelSettings()
     compactor: CompactorSettings = CompactorSettings()
     collector: CollectorSettings = CollectorSettings()
+    children: ChildrenSettings = ChildrenSettings()
     store: StoreSettings = StoreSettings()
 
 

@@ -17,7 +17,7 @@ class CacheSettings(Settings):
         description="Memory for blocks of the levels that were read.",
     )
     metadata_cache_bytes: int = Field(
-        default=64 * MIB,
+        default=48 * MIB,
         ge=1 * MIB,
         le=1024 * GIB,
         description="Memory for the filters and indexes of the SSTs of the levels.",
@@ -28,6 +28,13 @@ class CacheSettings(Settings):
         le=64 * GIB,
         description="Bytes of the levels that are being fetched at once, those of scans included. "
         "Past it reads wait.",
+    )
+    scan_ahead_bytes_max: int = Field(
+        default=24 * MIB,
+        ge=256 * KIB,
+        le=64 * GIB,
+        description="Memory for what all scans together have read ahead of what they have told. "
+        "Past it they read block by block.",
     )
     read_ahead_bytes_max: int = Field(
         default=1 * MIB,

@@ -17,7 +17,7 @@ class CompactorSettings(Settings):
         description="How often an idle compactor looks for work, milliseconds.",
     )
     wal_trigger_bytes: int = Field(
-        default=16 * MIB,
+        default=22 * MIB,
         ge=1 * KIB,
         le=16 * GIB,
         description="Bytes of WAL that are merged into L0 without waiting any longer.",
@@ -41,7 +41,7 @@ class CompactorSettings(Settings):
         description="SSTs in L0 from which on they are merged into the levels below.",
     )
     base_level_bytes: int = Field(
-        default=256 * MIB,
+        default=264 * MIB,
         ge=64 * KIB,
         le=1024 * GIB,
         description="Size below which the first level under L0 is not split into two.",
@@ -57,6 +57,27 @@ class CompactorSettings(Settings):
         ge=1 * MIB,
         le=1024 * GIB,
         description="Most bytes that one compaction of levels reads, unless it cannot be smaller.",
+    )
+    tombstone_age_s: int = Field(
+        default=3_600,
+        ge=1,
+        le=31_536_000,
+        description="Age at which an SST with many tombstones is merged down, seconds, so that "
+        "what they delete leaves the store.",
+    )
+    record_age_s: int = Field(
+        default=86_400,
+        ge=1,
+        le=31_536_000,
+        description="Age at which an SST of idempotency records is written again without those "
+        "whose window is over, seconds.",
+    )
+    record_kept_s: int = Field(
+        default=86_400,
+        ge=1,
+        le=2_592_000,
+        description="How long an idempotency record is kept after its window is over, so that a "
+        "repeat is told so, seconds. As long as idempotency_window_s.",
     )
     subcompaction_count_max: int = Field(
         default=2,
@@ -83,4 +104,11 @@ class CompactorSettings(Settings):
         le=86_400,
         description="Life of the lease that protects what a compaction writes, seconds. It is "
         "renewed before half of it is over.",
+    )
+    recent_loads_max_count: int = Field(
+        default=1_000,
+        ge=1,
+        le=100_000,
+        description="Loads that are remembered, so that none is applied twice; of the batches of a "
+        "stream, the last one counts only. Past it the oldest is forgotten.",
     )

@@ -65,12 +65,32 @@ class LimitSettings(Settings):
         le=86_400_000,
         description="How long a view is kept for the next page of a scan, milliseconds.",
     )
+    sessions_bytes_max: int = Field(
+        default=16 * MIB,
+        ge=256 * KIB,
+        le=64 * GIB,
+        description="The same of all sessions together. Past it each goes on with what is small.",
+    )
     session_bytes_max: int = Field(
         default=8 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
         description="Bytes of unanswered operations, and of results that were not taken, of one "
         "session, overhead included. Past it the server reads no more of it.",
+    )
+    result_bytes_max: int = Field(
+        default=24 * MIB,
+        ge=256 * KIB,
+        le=64 * GIB,
+        description="Memory for messages of scans that clients have not taken. The less is left, "
+        "the smaller they are; a large value waits for room.",
+    )
+    result_wait_ms: int = Field(
+        default=10_000,
+        ge=0,
+        le=600_000,
+        description="How long a scan waits for room for a large value before it ends with "
+        "RESOURCE_EXHAUSTED.",
     )
     scan_message_bytes: int = Field(
         default=1 * MIB,

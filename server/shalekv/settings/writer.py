@@ -54,13 +54,13 @@ class WriterSettings(Settings):
         "compressed blocks.",
     )
     queued_bytes_max: int = Field(
-        default=64 * MIB,
+        default=32 * MIB,
         ge=1 * MIB,
         le=16 * GIB,
         description="Bytes of writes that are queued or being uploaded. Past it writes wait.",
     )
     waiting_bytes_max: int = Field(
-        default=64 * MIB,
+        default=32 * MIB,
         ge=0,
         le=16 * GIB,
         description="Bytes of writes that wait for room in the queue. Past it writes are refused "
@@ -74,7 +74,7 @@ class WriterSettings(Settings):
         "RESOURCE_EXHAUSTED.",
     )
     memtable_bytes_max: int = Field(
-        default=1 * GIB,
+        default=176 * MIB,
         ge=1 * MIB,
         le=1024 * GIB,
         description="Memory for writes that are not compacted yet, overhead included. Past it "
@@ -112,7 +112,7 @@ class WriterSettings(Settings):
         "They are renewed before half of it is over.",
     )
     memtable_segment_bytes: int = Field(
-        default=32 * MIB,
+        default=8 * MIB,
         ge=64 * KIB,
         le=16 * GIB,
         description="The memtable is kept in parts of this size, overhead included, each of which "

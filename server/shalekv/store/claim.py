@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shalekv.errors import ObjectNotFound, StoreUnavailable
 from shalekv.runtime import Runtime
-from shalekv.store.api import NO_METADATA, Created, ObjectStore, Unknown
+from shalekv.store.api import NO_METADATA, Created, Exists, ObjectStore, Unknown
 from shalekv.store.retry import DEFAULT_BACKOFF, Backoff, RetryListener, repeating, unheard
 
 
@@ -23,9 +23,14 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The object that has the name is a rival's, and durable: these are its bytes."""
+    """The object that has the name is a rival's, and durable: these are its bytes.
+
+    If the outcome of an attempt was unknown, ours may have stood there before: collected since,
+    it made room for the rival's. Who deletes objects of this kind knows whether that can be.
+    """
 
     data: bytes
+    is_certain: bool = True  # no attempt of ours can have created the object
 
 
 ClaimOutcome = Claimed | Taken
@@ -33,6 +38,11 @@ ClaimOutcome = Claimed | Taken
 
 class _Unresolved(Exception):
     """This attempt found no object to compare with."""
+
+    def __init__(self, problem: str, *, is_certain: bool) -> None:
+        """`is_certain`: it cannot have created one."""
+        super().__init__(problem)
+        self.is_certain = is_certain
 
 
 async def claim(
@@ -57,9 +67,18 @@ async def claim(
 
     Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
     """
+    is_certain = True
 
     async def attempt() -> ClaimOutcome:
-        return await _attempt(store, name, data, metadata)
+        nonlocal is_certain
+        try:
+            outcome = await _attempt(store, name, data, metadata)
+        except _Unresolved as unresolved:
+            is_certain = is_certain and unresolved.is_certain
+            raise
+        if isinstance(outcome, Taken) and not is_certain:
+            return Taken(outcome.data, is_certain=False)
+        return outcome
 
     repeat = repeating(
         runtime,
@@ -83,6 +102,7 @@ async def _attempt(
     outcome = await store.create(name, data, metadata)
     if isinstance(outcome, Created):
         return Claimed()
+    is_certain = isinstance(outcome, Exists)
     if isinstance(outcome, Unknown):
         absent = f"nobody knows whether {name} was created, and it is not there: {outcome.cause}"
     else:
@@ -96,5 +116,7 @@ async def _attempt(
         # before the run, where our write, had it landed, was replayed and counts, and where
         # the object that we make now is never read. And of a manifest, a create proves
         # nothing before a list shows it as the highest (F2).
-        raise _Unresolved(absent) from error
-    return Claimed() if found.data == data else Taken(found.data)
+        raise _Unresolved(absent, is_certain=is_certain) from error
+    except StoreUnavailable as error:
+        raise _Unresolved(str(error), is_certain=is_certain) from error
+    return Claimed() if found.data == data else Taken(found.data, is_certain)

@@ -57,6 +57,11 @@ class StatusReply(_message.Message):
     WRITER_FIELD_NUMBER: _builtins.int
     MEMTABLE_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
+    COMPACTION_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
+    STORE_REQUESTS_FIELD_NUMBER: _builtins.int
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server, such as "0.1.0"."""
     url: _builtins.str
@@ -79,6 +84,28 @@ class StatusReply(_message.Message):
     def manifest(self) -> Global___ManifestStatus:
         """The manifest that this process knows."""
 
+    @_builtins.property
+    def levels(self) -> Global___LevelsStatus:
+        """The levels of that manifest."""
+
+    @_builtins.property
+    def compaction(self) -> Global___CompactionStatus:
+        """What is not compacted yet, and how much work waits for the compactor."""
+
+    @_builtins.property
+    def reads(self) -> Global___ReadStatus:
+        """How reads of the levels were answered. Not set where the levels are not read."""
+
+    @_builtins.property
+    def store_requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreRequestStatus]:
+        """What was asked of the object store since this process began to serve, by kind of operation
+        and folder; those without a request are left out.
+        """
+
+    @_builtins.property
+    def snapshots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotStatus]:
+        """The snapshots that have not expired, and what each of them keeps from being deleted."""
+
     def __init__(
         self,
         *,
@@ -89,10 +116,15 @@ class StatusReply(_message.Message):
         writer: Global___WriterStatus | None = ...,
         memtable: Global___MemtableStatus | None = ...,
         manifest: Global___ManifestStatus | None = ...,
+        levels: Global___LevelsStatus | None = ...,
+        compaction: Global___CompactionStatus | None = ...,
+        reads: Global___ReadStatus | None = ...,
+        store_requests: _abc.Iterable[Global___StoreRequestStatus] | None = ...,
+        snapshots: _abc.Iterable[Global___SnapshotStatus] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "manifest", b"manifest", "memtable", b"memtable", "writer", b"writer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memtable", b"memtable", "reads", b"reads", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "manifest", b"manifest", "memtable", b"memtable", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memtable", b"memtable", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,6 +269,275 @@ class ManifestStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wal_id_last_compacted) -> _WhichOneofReturnType__wal_id_last_compacted | None: ...
 
 Global___ManifestStatus: _TypeAlias = ManifestStatus  # noqa: Y015
+
+@_typing.final
+class LevelsStatus(_message.Message):
+    """The levels of a manifest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVELS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SPACE_AMPLIFICATION_FIELD_NUMBER: _builtins.int
+    READ_AMPLIFICATION_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """Bytes of all their objects."""
+    space_amplification: _builtins.float
+    """Bytes of L0 to L62 for one byte of the lowest of them that holds something. 0: none does."""
+    read_amplification: _builtins.int
+    """SSTs that a read of one key may have to look into: one for each sorted run, and those of L0."""
+    @_builtins.property
+    def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelStatus]:
+        """Those that hold something, by number. 0: L0, 63: records of the system."""
+
+    def __init__(
+        self,
+        *,
+        levels: _abc.Iterable[Global___LevelStatus] | None = ...,
+        bytes: _builtins.int = ...,
+        space_amplification: _builtins.float = ...,
+        read_amplification: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "levels", b"levels", "read_amplification", b"read_amplification", "space_amplification", b"space_amplification"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LevelsStatus: _TypeAlias = LevelsStatus  # noqa: Y015
+
+@_typing.final
+class LevelStatus(_message.Message):
+    """One level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    SSTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    TOMBSTONES_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """Its number."""
+    ssts: _builtins.int
+    """Its SSTs."""
+    bytes: _builtins.int
+    """The bytes of their objects."""
+    entries: _builtins.int
+    """Their entries, tombstones included."""
+    tombstones: _builtins.int
+    """Their tombstones and range tombstones."""
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        ssts: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        entries: _builtins.int = ...,
+        tombstones: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "entries", b"entries", "level", b"level", "ssts", b"ssts", "tombstones", b"tombstones"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LevelStatus: _TypeAlias = LevelStatus  # noqa: Y015
+
+@_typing.final
+class CompactionStatus(_message.Message):
+    """What waits for the compactor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAL_OBJECTS_FIELD_NUMBER: _builtins.int
+    UNCOMPACTED_BYTES_FIELD_NUMBER: _builtins.int
+    DEBT_BYTES_FIELD_NUMBER: _builtins.int
+    wal_objects: _builtins.int
+    """WAL objects after the last one that is contained in the levels."""
+    uncompacted_bytes: _builtins.int
+    """Memory of what they hold."""
+    debt_bytes: _builtins.int
+    """Bytes of the levels that stand above where they belong: all of L0, and what each sorted run
+    holds beyond its share.
+    """
+    def __init__(
+        self,
+        *,
+        wal_objects: _builtins.int = ...,
+        uncompacted_bytes: _builtins.int = ...,
+        debt_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["debt_bytes", b"debt_bytes", "uncompacted_bytes", b"uncompacted_bytes", "wal_objects", b"wal_objects"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompactionStatus: _TypeAlias = CompactionStatus  # noqa: Y015
+
+@_typing.final
+class ReadStatus(_message.Message):
+    """Counters of reading the levels, since this process began to serve."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    FILTER_NEGATIVES_FIELD_NUMBER: _builtins.int
+    FILTER_FALSE_POSITIVES_FIELD_NUMBER: _builtins.int
+    filter_negatives: _builtins.int
+    """Lookups of a key in an SST that its filter answered: the key is not there."""
+    filter_false_positives: _builtins.int
+    """Lookups that a filter let through although the key was not there."""
+    @_builtins.property
+    def blocks(self) -> Global___CacheStatus:
+        """The cache of blocks."""
+
+    @_builtins.property
+    def metadata(self) -> Global___CacheStatus:
+        """The cache of footers, indexes and filters."""
+
+    def __init__(
+        self,
+        *,
+        blocks: Global___CacheStatus | None = ...,
+        metadata: Global___CacheStatus | None = ...,
+        filter_negatives: _builtins.int = ...,
+        filter_false_positives: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "metadata", b"metadata"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "filter_false_positives", b"filter_false_positives", "filter_negatives", b"filter_negatives", "metadata", b"metadata"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadStatus: _TypeAlias = ReadStatus  # noqa: Y015
+
+@_typing.final
+class CacheStatus(_message.Message):
+    """A cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HITS_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    hits: _builtins.int
+    """Reads that found what they wanted, or another read that was fetching it."""
+    misses: _builtins.int
+    """Reads that had to fetch."""
+    requests: _builtins.int
+    """Requests to the store."""
+    fetched_bytes: _builtins.int
+    """Bytes that were fetched."""
+    bytes: _builtins.int
+    """Bytes that it holds."""
+    bytes_max: _builtins.int
+    """It holds at most this many."""
+    def __init__(
+        self,
+        *,
+        hits: _builtins.int = ...,
+        misses: _builtins.int = ...,
+        requests: _builtins.int = ...,
+        fetched_bytes: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "bytes_max", b"bytes_max", "fetched_bytes", b"fetched_bytes", "hits", b"hits", "misses", b"misses", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheStatus: _TypeAlias = CacheStatus  # noqa: Y015
+
+@_typing.final
+class StoreRequestStatus(_message.Message):
+    """What was asked of the object store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATION_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    operation: _builtins.str
+    """"create", "get", "get_range", "head", "list", "delete" or "now_ms"."""
+    folder: _builtins.str
+    """"manifest", "wal" or "levels". Empty: of none of them alone."""
+    requests: _builtins.int
+    """Requests, attempts that failed included."""
+    failures: _builtins.int
+    """Requests that ended without an answer."""
+    objects: _builtins.int
+    """Objects that were created, read, listed, or asked to be deleted."""
+    bytes: _builtins.int
+    """Contents that were sent or received."""
+    def __init__(
+        self,
+        *,
+        operation: _builtins.str = ...,
+        folder: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        objects: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "failures", b"failures", "folder", b"folder", "objects", b"objects", "operation", b"operation", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreRequestStatus: _TypeAlias = StoreRequestStatus  # noqa: Y015
+
+@_typing.final
+class SnapshotStatus(_message.Message):
+    """A snapshot, and what it costs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    PINNED_BYTES_FIELD_NUMBER: _builtins.int
+    PINNED_ALONE_BYTES_FIELD_NUMBER: _builtins.int
+    pinned_bytes: _builtins.int
+    """Bytes in the levels that it keeps and the current manifest does not name. Not set: this
+    process does not know the manifest.
+    """
+    pinned_alone_bytes: _builtins.int
+    """... that no other snapshot keeps: what would be freed without it."""
+    @_builtins.property
+    def snapshot(self) -> Global___SnapshotInfo:
+        """The snapshot. Its `seq` is not set."""
+
+    def __init__(
+        self,
+        *,
+        snapshot: Global___SnapshotInfo | None = ...,
+        pinned_bytes: _builtins.int | None = ...,
+        pinned_alone_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pinned_alone_bytes", b"_pinned_alone_bytes", "_pinned_bytes", b"_pinned_bytes", "pinned_alone_bytes", b"pinned_alone_bytes", "pinned_bytes", b"pinned_bytes", "snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pinned_alone_bytes", b"_pinned_alone_bytes", "_pinned_bytes", b"_pinned_bytes", "pinned_alone_bytes", b"pinned_alone_bytes", "pinned_bytes", b"pinned_bytes", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__pinned_alone_bytes: _TypeAlias = _typing.Literal["pinned_alone_bytes"]  # noqa: Y015
+    _WhichOneofArgType__pinned_alone_bytes: _TypeAlias = _typing.Literal["_pinned_alone_bytes", b"_pinned_alone_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__pinned_bytes: _TypeAlias = _typing.Literal["pinned_bytes"]  # noqa: Y015
+    _WhichOneofArgType__pinned_bytes: _TypeAlias = _typing.Literal["_pinned_bytes", b"_pinned_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pinned_alone_bytes) -> _WhichOneofReturnType__pinned_alone_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pinned_bytes) -> _WhichOneofReturnType__pinned_bytes | None: ...
+
+Global___SnapshotStatus: _TypeAlias = SnapshotStatus  # noqa: Y015
 
 @_typing.final
 class SnapshotInfo(_message.Message):

@@ -105,6 +105,7 @@ class Manifest(_message.Message):
     PENDING_LOADS_FIELD_NUMBER: _builtins.int
     RECENT_LOADS_FIELD_NUMBER: _builtins.int
     WRITER_FIRST_SEQ_FIELD_NUMBER: _builtins.int
+    LOADS_FORGOTTEN_MS_FIELD_NUMBER: _builtins.int
     manifest_format_version: _builtins.int
     """The version of this format: 1."""
     writer_epoch: _builtins.int
@@ -146,6 +147,10 @@ class Manifest(_message.Message):
     writer_first_seq: _builtins.int
     """The first sequence number that the current writer may issue; recorded before it issues any.
     The next writer starts far above it, so that no number is shown twice.
+    """
+    loads_forgotten_ms: _builtins.int
+    """The logical time of the latest load that is not in `recent_loads` any more, milliseconds.
+    0: none was forgotten yet.
     """
     @_builtins.property
     def leveled_ssts(self) -> Global___SstTable:
@@ -200,10 +205,11 @@ class Manifest(_message.Message):
         pending_loads: _abc.Iterable[Global___PendingLoad] | None = ...,
         recent_loads: _abc.Iterable[Global___RecentLoad] | None = ...,
         writer_first_seq: _builtins.int = ...,
+        loads_forgotten_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "leveled_ssts", b"leveled_ssts", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_members", b"wal_members", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "loads_forgotten_ms", b"loads_forgotten_ms", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_members", b"wal_members", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wal_id_last_compacted: _TypeAlias = _typing.Literal["wal_id_last_compacted"]  # noqa: Y015
     _WhichOneofArgType__wal_id_last_compacted: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted"]  # noqa: Y015
@@ -492,19 +498,23 @@ class RecentLoad(_message.Message):
 
     LOAD_ID_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
+    LOGICAL_TIME_MS_FIELD_NUMBER: _builtins.int
     load_id: _builtins.str
     """The id that the loader chose."""
     seq: _builtins.int
     """Its sequence number."""
+    logical_time_ms: _builtins.int
+    """The logical time of the WAL object that commits it, milliseconds."""
     def __init__(
         self,
         *,
         load_id: _builtins.str = ...,
         seq: _builtins.int = ...,
+        logical_time_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_id", b"load_id", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_id", b"load_id", "logical_time_ms", b"logical_time_ms", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

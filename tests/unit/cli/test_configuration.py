@@ -38,7 +38,9 @@ def _problem(flags: dict[str, Any], file: Path | None = None) -> str:
 
 def test_defaults_are_those_of_the_models() -> None:
     """With a URL alone everything else has its default."""
-    assert load_settings(URL, None, ServeSettings) == ServeSettings.model_validate({"database": URL})
+    assert load_settings(URL, None, ServeSettings) == ServeSettings.model_validate(
+        {"database": URL}
+    )
 
 
 def test_flag_beats_environment_beats_file_beats_default(

@@ -223,39 +223,62 @@ def test_no_number_is_issued_twice(openings: list[tuple[int, int]]) -> None:
         greatest_shown = min(greatest_shown, max(last_seq, first_seq) + SEQ_GAP - 1)
 
 
+SNAPSHOT_ID = b"s" * 16
+
+
+def finished(manifest: Manifest, own: WriterId) -> Manifest:
+    """The manifest after the last edit of an opening."""
+    return finish_opening(
+        manifest,
+        own,
+        last_wal_id=9,
+        first_seq=77,
+        snapshot_id=SNAPSHOT_ID,
+        snapshot_expire_time_s=900,
+    )
+
+
+def is_finished(manifest: Manifest, own: WriterId, *, first_seq: int = 77) -> bool:
+    """Whether that edit is contained in `manifest`."""
+    return is_opening_finished(manifest, own, first_seq=first_seq, snapshot_id=SNAPSHOT_ID)
+
+
 def test_finished_opening_fences_for_our_own_uploads_only() -> None:
-    """After fence and replay the width shrinks to our k, and the snapshot of the opening goes."""
+    """After fence and replay the width is our k, and what is served has the one snapshot."""
     before = claimed(manifest_of(fence_width=4, wal_id_last_seen=3), max_parallel_writes=2)
     own = WriterId(6, b"n" * 16)
-    after = finish_opening(before, own, last_wal_id=9, first_seq=77)
+    after = finished(before, own)
     assert (after.fence_width, after.writer_first_seq, after.wal_id_last_seen) == (2, 77, 9)
-    assert after.snapshots == ()
-    assert (
-        finish_opening(
-            replace(before, wal_id_last_seen=12), own, last_wal_id=9, first_seq=77
-        ).wal_id_last_seen
-        == 12
-    )
+    assert after.snapshots == (Snapshot(SNAPSHOT_ID, before.manifest_id + 1, 900),)
+    assert finished(replace(before, wal_id_last_seen=12), own).wal_id_last_seen == 12
 
 
 def test_opening_is_not_finished_for_another() -> None:
     """Who does not own the manifest any more cannot finish an opening."""
     with pytest.raises(Fenced):
-        finish_opening(claimed(manifest_of()), OWN, last_wal_id=0, first_seq=1)
+        finished(claimed(manifest_of()), OWN)
 
 
 def test_finished_opening_is_recognised() -> None:
     """An opening is finished in exactly those manifests that contain its last edit (F2)."""
     own = WriterId(6, b"n" * 16)
     before = claimed(manifest_of(fence_width=4))
-    after = finish_opening(before, own, last_wal_id=9, first_seq=77)
-    assert is_opening_finished(after, own, first_seq=77)
-    assert is_opening_finished(replace(after, compactor_epoch=3), own, first_seq=77)
-    assert not is_opening_finished(before, own, first_seq=77)
-    assert not is_opening_finished(after, own, first_seq=78)
-    assert not is_opening_finished(replace(after, fence_width=4), own, first_seq=77)
-    assert not is_opening_finished(replace(after, snapshots=before.snapshots), own, first_seq=77)
-    assert not is_opening_finished(claimed(after, nonce=RIVAL_NONCE), own, first_seq=77)
+    after = finished(before, own)
+    assert is_finished(after, own)
+    assert is_opening_finished(
+        replace(after, compactor_epoch=3), own, first_seq=77, snapshot_id=SNAPSHOT_ID
+    )
+    assert not is_finished(before, own)
+    assert not is_finished(after, own, first_seq=78)
+    assert not is_opening_finished(
+        replace(after, fence_width=4), own, first_seq=77, snapshot_id=SNAPSHOT_ID
+    )
+    assert not is_opening_finished(
+        replace(after, snapshots=before.snapshots), own, first_seq=77, snapshot_id=SNAPSHOT_ID
+    )
+    assert not is_opening_finished(
+        claimed(after, nonce=RIVAL_NONCE), own, first_seq=77, snapshot_id=SNAPSHOT_ID
+    )
 
 
 def test_run_counts_above_what_is_compacted() -> None:

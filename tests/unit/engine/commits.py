@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from shalekv.core.entry import NO_EXPIRY, Entry, Kind
 from shalekv.core.transaction import Change
 from shalekv.engine.commit import Commit, Group, Receipt
-from shalekv.engine.memtable import Memtable, View
+from shalekv.engine.memtable import Memtable
 from shalekv.engine.newest_state import NewestState
 from shalekv.engine.overlay import Overlay
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.scan import scan_slices
 from shalekv.engine.sorted_runs import Run
+from shalekv.engine.view import View
 from shalekv.errors import ShaleError
+from tests.unit.store.inline_runtime import finish, gathered
 
 NOW_MS = 1_000
 
@@ -56,8 +58,31 @@ def read(
     now_ms: int = NOW_MS,
 ) -> list[tuple[bytes, bytes]]:
     """The keys and values that a scan of `view` yields."""
-    slices = scan_slices(view, start=start, end=end, reverse=reverse, now_ms=now_ms)
+    slices = slices_of(view, start=start, end=end, reverse=reverse, now_ms=now_ms)
     return pairs(entry for entries in slices for entry in entries)
+
+
+def slices_of(
+    view: View,
+    *,
+    start: bytes = b"",
+    end: bytes = b"",
+    reverse: bool = False,
+    now_ms: int = NOW_MS,
+) -> list[list[Entry]]:
+    """The slices of a scan of what is in memory."""
+    slices = scan_slices(view, start=start, end=end, reverse=reverse, now_ms=now_ms)
+    return finish(gathered(slices))
+
+
+async def nothing_compacted() -> int | None:
+    """No slot of the WAL is in the levels."""
+    return None
+
+
+def is_put(entry: Entry | None) -> bool:
+    """Whether a lookup has found a value, and no tombstone."""
+    return entry is not None and entry.kind is Kind.PUT
 
 
 def pairs(entries: Iterable[Entry]) -> list[tuple[bytes, bytes]]:

@@ -23,7 +23,7 @@ from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.unit.engine.commits import commit_of, group_of, read
+from tests.unit.engine.commits import commit_of, group_of, nothing_compacted, read
 from tests.unit.engine.held_store import STORE_NOW_MS
 from tests.unit.engine.running_log import yielding_runtime
 from tests.unit.store.inline_runtime import gathered
@@ -87,6 +87,7 @@ class Database:
             database_id=(await self.manifest()).database_id,
             block_bytes=64,
             now_ms=lambda: STORE_NOW_MS,
+            last_compacted=nothing_compacted,
         )
         filling = group_of(wal_id, *commits).contents() if commits else WalContents()
         assert await slots.create(wal_id, filling) is None

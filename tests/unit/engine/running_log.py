@@ -25,7 +25,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from tests.unit.engine.commits import NOW_MS, newest_state, pairs, put
+from tests.unit.engine.commits import NOW_MS, newest_state, nothing_compacted, pairs, put
 from tests.unit.engine.held_store import HeldStore
 from tests.unit.store.inline_runtime import InlineWorkers
 
@@ -63,7 +63,12 @@ def slots_on(store: ObjectStore, own: WriterId) -> WalSlots:
     """The WAL in `store`, for `own`."""
     cas = CasStore(store, yielding_runtime(), StoreSettings())
     return WalSlots(
-        cas, own, database_id=DATABASE_ID, block_bytes=4_096, now_ms=lambda: LOGICAL_TIME_MS
+        cas,
+        own,
+        database_id=DATABASE_ID,
+        block_bytes=4_096,
+        now_ms=lambda: LOGICAL_TIME_MS,
+        last_compacted=nothing_compacted,
     )
 
 
@@ -142,7 +147,7 @@ class RunningLog:
             policy=FlushPolicy(
                 max_parallel_writes=k, interval_ms=interval_ms, flush_bytes=flush_bytes
             ),
-            state=lambda overlay: newest_state(overlay, self.memtable, self.prefix),
+            state=lambda overlay, _below: newest_state(overlay, self.memtable, self.prefix),
             clock=LoopClock(),
             next_seq=100,
         )

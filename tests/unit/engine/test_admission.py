@@ -95,37 +95,62 @@ async def test_oversize_write_goes_in_alone() -> None:
 
 
 def test_memtable_is_full_at_its_bound() -> None:
-    """Queue and memtable together hold `memtable_bytes_max`, and past it writes are refused."""
-    admission = admission_of(lambda: MEMTABLE_MAX - 100)
-    assert admission.try_admit(60)
-    with pytest.raises(MemtableFull, match="not compacted") as caught:
-        admission.try_admit(41)
-    assert caught.value.retry_after_ms == WriterSettings().retry_after_ms
-    assert admission.try_admit(40)
+    """Queue and memtable together hold `memtable_bytes_max`; past it writes wait, then go."""
+
+    async def main() -> None:
+        admission = admission_of(lambda: MEMTABLE_MAX - 100)
+        assert admission.try_admit(60)
+        assert not admission.try_admit(41)
+        with pytest.raises(MemtableFull, match="not compacted") as caught:
+            await admission.wait(41)
+        assert caught.value.retry_after_ms == WriterSettings().retry_after_ms
+        assert admission.try_admit(40)
+        assert (admission.queued_bytes, admission.waiting_bytes) == (100, 0)
+
+    in_virtual_time(main)
 
 
-def test_memtable_that_shrinks_lets_writes_in() -> None:
-    """A merge that frees memory is noticed without a write: there would never be one."""
+def test_write_larger_than_the_memtable_is_refused_at_once() -> None:
+    """What can never fit does not wait."""
+    admission = admission_of()
+    with pytest.raises(MemtableFull):
+        admission.try_admit(MEMTABLE_MAX + 1)
+
+
+async def test_memtable_that_shrinks_lets_writes_in() -> None:
+    """Compaction frees memory, and who waits for that goes in at once."""
     held = [MEMTABLE_MAX]
     admission = admission_of(lambda: held[0])
-    with pytest.raises(MemtableFull):
-        admission.try_admit(1)
-    held[0] = 0
-    assert admission.try_admit(1)
-
-
-async def test_memtable_that_fills_refuses_those_in_line() -> None:
-    """Who has waited for the queue is still refused when the memtable has filled up meanwhile."""
-    held = [0]
-    admission = admission_of(lambda: held[0])
-    assert admission.try_admit(QUEUED_MAX)
-    waiting = asyncio.create_task(admission.wait(10))
+    assert not admission.try_admit(1)
+    waiting = asyncio.create_task(admission.wait(1))
     await quiesce()
-    held[0] = MEMTABLE_MAX
-    admission.release(QUEUED_MAX)
-    with pytest.raises(MemtableFull):
-        await waiting
-    assert (admission.queued_bytes, admission.waiting_bytes) == (0, 0)
+    held[0] = 0
+    admission.look_again()
+    await waiting
+    assert admission.queued_bytes == 1
+
+
+def test_memtable_that_fills_refuses_those_in_line() -> None:
+    """Who has waited for the queue is still refused when the memtable has filled up meanwhile."""
+
+    async def main() -> None:
+        held = [0]
+        admission = admission_of(lambda: held[0])
+        assert admission.try_admit(QUEUED_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(refused_as_full(admission))
+            await quiesce()
+            held[0] = MEMTABLE_MAX
+            admission.release(QUEUED_MAX)
+        assert waiting.result()
+        assert (admission.queued_bytes, admission.waiting_bytes) == (0, 0)
+
+    async def refused_as_full(admission: Admission) -> bool:
+        with pytest.raises(MemtableFull):
+            await admission.wait(10)
+        return True
+
+    in_virtual_time(main)
 
 
 async def test_line_is_full_at_its_bound() -> None:

@@ -8,7 +8,7 @@ from shalekv.engine.commit import Commit, Group
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.overlay import Overlay
 from tests.unit.core.states import DictState
-from tests.unit.engine.commits import put, read, run_of, unsettled
+from tests.unit.engine.commits import is_put, put, read, run_of, unsettled
 from tests.unit.store.inline_runtime import InlineClock, finish
 
 
@@ -43,7 +43,7 @@ def land(memtable: Memtable, overlay: Overlay, commit: Commit) -> None:
 
 def seen(overlay: Overlay, *keys: bytes) -> list[bytes]:
     """Those of `keys` that a read at UNCOMMITTED finds."""
-    return [key for key in keys if overlay.get(key) is not None]
+    return [key for key in keys if is_put(overlay.get(key))]
 
 
 def test_range_delete_hides_what_is_durable_and_what_is_not() -> None:

@@ -88,7 +88,7 @@ async def watching(*, poll_ms: int = NEVER_MS, attempts: int = 1) -> AsyncIterat
     stored = StoredManifest(cas)
     await stored.refresh()
     store.is_answering = False
-    ownership = Ownership(FencedManifest(stored, OWN), poll_ms=poll_ms)
+    ownership = Ownership(FencedManifest(stored, OWN), poll_ms=lambda: poll_ms)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(ownership.run())
         await quiesce()

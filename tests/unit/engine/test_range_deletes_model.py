@@ -13,10 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shalekv.core.key_range import KeyRange
 from shalekv.core.transaction import Delete, DeleteRange, Operation, Put, Transaction
 from shalekv.engine.commit import Commit, Group
-from shalekv.engine.memtable import Memtable, View
+from shalekv.engine.memtable import Memtable
 from shalekv.engine.newest_state import NewestState
 from shalekv.engine.overlay import Overlay
 from shalekv.engine.prefix import Prefix
+from shalekv.engine.view import View
 from tests.unit.core.states import DictState, in_range
 from tests.unit.engine.commits import NOW_MS, newest_state, read, unsettled
 from tests.unit.store.inline_runtime import InlineClock, finish

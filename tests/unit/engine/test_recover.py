@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shalekv.core.fencing import SEQ_GAP, Occupant, WriterId
-from shalekv.core.manifest import CasMode, Manifest, PendingLoad, WalMode
+from shalekv.core.manifest import CasMode, Manifest, WalMode
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.engine.wal import occupant_of
 from shalekv.engine.writer_engine import OpenedLog
@@ -20,7 +20,6 @@ from shalekv.errors import (
     IllegalState,
     ManifestConflict,
     ManifestVersionExists,
-    UnsupportedVersion,
 )
 from shalekv.format import names
 from shalekv.format.sst import open_sst
@@ -80,7 +79,9 @@ async def test_fresh_database_is_opened() -> None:
     assert occupant(database, manifest, 0) == Occupant(own(opened), is_fence=True)
     assert (manifest.writer_epoch, manifest.writer_nonce) == (1, own(opened).nonce)
     assert (manifest.writer_address, manifest.writer_first_seq) == ("here:1", 1)
-    assert (manifest.wal_id_last_seen, manifest.snapshots) == (0, ())
+    (snapshot,) = manifest.snapshots
+    assert (manifest.wal_id_last_seen, snapshot.id) == (0, opened.held.snapshot_id)
+    assert snapshot.manifest_id == opened.held.tree.manifest_id == manifest.manifest_id
 
 
 async def test_numbers_go_on_far_above_all_that_may_have_been_shown() -> None:
@@ -153,20 +154,8 @@ async def test_database_of_another_mode_is_refused(mode: dict[str, Any]) -> None
     assert await database.manifest() == before
 
 
-@pytest.mark.parametrize(
-    "fields", [{"leveled_ssts": LEVELS}, {"pending_loads": (PendingLoad("load", LEVELS),)}]
-)
-async def test_levels_that_cannot_be_read_are_refused(fields: dict[str, Any]) -> None:
-    """A database part of which is in levels is not opened without that part."""
-    database = await Database.created()
-    before = await database.edit(lambda m: replace(m, **fields))
-    with pytest.raises(UnsupportedVersion, match="levels"):
-        await database.open()
-    assert await database.manifest() == before
-
-
-async def test_levels_that_appear_during_the_opening_are_refused() -> None:
-    """What a newer version compacts while we fence is neither replayed nor readable."""
+async def test_levels_that_appear_during_the_opening_are_read() -> None:
+    """What is compacted while we fence is replayed or read; the newest levels are served."""
     database = await Database.created()
     first = await database.open()
     await database.fill(1, own(first), 1, put(b"a"))
@@ -177,8 +166,8 @@ async def test_levels_that_appear_during_the_opening_are_refused() -> None:
         lambda m: replace(m, leveled_ssts=LEVELS, wal_id_last_compacted=1, last_compacted_seq=1)
     )
     store.let_go()
-    with pytest.raises(UnsupportedVersion, match="levels"):
-        await opening
+    tree = (await opening).held.tree
+    assert (tree.wal_id, [run.ssts[0].id for run in tree.runs]) == (1, [LEVELS[0].id])
 
 
 async def test_conflict_without_retry_is_told() -> None:
@@ -335,8 +324,10 @@ async def test_wal_is_protected_while_it_is_replayed() -> None:
     assert snapshot.manifest_id == (await database.manifest()).manifest_id
     assert snapshot.snapshot_expire_time_s == await database.store.now_ms() // 1000 + 100
     store.let_go()
-    assert snapshot.id == own(await opening).nonce
-    assert (await database.manifest()).snapshots == ()
+    opened = await opening
+    assert snapshot.id == own(opened).nonce
+    (snapshot,) = (await database.manifest()).snapshots
+    assert snapshot.id == opened.held.snapshot_id
 
 
 async def test_cancelled_opening_leaves_nothing_behind() -> None:

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.transaction import Change
-from shalekv.engine.memtable import Memtable, View
-from shalekv.engine.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX, scan_slices
-from tests.unit.engine.commits import NOW_MS, put, read, run_of, tombstone
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX
+from shalekv.engine.view import View
+from tests.unit.engine.commits import NOW_MS, put, read, run_of, slices_of, tombstone
 
 KEYS = st.binary(min_size=1, max_size=3)
 
@@ -18,7 +19,9 @@ def view_of(*changes_by_commit: list[Change]) -> View:
     memtable = Memtable()
     for seq, changes in enumerate(changes_by_commit, 1):
         if changes:
-            memtable.extend_prefix(run_of(seq, *changes))
+            run = run_of(seq, *changes)
+            memtable.land(run)
+            memtable.extend_prefix(run)
     return memtable.view(len(changes_by_commit), None)
 
 
@@ -48,14 +51,14 @@ def test_deleted_and_expired_are_not_read() -> None:
 
 def test_scan_of_nothing_has_no_slices() -> None:
     """An empty range is read in no steps at all."""
-    slices = scan_slices(view_of([]), start=b"", end=b"", reverse=False, now_ms=NOW_MS)
-    assert list(slices) == []
+    slices = slices_of(view_of([]))
+    assert slices == []
 
 
 def test_slices_grow_to_a_bound() -> None:
     """A short scan does little at first, a long one never much at once."""
     view = view_of([put(b"%06d" % number) for number in range(10_000)])
-    slices = list(scan_slices(view, start=b"", end=b"", reverse=False, now_ms=NOW_MS))
+    slices = slices_of(view)
     sizes = [len(entries) for entries in slices]
     assert sizes[0] == FIRST_SLICE_COUNT
     assert max(sizes) == SLICE_COUNT_MAX
@@ -65,6 +68,6 @@ def test_slices_grow_to_a_bound() -> None:
 def test_slices_of_deleted_keys_are_empty() -> None:
     """A long stretch of tombstones is stepped over in slices, too: others get their turns."""
     view = view_of([tombstone(b"%06d" % number) for number in range(5_000)])
-    slices = list(scan_slices(view, start=b"", end=b"", reverse=False, now_ms=NOW_MS))
+    slices = slices_of(view)
     assert len(slices) > 4
     assert not any(slices)

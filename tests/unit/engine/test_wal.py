@@ -28,6 +28,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from tests.unit.engine.commits import nothing_compacted
 from tests.unit.engine.running_log import (
     DATABASE_ID,
     LOGICAL_TIME_MS,
@@ -100,7 +101,14 @@ async def test_slot_of_another_database_is_nobodys() -> None:
     store = MemoryStore(lambda: 0)
     await slots_on(store, OLDER).create(3, WalContents())
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), InlineWorkers()), StoreSettings())
-    other = WalSlots(cas, OWN, database_id=b"x" * 16, block_bytes=64, now_ms=lambda: 0)
+    other = WalSlots(
+        cas,
+        OWN,
+        database_id=b"x" * 16,
+        block_bytes=64,
+        now_ms=lambda: 0,
+        last_compacted=nothing_compacted,
+    )
     with pytest.raises(WrongObject):
         await other.create(3, WalContents())
 
@@ -119,7 +127,14 @@ async def test_large_object_is_encoded_off_the_loop(entries: list[Entry], jobs: 
     """Many entries, or many bytes, are encoded by a worker, and make the same object."""
     store, workers = MemoryStore(lambda: 0), CountingWorkers()
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), workers), StoreSettings())
-    slots = WalSlots(cas, OWN, database_id=DATABASE_ID, block_bytes=4_096, now_ms=lambda: 0)
+    slots = WalSlots(
+        cas,
+        OWN,
+        database_id=DATABASE_ID,
+        block_bytes=4_096,
+        now_ms=lambda: 0,
+        last_compacted=nothing_compacted,
+    )
     assert await slots.create(0, WalContents(entries)) is None
     assert workers.jobs == jobs
     stored = await store.get(names.wal_name(0))
@@ -131,7 +146,14 @@ async def test_all_parts_count_for_the_worker(part: int) -> None:
     """Where the many entries of an object stand does not matter: a worker encodes them."""
     store, workers = MemoryStore(lambda: 0), CountingWorkers()
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), workers), StoreSettings())
-    slots = WalSlots(cas, OWN, database_id=DATABASE_ID, block_bytes=4_096, now_ms=lambda: 0)
+    slots = WalSlots(
+        cas,
+        OWN,
+        database_id=DATABASE_ID,
+        block_bytes=4_096,
+        now_ms=lambda: 0,
+        last_compacted=nothing_compacted,
+    )
     points, ranges, records = [], [], []
     for number in range(ENCODE_INLINE_COUNT - 1):
         key = b"%06d" % number

@@ -21,7 +21,7 @@ from shalekv.format.sst import open_sst
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from tests.sim.world import World
-from tests.unit.engine.commits import newest_state
+from tests.unit.engine.commits import newest_state, nothing_compacted
 from tests.unit.engine.running_log import DATABASE_ID, NEWER, OLDER, OWN
 
 ENDS = ("close", "stop", "cancel", "newer writer")
@@ -52,7 +52,7 @@ class Trial(ABC):
                 interval_ms=self.random.choice([0.0, 50.0]),
                 flush_bytes=self.random.choice([1, 2_000, 1 << 20]),
             ),
-            state=lambda overlay: newest_state(overlay, self.memtable, self.prefix),
+            state=lambda overlay, _below: newest_state(overlay, self.memtable, self.prefix),
             clock=runtime.clock,
             next_seq=100,
         )
@@ -64,7 +64,14 @@ class Trial(ABC):
     def slots(self, node: str, own: WriterId) -> WalSlots:
         """The WAL as a process on this node sees it."""
         cas = CasStore(self.world.store_for(node), self.world.runtime_for(node), StoreSettings())
-        return WalSlots(cas, own, database_id=DATABASE_ID, block_bytes=4_096, now_ms=lambda: 1)
+        return WalSlots(
+            cas,
+            own,
+            database_id=DATABASE_ID,
+            block_bytes=4_096,
+            now_ms=lambda: 1,
+            last_compacted=nothing_compacted,
+        )
 
     async def run(self) -> None:
         """Let everybody do what they do, until the log has ended and all has arrived."""

@@ -94,7 +94,8 @@ manifests = st.builds(
     pending_loads=st.lists(st.builds(PendingLoad, st.text(max_size=9), tables), max_size=3).map(
         tuple
     ),
-    recent_loads=st.lists(st.builds(RecentLoad, st.text(max_size=9), u64s)).map(tuple),
+    recent_loads=st.lists(st.builds(RecentLoad, st.text(max_size=9), u64s, u64s)).map(tuple),
+    loads_forgotten_ms=u64s,
 )
 
 FULL = Manifest(
@@ -128,5 +129,6 @@ FULL = Manifest(
         Lease(b"lease number two", 0, "change feed"),
     ),
     pending_loads=(PendingLoad("load-7", SstTable.from_infos([some_info(9)])),),
-    recent_loads=(RecentLoad("load-5", 8000), RecentLoad("load-6", 8500)),
+    recent_loads=(RecentLoad("load-5", 8000, 1_700_000_000_100), RecentLoad("load-6", 8500)),
+    loads_forgotten_ms=1_700_000_000_050,
 )

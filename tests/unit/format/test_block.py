@@ -164,7 +164,7 @@ def test_a_block_of_one_commit_is_small() -> None:
         (0, b"\x03", BadStructure, "codec"),
         (1, b"\x01", BadStructure, "kind"),
         (1, b"\x02", UnsupportedVersion, "records of kind 97"),
-        (1, b"\x03", UnsupportedVersion, "section 3"),
+        (1, b"\x03", BadStructure, "section 3"),
         (1, b"\x04", BadStructure, "section"),
         (2, b"\x01", UnsupportedVersion, "reserved"),
         (4, b"\x00", BadStructure, "raw length"),
@@ -192,7 +192,7 @@ def test_what_contradicts_the_format_is_refused(
         ([put(b"a", 1), Entry(b"b", 1, Kind.TOMBSTONE, b"value")], BadStructure),
         ([put(b"a", 1), Entry(b"b", 1, Kind.TOMBSTONE, b"", 5)], BadStructure),
         ([put(b"a", 1), range_tombstone(b"b", b"c", 1)], BadStructure),
-        ([put(b"a", 1), Entry(b"b", 1, Kind.INGEST)], UnsupportedVersion),
+        ([put(b"a", 1), Entry(b"b", 1, Kind.INGEST)], BadStructure),
         ([put(b"a", 1), Entry(b"b", 1, Kind.MERGE)], UnsupportedVersion),
     ],
 )

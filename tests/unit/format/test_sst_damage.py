@@ -240,7 +240,7 @@ def test_a_tail_without_magic_is_not_measured() -> None:
         (INDEX_AT + 8 + 16 * BLOCKS, b"\x00", BadStructure, "footer"),
         (INDEX_AT + 8 + 20 * BLOCKS, b"\x01", BadStructure, "ascend from 0"),
         (INDEX_AT + 12 + 24 * BLOCKS, b"\x01", BadStructure, "sections"),
-        (INDEX_AT + 12 + 25 * BLOCKS - 1, b"\x03", UnsupportedVersion, "section 3"),
+        (INDEX_AT + 12 + 25 * BLOCKS - 1, b"\x03", BadStructure, "control records"),
         (INDEX_AT + 12 + 25 * BLOCKS - 3, b"\x02", BadStructure, "section 2"),
         (INDEX_AT + 12 + 25 * BLOCKS - 1, b"\x09", BadStructure, "section"),
         (INDEX_AT + 12 + 25 * BLOCKS, b"\xff\xff\xff", BadStructure, "first keys"),

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from shalekv.engine.memtable import View
+from shalekv.engine.view import View
 from shalekv.errors import PageExpired
 from shalekv.roles.open_views import OpenView, OpenViews
 from shalekv.settings import LimitSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KEY_BYTES_MAX
-from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, scan_messages
+from shalekv.engine.result_room import ResultRoom
+from shalekv.errors import Overloaded
+from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, MESSAGE_COPIES, scan_messages
 from shalekv.v1 import kv_pb2
 from tests.unit.engine.running_log import YieldingClock
 from tests.unit.store.inline_runtime import gathered
@@ -30,6 +32,11 @@ def entry(key: bytes, value: bytes = b"v") -> Entry:
     return Entry(key, 7, Kind.PUT, value)
 
 
+async def _one_by_one(slices: list[list[Entry]]) -> AsyncIterator[list[Entry]]:
+    for entries in slices:
+        yield entries
+
+
 def messages(
     slices: list[list[Entry]], *, message_bytes: int = 1 << 20, **request: object
 ) -> list[kv_pb2.ScanReply]:
@@ -39,10 +46,12 @@ def messages(
         scan_request = kv_pb2.ScanRequest(**request)  # type: ignore[arg-type]  # fields of a test
         clock = YieldingClock()
         replies = scan_messages(
-            slices,
+            _one_by_one(slices),
             scan_request,
             HEADER,
             message_bytes=message_bytes,
+            room=ResultRoom(1 << 30),
+            wait_ms=0,
             clock=clock,
             next_page=token,
         )
@@ -180,7 +189,7 @@ def test_nothing_is_read_ahead() -> None:
     """A slice is merged when the caller has taken what came before, and never if he goes."""
     taken: list[int] = []
 
-    def slices() -> Iterator[list[Entry]]:
+    async def slices() -> AsyncIterator[list[Entry]]:
         for number in range(5):
             taken.append(number)
             yield [entry(b"%d" % number, b"v" * 100)]
@@ -191,6 +200,8 @@ def test_nothing_is_read_ahead() -> None:
             kv_pb2.ScanRequest(),
             HEADER,
             message_bytes=1,
+            room=ResultRoom(1 << 30),
+            wait_ms=0,
             clock=YieldingClock(),
             next_page=token,
         )
@@ -200,3 +211,46 @@ def test_nothing_is_read_ahead() -> None:
 
     asyncio.run(two_messages())
     assert taken == [0, 1, 2]
+
+
+async def test_messages_are_smaller_where_little_room_is_left() -> None:
+    """Each takes what is left, gives it back when it was taken, and the last one at the end."""
+    one = 2 + ENTRY_FRAME_BYTES
+    room = ResultRoom(MESSAGE_COPIES * 3 * one)
+    replies = scan_messages(
+        _one_by_one([[entry(b"%d" % number) for number in range(6)]]),
+        kv_pb2.ScanRequest(),
+        HEADER,
+        message_bytes=2 * one,
+        room=room,
+        wait_ms=0,
+        clock=YieldingClock(),
+        next_page=token,
+    )
+    sizes = [len((await anext(replies)).entries)]
+    assert room.used_bytes == MESSAGE_COPIES * 2 * one
+    others_bytes = room.take(MESSAGE_COPIES * 2 * one, 0)
+    sizes.append(len((await anext(replies)).entries))
+    room.give_back(others_bytes)
+    sizes += [len(reply.entries) async for reply in replies]
+    assert sizes == [2, 1, 2, 1]
+    assert room.used_bytes == 0
+
+
+async def test_a_large_value_waits_for_room() -> None:
+    """And is refused when there is none in time."""
+    room = ResultRoom(1 << 20)
+    room.take(1 << 20, 0)
+    replies = scan_messages(
+        _one_by_one([[entry(b"k", b"v" * (1 << 19))]]),
+        kv_pb2.ScanRequest(),
+        HEADER,
+        message_bytes=1_024,
+        room=room,
+        wait_ms=1,
+        clock=YieldingClock(),
+        next_page=token,
+    )
+    with pytest.raises(Overloaded):
+        await anext(replies)
+    assert room.used_bytes == 1 << 20

@@ -41,7 +41,7 @@ async def test_status_tells_what_was_written() -> None:
         assert (reply.memtable.keys, reply.memtable.runs) == (1, 2)
         assert reply.memtable.bytes > 0
         assert reply.memtable.bytes_max == WriterSettings().memtable_bytes_max
-        assert (reply.manifest.manifest_id, reply.manifest.snapshots) == (2, 0)
+        assert (reply.manifest.manifest_id, reply.manifest.snapshots) == (2, 1)
 
 
 async def test_status_tells_what_is_remembered() -> None:

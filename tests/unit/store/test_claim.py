@@ -64,10 +64,14 @@ async def test_a_create_that_lands_late_is_ours(store: LossyStore) -> None:
 
 
 async def test_a_rival_is_not_us(store: LossyStore) -> None:
-    """An unknown outcome behind which a rival stands is not taken for our success."""
+    """An unknown outcome behind which a rival stands is not taken for our success.
+
+    Nor for certain failure: ours may have stood there before the rival's.
+    """
     await store.create(NAME, THEIRS)
     store.creates = [Fate.REQUEST_LOST]
-    assert await claim(store, NAME, OURS, runtime=inline_runtime()) == Taken(THEIRS)
+    outcome = await claim(store, NAME, OURS, runtime=inline_runtime())
+    assert outcome == Taken(THEIRS, is_certain=False)
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -83,7 +87,8 @@ async def test_every_script_ends_with_the_truth(reads: tuple[Fate, ...], *, take
         outcome = await claim(store, NAME, OURS, runtime=inline_runtime())
         store.reads.clear()
         holder = (await store.get(NAME)).data
-        assert outcome == (Taken(THEIRS) if taken else Claimed()), creates
+        is_certain = not {Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.LATE} & {*creates}
+        assert outcome == (Taken(THEIRS, is_certain) if taken else Claimed()), creates
         assert holder == (THEIRS if taken else OURS), creates
 
 
@@ -188,7 +193,8 @@ async def test_no_two_claims_hold_one_name() -> None:
         )
         assert outcomes.count(Claimed()) == 1, f"seed {seed}"
         holder = bodies[outcomes.index(Claimed())]
-        assert outcomes.count(Taken(holder)) == 3, f"seed {seed}"
+        taken = [outcome for outcome in outcomes if isinstance(outcome, Taken)]
+        assert [outcome.data for outcome in taken] == [holder] * 3, f"seed {seed}"
 
 
 def test_unavailable_is_an_error_of_the_store() -> None:

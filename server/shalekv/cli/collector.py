@@ -1,0 +1,244 @@
+"""`shalekv collector`: deletes the objects of databases that nothing needs any more."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import click
+import structlog
+import uvloop
+
+from shalekv.cli.bucket import checked_url
+from shalekv.cli.configuration import CONFIG_VARIABLE, load_settings
+from shalekv.cli.exit_codes import ExitCode, exit_code_of, exit_codes_text
+from shalekv.cli.flags import SettingsCommand, settings_flags
+from shalekv.cli.logs import configure_logs
+from shalekv.cli.output import Format, format_option, print_rows, printing
+from shalekv.cli.parent_pipe import parent_pipe
+from shalekv.cli.stopping import StopRequest
+from shalekv.clock import LoopClock
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.engine.collection.plan import Plan, Report
+from shalekv.errors import InvalidSetting, ShaleError
+from shalekv.roles.collector import Collector
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import CollectSettings, Settings, UrlSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.url import open_store
+
+DRY_COLUMNS = ("name", "size_bytes", "modified", "fate", "reason", "detail")
+Row = tuple[str | int, ...]
+
+_HELP = """Delete the objects of databases that no reader, no snapshot and no job needs any more.
+
+Several collectors of one database do no harm. What is younger than --collect-age-s stays, as does
+what was published, leased or pinned by a snapshot when a collection began, or comes later.
+
+\b
+Examples:
+  shalekv collector --url file:///var/lib/shalekv --dry-run
+  shalekv collector --url file:///var/lib/shalekv --once
+  shalekv collector --url file:///srv/one --url file:///srv/two --log-format json
+
+Settings are found as for `shalekv serve`.
+"""
+
+
+class _CollectCommand(SettingsCommand):
+    model = CollectSettings
+
+
+class _OneDatabase(Settings):
+    """Where environment and file may name the database."""
+
+    database: UrlSettings
+
+
+@click.command(cls=_CollectCommand, help=_HELP, epilog=exit_codes_text())
+@settings_flags(CollectSettings)
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="A database, such as file:///var/lib/shalekv; may be given several times.  "
+    "[SHALEKV_DATABASE__URL]",
+)
+@click.option("--once", is_flag=True, help="Collect each database once, and end.")
+@click.option(
+    "--dry-run", is_flag=True, help="Delete nothing: print what would become of each object, why."
+)
+@format_option
+@click.option(
+    "--parent-pipe",
+    "with_parent",
+    is_flag=True,
+    help="End when standard input, a pipe from the parent process, ends.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar=CONFIG_VARIABLE,
+    help=f"A TOML file with settings.  [{CONFIG_VARIABLE}]",
+)
+def collector(
+    *,
+    urls: tuple[str, ...],
+    once: bool,
+    dry_run: bool,
+    output_format: Format,
+    with_parent: bool,
+    config: Path | None,
+    **flags: Any,
+) -> None:
+    """Read the settings, collect, and exit with a documented code."""
+    try:
+        settings = load_settings(flags, config, CollectSettings)
+        if not urls:
+            urls = (load_settings({}, config, _OneDatabase).database.url,)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from None
+    places = list(dict.fromkeys(map(checked_url, urls)))
+    configure_logs(settings.server.log_format, settings.server.log_level)
+    if dry_run:
+        _print_plans(places, asyncio.run(_plans(places, settings)), output_format)
+    elif once:
+        outcomes = asyncio.run(_collect_once(places, settings))
+        sys.exit(_exit_code(each for each in outcomes if isinstance(each, ShaleError)))
+    else:
+        sys.exit(_collect(places, settings, with_parent=with_parent))
+
+
+def _collect(places: Sequence[str], settings: CollectSettings, *, with_parent: bool) -> ExitCode:
+    log = structlog.get_logger(__name__)
+    try:
+        uvloop.run(_run(places, settings, with_parent=with_parent))
+    except Exception as error:  # noqa: BLE001 - logged, in the format that was asked for
+        code = exit_code_of(error)
+        ended = log.bind(exit_code=code.value)
+        if isinstance(error, ShaleError):
+            ended.error("ended by an error", reason=error.reason, problem=str(error))
+        else:
+            ended.exception("ended by an unexpected error")
+        return code
+    return ExitCode.OK
+
+
+async def _run(places: Sequence[str], settings: CollectSettings, *, with_parent: bool) -> None:
+    """Collect until a signal asks to stop, or the parent is gone."""
+    log = structlog.get_logger(__name__)
+    failure: Exception | None = None
+    async with AsyncExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        if with_parent:
+            await stack.enter_async_context(parent_pipe(stop.asked))
+        databases, clock = await stack.enter_async_context(_databases(places, settings))
+        role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
+        log.info("collecting", urls=[database.url for database in databases])
+
+        async def run() -> None:
+            nonlocal failure
+            try:
+                await role.run()
+            except Exception as error:  # noqa: BLE001 - raised below, as itself
+                failure = error
+            stop.asked.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(run())
+            await stop.asked.wait()
+            running.cancel()
+    if failure is not None:
+        raise failure
+    log.info("stopped")
+
+
+async def _collect_once(
+    places: Sequence[str], settings: CollectSettings
+) -> Sequence[Report | ShaleError]:
+    async with _databases(places, settings) as (databases, clock):
+        role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
+        return await role.run_once()
+
+
+async def _plans(places: Sequence[str], settings: CollectSettings) -> list[Plan | ShaleError]:
+    plans: list[Plan | ShaleError] = []
+    async with _databases(places, settings) as (databases, _):
+        for database in databases:
+            try:
+                plans.append(await database.plan())
+            except ShaleError as error:
+                plans.append(error)
+    return plans
+
+
+@asynccontextmanager
+async def _databases(
+    places: Sequence[str], settings: CollectSettings
+) -> AsyncIterator[tuple[list[Collecting], LoopClock]]:
+    """Each database with a store of its own."""
+    clock = LoopClock()
+    workers = ThreadWorkers(settings.store.threads)
+    runtime = Runtime(clock=clock, random=SystemRandom(), workers=workers)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, workers.close)
+        databases = []
+        for place in places:
+            store = open_store(place, runtime)
+            stack.push_async_callback(store.close)
+            cas = CasStore(store, runtime, settings.store)
+            databases.append(Collecting(cas, settings.collector))
+        yield databases, clock
+
+
+def _print_plans(
+    places: Sequence[str], plans: Sequence[Plan | ShaleError], output_format: Format
+) -> None:
+    with printing():
+        columns = DRY_COLUMNS if len(places) == 1 else ("url", *DRY_COLUMNS)
+        print_rows(output_format, columns, _rows(places, plans))
+    for place, plan in zip(places, plans, strict=True):
+        click.echo(f"{place}: {_summary(plan)}", err=True)
+    code = _exit_code(each for each in plans if isinstance(each, ShaleError))
+    if code is not ExitCode.OK:
+        raise SystemExit(code)
+
+
+def _rows(places: Sequence[str], plans: Sequence[Plan | ShaleError]) -> Iterable[Row]:
+    for place, plan in zip(places, plans, strict=True):
+        if isinstance(plan, ShaleError):
+            continue
+        for judged in plan.objects:
+            listed, verdict = judged.listed, judged.verdict
+            modified = datetime.fromtimestamp(listed.modified_ms / 1_000, UTC)
+            row: Row = (
+                listed.name,
+                listed.size_bytes,
+                modified.isoformat(timespec="milliseconds"),
+                "goes" if verdict.goes else "stays",
+                verdict.reason.value,
+                verdict.detail,
+            )
+            yield row if len(places) == 1 else (place, *row)
+
+
+def _summary(plan: Plan | ShaleError) -> str:
+    if isinstance(plan, ShaleError):
+        return f"Error: {plan}"
+    report = Report.on(plan)
+    return (
+        f"{report.deleted_objects} of {len(plan.objects)} objects would go "
+        f"({report.deleted_bytes} bytes); expired: {report.dropped_snapshots} snapshots, "
+        f"{report.dropped_leases} leases"
+    )
+
+
+def _exit_code(errors: Iterable[ShaleError]) -> ExitCode:
+    return next(map(exit_code_of, errors), ExitCode.OK)

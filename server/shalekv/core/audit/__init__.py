@@ -1,0 +1,1 @@
+"""What must hold of a database at rest, as checks of values: the rules behind `shalekv fsck`."""

@@ -1,0 +1,88 @@
+"""Which SSTs of L0 to merge into the base level, or to move there.
+
+L0 is taken from its oldest SST on: one may go down only together with all older ones that overlap
+it, since what stands below must be older.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from shalekv.core.compaction.window import Window, hull, overlapping
+from shalekv.core.key_range import KeyRange
+from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import SortedRun, Tree, overlaps
+
+
+def l0_count(tree: Tree) -> int:
+    """How many SSTs of L0 a get may have to look at.
+
+    The SSTs of one load have one sequence number, do not overlap, and count as one.
+    """
+    return len({info.max_seq for info in tree.l0})
+
+
+def oldest_first(tree: Tree) -> Sequence[SstInfo]:
+    """L0 from the oldest SST on, those of one load by key."""
+    return sorted(tree.l0, key=lambda info: (info.max_seq, info.first_key))
+
+
+def movable_prefix(l0: Sequence[SstInfo], target: SortedRun | None) -> Sequence[SstInfo]:
+    """The longest prefix of `l0`, oldest first, that overlaps neither itself nor `target`."""
+    taken: list[SstInfo] = []
+    for info in l0:
+        keys = hull([info])
+        if overlapping(target, [info]) or any(overlaps(other, keys) for other in taken):
+            break
+        taken.append(info)
+    return taken
+
+
+def best_prefix(l0: Sequence[SstInfo], target: SortedRun | None, *, limit_bytes: int) -> Window:
+    """The prefix of `l0`, oldest first, for each byte of which the fewest others are read.
+
+    It reads at most `limit_bytes`, unless a single SST reads more.
+    """
+    best_count, best_ratio = 1, float("inf")
+    size_bytes = 0
+    keys = hull(l0[:1])
+    for count, info in enumerate(l0, 1):
+        size_bytes += info.size_bytes
+        if count > 1 and size_bytes > limit_bytes:
+            break
+        keys = _spanning(keys, hull([info]))
+        overlapped = target.overlapping(keys) if target is not None else ()
+        input_bytes = size_bytes + sum(other.size_bytes for other in overlapped)
+        ratio = input_bytes / max(size_bytes, 1)
+        if count == 1 or (input_bytes <= limit_bytes and ratio <= best_ratio):
+            best_count, best_ratio = count, ratio
+    sources = l0[:best_count]
+    return Window(sources, overlapping(target, sources))
+
+
+def with_small_neighbours(window: Window, target: SortedRun | None, *, limit_bytes: int) -> Window:
+    """The window, and SSTs of `target` beside it that are smaller than its sources together.
+
+    Otherwise many small commits at the end of the keys would become as many small SSTs. Each SST
+    is written again only when it grows to twice its size, so this costs little.
+    """
+    if target is None:
+        return window
+    sources_bytes = sum(info.size_bytes for info in window.sources)
+    spare_bytes = limit_bytes - sources_bytes - sum(i.size_bytes for i in window.overlapped)
+    start = hull(window.sources).start
+    before = sum(info.first_key <= start for info in window.overlapped)
+    low = bisect_right(target.first_keys, start) - before
+    high = low + len(window.overlapped)
+    if low > 0 and target.ssts[low - 1].size_bytes < min(sources_bytes, spare_bytes):
+        low -= 1
+        spare_bytes -= target.ssts[low].size_bytes
+    if high < len(target.ssts) and target.ssts[high].size_bytes < min(sources_bytes, spare_bytes):
+        high += 1
+    return Window(window.sources, target.ssts[low:high])
+
+
+def _spanning(keys: KeyRange, others: KeyRange) -> KeyRange:
+    end = max(keys.end, others.end) if keys.end and others.end else b""
+    return KeyRange(min(keys.start, others.start), end)

@@ -1,0 +1,138 @@
+"""What a compactor does to the manifest: claim its epoch, publish results (protocol, section 6).
+
+Every edit of a compactor first checks that it still is the compactor, so that the older one of
+two stops and no result is published twice (I9), and that its lease is still there, so that what
+it publishes was not collected meanwhile (F3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shalekv.core.compaction.jobs import MergeJob, MergeResult, Result, WalResult
+from shalekv.core.lease import check_lease, protects
+from shalekv.core.manifest import Manifest
+from shalekv.core.sst_table import SstInfo
+from shalekv.errors import IllegalState, LeaseLost, Superseded
+
+
+@dataclass(frozen=True, slots=True)
+class CompactorId:
+    """The name of one compactor: its epoch, and a nonce, since a recycled manifest id lets two
+    processes win one epoch (protocol, section 3).
+    """
+
+    epoch: int
+    nonce: bytes
+
+
+def claim_compactor_epoch(manifest: Manifest, nonce: bytes) -> Manifest:
+    """The manifest whose compactor is the process with this nonce; an older one is superseded."""
+    return replace(manifest, compactor_epoch=manifest.compactor_epoch + 1, compactor_nonce=nonce)
+
+
+def check_compactor(manifest: Manifest, own: CompactorId) -> None:
+    """Raise `Superseded` unless `manifest` shows `own` as the compactor.
+
+    The same epoch in other hands means that our claim was made at a recycled manifest id and never
+    counted (F2): that compactor is superseded just the same. Raises `IllegalState` when the epoch
+    went down.
+    """
+    if _is_compactor(manifest, own):
+        return
+    if manifest.compactor_epoch < own.epoch:
+        message = (
+            f"manifest {manifest.manifest_id} shows compactor epoch {manifest.compactor_epoch} "
+            f"although epoch {own.epoch} was won before: epochs never go down"
+        )
+        raise IllegalState(message)
+    message = (
+        f"this compactor (epoch {own.epoch}) was superseded: manifest {manifest.manifest_id} "
+        f"belongs to the compactor with epoch {manifest.compactor_epoch}. Nothing was published"
+    )
+    raise Superseded(message, own_epoch=own.epoch, newer_epoch=manifest.compactor_epoch)
+
+
+def publish(manifest: Manifest, own: CompactorId, result: Result, lease_id: bytes) -> Manifest:
+    """The manifest with this result, whose outputs were written under the lease.
+
+    Raises `Superseded`, `LeaseLost`, and `IllegalState` when the manifest is not one that the
+    result can follow: a slot is not the one after c, or an input is not in its level any more.
+    """
+    check_compactor(manifest, own)
+    check_lease(manifest, lease_id)
+    for info in written(result):
+        if not protects(lease_id, info.id):
+            message = f"the SST {info.id.hex()} was not written under the lease {lease_id.hex()}"
+            raise LeaseLost(message)
+    if isinstance(result, WalResult):
+        return _with_slots(manifest, result)
+    return _with_merge(manifest, result)
+
+
+def is_published(manifest: Manifest, own: CompactorId, result: Result) -> bool:
+    """Whether `publish` of this result is contained in `manifest` (F2).
+
+    Exact as long as `own` is the compactor, since it publishes one result after the other. Later,
+    a result whose outputs are merged already is denied: its compactor is superseded anyhow.
+    """
+    levels = {info.id: info.level for info in manifest.leveled_ssts}
+    if any(levels.get(info.id) != info.level for info in result.outputs):
+        return False
+    if isinstance(result, WalResult):
+        return result.job.slots.stop <= manifest.first_uncompacted_wal_id
+    if result.job.is_move:
+        return True
+    if not _is_compactor(manifest, own) and not result.outputs:
+        return False
+    return not any(info.id in levels for info in result.job.inputs)
+
+
+def written(result: Result) -> Iterator[SstInfo]:
+    """The outputs that are new objects; a move has none."""
+    if isinstance(result, MergeResult) and result.job.is_move:
+        return iter(())
+    return iter(result.outputs)
+
+
+def _is_compactor(manifest: Manifest, own: CompactorId) -> bool:
+    return (manifest.compactor_epoch, manifest.compactor_nonce) == (own.epoch, own.nonce)
+
+
+def _with_slots(manifest: Manifest, result: WalResult) -> Manifest:
+    slots = result.job.slots
+    if not slots or slots.start != manifest.first_uncompacted_wal_id:
+        message = (
+            f"the WAL objects {slots.start} to {slots.stop - 1} do not follow what manifest "
+            f"{manifest.manifest_id} has in its levels: that ends before slot "
+            f"{manifest.first_uncompacted_wal_id}"
+        )
+        raise IllegalState(message)
+    last = slots[-1]
+    return replace(
+        manifest,
+        leveled_ssts=manifest.leveled_ssts.replace((), result.outputs),
+        wal_id_last_compacted=last,
+        wal_id_last_seen=max(last, manifest.wal_id_last_seen or 0),
+        last_compacted_seq=max(manifest.last_compacted_seq, result.last_seq),
+        logical_time_ms=max(manifest.logical_time_ms, result.logical_time_ms),
+    )
+
+
+def _with_merge(manifest: Manifest, result: MergeResult) -> Manifest:
+    job = result.job
+    _check_inputs(manifest, job)
+    removed = [info.id for info in (job.sources if job.is_move else job.inputs)]
+    return replace(manifest, leveled_ssts=manifest.leveled_ssts.replace(removed, result.outputs))
+
+
+def _check_inputs(manifest: Manifest, job: MergeJob) -> None:
+    levels = {info.id: info.level for info in manifest.leveled_ssts}
+    for info in job.inputs:
+        if levels.get(info.id) != info.level:
+            message = (
+                f"the SST {info.id.hex()} was merged, and is not in level {info.level} of manifest "
+                f"{manifest.manifest_id}: another process must have edited the levels"
+            )
+            raise IllegalState(message)

@@ -1,0 +1,223 @@
+"""Loads: ready-made SSTs that become one commit (protocol, section 6, "Ingest").
+
+A load's files are named by a *pending load* in the manifest before they are committed, so that
+they stay; one control record in the WAL is the commit; and when that record is compacted, the
+files become rows of L0 in the same edit in which the pending load goes. All entries of a load have
+one sequence number, which nobody knew when the files were written: whoever lists them says it.
+
+Which loads were committed is remembered, so that none is applied twice. Ids of the form
+``<stream>-<number>`` are those of a stream's batches, which come in order: the highest of each
+stream stands for all below it. Of the others a bounded number is remembered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import attrgetter
+
+from shalekv.core.lease import protects
+from shalekv.core.manifest import Manifest, PendingLoad, RecentLoad
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.core.tree import L0, SortedRun, Tree
+from shalekv.errors import IllegalState, LeaseLost, LoadUnknown
+
+LOAD_ID_BYTES_MAX = 256
+OWN_PREFIX = "shalekv:"  # of the loads that a writer makes of large batches: nobody repeats those
+# How far the clocks may be apart that a load's commit and its files are dated by.
+CLOCK_MARGIN_MS = 60_000
+_RUN_LEVEL = 1  # of a load as a tree of its own: any that is a sorted run
+_BATCH = re.compile(r"(?s)(.+)-(0|[1-9][0-9]{0,19})")
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedLoad:
+    """A load whose record is in the WAL. Its `ssts` are as their writer made them: unnumbered."""
+
+    load_id: str
+    ssts: SstTable
+    seq: int
+    wal_id: int
+
+
+def unnumbered(info: SstInfo) -> SstInfo:
+    """The SST as its own footer tells it, which knows neither level nor sequence number."""
+    return replace(info, level=L0, min_seq=0, max_seq=0)
+
+
+def level_rows(load: CommittedLoad) -> list[SstInfo]:
+    """The rows of L0 that the load becomes when its record is compacted."""
+    return [replace(info, level=L0, min_seq=load.seq, max_seq=load.seq) for info in load.ssts]
+
+
+def load_tree(load: CommittedLoad) -> Tree:
+    """The load as a tree of one sorted run, to be read as any other."""
+    ssts = [replace(info, level=_RUN_LEVEL) for info in level_rows(load)]
+    return Tree(
+        manifest_id=0,
+        wal_id=load.wal_id,
+        last_seq=load.seq,
+        l0=(),
+        runs=[SortedRun.of(_RUN_LEVEL, ssts)],
+        system=(),
+    )
+
+
+def files_problem(ssts: Sequence[SstInfo]) -> tuple[int, str] | None:
+    """Which of a load's files, as it lists them, is wrong, and what about it; None: none is.
+
+    What only the files themselves can tell is not looked at.
+    """
+    for at, info in enumerate(ssts):
+        if info != unnumbered(info):
+            return at, "level and sequence numbers are given by the commit: leave them 0"
+        if not info.entry_count or not info.size_bytes or not info.block_meta_len:
+            return at, "entry_count, size_bytes and block_meta_len say that it is empty"
+        if not info.last_key or info.last_key < info.first_key:
+            return at, "the last key is below the first key, or empty"
+    for at, (before, after) in enumerate(pairwise(ssts), 1):
+        if after.first_key <= before.last_key:
+            return at, "the first key is not above the last key of the file before it"
+    ids = [info.id for info in ssts]
+    if len({*ids}) != len(ids):
+        return next(at for at, id_ in enumerate(ids) if id_ in ids[:at]), "is listed twice"
+    return None
+
+
+def find_load(manifest: Manifest, load_id: str) -> int | None:
+    """The sequence number of a load that is remembered, or of a later batch of its stream."""
+    return _find(manifest.recent_loads, load_id)
+
+
+def check_known(manifest: Manifest, load_id: str, *, oldest_ms: int) -> None:
+    """Raise `LoadUnknown` if the load may have been committed and forgotten.
+
+    `oldest_ms` is when the oldest of its files was written, by the store's clock. Files that are
+    younger than every load that was forgotten cannot have been part of one.
+    """
+    if manifest.loads_forgotten_ms and oldest_ms <= manifest.loads_forgotten_ms + CLOCK_MARGIN_MS:
+        message = (
+            f"load {load_id!r}: its files are older than loads that are not remembered any more, "
+            "so it may be one of those. Read to find out; if it is not, write its files again"
+        )
+        raise LoadUnknown(message)
+
+
+def register_load(manifest: Manifest, load: PendingLoad, *, oldest_ms: int) -> Manifest:
+    """The manifest in which the load is pending: its files stay until it is committed or dropped.
+
+    Either its files do not exist yet, so that nobody can have decided to delete them (then
+    `oldest_ms` is now, by the store's clock), or they are protected by leases, or the oldest of
+    them was written at `oldest_ms`, after all that a collector has deleted (F3). Made again, it
+    leaves one pending load. Raises `LeaseLost` and `LoadUnknown`.
+    """
+    check_known(manifest, load.load_id, oldest_ms=oldest_ms)
+    if oldest_ms < manifest.gc_cutoff_ms and not _are_leased(manifest, load.ssts):
+        message = (
+            f"load {load.load_id!r}: its files are covered by no lease in manifest "
+            f"{manifest.manifest_id}, and so old that a collector may have deleted them. Nothing "
+            "was committed: write them again"
+        )
+        raise LeaseLost(message)
+    listed = {info.id for info in manifest.leveled_ssts}
+    if any(info.id in listed for info in load.ssts):
+        message = (
+            f"load {load.load_id!r}: a file of it is in the levels already, so it was committed "
+            "before, under this id or another"
+        )
+        raise LoadUnknown(message)
+    others = _without(manifest.pending_loads, {load.load_id})
+    return replace(manifest, pending_loads=(*others, load))
+
+
+def is_pending(manifest: Manifest, load_id: str) -> bool:
+    """Whether the load is registered and not compacted."""
+    return any(load.load_id == load_id for load in manifest.pending_loads)
+
+
+def drop_pending(manifest: Manifest, load_ids: Collection[str]) -> Manifest:
+    """The manifest without these pending loads; one that is not there is none of them.
+
+    REQUIRES: no record of them is in the WAL, nor on its way there.
+    """
+    return replace(manifest, pending_loads=_without(manifest.pending_loads, load_ids))
+
+
+def drop_unrecorded(manifest: Manifest, recorded: Iterable[str]) -> Manifest:
+    """The manifest without pending loads that no record commits: part of opening.
+
+    `recorded` are the loads of all records that a replay has found. REQUIRES: older writers are
+    fenced, so that none can follow.
+    """
+    kept = {*recorded}
+    dropped = {load.load_id for load in manifest.pending_loads if load.load_id not in kept}
+    return drop_pending(manifest, dropped)
+
+
+def with_committed(
+    manifest: Manifest, load: CommittedLoad, *, logical_time_ms: int, max_count: int
+) -> Manifest:
+    """The manifest when the record of the load is compacted: it is pending no more, but remembered.
+
+    `logical_time_ms` is that of the WAL object. REQUIRES: the same edit puts `level_rows` into the
+    levels and raises c. Raises `IllegalState` when the load is not pending: its files may be gone.
+    """
+    if not is_pending(manifest, load.load_id):
+        message = (
+            f"load {load.load_id!r} of WAL object {load.wal_id} is not pending in manifest "
+            f"{manifest.manifest_id}: nothing has protected its files. Check the database with "
+            "`shalekv fsck`"
+        )
+        raise IllegalState(message)
+    dropped = drop_pending(manifest, {load.load_id})
+    if load.load_id.startswith(OWN_PREFIX):
+        return dropped
+    return _remember(dropped, RecentLoad(load.load_id, load.seq, logical_time_ms), max_count)
+
+
+def batch_of(load_id: str) -> tuple[str, int] | None:
+    """Stream and number of a load that is a stream's batch."""
+    match = _BATCH.fullmatch(load_id)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def _find(loads: Iterable[RecentLoad], load_id: str) -> int | None:
+    own = batch_of(load_id)
+    for load in loads:
+        if load.load_id == load_id:
+            return load.seq
+        other = batch_of(load.load_id) if own else None
+        if own and other and other[0] == own[0] and other[1] >= own[1]:
+            return load.seq
+    return None
+
+
+def _remember(manifest: Manifest, recent: RecentLoad, max_count: int) -> Manifest:
+    """The manifest that remembers one more load, and has forgotten what that is too many."""
+    own = batch_of(recent.load_id)
+    others = []
+    for load in manifest.recent_loads:
+        other = batch_of(load.load_id)
+        is_same = load.load_id == recent.load_id
+        if is_same or (own and other and own[0] == other[0] and other[1] < own[1]):
+            continue
+        others.append(load)
+    loads = [*others, recent] if _find(others, recent.load_id) is None else others
+    alone = sorted((each for each in loads if not batch_of(each.load_id)), key=attrgetter("seq"))
+    forgotten = alone[: max(len(alone) - max_count, 0)]
+    forgotten_ms = max((each.logical_time_ms for each in forgotten), default=0)
+    return replace(
+        manifest,
+        recent_loads=tuple(each for each in loads if each not in forgotten),
+        loads_forgotten_ms=max(manifest.loads_forgotten_ms, forgotten_ms),
+    )
+
+
+def _are_leased(manifest: Manifest, ssts: Iterable[SstInfo]) -> bool:
+    return all(any(protects(lease.id, info.id) for lease in manifest.leases) for info in ssts)
+
+
+def _without(loads: Iterable[PendingLoad], load_ids: Collection[str]) -> tuple[PendingLoad, ...]:
+    return tuple(load for load in loads if load.load_id not in load_ids)

@@ -1,0 +1,1 @@
+"""Collection: deleting what no reader, writer or job can need any more."""

@@ -1,0 +1,161 @@
+"""One collection: list, judge, publish, delete, in this order (rule F3).
+
+Each step may be the last one of this process: nothing is deleted that the manifest still needs
+which was published before, so whatever a crash leaves is a correct database, and the next
+collection finds the rest of the garbage. Two collectors at once delete the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from shalekv.core.collectable import Folder, Listed
+from shalekv.core.expiry import expire, has_expired, is_edit_needed
+from shalekv.core.manifest import Manifest
+from shalekv.core.retention import Cutoffs, Pins, Retention, first_kept_wal_id
+from shalekv.engine.collection.active import ActiveManifests
+from shalekv.engine.collection.deleting import Deleter
+from shalekv.engine.collection.fences import Fences
+from shalekv.engine.collection.listing import list_objects
+from shalekv.engine.collection.plan import Judged, Plan, Report
+from shalekv.engine.editing import edit_deadline
+from shalekv.errors import IllegalState
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import CollectorSettings
+from shalekv.store.cas import CasStore
+
+ResultT = TypeVar("ResultT")
+ATTEMPTS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a collection knows before it changes anything."""
+
+    now_ms: int  # by the store's clock
+    cutoffs: Cutoffs
+    listing: Sequence[Listed]
+    plan: Plan
+
+
+class Collecting:
+    """Collects one database, again and again; what never changes is read once."""
+
+    def __init__(self, store: CasStore, settings: CollectorSettings) -> None:
+        """Nothing is read yet."""
+        self._store = store
+        self._settings = settings
+        self._active = ActiveManifests(store)
+        self._fences = Fences(store)
+        self._deleter = Deleter(
+            store.reads, store.runtime.clock, per_s_count=settings.deletes_per_s_count
+        )
+
+    @property
+    def url(self) -> str:
+        """Of the database, without credentials."""
+        return self._store.url
+
+    async def plan(self) -> Plan:
+        """What `collect` would do now. Raises as it does, and changes nothing."""
+
+        async def look(stored: StoredManifest) -> Plan:
+            return (await self._look(stored)).plan
+
+        return await self._unless_overtaken(look)
+
+    async def collect(self) -> Report:
+        """Delete what nothing needs and what is old enough.
+
+        Raises `DatabaseNotFound`; `CorruptObject` or `IllegalState` when an active manifest cannot
+        be read, and then nothing was deleted; `ManifestConflict`; `StoreError`.
+        """
+        return await self._unless_overtaken(self._collect)
+
+    async def _unless_overtaken(
+        self, attempt: Callable[[StoredManifest], Awaitable[ResultT]]
+    ) -> ResultT:
+        """Whoever finds a manifest missing that a snapshot needs may have looked too late.
+
+        Another collector has dropped the snapshot then: the current manifest tells.
+        """
+        for _ in range(ATTEMPTS_MAX - 1):
+            # Nothing that was seen before is believed: somebody may have restored an older copy.
+            stored = StoredManifest(self._store)
+            try:
+                return await attempt(stored)
+            except IllegalState:
+                seen = stored.current
+                if await stored.refresh() is seen:
+                    raise
+        return await attempt(StoredManifest(self._store))
+
+    async def _collect(self, stored: StoredManifest) -> Report:
+        look = await self._look(stored)
+        plan = look.plan
+        if plan.is_edit_needed:
+            published = await self._publish(stored, look)
+            judged = await self._judge(published, look.listing, look.cutoffs)
+            plan = replace(plan, manifest=published, objects=judged)
+        await self._deleter.delete(each.name for each in plan.doomed)
+        return Report.on(plan)
+
+    async def _look(self, stored: StoredManifest) -> _Look:
+        now_ms = await self._store.reads.now_ms()
+        cutoffs = Cutoffs.at(
+            now_ms,
+            collect_age_s=self._settings.collect_age_s,
+            foreign_age_s=self._settings.foreign_age_s,
+            fence_age_s=self._settings.fence_age_s,
+        )
+        listing = await list_objects(self._store)
+        current = await stored.refresh()
+        expired = expire(current, now_ms / 1_000, cutoffs.cutoff_ms)
+        judged = await self._judge(expired, listing, cutoffs)
+        doomed = (each.listed for each in judged if each.verdict.goes)
+        is_needed = is_edit_needed(current, expired, doomed)
+        judge = replace(expired, manifest_id=current.manifest_id + 1) if is_needed else current
+        plan = Plan(
+            manifest=judge,
+            is_edit_needed=is_needed,
+            dropped_snapshots=len(current.snapshots) - len(expired.snapshots),
+            dropped_leases=len(current.leases) - len(expired.leases),
+            objects=await self._judge(judge, listing, cutoffs),
+        )
+        return _Look(now_ms, cutoffs, listing, plan)
+
+    async def _publish(self, stored: StoredManifest, look: _Look) -> Manifest:
+        now_s, cutoff_ms = look.now_ms / 1_000, look.cutoffs.cutoff_ms
+        async with edit_deadline(self._store):
+            return await stored.edit(
+                partial(expire, now_s=now_s, cutoff_ms=cutoff_ms),
+                partial(has_expired, now_s=now_s, cutoff_ms=cutoff_ms),
+            )
+
+    async def _judge(
+        self, manifest: Manifest, listing: Sequence[Listed], cutoffs: Cutoffs
+    ) -> Sequence[Judged]:
+        """What becomes of each object if `manifest` judges, which is newer than the listing."""
+        pins = await self._active.pins(manifest, listing)
+        first_kept = first_kept_wal_id(manifest, pins)
+        fences = await self._fences.among(
+            each
+            for each in listing
+            if each.folder is Folder.WAL and each.number is not None and each.number < first_kept
+        )
+        run = self._store.runtime.workers.run
+        return await run(_judged, manifest, pins, cutoffs, fences, listing)
+
+
+def _judged(
+    manifest: Manifest,
+    pins: Sequence[Pins],
+    cutoffs: Cutoffs,
+    fences: frozenset[str],
+    listing: Sequence[Listed],
+) -> Sequence[Judged]:
+    retention = Retention(manifest, pins, cutoffs, fences=fences)
+    return [Judged(each, retention.judge(each)) for each in listing]

@@ -1,0 +1,36 @@
+"""Lists all objects of a database, as the rules of retention judge them."""
+
+from __future__ import annotations
+
+from shalekv.core.collectable import Folder, Listed
+from shalekv.format import names
+from shalekv.store.api import ObjectInfo
+from shalekv.store.cas import CasStore
+
+_FOLDERS = {
+    names.MANIFEST_FOLDER: Folder.MANIFEST,
+    names.WAL_FOLDER: Folder.WAL,
+    names.LEVELS_FOLDER: Folder.LEVELS,
+}
+
+
+async def list_objects(store: CasStore) -> list[Listed]:
+    """Every object, in the order in which garbage is deleted: by folder, then by name."""
+    return [
+        _listed(folder, info)
+        for prefix, folder in _FOLDERS.items()
+        async for info in store.reads.list(prefix)
+    ]
+
+
+def _listed(folder: Folder, info: ObjectInfo) -> Listed:
+    name = info.name
+    number = names.parse_manifest_name(name)
+    return Listed(
+        folder=folder,
+        name=name,
+        size_bytes=info.size_bytes,
+        modified_ms=info.modified_ms,
+        number=names.parse_wal_name(name) if number is None else number,
+        sst_id=names.parse_level_name(name),
+    )

@@ -1,0 +1,132 @@
+"""Divides a merge by key range into parts, which run one after the other or in parallel."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import Protocol
+
+from shalekv.core.compaction.jobs import MergeJob
+from shalekv.core.compaction.remains import OlderKeys, older_ssts
+from shalekv.core.key_range import KeyRange
+from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree, overlaps, upper_bound
+from shalekv.engine.compaction.outputs import Authorship
+from shalekv.engine.compaction.pace import Pace
+from shalekv.engine.compaction.part import Part, PartResult, output_bytes, run_part
+from shalekv.engine.compaction.sources import LevelReader
+from shalekv.format.section import Section
+from shalekv.format.statistics import cuts, weights
+from shalekv.settings import CompactorSettings, LevelSettings
+from shalekv.store.cas import CasStore
+
+_EVERYTHING = KeyRange(b"", b"")
+_MS_PER_S = 1_000
+
+
+class PartRunner(Protocol):
+    """Runs the parts of a merge."""
+
+    is_parallel: bool
+
+    async def run(
+        self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+    ) -> Sequence[PartResult]:
+        """The results, in the order of the parts; no bound on the pace while `is_lifted` says so.
+
+        Raises what a part raises. Nothing of it runs on afterwards.
+        """
+        ...
+
+
+class OwnProcessParts:
+    """Runs parts in this process, one after the other."""
+
+    is_parallel = False
+
+    def __init__(self, store: CasStore) -> None:
+        self._store = store
+
+    async def run(
+        self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+    ) -> Sequence[PartResult]:
+        """The results, in the order of the parts."""
+        clock = self._store.runtime.clock
+        return [
+            await run_part(self._store, part, Pace(clock, part.bytes_per_s, is_lifted))
+            for part in parts
+        ]
+
+
+async def divide(
+    store: CasStore,
+    job: MergeJob,
+    tree: Tree,
+    author: Authorship,
+    *,
+    compactor: CompactorSettings,
+    levels: LevelSettings,
+    is_parallel: bool,
+) -> list[Part]:
+    """The parts of a job that was picked for `tree`; the first holds the least keys."""
+    sources = _sources(job)
+    target_bytes = output_bytes(levels, compactor.subcompaction_memory_bytes)
+    count = 1
+    if is_parallel and job.target_level != SYSTEM_LEVEL:
+        count = min(compactor.subcompaction_count_max, max(job.input_bytes // target_bytes, 1))
+    borders = await _borders(store, job, author, count) if count > 1 else []
+    logical_ms = author.logical_time_ms
+    is_system = job.target_level == SYSTEM_LEVEL
+    horizon_ms = logical_ms - compactor.record_kept_s * _MS_PER_S if is_system else logical_ms
+    older = [*older_ssts(tree, job)]
+    parts = []
+    for start, end in pairwise([b"", *borders, b""]):
+        keys = KeyRange(start, end)
+        runs = [[info for info in run if overlaps(info, keys)] for run in sources]
+        held = [run for run in runs if run]
+        part = Part(
+            author=author,
+            target_level=job.target_level,
+            sources=held,
+            keys=keys,
+            older=OlderKeys.of(_within(older, held)),
+            expiry_horizon_ms=horizon_ms,
+            levels=levels,
+            memory_bytes=compactor.subcompaction_memory_bytes,
+            bytes_per_s=compactor.compaction_rate_bytes / (len(borders) + 1),
+        )
+        if held:
+            parts.append(part)
+    return parts
+
+
+def _sources(job: MergeJob) -> list[Sequence[SstInfo]]:
+    """The inputs as runs, the newest first."""
+    if job.source_level in (L0, SYSTEM_LEVEL):
+        newest_first = sorted(job.sources, key=attrgetter("max_seq"), reverse=True)
+        runs: list[Sequence[SstInfo]] = [[info] for info in newest_first]
+    else:
+        runs = [sorted(job.sources, key=attrgetter("first_key"))]
+    return [*runs, sorted(job.overlapped, key=attrgetter("first_key"))]
+
+
+def _within(older: Sequence[SstInfo], runs: Sequence[Sequence[SstInfo]]) -> list[SstInfo]:
+    """Those of `older` that have keys between the first and the last of `runs`."""
+    first = min(info.first_key for run in runs for info in run) if runs else b""
+    last = max((upper_bound(info) for run in runs for info in run), default=b"")
+    return [info for info in older if info.first_key <= last and first <= upper_bound(info)]
+
+
+async def _borders(
+    store: CasStore, job: MergeJob, author: Authorship, count: int
+) -> Sequence[bytes]:
+    """Keys that cut the inputs into about `count` parts of one size; fewer if keys are few."""
+    reader = LevelReader(store, database_id=author.database_id, pace=Pace(store.runtime.clock, 0))
+    blocks = []
+    for info in job.inputs:
+        index = (await reader.metadata(info)).index
+        blocks.append(weights(index, index.blocks_of(Section.POINTS)))
+    merged = heapq.merge(*blocks, key=attrgetter("first_key"))
+    return cuts(merged, -(-job.input_bytes // count))[: count - 1]

@@ -1,0 +1,331 @@
+"""The SSTs of the levels of one database, read piece by piece through bounded caches.
+
+What is kept of an SST beside its blocks (footer, index, filter, range tombstones) comes with one
+request, and one more if it has range tombstones. SSTs never change, so nothing here grows old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shalekv.core.range_tombstones import NONE, RangeTombstones
+from shalekv.core.sst_table import SstInfo
+from shalekv.engine.levels.cache import Cache, Sized
+from shalekv.engine.levels.parallel import in_parallel
+from shalekv.engine.levels.read_budget import ReadBudget
+from shalekv.engine.result_room import ResultRoom
+from shalekv.format.block import Block
+from shalekv.format.filter import Filter
+from shalekv.format.footer import Footer
+from shalekv.format.index import BlockHandle, BlockIndex
+from shalekv.format.names import level_name
+from shalekv.format.section import Section
+from shalekv.format.sst import open_filter, read_block, read_block_at
+from shalekv.format.sst_metadata import ByteRange, metadata_range, read_metadata
+from shalekv.settings import CacheSettings
+from shalekv.store.cas import CasStore
+
+# Objects, tuples and dictionary slots beside the bytes that were read, measured: 600 of a block,
+# 1,900 of the rest.
+BLOCK_OVERHEAD_BYTES = 700
+METADATA_OVERHEAD_BYTES = 2_000
+
+PARSED_AT_ONCE_BYTES = 1 << 20  # then other tasks have their turn: about 2 ms
+OPENED_AT_ONCE = 16  # requests of one caller; the read budget bounds those of all
+
+_BlockKey = tuple[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSst:
+    """What is known of an SST without reading its blocks.
+
+    `info.level` is that at which it was opened first: a trivial move changes no object. `filter`
+    is None if it has none, of a kind that this version does not know, or if it was not asked for.
+    """
+
+    info: SstInfo
+    footer: Footer
+    index: BlockIndex
+    filter: Filter | None
+    range_tombstones: RangeTombstones
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Neighbouring blocks of an SST, verified and decompressed when they are asked for."""
+
+    opened: OpenSst
+    held: dict[int, Block]  # those that are decompressed already
+    offset: int = 0
+    data: bytes = b""  # of the object, from `offset` on
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are held for this alone."""
+        return len(self.data)
+
+    def block(self, number: int) -> Block:
+        """Block `number` of the index, one of those that were fetched."""
+        held = self.held.get(number)
+        if held is not None:
+            return held
+        handle = self.opened.index[number]
+        start = handle.offset - self.offset
+        return read_block(self.opened.index, number, self.data[start : start + handle.length])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCounters:
+    """What reading the levels came to so far. Hits and misses are those of the caches."""
+
+    block_hits: int
+    block_misses: int
+    block_evictions: int
+    block_held_bytes: int
+    block_requests: int
+    blocks_fetched: int
+    block_fetched_bytes: int
+    metadata_hits: int
+    metadata_misses: int
+    metadata_evictions: int
+    metadata_held_bytes: int
+    metadata_requests: int
+    metadata_fetched_bytes: int
+    filter_negatives: int  # SSTs that were not looked into
+    filter_positives: int
+    filter_false_positives: int  # ... that held no version of the key
+    in_flight_bytes: int
+    in_flight_bytes_peak: int
+    in_flight_waits: int  # requests that waited for the read budget
+
+
+@dataclass(slots=True)
+class FilterCounts:
+    """What filters said, counted by who asks them."""
+
+    negatives: int = 0
+    positives: int = 0
+    false_positives: int = 0
+
+
+@dataclass(slots=True)
+class _Requests:
+    requests: int = 0
+    fetched_bytes: int = 0
+
+
+class LevelSsts:
+    """Reads the SSTs of the levels of one database; one for each process.
+
+    All methods that read may raise `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
+    """
+
+    def __init__(self, store: CasStore, *, database_id: bytes, settings: CacheSettings) -> None:
+        """Nothing is read before it is asked for."""
+        self.settings = settings
+        self.filter_counts = FilterCounts()
+        self._store = store.reads
+        self._database_id = database_id
+        # Of metadata without the filter the key has a zero byte more: then both can be held, and
+        # the hot path, which needs the filter, asks for the id.
+        self._metadata: Cache[bytes, OpenSst] = Cache(settings.metadata_cache_bytes)
+        self._blocks: Cache[_BlockKey, Block] = Cache(settings.block_cache_bytes)
+        self.ahead = ResultRoom(settings.scan_ahead_bytes_max)
+        self._budget = ReadBudget(settings.read_in_flight_bytes)
+        self._metadata_requests = _Requests()
+        self._block_requests = _Requests()
+        self._blocks_fetched = 0
+
+    @property
+    def counters(self) -> ReadCounters:
+        """The counters as they stand now."""
+        blocks, metadata, budget = self._blocks, self._metadata, self._budget
+        return ReadCounters(
+            block_hits=blocks.hits,
+            block_misses=blocks.misses,
+            block_evictions=blocks.evictions,
+            block_held_bytes=blocks.held_bytes,
+            block_requests=self._block_requests.requests,
+            blocks_fetched=self._blocks_fetched,
+            block_fetched_bytes=self._block_requests.fetched_bytes,
+            metadata_hits=metadata.hits,
+            metadata_misses=metadata.misses,
+            metadata_evictions=metadata.evictions,
+            metadata_held_bytes=metadata.held_bytes,
+            metadata_requests=self._metadata_requests.requests,
+            metadata_fetched_bytes=self._metadata_requests.fetched_bytes,
+            filter_negatives=self.filter_counts.negatives,
+            filter_positives=self.filter_counts.positives,
+            filter_false_positives=self.filter_counts.false_positives,
+            in_flight_bytes=budget.in_flight_bytes,
+            in_flight_bytes_peak=budget.in_flight_bytes_peak,
+            in_flight_waits=budget.waits,
+        )
+
+    def held(self, info: SstInfo) -> OpenSst | None:
+        """What `metadata` returns with the filter, if it is in memory."""
+        return self._metadata.find(info.id)
+
+    async def metadata(self, info: SstInfo, *, with_filter: bool = True) -> OpenSst:
+        """Footer, index, range tombstones and filter of the SST; those who ask at once share it.
+
+        Without `with_filter` there may be one nevertheless.
+        """
+        found = self._metadata.find(info.id)
+        if found is not None:
+            return found
+        bare_key = info.id + b"\0"
+        if with_filter or not info.filter_len or self._metadata.is_loading(info.id):
+            opened = await self._metadata.load(info.id, lambda: self._load_metadata(info))
+            self._metadata.drop(bare_key)
+            return opened
+        opened = await self._metadata.load(bare_key, lambda: self._load_bare(info))
+        if info.id in self._metadata:
+            self._metadata.drop(bare_key)  # it was loaded with the filter meanwhile
+        return opened
+
+    async def open_many(self, infos: Sequence[SstInfo]) -> dict[bytes, OpenSst]:
+        """`metadata` with the filter of all these by id, fetched in parallel."""
+        opened: dict[bytes, OpenSst] = {}
+        unread = [*infos]
+
+        async def work() -> None:
+            while unread:
+                info = unread.pop()
+                opened[info.id] = await self.metadata(info)
+
+        missing_count = sum(info.id not in self._metadata for info in infos)
+        await in_parallel(work, min(max(missing_count, 1), OPENED_AT_ONCE))
+        return opened
+
+    def held_block(self, sst_id: bytes, number: int) -> Block | None:
+        """What `block` returns, if it is in memory."""
+        return self._blocks.find((sst_id, number))
+
+    async def block(self, opened: OpenSst, number: int) -> Block:
+        """Block `number` of the index; those who ask at once share it."""
+        return await self._blocks.load(
+            (opened.info.id, number),
+            lambda: self._load_block(opened.info.id, opened.index[number]),
+        )
+
+    async def neighbours(
+        self, sst_id: bytes, first: int, handles: Sequence[BlockHandle]
+    ) -> list[Block]:
+        """Blocks from number `first` on, which are not in memory, with one request; cached.
+
+        These are their handles, one or more: who waits for many need not hold their indexes.
+        """
+        if len(handles) == 1:
+            handle = handles[0]
+            key = (sst_id, first)
+            return [await self._blocks.load(key, lambda: self._load_block(sst_id, handle))]
+        self._blocks.misses += len(handles)
+        data = await self._fetch_blocks(sst_id, handles[0], handles[-1], len(handles))
+        blocks: list[Block] = []
+        parsed_bytes = 0
+        for number, handle in enumerate(handles, first):
+            start = handle.offset - handles[0].offset
+            piece = data[start : start + handle.length]
+            blocks.append(read_block_at(level_name(sst_id), handle, piece))
+            self._blocks.keep((sst_id, number), *_sized(blocks[-1]))
+            parsed_bytes += len(blocks[-1].piece.data)
+            if parsed_bytes >= PARSED_AT_ONCE_BYTES:
+                parsed_bytes = 0
+                await asyncio.sleep(0)
+        return blocks
+
+    async def blocks(self, opened: OpenSst, numbers: range, *, keep: bool) -> list[Block]:
+        """These neighbouring blocks; what is not in memory comes with one request.
+
+        With `keep` they are cached.
+        """
+        fetched = await self.fetch(opened, numbers, keep=keep)
+        return [fetched.block(number) for number in numbers]
+
+    async def fetch(self, opened: OpenSst, numbers: range, *, keep: bool) -> Fetched:
+        """The same. Without `keep` they stay as small as they are stored until asked for."""
+        id_, index = opened.info.id, opened.index
+        find = self._blocks.find if keep else self._blocks.peek
+        held = {number: find((id_, number)) for number in numbers}
+        missing = [number for number, block in held.items() if block is None]
+        fetched = Fetched(opened, {number: block for number, block in held.items() if block})
+        if not missing:
+            return fetched
+        # From the first to the last: a few blocks read for nothing cost less than a request.
+        first, last = missing[0], missing[-1]
+        if keep:
+            handles = [index[number] for number in range(first, last + 1)]
+            blocks = await self.neighbours(id_, first, handles)
+            fetched.held.update(enumerate(blocks, first))
+            return fetched
+        data = await self._fetch_blocks(id_, index[first], index[last], last + 1 - first)
+        return replace(fetched, offset=index[first].offset, data=data)
+
+    async def _load_block(self, sst_id: bytes, handle: BlockHandle) -> Sized[Block]:
+        data = await self._fetch_blocks(sst_id, handle, handle, 1)
+        return _sized(read_block_at(level_name(sst_id), handle, data))
+
+    async def _fetch_blocks(
+        self, sst_id: bytes, first: BlockHandle, last: BlockHandle, count: int
+    ) -> bytes:
+        """The bytes of so many neighbouring blocks."""
+        self._blocks_fetched += count
+        return await self._fetch(sst_id, _span(first, last), self._block_requests)
+
+    async def _load_metadata(self, info: SstInfo) -> Sized[OpenSst]:
+        bare = self._metadata.peek(info.id + b"\0")
+        if bare is None:
+            return await self._read_metadata(info, with_filter=True)
+        at = ByteRange(info.filter_offset, info.filter_len)
+        data = await self._fetch(info.id, at, self._metadata_requests)
+        return _metadata_sized(replace(bare, filter=open_filter(bare.footer, data)))
+
+    async def _load_bare(self, info: SstInfo) -> Sized[OpenSst]:
+        return await self._read_metadata(info, with_filter=False)
+
+    async def _read_metadata(self, info: SstInfo, *, with_filter: bool) -> Sized[OpenSst]:
+        at = metadata_range(info, with_filter=with_filter)
+        data = await self._fetch(info.id, at, self._metadata_requests)
+        found = read_metadata(info, data, database_id=self._database_id, with_filter=with_filter)
+        del data
+        opened = OpenSst(info, found.footer, found.index, found.filter, NONE)
+        if found.footer.contents.range_tombstone_count:
+            opened = replace(opened, range_tombstones=await self._range_tombstones(opened))
+        return _metadata_sized(opened)
+
+    async def _range_tombstones(self, opened: OpenSst) -> RangeTombstones:
+        numbers = opened.index.blocks_of(Section.RANGE_TOMBSTONES)
+        at = _span(opened.index[numbers[0]], opened.index[numbers[-1]])
+        data = await self._fetch(opened.info.id, at, self._metadata_requests)
+        fetched = Fetched(opened, {}, at.start, data)
+        found = NONE
+        for number in numbers:
+            found = found.with_added(fetched.block(number).columns().entries())
+            await asyncio.sleep(0)
+        return found
+
+    async def _fetch(self, sst_id: bytes, at: ByteRange, count: _Requests) -> bytes:
+        async with self._budget.room(at.length):
+            count.requests += 1
+            data = await self._store.get_range(level_name(sst_id), at.start, at.length)
+        count.fetched_bytes += len(data)
+        return data
+
+
+def _span(first: BlockHandle, last: BlockHandle) -> ByteRange:
+    return ByteRange(first.offset, last.offset + last.length - first.offset)
+
+
+def _sized(block: Block) -> Sized[Block]:
+    return Sized(block, len(block.piece.data) + BLOCK_OVERHEAD_BYTES)
+
+
+def _metadata_sized(opened: OpenSst) -> Sized[OpenSst]:
+    index_bytes = len(opened.index.piece.data) + len(opened.index.sections)
+    filter_bytes = 0 if opened.filter is None else len(opened.filter.data)
+    size_bytes = METADATA_OVERHEAD_BYTES + index_bytes + filter_bytes
+    return Sized(opened, size_bytes + opened.range_tombstones.size_bytes)

@@ -1,0 +1,90 @@
+"""Memory for what is on its way to clients: the less is left, the less each may take at once.
+
+Nobody waits for room for something small: a client that does not take its results must not stop
+the others. So the bound is passed by at most `SMALL_BYTES` for each stream that is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.errors import Overloaded
+
+SMALL_BYTES = 4 * 1024
+
+
+class ResultRoom:
+    """Counts bytes in and out. What is taken must be given back."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """All of `bytes_max` is free."""
+        self._bytes_max = bytes_max
+        self._line: dict[Waiter, int] = {}  # bytes that are needed, in the order of arrival
+        self.used_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left; 0 when the bound is passed."""
+        return max(0, self._bytes_max - self.used_bytes)
+
+    def take(self, needed_bytes: int, wished_bytes: int) -> int:
+        """Take what is left up to `wished_bytes`, at least `needed_bytes`; how much that is."""
+        taken_bytes = max(needed_bytes, min(wished_bytes, self.free_bytes))
+        self.used_bytes += taken_bytes
+        return taken_bytes
+
+    def count(self, more_bytes: int) -> None:
+        """Take or, below 0, give back so many bytes whatever is left."""
+        if more_bytes > 0:
+            self.used_bytes += more_bytes
+        else:
+            self.give_back(-more_bytes)
+
+    async def take_when_free(self, needed_bytes: int, wished_bytes: int, *, wait_ms: int) -> int:
+        """The same, but wait in line for what is not small. Raises `Overloaded` after `wait_ms`.
+
+        What is larger than all room there is waits until it is alone.
+        """
+        if needed_bytes <= SMALL_BYTES or (not self._line and self._has_room(needed_bytes)):
+            return self.take(needed_bytes, wished_bytes)
+        waiter = new_waiter()
+        self._line[waiter] = needed_bytes
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                await waiter
+            return self.take(needed_bytes, wished_bytes)
+        except TimeoutError:
+            raise Overloaded(
+                f"{self.used_bytes} bytes of results were not taken by their clients, and no room "
+                f"was left for {needed_bytes} more within {wait_ms} ms. Try again later",
+                retry_after_ms=wait_ms,
+            ) from None
+        finally:
+            self._line.pop(waiter, None)
+            self._admit()  # the next one, for which there may be room as well
+
+    @asynccontextmanager
+    async def held(self, size_bytes: int, *, wait_ms: int) -> AsyncIterator[None]:
+        """Room for so many bytes as long as it is entered; raises as `take_when_free`."""
+        taken_bytes = await self.take_when_free(size_bytes, 0, wait_ms=wait_ms)
+        try:
+            yield
+        finally:
+            self.give_back(taken_bytes)
+
+    def give_back(self, taken_bytes: int) -> None:
+        """Let others have it."""
+        self.used_bytes -= taken_bytes
+        self._admit()
+
+    def _has_room(self, needed_bytes: int) -> bool:
+        return self.used_bytes == 0 or needed_bytes <= self.free_bytes
+
+    def _admit(self) -> None:
+        """Tell the first in the line; it takes its room, and then comes the next one's turn."""
+        waiter = next(iter(self._line), None)
+        if waiter is not None and self._has_room(self._line[waiter]):
+            tell(waiter)

@@ -1,0 +1,236 @@
+"""Named snapshots: created, renewed, shared and removed by edits of the manifest.
+
+An edit that finds its snapshot gone fails: what it protected may be deleted (rule F3). All times
+are by the store's clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.pins import Pinned, pinned_by_snapshots
+from shalekv.core.snapshot import (
+    NEVER,
+    create_snapshot,
+    find_snapshot,
+    has_snapshot,
+    is_expired,
+    not_found,
+    remove_snapshots,
+    renew_snapshot,
+    share_snapshot,
+)
+from shalekv.engine.collection.active import read_pinned
+from shalekv.engine.editing import edit_deadline
+from shalekv.engine.wal import list_wal
+from shalekv.errors import InvalidRequest, ManifestVersionExists, SnapshotNotFound
+from shalekv.format import names
+from shalekv.manifest.stored import StoredManifest
+from shalekv.store.cas import CasStore
+
+ID_BYTES = 16
+NAME_CHARS_MAX = 128
+
+_ID = re.compile(r"[0-9a-fA-F]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotView:
+    """A snapshot, the manifest that it reads, and what it keeps; None: it has expired."""
+
+    snapshot: Snapshot
+    manifest: Manifest | None
+    pinned: Pinned | None
+
+
+class _MovedOn(Exception):
+    """The manifest is not the one any more that was current when the WAL was listed."""
+
+
+class Snapshots:
+    """The snapshots of one database, for whoever may edit its manifest."""
+
+    def __init__(self, store: CasStore) -> None:
+        """Nothing is read yet."""
+        self._store = store
+        self._stored = StoredManifest(store)
+
+    async def create(self, *, name: str = "", ttl_ms: int | None) -> Snapshot:
+        """A snapshot of the current state, the last contiguous WAL object included.
+
+        `ttl_ms` None: it never expires. Raises `SnapshotExists` when another has the name,
+        `InvalidRequest` when it cannot be one, and as `StoredManifest.edit` does.
+        """
+        check_snapshot_name(name)
+        snapshot_id = self._new_id()
+        expire_time_s = await self._expire_time_s(ttl_ms)
+        landed = partial(has_snapshot, snapshot_id=snapshot_id)
+        conflicts = 0
+        async with edit_deadline(self._store):
+            while True:
+                # The WAL is listed after the manifest was read, and again after a conflict: else
+                # what was seen might have been compacted and collected (seed 000, "Readers").
+                current = await self._stored.refresh()
+                edit = partial(
+                    _create,
+                    seen=current,
+                    last_seen=await self._last_contiguous(current),
+                    snapshot_id=snapshot_id,
+                    expire_time_s=expire_time_s,
+                    name=name,
+                )
+                try:
+                    return _found(await self._stored.edit(edit, landed, retry=False), snapshot_id)
+                except (ManifestVersionExists, _MovedOn):
+                    conflicts += 1
+                    await self._store.pause(conflicts)
+
+    async def share(self, shared: str, *, name: str = "", ttl_ms: int | None) -> Snapshot:
+        """A second snapshot of what the snapshot called `shared` shows.
+
+        Raises as `create`, and `SnapshotNotFound`.
+        """
+        check_snapshot_name(name)
+        snapshot_id = self._new_id()
+        now_s = await self._store.reads.now_ms() / 1_000
+        found = await self.find(shared)
+        if is_expired(found, now_s):
+            raise not_found(found.id, self._stored.current)
+        _, checksum = await read_pinned(self._store, self._stored.current, found.manifest_id)
+        edit = partial(
+            share_snapshot,
+            shared_id=found.id,
+            snapshot_id=snapshot_id,
+            expire_time_s=await self._expire_time_s(ttl_ms),
+            now_s=now_s,
+            name=name,
+            manifest_checksum=checksum,
+        )
+        return await self._edit(edit, partial(has_snapshot, snapshot_id=snapshot_id), snapshot_id)
+
+    async def renew(self, called: str, *, ttl_ms: int | None) -> Snapshot:
+        """The snapshot with this id or name, living on; raises `SnapshotNotFound`."""
+        snapshot_id = (await self.find(called)).id
+        now_s = await self._store.reads.now_ms() / 1_000
+        expire_time_s = await self._expire_time_s(ttl_ms)
+        edit = partial(
+            renew_snapshot, snapshot_id=snapshot_id, expire_time_s=expire_time_s, now_s=now_s
+        )
+
+        def landed(manifest: Manifest) -> bool:
+            found = find_snapshot(manifest, snapshot_id)
+            return found is not None and found.snapshot_expire_time_s == expire_time_s
+
+        return await self._edit(edit, landed, snapshot_id)
+
+    async def delete(self, called: str) -> Snapshot:
+        """Remove the snapshot with this id or name; what it was. Raises `SnapshotNotFound`."""
+        found = await self.find(called)
+
+        def edit(manifest: Manifest) -> Manifest:
+            return remove_snapshots(manifest, {found.id})
+
+        async with edit_deadline(self._store):
+            await self._stored.edit(edit, lambda manifest: not has_snapshot(manifest, found.id))
+        return found
+
+    async def find(self, called: str) -> Snapshot:
+        """The snapshot with this name or else id, expired or not; raises `SnapshotNotFound`."""
+        manifest = await self._stored.refresh()
+        for snapshot in manifest.snapshots:
+            if called and snapshot.name == called:
+                return snapshot
+        plain = called.replace("-", "")
+        found = find_snapshot(manifest, bytes.fromhex(plain)) if _ID.fullmatch(plain) else None
+        if found is None:
+            raise SnapshotNotFound(
+                f"there is no snapshot called {called!r} in manifest {manifest.manifest_id}: it "
+                "has expired, was deleted, or never was"
+            )
+        return found
+
+    async def list(self) -> list[SnapshotView]:
+        """All snapshots, in the order of their creation.
+
+        Raises `CorruptObject` and `IllegalState` when the manifest of one cannot be read.
+        """
+        now_s = await self._store.reads.now_ms() / 1_000
+        current = await self._stored.refresh()
+        manifests = {current.manifest_id: current}
+        for snapshot in current.snapshots:
+            manifest_id = snapshot.manifest_id
+            if manifest_id not in manifests and not is_expired(snapshot, now_s):
+                manifests[manifest_id], _ = await read_pinned(self._store, current, manifest_id)
+        wal_bytes = {
+            wal_id: info.size_bytes
+            async for info in self._store.reads.list(names.WAL_FOLDER)
+            if (wal_id := names.parse_wal_name(info.name)) is not None
+        }
+        found = pinned_by_snapshots(current, manifests, now_s=now_s, wal_bytes=wal_bytes)
+        pinned = {each.snapshot.id: each for each in found}
+        return [
+            SnapshotView(each, manifests.get(each.manifest_id), pinned[each.id])
+            if each.id in pinned
+            else SnapshotView(each, None, None)
+            for each in current.snapshots
+        ]
+
+    async def _edit(
+        self,
+        edit: Callable[[Manifest], Manifest],
+        landed: Callable[[Manifest], bool],
+        snapshot_id: bytes,
+    ) -> Snapshot:
+        async with edit_deadline(self._store):
+            return _found(await self._stored.edit(edit, landed), snapshot_id)
+
+    async def _last_contiguous(self, current: Manifest) -> int | None:
+        """The last WAL object before the first gap; None: there is none."""
+        folder = await list_wal(self._store, current.first_uncompacted_wal_id)
+        last = folder.first_gap - 1
+        if current.wal_id_last_seen is not None:
+            last = max(last, current.wal_id_last_seen)
+        return None if last < 0 else last
+
+    async def _expire_time_s(self, ttl_ms: int | None) -> int:
+        if ttl_ms is None:
+            return NEVER
+        return -(-(await self._store.reads.now_ms() + ttl_ms) // 1_000)
+
+    def _new_id(self) -> bytes:
+        return self._store.runtime.random.randbytes(ID_BYTES)
+
+
+def check_snapshot_name(name: str) -> None:
+    """Raise `InvalidRequest` unless `name` is empty, or can be told from an id and be printed."""
+    if len(name) > NAME_CHARS_MAX or not name.isprintable() or name != name.strip():
+        problem = f"expected at most {NAME_CHARS_MAX} characters that can be printed"
+        raise InvalidRequest("name", problem)
+    if _ID.fullmatch(name.replace("-", "")):
+        raise InvalidRequest("name", "looks like the id of a snapshot: choose another name")
+
+
+def _create(
+    manifest: Manifest,
+    *,
+    seen: Manifest,
+    last_seen: int | None,
+    snapshot_id: bytes,
+    expire_time_s: int,
+    name: str,
+) -> Manifest:
+    if manifest.manifest_id != seen.manifest_id:
+        raise _MovedOn
+    created = create_snapshot(manifest, snapshot_id, expire_time_s=expire_time_s, name=name)
+    return replace(created, wal_id_last_seen=last_seen)
+
+
+def _found(manifest: Manifest, snapshot_id: bytes) -> Snapshot:
+    found = find_snapshot(manifest, snapshot_id)
+    if found is None:
+        raise not_found(snapshot_id, manifest)
+    return found

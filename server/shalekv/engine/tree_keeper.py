@@ -1,0 +1,164 @@
+"""Which tree reads use, and the snapshots in the manifest that keep its objects.
+
+A new tree is read only after a snapshot of it stands in the manifest; the snapshot of an old one
+goes when nobody reads that tree any more. So the collector never deletes what is read (I8), as long
+as this process renews its snapshots in time. If it was stopped for longer, reads of old trees fail
+with a typed error, and new ones use a tree that is protected again.
+
+What is in memory and in the new tree as well is let go when nothing is left that was decided by an
+older tree and may be decided again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from shalekv.core.manifest import Manifest
+from shalekv.core.snapshot import find_snapshot, has_snapshot, maintain_snapshots
+from shalekv.core.tree import Tree
+from shalekv.engine.below import Base, Below
+from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.prefix import Prefix
+from shalekv.manifest.fenced import FencedManifest
+from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
+
+SNAPSHOT_ID_BYTES = 16
+RENEWED_PARTS = 3  # a snapshot is renewed when a third of its life is over
+WAIT_MS = 5  # between two looks whether something is over that takes some milliseconds
+
+
+class TreeKeeper:
+    """Keeps the current tree of one serving process."""
+
+    def __init__(
+        self,
+        store: CasStore,
+        manifest: FencedManifest,
+        held: HeldTree,
+        *,
+        prefix: Prefix,
+        snapshot_ttl_s: int,
+        on_compacted: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """`held` is the tree of the current manifest, in which its snapshot stands.
+
+        `on_compacted` lets go of what is in memory up to a sequence number.
+        """
+        self._store = store
+        self._clock = store.runtime.clock
+        self._manifest = manifest
+        self._prefix = prefix
+        self._ttl_s = snapshot_ttl_s
+        self._on_compacted = on_compacted
+        self._older: dict[bytes, weakref.ref[HeldTree]] = {}  # by the id of their snapshots
+        self._older_bases: list[weakref.ref[Base]] = []
+        self._table = manifest.current.leveled_ssts
+        self._renewed_ms = self._clock.monotonic_ms()
+        self.current = held  # the tree that new reads use
+        self.base = Base()  # what rests on the current tree, and may be decided again, holds this
+        self.nothing = Below(self.base)  # the levels say nothing of what was asked
+
+    @property
+    def ssts(self) -> LevelSsts:
+        """What reads the objects of all trees."""
+        return self.current.ssts
+
+    @property
+    def held_count(self) -> int:
+        """Trees that somebody reads, the current one included."""
+        return 1 + sum(each() is not None for each in self._older.values())
+
+    @property
+    def is_renewal_due(self) -> bool:
+        """Whether the snapshots should be given more time."""
+        age_ms = self._clock.monotonic_ms() - self._renewed_ms
+        return age_ms >= self._ttl_s * 1_000 / RENEWED_PARTS
+
+    async def keep(self) -> None:
+        """Follow the manifest that was seen last; edit it if that takes a snapshot, or frees one.
+
+        Raises what an edit raises: what is read stays as it is then.
+        """
+        seen = self._manifest.current
+        dead = {each for each, ref in self._older.items() if ref() is None}
+        is_moved = self._is_newer(seen) or not has_snapshot(seen, self.current.snapshot_id)
+        if not (is_moved or dead or self.is_renewal_due):
+            return
+        created = self._store.runtime.random.randbytes(SNAPSHOT_ID_BYTES) if is_moved else None
+        manifest = await self._edit(dead, created)
+        for snapshot_id in dead:
+            del self._older[snapshot_id]
+        if created is not None:
+            await self._install(manifest, created)
+
+    async def close(self) -> None:
+        """Remove all snapshots of this process: nothing is read from now on."""
+        own = {self.current.snapshot_id, *self._older}
+
+        def edit(manifest: Manifest) -> Manifest:
+            return maintain_snapshots(
+                manifest, renewed=(), removed=own, created=None, expire_time_s=0
+            )
+
+        await self._manifest.edit(edit, lambda m: not any(has_snapshot(m, each) for each in own))
+
+    def _is_newer(self, manifest: Manifest) -> bool:
+        """Whether its levels are not those that are read, and all that they hold has landed here.
+
+        A slot may be compacted while we still wait to hear that it landed.
+        """
+        if not self._has_landed(manifest.wal_id_last_compacted):
+            return False
+        is_same = manifest.wal_id_last_compacted == self.current.tree.wal_id
+        return not is_same or manifest.leveled_ssts != self._table
+
+    def _has_landed(self, wal_id: int | None) -> bool:
+        return wal_id is None or (self._prefix.wal_id is not None and self._prefix.wal_id >= wal_id)
+
+    async def _edit(self, dead: set[bytes], created: bytes | None) -> Manifest:
+        began_ms = self._clock.monotonic_ms()
+        expire_time_s = await self._store.reads.now_ms() // 1_000 + self._ttl_s
+        renewed = {self.current.snapshot_id, *self._older} - dead
+
+        def edit(manifest: Manifest) -> Manifest:
+            return maintain_snapshots(
+                manifest,
+                renewed=renewed,
+                removed=dead,
+                created=created,
+                expire_time_s=expire_time_s,
+            )
+
+        def landed(manifest: Manifest) -> bool:
+            if created is not None:
+                return has_snapshot(manifest, created)
+            kept = find_snapshot(manifest, self.current.snapshot_id)
+            is_renewed = kept is None or kept.snapshot_expire_time_s >= expire_time_s
+            return is_renewed and not any(has_snapshot(manifest, each) for each in dead)
+
+        manifest = await self._manifest.edit(edit, landed)
+        self._renewed_ms = began_ms
+        return manifest
+
+    async def _install(self, manifest: Manifest, snapshot_id: bytes) -> None:
+        """Read the levels of `manifest` from now on, and let go of what they hold."""
+        tree = await self._store.runtime.workers.run(Tree.of, manifest)
+        while not self._has_landed(tree.wal_id):  # another edit came between
+            await self._clock.sleep_ms(WAIT_MS)
+        self._older[self.current.snapshot_id] = weakref.ref(self.current)
+        self._older_bases.append(weakref.ref(self.base))
+        self._table = manifest.leveled_ssts
+        self.current = HeldTree(tree, self.ssts, snapshot_id)
+        self.base = Base()
+        self.nothing = Below(self.base)
+        log.debug("levels read", manifest_id=tree.manifest_id, wal_id_last_compacted=tree.wal_id)
+        while any(base() is not None for base in self._older_bases):
+            await self._clock.sleep_ms(WAIT_MS)
+        self._older_bases.clear()
+        await self._on_compacted(tree.last_seq)

@@ -1,0 +1,189 @@
+"""Writes an SST piece by piece: rows of columns in, in order, the bytes of one object out.
+
+sst := block* [filter] index footer
+
+Blocks are encoded as soon as they are full, so that what is held beside the finished bytes is one
+block and 8 bytes for each key of the filter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from io import BytesIO
+from itertools import accumulate, islice, pairwise
+from operator import add
+from typing import NamedTuple
+
+from shalekv.format.block import encode_block
+from shalekv.format.block_frame import Codec, compressed, compressor
+from shalekv.format.coding import ALIGNMENT, crc32c
+from shalekv.format.columns import NO_ROWS, Columns, violation
+from shalekv.format.contents import Tally
+from shalekv.format.filter_build import FilterKeys
+from shalekv.format.footer import Footer, SstLayout, SstProperties
+from shalekv.format.footer_codec import encode_footer, footer_size, read_footer
+from shalekv.format.index import BlockHandle, encode_index
+from shalekv.format.names import parse_wal_name
+from shalekv.format.section import Section
+
+
+class FinishedSst(NamedTuple):
+    """The bytes of an SST, and what their footer says."""
+
+    data: bytes
+    footer: Footer
+
+
+class SstWriter:
+    """One SST that is being written.
+
+    A block is closed before its keys and values pass `block_bytes`, but never between two versions
+    of a key. `codec` compresses the blocks that it makes smaller. With `filter_bits_per_key` the SST
+    gets a filter: of the keys of points, or if it has none, of those of the system.
+    """
+
+    def __init__(
+        self,
+        properties: SstProperties,
+        *,
+        block_bytes: int,
+        codec: Codec = Codec.NONE,
+        filter_bits_per_key: float | None = None,
+    ) -> None:
+        if block_bytes < 1:
+            raise ValueError(f"block_bytes is {block_bytes}, expected 1 or more")
+        self._properties = properties
+        self._block_bytes = block_bytes
+        self._codec = codec
+        self._compress = compressor(codec)
+        has_filter = filter_bits_per_key is not None
+        self._filter_keys = FilterKeys(filter_bits_per_key) if has_filter else None
+        self._has_points = False
+        self._finished = BytesIO()  # `getvalue` does not copy, unlike joining blocks
+        self._offset = 0
+        self._handles: list[BlockHandle] = []
+        self._tally = Tally()
+        self._section = Section.POINTS
+        self._last_key: bytes | None = None  # of what is encoded of the section
+        # The rows of the block that is not full yet.
+        self._rows = NO_ROWS
+        self._ends: list[int] = []  # bytes of keys and values up to the end of each row
+        self._before = 0  # ... and up to the first row
+
+    @property
+    def held_rows(self) -> int:
+        """Rows of the block that is not full yet. To add fewer at once copies them too often."""
+        return len(self._ends)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all blocks so far, those of the block that is not full before compression."""
+        return self._offset + (self._ends[-1] - self._before if self._ends else 0)
+
+    def add(self, section: Section, columns: Columns) -> None:
+        """Take these rows, one or more, the next ones of `section`; sections come in order.
+
+        Rows stand by key, ascending, and those of one key by sequence number, descending, no two
+        with the same of both. Raises `ValueError` for rows that break the rules of their section,
+        no later than by `finish`.
+        """
+        if section is not self._section:
+            if section < self._section:
+                raise ValueError(f"{self._properties.name}: section {section} comes too late")
+            self._end_section(section)
+        self._rows = self._rows.followed_by(columns) if self._ends else columns
+        sizes = map(add, map(len, columns.keys), map(len, columns.values))
+        last_end = self._ends[-1] if self._ends else self._before
+        self._ends += islice(accumulate(sizes, initial=last_end), 1, None)
+        rows, ends, cuts = self._rows, self._ends, [0]
+        # A block that reaches the last row may go on with the rows that come next.
+        before = self._before
+        while (stop := _block_end(rows.keys, ends, cuts[-1], before + self._block_bytes)) < len(
+            ends
+        ):
+            cuts.append(stop)
+            before = ends[stop - 1]
+        if len(cuts) > 1:
+            self._encode(rows.rows(0, cuts[-1]), cuts)
+            self._before = before
+            self._rows, self._ends = rows.rows(cuts[-1], len(ends)), ends[cuts[-1] :]
+
+    def finish(self, filter_bytes: bytes = b"") -> FinishedSst:
+        """The SST; nothing can be added any more.
+
+        `filter_bytes` is stored as the filter of an SST that gets no other, a multiple of 8 bytes.
+        """
+        self._end_section(self._section)
+        if self._filter_keys is not None:
+            if filter_bytes:
+                raise ValueError(f"{self._properties.name}: expected one filter, found two")
+            filter_bytes = self._filter_keys.build() if self._handles else b""  # a fence has none
+        if len(filter_bytes) % ALIGNMENT:
+            problem = "expected a filter of a multiple of 8 bytes"
+            raise ValueError(f"{self._properties.name}: {problem}")
+        index = encode_index(self._handles)
+        index_offset = self._offset + len(filter_bytes)
+        contents = self._tally.contents()
+        size_bytes = index_offset + len(index) + footer_size(contents)
+        layout = SstLayout(
+            object_size=size_bytes,
+            filter_offset=self._offset,
+            filter_len=len(filter_bytes),
+            index_offset=index_offset,
+            index_len=len(index),
+            filter_checksum=crc32c(filter_bytes),
+            index_checksum=crc32c(index),
+        )
+        footer = encode_footer(self._properties, contents, layout)
+        for part in (filter_bytes, index, footer):
+            self._finished.write(part)
+        read = read_footer(self._properties.name, footer, size_bytes, database_id=None)
+        return FinishedSst(self._finished.getvalue(), read)
+
+    @property
+    def _takes_control(self) -> bool:
+        """Whether nothing rules out control records here."""
+        is_wal = parse_wal_name(self._properties.name) is not None
+        return is_wal and not self._tally.contents().bounded_count
+
+    def _end_section(self, following: Section) -> None:
+        if self._ends:
+            self._encode(self._rows, [0, len(self._ends)])
+        self._rows, self._ends, self._before = NO_ROWS, [], 0
+        self._section, self._last_key = following, None
+
+    def _encode(self, rows: Columns, cuts: Sequence[int]) -> None:
+        """Encode the blocks that begin and end among `rows` at `cuts`."""
+        section = self._section
+        problem = violation(section, rows)
+        if problem is None and self._last_key is not None and self._last_key >= rows.keys[0]:
+            problem = "the key of a row is not above the key before it"
+        if section is Section.CONTROL and not self._takes_control:
+            problem = "control records stand in WAL objects, apart from all keys"
+        if problem is not None:
+            raise ValueError(f"{self._properties.name}: section {section}: {problem}")
+        self._last_key = rows.keys[-1]
+        self._tally.add(section, rows)
+        self._has_points = self._has_points or section is Section.POINTS
+        is_filtered = Section.POINTS if self._has_points else Section.SYSTEM
+        if self._filter_keys is not None and section is is_filtered:
+            self._filter_keys.add(rows.keys)
+        for start, stop in pairwise(cuts):
+            block = encode_block(section, rows.rows(start, stop))
+            if self._compress is not None:
+                block = compressed(block, self._codec, self._compress)
+            handle = BlockHandle(
+                self._offset, len(block), crc32c(block), stop - start, section, rows.keys[start]
+            )
+            self._handles.append(handle)
+            self._finished.write(block)
+            self._offset += len(block)
+
+
+def _block_end(keys: Sequence[bytes], ends: Sequence[int], start: int, limit: int) -> int:
+    """Where the block ends that begins with row `start`, and may reach to `limit` bytes."""
+    stop = max(start + 1, bisect_right(ends, limit, lo=start))
+    if stop < len(keys) and keys[stop] == keys[stop - 1]:
+        return bisect_right(keys, keys[stop], lo=stop)
+    return stop

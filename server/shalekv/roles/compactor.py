@@ -1,0 +1,225 @@
+"""The compactor: merges the WAL into L0 and levels into levels, for as long as it is the one.
+
+    claim the epoch --> look: manifest, WAL --> pick --> run, publish --> look again ...
+                                       \\--> nothing due: wait for a poll, or a hurry
+
+A merge of levels runs beside the loop: the WAL, which may hold writes back, does not wait for its
+end. A crash at any point leaves objects that no manifest names, and leases that expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from shalekv.core.compaction.jobs import MergeJob, WalJob
+from shalekv.core.compaction.policy import CompactionState, LeveledPolicy
+from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
+from shalekv.core.lease import has_lease, with_lease, without_lease
+from shalekv.core.manifest import Manifest
+from shalekv.core.tree import Tree
+from shalekv.engine.compaction.backlog import list_backlog
+from shalekv.engine.compaction.leases import Leases
+from shalekv.engine.compaction.parts import OwnProcessParts, PartRunner
+from shalekv.engine.compaction.run import Compactions
+from shalekv.errors import LeaseLost, ObjectNotFound, ShaleError, StoreBroken, StoreError
+from shalekv.manifest.compacted import CompactedManifest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.runtime import Runtime
+from shalekv.settings import CompactSettings
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+
+_NONCE_BYTES = 16
+_FAILURES_MAX = 10  # in a row; an object that is not there after so many will not come back
+
+log = structlog.get_logger()
+
+
+class Compactor:
+    """The compactor of one database."""
+
+    def __init__(
+        self,
+        store: CasStore,
+        manifest: CompactedManifest,
+        leases: Leases,
+        settings: CompactSettings,
+        *,
+        hurry: asyncio.Event,
+        parts: PartRunner,
+    ) -> None:
+        """For `open`."""
+        self._store = store
+        self._manifest = manifest
+        self._leases = leases
+        self._settings = settings.compactor
+        self._clock = store.runtime.clock
+        self._hurry = hurry
+        self._hurried_until = 0  # the slot before which all is to be compacted at once
+        self._policy = LeveledPolicy(settings.compactor, settings.levels)
+        self._compactions = Compactions(store, manifest, leases, settings, parts)
+        self._merging: asyncio.Task[None] | None = None
+        self._merge_failure: ShaleError | None = None
+        self._merge_over = asyncio.Event()
+        self.counters = self._compactions.counters
+
+    @classmethod
+    async def open(
+        cls,
+        store: ObjectStore,
+        *,
+        settings: CompactSettings,
+        runtime: Runtime,
+        hurry: asyncio.Event,
+        parts: PartRunner | None = None,
+        holder: str = "compactor",
+    ) -> Compactor:
+        """Take over from any other compactor of the database in `store`.
+
+        `hurry` is set by whoever sees that what is not compacted holds writes back, and cleared
+        here. `parts` runs the parts of merges; not given, this process does, one after the other.
+        Raises `DatabaseNotFound`, `CorruptObject` and `StoreError`.
+        """
+        cas = CasStore(store, runtime, settings.store)
+        leases = Leases(cas, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
+        stored = StoredManifest(cas)
+        nonce = runtime.random.randbytes(_NONCE_BYTES)
+        held = await leases.new()
+
+        def claim(current: Manifest) -> Manifest:
+            return with_lease(claim_compactor_epoch(current, nonce), held.lease)
+
+        def landed(current: Manifest) -> bool:
+            return current.compactor_nonce == nonce and has_lease(current, held.lease.id)
+
+        claimed = await stored.edit(claim, landed)
+        own = CompactorId(claimed.compactor_epoch, nonce)
+        leases.offer(held)
+        log.info("compacting", epoch=own.epoch, url=store.url)
+        return cls(
+            cas,
+            CompactedManifest(stored, own),
+            leases,
+            settings,
+            hurry=hurry,
+            parts=parts or OwnProcessParts(cas),
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this compactor has won."""
+        return self._manifest.own.epoch
+
+    async def run(self, *, is_once: bool = False) -> None:
+        """Compact until cancelled; with `is_once`, until nothing is due.
+
+        Raises `Superseded` when another compactor has taken over, and what does not pass: damaged
+        objects, a store that can't be written to.
+        """
+        failure: ShaleError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                await self._loop(tasks, is_once=is_once)
+            except ShaleError as error:  # raised below, because the group would wrap it
+                failure = error
+            finally:
+                if self._merging is not None:
+                    self._merging.cancel()
+        if failure is not None:
+            raise failure
+
+    async def close(self) -> None:
+        """Give up the leases, after `run` has ended. What was not published is garbage."""
+        gone = self._leases.all_ids()
+
+        def edit(current: Manifest) -> Manifest:
+            for lease_id in gone:
+                current = without_lease(current, lease_id)
+            return current
+
+        if gone:
+            await self._manifest.edit(
+                edit, lambda current: not any(has_lease(current, lease_id) for lease_id in gone)
+            )
+
+    async def _loop(self, tasks: asyncio.TaskGroup, *, is_once: bool) -> None:
+        failures = 0
+        while True:
+            jobs = self.counters.jobs
+            try:
+                is_busy = await self._step(tasks)
+            except StoreBroken:
+                raise
+            except (StoreError, LeaseLost) as error:
+                failures = failures + 1 if self.counters.jobs == jobs else 1
+                log.warning("compaction failed", failures=failures, problem=str(error))
+                if isinstance(error, ObjectNotFound) and failures >= _FAILURES_MAX:
+                    raise
+                await self._store.pause(failures)
+                continue
+            if self.counters.jobs > jobs:
+                failures = 0
+            if is_busy:
+                continue
+            if is_once and self._merging is None:
+                return
+            await self._wait()
+
+    async def _step(self, tasks: asyncio.TaskGroup) -> bool:
+        """Look once, and do what is due; whether there may be more to do at once."""
+        self._merge_over.clear()
+        failure, self._merge_failure = self._merge_failure, None
+        if failure is not None:
+            raise failure
+        manifest = await self._manifest.refresh()
+        state = await self._look(manifest)
+        job = self._policy.pick(state)
+        if isinstance(job, WalJob) or (job is not None and job.is_move and not self._merging):
+            await self._compactions.run(job, manifest, state.tree, self._is_hurried)
+            return True
+        if isinstance(job, MergeJob) and self._merging is None:
+            self._merging = tasks.create_task(self._merge(job, manifest, state.tree))
+        return False
+
+    async def _look(self, manifest: Manifest) -> CompactionState:
+        now_ms = await self._store.reads.now_ms()
+        first = manifest.first_uncompacted_wal_id
+        wal = await list_backlog(self._store, first, now_ms)
+        if self._hurry.is_set():
+            self._hurry.clear()
+            self._hurried_until = first + wal.filled
+        return CompactionState(
+            Tree.of(manifest), wal, is_hurried=first < self._hurried_until, now_ms=now_ms
+        )
+
+    async def _merge(self, job: MergeJob, manifest: Manifest, tree: Tree) -> None:
+        """Merge beside the loop, which hears of the end."""
+        try:
+            await self._compactions.run(job, manifest, tree, self._is_hurried)
+        except ShaleError as error:
+            self._merge_failure = error
+        finally:
+            self._merging = None
+            self._merge_over.set()
+
+    def _is_hurried(self) -> bool:
+        manifest = self._manifest.current
+        return self._hurry.is_set() or manifest.first_uncompacted_wal_id < self._hurried_until
+
+    async def _wait(self) -> None:
+        """Wait for the next poll, a hurry, or the end of the merge."""
+        async with asyncio.TaskGroup() as waits:
+            reasons = (
+                waits.create_task(self._clock.sleep_ms(self._settings.compactor_poll_ms)),
+                waits.create_task(self._hurry.wait()),
+                waits.create_task(self._merge_over.wait()),
+            )
+
+            def end(_first: object) -> None:
+                for reason in reasons:
+                    reason.cancel()
+
+            for reason in reasons:
+                reason.add_done_callback(end)

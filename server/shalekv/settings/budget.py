@@ -1,0 +1,158 @@
+"""How the memory of a serving process is divided: what is not set gets its share of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shalekv.settings import GIB, KIB, MIB, ServeSettings, Settings
+
+
+class _Share(NamedTuple):
+    group: str
+    name: str
+    weight: int
+
+
+# Of what is not set, these parts: 64 together, so that round budgets have round parts.
+_SHARES = (
+    _Share("writer", "memtable_bytes_max", 22),
+    _Share("writer", "queued_bytes_max", 4),
+    _Share("writer", "waiting_bytes_max", 4),
+    _Share("cache", "block_cache_bytes", 16),
+    _Share("cache", "metadata_cache_bytes", 6),
+    _Share("cache", "read_in_flight_bytes", 4),
+    _Share("cache", "scan_ahead_bytes_max", 3),
+    _Share("limits", "result_bytes_max", 3),
+    _Share("limits", "sessions_bytes_max", 2),
+)
+
+
+class _Follower(NamedTuple):
+    """A setting that is no part of the budget, but must fit one that is."""
+
+    group: str
+    name: str
+    of: tuple[str, str]
+    numerator: int
+    denominator: int
+    bytes_max: int  # no more is of use
+
+
+_MEMTABLE = ("writer", "memtable_bytes_max")
+_FOLLOWERS = (
+    # A segment goes when all of it is compacted: many of them go in time, and each in a moment.
+    _Follower("writer", "memtable_segment_bytes", _MEMTABLE, 1, 8, 8 * MIB),
+    # A batch of this size has to fit beside others.
+    _Follower("writer", "skip_memtable_bytes", _MEMTABLE, 1, 8, 16 * MIB),
+    # An entry of 16 + 100 bytes takes 436 bytes of memory and 130 of WAL, so this begins well
+    # before half of the memtable is full. Smaller ones take more memory: then `hurry` begins it.
+    _Follower("compactor", "wal_trigger_bytes", _MEMTABLE, 1, 8, 1 * GIB),
+    # The shape of the tree follows from what one merge of the WAL adds to it.
+    _Follower("compactor", "base_level_bytes", _MEMTABLE, 3, 2, 1024 * GIB),
+    # One batch is in memory as a message and as entries.
+    _Follower("limits", "batch_bytes_max", ("memory", "memory_bytes"), 1, 8, 64 * MIB),
+    # Some scans, and some sessions, are to have all they want at once.
+    _Follower("limits", "scan_message_bytes", ("limits", "result_bytes_max"), 1, 24, 1 * MIB),
+    _Follower("limits", "session_bytes_max", ("limits", "sessions_bytes_max"), 1, 2, 8 * MIB),
+    _Follower("cache", "read_ahead_bytes_max", ("cache", "scan_ahead_bytes_max"), 1, 24, 1 * MIB),
+)
+
+FROM_THE_BUDGET = frozenset((each.group, each.name) for each in (*_SHARES, *_FOLLOWERS))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """The parts of the budget, by the names of their settings, in bytes."""
+
+    memory_bytes: int
+    parts: dict[str, int]
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of all parts."""
+        return sum(self.parts.values())
+
+
+def memory_budget(settings: ServeSettings) -> MemoryBudget:
+    """The parts as `settings` have them."""
+    parts = {share.name: _value(settings, share.group, share.name) for share in _SHARES}
+    return MemoryBudget(settings.memory.memory_bytes, parts)
+
+
+def with_memory_shares(settings: ServeSettings) -> ServeSettings:
+    """`settings` with all that follows from `memory_bytes` and was not set.
+
+    Raises ValueError when what was set leaves too little; the message begins with the name of the
+    setting to raise.
+    """
+    settings = _replaced(settings, dict(_shares(settings)))
+    followers: dict[tuple[str, str], int] = {}
+    for each in _FOLLOWERS:
+        if not _is_set(settings, each.group, each.name):
+            base = _value(settings, *each.of)
+            wanted = min(base * each.numerator // each.denominator, each.bytes_max)
+            followers[each.group, each.name] = max(wanted, _least(settings, each.group, each.name))
+    return _replaced(settings, followers)
+
+
+def _shares(settings: ServeSettings) -> Iterator[tuple[tuple[str, str], int]]:
+    memory_bytes = settings.memory.memory_bytes
+    given = [share for share in _SHARES if _is_set(settings, share.group, share.name)]
+    open_ = [share for share in _SHARES if share not in given]
+    given_bytes = sum(_value(settings, share.group, share.name) for share in given)
+    rest_bytes = memory_bytes - given_bytes
+    weights = sum(share.weight for share in open_)
+    for share in open_:
+        size_bytes = rest_bytes * share.weight // weights
+        if size_bytes < _least(settings, share.group, share.name):
+            raise ValueError(_too_little(settings, given, share))
+        yield (share.group, share.name), size_bytes
+    if rest_bytes < 0:
+        raise ValueError(_too_little(settings, given, None))
+
+
+def _too_little(settings: ServeSettings, given: list[_Share], short: _Share | None) -> str:
+    memory_bytes = settings.memory.memory_bytes
+    amounts = [f"{each.name} {_amount(_value(settings, each.group, each.name))}" for each in given]
+    taken = " and ".join(", ".join(amounts).rsplit(", ", 1))
+    left = "is more than that" if short is None else f"leaves too little for {short.name}"
+    return (
+        f"memory_bytes is {_amount(memory_bytes)}, and {taken} {left}: raise memory_bytes, "
+        "or set less"
+    )
+
+
+def _amount(size_bytes: int) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size_bytes and size_bytes % unit == 0:
+            return f"{size_bytes // unit} {name}"
+    return f"{size_bytes} bytes"
+
+
+def _is_set(settings: ServeSettings, group: str, name: str) -> bool:
+    model: Settings = getattr(settings, group)
+    return name in model.model_fields_set
+
+
+def _value(settings: ServeSettings, group: str, name: str) -> int:
+    value: int = getattr(getattr(settings, group), name)
+    return value
+
+
+def _least(settings: ServeSettings, group: str, name: str) -> int:
+    rules = type(getattr(settings, group)).model_fields[name].metadata
+    least: int = next(rule.ge for rule in rules if hasattr(rule, "ge"))
+    return least
+
+
+def _replaced(settings: ServeSettings, values: dict[tuple[str, str], int]) -> ServeSettings:
+    groups: dict[str, dict[str, int]] = {}
+    for (group, name), value in values.items():
+        groups.setdefault(group, {})[name] = value
+    update = {
+        group: getattr(settings, group).model_copy(update=changes)
+        for group, changes in groups.items()
+    }
+    return settings.model_copy(update=update)

@@ -1,0 +1,111 @@
+"""Standard input as the line to a parent process, in real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+# Prints what it hears, and ends when it is asked to stop.
+CHILD = """
+import asyncio, sys, uvloop
+from shalekv.cli.parent_pipe import parent_pipe
+
+async def child():
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    async with parent_pipe(stop, hurry), asyncio.TaskGroup() as tasks:
+        print("ready", flush=True)
+        listening = tasks.create_task(listen(hurry))
+        await stop.wait()
+        listening.cancel()
+    print("stopped", flush=True)
+
+async def listen(hurry):
+    while True:
+        await hurry.wait()
+        hurry.clear()
+        print("hurry", flush=True)
+
+(uvloop.run if sys.argv[1] == "uvloop" else asyncio.run)(child())
+"""
+# Starts CHILD, and waits for ever.
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdin=subprocess.PIPE)
+child.wait()
+"""
+LOOPS = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+
+
+@contextmanager
+def started(*argv: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed at the end, whatever it does."""
+    with subprocess.Popen(
+        [sys.executable, "-c", *argv], stdin=stdin, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    """What it says next; empty at its end, and at that of all who inherited its output."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def say(process: subprocess.Popen[str], text: str) -> None:
+    """Write to its standard input."""
+    assert process.stdin is not None
+    process.stdin.write(text)
+    process.stdin.flush()
+
+
+@LOOPS
+def test_the_end_of_the_pipe_asks_to_stop(loop: str) -> None:
+    """A parent that closes the pipe ends the child in order."""
+    with started(CHILD, loop) as child:
+        assert next_line(child) == "ready"
+        assert child.stdin is not None
+        child.stdin.close()
+        assert next_line(child) == "stopped"
+        assert child.wait() == 0
+
+
+@LOOPS
+def test_a_parent_that_is_killed_stops_its_child(loop: str) -> None:
+    """No last word of the parent is needed: kill -9 is heard like a closed pipe."""
+    with started(PARENT, CHILD, loop, stdin=subprocess.DEVNULL) as parent:
+        assert next_line(parent) == "ready"
+        parent.kill()
+        assert next_line(parent) == "stopped"  # the child's word: they share the output
+        assert next_line(parent) == ""
+
+
+@LOOPS
+def test_hurry_is_heard_each_time(loop: str) -> None:
+    """It may come in pieces, beside lines that this version does not know."""
+    with started(CHILD, loop) as child:
+        assert next_line(child) == "ready"
+        say(child, "hurry\n")
+        assert next_line(child) == "hurry"
+        say(child, "something newer\nhur")
+        say(child, "ry\n")
+        assert next_line(child) == "hurry"
+
+
+def test_standard_input_must_be_a_pipe() -> None:
+    """What would never tell the end of the parent is refused."""
+    refused = subprocess.run(
+        [sys.executable, "-c", CHILD, "asyncio"],
+        stdin=subprocess.DEVNULL,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode != 0
+    assert "standard input is no pipe" in refused.stderr

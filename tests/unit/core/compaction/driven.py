@@ -1,0 +1,183 @@
+"""A database in arrays that the policy drives: every job is judged, and every key is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shalekv.core.compaction.jobs import Job, MergeJob, WalJob
+from shalekv.core.compaction.l0_pick import l0_count
+from shalekv.core.compaction.policy import CompactionState, LeveledPolicy, WalState
+from shalekv.core.compaction.rehearsal import Rehearsal
+from shalekv.core.compaction.rows import Rows
+from shalekv.core.compaction.shape import Shape
+from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree, upper_bound
+from shalekv.settings.compactor import CompactorSettings
+from shalekv.settings.levels import LevelSettings
+from shalekv.settings.model import KIB, MIB
+
+SMALL = CompactorSettings(
+    wal_trigger_bytes=64 * KIB,
+    wal_trigger_count=1_000,
+    l0_trigger_count=4,
+    base_level_bytes=256 * KIB,
+    level_multiplier_count=4,
+    compaction_bytes_max=1 * MIB,
+)
+SMALL_LEVELS = LevelSettings(sst_bytes=64 * KIB)
+VALUE_BYTES = 4_000
+EMPTY = Tree(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
+PUT, DELETE = False, True
+
+
+@dataclass(slots=True)
+class Driven:
+    """Commits go in by `write`; `settle` runs jobs until the policy finds nothing to do."""
+
+    settings: CompactorSettings = SMALL
+    levels: LevelSettings = SMALL_LEVELS
+    tree: Tree = EMPTY
+    slots: list[Rows] = field(default_factory=list)  # all of them; the first ones are compacted
+    done: int = 0
+    newest: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
+    written_bytes: int = 0  # by jobs
+    now_ms: int = 0
+    is_hurried: bool = False
+    wal_age_ms: float = 0.0
+    l0_count_max: int = 0
+
+    def __post_init__(self) -> None:
+        self.policy = LeveledPolicy(self.settings, self.levels)
+        self.rehearsal = Rehearsal(self.levels, key_bytes=8)
+
+    policy: LeveledPolicy = field(init=False)
+    rehearsal: Rehearsal = field(init=False)
+
+    def write(self, commit: Sequence[tuple[int, bool]], value_bytes: int = VALUE_BYTES) -> None:
+        """One WAL object of puts and deletes, a key and which of them it is."""
+        first_seq = sum(map(len, self.slots)) + 1
+        keys, deletes = zip(*commit, strict=True)
+        count = len(commit)
+        self.slots.append(
+            Rows(
+                np.array(keys, dtype=np.uint64),
+                np.arange(first_seq, first_seq + count, dtype=np.int64),
+                np.where(deletes, 8, value_bytes).astype(np.int64),
+                np.array(deletes, dtype=np.bool_),
+            )
+        )
+        for seq, (key, is_delete) in enumerate(commit, first_seq):
+            self.newest[key] = (seq, is_delete)
+
+    @property
+    def wal(self) -> WalState:
+        """What is not compacted."""
+        sizes = tuple(int(rows.logical_bytes.sum()) for rows in self.slots[self.done :])
+        return WalState(self.done, len(sizes), sum(sizes), self.wal_age_ms, sizes)
+
+    @property
+    def state(self) -> CompactionState:
+        """What the policy sees."""
+        return CompactionState(self.tree, self.wal, self.is_hurried, self.now_ms)
+
+    @property
+    def shape(self) -> Shape:
+        """The targets of the tree as it is."""
+        return Shape.of(self.tree, self.settings)
+
+    def step(self) -> Job | None:
+        """Run one job, and judge it."""
+        state = self.state
+        job = self.policy.pick(state)
+        if job is None:
+            return None
+        self.rehearsal.now_ms = max(self.now_ms, 1)
+        if isinstance(job, WalJob):
+            assert job.slots.start == self.done
+            assert 0 < len(job.slots) <= state.wal.filled
+            wal_result = self.rehearsal.run_wal(job, self.slots[self.done : job.slots.stop])
+            self.done = job.slots.stop
+            self.written_bytes += sum(info.size_bytes for info in wal_result.outputs)
+            self.tree = self.policy.apply(state, wal_result).tree
+        else:
+            judge(state.tree, job, self.settings)
+            result = self.rehearsal.run_merge(job, state.tree)
+            if not job.is_move:
+                self.written_bytes += sum(info.size_bytes for info in result.outputs)
+            self.tree = self.policy.apply(state, result).tree
+        self.jobs.append(job)
+        self.l0_count_max = max(self.l0_count_max, l0_count(self.tree))
+        return job
+
+    def settle(self, jobs_max: int = 200) -> None:
+        """Run jobs until none is needed, and check that there is an end to it."""
+        for _ in range(jobs_max):
+            if self.step() is None:
+                return
+        raise AssertionError(f"still picking after {jobs_max} jobs: {self.jobs[-3:]}")
+
+    def check_answers(self) -> None:
+        """Every key that was compacted reads as it was written last."""
+        compacted = sum(map(len, self.slots[: self.done]))
+        for key, (seq, is_delete) in self.newest.items():
+            if seq > compacted:
+                continue
+            found = self.find(key)
+            if is_delete:
+                assert found is None or found == (seq, True), key
+            else:
+                assert found == (seq, False), key
+
+    def find(self, key: int) -> tuple[int, bool] | None:
+        """The first version of a key that a read of the tree meets."""
+        for info in self.tree.sources_of(key.to_bytes(8, "big")):
+            rows = self.rehearsal.contents[info.id]
+            at = int(np.searchsorted(rows.keys, np.uint64(key)))
+            if at < len(rows) and int(rows.keys[at]) == key:
+                return int(rows.seqs[at]), bool(rows.tombstones[at])
+        return None
+
+
+def meets(one: SstInfo, other: SstInfo) -> bool:
+    """Whether the ranges of two SSTs have a key in common."""
+    return one.first_key <= upper_bound(other) and other.first_key <= upper_bound(one)
+
+
+def judge(tree: Tree, job: MergeJob, settings: CompactorSettings) -> None:
+    """A job may do what its description promises, and nothing else."""
+    runs = {run.level: run for run in tree.runs}
+    assert job.sources
+    if job.source_level == SYSTEM_LEVEL:
+        assert not job.overlapped
+        return
+    held = tree.l0 if job.source_level == L0 else runs[job.source_level].ssts
+    assert all(info in held for info in job.sources)
+    assert not [level for level in runs if job.source_level < level < job.target_level]
+    if job.source_level == L0:
+        for info in tree.l0:
+            if info not in job.sources:
+                older = [s for s in job.sources if s.max_seq > info.max_seq and meets(s, info)]
+                assert not older, "an SST of L0 passes an older one that it overlaps"
+    target = runs[job.target_level].ssts if job.target_level in runs else []
+    if job.is_move:
+        assert not job.overlapped
+        for info in job.sources:
+            assert not any(meets(info, other) for other in target)
+        return
+    assert all(info in target for info in job.overlapped)
+    span = replace(
+        job.sources[0],
+        first_key=min(info.first_key for info in job.inputs),
+        last_key=max(info.last_key for info in job.inputs),
+    )
+    assert {i.id for i in target if meets(i, span)} == {i.id for i in job.overlapped}
+    assert job.input_bytes <= settings.compaction_bytes_max or len(job.sources) == 1
+
+
+def sorted_runs(tree: Tree) -> list[SortedRun]:
+    """The runs, built again from their SSTs: that raises where two of them overlap."""
+    return [SortedRun.of(run.level, run.ssts) for run in tree.runs]

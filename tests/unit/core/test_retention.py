@@ -1,0 +1,257 @@
+"""Retention, rule by rule: what stays, for whom, and what goes, with its boundaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shalekv.core.collectable import Folder, Listed, Reason, Verdict
+from shalekv.core.lease import leased_sst_id, new_lease_id
+from shalekv.core.manifest import Lease, Manifest, PendingLoad, Snapshot
+from shalekv.core.retention import Cutoffs, Pins, Retention, first_kept_wal_id
+from shalekv.core.sst_table import SstInfo, SstTable
+
+CUTOFF_MS = 1_000_000
+FOREIGN_MS = 500_000
+CUTOFFS = Cutoffs(CUTOFF_MS, FOREIGN_MS, None)
+OLD_MS = CUTOFF_MS - 1  # the youngest that may go
+
+
+def sst_id(number: int) -> bytes:
+    """The id of an SST that was written under a lease of its own."""
+    lease_id = new_lease_id(number, bytes(10))
+    return leased_sst_id(lease_id, bytes([0, number]) + bytes(6))
+
+
+def table(*numbers: int) -> SstTable:
+    """SSTs of these numbers."""
+    infos = [
+        SstInfo(sst_id(n), 0, b"a", b"b", 0, 0, 8, 8, 1, 1, 1, 0, 100, 1) for n in sorted(numbers)
+    ]
+    return SstTable.from_infos(infos)
+
+
+def manifest_of(manifest_id: int, c: int | None, *ssts: int, **fields: Any) -> Manifest:
+    """A manifest that raised the cutoff, with these SSTs."""
+    return Manifest(
+        database_id=bytes(16),
+        manifest_id=manifest_id,
+        write_id=bytes(16),
+        wal_id_last_compacted=c,
+        gc_cutoff_ms=fields.pop("gc_cutoff_ms", CUTOFF_MS),
+        leveled_ssts=table(*ssts),
+        **fields,
+    )
+
+
+def snapshot_of(manifest_id: int, name: str = "nightly") -> Snapshot:
+    """A snapshot of a manifest."""
+    return Snapshot(bytes([manifest_id]) * 16, manifest_id, 0, name)
+
+
+def manifest_object(number: int, modified_ms: int = OLD_MS) -> Listed:
+    """A manifest as it was listed."""
+    return Listed(Folder.MANIFEST, f"manifest/{number}", 10, modified_ms, number=number)
+
+
+def wal_object(number: int, modified_ms: int = OLD_MS) -> Listed:
+    """A WAL object as it was listed."""
+    return Listed(Folder.WAL, f"wal/{number}", 10, modified_ms, number=number)
+
+
+def sst(number: int, modified_ms: int = OLD_MS) -> Listed:
+    """An SST of the levels as it was listed."""
+    return Listed(Folder.LEVELS, f"levels/{number}", 10, modified_ms, sst_id=sst_id(number))
+
+
+def judge(
+    listed: Listed,
+    current: Manifest,
+    *older: Manifest,
+    cutoffs: Cutoffs = CUTOFFS,
+    fences: Sequence[str] = (),
+) -> tuple[Reason, str]:
+    """What becomes of an object, and for whom."""
+    pins = [Pins.of(each) for each in (current, *older)]
+    verdict = Retention(current, pins, cutoffs, fences=fences).judge(listed)
+    return verdict.reason, verdict.detail
+
+
+CURRENT = manifest_of(9, 5, 1, 2)
+PINNING = replace(CURRENT, snapshots=(snapshot_of(4),))
+OLDER = manifest_of(4, 2, 2, 3)
+
+
+def test_reasons_to_go_are_told_from_reasons_to_stay() -> None:
+    """Exactly the last five reasons let an object go."""
+    going = [reason for reason in Reason if Verdict(reason).goes]
+    assert going == [*Reason][-5:]
+
+
+def test_current_manifest_stays_however_old() -> None:
+    """The manifest that judges is active, and so is what is newer than it."""
+    assert judge(manifest_object(9, 0), CURRENT)[0] is Reason.CURRENT
+    assert judge(manifest_object(10, 0), CURRENT)[0] is Reason.CURRENT
+    assert judge(manifest_object(8, 0), CURRENT)[0] is Reason.INACTIVE
+
+
+def test_manifest_of_a_snapshot_stays() -> None:
+    """A manifest that a snapshot names is active; the snapshot is told by its name, or its id."""
+    assert judge(manifest_object(4), PINNING, OLDER) == (
+        Reason.SNAPSHOT,
+        "nightly of manifest 4",
+    )
+    unnamed = replace(PINNING, snapshots=(snapshot_of(4, ""),))
+    assert judge(manifest_object(4), unnamed, OLDER)[1] == f"{'04' * 16} of manifest 4"
+    assert judge(manifest_object(3), PINNING, OLDER)[0] is Reason.INACTIVE
+    assert judge(manifest_object(5), PINNING, OLDER)[0] is Reason.INACTIVE
+
+
+def test_young_manifest_stays() -> None:
+    """An inactive manifest goes when it is older than the cutoff, `<`, whatever was published."""
+    assert judge(manifest_object(8, CUTOFF_MS), CURRENT)[0] is Reason.YOUNG
+    assert judge(manifest_object(8, CUTOFF_MS - 1), CURRENT)[0] is Reason.INACTIVE
+    unraised = replace(CURRENT, gc_cutoff_ms=0)
+    assert judge(manifest_object(8, CUTOFF_MS - 1), unraised)[0] is Reason.INACTIVE
+
+
+def test_wal_from_c_on_stays() -> None:
+    """WAL objects `<` c go; c itself stays, for readers take the writer's epoch from it."""
+    assert judge(wal_object(6, 0), CURRENT) == (Reason.NOT_BELOW_C, "c is 5 in manifest 9")
+    assert judge(wal_object(5, 0), CURRENT)[0] is Reason.NOT_BELOW_C
+    assert judge(wal_object(4, 0), CURRENT)[0] is Reason.BELOW_C
+
+
+def test_wal_stays_from_the_least_c_of_all_active_manifests_on() -> None:
+    """A snapshot keeps the WAL from its own c on, and is told where only it does."""
+    told = "c is 2 in manifest 4, snapshot nightly of manifest 4"
+    assert judge(wal_object(2), PINNING, OLDER) == (Reason.NOT_BELOW_C, told)
+    assert judge(wal_object(1), PINNING, OLDER)[0] is Reason.BELOW_C
+    assert judge(wal_object(5), PINNING, OLDER)[1] == "c is 5 in manifest 9"
+    assert first_kept_wal_id(PINNING, [Pins.of(PINNING), Pins.of(OLDER)]) == 2
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+def test_no_wal_goes_while_an_active_manifest_has_no_c(is_current: bool) -> None:
+    """Where nothing is compacted, the WAL is needed from its beginning on."""
+    current = manifest_of(9, None if is_current else 5, snapshots=(snapshot_of(4),))
+    older = manifest_of(4, 2 if is_current else None)
+    for wal_id in (0, 1, 4, 9):
+        assert judge(wal_object(wal_id, 0), current, older)[0] is Reason.NOT_BELOW_C
+
+
+def test_lease_keeps_the_wal_that_it_reads() -> None:
+    """WAL objects from a lease's `wal_id_min` on stay, and its holder is told."""
+    lease = Lease(new_lease_id(1, bytes(10)), 0, "compactor of here", wal_id_min=3)
+    leased = replace(CURRENT, leases=(lease,))
+    assert judge(wal_object(3), leased) == (Reason.LEASE, "compactor of here")
+    assert judge(wal_object(2), leased)[0] is Reason.BELOW_C
+    without = replace(CURRENT, leases=(replace(lease, wal_id_min=None),))
+    assert judge(wal_object(3), without)[0] is Reason.BELOW_C
+
+
+def test_young_wal_stays() -> None:
+    """A WAL object below c goes when it is older than the cutoff, `<`."""
+    assert judge(wal_object(4, CUTOFF_MS), CURRENT)[0] is Reason.YOUNG
+    assert judge(wal_object(4, CUTOFF_MS - 1), CURRENT)[0] is Reason.BELOW_C
+
+
+def test_fences_stay_for_ever() -> None:
+    """A fence below c keeps stalled writers out, however old it is (F1)."""
+    assert judge(wal_object(4, 0), CURRENT, fences=["wal/4"])[0] is Reason.FENCE
+    assert judge(wal_object(3, 0), CURRENT, fences=["wal/4"])[0] is Reason.BELOW_C
+
+
+def test_fences_go_at_the_age_that_an_operator_gives() -> None:
+    """A fence goes when it is older than that, `<`, and below c as any other."""
+    aged = Cutoffs(CUTOFF_MS, FOREIGN_MS, 700)
+    assert judge(wal_object(4, 700), CURRENT, cutoffs=aged, fences=["wal/4"])[0] is Reason.FENCE
+    found = judge(wal_object(4, 699), CURRENT, cutoffs=aged, fences=["wal/4"])
+    assert found[0] is Reason.OLD_FENCE
+    found = judge(wal_object(5, 0), CURRENT, cutoffs=aged, fences=["wal/5"])
+    assert found[0] is Reason.NOT_BELOW_C
+
+
+def test_ssts_of_active_manifests_stay() -> None:
+    """What the levels of an active manifest name stays; the current one is told first."""
+    assert judge(sst(1), PINNING, OLDER) == (Reason.CURRENT, "manifest 9")
+    assert judge(sst(2), PINNING, OLDER) == (Reason.CURRENT, "manifest 9")
+    assert judge(sst(3), PINNING, OLDER) == (Reason.SNAPSHOT, "nightly of manifest 4")
+    assert judge(sst(4), PINNING, OLDER)[0] is Reason.UNREACHABLE
+    assert judge(sst(3), CURRENT)[0] is Reason.UNREACHABLE
+
+
+def test_files_of_pending_loads_stay() -> None:
+    """Those of the current manifest, and of one that a snapshot names."""
+    loads = (PendingLoad("load-7", table(7)),)
+    loading = replace(CURRENT, pending_loads=loads)
+    assert judge(sst(7), loading) == (Reason.PENDING_LOAD, "load-7")
+    assert judge(sst(8), loading)[0] is Reason.UNREACHABLE
+    older = replace(OLDER, pending_loads=loads)
+    assert judge(sst(7), PINNING, older) == (Reason.SNAPSHOT, "nightly of manifest 4")
+
+
+def test_leased_ssts_stay() -> None:
+    """What was written under a lease that is there stays, and its holder is told."""
+    lease = Lease(new_lease_id(8, bytes(10)), 0, "compactor of here")
+    leased = replace(CURRENT, leases=(lease,))
+    assert judge(sst(8), leased) == (Reason.LEASE, "compactor of here")
+    assert judge(sst(7), leased)[0] is Reason.UNREACHABLE
+
+
+def test_young_ssts_stay() -> None:
+    """An unreachable SST goes when it is older than the cutoff, `<`."""
+    assert judge(sst(8, CUTOFF_MS), CURRENT)[0] is Reason.YOUNG
+    assert judge(sst(8, CUTOFF_MS - 1), CURRENT)[0] is Reason.UNREACHABLE
+
+
+@pytest.mark.parametrize("listed", [sst(8), wal_object(4)])
+def test_ssts_younger_than_the_published_cutoff_stay(listed: Listed) -> None:
+    """What the judging manifest has not raised its cutoff above may still be published (F3)."""
+    unraised = replace(CURRENT, gc_cutoff_ms=OLD_MS)
+    assert judge(listed, unraised)[0] is Reason.YOUNG
+    raised = replace(CURRENT, gc_cutoff_ms=OLD_MS + 1)
+    assert judge(listed, raised)[0] in (Reason.UNREACHABLE, Reason.BELOW_C)
+
+
+@pytest.mark.parametrize("folder", Folder)
+def test_what_is_not_ours_goes_at_an_age_of_its_own(folder: Folder) -> None:
+    """Files whose names we do not give go when they are older than that, `<`."""
+    foreign = Listed(folder, f"{folder.value}/notes.txt", 1, FOREIGN_MS)
+    assert judge(foreign, CURRENT)[0] is Reason.YOUNG_FOREIGN
+    assert judge(replace(foreign, modified_ms=FOREIGN_MS - 1), CURRENT)[0] is Reason.OLD_FOREIGN
+
+
+def test_ages_become_cutoffs() -> None:
+    """Each age counts back from now; nothing that is younger than the first of them ever goes."""
+    ages = {"collect_age_s": 10, "foreign_age_s": 30, "fence_age_s": 0}
+    assert Cutoffs.at(100_000, **ages) == Cutoffs(90_000, 70_000, None)
+    ages |= {"foreign_age_s": 3, "fence_age_s": 4}
+    assert Cutoffs.at(100_000, **ages) == Cutoffs(90_000, 90_000, 90_000)
+    ages |= {"fence_age_s": 40}
+    assert Cutoffs.at(100_000, **ages) == Cutoffs(90_000, 90_000, 60_000)
+    assert Cutoffs.at(5, **ages).cutoff_ms == 0
+
+
+def test_nothing_is_judged_unless_all_active_manifests_are_known() -> None:
+    """What a manifest keeps that could not be read is not guessed."""
+    with pytest.raises(ValueError, match=r"\[4\] are active"):
+        judge(sst(1), PINNING)
+
+
+def test_of_two_snapshots_of_a_manifest_the_first_is_told() -> None:
+    """One is enough to find out whom to ask."""
+    twins = replace(CURRENT, snapshots=(snapshot_of(4, "one"), snapshot_of(4, "two")))
+    assert judge(sst(3), twins, OLDER)[1] == "one of manifest 4"
+    assert judge(manifest_object(4), twins, OLDER)[1] == "one of manifest 4"
+
+
+def test_snapshot_of_the_current_manifest_pins_nothing_else() -> None:
+    """What it names is current anyhow."""
+    twin = replace(CURRENT, snapshots=(snapshot_of(9),))
+    assert judge(manifest_object(9), twin)[0] is Reason.CURRENT
+    assert judge(sst(1), twin)[0] is Reason.CURRENT
+    assert judge(wal_object(4), twin)[0] is Reason.BELOW_C

@@ -1,0 +1,256 @@
+"""Damage of the levels is found where it was planted, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shalekv.core.audit.finding import FindingKind as Kind
+from shalekv.core.tree import SYSTEM_LEVEL
+from shalekv.engine.fsck import objects
+from shalekv.format.footer_codec import read_footer
+from shalekv.format.names import manifest_name
+from tests.unit.engine.fsck.planted import (
+    CURRENT,
+    L0_SST,
+    LEFT_SST,
+    LOADED_SST,
+    LOWEST_SST,
+    OLD_SST,
+    PINNED,
+    RIGHT_SST,
+    SYSTEM_SST,
+    Planted,
+    findings,
+    found,
+    record,
+    sst_name,
+)
+from tests.unit.format.forging import patched, resealed
+from tests.unit.format.samples import put, range_tombstone, tombstone
+
+OLD, NOW = manifest_name(PINNED), manifest_name(CURRENT)
+Plant = Callable[[Planted], object]
+
+
+def _swapped(planted: Planted, number: int, other: int) -> None:
+    planted.write(sst_name(number), planted.data(sst_name(other)))
+
+
+def _denying(planted: Planted) -> None:
+    """Empty the filter of an SST, and let the manifest speak of the result."""
+    name = sst_name(RIGHT_SST)
+    data = planted.data(name)
+    layout = read_footer(name, data, len(data), database_id=None).layout
+    header = 16
+    empty = bytes(layout.filter_len - header)
+    forged = resealed(name, data, patched(data, layout.filter_offset + header, empty))
+    planted.write(name, forged)
+    checksum = read_footer(name, forged, len(forged), database_id=None).checksum
+    planted.edit_sst(RIGHT_SST, checksum=checksum)
+
+
+SSTS: list[tuple[str, Plant, list[tuple[str, Kind]]]] = [
+    ("a block", lambda p: p.flip(sst_name(L0_SST), 3), [(sst_name(L0_SST), Kind.BAD_CHECKSUM)]),
+    (
+        "what only a snapshot needs",
+        lambda p: p.flip(sst_name(OLD_SST), 3),
+        [(sst_name(OLD_SST), Kind.BAD_CHECKSUM)],
+    ),
+    (
+        "what only a load needs",
+        lambda p: p.flip(sst_name(LOADED_SST), 3),
+        [(sst_name(LOADED_SST), Kind.BAD_CHECKSUM)],
+    ),
+    ("gone", lambda p: p.objects.remove(sst_name(LEFT_SST)), [(sst_name(LEFT_SST), Kind.MISSING)]),
+    (
+        "a load's file is gone",
+        lambda p: p.objects.remove(sst_name(LOADED_SST)),
+        [(sst_name(LOADED_SST), Kind.MISSING)],
+    ),
+    (
+        "another object",
+        lambda p: _swapped(p, LEFT_SST, RIGHT_SST),
+        [(sst_name(LEFT_SST), Kind.SST_MISMATCH), (sst_name(LEFT_SST), Kind.WRONG_OBJECT)],
+    ),
+    (
+        "an older object of the same name",
+        lambda p: p.sst(RIGHT_SST, 1, [put(b"m", 14), tombstone(b"p", 14)]),
+        [(sst_name(RIGHT_SST), Kind.SST_MISMATCH), (sst_name(RIGHT_SST), Kind.WRONG_OBJECT)],
+    ),
+    (
+        "longer than it says",
+        lambda p: p.write(sst_name(LEFT_SST), p.data(sst_name(LEFT_SST)) + b"x"),
+        [(sst_name(LEFT_SST), Kind.BAD_MAGIC), (sst_name(LEFT_SST), Kind.SST_MISMATCH)],
+    ),
+    (
+        "the manifest says another range",
+        lambda p: p.edit_sst(LEFT_SST, first_key=b"b"),
+        [(sst_name(LEFT_SST), Kind.SST_MISMATCH)],
+    ),
+    (
+        "the manifest says other sequence numbers",
+        lambda p: p.edit_sst(LEFT_SST, max_seq=12),
+        [(sst_name(LEFT_SST), Kind.SST_MISMATCH)],
+    ),
+    (
+        "the manifest says other counts",
+        lambda p: p.edit_sst(LEFT_SST, entry_count=9),
+        [(sst_name(LEFT_SST), Kind.SST_MISMATCH)],
+    ),
+    (
+        "two manifests do not say the same",
+        lambda p: p.edit_sst(LOWEST_SST, entry_count=9),
+        [(OLD, Kind.SST_ROW), (sst_name(LOWEST_SST), Kind.SST_MISMATCH)],
+    ),
+    ("the filter denies a key", _denying, [(sst_name(RIGHT_SST), Kind.BAD_STRUCTURE)]),
+    (
+        "ranges that overlap",
+        lambda p: p.replace_sst(LEFT_SST, p.sst(LEFT_SST, 1, [put(b"a", 11), put(b"n", 12)])),
+        [(NOW, Kind.LEVEL_OVERLAP)],
+    ),
+    (
+        "a range tombstone that is not clipped",
+        lambda p: p.replace_sst(
+            LEFT_SST, p.sst(LEFT_SST, 1, [put(b"a", 11)], [range_tombstone(b"d", b"z", 13)])
+        ),
+        [(NOW, Kind.LEVEL_OVERLAP)],
+    ),
+    (
+        "L0 without an order",
+        lambda p: p.replace_sst(
+            LEFT_SST,
+            p.sst(LEFT_SST, 0, [put(b"a", 32), put(b"c", 33)]),
+        ),
+        [(NOW, Kind.LEVEL_SEQUENCE)],
+    ),
+    (
+        "records among keys",
+        lambda p: p.replace_sst(
+            LEFT_SST, p.sst(LEFT_SST, 1, [put(b"a", 11)], system=[record(b"k", 12)])
+        ),
+        [(sst_name(LEFT_SST), Kind.LEVEL_SECTION)],
+    ),
+    (
+        "keys among records",
+        lambda p: p.replace_sst(
+            SYSTEM_SST, p.sst(SYSTEM_SST, SYSTEM_LEVEL, [put(b"a", 11)], system=[record(b"k", 12)])
+        ),
+        [(sst_name(SYSTEM_SST), Kind.LEVEL_SECTION)],
+    ),
+    (
+        "two versions of a key",
+        lambda p: p.replace_sst(LEFT_SST, p.sst(LEFT_SST, 1, [put(b"a", 12), put(b"a", 11)])),
+        [(sst_name(LEFT_SST), Kind.REPEATED_KEY)],
+    ),
+    (
+        "numbers that are not compacted",
+        lambda p: p.replace_sst(LEFT_SST, p.sst(LEFT_SST, 1, [put(b"a", 41)])),
+        [(NOW, Kind.SST_ROW)],
+    ),
+    (
+        "a level that does not exist",
+        lambda p: p.edit_sst(LEFT_SST, level=64),
+        [(NOW, Kind.SST_ROW)],
+    ),
+    (
+        "an id that is none",
+        lambda p: p.edit_sst(L0_SST, id=bytes(16)),
+        [(NOW, Kind.SST_ROW), (sst_name(L0_SST), Kind.ORPHAN)],
+    ),
+    (
+        "a range upside down",
+        lambda p: p.edit_sst(L0_SST, first_key=b"z"),
+        [(NOW, Kind.SST_ROW), (sst_name(L0_SST), Kind.SST_MISMATCH)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("plant", "expected"), [r[1:] for r in SSTS], ids=[r[0] for r in SSTS])
+async def test_damage_of_the_levels(plant: Plant, expected: list[tuple[str, Kind]]) -> None:
+    """Bytes, objects that are not those of the manifest, and levels that break their rules."""
+    planted = Planted()
+    plant(planted)
+    assert await found(planted) == sorted(expected)
+
+
+async def test_orphans_are_told_and_are_no_damage() -> None:
+    """What nothing names and no lease protects is listed, foreign files too."""
+    planted = Planted()
+    planted.sst(99, 0, [put(b"a", 1)])
+    planted.write("levels/notes.txt", b"mine")
+    listed = await findings(planted)
+    assert [(each.name, each.kind) for each in listed] == [
+        (sst_name(99), Kind.ORPHAN),
+        ("levels/notes.txt", Kind.ORPHAN),
+    ]
+    assert not any(each.kind.is_damage for each in listed)
+    planted.edit(leases=())
+    assert len(await findings(planted)) == 3
+
+
+async def test_all_damage_of_one_object_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block that is damaged, with its offset, and the filter; large objects in pieces."""
+    monkeypatch.setattr(objects, "PIECE_BYTES", 100)
+    planted = Planted()
+    rows = [put(b"%03d" % number, 12, b"v" * 40) for number in range(20)]
+    planted.replace_sst(LEFT_SST, planted.sst(LEFT_SST, 1, rows))
+    name = sst_name(LEFT_SST)
+    data = planted.data(name)
+    layout = read_footer(name, data, len(data), database_id=None).layout
+    damaged = (0, layout.filter_offset // 2, layout.filter_offset + 20)
+    for at in damaged:
+        planted.flip(name, at)
+    listed = await findings(planted)
+    assert {each.kind for each in listed} == {Kind.BAD_CHECKSUM}
+    offsets = [each.offset for each in listed if each.offset is not None]
+    assert len(offsets) == 3
+    assert offsets[0] == layout.filter_offset
+    assert offsets[1] == 0
+    assert 0 < offsets[2] <= damaged[1]
+
+
+STALE: list[tuple[str, Plant, list[tuple[str, Kind]]]] = [
+    (
+        "a newer version below",
+        lambda p: p.replace_sst(L0_SST, p.sst(L0_SST, 0, [put(b"c", 7), put(b"p", 31)])),
+        [(sst_name(L0_SST), Kind.STALE_VERSION)],
+    ),
+    (
+        "the same version below",
+        lambda p: p.replace_sst(L0_SST, p.sst(L0_SST, 0, [put(b"c", 12), put(b"p", 31)])),
+        [(sst_name(L0_SST), Kind.STALE_VERSION)],
+    ),
+    (
+        "a newer range tombstone below",
+        lambda p: p.replace_sst(L0_SST, p.sst(L0_SST, 0, [put(b"e", 12), put(b"p", 31)])),
+        [(sst_name(L0_SST), Kind.STALE_VERSION)],
+    ),
+    (
+        "an older range tombstone above",
+        lambda p: p.replace_sst(
+            L0_SST, p.sst(L0_SST, 0, [put(b"p", 31)], [range_tombstone(b"a", b"b", 5)])
+        ),
+        [(sst_name(L0_SST), Kind.STALE_VERSION)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("plant", "expected"), [r[1:] for r in STALE], ids=[r[0] for r in STALE])
+async def test_versions_above_newer_ones(plant: Plant, expected: list[tuple[str, Kind]]) -> None:
+    """Only the deep check merges keys, and tells of those that stand above newer ones."""
+    planted = Planted()
+    plant(planted)
+    assert await findings(planted) == []
+    assert await found(planted, is_deep=True) == sorted(expected)
+
+
+async def test_a_deep_check_of_a_damaged_tree_ends() -> None:
+    """What cannot be merged was told before, once."""
+    planted = Planted()
+    planted.flip(sst_name(LEFT_SST), 3)
+    assert await found(planted, is_deep=True) == [(sst_name(LEFT_SST), Kind.BAD_CHECKSUM)]
+    planted = Planted()
+    planted.replace_sst(LEFT_SST, planted.sst(LEFT_SST, 1, [put(b"a", 11), put(b"n", 12)]))
+    assert await found(planted, is_deep=True) == [(NOW, Kind.LEVEL_OVERLAP)]

@@ -1,0 +1,254 @@
+"""The cache keeps to its bound, and loads nothing twice at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+
+from shalekv.engine.levels.cache import Cache, Sized
+from shalekv.errors import StoreUnavailable
+
+Fetch = Callable[[], Awaitable[Sized[str]]]
+
+
+class Loads:
+    """Loads that end when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[asyncio.Future[Sized[str]]] = []
+
+    async def fetch(self) -> Sized[str]:
+        """One more load."""
+        self.begun.append(asyncio.get_running_loop().create_future())
+        return await self.begun[-1]
+
+    def end_one(self, random: Random) -> None:
+        """End any of the loads that are under way, well or badly."""
+        under_way = [load for load in self.begun if not load.done()]
+        if not under_way:
+            return
+        if random.random() < 0.3:
+            error = StoreUnavailable("memory://", "get_range", "a", "no answer")
+            random.choice(under_way).set_exception(error)
+        else:
+            random.choice(under_way).set_result(Sized("item", 1))
+
+
+async def settle() -> None:
+    """Let every task go on as far as it can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def at_once(item: str, size_bytes: int = 1) -> Fetch:
+    """A load that does not wait."""
+
+    async def fetch() -> Sized[str]:
+        return Sized(item, size_bytes)
+
+    return fetch
+
+
+async def never() -> Sized[str]:
+    """A load that must not happen."""
+    raise AssertionError("loaded")
+
+
+async def test_what_was_used_longest_ago_goes_first() -> None:
+    """Past the bound, the items go that were used longest ago, and as many as it takes."""
+    cache: Cache[str, str] = Cache(10)
+    for key in "abcde":
+        cache.keep(key, key, 2)
+    assert cache.find("a") == "a"
+    cache.keep("f", "f", 3)
+    assert ["a" in cache, "b" in cache, "c" in cache, "d" in cache] == [True, False, False, True]
+    assert (cache.held_bytes, cache.evictions, len(cache)) == (9, 2, 4)
+    assert (cache.hits, cache.misses) == (1, 0)
+
+
+async def test_peeking_is_no_use() -> None:
+    """What was only peeked at goes as if nobody had looked, and no hit is counted."""
+    cache: Cache[str, str] = Cache(2)
+    cache.keep("a", "a", 1)
+    cache.keep("b", "b", 1)
+    assert cache.peek("a") == "a"
+    cache.keep("c", "c", 1)
+    assert cache.peek("a") is None
+    assert cache.hits == 0
+
+
+async def test_what_is_too_large_is_returned_and_not_kept() -> None:
+    """An item above the bound is returned, pushes nothing out, and is loaded again."""
+    cache: Cache[str, str] = Cache(10)
+    cache.keep("a", "a", 10)
+    assert await cache.load("b", at_once("large", 11)) == "large"
+    assert "b" not in cache
+    assert cache.find("a") == "a"
+    assert await cache.load("b", at_once("again", 11)) == "again"
+    assert (cache.held_bytes, cache.misses, cache.evictions) == (10, 2, 0)
+
+
+async def test_an_item_is_replaced() -> None:
+    """Of one key one item is held, and counted once."""
+    cache: Cache[str, str] = Cache(10)
+    cache.keep("a", "old", 6)
+    cache.keep("a", "new", 7)
+    assert (cache.find("a"), cache.held_bytes, len(cache)) == ("new", 7, 1)
+    cache.drop("a")
+    cache.drop("a")
+    assert (cache.held_bytes, len(cache)) == (0, 0)
+
+
+async def test_the_bound_holds_whatever_comes() -> None:
+    """After any loads, hits and drops the bytes held are those of the items, within the bound."""
+    random = Random(7)
+    cache: Cache[int, str] = Cache(100)
+    sizes: dict[int, int] = {}
+    for _ in range(3_000):
+        key = random.randrange(60)
+        if random.random() < 0.1:
+            cache.drop(key)
+        else:
+            size_bytes = sizes.get(key, 0) if key in cache else random.choice([0, 1, 9, 40, 101])
+            sizes[key] = size_bytes
+            assert await cache.load(key, at_once(str(key), size_bytes)) == str(key)
+        held = sum(sizes[key] for key in range(60) if key in cache)
+        assert cache.held_bytes == held <= 100
+
+
+@pytest.mark.parametrize("bytes_max", [0, 100])
+async def test_who_asks_at_once_shares_a_load(bytes_max: int) -> None:
+    """Concurrent gets of a key load it once, even if it is not kept; other keys load beside it."""
+    cache: Cache[str, str] = Cache(bytes_max)
+    loads = Loads()
+    async with asyncio.TaskGroup() as tasks:
+        same = [tasks.create_task(cache.load("a", loads.fetch)) for _ in range(5)]
+        other = tasks.create_task(cache.load("b", loads.fetch))
+        await settle()
+        assert len(loads.begun) == 2
+        loads.begun[1].set_result(Sized("B", 1))
+        await settle()
+        assert other.done()
+        assert not any(task.done() for task in same)
+        loads.begun[0].set_result(Sized("A", 1))
+    assert {task.result() for task in same} == {"A"}
+    assert ("a" in cache) == (bytes_max > 0)
+    assert (cache.hits, cache.misses) == (0, 6)
+    assert not cache.is_loading("a")
+
+
+async def test_a_failed_load_is_told_to_all_and_not_kept() -> None:
+    """All who waited get the error; who asks afterwards loads anew."""
+    cache: Cache[str, str] = Cache(100)
+    loads = Loads()
+    error = StoreUnavailable("memory://", "get_range", "a", "no answer")
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(_outcome(cache, loads)) for _ in range(3)]
+        await settle()
+        loads.begun[0].set_exception(error)
+    assert [call.result() for call in calls] == [error] * 3
+    assert len(loads.begun) == 1
+    assert await cache.load("a", at_once("A")) == "A"
+
+
+async def _outcome(cache: Cache[str, str], loads: Loads) -> str | Exception:
+    try:
+        return await cache.load("a", loads.fetch)
+    except StoreUnavailable as error:
+        return error
+
+
+async def test_a_cancelled_waiter_ends_nobody_elses_wait() -> None:
+    """When one who waits is cancelled, the load goes on for the others."""
+    cache: Cache[str, str] = Cache(100)
+    loads = Loads()
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(cache.load("a", loads.fetch)) for _ in range(3)]
+        await settle()
+        calls[1].cancel()
+        await settle()
+        loads.begun[0].set_result(Sized("A", 1))
+    assert (calls[0].result(), calls[1].cancelled(), calls[2].result()) == ("A", True, "A")
+    assert len(loads.begun) == 1
+
+
+async def test_a_cancelled_loader_is_followed_by_one_who_waits() -> None:
+    """When the loader is cancelled, one of those who wait loads, and the rest wait for that one."""
+    cache: Cache[str, str] = Cache(100)
+    loads = Loads()
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(cache.load("a", loads.fetch)) for _ in range(4)]
+        await settle()
+        calls[0].cancel()
+        calls[1].cancel()  # it would have been the next
+        await settle()
+        assert len(loads.begun) == 2
+        loads.begun[1].set_result(Sized("A", 1))
+    assert [call.cancelled() for call in calls] == [True, True, False, False]
+    assert cache.find("a") == "A"
+
+
+async def test_a_loader_that_is_cancelled_before_it_begins_hands_on() -> None:
+    """Who is made the loader and cancelled in the same moment passes that on."""
+    cache: Cache[str, str] = Cache(100)
+    loads = Loads()
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(cache.load("a", loads.fetch)) for _ in range(3)]
+        await settle()
+        loads.begun[0].cancel()  # ends the first load as a cancelled task does
+        await asyncio.sleep(0)
+        assert (calls[0].done(), len(loads.begun)) == (True, 1)  # it has been told, and not run
+        calls[1].cancel()
+        await settle()
+        assert len(loads.begun) == 2
+        loads.begun[1].set_result(Sized("A", 1))
+    assert calls[2].result() == "A"
+
+
+async def test_nothing_is_left_when_all_are_cancelled() -> None:
+    """When nobody waits any more, the next who asks loads anew."""
+    cache: Cache[str, str] = Cache(100)
+    loads = Loads()
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(cache.load("a", loads.fetch)) for _ in range(3)]
+        await settle()
+        for call in calls:
+            call.cancel()
+    assert not cache.is_loading("a")
+    assert await cache.load("a", at_once("A")) == "A"
+
+
+@pytest.mark.parametrize("seed", range(100))
+async def test_any_cancellations_and_failures(seed: int) -> None:
+    """Whoever is not cancelled gets an item or the error of a load that it waited for."""
+    random = Random(seed)
+    cache: Cache[str, str] = Cache(3)
+    loads = Loads()
+
+    async def call() -> str:
+        try:
+            return await cache.load(random.choice("abcde"), loads.fetch)
+        except StoreUnavailable:
+            return "failed"
+
+    async with asyncio.TaskGroup() as tasks:
+        calls: list[asyncio.Task[str]] = []
+        for _ in range(200):
+            choice = random.random()
+            if choice < 0.4:
+                calls.append(tasks.create_task(call()))
+            elif choice < 0.6 and calls:
+                random.choice(calls).cancel()
+            elif choice < 0.9:
+                loads.end_one(random)
+            for _ in range(random.randrange(3)):
+                await asyncio.sleep(0)
+        while not all(call.done() for call in calls):
+            loads.end_one(random)
+            await asyncio.sleep(0)
+    assert {c.result() for c in calls if not c.cancelled()} <= {"item", "failed"}
+    assert not any(cache.is_loading(key) for key in "abcde")
+    assert cache.held_bytes == len(cache) <= 3

@@ -1,0 +1,288 @@
+"""Lookups find the newest version with as few blocks as filters allow: counted, not timed."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.tree import SYSTEM_LEVEL, Tree
+from shalekv.engine.levels.lookup import find, find_many, find_record, may_hold, may_hold_record
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.errors import BadChecksum, StoreUnavailable
+from shalekv.format.names import level_name
+from shalekv.format.system_key import record_key
+from tests.unit.engine.levels.trees import Levels, add_run, range_tombstone
+
+KEYS = 20_000
+CACHE_BYTES = 150_000
+
+
+def key_of(number: int) -> bytes:
+    """Keys of one length, whose neighbours are absent."""
+    return b"key%08d" % (number * 2)
+
+
+def absent(number: int) -> bytes:
+    """A key between two that are there."""
+    return b"key%08d" % (number * 2 + 1)
+
+
+@pytest.fixture(scope="module")
+def large() -> Levels:
+    """Three L0 SSTs over two levels: each key in one of them."""
+    random = Random(5)
+    parts: list[list[Entry]] = [[] for _ in range(5)]
+    for number in range(KEYS):
+        part = random.choices(range(5), [1, 1, 1, 10, 87])[0]
+        parts[part].append(Entry(key_of(number), 100 - part, Kind.PUT, random.randbytes(150)))
+    levels = Levels()
+    for part in parts[:3]:
+        levels.add(0, part, block_bytes=1024)
+    for level, part in ((1, parts[3]), (2, parts[4])):
+        cuts = [part[at].key for at in range(len(part) // 3, len(part), len(part) // 3)]
+        add_run(levels, level, part, cuts=cuts, block_bytes=1024)
+    data_bytes = sum(info.filter_offset for info in levels.infos)
+    assert data_bytes > 20 * CACHE_BYTES
+    return levels
+
+
+def opened(levels: Levels) -> tuple[LevelSsts, Tree]:
+    """The tree, and a reader whose block cache holds less than a twentieth of it."""
+    return levels.open(block_cache_bytes=CACHE_BYTES), levels.tree()
+
+
+def assert_one_block_per_hit(ssts: LevelSsts, hits: int) -> None:
+    """At most one data block was fetched for each, but for those that a filter spoke falsely of."""
+    counters = ssts.counters
+    assert counters.blocks_fetched <= hits + counters.filter_false_positives
+    assert counters.filter_false_positives < hits / 20
+
+
+async def test_a_hit_fetches_one_block(large: Levels) -> None:
+    """Of a database 20 times the cache, a hit fetches at most 1 data block, and nothing else."""
+    ssts, tree = opened(large)
+    await ssts.open_many(large.infos)
+    metadata_requests = ssts.counters.metadata_requests
+    assert metadata_requests == len(large.infos)
+    hits = 2_000
+    for number in Random(1).choices(range(KEYS), k=hits):
+        found = await find(ssts, tree, key_of(number))
+        assert found is not None
+        assert found.key == key_of(number)
+    assert_one_block_per_hit(ssts, hits)
+    assert ssts.counters.block_requests == ssts.counters.blocks_fetched
+    assert ssts.counters.metadata_requests == metadata_requests
+    assert ssts.counters.block_held_bytes <= CACHE_BYTES
+
+
+async def test_a_miss_fetches_next_to_nothing(large: Levels) -> None:
+    """A hundred misses fetch fewer than one data block for each source that filters guard."""
+    ssts, tree = opened(large)
+    misses = 5_000
+    for number in Random(2).sample(range(KEYS - 1), misses):
+        assert await find(ssts, tree, absent(number)) is None
+    counters = ssts.counters
+    print(f"{counters.blocks_fetched} blocks for {misses} misses in 5 sources")
+    assert counters.blocks_fetched <= counters.filter_false_positives
+    assert counters.filter_positives == counters.filter_false_positives
+    # Each miss asks 5 filters, of which each lets 1 key in 100 through.
+    assert counters.filter_negatives + counters.filter_positives == 5 * misses
+    assert counters.filter_false_positives < (5 * misses) / 100
+
+
+async def test_misses_under_one_filter_fetch_less_than_a_block_in_a_hundred(large: Levels) -> None:
+    """Outside L0 a hundred misses in the last level fetch fewer than one block."""
+    levels = Levels()
+    levels.objects, levels.store, levels.counting = large.objects, large.store, large.counting
+    levels.infos = [info for info in large.infos if info.level == 2]
+    ssts, tree = opened(levels)
+    misses = 5_000
+    for number in Random(3).sample(range(KEYS - 1), misses):
+        assert await find(ssts, tree, absent(number)) is None
+    assert ssts.counters.blocks_fetched < misses / 100
+
+
+async def test_many_at_once_read_each_block_once(large: Levels) -> None:
+    """Of thousands of keys at once each data block is fetched once, neighbours together."""
+    ssts, tree = opened(large)
+    numbers = Random(4).sample(range(KEYS), 4_000)
+    del large.store.reads[:]
+    found = await find_many(ssts, tree, [key_of(number) for number in numbers])
+    assert {*found} == {key_of(number) for number in numbers}
+    assert set(large.block_reads().values()) == {1}
+    counters = ssts.counters
+    assert counters.blocks_fetched == large.block_reads().total()
+    assert counters.block_requests < counters.blocks_fetched / 2
+    assert_one_block_per_hit(ssts, len(numbers))
+
+
+async def test_many_that_are_absent_fetch_next_to_nothing(large: Levels) -> None:
+    """Keys that are not there cost what filters let through, and are left out of the answer."""
+    ssts, tree = opened(large)
+    assert await find_many(ssts, tree, [absent(number) for number in range(5_000)]) == {}
+    assert ssts.counters.blocks_fetched <= ssts.counters.filter_false_positives < 5_000 / 20
+
+
+async def test_nothing_asked_reads_nothing(large: Levels) -> None:
+    """No keys, or keys outside of all SSTs, send no request."""
+    ssts, tree = opened(large)
+    del large.store.reads[:]
+    assert await find_many(ssts, tree, []) == {}
+    assert await find_many(ssts, tree, [b"a", b"z"]) == {}
+    assert await find(ssts, tree, b"z") is None
+    assert not may_hold(ssts, tree, b"z")
+    assert await find(ssts, Levels().tree(), b"a") is None
+    assert large.store.reads == []
+
+
+async def test_a_cold_lookup_opens_all_it_needs_at_once(large: Levels) -> None:
+    """The metadata that a lookup misses is asked for in parallel."""
+    ssts, tree = opened(large)
+    large.store.gate.clear()
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(find(ssts, tree, absent(KEYS // 2)))
+        for _ in range(30):
+            await asyncio.sleep(0)
+        assert large.store.waiting == 5
+        large.store.gate.set()
+    assert call.result() is None
+
+
+async def test_a_lookup_stops_where_it_finds() -> None:
+    """What is found in a newer source is not looked for in older ones, by blocks nor by metadata."""
+    levels = Levels()
+    levels.add(2, [Entry(b"a", 1, Kind.PUT), Entry(b"k", 1, Kind.PUT)])
+    newest = levels.add(0, [Entry(b"k", 2, Kind.TOMBSTONE)])
+    ssts, tree = levels.open(), levels.tree()
+    await ssts.metadata(newest)
+    assert await find(ssts, tree, b"k") == Entry(b"k", 2, Kind.TOMBSTONE)
+    assert {name for name, _, _ in levels.store.reads} == {level_name(newest.id)}
+
+
+async def test_range_tombstones_hide_what_is_older() -> None:
+    """A range tombstone hides what is older in its SST and below, without reading it."""
+    levels = Levels()
+    entries = [Entry(bytes([key]), 1, Kind.PUT, b"old") for key in b"abcdefgh"]
+    levels.add(2, entries)
+    levels.add(
+        0,
+        [Entry(b"c", 7, Kind.PUT, b"after"), Entry(b"d", 5, Kind.PUT), Entry(b"e", 4, Kind.PUT)],
+        [range_tombstone(b"b", b"f", 5), range_tombstone(b"h", b"", 6)],
+    )
+    ssts, tree = levels.open(), levels.tree()
+    expected = {
+        b"a": entries[0],
+        b"c": Entry(b"c", 7, Kind.PUT, b"after"),
+        b"d": Entry(b"d", 5, Kind.PUT),  # of the same commit: the put came after
+        b"f": entries[5],
+        b"g": entries[6],
+    }
+    asked = [bytes([key]) for key in b"abcdefghi"]
+    assert await find_many(ssts, tree, asked) == expected
+    for key in asked:
+        assert await find(ssts, tree, key) == expected.get(key)
+    assert [may_hold(ssts, tree, key) for key in (b"b", b"h", b"i", b"c")] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    fresh = levels.open()
+    await fresh.open_many(levels.infos)
+    assert await find(fresh, tree, b"b") is None
+    assert await find_many(fresh, tree, [b"b", b"h"]) == {}
+    assert fresh.counters.blocks_fetched == 0
+
+
+async def test_what_has_expired_is_found_and_hides_what_is_older() -> None:
+    """A put that expires is found as it is, however late it is, before an older one that lives."""
+    levels = Levels()
+    levels.add(1, [Entry(b"k", 1, Kind.PUT, b"for ever")])
+    levels.add(0, [Entry(b"k", 2, Kind.PUT, b"brief", 10)])
+    ssts, tree = levels.open(), levels.tree()
+    found = await find(ssts, tree, b"k")
+    assert found == Entry(b"k", 2, Kind.PUT, b"brief", 10)
+    assert await find_many(ssts, tree, [b"k"]) == {b"k": found}
+
+
+@pytest.mark.parametrize("filter_bits", [None, 10.0])
+async def test_records_of_the_system(filter_bits: float | None) -> None:
+    """The newest record is found, by filter where there is one; no record is a key, nor reverse."""
+    levels = Levels()
+    keys = [record_key(b"%03d" % number) for number in range(200)]
+    for at, seq in ((0, 1), (50, 2), (100, 3)):
+        records = [Entry(key, seq, Kind.PUT, b"record", 99) for key in keys[at : at + 100]]
+        levels.add(SYSTEM_LEVEL, records=records, block_bytes=100, filter_bits=filter_bits)
+    ssts, tree = levels.open(block_cache_bytes=0), levels.tree()
+    for number, key in enumerate(keys):
+        found = await find_record(ssts, tree, key)
+        assert found == Entry(key, min(number // 50 + 1, 3), Kind.PUT, b"record", 99)
+        assert may_hold_record(ssts, tree, key)
+        assert await find(ssts, tree, key) is None
+    fetched = ssts.counters.blocks_fetched
+    assert fetched <= len(keys) + ssts.counters.filter_false_positives or filter_bits is None
+    assert await find_record(ssts, tree, record_key(b"absent")) is None
+    assert await find_record(ssts, Levels().tree(), keys[0]) is None
+
+
+async def test_records_that_filters_deny_cost_nothing() -> None:
+    """A record that is nowhere is known to be absent once the filters are in memory."""
+    levels = Levels()
+    records = [Entry(record_key(b"%03d" % number), 1, Kind.PUT) for number in range(100)]
+    levels.add(SYSTEM_LEVEL, records=records)
+    ssts, tree = levels.open(), levels.tree()
+    assert may_hold_record(ssts, tree, record_key(b"absent"))  # nothing is known yet
+    assert await find_record(ssts, tree, record_key(b"absent")) is None
+    denied = [may_hold_record(ssts, tree, record_key(b"absent %d" % at)) for at in range(500)]
+    assert denied.count(True) < 25
+
+
+async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
+    """A block that is damaged, or a store that is silent, is told as for a single key."""
+    levels = Levels()
+    entries = [Entry(b"%03d" % key, 1, Kind.PUT, b"v" * 50) for key in range(100)]
+    info = levels.add(1, entries, block_bytes=1)
+    ssts, tree = levels.open(), levels.tree()
+    await ssts.open_many(levels.infos)
+    asked = [entry.key for entry in entries[::2]]
+    levels.store.errors.append(StoreUnavailable("memory://", "get_range", "", "no answer"))
+    with pytest.raises(StoreUnavailable):
+        await find_many(ssts, tree, asked)
+    assert len(await find_many(ssts, tree, asked)) == len(asked)
+    handle = levels.sst(level_name(info.id)).index[50]
+    data = bytearray(levels.data(level_name(info.id)))
+    data[handle.offset + 20] ^= 4
+    levels.overwrite(level_name(info.id), bytes(data))
+    fresh = levels.open()
+    with pytest.raises(BadChecksum) as raised:
+        await find_many(fresh, tree, asked)
+    assert (raised.value.name, raised.value.offset) == (level_name(info.id), handle.offset)
+    assert fresh.counters.in_flight_bytes == 0
+
+
+async def test_a_cancelled_lookup_leaves_nothing_behind() -> None:
+    """When a lookup of many keys is cancelled, nothing is in flight, and the next one succeeds."""
+    levels = Levels()
+    entries = [Entry(b"%03d" % key, 1, Kind.PUT, b"v" * 50) for key in range(100)]
+    levels.add(1, entries, block_bytes=1)
+    ssts, tree = levels.open(), levels.tree()
+    await ssts.open_many(levels.infos)
+    levels.store.gate.clear()
+    asked = [entry.key for entry in entries[::2]]
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(find_many(ssts, tree, asked))
+        other = tasks.create_task(find(ssts, tree, asked[0]))
+        for _ in range(30):
+            await asyncio.sleep(0)
+        assert levels.store.waiting > 10
+        call.cancel()
+        for _ in range(30):
+            await asyncio.sleep(0)
+        levels.store.gate.set()
+    assert call.cancelled()
+    assert other.result() == entries[0]
+    assert ssts.counters.in_flight_bytes == 0
+    assert len(await find_many(ssts, tree, asked)) == len(asked)

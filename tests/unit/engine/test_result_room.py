@@ -1,0 +1,101 @@
+"""Room for results: what is small never waits, what is large does, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
+from shalekv.errors import Overloaded
+
+LARGE = SMALL_BYTES + 1
+FOR_EVER = 600_000
+
+
+def test_each_gets_what_is_left() -> None:
+    """Up to what it wishes, and what it needs in any case."""
+    room = ResultRoom(100)
+    assert room.take(10, 60) == 60
+    assert room.take(10, 60) == 40
+    assert room.take(10, 60) == 10
+    assert (room.used_bytes, room.free_bytes) == (110, 0)
+    room.give_back(60)
+    room.give_back(40)
+    room.count(5)
+    room.count(-15)
+    assert room.used_bytes == 0
+
+
+async def test_what_is_small_never_waits() -> None:
+    """Clients that take nothing stop nobody."""
+    room = ResultRoom(LARGE)
+    room.take(LARGE, 0)
+    assert await room.take_when_free(SMALL_BYTES, LARGE, wait_ms=FOR_EVER) == SMALL_BYTES
+
+
+async def test_what_is_large_waits_in_line() -> None:
+    """The first who came gets the room that is given back; who needs more than all, waits for
+    all.
+    """
+    room = ResultRoom(2 * LARGE)
+    room.take(2 * LARGE, 0)
+    order: list[int] = []
+
+    async def take(number: int, needed_bytes: int) -> None:
+        async with room.held(needed_bytes, wait_ms=FOR_EVER):
+            order.append(number)
+            assert room.used_bytes <= max(2 * LARGE, needed_bytes)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number, needed_bytes in enumerate((LARGE, 3 * LARGE, LARGE)):
+            tasks.create_task(take(number, needed_bytes))
+            await asyncio.sleep(0)
+        room.give_back(LARGE)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert order == [0]
+        room.give_back(LARGE)
+    assert order == [0, 1, 2]
+    assert room.used_bytes == 0
+
+
+async def test_who_waits_too_long_is_refused() -> None:
+    """With advice when to come back, and the line goes on without it."""
+    room = ResultRoom(LARGE)
+    room.take(LARGE, 0)
+    with pytest.raises(Overloaded, match="no room was left") as refused:
+        await room.take_when_free(LARGE, 0, wait_ms=1)
+    assert refused.value.retry_after_ms == 1
+    room.give_back(LARGE)
+    assert await room.take_when_free(LARGE, 0, wait_ms=FOR_EVER) == LARGE
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_room_is_never_lost_or_given_twice(seed: int) -> None:
+    """Whoever is cancelled at whatever moment, everybody is let in and the bound holds."""
+    random = Random(seed)
+    room = ResultRoom(4 * LARGE)
+    held_bytes = 0
+
+    async def use(needed_bytes: int) -> None:
+        nonlocal held_bytes
+        async with room.held(needed_bytes, wait_ms=FOR_EVER):
+            held_bytes += needed_bytes
+            assert held_bytes == needed_bytes or held_bytes <= 4 * LARGE
+            try:
+                for _ in range(random.randrange(4)):
+                    await asyncio.sleep(0)
+            finally:
+                held_bytes -= needed_bytes
+
+    async with asyncio.TaskGroup() as tasks:
+        users = []
+        for _ in range(60):
+            users.append(tasks.create_task(use(random.randrange(LARGE, 6 * LARGE))))
+            for _ in range(random.randrange(3)):
+                await asyncio.sleep(0)
+            if random.random() < 0.3:
+                random.choice(users).cancel()
+    assert (held_bytes, room.used_bytes) == (0, 0)

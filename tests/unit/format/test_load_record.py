@@ -1,0 +1,283 @@
+"""Loads in the format: control records, and SSTs that do not know their sequence number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.manifest import PendingLoad
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion, WrongObject
+from shalekv.format.coding import MAX_U64
+from shalekv.format.load_record import HEADER_BYTES, decode_load, load_entry
+from shalekv.format.section import Section
+from shalekv.format.sst import open_sst, read_block
+from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_message import table_message
+from shalekv.format.sst_metadata import metadata_range, read_metadata
+from tests.unit.format.forging import patched, resealed
+from tests.unit.format.samples import (
+    DATABASE_ID,
+    LEVEL_NAME,
+    SYSTEM,
+    WAL_NAME,
+    keys,
+    opened,
+    properties,
+    put,
+    range_tombstone,
+    refusal,
+    tombstone,
+)
+
+SST_IDS = [bytes.fromhex(f"0198c0de0000700080000000000000{n:02x}") for n in range(9)]
+
+
+def info(
+    number: int,
+    first_key: bytes = b"a",
+    last_key: bytes = b"z",
+    *,
+    level: int = 0,
+    min_seq: int = 0,
+    max_seq: int = 0,
+    entry_count: int = 10,
+) -> SstInfo:
+    """A file of a load."""
+    return SstInfo(
+        id=SST_IDS[number],
+        level=level,
+        first_key=first_key,
+        last_key=last_key,
+        filter_offset=800,
+        filter_len=80,
+        block_meta_offset=880,
+        block_meta_len=120,
+        min_seq=min_seq,
+        max_seq=max_seq,
+        entry_count=entry_count,
+        tombstone_count=2,
+        size_bytes=1_228,
+        checksum=0x01020304,
+    )
+
+
+def load(*infos: SstInfo, load_id: str = "load-1") -> PendingLoad:
+    """A load of these files."""
+    return PendingLoad(load_id, SstTable.from_infos(infos or [info(0)]))
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> PendingLoad:
+    """Any load."""
+    bounds = sorted(draw(st.sets(keys.filter(bool), min_size=2, max_size=8)))
+    files = [info(n, *bounds[2 * n : 2 * n + 2]) for n in range(len(bounds) // 2)]
+    text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=64)
+    return load(*files, load_id=draw(text))
+
+
+@given(loads(), st.integers(1, MAX_U64), st.just([]) | st.just(SYSTEM))
+def test_a_control_record_comes_back(committed: PendingLoad, seq: int, system: list[Entry]) -> None:
+    """What commits a load stands in a WAL object of its own, and says what was loaded."""
+    control = [load_entry(committed, seq)]
+    sst = opened(encode_sst(properties(), (), (), system, control, block_bytes=64))
+    sst.audit()
+    [entry] = sst.control_entries()
+    assert (entry.seq, entry.kind) == (seq, Kind.INGEST)
+    assert decode_load(WAL_NAME, entry) == committed
+    contents = sst.footer.contents
+    assert contents.entry_count == contents.other_count == 1 + len(system)
+    assert (contents.first_key, contents.last_key) == (b"", b"")
+    assert [*sst.system_entries()] == system
+    assert [*sst.entries()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "ranges"),
+    [
+        (WAL_NAME, [put(b"a", 1)], []),
+        (WAL_NAME, [], [range_tombstone(b"a", b"b", 1)]),
+        (LEVEL_NAME, [], []),
+    ],
+)
+def test_control_records_stand_apart(name: str, entries: list[Entry], ranges: list[Entry]) -> None:
+    """Neither a key of clients in the object nor an object of the levels goes with a record."""
+    control = [load_entry(load(), 5)]
+    with pytest.raises(ValueError, match="apart"):
+        encode_sst(properties(name), entries, ranges, (), control, block_bytes=64)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry(b"", 5, Kind.INGEST, b"v"),
+        Entry(b"k" * 257, 5, Kind.INGEST, b"v"),
+        Entry(b"k", 5, Kind.INGEST, b"v", 9),
+        Entry(b"k", 5, Kind.PUT, b"v"),
+    ],
+)
+def test_control_records_that_break_the_rules_are_refused(entry: Entry) -> None:
+    """An id that is too short or too long, an expiry and another kind are refused when written."""
+    with pytest.raises(ValueError, match="section 3"):
+        encode_sst(properties(), (), (), (), [entry], block_bytes=64)
+
+
+def test_another_section_cannot_pass_as_control() -> None:
+    """A WAL object whose index says that its points are control records is refused."""
+    data = encode_sst(properties(), [put(b"k", 5)], block_bytes=64)
+    sst = opened(data)
+    sections_at = sst.footer.layout.index_offset + 8 + 20 + 8
+    assert data[sections_at] == Section.POINTS
+    forged = resealed(WAL_NAME, data, patched(data, sections_at, b"\x03"))
+    with pytest.raises(BadStructure):
+        opened(forged)
+
+
+def value_of(*infos: SstInfo) -> bytes:
+    """The value of a record, unchecked."""
+    message = table_message(SstTable.from_infos(infos)).SerializeToString(deterministic=True)
+    return b"\x01" + bytes(7) + message
+
+
+GOOD = value_of(info(0, b"a", b"b"), info(1, b"c", b"d"))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "problem"),
+    [
+        (b"\x01", Truncated, "record of a load"),
+        (b"\x02" + GOOD[1:], UnsupportedVersion, "version 2"),
+        (b"\x00" + GOOD[1:], UnsupportedVersion, "version 0"),
+        (GOOD[:7] + b"\x01" + GOOD[8:], UnsupportedVersion, "reserved"),
+        (GOOD + b"\x98\x06\x01", UnsupportedVersion, "fields"),
+        (GOOD[:-1], BadStructure, "record"),
+        (GOOD[:HEADER_BYTES], BadStructure, "offsets"),
+        (value_of(), BadStructure, "no files"),
+        (value_of(info(0, b"a", b"c"), info(1, b"c", b"d")), BadStructure, "file 1: .*above"),
+        (value_of(info(0, b"b", b"c"), info(1, b"a", b"a")), BadStructure, "file 1: .*above"),
+        (value_of(info(0, b"b", b"a")), BadStructure, "file 0: .*below"),
+        (value_of(info(0, b"b", b"")), BadStructure, "file 0: .*empty"),
+        (value_of(info(0, level=1)), BadStructure, "file 0: level"),
+        (value_of(info(0, min_seq=7, max_seq=7)), BadStructure, "sequence numbers"),
+        (value_of(info(0, entry_count=0)), BadStructure, "empty"),
+        (value_of(replace(info(0), id=bytes(16))), BadStructure, "UUID"),
+    ],
+)
+def test_what_contradicts_the_format_is_refused(
+    value: bytes, error: type[CorruptObject], problem: str
+) -> None:
+    """A value that cannot be is a typed error; nothing is guessed."""
+    with pytest.raises(error, match=problem):
+        decode_load(WAL_NAME, Entry(b"load", 5, Kind.INGEST, value))
+
+
+def test_an_id_is_text() -> None:
+    """A load whose id is not UTF-8 is refused."""
+    with pytest.raises(BadStructure):
+        decode_load(WAL_NAME, Entry(b"\xff", 5, Kind.INGEST, GOOD))
+
+
+def test_a_load_that_cannot_be_is_not_written() -> None:
+    """What a reader would refuse is refused when it is written."""
+    with pytest.raises(ValueError, match="file 0"):
+        load_entry(load(info(0, max_seq=3)), 5)
+
+
+POINTS = [put(b"a", 0, b"v"), tombstone(b"b", 0), put(b"c", 0, b"w" * 40, 99), put(b"d", 0)]
+
+
+def numbered(entries: list[Entry], seq: int) -> list[Entry]:
+    """What readers of an unnumbered SST find."""
+    return [entry._replace(seq=seq) for entry in entries]
+
+
+def unnumbered(*entries: Entry, ranges: tuple[Entry, ...] = ()) -> bytes:
+    """An SST of the levels."""
+    name = properties(LEVEL_NAME)
+    return encode_sst(name, entries, ranges, block_bytes=24, filter_bits_per_key=10)
+
+
+@given(st.integers(1, MAX_U64))
+def test_the_list_says_the_number(seq: int) -> None:
+    """Entries of an unnumbered SST have the sequence number of the list, however they are read."""
+    data = unnumbered(*POINTS)
+    sst = open_sst(LEVEL_NAME, data, database_id=DATABASE_ID, listed_seq=seq)
+    sst.audit()
+    assert [*sst.entries()] == numbered(POINTS, seq)
+    assert sst.footer.contents.is_unnumbered
+    listed = replace(sst.footer.info(3), min_seq=seq, max_seq=seq)
+    start, length = metadata_range(listed)
+    metadata = read_metadata(listed, data[start : start + length], database_id=DATABASE_ID)
+    assert (metadata.footer.contents.min_seq, metadata.footer.contents.max_seq) == (0, 0)
+    found: list[Entry] = []
+    for number, handle in enumerate(metadata.index):
+        block = read_block(
+            metadata.index, number, data[handle.offset : handle.offset + handle.length]
+        )
+        found += block.columns().entries()
+        for row, entry in enumerate(numbered(POINTS, seq)[len(found) - len(block) : len(found)]):
+            assert block.entry(row) == block.find(entry.key) == block.find(entry.key, seq) == entry
+            assert block.find(entry.key, seq - 1) is None
+            assert block.lower_bound(entry.key, seq - 1) == row + 1
+    assert found == numbered(POINTS, seq)
+
+
+def test_a_number_of_its_own_counts() -> None:
+    """What the list says changes nothing of an SST whose entries know their sequence numbers."""
+    entries = [put(b"a", 7), put(b"b", 8)]
+    data = encode_sst(properties(LEVEL_NAME), entries, block_bytes=64)
+    sst = open_sst(LEVEL_NAME, data, database_id=DATABASE_ID, listed_seq=99)
+    assert [*sst.entries()] == entries
+    sst.audit()
+
+
+def test_an_unnumbered_sst_is_read_as_it_is_without_a_list() -> None:
+    """A tool that has no list sees what is stored."""
+    sst = opened(unnumbered(*POINTS), LEVEL_NAME)
+    assert [*sst.entries()] == POINTS
+    sst.audit()
+
+
+def test_one_number_is_said() -> None:
+    """A list that gives a range of numbers to an unnumbered SST is not of this object."""
+    data = unnumbered(*POINTS)
+    listed = replace(opened(data, LEVEL_NAME).footer.info(0), min_seq=4, max_seq=5)
+    start, length = metadata_range(listed)
+    with pytest.raises(WrongObject, match="4 to 5"):
+        read_metadata(listed, data[start : start + length], database_id=DATABASE_ID)
+
+
+def _numbered_block() -> bytes:
+    """An unnumbered SST with a number in its first block, under good checksums."""
+    data = unnumbered(*POINTS)
+    assert data[16:24] == bytes(8)
+    return resealed(LEVEL_NAME, data, patched(data, 16, b"\x05"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _numbered_block,
+        lambda: unnumbered(put(b"a", 0), ranges=(range_tombstone(b"b", b"c", 0),)),
+        lambda: encode_sst(
+            properties(LEVEL_NAME),
+            [put(b"a", 0)],
+            (),
+            [entry._replace(seq=0) for entry in SYSTEM],
+            block_bytes=64,
+        ),
+    ],
+)
+def test_contradictions_are_refused(make: Callable[[], bytes]) -> None:
+    """A number in a block, a range delete or an entry of the system are refused, not overridden."""
+    data = make()
+
+    def read() -> None:
+        [*open_sst(LEVEL_NAME, data, database_id=DATABASE_ID, listed_seq=5).entries()]
+
+    assert isinstance(refusal(read), BadStructure)
