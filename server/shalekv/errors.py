@@ -17,6 +17,7 @@ ShaleError
 ├── SnapshotNotFound           a snapshot is gone, or has expired
 ├── SnapshotExists             another snapshot has the name
 ├── LeaseLost                  what a job has written may be deleted: nothing was published
+├── PartFailed                 a process that merged a part of a compaction has failed
 ├── LoadUnknown                a load was registered too long ago, or never
 ├── DeadlinePassed             the deadline of a call had passed before any work was done
 ├── Stopping                   this process no longer serves; nothing was applied
@@ -178,6 +179,12 @@ class LeaseLost(ShaleError):
     """The lease of a job has expired, and what it wrote may be deleted. Nothing was published."""
 
     reason = "LEASE_LOST"
+
+
+class PartFailed(ShaleError):
+    """A process that merged a part of a compaction has failed. Nothing was published."""
+
+    reason = "PART_FAILED"
 
 
 class LoadUnknown(ShaleError):

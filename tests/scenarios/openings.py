@@ -14,10 +14,16 @@ from shalekv.v1 import kv_pb2
 from tests.sim.client import URL
 from tests.sim.world import World
 
-# A writer learns that it was fenced where the seeds let it: at a slot, not by a poll in between.
-# And what a scenario holds for long does not end by a deadline.
+# A writer learns that it was fenced where the seeds let it: at a slot, not by a poll in between, and
+# not when it renews its snapshot. And what a scenario holds for long does not end by a deadline.
 _HOUR_MS = 3_600_000
-_DEFAULTS = {"flush_interval_ms": 0, "fence_poll_ms": _HOUR_MS, "open_timeout_ms": _HOUR_MS}
+_DAY_S = 86_400
+_DEFAULTS = {
+    "flush_interval_ms": 0,
+    "fence_poll_ms": _HOUR_MS,
+    "open_timeout_ms": _HOUR_MS,
+    "snapshot_ttl_s": _DAY_S,
+}
 
 
 class Opening:

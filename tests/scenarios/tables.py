@@ -131,7 +131,14 @@ async def has_snapshot(stage: Stage, manifest_id: str) -> None:
     """It keeps what the manifest before it needs, WAL included, while the writer opens."""
     manifest = stage.manifest(int(manifest_id))
     found = [(snapshot.id, snapshot.manifest_id) for snapshot in manifest.snapshots]
-    assert found == [(manifest.writer_nonce, int(manifest_id))]
+    assert (manifest.writer_nonce, int(manifest_id)) in found
+
+
+@sentence(r"manifest (?P<manifest_id>\d+) has snapshots of manifests? (?P<numbers>\d+(?: \d+)*)")
+async def has_snapshots_of(stage: Stage, manifest_id: str, numbers: str) -> None:
+    """These are the manifests that its snapshots name, oldest snapshot first."""
+    found = [snapshot.manifest_id for snapshot in stage.manifest(int(manifest_id)).snapshots]
+    assert found == [int(number) for number in numbers.split()]
 
 
 @sentence(r"slot order is sequence order")

@@ -54,7 +54,14 @@ from shalekv_client.operations import Get, TxnOperation
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.scan import Scan
-from shalekv_client.server_status import ManifestStatus, MemtableStatus, Status, WriterStatus
+from shalekv_client.server_status import (
+    ManifestStatus,
+    MemoryPart,
+    MemoryStatus,
+    MemtableStatus,
+    Status,
+    WriterStatus,
+)
 from shalekv_client.session import Session
 from shalekv_client.sync_client import SyncClient
 from shalekv_client.sync_scan import SyncScan
@@ -90,6 +97,8 @@ __all__ = [
     "KeyExpired",
     "KeyReused",
     "ManifestStatus",
+    "MemoryPart",
+    "MemoryStatus",
     "MemtableStatus",
     "Missing",
     "NotACounter",

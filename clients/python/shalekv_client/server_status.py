@@ -46,6 +46,24 @@ class ManifestStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """A part of the memory for data."""
+
+    name: str  # of the setting that bounds it
+    bytes: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatus:
+    """The memory of a process for data, in all and by parts."""
+
+    bytes: int
+    bytes_max: int
+    parts: tuple[MemoryPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What a process is and how it does."""
 
@@ -56,6 +74,7 @@ class Status:
     writer: WriterStatus | None  # None at a reader
     memtable: MemtableStatus
     manifest: ManifestStatus
+    memory: MemoryStatus
 
 
 def status_of(reply: admin_pb2.StatusReply) -> Status:
@@ -73,6 +92,7 @@ def status_of(reply: admin_pb2.StatusReply) -> Status:
             runs=reply.memtable.runs,
         ),
         manifest=_manifest(reply.manifest),
+        memory=_memory(reply.memory),
     )
 
 
@@ -89,6 +109,11 @@ def _writer(status: admin_pb2.WriterStatus) -> WriterStatus:
         open_ms=status.open_ms,
         wal_objects_replayed=status.wal_objects_replayed,
     )
+
+
+def _memory(status: admin_pb2.MemoryStatus) -> MemoryStatus:
+    parts = [MemoryPart(part.name, part.bytes, part.bytes_max) for part in status.parts]
+    return MemoryStatus(status.bytes, status.bytes_max, tuple(parts))
 
 
 def _manifest(status: admin_pb2.ManifestStatus) -> ManifestStatus:

@@ -34,6 +34,11 @@ def edited_url_option(command: CommandT) -> CommandT:
     return _url_option("")(command)
 
 
+def optional_url_option(command: CommandT) -> CommandT:
+    """As `url_option`, for commands that can do without: then `url` is None."""
+    return _url_option(" It is only read.", is_required=False)(command)
+
+
 def read_store(url: str, read: Callable[[CasStore], Awaitable[ResultT]]) -> ResultT:
     """The result of `read`, with the store at `url`. Raises the errors of the store."""
 
@@ -67,14 +72,14 @@ async def _store(url: str) -> AsyncIterator[CasStore]:
         workers.close()
 
 
-def _url_option(remark: str) -> Callable[[CommandT], CommandT]:
+def _url_option(remark: str, *, is_required: bool = True) -> Callable[[CommandT], CommandT]:
     return click.option(
         "--url",
-        required=True,
+        required=is_required,
         envvar=URL_VARIABLE,
         show_envvar=True,
         metavar="URL",
-        callback=lambda _context, _option, value: checked_url(value),
+        callback=lambda _context, _option, value: None if value is None else checked_url(value),
         help=f"The database, such as file:///var/lib/shalekv.{remark}",
     )
 

@@ -106,7 +106,7 @@ def collector(
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     places = list(dict.fromkeys(map(checked_url, urls)))
-    configure_logs(settings.server.log_format, settings.server.log_level)
+    configure_logs(settings.server.log_format, settings.server.log_level, role="collector")
     if dry_run:
         _print_plans(places, asyncio.run(_plans(places, settings)), output_format)
     elif once:

@@ -11,14 +11,18 @@ from random import SystemRandom
 
 import structlog
 
+from shalekv.cli.compactor_parts import ProcessParts
 from shalekv.cli.parent_pipe import parent_pipe
 from shalekv.cli.stopping import StopRequest
 from shalekv.clock import LoopClock
+from shalekv.engine.compaction.parts import OwnProcessParts, PartRunner
 from shalekv.errors import Stopping, StoreError
 from shalekv.roles.compactor import Compactor
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import CompactSettings
-from shalekv.store.url import open_store
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+from shalekv.store.url import MemoryUrl, open_store, parse_url
 
 CLOSE_S = 5  # leases that are not given up by then expire
 
@@ -42,7 +46,12 @@ async def compact_database(
             stack.push_async_callback(store.close)
             async with _until(stop.asked):
                 compactor = await Compactor.open(
-                    store, settings=settings, runtime=runtime, hurry=hurry, holder=_holder()
+                    store,
+                    settings=settings,
+                    runtime=runtime,
+                    hurry=hurry,
+                    parts=_parts(store, settings, runtime),
+                    holder=_holder(),
                 )
                 try:
                     await compactor.run(is_once=is_once)
@@ -93,6 +102,14 @@ async def _runtime(settings: CompactSettings) -> AsyncIterator[Runtime]:
         yield Runtime(clock=LoopClock(), random=SystemRandom(), workers=workers)
     finally:
         await asyncio.to_thread(workers.close)
+
+
+def _parts(store: ObjectStore, settings: CompactSettings, runtime: Runtime) -> PartRunner:
+    """Where parts of merges run: what is in the memory of this process, no other can open."""
+    cas = CasStore(store, runtime, settings.store)
+    if isinstance(parse_url(settings.database.url), MemoryUrl):
+        return OwnProcessParts(cas)
+    return ProcessParts(cas, settings)
 
 
 def _holder() -> str:

@@ -54,7 +54,7 @@ def compactor(config: Path | None, once: bool, parent_pipe: bool, **flags: Any) 
         settings = load_settings(flags, config, CompactSettings)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
-    configure_logs(settings.server.log_format, settings.server.log_level)
+    configure_logs(settings.server.log_format, settings.server.log_level, role="compactor")
     sys.exit(_compact(settings, is_once=once, has_parent_pipe=parent_pipe))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -16,6 +18,7 @@ from shalekv.cli.output import (
     print_rows,
     printing,
 )
+from shalekv.cli.wording import counted
 from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.engine.fsck.check import DEFAULT_PARALLEL, Fsck
 from shalekv.engine.fsck.progress import Progress
@@ -78,14 +81,13 @@ def _checked(
     async def check(store: CasStore) -> Progress:
         fsck = Fsck(store, parallel=parallel, is_deep=is_deep)
         rows: list[tuple[str, int | None, str, str]] = []  # of a table, which is laid out at last
-        with _bar(fsck.progress) as show:
+        with _shown(fsck.progress):
             async for finding in fsck.findings():
                 kinds.add(finding.kind)
                 if output_format is Format.TABLE:
                     rows.append(_row(finding))
                 else:
                     _print(finding, output_format)
-                show()
         if rows:
             print_rows(output_format, COLUMNS, rows)
         return fsck.progress
@@ -102,3 +104,30 @@ def _print(finding: Finding, output_format: Format) -> None:
         print_json(dict(zip(COLUMNS, _row(finding), strict=True)))
         return
     print_line("\t".join("" if cell is None else str(cell) for cell in _row(finding)))
+
+
+@contextmanager
+def _shown(progress: Progress) -> Iterator[None]:
+    """Tell on a terminal how far it has come."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from shalekv.cli.checking_bar import checking_bar  # noqa: PLC0415 - 60 ms, only for terminals
+
+    with checking_bar(progress):
+        yield
+
+
+def _summary(progress: Progress, kinds: set[FindingKind]) -> str:
+    """What was looked at, and whether all is well."""
+    seen = (
+        f"{counted(progress.manifests, 'manifest')}, "
+        f"{counted(progress.wal_objects, 'WAL object')} ({counted(progress.fences, 'fence')}), "
+        f"{counted(progress.ssts, 'SST')}, {progress.size_bytes:,} bytes"
+    )
+    if any(kind.is_damage for kind in kinds):
+        return f"damaged: {seen}"
+    if FindingKind.UNREADABLE in kinds:
+        return f"not everything could be read: {seen}"
+    orphans = "; orphans wait for the collector" if FindingKind.ORPHAN in kinds else ""
+    return f"clean: {seen}{orphans}"

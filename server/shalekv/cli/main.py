@@ -35,6 +35,13 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "snapshot": ("shalekv.cli.snapshot:snapshot", "Create, list, renew, share, delete snapshots."),
     "manifest": ("shalekv.cli.manifest:manifest", "Print a manifest, read from the store."),
     "wal": ("shalekv.cli.wal:wal", "List the WAL objects, read from the store."),
+    "levels": (
+        "shalekv.cli.levels:levels",
+        "Print what each level holds, read from the store.",
+    ),
+    "sst": ("shalekv.cli.sst:sst", "Look into one SST of the WAL or the levels."),
+    "fsck": ("shalekv.cli.fsck:fsck", "Check every object of a database."),
+    "compaction": ("shalekv.cli.compaction:compaction", "Try settings of compaction out."),
     "completion": ("shalekv.cli.completion:completion", "Print a script for your shell."),
 }
 

@@ -52,6 +52,9 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
                 writer = await _open(store, settings, runtime, server.listen)
             if writer is None:
                 return
+            memory = writer.admin.memory
+            memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
+            _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
             tame_garbage_collector()
             await server.start(writer.kv, writer.admin)
             announce(server.listen)
@@ -131,6 +134,7 @@ async def _run(writer: Writer, server: Server, stop: StopRequest, grace_ms: int)
     await server.stop()
     if failure is not None:
         raise failure
+    await writer.leave()
 
 
 async def _end_when_asked(writer: Writer, server: Server, stop: StopRequest, grace_ms: int) -> None:

@@ -86,18 +86,28 @@ def files_problem(ssts: Sequence[SstInfo]) -> tuple[int, str] | None:
     return None
 
 
-def find_load(manifest: Manifest, load_id: str) -> int | None:
-    """The sequence number of a load that is remembered, or of a later batch of its stream."""
-    return _find(manifest.recent_loads, load_id)
+def find_load(loads: Iterable[RecentLoad | CommittedLoad], load_id: str) -> int | None:
+    """The sequence number of a load that is among these, or of a later batch of its stream."""
+    own = batch_of(load_id)
+    for load in loads:
+        if load.load_id == load_id:
+            return load.seq
+        other = batch_of(load.load_id) if own else None
+        if own and other and other[0] == own[0] and other[1] >= own[1]:
+            return load.seq
+    return None
 
 
 def check_known(manifest: Manifest, load_id: str, *, oldest_ms: int) -> None:
     """Raise `LoadUnknown` if the load may have been committed and forgotten.
 
     `oldest_ms` is when the oldest of its files was written, by the store's clock. Files that are
-    younger than every load that was forgotten cannot have been part of one.
+    younger than every load that was forgotten cannot have been part of one. Batches of streams are
+    never forgotten, and a writer makes each load of its own only once.
     """
-    if manifest.loads_forgotten_ms and oldest_ms <= manifest.loads_forgotten_ms + CLOCK_MARGIN_MS:
+    if not manifest.loads_forgotten_ms or load_id.startswith(OWN_PREFIX) or batch_of(load_id):
+        return
+    if oldest_ms <= manifest.loads_forgotten_ms + CLOCK_MARGIN_MS:
         message = (
             f"load {load_id!r}: its files are older than loads that are not remembered any more, "
             "so it may be one of those. Read to find out; if it is not, write its files again"
@@ -183,17 +193,6 @@ def batch_of(load_id: str) -> tuple[str, int] | None:
     return None if match is None else (match[1], int(match[2]))
 
 
-def _find(loads: Iterable[RecentLoad], load_id: str) -> int | None:
-    own = batch_of(load_id)
-    for load in loads:
-        if load.load_id == load_id:
-            return load.seq
-        other = batch_of(load.load_id) if own else None
-        if own and other and other[0] == own[0] and other[1] >= own[1]:
-            return load.seq
-    return None
-
-
 def _remember(manifest: Manifest, recent: RecentLoad, max_count: int) -> Manifest:
     """The manifest that remembers one more load, and has forgotten what that is too many."""
     own = batch_of(recent.load_id)
@@ -204,7 +203,7 @@ def _remember(manifest: Manifest, recent: RecentLoad, max_count: int) -> Manifes
         if is_same or (own and other and own[0] == other[0] and other[1] < own[1]):
             continue
         others.append(load)
-    loads = [*others, recent] if _find(others, recent.load_id) is None else others
+    loads = [*others, recent] if find_load(others, recent.load_id) is None else others
     alone = sorted((each for each in loads if not batch_of(each.load_id)), key=attrgetter("seq"))
     forgotten = alone[: max(len(alone) - max_count, 0)]
     forgotten_ms = max((each.logical_time_ms for each in forgotten), default=0)

@@ -146,7 +146,7 @@ class Admission:
         message = (
             f"the memtable holds {self._memtable_bytes()} bytes that are not compacted, "
             f"{self.queued_bytes} more are on their way, this write takes {size_bytes}, and "
-            f"memtable_bytes_max is {settings.memtable_bytes_max}: the compactor is behind, or does "
-            "not run. Try again later"
+            f"memtable_bytes_max is {settings.memtable_bytes_max}: the compactor is behind, or "
+            "does not run. Try again later"
         )
         return MemtableFull(message, retry_after_ms=settings.retry_after_ms)

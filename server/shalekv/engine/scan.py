@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
+from shalekv.engine.levels.parallel import in_parallel
 from shalekv.engine.sorted_runs import (
     Cursor,
     Run,
@@ -57,7 +57,7 @@ class Merge:
         self, view: View, keys: KeyRange, *, reverse: bool, with_levels: bool = True
     ) -> None:
         """Nothing is read yet."""
-        sources = []
+        sources: Sequence[Source] = ()
         if view.held is not None and with_levels and not keys.is_empty:
             sources = view.held.sources(keys, reverse=reverse)
         # Oldest first, as `merge_slice` wants them: of one key the last one counts.
@@ -78,13 +78,8 @@ class Merge:
     async def fetch(self) -> bool:
         """Fetch what the next slice needs; whether there is anything left."""
         due = [pair for pair in self._sources if pair[0].is_open and pair[0].is_read]
-        if len(due) == 1:  # the usual case, once it is on its way
-            await self._refill(*due[0])
-        elif due:
-            async with asyncio.TaskGroup() as tasks:
-                for pair in due:
-                    tasks.create_task(self._refill(*pair))
         if due:
+            await self._refill_all(due)
             drop_read(self._cursors)
         return bool(self._cursors)
 
@@ -98,6 +93,13 @@ class Merge:
         entries = merge_slice(self._cursors, self._count, reverse=self._reverse)
         self._count = min(self._count * 2, SLICE_COUNT_MAX)
         return tombstones.visible(entries)
+
+    async def _refill_all(self, due: list[tuple[Cursor, Source]]) -> None:
+        async def work() -> None:
+            while due:
+                await self._refill(*due.pop())
+
+        await in_parallel(work, len(due))
 
     async def _refill(self, cursor: Cursor, source: Source) -> None:
         """The next window that holds a key; what range deletes it tells of counts from now on."""

@@ -11,6 +11,7 @@ older tree and may be decided again.
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Awaitable, Callable
 
@@ -60,6 +61,7 @@ class TreeKeeper:
         self._older_bases: list[weakref.ref[Base]] = []
         self._table = manifest.current.leveled_ssts
         self._renewed_ms = self._clock.monotonic_ms()
+        self._keeping = asyncio.Lock()
         self.current = held  # the tree that new reads use
         self.base = Base()  # what rests on the current tree, and may be decided again, holds this
         self.nothing = Below(self.base)  # the levels say nothing of what was asked
@@ -85,6 +87,10 @@ class TreeKeeper:
 
         Raises what an edit raises: what is read stays as it is then.
         """
+        async with self._keeping:
+            await self._keep()
+
+    async def _keep(self) -> None:
         seen = self._manifest.current
         dead = {each for each, ref in self._older.items() if ref() is None}
         is_moved = self._is_newer(seen) or not has_snapshot(seen, self.current.snapshot_id)
@@ -96,6 +102,10 @@ class TreeKeeper:
             del self._older[snapshot_id]
         if created is not None:
             await self._install(manifest, created)
+
+    def protects(self, held: HeldTree) -> bool:
+        """Whether the manifest that was seen last has the snapshot of that tree."""
+        return has_snapshot(self._manifest.current, held.snapshot_id)
 
     async def close(self) -> None:
         """Remove all snapshots of this process: nothing is read from now on."""

@@ -7,7 +7,7 @@ server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -31,7 +31,7 @@ from shalekv.engine.prefix import Prefix
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
 from shalekv.engine.wal import WalSlots
-from shalekv.errors import ShaleError, Stopping, StoreError
+from shalekv.errors import ObjectNotFound, ShaleError, SnapshotNotFound, Stopping, StoreError
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.store.cas import CasStore
@@ -149,12 +149,25 @@ class WriterEngine:
         view = self.memtable.view(seq, self.prefix.wal_id)
         return view if held.tree.is_empty else replace(view, held=held)
 
-    async def find_below(self, held: HeldTree, keys: Sequence[bytes]) -> Mapping[bytes, Entry]:
-        """The versions of keys of which memory does not speak, in the levels that `held` holds.
+    async def explain(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
+        """Why an object of a tree that is read is not there.
 
-        Raises `SnapshotNotFound` when this process was stopped for so long that they are gone.
+        Either this process was stopped for so long that its snapshot has expired: then a new tree
+        is read from now on, unless another writer has taken over. Or an object was deleted that is
+        protected.
         """
-        return await held.find_many(keys)
+        try:
+            await self.ownership.confirm()
+            if self.levels.protects(held):
+                return missing
+            await self.levels.keep()
+        except ShaleError as error:
+            return error
+        return SnapshotNotFound(
+            f"{missing.name} is gone: the snapshot that protected the levels of manifest "
+            f"{held.tree.manifest_id} has expired, because this process was stopped for long. "
+            "Read again, from the beginning"
+        )
 
     def below_now(self, needs: Needs) -> Below | None:
         """What the levels say of what a write needs, if that is known without reading them."""

@@ -115,6 +115,18 @@ def read_footer(
     return footer
 
 
+def told_name(place: str, tail: bytes, object_size: int) -> str:
+    """The name of the object that a footer is of, for files whose names say nothing.
+
+    `place` is where errors say that it was read from; they are those of `read_footer`.
+    """
+    piece, _ = unseal(place, tail, object_size)
+    if len(piece.data) < _FIXED.size:
+        raise piece.malformed(0, f"expected {_FIXED.size} bytes of properties or more")
+    object_id, *_, kind, _ = _FIXED.unpack_from(piece.data)
+    return _name(piece, kind, object_id)
+
+
 def _identity(name: str) -> tuple[int, bytes]:
     wal_id = parse_wal_name(name)
     if wal_id is not None:

@@ -30,16 +30,18 @@ def seal(body: bytes) -> bytes:
     return covered + crc32c(covered).to_bytes(4, "little") + MAGIC
 
 
-def needed_tail(name: str, tail: bytes) -> int:
+def needed_tail(name: str, tail: bytes, object_size: int | None = None) -> int:
     """How many of the last bytes of the object `name` make its footer, told by its last 20.
 
-    For readers that fetch ranges. Nothing has been verified yet but the magic.
+    For readers that fetch ranges. Nothing has been verified yet but the magic. With `object_size`
+    errors name the byte of the object, else that of `tail`.
     """
     magic = tail[-len(MAGIC) :]
     if len(tail) < TAIL_BYTES:
         raise Truncated(name, 0, f"expected {TAIL_BYTES} bytes or more, found {len(tail)}")
     if magic != MAGIC:
-        raise BadMagic(name, len(tail) - len(MAGIC), f"expected {MAGIC!r}, found {magic!r}")
+        end = len(tail) if object_size is None else object_size
+        raise BadMagic(name, end - len(MAGIC), f"expected {MAGIC!r}, found {magic!r}")
     length: int = _FRAME.unpack_from(tail, len(tail) - TAIL_BYTES)[0]
     return length + TAIL_BYTES
 
@@ -51,7 +53,7 @@ def unseal(name: str, tail: bytes, object_size: int) -> tuple[Piece, int]:
     """
     if len(tail) > object_size:
         raise Truncated(name, object_size, f"expected {object_size} bytes, found {len(tail)}")
-    size, found = needed_tail(name, tail), len(tail)
+    size, found = needed_tail(name, tail, object_size), len(tail)
     if size > found:
         raise Truncated(name, object_size - found, f"footer: expected {size} bytes, found {found}")
     footer = Piece(name, object_size - size, tail[-size:])

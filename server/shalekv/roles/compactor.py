@@ -23,7 +23,14 @@ from shalekv.engine.compaction.backlog import list_backlog
 from shalekv.engine.compaction.leases import Leases
 from shalekv.engine.compaction.parts import OwnProcessParts, PartRunner
 from shalekv.engine.compaction.run import Compactions
-from shalekv.errors import LeaseLost, ObjectNotFound, ShaleError, StoreBroken, StoreError
+from shalekv.errors import (
+    LeaseLost,
+    ObjectNotFound,
+    PartFailed,
+    ShaleError,
+    StoreBroken,
+    StoreError,
+)
 from shalekv.manifest.compacted import CompactedManifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
@@ -152,7 +159,7 @@ class Compactor:
                 is_busy = await self._step(tasks)
             except StoreBroken:
                 raise
-            except (StoreError, LeaseLost) as error:
+            except (StoreError, LeaseLost, PartFailed) as error:
                 failures = failures + 1 if self.counters.jobs == jobs else 1
                 log.warning("compaction failed", failures=failures, problem=str(error))
                 if isinstance(error, ObjectNotFound) and failures >= _FAILURES_MAX:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from random import Random
 from typing import TypeAlias
 
 from shalekv.clock import Clock
+from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.result_room import ResultRoom
 from shalekv.engine.scan import scan_slices
 from shalekv.engine.writer_engine import WriterEngine
+from shalekv.errors import ObjectNotFound
 from shalekv.roles import requests
 from shalekv.roles.open_views import OpenView, OpenViews
 from shalekv.roles.page_token import PageToken, decode_page_token
@@ -66,13 +68,7 @@ class Scans:
             rest = token.rest(keys, reverse=request.reverse)
         else:
             opened = await self._open(level)
-        slices = scan_slices(
-            opened.view,
-            start=rest.start,
-            end=rest.end,
-            reverse=request.reverse,
-            now_ms=opened.now_ms,
-        )
+        slices = self._slices(opened, rest, reverse=request.reverse)
 
         def next_page(last_key: bytes) -> bytes:
             return self._token(request, keys, opened, view_id, last_key)
@@ -96,6 +92,22 @@ class Scans:
     def _room_ahead(self, held: HeldTree) -> AbstractAsyncContextManager[None]:
         """Room to read the levels, of which there is little where many scans stand still."""
         return held.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=self._limits.result_wait_ms)
+
+    async def _slices(
+        self, opened: OpenView, keys: KeyRange, *, reverse: bool
+    ) -> AsyncGenerator[list[Entry], None]:
+        view = opened.view
+        slices = scan_slices(
+            view, start=keys.start, end=keys.end, reverse=reverse, now_ms=opened.now_ms
+        )
+        try:
+            async with aclosing(slices):
+                async for entries in slices:
+                    yield entries
+        except ObjectNotFound as missing:
+            if view.held is None:
+                raise
+            raise await self._engine.explain(missing, view.held) from missing
 
     async def _open(self, level: LevelValue) -> OpenView:
         engine = self._engine

@@ -7,10 +7,12 @@ import structlog
 from shalekv.engine.recover import open_log
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ShaleError
+from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.runtime import Runtime
 from shalekv.settings import ServeSettings, WriterSettings
+from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 
@@ -67,7 +69,8 @@ class Writer:
             open_ms=round(open_ms),
         )
         kv = WriterKv(engine, settings.limits, runtime)
-        admin = WriterAdmin(engine, writer_settings, clock, url=store.url, open_ms=open_ms)
+        memory = _memory_use(settings, engine, kv)
+        admin = WriterAdmin(engine, writer_settings, clock, memory, url=store.url, open_ms=open_ms)
         return cls(engine, kv, admin, stop_grace_ms=settings.server.shutdown_grace_ms)
 
     @property
@@ -98,6 +101,20 @@ class Writer:
     def close(self) -> None:
         """Accept no more writes; `run` returns when those that were accepted are durable."""
         self.engine.close()
+
+
+def _memory_use(settings: ServeSettings, engine: WriterEngine, kv: WriterKv) -> MemoryUse:
+    memory = MemoryUse(memory_budget(settings))
+    levels = engine.levels.ssts
+    memory.measure("memtable_bytes_max", lambda: engine.memory_bytes)
+    memory.measure("queued_bytes_max", lambda: engine.admission.queued_bytes)
+    memory.measure("waiting_bytes_max", lambda: engine.admission.waiting_bytes)
+    memory.measure("block_cache_bytes", lambda: levels.counters.block_held_bytes)
+    memory.measure("metadata_cache_bytes", lambda: levels.counters.metadata_held_bytes)
+    memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
+    memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
+    memory.measure("result_bytes_max", lambda: kv.scans.room.used_bytes)
+    return memory
 
 
 def with_flush_interval(settings: WriterSettings, url: str) -> WriterSettings:

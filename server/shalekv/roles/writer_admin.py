@@ -6,6 +6,7 @@ import shalekv
 from shalekv.clock import Clock
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.roles import requests
+from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import Answer, Call
 from shalekv.settings import WriterSettings
 from shalekv.v1 import admin_pb2, kv_pb2
@@ -19,11 +20,13 @@ class WriterAdmin:
         engine: WriterEngine,
         settings: WriterSettings,
         clock: Clock,
+        memory: MemoryUse,
         *,
         url: str,
         open_ms: float,
     ) -> None:
         """`url` without credentials; `open_ms` is how long opening took."""
+        self.memory = memory
         self._engine = engine
         self._settings = settings
         self._clock = clock
@@ -57,6 +60,7 @@ class WriterAdmin:
                 idempotency_records=len(engine.idempotency),
             ),
             manifest=self._manifest_status(),
+            memory=self.memory.status(),
         )
 
     def _writer_status(self) -> admin_pb2.WriterStatus:

@@ -10,7 +10,7 @@ from shalekv.core.entry import Entry
 from shalekv.core.transaction import RESULT_FRAME_BYTES
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import DeadlinePassed, ReplyTooLarge
+from shalekv.errors import DeadlinePassed, ObjectNotFound, ReplyTooLarge
 from shalekv.roles import requests, transactions, writing
 from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
 from shalekv.roles.scans import Scans
@@ -172,7 +172,10 @@ class WriterKv:
         known: dict[bytes, Entry | None],
         answer: Callable[[Lookup], ReadReplyT],
     ) -> ReadReplyT:
-        known.update(await self._engine.find_below(held, keys))
+        try:
+            known.update(await held.find_many(keys))
+        except ObjectNotFound as missing:
+            raise await self._engine.explain(missing, held) from missing
         return answer(known.get)
 
     def _get_reply(self, key: bytes, lookup: Lookup, header: kv_pb2.ReplyHeader) -> kv_pb2.GetReply:

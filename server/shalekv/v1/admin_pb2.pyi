@@ -57,6 +57,7 @@ class StatusReply(_message.Message):
     WRITER_FIELD_NUMBER: _builtins.int
     MEMTABLE_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     LEVELS_FIELD_NUMBER: _builtins.int
     COMPACTION_FIELD_NUMBER: _builtins.int
     READS_FIELD_NUMBER: _builtins.int
@@ -83,6 +84,10 @@ class StatusReply(_message.Message):
     @_builtins.property
     def manifest(self) -> Global___ManifestStatus:
         """The manifest that this process knows."""
+
+    @_builtins.property
+    def memory(self) -> Global___MemoryStatus:
+        """The memory of this process for data, how it is divided, and what of it is used."""
 
     @_builtins.property
     def levels(self) -> Global___LevelsStatus:
@@ -116,15 +121,16 @@ class StatusReply(_message.Message):
         writer: Global___WriterStatus | None = ...,
         memtable: Global___MemtableStatus | None = ...,
         manifest: Global___ManifestStatus | None = ...,
+        memory: Global___MemoryStatus | None = ...,
         levels: Global___LevelsStatus | None = ...,
         compaction: Global___CompactionStatus | None = ...,
         reads: Global___ReadStatus | None = ...,
         store_requests: _abc.Iterable[Global___StoreRequestStatus] | None = ...,
         snapshots: _abc.Iterable[Global___SnapshotStatus] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memtable", b"memtable", "reads", b"reads", "writer", b"writer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "reads", b"reads", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memtable", b"memtable", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,6 +275,70 @@ class ManifestStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wal_id_last_compacted) -> _WhichOneofReturnType__wal_id_last_compacted | None: ...
 
 Global___ManifestStatus: _TypeAlias = ManifestStatus  # noqa: Y015
+
+@_typing.final
+class MemoryStatus(_message.Message):
+    """The memory of a process for data."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """All parts together use this much."""
+    bytes_max: _builtins.int
+    """All parts together may use this much. The process takes more: what it takes idle, and what
+    requests and replies take that are being read and written.
+    """
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryPart]:
+        """The parts."""
+
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+        parts: _abc.Iterable[Global___MemoryPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "bytes_max", b"bytes_max", "parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryStatus: _TypeAlias = MemoryStatus  # noqa: Y015
+
+@_typing.final
+class MemoryPart(_message.Message):
+    """A part of the memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The setting that bounds it, such as "memtable_bytes_max"."""
+    bytes: _builtins.int
+    """What it uses."""
+    bytes_max: _builtins.int
+    """What it may use."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "bytes_max", b"bytes_max", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryPart: _TypeAlias = MemoryPart  # noqa: Y015
 
 @_typing.final
 class LevelsStatus(_message.Message):

@@ -135,7 +135,7 @@ def test_wal_stays_from_the_least_c_of_all_active_manifests_on() -> None:
 
 
 @pytest.mark.parametrize("is_current", [True, False])
-def test_no_wal_goes_while_an_active_manifest_has_no_c(is_current: bool) -> None:
+def test_no_wal_goes_while_an_active_manifest_has_no_c(*, is_current: bool) -> None:
     """Where nothing is compacted, the WAL is needed from its beginning on."""
     current = manifest_of(9, None if is_current else 5, snapshots=(snapshot_of(4),))
     older = manifest_of(4, 2 if is_current else None)

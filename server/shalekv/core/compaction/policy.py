@@ -76,9 +76,9 @@ class LeveledPolicy:
         reason = self._wal_reason(state)
         if reason and not is_full:
             return self._wal_job(state.wal, reason)
-        if reason:
-            return self._l0_job(state.tree, Shape.of(state.tree, self._settings), "L0 is full")
-        candidates = sorted(self._candidates(state), key=lambda each: -each.score)
+        # A level past its target makes merges of L0 dearer, so it may come before L0.
+        found = self._urgent(state.tree) if reason else self._candidates(state)
+        candidates = sorted(found, key=lambda each: -each.score)
         for candidate in candidates:
             job = candidate.job() if candidate.score >= 1 else None
             if job is not None:
@@ -117,14 +117,25 @@ class LeveledPolicy:
         count = wal.fitting(_WAL_JOB * self._settings.wal_trigger_bytes)
         return WalJob(range(wal.first, wal.first + count), reason)
 
+    def _urgent(self, tree: Tree) -> Iterator[_Candidate]:
+        """What makes room in L0."""
+        shape = Shape.of(tree, self._settings)
+        score = self._l0_score(tree)
+        yield _Candidate(score, partial(self._l0_job, tree, shape, "L0 is full"))
+        for run in tree.runs:
+            job = partial(self._run_job, tree, shape, run)
+            yield _Candidate(shape.fullness(run.level), job)
+
     def _candidates(self, state: CompactionState) -> Iterator[_Candidate]:
         tree = state.tree
         shape = Shape.of(tree, self._settings)
         score = self._l0_score(tree)
-        yield _Candidate(score, lambda: self._l0_job(tree, shape, f"L0 has a score of {score:.1f}"))
+        yield _Candidate(
+            score, partial(self._l0_job, tree, shape, f"L0 has a score of {score:.1f}")
+        )
         for run in tree.runs:
             yield _Candidate(shape.score(run.level), partial(self._run_job, tree, shape, run))
-        yield _Candidate(len(tree.system) / MERGE_COUNT_MIN, lambda: self._records_job(tree))
+        yield _Candidate(len(tree.system) / MERGE_COUNT_MIN, partial(self._records_job, tree))
         if state.now_ms:
             yield self._old_records(state)
             yield self._old_tombstones(state, shape)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult
-from shalekv.core.compaction.rows import Rows, cut, newest
+from shalekv.core.compaction.output_cuts import output_cuts
+from shalekv.core.compaction.rows import Rows, cut, newest, split
 from shalekv.core.compaction.state import move_result
 from shalekv.core.compaction.workload import Amounts, Flags
 from shalekv.core.sst_table import SstInfo
@@ -45,7 +46,7 @@ class Rehearsal:
         """Merge the rows of the slots into L0."""
         rows = newest(parts)
         last_seq = int(max(part.seqs.max() for part in parts))
-        return WalResult(job, [*self._written(rows, L0)], last_seq, self.now_ms)
+        return WalResult(job, [*self._written(rows, L0, ())], last_seq, self.now_ms)
 
     def run_merge(self, job: MergeJob, tree: Tree) -> MergeResult:
         """Merge or move the SSTs of the job."""
@@ -54,7 +55,8 @@ class Rehearsal:
         rows = newest([self.contents[info.id] for info in job.inputs])
         below = [run for run in tree.runs if run.level > job.target_level]
         rows = rows.at(~rows.tombstones | _may_hold(below, rows))
-        return MergeResult(job, [*self._written(rows, job.target_level)])
+        cuts = output_cuts(tree, job.target_level, sst_bytes=self.levels.sst_bytes)
+        return MergeResult(job, [*self._written(rows, job.target_level, cuts)])
 
     def forget(self, tree: Tree) -> None:
         """Keep the rows of the SSTs in the tree alone."""
@@ -73,12 +75,14 @@ class Rehearsal:
         )
         return rows.logical_bytes + round(overhead)
 
-    def _written(self, rows: Rows, level: int) -> Iterable[SstInfo]:
-        for part, size_bytes in cut(rows, self.stored_bytes(rows), self.levels.sst_bytes):
-            self.made_count += 1
-            info = _info(part, level, size_bytes, self._new_id())
-            self.contents[info.id] = part
-            yield info
+    def _written(self, rows: Rows, level: int, cuts: Sequence[bytes]) -> Iterable[SstInfo]:
+        numbers = np.array([_number(key) for key in cuts], dtype=np.uint64)
+        for between in split(rows, numbers):
+            for part, size in cut(between, self.stored_bytes(between), self.levels.sst_bytes):
+                self.made_count += 1
+                info = _info(part, level, size, self._new_id())
+                self.contents[info.id] = part
+                yield info
 
     def _new_id(self) -> bytes:
         return self.now_ms.to_bytes(6, "big") + self.made_count.to_bytes(10, "big")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,3 +56,11 @@ def cut(rows: Rows, row_bytes: Amounts, part_bytes: int) -> Iterator[tuple[Rows,
         stop = max(int(np.searchsorted(ends, before + part_bytes, side="right")), start + 1)
         yield rows.at(slice(start, stop)), int(ends[stop - 1]) - before
         start = stop
+
+
+def split(rows: Rows, keys: Numbers) -> Iterator[Rows]:
+    """The rows before the first of `keys`, from there on before the second, and so on."""
+    ends = [0, *np.searchsorted(rows.keys, keys), len(rows)]
+    for start, stop in pairwise(ends):
+        if start < stop:
+            yield rows.at(slice(start, stop))

@@ -16,7 +16,7 @@ from shalekv.core.tree import Tree
 from shalekv.settings.compactor import CompactorSettings
 
 LAST_LEVEL = 7  # with the default settings, base levels are above it from 256 MiB to 256 TiB
-_FLOOR_SHARE = 4  # a level may always hold this part of `base_level_bytes`
+_FLOOR_SHARE = 2  # a level may always hold this part of `base_level_bytes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,20 @@ class Shape:
         return min(self.wanted_base_level, *held)
 
     def score(self, level: int) -> float:
-        """How full a level above the last is: past 1 it is merged into the one below."""
-        weight = self.weights_bytes.get(level, 0)
-        if level >= self.last_level or not weight:
+        """How full a level above the last is by weight: past 1 it is merged into the one below."""
+        return self._of_target(level, self.weights_bytes)
+
+    def fullness(self, level: int) -> float:
+        """The same by size: what a merge into this level has to read."""
+        return self._of_target(level, self.sizes_bytes)
+
+    def _of_target(self, level: int, amounts_bytes: Mapping[int, int]) -> float:
+        amount = amounts_bytes.get(level, 0)
+        if level >= self.last_level or not amount:
             return 0.0
         if level < self.wanted_base_level:
-            return 1.0 + weight / self.floor_bytes
-        return weight / self.targets_bytes[level]
+            return 1.0 + amount / self.floor_bytes
+        return amount / self.targets_bytes[level]
 
     def excess_bytes(self, level: int) -> int:
         """What a level weighs beyond its target."""

@@ -45,7 +45,7 @@ class Workload:
     key_count: int = 100_000  # of ZIPF
     overwrite_share: float = 0.0
     delete_share: float = 0.0
-    write_bytes_per_s: float = 10_000_000.0
+    write_bytes_per_s: float = 5_000_000.0
     gets_per_s: float = 100.0
     scans_per_s: float = 1.0
     scan_entries: int = 100
@@ -59,15 +59,30 @@ class Workload:
         return max(int(self.written_bytes / (self.key_bytes + value_bytes)), 1)
 
 
+# Values are large so that a few 100,000 of them make a tree of several levels: what is amplified
+# depends on bytes, and hardly on how many entries they are divided into.
+_LARGE_VALUE_BYTES = 120 * 1024
 NAMED: Mapping[str, Workload] = {
     "uniform": Workload(
-        order=KeyOrder.UNIFORM, written_bytes=2 * GIB, overwrite_share=0.2, delete_share=0.1
+        order=KeyOrder.UNIFORM,
+        written_bytes=24 * GIB,
+        value_bytes_max=_LARGE_VALUE_BYTES,
+        overwrite_share=0.2,
+        delete_share=0.1,
     ),
     "overwrite": Workload(
-        order=KeyOrder.ZIPF, written_bytes=4 * GIB, key_count=200_000, delete_share=0.05
+        order=KeyOrder.ZIPF,
+        written_bytes=16 * GIB,
+        value_bytes_max=_LARGE_VALUE_BYTES,
+        key_count=150_000,
+        delete_share=0.05,
     ),
     "timeseries": Workload(
-        order=KeyOrder.TIME_ORDERED, written_bytes=2 * GIB, delete_share=0.3, scans_per_s=10
+        order=KeyOrder.TIME_ORDERED,
+        written_bytes=16 * GIB,
+        value_bytes_max=_LARGE_VALUE_BYTES,
+        delete_share=0.3,
+        scans_per_s=10,
     ),
 }
 

@@ -118,6 +118,8 @@ class Outputs:
         self._target_bytes = target_bytes
         self._older = older
         self._open: SstWriter | None = None
+        self._last_key = b""  # of all rows so far
+        self._lone_seq = 0  # of the empty key while the open SST has no other; 0: it is not so
         self.infos: list[SstInfo] = []
 
     async def add(self, rows: Columns, tombstones: RangeTombstones) -> None:
@@ -125,18 +127,23 @@ class Outputs:
         at, count = 0, len(rows.keys)
         if not count:
             return
-        sizes = map(add, map(len, rows.keys), map(len, rows.values))
-        ends = [*accumulate(sizes, initial=0)]
+        ends: list[int] = []
         while at < count:
             room_bytes = self._target_bytes - self._size_bytes(tombstones, rows.keys[at])
             if room_bytes <= 0 and rows.keys[at] > self._start:
                 await self._close(rows.keys[at], tombstones)
                 continue
-            stop = max(bisect_right(ends, ends[at] + max(room_bytes, 0)) - 1, at + 1)
+            stop = count
+            if at or sum(map(len, rows.keys)) + sum(map(len, rows.values)) > room_bytes:
+                ends = ends or _ends(rows)
+                stop = max(bisect_right(ends, ends[at] + max(room_bytes, 0)) - 1, at + 1)
+            is_lone = self._open is None and stop == at + 1 and not rows.keys[at]
+            self._lone_seq = rows.seqs[at] if is_lone else 0
             if self._open is None:
                 self._open = self._writer.begin()
             self._open.add(self._section, rows.rows(at, stop))
             at = stop
+        self._last_key = rows.keys[-1]
 
     async def finish(self, tombstones: RangeTombstones) -> Sequence[SstInfo]:
         """All SSTs, by key; none if nothing is left. `tombstones` are all of the range."""
@@ -145,7 +152,7 @@ class Outputs:
         room_bytes = self._target_bytes - (self._open.size_bytes if self._open else 0)
         for piece in pieces:
             room_bytes -= _weight(piece)
-            if room_bytes < 0 and piece.start > self._start:
+            if room_bytes < 0 and piece.start > max(self._start, self._last_key):
                 await self._close(piece.start, tombstones)
                 room_bytes = self._target_bytes - _weight(piece)
         await self._close(self._end, tombstones)
@@ -164,8 +171,12 @@ class Outputs:
         self._start = end
         if self._open is None and not pieces:
             return
+        if self._lone_seq and not pieces and end != END_OF_KEYS:
+            # The bounds of the empty key alone would say that there is no upper bound, and overlap
+            # the SSTs that follow. This hides nothing, and gives an upper bound.
+            pieces = [Fragment(b"", b"\x00", self._lone_seq)]
         sst = self._open or self._writer.begin()
-        self._open = None
+        self._open, self._lone_seq = None, 0
         if pieces:
             sst.add(Section.RANGE_TOMBSTONES, columns_of(map(_entry, pieces)))
         self.infos.append(await self._writer.create(sst, self._level))
@@ -176,6 +187,11 @@ class Outputs:
         found = tombstones.between(start, end)
         pieces = [Fragment(max(f.start, start), min(f.end, end), f.seq) for f in found]
         return [piece for piece in pieces if self._older.may_hold_any(piece.start, piece.end)]
+
+
+def _ends(rows: Columns) -> list[int]:
+    """Bytes of keys and values before each row, and of all."""
+    return [*accumulate(map(add, map(len, rows.keys), map(len, rows.values)), initial=0)]
 
 
 def _weight(piece: Fragment) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import chain
 
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
@@ -69,11 +70,11 @@ def joined(parts: Sequence[Columns]) -> Columns:
     if len(parts) < 2:  # noqa: PLR2004 - one part is joined already
         return parts[0] if parts else NO_ROWS
     return Columns(
-        [key for part in parts for key in part.keys],
-        [seq for part in parts for seq in part.seqs],
+        [*chain.from_iterable(part.keys for part in parts)],
+        [*chain.from_iterable(part.seqs for part in parts)],
         b"".join([part.kinds for part in parts]),
-        [value for part in parts for value in part.values],
-        [at_ms for part in parts for at_ms in part.expire_at_ms],
+        [*chain.from_iterable(part.values for part in parts)],
+        [*chain.from_iterable(part.expire_at_ms for part in parts)],
     )
 
 

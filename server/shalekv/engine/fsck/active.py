@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.core.lease import protects
 from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.core.snapshot import is_expired
+from shalekv.core.snapshot import NEVER, is_expired
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.fsck.objects import finding_of, unreadable
 from shalekv.errors import CorruptObject, ObjectNotFound, StoreError
@@ -32,7 +32,7 @@ class NamedSst:
 class Active:
     """What could be read of the manifests, at one time of the store's clock."""
 
-    now_s: float
+    now_s: float = 0.0
     current: Manifest | None = None  # if it is damaged, the newest one that is not
     manifests: dict[int, Manifest] = field(default_factory=dict)  # the current one, too
     findings: list[Finding] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Active:
 
 async def read_active(store: CasStore) -> Active:
     """Read them. Raises `DatabaseNotFound`."""
-    active = Active(now_s=await store.reads.now_ms() / 1_000)
+    active = Active()
     for manifest_id in await _ids(store):
         data = await _read(store, active, manifest_name(manifest_id))
         if data is None:
@@ -73,9 +73,20 @@ async def read_active(store: CasStore) -> Active:
         current = await _decode(store, active, manifest_id, data)
         if current is not None:
             active.current = current
+            active.now_s = await _now_s(store, current)
             await _read_snapshots(store, active, current)
             break
     return active
+
+
+async def _now_s(store: CasStore, current: Manifest) -> float:
+    """The store's time, or what is not above it: a copy that cannot be written has no clock."""
+    if all(snapshot.snapshot_expire_time_s == NEVER for snapshot in current.snapshots):
+        return 0.0
+    try:
+        return await store.reads.now_ms() / 1_000
+    except StoreError:
+        return current.logical_time_ms / 1_000
 
 
 async def _ids(store: CasStore) -> list[int]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import END_OF_KEYS, KeyRange
 from shalekv.core.loads import CommittedLoad, level_rows, load_tree
-from shalekv.core.range_tombstones import RangeTombstones
+from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.engine.levels import lookup
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.levels.source import WINDOW_ROWS, Source, Window, tree_sources
@@ -128,8 +128,9 @@ class RunSource:
         self._reverse = reverse
         self._range_tombstones = range_tombstones
 
-    async def next(self) -> Window | None:
-        """The next window; None: there is no more."""
+    async def next(self, hidden: RangeTombstones = NONE) -> Window | None:
+        """The next window; None: there is no more. It costs nothing to read what `hidden` hides."""
+        del hidden
         tombstones, self._range_tombstones = self._range_tombstones, ()
         low, high = self._low, self._high
         if low >= high and not tombstones:

@@ -20,9 +20,10 @@ from typing import Protocol
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import END_OF_KEYS, KeyRange
-from shalekv.core.range_tombstones import RangeTombstones
+from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import Tree, overlaps
+from shalekv.engine.levels.skipping import is_hidden, left_to_read
 from shalekv.engine.levels.ssts import Fetched, LevelSsts, OpenSst
 from shalekv.engine.sorted_runs import Run, entries_bytes
 from shalekv.format.block import Block
@@ -35,6 +36,7 @@ KEPT_BLOCKS_MAX = 4  # a request for more than this belongs to a long scan, and 
 AHEAD_COPIES = 2  # as it is stored, and as the entries of a window
 
 NO_BLOCKS = range(0)
+NO_KEYS = Run((), (), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class TreeSource:
         self._reverse = reverse
         self._read_ahead_blocks = 1
         self._opened: OpenSst | None = None
+        self._untold: Sequence[Entry] = ()  # its range tombstones, until a window tells them
         self._unread = NO_BLOCKS  # blocks of that SST that were not fetched
         self._fetched: Fetched | None = None
         self._undecoded = NO_BLOCKS  # blocks of those that were
@@ -79,36 +82,46 @@ class TreeSource:
         """What was fetched and is not used up, as it is stored."""
         return 0 if self._fetched is None else self._fetched.size_bytes
 
-    async def next(self) -> Window | None:
+    async def next(self, hidden: RangeTombstones = NONE) -> Window | None:
         """The next window; None: there is no more.
 
+        What `hidden` hides whole may be left out, unread: range tombstones that the caller knows.
         Raises `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
         """
-        tombstones: Sequence[Entry] = ()
         while not self._undecoded:
-            if self._unread:
+            if self._unread and self._skip(hidden):
                 await self._fetch()
                 break
-            opened = await self._open_next()
-            if opened is None:
+            if self._untold:
+                break
+            if not await self._open_next(hidden):
                 return None
-            tombstones = _entries_in(opened.range_tombstones, self._keys)
-            if tombstones and not self._unread:
-                return Window(Run((), (), 0, opened.info.max_seq), tombstones)
-        return Window(self._decode(), tombstones)
+        run = self._decode()
+        tombstones, self._untold = self._untold, ()
+        return Window(run, tombstones)
 
-    async def _open_next(self) -> OpenSst | None:
-        info = next(self._infos, None)
-        if info is None:
-            self._opened = None
-            return None
-        opened = await self._ssts.metadata(info, with_filter=False)
-        if opened.filter is not None:
-            opened = replace(opened, filter=None)  # a long scan should not hold it
-        start, end = self._keys
-        self._unread = blocks_between(opened.index, Section.POINTS, start, end)
-        self._opened = opened
-        return opened
+    async def _open_next(self, hidden: RangeTombstones) -> bool:
+        for info in self._infos:
+            if hidden and is_hidden(info, self._keys, hidden):
+                continue
+            opened = await self._ssts.metadata(info, with_filter=False)
+            if opened.filter is not None:
+                opened = replace(opened, filter=None)  # a long scan should not hold it
+            self._unread = blocks_between(opened.index, Section.POINTS, *self._keys)
+            self._untold = _entries_in(opened.range_tombstones, self._keys)
+            self._opened = opened
+            return True
+        self._opened = None
+        return False
+
+    def _skip(self, hidden: RangeTombstones) -> bool:
+        """Leave out blocks that are hidden whole; whether there are others."""
+        if hidden:
+            assert self._opened is not None
+            self._unread = left_to_read(
+                self._opened, self._unread, self._keys, hidden, reverse=self._reverse
+            )
+        return bool(self._unread)
 
     async def _fetch(self) -> None:
         """Fetch the next blocks, and more the next time."""
@@ -145,7 +158,8 @@ class TreeSource:
     def _decode(self) -> Run:
         """The next of the blocks that were fetched, as one run."""
         fetched, undecoded = self._fetched, self._undecoded
-        assert fetched is not None
+        if fetched is None:
+            return NO_KEYS
         blocks: list[Block] = []
         rows = 0
         for number in undecoded[::-1] if self._reverse else undecoded:

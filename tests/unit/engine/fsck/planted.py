@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.core.entry import Entry
@@ -62,9 +63,11 @@ L0_SST, LEFT_SST, RIGHT_SST, LOWEST_SST, SYSTEM_SST, OLD_SST, LOADED_SST = range
 class Planted:
     """The objects, by which manifests they are named, and how they are damaged."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: int = NOW_MS) -> None:
+        """`now_ms` is the time at which snapshots and leases have a minute left."""
+        now_s = now_ms // 1_000
         self.objects = MemoryObjects()
-        self.store = MemoryStore(lambda: NOW_MS, name="planted", objects=self.objects)
+        self.store = MemoryStore(lambda: now_ms, name="planted", objects=self.objects)
         self.cas = CasStore(self.store, inline_runtime(), StoreSettings())
         lowest = self.sst(LOWEST_SST, 2, [put(b"a", 1, b"1" * 99), put(b"y", 2, b"2" * 99)])
         left = self.sst(
@@ -95,11 +98,11 @@ class Planted:
             last_compacted_seq=LAST_COMPACTED_SEQ,
             leveled_ssts=SstTable.from_infos([newest, left, right, lowest, system]),
             snapshots=(
-                Snapshot(bytes(15) + b"1", PINNED, NOW_S + 60, "kept", self.checksum(PINNED)),
-                Snapshot(bytes(15) + b"2", PINNED - 1, NOW_S - 1, "expired"),
+                Snapshot(bytes(15) + b"1", PINNED, now_s + 60, "kept", self.checksum(PINNED)),
+                Snapshot(bytes(15) + b"2", PINNED - 1, 1, "expired"),
                 Snapshot(bytes(15) + b"3", CURRENT, 0),
             ),
-            leases=(Lease(LEASE_ID, NOW_S + 60, "a compaction", 2),),
+            leases=(Lease(LEASE_ID, now_s + 60, "a compaction", 2),),
             pending_loads=(self.load,),
         )
         self.write_manifest(self.current)
@@ -118,6 +121,15 @@ class Planted:
             codec=Codec.LZ4,
         )
         self.wal(9, control=[load_entry(self.load, SECOND_SEQ + 2)], epoch=2)
+
+    def save(self, folder: Path) -> str:
+        """Write all objects into a folder; its URL."""
+        for prefix in ("manifest/", "wal/", "levels/"):
+            for info in self.objects.page(prefix, ""):
+                path = folder / info.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(self.data(info.name))
+        return f"file://{folder}"
 
     def write(self, name: str, data: bytes) -> None:
         """Put these bytes in the place of the object."""

@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
-from shalekv.core.key_range import KeyRange
+from shalekv.core.key_range import END_OF_KEYS, KeyRange
 from shalekv.core.range_tombstones import NONE
-from tests.unit.engine.levels.trees import Levels, add_run
+from tests.unit.engine.levels.trees import Levels, add_run, range_tombstone
 
 # Keys are not empty; bounds may be. Few, so that versions, neighbours and bounds often meet.
 KEYS = [*(bytes([letter]) for letter in b"\x00abcdefgh"), b"a\x00", b"b\xff", b"\xff\xff"]
@@ -33,6 +33,16 @@ changes = st.one_of(
     st.tuples(st.sampled_from(BOUNDS), st.sampled_from([*BOUNDS, b""]))
     .filter(lambda bounds: not bounds[1] or bounds[0] < bounds[1])
     .map(lambda bounds: Entry(bounds[0], 0, Kind.RANGE_TOMBSTONE, bounds[1])),
+)
+# Range deletes of later commits, or of some in the middle of a history.
+newer_ranges = st.lists(
+    st.builds(
+        range_tombstone,
+        st.sampled_from(BOUNDS),
+        st.sampled_from([*BOUNDS[1:], END_OF_KEYS]),
+        st.sampled_from([5, 10, 50, 60]),
+    ).filter(lambda entry: not entry.value or entry.key < entry.value),
+    max_size=4,
 )
 commits = st.lists(st.lists(changes, min_size=1, max_size=4), max_size=25)
 key_ranges = st.builds(KeyRange, st.sampled_from(BOUNDS), st.sampled_from([*BOUNDS, b""])).filter(

@@ -18,6 +18,7 @@ from tests.unit.engine.levels.trees import Levels, add_run, range_tombstone
 
 KEYS = 20_000
 CACHE_BYTES = 150_000
+FILTER_BITS = 16.0  # lets 1 absent key in 800 through, so that 5 filters let 1 in 160
 
 
 def key_of(number: int) -> bytes:
@@ -32,18 +33,19 @@ def absent(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def large() -> Levels:
-    """Three L0 SSTs over two levels: each key in one of them."""
+    """Three L0 SSTs over two levels: each key in one of them, and in front of each a filter."""
     random = Random(5)
     parts: list[list[Entry]] = [[] for _ in range(5)]
     for number in range(KEYS):
-        part = random.choices(range(5), [1, 1, 1, 10, 87])[0]
-        parts[part].append(Entry(key_of(number), 100 - part, Kind.PUT, random.randbytes(150)))
+        of_number = random.choices(range(5), [1, 1, 1, 10, 87])[0]
+        entry = Entry(key_of(number), 100 - of_number, Kind.PUT, random.randbytes(150))
+        parts[of_number].append(entry)
     levels = Levels()
     for part in parts[:3]:
-        levels.add(0, part, block_bytes=1024)
+        levels.add(0, part, block_bytes=1024, filter_bits=FILTER_BITS)
     for level, part in ((1, parts[3]), (2, parts[4])):
         cuts = [part[at].key for at in range(len(part) // 3, len(part), len(part) // 3)]
-        add_run(levels, level, part, cuts=cuts, block_bytes=1024)
+        add_run(levels, level, part, cuts=cuts, block_bytes=1024, filter_bits=FILTER_BITS)
     data_bytes = sum(info.filter_offset for info in levels.infos)
     assert data_bytes > 20 * CACHE_BYTES
     return levels
@@ -58,7 +60,7 @@ def assert_one_block_per_hit(ssts: LevelSsts, hits: int) -> None:
     """At most one data block was fetched for each, but for those that a filter spoke falsely of."""
     counters = ssts.counters
     assert counters.blocks_fetched <= hits + counters.filter_false_positives
-    assert counters.filter_false_positives < hits / 20
+    assert counters.filter_false_positives < hits / 100
 
 
 async def test_a_hit_fetches_one_block(large: Levels) -> None:
@@ -79,30 +81,17 @@ async def test_a_hit_fetches_one_block(large: Levels) -> None:
 
 
 async def test_a_miss_fetches_next_to_nothing(large: Levels) -> None:
-    """A hundred misses fetch fewer than one data block for each source that filters guard."""
+    """Of a database 20 times the cache, 100 misses fetch fewer than 1 data block."""
     ssts, tree = opened(large)
     misses = 5_000
     for number in Random(2).sample(range(KEYS - 1), misses):
         assert await find(ssts, tree, absent(number)) is None
     counters = ssts.counters
-    print(f"{counters.blocks_fetched} blocks for {misses} misses in 5 sources")
+    assert counters.blocks_fetched < misses / 100
     assert counters.blocks_fetched <= counters.filter_false_positives
     assert counters.filter_positives == counters.filter_false_positives
-    # Each miss asks 5 filters, of which each lets 1 key in 100 through.
-    assert counters.filter_negatives + counters.filter_positives == 5 * misses
-    assert counters.filter_false_positives < (5 * misses) / 100
-
-
-async def test_misses_under_one_filter_fetch_less_than_a_block_in_a_hundred(large: Levels) -> None:
-    """Outside L0 a hundred misses in the last level fetch fewer than one block."""
-    levels = Levels()
-    levels.objects, levels.store, levels.counting = large.objects, large.store, large.counting
-    levels.infos = [info for info in large.infos if info.level == 2]
-    ssts, tree = opened(levels)
-    misses = 5_000
-    for number in Random(3).sample(range(KEYS - 1), misses):
-        assert await find(ssts, tree, absent(number)) is None
-    assert ssts.counters.blocks_fetched < misses / 100
+    asked = counters.filter_negatives + counters.filter_positives
+    assert 4.9 * misses < asked <= 5 * misses
 
 
 async def test_many_at_once_read_each_block_once(large: Levels) -> None:
@@ -123,7 +112,7 @@ async def test_many_that_are_absent_fetch_next_to_nothing(large: Levels) -> None
     """Keys that are not there cost what filters let through, and are left out of the answer."""
     ssts, tree = opened(large)
     assert await find_many(ssts, tree, [absent(number) for number in range(5_000)]) == {}
-    assert ssts.counters.blocks_fetched <= ssts.counters.filter_false_positives < 5_000 / 20
+    assert ssts.counters.blocks_fetched <= ssts.counters.filter_false_positives < 5_000 / 100
 
 
 async def test_nothing_asked_reads_nothing(large: Levels) -> None:
@@ -152,7 +141,7 @@ async def test_a_cold_lookup_opens_all_it_needs_at_once(large: Levels) -> None:
 
 
 async def test_a_lookup_stops_where_it_finds() -> None:
-    """What is found in a newer source is not looked for in older ones, by blocks nor by metadata."""
+    """What a newer source holds is not looked for in older ones, which are not even opened."""
     levels = Levels()
     levels.add(2, [Entry(b"a", 1, Kind.PUT), Entry(b"k", 1, Kind.PUT)])
     newest = levels.add(0, [Entry(b"k", 2, Kind.TOMBSTONE)])

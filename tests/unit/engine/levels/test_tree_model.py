@@ -14,7 +14,14 @@ from shalekv.core.tree import Tree, upper_bound
 from shalekv.engine.levels.lookup import find, find_many, may_hold
 from shalekv.engine.levels.source import TreeSource, tree_sources
 from shalekv.engine.levels.ssts import LevelSsts
-from tests.unit.engine.levels.histories import BOUNDS, KEYS, History, histories, key_ranges
+from tests.unit.engine.levels.histories import (
+    BOUNDS,
+    KEYS,
+    History,
+    histories,
+    key_ranges,
+    newer_ranges,
+)
 
 ASKED = sorted({*KEYS, *BOUNDS, b"absent", b"z"})
 caches = st.fixed_dictionaries(
@@ -46,25 +53,27 @@ def test_finding_one_or_many(history: History, cache: dict[str, int]) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(histories, caches, key_ranges, st.booleans())
+@given(histories, caches, key_ranges, newer_ranges, st.booleans())
 def test_scanning(
     history: History,
     cache: dict[str, int],
     keys: KeyRange,
+    newer: list[Entry],
     reverse: bool,  # noqa: FBT001 - hypothesis passes it
 ) -> None:
     """The sources hold what must be found in a range, oldest first, window by window in order.
 
-    Whoever knows the windows up to a key knows the range tombstones up to it.
+    Whoever knows the windows up to a key knows the range tombstones up to it. What newer range
+    tombstones hide may be missing, and nothing else.
     """
 
     async def trial() -> None:
         levels = history.build()
         ssts, tree = levels.open(**cache), levels.tree()
         newest: dict[bytes, Entry] = {}
-        tombstones = NONE
+        hidden = tombstones = NONE.with_added(newer)
         for source in tree_sources(ssts, tree, keys, reverse=reverse):
-            of_source, entries = await drained(source, keys, reverse=reverse)
+            of_source, entries = await drained(source, keys, hidden, reverse=reverse)
             tombstones = tombstones.with_added(entries)
             for key, entry in of_source.items():
                 assert key not in newest or newest[key].seq < entry.seq
@@ -74,7 +83,7 @@ def test_scanning(
         assert visible == {
             key: entry
             for key, entry in expected
-            if keys.start <= key and (not keys.end or key < keys.end)
+            if keys.start <= key < (keys.end or END_OF_KEYS) and not hidden.hides(entry)
         }
         await check_tombstones_in_time(ssts, tree, keys, reverse=reverse)
 
@@ -82,13 +91,13 @@ def test_scanning(
 
 
 async def drained(
-    source: TreeSource, keys: KeyRange, *, reverse: bool
+    source: TreeSource, keys: KeyRange, hidden: RangeTombstones, *, reverse: bool
 ) -> tuple[dict[bytes, Entry], list[Entry]]:
     """All of a source, checked on the way: the newest entries, and the range tombstones."""
     newest: dict[bytes, Entry] = {}
     tombstones: list[Entry] = []
     last_key: bytes | None = None
-    while (window := await source.next()) is not None:
+    while (window := await source.next(hidden)) is not None:
         run = window.run
         assert [entry.key for entry in run.entries] == [*run.keys] == sorted({*run.keys})
         assert all(entry.seq <= run.max_seq for entry in run.entries)
@@ -99,7 +108,7 @@ async def drained(
             assert last_key is None or (last < last_key if reverse else first > last_key)
             last_key = first if reverse else last
         newest |= zip(run.keys, run.entries, strict=True)
-    assert await source.next() is None
+    assert await source.next(hidden) is None
     return newest, tombstones
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from shalekv.core.entry import Entry, Kind
@@ -134,10 +136,15 @@ class Levels:
     def block_reads(self) -> Counter[tuple[str, int]]:
         """How often each block of points or records was read, whole, since the store was made."""
         found: Counter[tuple[str, int]] = Counter()
+        handles = {
+            name: [*self.sst(name).index] for name in {name for name, _, _ in self.store.reads}
+        }
         for name, offset, length in self.store.reads:
-            for number, handle in enumerate(self.sst(name).index):
-                if offset <= handle.offset and handle.offset + handle.length <= offset + length:
-                    found[name, number] += 1
+            first = bisect_left(handles[name], offset, key=attrgetter("offset"))
+            for number, handle in enumerate(handles[name][first:], first):
+                if handle.offset + handle.length > offset + length:
+                    break
+                found[name, number] += 1
         return found
 
 

@@ -1,0 +1,184 @@
+"""How long the event loop of a writer is kept busy by one callback, while all else runs.
+
+The writer runs in this process, on an event loop that measures the CPU time of each callback; its
+compactor and collector are processes of their own, as in `shalekv serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from sys import executable
+
+from shalekv.cli.garbage import tame_garbage_collector
+from shalekv.clock import LoopClock
+from shalekv.roles.database import create_database
+from shalekv.roles.service import Call
+from shalekv.roles.writer import Writer
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import DatabaseSettings, ServeSettings, StoreSettings, WriterSettings
+from shalekv.store.url import open_store
+from shalekv.v1 import kv_pb2
+
+WRITERS = 4
+BATCH = 100
+WRITTEN_BYTES = 400 << 20  # accounted: 64 MiB fill and go several times
+MEMTABLE_BYTES = 128 << 20
+ENTRY_BYTES = 436  # accounted for 16 + 100 bytes
+KEYS = 1 << 22
+CALL = Call()
+
+
+@dataclass
+class Callbacks:
+    """CPU time of the callbacks of an event loop, by what ran."""
+
+    took_ms: list[float] = field(default_factory=list)
+    longest: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, took_ms: float) -> None:
+        """One callback has run."""
+        self.took_ms.append(took_ms)
+        self.longest[name] = max(self.longest.get(name, 0.0), took_ms)
+
+
+@contextmanager
+def collections() -> Iterator[Callable[[], float]]:
+    """How long Python's own garbage collector has run, milliseconds of CPU time."""
+    spent_ms = began_ms = 0.0
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        nonlocal spent_ms, began_ms
+        now_ms = time.thread_time() * 1_000
+        if phase == "start":
+            began_ms = now_ms
+        else:
+            spent_ms += now_ms - began_ms
+
+    gc.callbacks.append(note)
+    try:
+        yield lambda: spent_ms
+    finally:
+        gc.callbacks.remove(note)
+
+
+@contextmanager
+def measured() -> Iterator[Callbacks]:
+    """Measure every callback of asyncio's own event loop."""
+    callbacks = Callbacks()
+    run = asyncio.Handle._run  # noqa: SLF001 - there is no other place where all of them pass
+    with collections() as collected_ms:
+
+        def _run(handle: asyncio.Handle) -> None:
+            collected_before_ms, began_s = collected_ms(), time.thread_time()
+            run(handle)
+            took_ms = (time.thread_time() - began_s) * 1_000
+            spent_ms = collected_ms() - collected_before_ms
+            name = _name(handle) if took_ms > 1 else "short"
+            callbacks.add(f"{name}, garbage collection" if spent_ms > 1 else name, took_ms)
+
+        asyncio.Handle._run = _run  # type: ignore[method-assign] # noqa: SLF001 - as above
+        try:
+            yield callbacks
+        finally:
+            asyncio.Handle._run = run  # type: ignore[method-assign] # noqa: SLF001 - as above
+
+
+def _name(handle: asyncio.Handle) -> str:
+    owner = getattr(handle._callback, "__self__", None)  # noqa: SLF001 - as above
+    if isinstance(owner, asyncio.Task):
+        return f"{owner.get_name()}: {getattr(owner.get_coro(), '__qualname__', '')}"
+    return str(handle._callback)  # noqa: SLF001 - as above
+
+
+@asynccontextmanager
+async def child(role: str, url: str, *flags: str) -> AsyncIterator[Process]:
+    """`shalekv compactor` or `shalekv collector`, until its pipe is closed."""
+    arguments = ("-m", "shalekv.cli.main", role, "--url", url, "--parent-pipe", *flags)
+    process = await asyncio.create_subprocess_exec(
+        executable, *arguments, stdin=PIPE, stderr=DEVNULL, preexec_fn=lambda: os.nice(10)
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+
+async def write(writer: Writer, random: Random, total: list[int]) -> None:
+    """Write batches until enough was written."""
+    while total[0] > 0:
+        total[0] -= BATCH * ENTRY_BYTES
+        request = kv_pb2.WriteRequest()
+        for _ in range(BATCH):
+            key = b"%016d" % random.randrange(KEYS)
+            request.changes.add().put.CopyFrom(
+                kv_pb2.PutChange(key=key, value=random.randbytes(100))
+            )
+        answer = writer.kv.write(request, CALL)
+        if not isinstance(answer, kv_pb2.WriteReply):
+            await answer
+
+
+async def read(writer: Writer, random: Random) -> None:
+    """Read keys, and now and then a range, until cancelled."""
+    while True:
+        keys = [b"%016d" % random.randrange(KEYS) for _ in range(20)]
+        answer = writer.kv.batch_get(kv_pb2.BatchGetRequest(keys=keys), CALL)
+        if not isinstance(answer, kv_pb2.BatchGetReply):
+            await answer
+        scan = kv_pb2.ScanRequest(range=kv_pb2.KeyRange(start=keys[0]), limit=1_000)
+        async for _ in writer.kv.scan(scan, CALL):
+            pass
+        await asyncio.sleep(0)
+
+
+async def campaign(url: str) -> Callbacks:
+    """Fill and read a database while it is compacted."""
+    workers = ThreadWorkers(4)
+    runtime = Runtime(clock=LoopClock(), random=Random(1), workers=workers)
+    store = open_store(url, runtime)
+    await create_database(store, runtime, StoreSettings())
+    settings = ServeSettings(
+        database=DatabaseSettings(url=url),
+        writer=WriterSettings(memtable_bytes_max=MEMTABLE_BYTES, queue_wait_ms=60_000),
+    )
+    writer = await Writer.open(store, settings=settings, runtime=runtime)
+    tame_garbage_collector()
+    total = [WRITTEN_BYTES]
+    compactor = child("compactor", url, "--wal-trigger-bytes", str(4 << 20))
+    collector = child("collector", url, "--collect-interval-ms", "1000", "--collect-age-s", "1")
+    with measured() as callbacks:
+        async with compactor, collector, asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(writer.run(), name="writer")
+            reading = tasks.create_task(read(writer, Random(2)), name="read")
+            async with asyncio.TaskGroup() as writing:
+                for number in range(WRITERS):
+                    writing.create_task(write(writer, Random(number), total), name="write")
+            reading.cancel()
+            writer.close()
+            await running
+    await writer.leave()
+    await store.close()
+    workers.close()
+    return callbacks
+
+
+def test_longest_callback(tmp_path: Path) -> None:
+    """CPU time of the callbacks of the writer's event loop while memtables come and go."""
+    callbacks = asyncio.run(campaign(f"file://{tmp_path}/db"))
+    ordered = sorted(callbacks.took_ms)
+    print(f"\n{len(ordered):,} callbacks, CPU time: median {ordered[len(ordered) // 2]:.3f} ms, ")
+    print(f"p99.9 {ordered[int(len(ordered) * 0.999)]:.1f} ms, longest {ordered[-1]:.1f} ms")
+    for name, took_ms in sorted(callbacks.longest.items(), key=lambda item: -item[1])[:8]:
+        print(f"  {took_ms:6.1f} ms  {name}")
+    assert ordered

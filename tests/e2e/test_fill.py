@@ -1,0 +1,175 @@
+"""Filling a database that is far larger than the memory of its server: memory, WAL, L0 and space
+stay bounded, amplification is as foretold, and everything is there that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from shalekv.core.compaction.outcome import Amplification, Setup
+from shalekv.core.compaction.simulate import predict
+from shalekv.core.compaction.workload import KeyOrder, Workload
+from shalekv.settings import GIB, MIB, DatabaseSettings, MemorySettings, ServeSettings
+from shalekv.settings.budget import with_memory_shares
+from tests.e2e.child import Child
+from tests.e2e.filling import Filling
+from tests.e2e.footprint import Footprint, tree_bytes
+from tests.e2e.process_memory import most_resident_bytes, resident_bytes
+from tests.e2e.processes import Processes
+
+SLACK_BYTES = 64 * MIB  # of memory, beside what the process takes idle, and its budget
+LOOK_COUNT = 500  # operations between two looks at the files
+L0_FULL = 3  # times `l0_trigger_count`, where the policy adds nothing to L0
+TOLERANCE = 0.2  # of what the simulator foretells
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How much is written, and with how much memory."""
+
+    written_bytes: int
+    memory_bytes: int
+
+    @property
+    def workload(self) -> Workload:
+        """Random keys, 20% overwrites, 10% deletes, values of 100 bytes to 10 KiB."""
+        return Workload(
+            order=KeyOrder.UNIFORM,
+            written_bytes=self.written_bytes,
+            overwrite_share=0.2,
+            delete_share=0.1,
+        )
+
+    def settings(self, url: str) -> ServeSettings:
+        """Those that a server has."""
+        settings = ServeSettings(
+            database=DatabaseSettings(url=url),
+            memory=MemorySettings(memory_bytes=self.memory_bytes),
+        )
+        return with_memory_shares(settings)
+
+
+@pytest.mark.timeout(240)
+async def test_a_fill_of_200_mib_with_32_mib(processes: Processes, tmp_path: Path) -> None:
+    """Memory, WAL, L0 and space are bounded, and nothing is lost by a crash at the end."""
+    await check_fill(processes, tmp_path, Fill(200 * MIB, 32 * MIB))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+async def test_a_fill_of_2_gib_with_256_mib(processes: Processes, tmp_path: Path) -> None:
+    """The same with ten times as much."""
+    await check_fill(processes, tmp_path, Fill(2 * GIB, 256 * MIB))
+
+
+async def check_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
+    """Fill a database, kill its server, compact what is left to compact, and read it all."""
+    url = f"file://{tmp_path}/db"
+    settings = fill.settings(url)
+    flags = ["--memory-bytes", str(fill.memory_bytes)]
+    flags += ["--collect-interval-ms", "500", "--collect-age-s", "1"]
+    filling, footprint = Filling(fill.workload), Footprint(tmp_path / "db")
+    server = await processes.serve(url, *flags)
+    idle_bytes = resident_bytes(server.pid)
+    began_s = time.monotonic()
+    async for count in filling.write(server.listen):
+        if not count % LOOK_COUNT:
+            footprint.look()
+    elapsed_s = time.monotonic() - began_s
+    footprint.look()
+    check_memory("writing", server, idle_bytes, fill)
+    await server.kill()
+    compactor = await processes.run(
+        *("compactor", "--once", "--url", url, "--log-format", "json"),
+        *("--wal-trigger-bytes", str(settings.compactor.wal_trigger_bytes)),
+        *("--base-level-bytes", str(settings.compactor.base_level_bytes)),
+        within_s=240,
+    )
+    assert await compactor.exited() == 0, compactor.report()
+    tree = footprint.look()
+
+    level_bytes = written_bytes(server) + written_bytes(compactor)
+    measured = Measured(
+        write=(footprint.wal_bytes + level_bytes) / filling.logical_bytes,
+        space=tree_bytes(tree) / filling.live_bytes,
+        bytes_per_s=filling.logical_bytes / elapsed_s,
+    )
+    say(f"{filling.logical_bytes >> 20} MiB in {elapsed_s:.0f} s, {filling.key_count} keys left")
+    say(f"at most {footprint.l0_count_max} SSTs in L0, {footprint.open_wal_bytes_max >> 10} KiB of")
+    say(f"WAL to compact, {footprint.disk_bytes_max >> 20} MiB on disk")
+    assert footprint.open_wal_bytes_max <= settings.writer.memtable_bytes_max
+    assert footprint.l0_count_max <= L0_FULL * settings.compactor.l0_trigger_count
+    check_amplification(measured, fill, settings)
+
+    again = await processes.serve(url, *flags, create=False)
+    idle_bytes = resident_bytes(again.pid)
+    await filling.check(again.listen)
+    await filling.check_gets(again.listen, Random(1), 40)
+    check_memory("reading", again, idle_bytes, fill)
+    assert await again.stop() == 0, again.report()
+    audit = await processes.run("fsck", "--url", url)
+    assert await audit.exited() == 0, audit.report()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a fill."""
+
+    write: float
+    space: float
+    bytes_per_s: float
+
+
+def check_memory(what: str, server: Child, idle_bytes: int, fill: Fill) -> None:
+    """The process took no more than it takes idle, its budget, and a constant."""
+    peak_bytes = most_resident_bytes(server.pid)
+    budget_bytes = fill.memory_bytes + SLACK_BYTES
+    say(f"{what}: {(peak_bytes - idle_bytes) >> 20} MiB over the {idle_bytes >> 20} MiB of idle")
+    assert peak_bytes <= idle_bytes + budget_bytes
+
+
+def check_amplification(measured: Measured, fill: Fill, settings: ServeSettings) -> None:
+    """It is what the simulator foretells of the same workload at the same speed."""
+    foretold = predicted(fill, settings, measured.bytes_per_s)
+    say(f"write amplification {measured.write:.2f}, foretold {foretold.write:.2f}")
+    say(f"space amplification {measured.space:.2f}, foretold {foretold.space:.2f}")
+    assert abs(measured.write / foretold.write - 1) <= TOLERANCE
+    assert abs(measured.space / foretold.space - 1) <= TOLERANCE
+
+
+def predicted(fill: Fill, settings: ServeSettings, bytes_per_s: float) -> Amplification:
+    """What the simulator says."""
+    setup = Setup(
+        compactor=settings.compactor,
+        levels=settings.levels,
+        flush_interval_ms=0,
+        flush_bytes=settings.writer.flush_bytes,
+        wal_block_bytes=settings.writer.wal_block_bytes,
+        uncompacted_bytes_max=settings.writer.memtable_bytes_max,
+    )
+    workload = Workload(
+        order=KeyOrder.UNIFORM,
+        written_bytes=fill.written_bytes,
+        overwrite_share=0.2,
+        delete_share=0.1,
+        write_bytes_per_s=bytes_per_s,
+    )
+    return predict(workload, setup)
+
+
+def written_bytes(process: Child) -> int:
+    """What the compactor of a server, or one alone, says that it has written."""
+    return sum(
+        line["written_bytes"] for line in process.lines() if line.get("event") == "compacted"
+    )
+
+
+def say(text: str) -> None:
+    """Print a measurement."""
+    sys.stdout.write(f"{text}\n")

@@ -1,0 +1,107 @@
+"""What a database holds, computed without any of the code that compacts or reads levels.
+
+Two ways: from all changes ever made, and from the objects that a manifest names, by walking the
+sources from the newest to the oldest. A compaction must leave both as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.manifest import Manifest
+from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import Tree
+from shalekv.format.names import level_name
+from shalekv.format.sst import Sst, open_sst
+from shalekv.store.api import ObjectStore
+
+Answer = tuple[int, bytes] | None  # sequence number and value
+
+
+def covers(tombstone: Entry, key: bytes) -> bool:
+    """Whether a range tombstone deletes `key`."""
+    return tombstone.key <= key and (not tombstone.value or key < tombstone.value)
+
+
+def newest_of(key: bytes, entries: Iterable[Entry]) -> Entry | None:
+    """The newest version of `key`, a range tombstone over it as a tombstone."""
+    best: Entry | None = None
+    for entry in entries:
+        if entry.kind is Kind.RANGE_TOMBSTONE:
+            if covers(entry, key) and (best is None or entry.seq > best.seq):
+                best = Entry(key, entry.seq, Kind.TOMBSTONE)
+        elif entry.key == key and (best is None or entry.seq >= best.seq):
+            best = entry
+    return best
+
+
+def answer(entry: Entry | None, now_ms: int) -> Answer:
+    """What a read at logical time `now_ms` gets from the newest version."""
+    if entry is None or not entry.is_visible(now_ms):
+        return None
+    return entry.seq, entry.value
+
+
+def answers(entries: Sequence[Entry], keys: Iterable[bytes], now_ms: int) -> dict[bytes, Answer]:
+    """What all keys hold after these changes."""
+    return {key: answer(newest_of(key, entries), now_ms) for key in keys}
+
+
+async def read_sst(store: ObjectStore, info: SstInfo, database_id: bytes) -> Sst:
+    """A whole SST, audited, which must be what the manifest says."""
+    name = level_name(info.id)
+    data = (await store.get(name)).data
+    sst = open_sst(
+        name, data, database_id=database_id, checksum=info.checksum, listed_seq=info.max_seq
+    )
+    sst.audit()
+    found = sst.footer.info(info.level)
+    if not sst.footer.contents.is_unnumbered:
+        assert found == info
+    return sst
+
+
+class NaiveTree:
+    """All entries of all SSTs of one manifest, in memory."""
+
+    def __init__(self, tree: Tree, entries: dict[bytes, list[Entry]]) -> None:
+        self.tree = tree
+        self._entries = entries
+
+    @classmethod
+    async def read(cls, store: ObjectStore, manifest: Manifest) -> NaiveTree:
+        """Read everything, and check each SST by itself."""
+        entries = {}
+        for info in manifest.leveled_ssts:
+            sst = await read_sst(store, info, manifest.database_id)
+            entries[info.id] = [
+                *sst.entries(),
+                *sst.range_tombstones(),
+                *sst.system_entries(),
+            ]
+        return cls(Tree.of(manifest), entries)
+
+    def entries(self, infos: Iterable[SstInfo]) -> list[Entry]:
+        """All entries of these SSTs."""
+        return [entry for info in infos for entry in self._entries[info.id]]
+
+    def answers(self, keys: Iterable[bytes], now_ms: int) -> dict[bytes, Answer]:
+        """By walking the sources: the first that knows of a key decides (I9)."""
+        found = {}
+        for key in keys:
+            newest = None
+            for info in self.tree.sources_of(key):
+                newest = newest_of(key, self._entries[info.id])
+                if newest is not None:
+                    break
+            found[key] = answer(newest, now_ms)
+        return found
+
+    def record(self, key: bytes) -> Entry | None:
+        """The newest record with this key."""
+        for info in self.tree.system:
+            for entry in self._entries[info.id]:
+                if entry.key == key:
+                    return entry
+        return None

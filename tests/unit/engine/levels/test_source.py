@@ -1,0 +1,303 @@
+"""Scans read each block once, ahead but not far, and only what they must: counted, not timed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import accumulate
+from random import Random
+
+import pytest
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import END_OF_KEYS, KeyRange
+from shalekv.core.range_tombstones import NONE, RangeTombstones
+from shalekv.core.tree import Tree
+from shalekv.engine.levels.source import (
+    KEPT_BLOCKS_MAX,
+    WINDOW_ROWS,
+    TreeSource,
+    Window,
+    tree_sources,
+)
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.errors import BadChecksum, ObjectNotFound, StoreUnavailable
+from shalekv.format.block_frame import Codec
+from shalekv.format.names import level_name
+from shalekv.format.section import Section
+from shalekv.settings.model import KIB
+from tests.unit.engine.levels.trees import Levels, add_run, range_tombstone
+
+ALL = KeyRange(b"", b"")
+COUNT = 6_000
+BOTH = pytest.mark.parametrize("reverse", [False, True])
+
+
+def key_of(number: int) -> bytes:
+    """Keys of one length."""
+    return b"key%06d" % number
+
+
+def entries_of(numbers: range, seq: int, *, value_bytes: int = 60) -> list[Entry]:
+    """Puts of these keys."""
+    random = Random(seq)
+    return [
+        Entry(key_of(number), seq, Kind.PUT, random.randbytes(value_bytes)) for number in numbers
+    ]
+
+
+@pytest.fixture(scope="module")
+def tree_of_all() -> Levels:
+    """Two overlapping L0 SSTs, one of them of old versions, too, over three levels of many SSTs."""
+    levels = Levels()
+    levels.add(0, entries_of(range(0, COUNT, 50), 9), block_bytes=256)
+    versions = [
+        entry
+        for pair in zip(entries_of(range(100, 200), 8), entries_of(range(100, 200), 7), strict=True)
+        for entry in pair
+    ]
+    levels.add(0, versions, [range_tombstone(key_of(300), key_of(400), 8)], block_bytes=256)
+    for level, step, ssts in ((1, 7, 2), (2, 3, 5), (4, 1, 11)):
+        cuts = [key_of(COUNT * at // ssts) for at in range(1, ssts)]
+        add_run(
+            levels,
+            level,
+            entries_of(range(0, COUNT, step), 6 - level),
+            cuts=cuts,
+            block_bytes=256,
+            codec=Codec.LZ4,
+        )
+    return levels
+
+
+async def drain(
+    ssts: LevelSsts, tree: Tree, keys: KeyRange = ALL, *, reverse: bool = False
+) -> dict[bytes, Entry]:
+    """All visible versions of a range, the sources one after the other."""
+    newest: dict[bytes, Entry] = {}
+    tombstones = NONE
+    for source in tree_sources(ssts, tree, keys, reverse=reverse):
+        while (window := await source.next()) is not None:
+            newest |= zip(window.run.keys, window.run.entries, strict=True)
+            tombstones = tombstones.with_added(window.range_tombstones)
+    return {key: entry for key, entry in newest.items() if not tombstones.hides(entry)}
+
+
+async def windows(source: TreeSource, hidden: RangeTombstones = NONE) -> AsyncIterator[Window]:
+    """All windows of a source."""
+    while (window := await source.next(hidden)) is not None:
+        yield window
+
+
+@BOTH
+@pytest.mark.parametrize("block_cache_bytes", [0, 20_000, 1 << 26])
+async def test_a_scan_reads_each_block_once(
+    tree_of_all: Levels, block_cache_bytes: int, *, reverse: bool
+) -> None:
+    """Over L0 and several levels every data block is read exactly once, in either direction."""
+    ssts, tree = tree_of_all.open(block_cache_bytes=block_cache_bytes), tree_of_all.tree()
+    del tree_of_all.store.reads[:]
+    found = await drain(ssts, tree, reverse=reverse)
+    assert len(found) == COUNT - 100 + len(range(300, 400, 50))
+    assert {found[key_of(number)].seq for number in range(101, 150)} == {8}
+    expected = {
+        (level_name(info.id), number): 1
+        for info in tree_of_all.infos
+        for number in range(len((await ssts.metadata(info)).index))
+    }
+    assert len(expected) > 1_000
+    assert tree_of_all.block_reads() == expected
+    assert ssts.counters.block_requests < len(expected) / 5
+
+
+@BOTH
+async def test_a_second_scan_reads_what_was_not_kept(tree_of_all: Levels, *, reverse: bool) -> None:
+    """A scan over what is partly in memory reads no block more than once."""
+    ssts, tree = tree_of_all.open(), tree_of_all.tree()
+    await drain(ssts, tree, reverse=not reverse)
+    held_bytes = ssts.counters.block_held_bytes
+    assert held_bytes > 0
+    del tree_of_all.store.reads[:]
+    assert len(await drain(ssts, tree, reverse=reverse)) > 0
+    assert set(tree_of_all.block_reads().values()) == {1}
+
+
+def wide() -> Levels:
+    """One SST of 400 blocks."""
+    levels = Levels()
+    levels.add(1, entries_of(range(400), 1, value_bytes=480), block_bytes=1)
+    return levels
+
+
+@BOTH
+async def test_read_ahead_doubles_up_to_its_bound(*, reverse: bool) -> None:
+    """A scan begins with one block, doubles, and asks for no more at once than the setting says."""
+    levels = wide()
+    ssts, tree = levels.open(read_ahead_bytes_max=20 * KIB), levels.tree()
+    await ssts.open_many(levels.infos)
+    handles = [*(await ssts.metadata(levels.infos[0])).index]
+    del levels.store.reads[:]
+    await drain(ssts, tree, reverse=reverse)
+    lengths = [length for _, _, length in levels.store.reads]
+    block_bytes = handles[0].length
+    most = 20 * KIB // block_bytes
+    counts = [length // block_bytes for length in lengths]
+    assert counts[:6] == [1, 2, 4, 8, 16, min(32, most)]
+    assert set(counts[6:-1]) == {most}
+    assert max(lengths) <= 20 * KIB
+    assert [*accumulate(counts)][-1] == len(handles)
+
+
+async def test_a_block_larger_than_the_bound_is_read_alone() -> None:
+    """Blocks above the bound of reading ahead are read one by one."""
+    levels = Levels()
+    levels.add(1, entries_of(range(20), 1, value_bytes=6_000), block_bytes=1)
+    ssts, tree = levels.open(read_ahead_bytes_max=4 * KIB), levels.tree()
+    assert len(await drain(ssts, tree)) == 20
+    assert ssts.counters.block_requests == ssts.counters.blocks_fetched == 20
+
+
+async def test_a_long_scan_leaves_the_cache_alone() -> None:
+    """What lookups have cached is there after a scan of far more than the cache holds."""
+    levels = wide()
+    ssts, tree = levels.open(block_cache_bytes=40_000), levels.tree()
+    opened = await ssts.metadata(levels.infos[0])
+    hot = range(100, 110)
+    for number in hot:
+        await ssts.block(opened, number)
+    assert len(await drain(ssts, tree)) == 400
+    assert all(ssts.held_block(opened.info.id, number) is not None for number in hot)
+    assert ssts.counters.block_evictions == 0
+    kept = [number for number in range(100) if ssts.held_block(opened.info.id, number)]
+    assert len(kept) < 2 * KEPT_BLOCKS_MAX
+
+
+@BOTH
+async def test_only_what_is_in_the_range_is_read(tree_of_all: Levels, *, reverse: bool) -> None:
+    """A short scan opens the SSTs of its range, and reads the few blocks that can hold its keys."""
+    ssts, tree = tree_of_all.open(), tree_of_all.tree()
+    del tree_of_all.store.reads[:]
+    keys = KeyRange(key_of(3_000), key_of(3_010))
+    found = await drain(ssts, tree, keys, reverse=reverse)
+    assert {*found} == {key_of(number) for number in range(3_000, 3_010)}
+    assert ssts.counters.metadata_requests <= 5
+    for name, number in tree_of_all.block_reads():
+        index = tree_of_all.sst(name).index
+        assert index.first_key(number) < keys.end
+        points = index.blocks_of(Section.POINTS)
+        assert number + 1 not in points or index.first_key(number + 1) > keys.start
+
+
+async def test_nothing_is_read_before_it_is_asked_for(tree_of_all: Levels) -> None:
+    """Making the sources of a scan sends no request; nor does a range without SSTs."""
+    ssts, tree = tree_of_all.open(), tree_of_all.tree()
+    del tree_of_all.store.reads[:]
+    assert len(tree_sources(ssts, tree, ALL, reverse=False)) == 5
+    assert tree_sources(ssts, tree, KeyRange(b"z", b""), reverse=True) == []
+    assert tree_of_all.store.reads == []
+
+
+@BOTH
+async def test_what_is_hidden_whole_is_not_read(*, reverse: bool) -> None:
+    """SSTs and blocks under a newer range tombstone are neither opened nor read."""
+    levels = Levels()
+    cuts = [key_of(number) for number in (1_000, 2_000, 3_000)]
+    add_run(levels, 3, entries_of(range(4_000), 1), cuts=cuts, block_bytes=1_000)
+    ssts, tree = levels.open(read_ahead_bytes_max=4 * KIB), levels.tree()
+    hidden = RangeTombstones().with_added([range_tombstone(key_of(500), key_of(3_500), 5)])
+    (source,) = tree_sources(ssts, tree, ALL, reverse=reverse)
+    keys = [key async for window in windows(source, hidden) for key in window.run.keys]
+    assert {key_of(number) for number in (*range(500), *range(3_500, 4_000))} <= {*keys}
+    opened = {name for name, _, _ in levels.store.reads}
+    assert opened == {level_name(levels.infos[at].id) for at in (0, 3)}
+    # 13 entries in a block; what was fetched beside what is visible is one request ahead.
+    assert len(keys) < 1_000 + 150
+
+
+@pytest.mark.parametrize("seq", [1, 5])
+async def test_what_is_as_new_as_the_tombstone_is_read(seq: int) -> None:
+    """A range tombstone of the same commit, or an older one, hides nothing of an SST."""
+    levels = Levels()
+    levels.add(1, entries_of(range(100), 5), block_bytes=100)
+    ssts, tree = levels.open(), levels.tree()
+    hidden = RangeTombstones().with_added([range_tombstone(b"", END_OF_KEYS, seq)])
+    (source,) = tree_sources(ssts, tree, ALL, reverse=False)
+    keys = [key async for window in windows(source, hidden) for key in window.run.keys]
+    assert len(keys) == 100
+
+
+async def test_windows_are_short() -> None:
+    """A window has no more rows than can be decoded in a moment, however much was fetched."""
+    levels = Levels()
+    levels.add(1, entries_of(range(9_000), 1, value_bytes=0), block_bytes=1_000)
+    ssts, tree = levels.open(), levels.tree()
+    (source,) = tree_sources(ssts, tree, ALL, reverse=False)
+    rows = [len(window.run.keys) async for window in windows(source)]
+    assert sum(rows) == 9_000
+    assert max(rows) <= WINDOW_ROWS
+    assert len(rows) < 2 * 9_000 / WINDOW_ROWS + 10
+
+
+async def test_range_tombstones_without_keys_are_told() -> None:
+    """An SST of range tombstones alone is a window without keys, or none outside of the range."""
+    levels = Levels()
+    levels.add(0, [], [range_tombstone(b"b", b"d", 3), range_tombstone(b"x", b"", 4)])
+    ssts, tree = levels.open(), levels.tree()
+    (source,) = tree_sources(ssts, tree, ALL, reverse=False)
+    assert [(len(w.run.keys), w.range_tombstones) async for w in windows(source)] == [
+        (0, [range_tombstone(b"b", b"d", 3), range_tombstone(b"x", b"", 4)])
+    ]
+    (source,) = tree_sources(ssts, tree, KeyRange(b"d", b"e"), reverse=True)
+    assert [window async for window in windows(source)] == []
+    (source,) = tree_sources(ssts, tree, KeyRange(b"y", b""), reverse=True)
+    assert [window.range_tombstones async for window in windows(source)] == [
+        [range_tombstone(b"x", b"", 4)]
+    ]
+
+
+@BOTH
+async def test_an_interrupted_scan_goes_on_where_it_was(*, reverse: bool) -> None:
+    """After a cancelled or failed read the next one brings the same, no key or deletion less."""
+    levels = Levels()
+    levels.add(0, entries_of(range(200), 1), [range_tombstone(b"a", b"b", 2)], block_bytes=100)
+    ssts, tree = levels.open(block_cache_bytes=0), levels.tree()
+    (source,) = tree_sources(ssts, tree, ALL, reverse=reverse)
+    await ssts.metadata(levels.infos[0])
+    told: list[Window] = []
+    while True:
+        levels.store.errors.append(StoreUnavailable("memory://", "get_range", "", "no answer"))
+        try:
+            window = await source.next()
+        except StoreUnavailable:
+            levels.store.gate.clear()
+            async with asyncio.TaskGroup() as tasks:
+                call = tasks.create_task(source.next())
+                await asyncio.sleep(0)
+                call.cancel()
+            levels.store.gate.set()
+            window = await source.next()
+        levels.store.errors.clear()
+        if window is None:
+            break
+        told.append(window)
+    assert told[0].range_tombstones == [range_tombstone(b"a", b"b", 2)]
+    keys = sorted(key for window in told for key in window.run.keys)
+    assert keys == [key_of(number) for number in range(200)]
+    assert ssts.counters.in_flight_bytes == 0
+
+
+async def test_damage_is_told_with_object_and_offset() -> None:
+    """A scan ends with the error that names a damaged block, or an object that is gone."""
+    levels = wide()
+    ssts, tree = levels.open(), levels.tree()
+    name = level_name(levels.infos[0].id)
+    data = bytearray(levels.data(name))
+    handle = levels.sst(name).index[200]
+    data[handle.offset + 100] ^= 1
+    levels.overwrite(name, bytes(data))
+    with pytest.raises(BadChecksum) as raised:
+        await drain(ssts, tree)
+    assert (raised.value.name, raised.value.offset) == (name, handle.offset)
+    await levels.store.delete([name])
+    with pytest.raises(ObjectNotFound):
+        await drain(ssts, tree)

@@ -1,0 +1,97 @@
+"""The collector role: several databases, failures, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from shalekv.engine.collection.plan import Report
+from shalekv.errors import DatabaseNotFound, StoreBroken, StoreUnavailable
+from shalekv.roles.collector import Collector
+from shalekv.store.counting import CountingStore, Operation
+from shalekv.store.memory import MemoryStore
+from tests.unit.engine.collection.ground import Ground
+from tests.unit.engine.running_log import YieldingClock
+
+
+class Failing(MemoryStore):
+    """Fails when it is asked for the time, in the way that it is told."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(lambda: 0)
+        self.error = error
+        self.asked = 0
+
+    async def now_ms(self) -> int:
+        self.asked += 1
+        raise self.error
+
+
+async def with_garbage() -> Ground:
+    """A database with something to delete."""
+    ground = await Ground.created()
+    await ground.wal(4)
+    await ground.compact(3)
+    await ground.merge()
+    ground.pass_time()
+    return ground
+
+
+async def test_one_failing_database_does_not_stop_the_others() -> None:
+    """Each is collected, and what failed is told with its URL, in a line for each collection."""
+    first, second = await with_garbage(), await with_garbage()
+    missing = Ground()
+    databases = [first.collecting(), missing.collecting(), second.collecting()]
+    role = Collector(databases, YieldingClock(), interval_ms=1_000)
+    with capture_logs() as lines:
+        outcomes = await role.run_once()
+    assert [type(outcome) for outcome in outcomes] == [Report, DatabaseNotFound, Report]
+    for ground in (first, second):
+        assert ground.names() == await ground.needed()
+    assert [line["event"] for line in lines] == ["collected", "collection failed", "collected"]
+    assert lines[0]["deleted_objects"] == 9
+    assert lines[1]["reason"] == DatabaseNotFound.reason
+    assert all(line["url"] == "memory://unnamed" for line in lines)
+
+
+async def test_collections_are_repeated_whatever_failed() -> None:
+    """A database that does not answer is asked again; others are collected meanwhile."""
+    ground = await with_garbage()
+    counting = CountingStore(ground.store)
+    unavailable = Failing(StoreUnavailable("memory://", "now_ms", "", "no answer"))
+    databases = [ground.collecting(counting), ground.collecting(unavailable)]
+    role = Collector(databases, YieldingClock(), interval_ms=1_000)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(role.run())
+        while counting.counts[Operation.NOW_MS].requests < 5 or unavailable.asked < 30:
+            await asyncio.sleep(0)
+        running.cancel()
+    assert ground.names() == await ground.needed()
+
+
+async def test_store_that_is_broken_is_given_up() -> None:
+    """This process may not delete there any more; when no database is left, the role ends."""
+    broken = [Failing(StoreBroken("memory://", "now_ms", "", f"sync {n}")) for n in range(2)]
+    role = Collector(
+        [Ground().collecting(store) for store in broken], YieldingClock(), interval_ms=1_000
+    )
+    with pytest.raises(StoreBroken, match="sync 0"):
+        await role.run()
+    assert [store.asked for store in broken] == [1, 1]
+
+
+async def test_broken_store_does_not_end_the_others() -> None:
+    """They are collected as before."""
+    ground = await with_garbage()
+    counting = CountingStore(ground.store)
+    broken = Failing(StoreBroken("memory://", "now_ms", "", "sync failed"))
+    databases = [ground.collecting(broken), ground.collecting(counting)]
+    role = Collector(databases, YieldingClock(), interval_ms=1_000)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(role.run())
+        while counting.counts[Operation.NOW_MS].requests < 5:
+            await asyncio.sleep(0)
+        running.cancel()
+    assert broken.asked == 1
