@@ -85,7 +85,7 @@ def measured() -> Iterator[Callbacks]:
             name = _name(handle) if took_ms > 1 else "short"
             callbacks.add(f"{name}, garbage collection" if spent_ms > 1 else name, took_ms)
 
-        asyncio.Handle._run = _run  # type: ignore[method-assign] # noqa: SLF001 - as above
+        asyncio.Handle._run = _run  # type: ignore[method-assign,assignment] # noqa: SLF001 - as above
         try:
             yield callbacks
         finally:
@@ -93,10 +93,11 @@ def measured() -> Iterator[Callbacks]:
 
 
 def _name(handle: asyncio.Handle) -> str:
-    owner = getattr(handle._callback, "__self__", None)  # noqa: SLF001 - as above
+    callback: object = getattr(handle, "_callback", None)
+    owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return f"{owner.get_name()}: {getattr(owner.get_coro(), '__qualname__', '')}"
-    return str(handle._callback)  # noqa: SLF001 - as above
+    return str(callback)
 
 
 @asynccontextmanager

@@ -50,6 +50,14 @@ from shalekv_client.errors import (
 )
 from shalekv_client.idempotency import IdempotencyKeys
 from shalekv_client.levels import Durability, ReadLevel, Role
+from shalekv_client.levels_status import (
+    CacheStatus,
+    LevelsStatus,
+    LevelStatus,
+    ReadStatus,
+    SnapshotStatus,
+    StoreRequestStatus,
+)
 from shalekv_client.operations import Get, TxnOperation
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import RetryPolicy
@@ -72,6 +80,7 @@ __all__ = [
     "Absent",
     "Add",
     "Batch",
+    "CacheStatus",
     "Cancelled",
     "Change",
     "Client",
@@ -96,6 +105,8 @@ __all__ = [
     "InvalidRequest",
     "KeyExpired",
     "KeyReused",
+    "LevelStatus",
+    "LevelsStatus",
     "ManifestStatus",
     "MemoryPart",
     "MemoryStatus",
@@ -113,6 +124,7 @@ __all__ = [
     "RangeEmpty",
     "RangeTooCostly",
     "ReadLevel",
+    "ReadStatus",
     "ReplyTooLarge",
     "RetryPolicy",
     "Role",
@@ -122,8 +134,10 @@ __all__ = [
     "ServerFailed",
     "Session",
     "ShaleKVError",
+    "SnapshotStatus",
     "Status",
     "Stopping",
+    "StoreRequestStatus",
     "SyncClient",
     "SyncScan",
     "SyncSession",

@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shalekv.v1 import admin_pb2
+from shalekv_client.levels_status import (
+    LevelsStatus,
+    ReadStatus,
+    SnapshotStatus,
+    StoreRequestStatus,
+    levels_of,
+    reads_of,
+    request_of,
+    snapshot_of,
+)
 from shalekv_client.results import View, view_of
 
 
@@ -75,6 +85,10 @@ class Status:
     memtable: MemtableStatus
     manifest: ManifestStatus
     memory: MemoryStatus
+    levels: LevelsStatus
+    reads: ReadStatus | None  # None where the levels are not read
+    store_requests: tuple[StoreRequestStatus, ...]
+    snapshots: tuple[SnapshotStatus, ...]  # that have not expired
 
 
 def status_of(reply: admin_pb2.StatusReply) -> Status:
@@ -93,6 +107,10 @@ def status_of(reply: admin_pb2.StatusReply) -> Status:
         ),
         manifest=_manifest(reply.manifest),
         memory=_memory(reply.memory),
+        levels=levels_of(reply),
+        reads=reads_of(reply.reads) if reply.HasField("reads") else None,
+        store_requests=tuple(map(request_of, reply.store_requests)),
+        snapshots=tuple(map(snapshot_of, reply.snapshots)),
     )
 
 

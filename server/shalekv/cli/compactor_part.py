@@ -1,8 +1,8 @@
 """One part of a merge, in a process of its own: what `shalekv compactor` starts for large merges.
 
-    standard input    one line of JSON, a `PartTask`; then perhaps `lift`: no bound on the pace any
-                      more. It stays open: its end means that the compactor is gone
-    standard output   one line of JSON, a `PartReply`
+standard input    one line of JSON, a `PartTask`; then perhaps `lift`: no bound on the pace any
+                  more. It stays open: its end means that the compactor is gone
+standard output   one line of JSON, a `PartReply`
 """
 
 from __future__ import annotations

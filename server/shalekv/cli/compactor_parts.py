@@ -91,7 +91,7 @@ async def _converse(process: Process, task: PartTask, is_lifted: Callable[[], bo
     assert stdout is not None
 
     async def lift() -> None:
-        while not is_lifted():
+        while not is_lifted():  # noqa: ASYNC110 - the manifest may say so, which sets no event
             await asyncio.sleep(LIFT_POLL_S)
         stdin.write(LIFT)
 

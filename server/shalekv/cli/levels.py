@@ -29,7 +29,7 @@ from shalekv.core.level_sizes import (
     total_bytes,
 )
 from shalekv.core.manifest import Manifest
-from shalekv.core.pins import Pinned, pinned_by_snapshots
+from shalekv.core.pins import Holdings, Pinned, pinned_by_snapshots
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL
 from shalekv.engine.fsck.active import Active, read_active
@@ -109,7 +109,8 @@ async def _read(store: CasStore) -> Found:
         finding = active.findings[0]
         raise CorruptObject(finding.name, finding.offset or 0, finding.problem)
     sizes = await list_sizes(scope, active.first_wal_id)
-    pinned = pinned_by_snapshots(current, active.manifests, now_s=active.now_s, wal_bytes=sizes)
+    known = {id_: Holdings.of(manifest) for id_, manifest in active.manifests.items()}
+    pinned = pinned_by_snapshots(current, known, now_s=active.now_s, wal_bytes=sizes)
     first = current.first_uncompacted_wal_id
     return Found(
         manifest=current,

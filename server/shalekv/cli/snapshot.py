@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -156,7 +156,7 @@ def delete(*, called: str, url: str, output_format: Format | None) -> None:
 def list_(*, url: str, output_format: Format) -> None:
     """Print all snapshots."""
 
-    async def read(store: CasStore) -> list[SnapshotView]:
+    async def read(store: CasStore) -> Sequence[SnapshotView]:
         return await Snapshots(store).list()
 
     found = read_store(url, read)

@@ -199,7 +199,7 @@ async def _open(name: str | None, size_bytes: int, read: ReadRange, *, place: st
     place = name or place
     tail_bytes = min(TAIL_BYTES, size_bytes)
     tail = await read(size_bytes - tail_bytes, tail_bytes)
-    needed = needed_tail(place, tail)
+    needed = needed_tail(place, tail, size_bytes)
     if tail_bytes < needed <= size_bytes:
         tail = await read(size_bytes - needed, needed)
     name = name or told_name(place, tail, size_bytes)

@@ -6,9 +6,14 @@ import click
 
 from shalekv.cli.connection import Target, exit_codes_of_calls, talk, target_options
 from shalekv.cli.output import Format, format_option, print_record, printing, record_of
+from shalekv.cli.status_sections import print_sections
 from shalekv_client import Client, Status
 
-_HELP = """Print what a server is and how it does: role, epoch, write path, memtable, manifest.
+_HELP = """Print what a server is and how it does.
+
+Role, epoch, write path, memory; the levels and what they amplify, caches, filters, requests to the
+object store, what snapshots pin. On a terminal also what stands out: why reads are slow, writes
+wait, or the bucket is full.
 
 \b
 Examples:
@@ -29,4 +34,7 @@ def status(*, output_format: Format, target: Target) -> None:
 
     found = talk(target, call)
     with printing():
-        print_record(output_format, record_of(found))
+        if output_format is Format.TABLE:
+            print_sections(found)
+        else:
+            print_record(output_format, record_of(found))

@@ -203,7 +203,7 @@ async def _look_at(
 
 async def _footer(store: CasStore, info: ObjectInfo) -> Footer:
     tail = await store.reads.get_range(info.name, -TAIL_BYTES, TAIL_BYTES)
-    needed = needed_tail(info.name, tail)
+    needed = needed_tail(info.name, tail, info.size_bytes)
     if len(tail) < needed <= info.size_bytes:
         tail = await store.reads.get_range(info.name, -needed, needed)
     return read_footer(info.name, tail, info.size_bytes, database_id=None)

@@ -207,13 +207,10 @@ def finish_opening(
     return create_snapshot(edited, snapshot_id, expire_time_s=snapshot_expire_time_s)
 
 
-def is_opening_finished(
-    manifest: Manifest, own: WriterId, *, first_seq: int, snapshot_id: bytes
-) -> bool:
+def is_opening_finished(manifest: Manifest, own: WriterId, *, snapshot_id: bytes) -> bool:
     """Whether `finish_opening` is contained in `manifest` (F2)."""
     return (
         manifest.writer_nonce == own.nonce
-        and manifest.writer_first_seq == first_seq
         and manifest.fence_width == manifest.max_parallel_writes
         and not has_snapshot(manifest, own.nonce)
         and has_snapshot(manifest, snapshot_id)

@@ -16,6 +16,33 @@ Sizes = dict[bytes | int, int]  # object -> bytes: SSTs by their ids, WAL object
 
 
 @dataclass(frozen=True, slots=True)
+class Holdings:
+    """What one manifest keeps while it is active, packed: 24 bytes for an SST."""
+
+    sst_ids: bytes
+    sst_sizes: bytes
+    first_wal_id: int  # c itself is kept
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Holdings:
+        """What this manifest keeps, pending loads included."""
+        tables = (manifest.leveled_ssts, *(load.ssts for load in manifest.pending_loads))
+        return cls(
+            b"".join(table.ids for table in tables),
+            b"".join(table.sizes_bytes for table in tables),
+            manifest.wal_id_last_compacted or 0,
+        )
+
+    def sizes(self, wal_bytes: Mapping[int, int]) -> Sizes:
+        """The bytes of each object; `wal_bytes` are those of the WAL."""
+        count = len(self.sst_ids) // ID_BYTES
+        ids = (id_ for (id_,) in struct.iter_unpack(f"{ID_BYTES}s", self.sst_ids))
+        kept: Sizes = dict(zip(ids, struct.unpack(f"<{count}Q", self.sst_sizes), strict=True))
+        kept.update((w, size) for w, size in wal_bytes.items() if w >= self.first_wal_id)
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
 class Pinned:
     """A snapshot, and the bytes that the current manifest does not keep, but this snapshot does.
 
@@ -30,47 +57,29 @@ class Pinned:
 
 def pinned_by_snapshots(
     current: Manifest,
-    manifests: Mapping[int, Manifest],
+    known: Mapping[int, Holdings],
     *,
     now_s: float,
     wal_bytes: Mapping[int, int] | None = None,
 ) -> list[Pinned]:
     """The unexpired snapshots of the current manifest, in its order.
 
-    `manifests` are those that are known, by id, `wal_bytes` the sizes of the WAL objects (None:
-    they are left out).
+    `known` is what manifests keep, by id, `wal_bytes` the sizes of the WAL objects (None: they are
+    left out).
     """
     snapshots = [each for each in current.snapshots if not is_expired(each, now_s)]
     wal = wal_bytes or {}
-    kept = kept_by(current, wal)
+    own = Holdings.of(current)
+    kept = own.sizes(wal)
     beyond: dict[bytes, Sizes] = {}
     for snapshot in snapshots:
-        manifest = _manifest(snapshot, current, manifests)
-        if manifest is not None:
-            found = kept_by(manifest, wal)
-            beyond[snapshot.id] = {key: found[key] for key in found.keys() - kept.keys()}
+        is_own = snapshot.manifest_id == current.manifest_id
+        holdings = own if is_own else known.get(snapshot.manifest_id)
+        if holdings is not None:
+            sizes = holdings.sizes(wal)
+            beyond[snapshot.id] = {key: sizes[key] for key in sizes.keys() - kept.keys()}
     holders = Counter(chain.from_iterable(beyond.values()))
     return [_pinned(snapshot, beyond.get(snapshot.id), holders) for snapshot in snapshots]
-
-
-def kept_by(manifest: Manifest, wal_bytes: Mapping[int, int]) -> Sizes:
-    """What a manifest keeps while it is active: its SSTs, and the WAL from c on (c included)."""
-    kept: Sizes = {}
-    for table in (manifest.leveled_ssts, *(load.ssts for load in manifest.pending_loads)):
-        sizes = struct.unpack(f"<{table.count}Q", table.sizes_bytes)
-        ids = (id_ for (id_,) in struct.iter_unpack(f"{ID_BYTES}s", table.ids))
-        kept.update(zip(ids, sizes, strict=True))
-    first = manifest.wal_id_last_compacted or 0
-    kept.update((wal_id, size) for wal_id, size in wal_bytes.items() if wal_id >= first)
-    return kept
-
-
-def _manifest(
-    snapshot: Snapshot, current: Manifest, manifests: Mapping[int, Manifest]
-) -> Manifest | None:
-    if snapshot.manifest_id == current.manifest_id:
-        return current
-    return manifests.get(snapshot.manifest_id)
 
 
 def _pinned(snapshot: Snapshot, beyond: Sizes | None, holders: Mapping[bytes | int, int]) -> Pinned:

@@ -21,6 +21,7 @@ class _Writer:
     """A write at the door."""
 
     size_bytes: int
+    kept_bytes: int  # ... in the memtable, once it is durable
     admitted: Waiter = field(repr=False)
 
 
@@ -40,32 +41,35 @@ class Admission:
         self.queued_bytes = 0
         self.waiting_bytes = 0
 
-    def try_admit(self, size_bytes: int) -> bool:
+    def try_admit(self, size_bytes: int, *, is_kept: bool = True) -> bool:
         """Let a write in if there is room and nobody waits; False: `wait` for it.
 
         Raises `MemtableFull` if there never will be, and what `close` was given.
         """
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # or it would grow with each call
-        if size_bytes > self._settings.memtable_bytes_max:
-            raise self._memtable_full(size_bytes)
-        if self._line or not self._has_room(size_bytes):
+        kept_bytes = size_bytes if is_kept else 0
+        if kept_bytes > self._settings.memtable_bytes_max:
+            raise self._memtable_full(kept_bytes)
+        if self._line or not self._has_room(size_bytes, kept_bytes):
             return False
         self.queued_bytes += size_bytes
         return True
 
-    async def wait(self, size_bytes: int) -> None:
-        """Wait in line until there is room, then take it.
+    async def wait(self, size_bytes: int, *, is_kept: bool = True) -> None:
+        """Wait in line until there is room, then take it; not `is_kept`: not in the memtable.
 
         After `queue_wait_ms`, or at once if too many bytes wait already, raises `QueueFull`, or
         `MemtableFull` if that is why; and what `close` was given.
         """
-        if self.try_admit(size_bytes):  # there may be room by now, and nobody to say so later
+        # There may be room by now, and nobody to say so later.
+        if self.try_admit(size_bytes, is_kept=is_kept):
             return
         settings = self._settings
+        kept_bytes = size_bytes if is_kept else 0
         if self.waiting_bytes + size_bytes > settings.waiting_bytes_max:
-            raise self._full(size_bytes, f"{self.waiting_bytes} bytes wait already")
-        writer = _Writer(size_bytes, new_waiter())
+            raise self._full(kept_bytes, f"{self.waiting_bytes} bytes wait already")
+        writer = _Writer(size_bytes, kept_bytes, new_waiter())
         self._line[writer] = None
         self.waiting_bytes += size_bytes
         try:
@@ -73,7 +77,7 @@ class Admission:
                 await writer.admitted
         except TimeoutError:
             self._leave(writer)
-            raise self._full(size_bytes, f"no room within {settings.queue_wait_ms} ms") from None
+            raise self._full(kept_bytes, f"no room within {settings.queue_wait_ms} ms") from None
         except asyncio.CancelledError:
             self._leave(writer)
             raise
@@ -98,19 +102,19 @@ class Admission:
             self._remove(writer)
             tell(writer.admitted, error)
 
-    def _has_room(self, size_bytes: int) -> bool:
+    def _has_room(self, size_bytes: int, kept_bytes: int) -> bool:
         # A write larger than the whole queue is let in alone, or it never would be.
         fits = self.queued_bytes + size_bytes <= self._settings.queued_bytes_max
-        return (fits or self.queued_bytes == 0) and not self._fills_memtable(size_bytes)
+        return (fits or self.queued_bytes == 0) and not self._fills_memtable(kept_bytes)
 
-    def _fills_memtable(self, size_bytes: int) -> bool:
+    def _fills_memtable(self, kept_bytes: int) -> bool:
         held_bytes = self._memtable_bytes() + self.queued_bytes
-        return held_bytes + size_bytes > self._settings.memtable_bytes_max
+        return kept_bytes > 0 and held_bytes + kept_bytes > self._settings.memtable_bytes_max
 
     def _admit_line(self) -> None:
         while self._line:
             writer = next(iter(self._line))
-            if not self._has_room(writer.size_bytes):
+            if not self._has_room(writer.size_bytes, writer.kept_bytes):
                 return
             self._remove(writer)
             if writer.admitted.done():
@@ -131,10 +135,10 @@ class Admission:
         elif not admitted.cancelled() and admitted.exception() is None:
             self.release(writer.size_bytes)
 
-    def _full(self, size_bytes: int, detail: str) -> Overloaded:
+    def _full(self, kept_bytes: int, detail: str) -> Overloaded:
         settings = self._settings
-        if self._fills_memtable(size_bytes):
-            return self._memtable_full(size_bytes)
+        if self._fills_memtable(kept_bytes):
+            return self._memtable_full(kept_bytes)
         message = (
             f"{self.queued_bytes} bytes of writes are queued or being uploaded, and "
             f"queued_bytes_max is {settings.queued_bytes_max}: {detail}. Try again later"

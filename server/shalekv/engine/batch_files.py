@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import itemgetter
 
 from shalekv.core.fencing import WriterId
@@ -46,18 +48,19 @@ def encode_batch(
     each key stands once.
     """
     ordered = sorted(changes, key=_KEY)
+    ends = [*accumulate((len(each.key) + len(each.value) for each in ordered), initial=0)]
     finished: list[FinishedSst] = []
-    writer: SstWriter | None = None
-    for begin in range(0, len(ordered), ROWS_AT_ONCE):
-        if writer is None:
-            writer = _begin(author, settings, random_bytes)
-        keys, kinds, values, expire_at_ms = zip(*ordered[begin : begin + ROWS_AT_ONCE], strict=True)
-        seqs = [UNNUMBERED] * len(keys)
-        writer.add(Section.POINTS, Columns(keys, seqs, bytes(kinds), values, expire_at_ms))
-        if writer.size_bytes >= settings.sst_bytes:
-            finished.append(writer.finish())
-            writer = None
-    if writer is not None:
+    begin = 0
+    while begin < len(ordered):
+        writer = _begin(author, settings, random_bytes)
+        while begin < len(ordered) and writer.size_bytes < settings.sst_bytes:
+            room_bytes = settings.sst_bytes - writer.size_bytes
+            stop = max(bisect_right(ends, ends[begin] + room_bytes) - 1, begin + 1)
+            stop = min(stop, begin + ROWS_AT_ONCE)
+            keys, kinds, values, expire_at_ms = zip(*ordered[begin:stop], strict=True)
+            seqs = [UNNUMBERED] * len(keys)
+            writer.add(Section.POINTS, Columns(keys, seqs, bytes(kinds), values, expire_at_ms))
+            begin = stop
         finished.append(writer.finish())
     return finished
 

@@ -206,14 +206,18 @@ class Loads:
         return Loaded(receipt.seq, receipt.wal_id)
 
     async def _submit_files(self, load_id: str, infos: Sequence[SstInfo], settle: Settled) -> None:
-        database_id = self._manifest.current.database_id
-        oldest_ms = await check_files(self._store, infos, database_id=database_id)
-        load = PendingLoad(load_id, SstTable.from_infos(infos))
-        await self._register(load, oldest_ms=oldest_ms)
+        keys_bytes = sum(len(info.first_key) + len(info.last_key) for info in infos)
+        size_bytes = COMMIT_OVERHEAD_BYTES + keys_bytes + FILE_BYTES * len(infos)
+        await self._admission.wait(size_bytes)
+        try:
+            database_id = self._manifest.current.database_id
+            oldest_ms = await check_files(self._store, infos, database_id=database_id)
+            load = PendingLoad(load_id, SstTable.from_infos(infos))
+            await self._register(load, oldest_ms=oldest_ms)
+        except BaseException:
+            self._admission.release(size_bytes)
+            raise
         with self._abandoned_unless_done(load_id):
-            keys_bytes = sum(len(info.first_key) + len(info.last_key) for info in infos)
-            size_bytes = COMMIT_OVERHEAD_BYTES + keys_bytes + FILE_BYTES * len(infos)
-            await self._admission.wait(size_bytes)
             self._log.ingest(load, settle, size_bytes=size_bytes)
 
     async def _encode(self, changes: Sequence[Change]) -> tuple[PendingLoad, list[FinishedSst]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
-from shalekv.core.range_tombstones import NONE
+from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.engine.sorted_runs import Run, RunMerge, pick_merge
 from shalekv.engine.view import View
 
@@ -50,6 +50,15 @@ class Segment:
                 del self.newest[entry.key]
 
 
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """What was in memory when a load landed: older than the load, so reads meet it below."""
+
+    load_seq: int
+    segments: list[Segment]
+    tombstones: RangeTombstones
+
+
 class Memtable:
     """Durable entries in memory."""
 
@@ -57,6 +66,7 @@ class Memtable:
         """An empty memtable, whose segments are closed at `segment_bytes`."""
         self._segment_bytes = segment_bytes
         self._segments = [Segment()]  # oldest first; the last one grows
+        self._shelves: list[Shelf] = []  # oldest first, all older than the segments
         self._landed_tombstones = NONE  # what gets do not see
         self._tombstones = NONE  # what scans do not see: those of the prefix
         self._ahead: dict[int, Run] = {}  # by identity: landed, but not in the prefix yet
@@ -72,7 +82,8 @@ class Memtable:
     def size_bytes(self) -> int:
         """Accounted memory, overhead included."""
         runs_bytes = sum([segment.runs_bytes for segment in self._segments])
-        return runs_bytes + self._ahead_bytes + self._landed_tombstones.size_bytes
+        aside_bytes = sum([each.runs_bytes for shelf in self._shelves for each in shelf.segments])
+        return runs_bytes + aside_bytes + self._ahead_bytes + self._landed_tombstones.size_bytes
 
     @property
     def range_tombstone_count(self) -> int:
@@ -154,12 +165,35 @@ class Memtable:
         runs = tuple(run for segment in self._segments for run in segment.runs)
         return View(seq, wal_id, runs, self._tombstones)
 
+    def set_aside(self, load_seq: int) -> None:
+        """A load has landed that is newer than everything here: reads meet that before this.
+
+        What lands from now on is newer than the load. REQUIRES: nothing has landed ahead.
+        """
+        self._segments[-1].is_closed = True
+        segments = [segment for segment in self._segments if segment.max_seq]
+        self._shelves.append(Shelf(load_seq, segments, self._tombstones))
+        self._segments = [Segment()]
+        self._tombstones = self._landed_tombstones = NONE
+
+    def aside(self, load_seq: int) -> View:
+        """What was set aside when that load landed, and is not dropped."""
+        for shelf in self._shelves:
+            if shelf.load_seq == load_seq:
+                runs = tuple(run for segment in shelf.segments for run in segment.runs)
+                return View(load_seq - 1, None, runs, shelf.tombstones)
+        return View(load_seq - 1, None, ())
+
     async def drop_through(self, seq: int, clock: Clock) -> int:
         """Drop the segments that hold nothing above `seq`; how many.
 
         REQUIRES: reads that begin from now on find all that they hold in the levels. If nothing
         was written for a while, the segment that grows is among them.
         """
+        for shelf in self._shelves:
+            shelf.segments = [each for each in shelf.segments if each.max_seq > seq]
+            await clock.sleep_ms(0)
+        self._shelves = [shelf for shelf in self._shelves if shelf.load_seq > seq]
         growing = self._segments[-1]
         if 0 < growing.max_seq <= seq and not self._ahead:
             self.close_segment()

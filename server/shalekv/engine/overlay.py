@@ -74,6 +74,10 @@ class Overlay:
             if self._durable_count >= len(self._range_deletes):
                 self._rebuild_tombstones()
 
+    def forget_durable(self) -> None:
+        """Let go of range deletes that are durable: a load has landed that is newer than they."""
+        self._rebuild_tombstones()
+
     def rebuild(self, in_flight: Iterable[Commit]) -> None:
         """Start again from what is in flight, by sequence number: numbers have changed."""
         self._newest = {}

@@ -17,6 +17,8 @@ from shalekv.manifest.fenced import FencedManifest
 
 log = structlog.get_logger()
 
+STEP_MS = 200  # what waits for longer notices meanwhile that it should have looked sooner
+
 
 class Ownership:
     """Watches the manifest for another writer."""
@@ -92,11 +94,16 @@ class Ownership:
         self._asked.clear()
         if self._waiting:
             return
-        try:
-            async with asyncio.timeout(self._poll_ms() / 1000):
-                await self._asked.wait()
-        except TimeoutError:
-            return
+        left_ms = self._poll_ms()
+        while left_ms > 0:
+            step_ms = min(left_ms, STEP_MS)
+            try:
+                async with asyncio.timeout(step_ms / 1000):
+                    await self._asked.wait()
+            except TimeoutError:
+                left_ms = min(left_ms - step_ms, self._poll_ms())
+            else:
+                return
 
     def _answer(self, error: ShaleError | None) -> None:
         for waiter in self._looking:

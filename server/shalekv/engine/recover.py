@@ -8,7 +8,7 @@ still shows this writer and a c below them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -25,6 +25,7 @@ from shalekv.core.fencing import (
     is_opening_finished,
     judge,
 )
+from shalekv.core.loads import drop_unrecorded
 from shalekv.core.manifest import CasMode, Manifest, WalMode
 from shalekv.core.tree import Tree
 from shalekv.engine.commit import WalContents
@@ -88,7 +89,12 @@ async def open_log(
     run = await _fence(store, manifest, slots)
     current = manifest.current
     memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
-    replayed = Replayed(memtable, current.last_compacted_seq, current.logical_time_ms)
+    replayed = Replayed(
+        memtable,
+        current.last_compacted_seq,
+        current.logical_time_ms,
+        land_load=lambda load: memtable.set_aside(load.seq),
+    )
     await replay(
         store,
         range(current.first_uncompacted_wal_id, run.first),
@@ -99,26 +105,17 @@ async def open_log(
     time.raise_to(replayed.logical_time_ms)
     last_wal_id = run.next_slot - 1
     first_seq = first_seq_of_writer(current, replayed.last_seq)
-    snapshot_id = store.runtime.random.randbytes(SNAPSHOT_ID_BYTES)
-    expire_time_s = await store.reads.now_ms() // 1_000 + settings.snapshot_ttl_s
-    async with _deadline(store, settings):
-        served = await manifest.edit(
-            partial(
-                finish_opening,
-                own=own,
-                last_wal_id=last_wal_id,
-                first_seq=first_seq,
-                snapshot_id=snapshot_id,
-                snapshot_expire_time_s=expire_time_s,
-            ),
-            partial(is_opening_finished, own=own, first_seq=first_seq, snapshot_id=snapshot_id),
-        )
-    # The levels may hold more by now than those that the replay went on from: never less.
-    tree = await store.runtime.workers.run(Tree.of, served)
-    ssts = LevelSsts(store, database_id=served.database_id, settings=cache or CacheSettings())
+    held = await _serve_levels(
+        store,
+        manifest,
+        settings,
+        cache or CacheSettings(),
+        finish=partial(finish_opening, own=own, last_wal_id=last_wal_id, first_seq=first_seq),
+        loads=[load.load_id for load in replayed.loads],
+    )
     return OpenedLog(
         store=store,
-        held=HeldTree(tree, ssts, snapshot_id),
+        held=held,
         manifest=manifest,
         slots=slots,
         memtable=replayed.memtable,
@@ -128,7 +125,39 @@ async def open_log(
         first_seq=first_seq,
         objects_replayed=replayed.objects,
         records=replayed.records,
+        loads=replayed.loads,
     )
+
+
+async def _serve_levels(
+    store: CasStore,
+    manifest: FencedManifest,
+    settings: WriterSettings,
+    cache: CacheSettings,
+    *,
+    finish: Callable[..., Manifest],
+    loads: Sequence[str],
+) -> HeldTree:
+    """The last edit of an opening, and the levels that it protects.
+
+    Of the loads that are pending, those that no record commits (`loads` are the others) go.
+    """
+    own = manifest.own
+    snapshot_id = store.runtime.random.randbytes(SNAPSHOT_ID_BYTES)
+    expire_time_s = await store.reads.now_ms() // 1_000 + settings.snapshot_ttl_s
+
+    def edit(before: Manifest) -> Manifest:
+        finished = finish(before, snapshot_id=snapshot_id, snapshot_expire_time_s=expire_time_s)
+        return drop_unrecorded(finished, loads)
+
+    async with _deadline(store, settings):
+        served = await manifest.edit(
+            edit, partial(is_opening_finished, own=own, snapshot_id=snapshot_id)
+        )
+    # The levels may hold more by now than those that the replay went on from: never less.
+    tree = await store.runtime.workers.run(Tree.of, served)
+    ssts = LevelSsts(store, database_id=served.database_id, settings=cache)
+    return HeldTree(tree, ssts, snapshot_id)
 
 
 def check_openable(manifest: Manifest) -> None:

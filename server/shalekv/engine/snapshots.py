@@ -7,12 +7,12 @@ are by the store's clock.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.core.pins import Pinned, pinned_by_snapshots
+from shalekv.core.pins import Holdings, Pinned, pinned_by_snapshots
 from shalekv.core.snapshot import (
     NEVER,
     create_snapshot,
@@ -24,7 +24,7 @@ from shalekv.core.snapshot import (
     renew_snapshot,
     share_snapshot,
 )
-from shalekv.engine.collection.active import read_pinned
+from shalekv.engine.collection.active import read_pinned, unless_overtaken
 from shalekv.engine.editing import edit_deadline
 from shalekv.engine.wal import list_wal
 from shalekv.errors import InvalidRequest, ManifestVersionExists, SnapshotNotFound
@@ -97,10 +97,15 @@ class Snapshots:
         check_snapshot_name(name)
         snapshot_id = self._new_id()
         now_s = await self._store.reads.now_ms() / 1_000
-        found = await self.find(shared)
-        if is_expired(found, now_s):
-            raise not_found(found.id, self._stored.current)
-        _, checksum = await read_pinned(self._store, self._stored.current, found.manifest_id)
+
+        async def look(stored: StoredManifest) -> tuple[Snapshot, int]:
+            current = await stored.refresh()
+            found = _called(current, shared)
+            if is_expired(found, now_s):
+                raise not_found(found.id, current)
+            return found, (await read_pinned(self._store, current, found.manifest_id))[1]
+
+        found, checksum = await unless_overtaken(self._store, look)
         edit = partial(
             share_snapshot,
             shared_id=found.id,
@@ -140,26 +145,18 @@ class Snapshots:
 
     async def find(self, called: str) -> Snapshot:
         """The snapshot with this name or else id, expired or not; raises `SnapshotNotFound`."""
-        manifest = await self._stored.refresh()
-        for snapshot in manifest.snapshots:
-            if called and snapshot.name == called:
-                return snapshot
-        plain = called.replace("-", "")
-        found = find_snapshot(manifest, bytes.fromhex(plain)) if _ID.fullmatch(plain) else None
-        if found is None:
-            raise SnapshotNotFound(
-                f"there is no snapshot called {called!r} in manifest {manifest.manifest_id}: it "
-                "has expired, was deleted, or never was"
-            )
-        return found
+        return _called(await self._stored.refresh(), called)
 
-    async def list(self) -> list[SnapshotView]:
+    async def list(self) -> Sequence[SnapshotView]:
         """All snapshots, in the order of their creation.
 
         Raises `CorruptObject` and `IllegalState` when the manifest of one cannot be read.
         """
+        return await unless_overtaken(self._store, self._list)
+
+    async def _list(self, stored: StoredManifest) -> Sequence[SnapshotView]:
         now_s = await self._store.reads.now_ms() / 1_000
-        current = await self._stored.refresh()
+        current = await stored.refresh()
         manifests = {current.manifest_id: current}
         for snapshot in current.snapshots:
             manifest_id = snapshot.manifest_id
@@ -170,7 +167,8 @@ class Snapshots:
             async for info in self._store.reads.list(names.WAL_FOLDER)
             if (wal_id := names.parse_wal_name(info.name)) is not None
         }
-        found = pinned_by_snapshots(current, manifests, now_s=now_s, wal_bytes=wal_bytes)
+        known = {manifest_id: Holdings.of(each) for manifest_id, each in manifests.items()}
+        found = pinned_by_snapshots(current, known, now_s=now_s, wal_bytes=wal_bytes)
         pinned = {each.snapshot.id: each for each in found}
         return [
             SnapshotView(each, manifests.get(each.manifest_id), pinned[each.id])
@@ -212,6 +210,20 @@ def check_snapshot_name(name: str) -> None:
         raise InvalidRequest("name", problem)
     if _ID.fullmatch(name.replace("-", "")):
         raise InvalidRequest("name", "looks like the id of a snapshot: choose another name")
+
+
+def _called(manifest: Manifest, called: str) -> Snapshot:
+    for snapshot in manifest.snapshots:
+        if called and snapshot.name == called:
+            return snapshot
+    plain = called.replace("-", "")
+    found = find_snapshot(manifest, bytes.fromhex(plain)) if _ID.fullmatch(plain) else None
+    if found is None:
+        raise SnapshotNotFound(
+            f"there is no snapshot called {called!r} in manifest {manifest.manifest_id}: it has "
+            "expired, was deleted, or never was"
+        )
+    return found
 
 
 def _create(

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from shalekv.core.loads import CommittedLoad
 from shalekv.core.manifest import Manifest
 from shalekv.core.snapshot import find_snapshot, has_snapshot, maintain_snapshots
 from shalekv.core.tree import Tree
 from shalekv.engine.below import Base, Below
 from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.levels.loaded_tree import LoadedTree, Pin
 from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.memtable import Memtable
 from shalekv.engine.prefix import Prefix
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.store.cas import CasStore
@@ -43,13 +46,16 @@ class TreeKeeper:
         manifest: FencedManifest,
         held: HeldTree,
         *,
+        loads: Sequence[CommittedLoad],
+        memtable: Memtable,
         prefix: Prefix,
         snapshot_ttl_s: int,
         on_compacted: Callable[[int], Awaitable[None]],
     ) -> None:
         """`held` is the tree of the current manifest, in which its snapshot stands.
 
-        `on_compacted` lets go of what is in memory up to a sequence number.
+        `loads` are those that were replayed, for each of which the memtable has set aside what is
+        older. `on_compacted` lets go of what is in memory up to a sequence number.
         """
         self._store = store
         self._clock = store.runtime.clock
@@ -57,12 +63,15 @@ class TreeKeeper:
         self._prefix = prefix
         self._ttl_s = snapshot_ttl_s
         self._on_compacted = on_compacted
-        self._older: dict[bytes, weakref.ref[HeldTree]] = {}  # by the id of their snapshots
+        # By the ids of their snapshots: who reads an older tree, or the files of a load.
+        self._older: dict[bytes, weakref.ref[HeldTree] | weakref.ref[Pin]] = {}
         self._older_bases: list[weakref.ref[Base]] = []
         self._table = manifest.current.leveled_ssts
         self._renewed_ms = self._clock.monotonic_ms()
         self._keeping = asyncio.Lock()
-        self.current = held  # the tree that new reads use
+        self._memtable = memtable
+        self._loads: list[tuple[CommittedLoad, Pin | None]] = [(load, None) for load in loads]
+        self.current = self._with_loads(held)  # the tree that new reads use
         self.base = Base()  # what rests on the current tree, and may be decided again, holds this
         self.nothing = Below(self.base)  # the levels say nothing of what was asked
 
@@ -81,6 +90,20 @@ class TreeKeeper:
         """Whether the snapshots should be given more time."""
         age_ms = self._clock.monotonic_ms() - self._renewed_ms
         return age_ms >= self._ttl_s * 1_000 / RENEWED_PARTS
+
+    def keep_pin(self, pin: Pin) -> None:
+        """Renew the snapshot of a load as long as somebody holds the pin."""
+        self._older[pin.snapshot_id] = weakref.ref(pin)
+
+    def land_load(self, load: CommittedLoad, pin: Pin | None) -> None:
+        """A load is durable: reads meet it below what is in memory from now on.
+
+        REQUIRES: nothing has landed that is newer, and nothing is in flight.
+        """
+        self._loads.append((load, pin))
+        self._memtable.set_aside(load.seq)
+        self.current = LoadedTree(load, self._memtable.aside(load.seq), self.current, pin)
+        self._move_base()
 
     async def keep(self) -> None:
         """Follow the manifest that was seen last; edit it if that takes a snapshot, or frees one.
@@ -161,14 +184,26 @@ class TreeKeeper:
         tree = await self._store.runtime.workers.run(Tree.of, manifest)
         while not self._has_landed(tree.wal_id):  # another edit came between
             await self._clock.sleep_ms(WAIT_MS)
-        self._older[self.current.snapshot_id] = weakref.ref(self.current)
-        self._older_bases.append(weakref.ref(self.base))
+        self._older[self.current.snapshot_id] = weakref.ref(self.current.base)
         self._table = manifest.leveled_ssts
-        self.current = HeldTree(tree, self.ssts, snapshot_id)
+        self.current = self._with_loads(HeldTree(tree, self.ssts, snapshot_id))
+        self._move_base()
+        log.debug("levels read", manifest_id=tree.manifest_id, wal_id_last_compacted=tree.wal_id)
+        older = tuple(self._older_bases)
+        while any(base() is not None for base in older):
+            await self._clock.sleep_ms(WAIT_MS)
+        self._older_bases = [base for base in self._older_bases if base() is not None]
+        await self._on_compacted(tree.last_seq)
+
+    def _with_loads(self, held: HeldTree) -> HeldTree:
+        """The tree of a manifest, and above it the loads that it does not hold."""
+        self._loads = [pair for pair in self._loads if pair[0].seq > held.tree.last_seq]
+        for load, pin in self._loads:
+            held = LoadedTree(load, self._memtable.aside(load.seq), held, pin)
+        return held
+
+    def _move_base(self) -> None:
+        """What is decided from now on rests on another tree."""
+        self._older_bases.append(weakref.ref(self.base))
         self.base = Base()
         self.nothing = Below(self.base)
-        log.debug("levels read", manifest_id=tree.manifest_id, wal_id_last_compacted=tree.wal_id)
-        while any(base() is not None for base in self._older_bases):
-            await self._clock.sleep_ms(WAIT_MS)
-        self._older_bases.clear()
-        await self._on_compacted(tree.last_seq)

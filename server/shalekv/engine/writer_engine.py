@@ -16,12 +16,14 @@ from shalekv.clock import Clock
 from shalekv.core.entry import Entry
 from shalekv.core.flush import FlushPolicy
 from shalekv.core.key_range import KeyRange
+from shalekv.core.loads import CommittedLoad
 from shalekv.core.transaction import Needs
 from shalekv.engine.admission import Admission
 from shalekv.engine.below import Below, RangeBelow, range_below
 from shalekv.engine.group_commit import GroupCommit
 from shalekv.engine.idempotency import Idempotency
 from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.loads import Loads
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.newest_state import NewestState
@@ -33,7 +35,7 @@ from shalekv.engine.view import View
 from shalekv.engine.wal import WalSlots
 from shalekv.errors import ObjectNotFound, ShaleError, SnapshotNotFound, Stopping, StoreError
 from shalekv.manifest.fenced import FencedManifest
-from shalekv.settings import LimitSettings, WriterSettings
+from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
 from shalekv.store.cas import CasStore
 
 log = structlog.get_logger()
@@ -58,6 +60,7 @@ class OpenedLog:
     first_seq: int  # that the writer may issue
     objects_replayed: int
     records: Sequence[Entry] = ()  # of idempotency keys, oldest first
+    loads: Sequence[CommittedLoad] = ()  # whose records were replayed, oldest first
 
 
 class WriterEngine:
@@ -70,6 +73,7 @@ class WriterEngine:
         clock: Clock,
         *,
         limits: LimitSettings | None = None,
+        levels: LevelSettings | None = None,
     ) -> None:
         """REQUIRES: `settings.flush_interval_ms` is set."""
         self._clock = clock
@@ -90,6 +94,7 @@ class WriterEngine:
         self.admission = Admission(settings, memtable_bytes=lambda: self.memory_bytes)
         self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
         self._settings = settings
+        self.skip_memtable_bytes = settings.skip_memtable_bytes
         self._manifest_seen = asyncio.Event()
         self.ownership = Ownership(
             opened.manifest, poll_ms=self._poll_ms, on_seen=self._manifest_seen.set
@@ -98,6 +103,8 @@ class WriterEngine:
             opened.store,
             opened.manifest,
             opened.held,
+            loads=opened.loads,
+            memtable=self.memtable,
             prefix=self.prefix,
             snapshot_ttl_s=settings.snapshot_ttl_s,
             on_compacted=self._drop_through,
@@ -112,6 +119,19 @@ class WriterEngine:
             clock=clock,
             next_seq=opened.first_seq,
         )
+        self.loads = Loads(
+            opened.store,
+            opened.manifest,
+            self.log,
+            self.admission,
+            levels or LevelSettings(),
+            now_ms=self.time.now_ms,
+            snapshot_ttl_s=settings.snapshot_ttl_s,
+            keep=self.levels.keep_pin,
+        )
+        for load in opened.loads:
+            self.loads.land(load)
+        self.log.land_load = self._land_load
 
     @property
     def memory_bytes(self) -> int:
@@ -171,6 +191,8 @@ class WriterEngine:
 
     def below_now(self, needs: Needs) -> Below | None:
         """What the levels say of what a write needs, if that is known without reading them."""
+        if self.log.is_loading and (needs.keys or needs.ranges):
+            return None
         held = self.levels.current
         if needs.record_key and held.may_hold_record(needs.record_key):
             return None
@@ -185,6 +207,8 @@ class WriterEngine:
     async def look_below(self, needs: Needs) -> Below:
         """What the levels say of what a write needs; `is_current` tells for how long that holds."""
         while True:
+            if needs.keys or needs.ranges:
+                await self.log.wait_loaded()  # what is in a load is in the levels when it landed
             held, base = self.levels.current, self.levels.base
             newest = self.log.overlay.get
             keys = [key for key in needs.keys if newest(key) is None]
@@ -192,7 +216,7 @@ class WriterEngine:
             ranges = {each: await self._range_below(held, each) for each in needs.ranges}
             record = await held.find_record(needs.record_key) if needs.record_key else None
             below = Below(base, found, ranges, record)
-            if self.is_current(below):
+            if self.is_current(below, needs):
                 return below
 
     async def _range_below(self, held: HeldTree, keys: KeyRange) -> RangeBelow:
@@ -206,9 +230,11 @@ class WriterEngine:
             count_max=self._compare_count_max,
         )
 
-    def is_current(self, below: Below) -> bool:
-        """Whether memory still holds all that came after the tree that `below` is of."""
-        return below.base is self.levels.base
+    def is_current(self, below: Below, needs: Needs) -> bool:
+        """Whether memory holds all that came after the tree that `below` is of."""
+        if below.base is not self.levels.base:
+            return not (needs.keys or needs.ranges or needs.record_key)
+        return not (self.log.is_loading and (needs.keys or needs.ranges))
 
     def _newest_state(self, overlay: Overlay, below: Below) -> NewestState:
         """What a transaction meets that comes after everything in the overlay."""
@@ -232,6 +258,7 @@ class WriterEngine:
                 others = [
                     tasks.create_task(self._watch_owner(), name="watch for another writer"),
                     tasks.create_task(self._keep_tree(), name="keep the tree"),
+                    tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(
                         self._bound_end(flusher, stop_grace_ms), name="bound the end"
@@ -271,8 +298,13 @@ class WriterEngine:
             return min(poll_ms, PRESSED_POLL_MS)
         return poll_ms
 
+    def _land_load(self, load: CommittedLoad) -> None:
+        self.log.overlay.forget_durable()
+        self.levels.land_load(load, self.loads.land(load))
+
     async def _keep_tree(self) -> None:
         """Follow the manifest, and renew snapshots in time, until another error ends the log."""
+        await self._drop_through(self.levels.current.tree.last_seq)  # compacted during the replay
         while True:
             try:
                 async with asyncio.timeout(self._settings.snapshot_ttl_s / 6):

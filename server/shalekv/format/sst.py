@@ -90,7 +90,7 @@ class Sst:
         for section in SECTIONS:
             for columns in self.columns(section):
                 tally.add(section, columns)
-                if key_filter is not None and section is Section.POINTS:
+                if key_filter is not None and section is self._filtered_section:
                     self._check_filter(key_filter, columns)
         found = tally.contents()
         if self.index.listed_seq:
@@ -99,6 +99,11 @@ class Sst:
             offset = self.footer.layout.index_offset + self.footer.layout.index_len
             problem = f"the footer tells of {self.footer.contents}, found {found}"
             raise BadStructure(self.properties.name, offset, problem)
+
+    @property
+    def _filtered_section(self) -> Section:
+        """Whose keys the filter holds: points, or in their absence what the system remembers."""
+        return Section.POINTS if self.index.blocks_of(Section.POINTS) else Section.SYSTEM
 
     def _check_filter(self, key_filter: Filter, columns: Columns) -> None:
         if not all(map(key_filter.may_contain, columns.keys)):

@@ -19,7 +19,7 @@ from shalekv.format.sst_writer import SstWriter
 _GROUP_ROWS = 512
 
 
-def encode_sst(
+def encode_sst(  # noqa: PLR0913 - four sections, and how they are written
     properties: SstProperties,
     entries: Iterable[Entry],
     range_tombstones: Iterable[Entry] = (),

@@ -39,8 +39,8 @@ class SstWriter:
     """One SST that is being written.
 
     A block is closed before its keys and values pass `block_bytes`, but never between two versions
-    of a key. `codec` compresses the blocks that it makes smaller. With `filter_bits_per_key` the SST
-    gets a filter: of the keys of points, or if it has none, of those of the system.
+    of a key. `codec` compresses the blocks that it makes smaller. With `filter_bits_per_key` the
+    SST gets a filter: of the keys of points, or if it has none, of those of the system.
     """
 
     def __init__(
@@ -57,8 +57,9 @@ class SstWriter:
         self._block_bytes = block_bytes
         self._codec = codec
         self._compress = compressor(codec)
-        has_filter = filter_bits_per_key is not None
-        self._filter_keys = FilterKeys(filter_bits_per_key) if has_filter else None
+        self._filter_keys = None
+        if filter_bits_per_key is not None:
+            self._filter_keys = FilterKeys(filter_bits_per_key)
         self._has_points = False
         self._finished = BytesIO()  # `getvalue` does not copy, unlike joining blocks
         self._offset = 0

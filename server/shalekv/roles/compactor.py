@@ -1,7 +1,7 @@
-"""The compactor: merges the WAL into L0 and levels into levels, for as long as it is the one.
+r"""The compactor: merges the WAL into L0 and levels into levels, for as long as it is the one.
 
     claim the epoch --> look: manifest, WAL --> pick --> run, publish --> look again ...
-                                       \\--> nothing due: wait for a poll, or a hurry
+                                       \--> nothing due: wait for a poll, or a hurry
 
 A merge of levels runs beside the loop: the WAL, which may hold writes back, does not wait for its
 end. A crash at any point leaves objects that no manifest names, and leases that expire.

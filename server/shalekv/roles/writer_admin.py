@@ -6,6 +6,7 @@ import shalekv
 from shalekv.clock import Clock
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.roles import requests
+from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import Answer, Call
 from shalekv.settings import WriterSettings
@@ -24,9 +25,14 @@ class WriterAdmin:
         *,
         url: str,
         open_ms: float,
+        levels: LevelsReport | None = None,
     ) -> None:
-        """`url` without credentials; `open_ms` is how long opening took."""
+        """`url` without credentials; `open_ms` is how long opening took.
+
+        Without `levels` a status says nothing of levels, caches, store and snapshots.
+        """
         self.memory = memory
+        self._levels = levels
         self._engine = engine
         self._settings = settings
         self._clock = clock
@@ -36,8 +42,18 @@ class WriterAdmin:
 
     def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
         """What this process is and how it does."""
-        del call  # answered at once, whatever the deadline
+        del call  # answered soon, whatever the deadline
         requests.check_header(request.header)
+        reply = self._reply()
+        return reply if self._levels is None else self._with_levels(reply, self._levels)
+
+    async def _with_levels(
+        self, reply: admin_pb2.StatusReply, levels: LevelsReport
+    ) -> admin_pb2.StatusReply:
+        await levels.fill(reply)
+        return reply
+
+    def _reply(self) -> admin_pb2.StatusReply:
         engine = self._engine
         return admin_pb2.StatusReply(
             header=kv_pb2.ReplyHeader(

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar
 
 from shalekv.core.entry import Entry
@@ -24,7 +25,7 @@ from shalekv.engine.commit import (
 from shalekv.engine.idempotency import Pending, Remembered
 from shalekv.engine.waiting import Waiter, fail
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter, ShaleError
+from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter, ShaleError, Stopping
 from shalekv.format.idempotency import REQUEST_HASH_BYTES, ReplyKind, record_key
 from shalekv.roles import requests
 from shalekv.roles.requests import DURABLE, LINEARIZABLE, MEMORY, DurabilityValue
@@ -108,8 +109,35 @@ class _Write(Generic[ReplyT]):
     submit: Callable[[Settled, Claim | None, Below], Commit]
     needs: Needs
     is_confirmed: bool  # the database must still be ours when it is told that nothing was written
+    # How it becomes files of the levels, instead of being submitted; None: it does not.
+    load: Callable[[Settled, Claim | None], Awaitable[Commit]] | None
     key: bytes  # of idempotency; empty: none
     request_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun(Generic[ReplyT]):
+    """A write on its way: `settle` completes `future`, which belongs to its call alone."""
+
+    future: asyncio.Future[ReplyT]
+    settle: Settled
+    claim: Claim | None = None
+    pending: Pending | None = None
+
+
+class _Loose:
+    """What the levels say of a write that waits its turn. It keeps nothing in memory meanwhile.
+
+    A full memtable becomes smaller when nobody holds an older base, so who waits for room must not.
+    """
+
+    def __init__(self, below: Below) -> None:
+        self._below = replace(below, base=None)
+        self._base = weakref.ref(below.base) if below.base is not None else None
+
+    def held(self) -> Below:
+        """The same, held again; without a base if that is gone, and the answers with it."""
+        return replace(self._below, base=self._base() if self._base is not None else None)
 
 
 class Writing:
@@ -128,21 +156,29 @@ class Writing:
         form: ReplyForm[ReplyT],
         line: Turns | None,
     ) -> Answer[ReplyT]:
-        """Commit changes, whatever is in the database; see `_answer` for `line`."""
-        log = self._engine.log
+        """Commit changes, whatever is in the database; see `_answer` for `line`.
+
+        A large batch goes into files of its own, past the memtable.
+        """
+        engine = self._engine
+        size_bytes = changes_bytes(changes)
 
         def submit(settle: Settled, claim: Claim | None, _below: Below) -> Commit:
-            return log.submit(changes, settle, claim=claim)
+            return engine.log.submit(changes, settle, claim=claim)
+
+        def load(settle: Settled, claim: Claim | None) -> Awaitable[Commit]:
+            return engine.loads.write_batch(changes, settle, size_bytes=size_bytes, claim=claim)
 
         durability = requests.durability(request.durability)
         key = request.header.idempotency_key
         write = _Write(
             form,
             durability,
-            changes_bytes(changes) + (RECORD_BYTES if key else 0),
+            size_bytes + (RECORD_BYTES if key else 0),
             submit,
             Needs(record_key=record_key(key)) if key else _NO_NEEDS,
             is_confirmed=False,
+            load=load if size_bytes > engine.skip_memtable_bytes else None,
             key=key,
             request_hash=_hash(request, form.kind) if key else b"",
         )
@@ -177,6 +213,7 @@ class Writing:
             submit,
             order.transaction.needs(record_key(key) if key else b""),
             is_confirmed=is_confirmed,
+            load=None,
             key=key,
             request_hash=_hash(request, form.kind) if key else b"",
         )
@@ -194,29 +231,30 @@ class Writing:
             if known is not None:
                 return self._repeat(write, known)
         below = engine.below_now(write.needs)
-        if below is None or line:
+        if below is None or line or write.load is not None:
             return self._submit_when_looked_up(write, Turns() if line is None else line)
         if not self._turns and engine.admission.try_admit(write.size_bytes):
             return self._submit(write, below)
-        return self._submit_when_admitted(write, below)
+        return self._submit_when_admitted(write, _Loose(below))
 
     async def _submit_when_looked_up(self, write: _Write[ReplyT], line: Turns) -> ReplyT:
         with line.take() as turn:
-            below = await self._engine.look_below(write.needs)
+            loose = _Loose(await self._engine.look_below(write.needs))
             await turn
-            answer = await self._admit_and_submit(write, below)
+            answer = await self._admit_and_submit(write, loose)
         return answer if isinstance(answer, write.form.message) else await answer
 
-    async def _submit_when_admitted(self, write: _Write[ReplyT], below: Below) -> ReplyT:
-        answer = await self._admit_and_submit(write, below)
+    async def _submit_when_admitted(self, write: _Write[ReplyT], loose: _Loose) -> ReplyT:
+        answer = await self._admit_and_submit(write, loose)
         return answer if isinstance(answer, write.form.message) else await answer
 
-    async def _admit_and_submit(self, write: _Write[ReplyT], below: Below) -> Answer[ReplyT]:
+    async def _admit_and_submit(self, write: _Write[ReplyT], loose: _Loose) -> Answer[ReplyT]:
         """Submit a write as soon as there is room for it; what it returns is not awaited yet."""
         with self._turns.take() as turn:
             await self._admitted(write, turn)
             try:
-                while not self._engine.is_current(below):
+                below = loose.held()
+                while not self._engine.is_current(below, write.needs):
                     below = await self._engine.look_below(write.needs)
                 known = None
                 if write.key:  # a copy of the request may have come meanwhile, or long ago
@@ -225,15 +263,18 @@ class Writing:
             except (ShaleError, asyncio.CancelledError):
                 self._engine.admission.release(write.size_bytes)
                 raise
-            if known is None:
+            if known is not None:
+                self._engine.admission.release(write.size_bytes)
+                return self._repeat(write, known)
+            if write.load is None:
                 return self._submit(write, below)
-            self._engine.admission.release(write.size_bytes)
-            return self._repeat(write, known)
+            pending = self._begin(write)
+        return await self._submit_load(write.load, pending)
 
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
         """Wait for room, and until those have gone on who came before and got it, too."""
         admission = self._engine.admission
-        await admission.wait(write.size_bytes)
+        await admission.wait(write.size_bytes, is_kept=write.load is None)
         try:
             await turn
         except asyncio.CancelledError:
@@ -242,20 +283,44 @@ class Writing:
 
     def _submit(self, write: _Write[ReplyT], below: Below) -> Answer[ReplyT]:
         """Order an admitted write. Its future is this call's own: cancelling it harms nobody."""
+        begun = self._begin(write)
+        try:
+            commit = write.submit(begun.settle, begun.claim, below)
+        except ShaleError:
+            if begun.claim is not None:
+                self._engine.idempotency.abandon(begun.claim)
+            raise
+        if begun.pending is not None:
+            begun.pending.commit = commit
+        return self._reply_of(write, commit, begun.future)
+
+    def _begin(self, write: _Write[ReplyT]) -> _Begun[ReplyT]:
+        """Register an admitted write, so that a copy of it waits for this one."""
         future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
         settle = self._settle(write, future)
-        if write.key:
-            claim = self._claim(write)
-            pending = self._engine.idempotency.begin(claim, settle)
-            try:
-                commit = write.submit(pending.settle, claim, below)
-            except ShaleError:
-                self._engine.idempotency.abandon(claim)
-                raise
-            pending.commit = commit
+        if not write.key:
+            return _Begun(future, settle)
+        claim = self._claim(write)
+        pending = self._engine.idempotency.begin(claim, settle)
+        return _Begun(future, pending.settle, claim, pending)
+
+    async def _submit_load(
+        self,
+        load: Callable[[Settled, Claim | None], Awaitable[Commit]],
+        begun: _Begun[ReplyT],
+    ) -> Answer[ReplyT]:
+        """Write the files of an admitted batch, and order the record that commits them."""
+        try:
+            commit = await load(begun.settle, begun.claim)
+        except ShaleError as error:  # nothing was applied: this is told to copies as well
+            begun.settle(error)
+        except asyncio.CancelledError:
+            begun.settle(Stopping("the call with this batch has ended: nothing was applied"))
+            raise
         else:
-            commit = write.submit(settle, None, below)
-        return self._reply_of(write, commit, future)
+            if begun.pending is not None:
+                begun.pending.commit = commit
+        return begun.future
 
     def _repeat(self, write: _Write[ReplyT], known: Pending | Remembered) -> Answer[ReplyT]:
         """The answer to a request that is known already."""

@@ -27,8 +27,8 @@ class CollectorSettings(Settings):
         default=86_400,
         ge=0,
         le=31_536_000,
-        description="Files in manifest/ and wal/ that are no objects of ours, such as temporary "
-        "ones, are deleted at this age, seconds.",
+        description="Files in manifest/, wal/ and levels/ that are no objects of ours, such as "
+        "temporary ones, are deleted at this age, seconds.",
     )
     fence_age_s: int = Field(
         default=0,

@@ -428,9 +428,7 @@ class CompactionStatus(_message.Message):
     uncompacted_bytes: _builtins.int
     """Memory of what they hold."""
     debt_bytes: _builtins.int
-    """Bytes of the levels that stand above where they belong: all of L0, and what each sorted run
-    holds beyond its share.
-    """
+    """About how many bytes compactions have yet to read."""
     def __init__(
         self,
         *,

@@ -238,9 +238,9 @@ def finished(manifest: Manifest, own: WriterId) -> Manifest:
     )
 
 
-def is_finished(manifest: Manifest, own: WriterId, *, first_seq: int = 77) -> bool:
+def is_finished(manifest: Manifest, own: WriterId) -> bool:
     """Whether that edit is contained in `manifest`."""
-    return is_opening_finished(manifest, own, first_seq=first_seq, snapshot_id=SNAPSHOT_ID)
+    return is_opening_finished(manifest, own, snapshot_id=SNAPSHOT_ID)
 
 
 def test_finished_opening_fences_for_our_own_uploads_only() -> None:
@@ -265,20 +265,11 @@ def test_finished_opening_is_recognised() -> None:
     before = claimed(manifest_of(fence_width=4))
     after = finished(before, own)
     assert is_finished(after, own)
-    assert is_opening_finished(
-        replace(after, compactor_epoch=3), own, first_seq=77, snapshot_id=SNAPSHOT_ID
-    )
+    assert is_finished(replace(after, compactor_epoch=3), own)
     assert not is_finished(before, own)
-    assert not is_finished(after, own, first_seq=78)
-    assert not is_opening_finished(
-        replace(after, fence_width=4), own, first_seq=77, snapshot_id=SNAPSHOT_ID
-    )
-    assert not is_opening_finished(
-        replace(after, snapshots=before.snapshots), own, first_seq=77, snapshot_id=SNAPSHOT_ID
-    )
-    assert not is_opening_finished(
-        claimed(after, nonce=RIVAL_NONCE), own, first_seq=77, snapshot_id=SNAPSHOT_ID
-    )
+    assert not is_finished(replace(after, fence_width=4), own)
+    assert not is_finished(replace(after, snapshots=before.snapshots), own)
+    assert not is_finished(claimed(after, nonce=RIVAL_NONCE), own)
 
 
 def test_run_counts_above_what_is_compacted() -> None:

@@ -1,4 +1,4 @@
-"""Loads in the log: each divides what is older from what is newer, whatever happens to its object."""
+"""Loads in the log: each divides what is older from what is newer, whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ class LoadingLog(RunningLog):
 @WIDTHS
 async def test_a_load_is_alone(k: int) -> None:
     """It waits for all before it, is alone in its object, and holds back all that comes after."""
-    async with running(LoadingLog(k=k)) as log:
+    log = LoadingLog(k=k)
+    async with running(log):
         before = [log.write(b"a%d" % n) for n in range(3)]
         told = log.ingest(load(info(0)))
         after = [log.write(b"b%d" % n) for n in range(3)]
@@ -134,7 +135,8 @@ async def test_commits_are_not_joined_with_a_load() -> None:
 @WIDTHS
 async def test_a_displaced_load_gets_another_number(k: int) -> None:
     """When a slow opener's fence took its slot, the record has the number of its new place."""
-    async with running(LoadingLog(k=k)) as log:
+    log = LoadingLog(k=k)
+    async with running(log):
         told = log.ingest(load(info(0)))
         held = await log.store.arrived(1)
         log.write(b"later")
@@ -152,7 +154,8 @@ async def test_a_displaced_load_gets_another_number(k: int) -> None:
 async def test_a_record_of_the_request_lands_with_the_load() -> None:
     """The idempotency record of a batch that became a load stands in the same object."""
     claim = Claim(b"key", b"h" * 16, 99_000, ReplyKind.WRITE, lambda _: b"reply")
-    async with running(LoadingLog()) as log:
+    log = LoadingLog()
+    async with running(log):
         told = log.ingest(load(info(0)), claim=claim)
         (await log.store.arrived(1)).release()
         receipt = await told.receipt()
@@ -209,8 +212,8 @@ async def test_loads_are_replayed_in_their_place() -> None:
     seen: list[tuple[str, int, bool, bool]] = []
 
     def land(landed: CommittedLoad) -> None:
-        found = [memtable.get(key) is not None for key in (b"a", b"b")]
-        seen.append((landed.load_id, landed.seq, *found))
+        has_a, has_b = [memtable.get(key) is not None for key in (b"a", b"b")]
+        seen.append((landed.load_id, landed.seq, has_a, has_b))
 
     replayed = Replayed(memtable, 0, 0, land_load=land)
     cas = CasStore(store, yielding_runtime(), StoreSettings())

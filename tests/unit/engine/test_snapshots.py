@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 
@@ -115,6 +116,47 @@ async def test_expired_snapshot_is_not_shared_or_renewed() -> None:
             await late
 
 
+async def test_expired_snapshot_whose_manifest_is_gone_is_not_found() -> None:
+    """Its manifest may be deleted: nothing is wrong with the database then."""
+    ground = await Ground.created()
+    created = await ground.snapshots().create(name="short", ttl_ms=1_000)
+    await ground.merge()
+    ground.pass_time()
+    await ground.store.delete([names.manifest_name(created.manifest_id)])
+    with pytest.raises(SnapshotNotFound):
+        await ground.snapshots().share("short", ttl_ms=None)
+    (listed,) = await ground.snapshots().list()
+    assert listed.manifest is None
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_snapshot_that_is_collected_meanwhile_is_no_damage(*, is_shared: bool) -> None:
+    """Whoever has seen it, and finds its manifest gone, looks at the current manifest again."""
+    at = 0
+    while True:
+        ground = await Ground.created()
+        await ground.snapshots().create(name="short", ttl_ms=5_000)
+        await ground.merge()
+        ground.pass_time(5)
+
+        async def expire(number: int, ground: Ground = ground, at: int = at) -> None:
+            if number == at:
+                ground.pass_time()
+                await ground.collecting().collect()
+
+        store = InterruptedStore(ground.store, expire)
+        late = ground.snapshots(store)
+        if is_shared:
+            with suppress(SnapshotNotFound):
+                await late.share("short", ttl_ms=None)
+        else:
+            await late.list()
+        if store.requests <= at:
+            break
+        at += 1
+    assert at > 3
+
+
 async def test_snapshot_is_renewed_and_deleted_by_id_or_name() -> None:
     """A UUID with or without dashes, or the name; what is not there is told."""
     ground = await Ground.created()
@@ -150,7 +192,7 @@ async def test_names_are_unique_and_no_ids() -> None:
 
 
 async def test_list_says_what_each_snapshot_pins() -> None:
-    """Bytes that the current manifest does not keep: SSTs and WAL; alone, if no other keeps them."""
+    """Bytes of SSTs and WAL that the current manifest does not keep; alone: nor any other."""
     ground = await Ground.created()
     snapshots = ground.snapshots()
     await ground.wal(4)

@@ -175,16 +175,17 @@ def test_a_filter_of_another_length_is_refused(lines: int) -> None:
 
 @given(points, st.sampled_from([1, 99]))
 def test_an_sst_has_a_filter_of_its_points(entries: list[Entry], block_bytes: int) -> None:
-    """The filter of an SST is that of the keys of its points: no range tombstone, no record."""
+    """The filter of an SST is that of the keys of its points, or of its records if it has none."""
     data = encode_sst(
         properties(), iter(entries), RANGES, SYSTEM, block_bytes=block_bytes, filter_bits_per_key=10
     )
     sst = opened(data)
     sst.audit()
-    assert sst.filter_bytes == build_filter([entry.key for entry in entries], 10)
+    keys = [entry.key for entry in entries or SYSTEM]
+    assert sst.filter_bytes == build_filter(keys, 10)
     found = open_filter(sst.footer, sst.filter_bytes)
     assert found is not None
-    assert found.keys == len({entry.key for entry in entries})
+    assert found.keys == len({*keys})
     assert list(sst.entries()) == entries
 
 
@@ -224,3 +225,14 @@ def test_probing_needs_no_numpy() -> None:
 def test_the_header_is_aligned() -> None:
     """Lines begin at a multiple of 8 of the object, as the filter does."""
     assert HEADER.size == 16
+
+
+def test_an_audit_finds_a_record_that_the_filter_denies() -> None:
+    """A filter of an SST of records alone that does not hold one of their keys is refused."""
+    data = encode_sst(properties(), (), (), SYSTEM, block_bytes=99, filter_bits_per_key=10)
+    opened(data).audit()
+    empty = encode_sst(
+        properties(), (), (), SYSTEM, block_bytes=99, filter_bytes=build_filter([b"another"], 10)
+    )
+    with pytest.raises(BadStructure, match="denies"):
+        opened(empty).audit()

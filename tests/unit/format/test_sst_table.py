@@ -81,6 +81,15 @@ def test_edits_that_contradict_the_table_are_refused() -> None:
         with_column(two, "ids", 2 * some_info(1).id)
 
 
+def test_a_table_knows_its_ids() -> None:
+    """Whether one of some SSTs stands in a table is told by its column of ids."""
+    table = SstTable.from_infos(map(some_info, (1, 2)))
+    assert table.holds_any([some_info(3).id, some_info(2).id])
+    assert not table.holds_any([some_info(3).id])
+    assert not table.holds_any([table.ids[8:24]])
+    assert not SstTable().holds_any([some_info(1).id])
+
+
 def test_the_empty_table_is_empty() -> None:
     """A table of nothing is the default, is false, and says what it is."""
     assert SstTable() == SstTable.from_infos([]) == ONE.replace([some_info(1).id], [])

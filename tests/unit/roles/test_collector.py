@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from structlog.testing import capture_logs
 
 from shalekv.engine.collection.plan import Report
 from shalekv.errors import DatabaseNotFound, StoreBroken, StoreUnavailable
 from shalekv.roles.collector import Collector
+from shalekv.settings import StoreSettings
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
 from tests.unit.engine.collection.ground import Ground
 from tests.unit.engine.running_log import YieldingClock
+
+TURNS = 2_000  # in which every collection of these databases is made many times
 
 
 class Failing(MemoryStore):
@@ -40,20 +42,15 @@ async def with_garbage() -> Ground:
 
 
 async def test_one_failing_database_does_not_stop_the_others() -> None:
-    """Each is collected, and what failed is told with its URL, in a line for each collection."""
+    """Each is collected, and what failed is told."""
     first, second = await with_garbage(), await with_garbage()
     missing = Ground()
     databases = [first.collecting(), missing.collecting(), second.collecting()]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
-    with capture_logs() as lines:
-        outcomes = await role.run_once()
+    outcomes = await role.run_once()
     assert [type(outcome) for outcome in outcomes] == [Report, DatabaseNotFound, Report]
     for ground in (first, second):
         assert ground.names() == await ground.needed()
-    assert [line["event"] for line in lines] == ["collected", "collection failed", "collected"]
-    assert lines[0]["deleted_objects"] == 9
-    assert lines[1]["reason"] == DatabaseNotFound.reason
-    assert all(line["url"] == "memory://unnamed" for line in lines)
 
 
 async def test_collections_are_repeated_whatever_failed() -> None:
@@ -65,9 +62,11 @@ async def test_collections_are_repeated_whatever_failed() -> None:
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(role.run())
-        while counting.counts[Operation.NOW_MS].requests < 5 or unavailable.asked < 30:
+        for _ in range(TURNS):
             await asyncio.sleep(0)
         running.cancel()
+    assert counting.counts[Operation.NOW_MS].requests > 5
+    assert unavailable.asked > 5 * StoreSettings().read_attempts
     assert ground.names() == await ground.needed()
 
 
@@ -91,7 +90,8 @@ async def test_broken_store_does_not_end_the_others() -> None:
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(role.run())
-        while counting.counts[Operation.NOW_MS].requests < 5:
+        for _ in range(TURNS):
             await asyncio.sleep(0)
         running.cancel()
+    assert counting.counts[Operation.NOW_MS].requests > 5
     assert broken.asked == 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from shalekv.core.loads import CommittedLoad
 from shalekv.core.sst_table import SstInfo
 
 
@@ -55,6 +56,7 @@ class WalResult:
     outputs: Sequence[SstInfo]  # of L0 (and, with records alone in them, of the system level)
     last_seq: int  # the greatest sequence number in the slots; 0: they are all fences
     logical_time_ms: int  # the latest of the slots
+    loads: Sequence[CommittedLoad] = ()  # whose records stand in the slots; then there are no keys
 
 
 @dataclass(frozen=True, slots=True)

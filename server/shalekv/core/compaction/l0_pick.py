@@ -61,24 +61,35 @@ def best_prefix(l0: Sequence[SstInfo], target: SortedRun | None, *, limit_bytes:
     return Window(sources, overlapping(target, sources))
 
 
-def with_small_neighbours(window: Window, target: SortedRun | None, *, limit_bytes: int) -> Window:
-    """The window, and SSTs of `target` beside it that are smaller than its sources together.
+def with_small_neighbours(
+    window: Window, target: SortedRun | None, *, small_bytes: int, limit_bytes: int
+) -> Window:
+    """The window, and small SSTs of `target` beside it.
 
-    Otherwise many small commits at the end of the keys would become as many small SSTs. Each SST
-    is written again only when it grows to twice its size, so this costs little.
+    Otherwise many small commits at the end of the keys would become as many small SSTs. A
+    neighbour is taken if what is merged with it is as large, so an entry is written again only
+    when its SST doubles.
     """
     if target is None:
         return window
-    sources_bytes = sum(info.size_bytes for info in window.sources)
-    spare_bytes = limit_bytes - sources_bytes - sum(i.size_bytes for i in window.overlapped)
     start = hull(window.sources).start
-    before = sum(info.first_key <= start for info in window.overlapped)
-    low = bisect_right(target.first_keys, start) - before
+    low = bisect_right(target.first_keys, start)
+    low -= sum(info.first_key <= start for info in window.overlapped)
     high = low + len(window.overlapped)
-    if low > 0 and target.ssts[low - 1].size_bytes < min(sources_bytes, spare_bytes):
+    merged_bytes = sum(info.size_bytes for info in (*window.sources, *window.overlapped))
+
+    def is_taken(number: int) -> bool:
+        if not 0 <= number < len(target.ssts):
+            return False
+        size_bytes = target.ssts[number].size_bytes
+        is_small = size_bytes < small_bytes and size_bytes <= merged_bytes
+        return is_small and merged_bytes + size_bytes <= limit_bytes
+
+    while is_taken(low - 1):
         low -= 1
-        spare_bytes -= target.ssts[low].size_bytes
-    if high < len(target.ssts) and target.ssts[high].size_bytes < min(sources_bytes, spare_bytes):
+        merged_bytes += target.ssts[low].size_bytes
+    while is_taken(high):
+        merged_bytes += target.ssts[high].size_bytes
         high += 1
     return Window(window.sources, target.ssts[low:high])
 

@@ -1,7 +1,8 @@
 """Where a merge has to end one SST and begin the next, so that later merges stay small.
 
 An SST with two entries at both ends of the keys would have to be merged with everything between
-them. Time series make such SSTs all the time: new keys at one end, deletes of old ones at the other.
+them. Time series make such SSTs all the time: new keys at one end, deletes of old ones at the
+other.
 """
 
 from __future__ import annotations

@@ -156,9 +156,11 @@ class LeveledPolicy:
             return MergeJob(L0, level, movable, (), is_move=True, reason=reason)
         limit_bytes = self._settings.compaction_bytes_max
         window = best_prefix(l0, target, limit_bytes=limit_bytes)
-        return _merge(
-            L0, level, with_small_neighbours(window, target, limit_bytes=limit_bytes), reason
+        small_bytes = self._levels.sst_bytes // _MOVE_SHARE
+        window = with_small_neighbours(
+            window, target, small_bytes=small_bytes, limit_bytes=limit_bytes
         )
+        return _merge(L0, level, window, reason)
 
     def _run_job(self, tree: Tree, shape: Shape, run: SortedRun) -> MergeJob:
         level = shape.below(run.level)

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 
 from shalekv.core.compaction.jobs import MergeJob, MergeResult, Result, WalResult
 from shalekv.core.lease import check_lease, protects
+from shalekv.core.loads import level_rows, with_committed
 from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo
 from shalekv.errors import IllegalState, LeaseLost, Superseded
+
+RECENT_LOADS_COUNT = 1_000  # that are remembered unless the settings say otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,14 @@ def check_compactor(manifest: Manifest, own: CompactorId) -> None:
     raise Superseded(message, own_epoch=own.epoch, newer_epoch=manifest.compactor_epoch)
 
 
-def publish(manifest: Manifest, own: CompactorId, result: Result, lease_id: bytes) -> Manifest:
+def publish(
+    manifest: Manifest,
+    own: CompactorId,
+    result: Result,
+    lease_id: bytes,
+    *,
+    recent_loads_max_count: int = RECENT_LOADS_COUNT,
+) -> Manifest:
     """The manifest with this result, whose outputs were written under the lease.
 
     Raises `Superseded`, `LeaseLost`, and `IllegalState` when the manifest is not one that the
@@ -67,7 +77,7 @@ def publish(manifest: Manifest, own: CompactorId, result: Result, lease_id: byte
             message = f"the SST {info.id.hex()} was not written under the lease {lease_id.hex()}"
             raise LeaseLost(message)
     if isinstance(result, WalResult):
-        return _with_slots(manifest, result)
+        return _with_slots(manifest, result, recent_loads_max_count)
     return _with_merge(manifest, result)
 
 
@@ -78,7 +88,8 @@ def is_published(manifest: Manifest, own: CompactorId, result: Result) -> bool:
     a result whose outputs are merged already is denied: its compactor is superseded anyhow.
     """
     levels = {info.id: info.level for info in manifest.leveled_ssts}
-    if any(levels.get(info.id) != info.level for info in result.outputs):
+    listed = _listed(result)
+    if any(levels.get(info.id) != info.level for info in listed):
         return False
     if isinstance(result, WalResult):
         return result.job.slots.stop <= manifest.first_uncompacted_wal_id
@@ -100,7 +111,15 @@ def _is_compactor(manifest: Manifest, own: CompactorId) -> bool:
     return (manifest.compactor_epoch, manifest.compactor_nonce) == (own.epoch, own.nonce)
 
 
-def _with_slots(manifest: Manifest, result: WalResult) -> Manifest:
+def _listed(result: Result) -> Iterator[SstInfo]:
+    """All rows that it adds to the levels."""
+    yield from result.outputs
+    if isinstance(result, WalResult):
+        for load in result.loads:
+            yield from level_rows(load)
+
+
+def _with_slots(manifest: Manifest, result: WalResult, recent_loads_max_count: int) -> Manifest:
     slots = result.job.slots
     if not slots or slots.start != manifest.first_uncompacted_wal_id:
         message = (
@@ -110,9 +129,16 @@ def _with_slots(manifest: Manifest, result: WalResult) -> Manifest:
         )
         raise IllegalState(message)
     last = slots[-1]
+    for load in result.loads:
+        manifest = with_committed(
+            manifest,
+            load,
+            logical_time_ms=result.logical_time_ms,
+            max_count=recent_loads_max_count,
+        )
     return replace(
         manifest,
-        leveled_ssts=manifest.leveled_ssts.replace((), result.outputs),
+        leveled_ssts=manifest.leveled_ssts.replace((), _listed(result)),
         wal_id_last_compacted=last,
         wal_id_last_seen=max(last, manifest.wal_id_last_seen or 0),
         last_compacted_seq=max(manifest.last_compacted_seq, result.last_seq),

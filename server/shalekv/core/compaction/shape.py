@@ -58,7 +58,7 @@ class Shape:
         if level >= self.wanted_base_level:
             return level + 1
         held = [other for other in self.sizes_bytes if other > level]
-        return min(self.wanted_base_level, *held)
+        return min([self.wanted_base_level, *held])
 
     def score(self, level: int) -> float:
         """How full a level above the last is by weight: past 1 it is merged into the one below."""

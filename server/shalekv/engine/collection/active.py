@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from shalekv.core.collectable import Folder, Listed
 from shalekv.core.manifest import Manifest
@@ -12,9 +13,13 @@ from shalekv.errors import IllegalState, ObjectNotFound
 from shalekv.format import names
 from shalekv.format.coding import crc32c
 from shalekv.format.manifest import decode_manifest
+from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 
 READS_MAX = 8
+ATTEMPTS_MAX = 3
+
+ResultT = TypeVar("ResultT")
 
 
 class ActiveManifests:
@@ -75,3 +80,23 @@ async def read_pinned(store: CasStore, current: Manifest, manifest_id: int) -> t
         message = f"{name} is not the manifest of which a snapshot was made: it was replaced"
         raise IllegalState(message)
     return pinned, checksum
+
+
+async def unless_overtaken(
+    store: CasStore, attempt: Callable[[StoredManifest], Awaitable[ResultT]]
+) -> ResultT:
+    """The result of `attempt`, which reads pinned manifests after it has read the current one.
+
+    Whoever finds one missing may have been too slow: the snapshot is gone, and then a collector has
+    deleted it. The current manifest tells, and the attempt is made again. Each gets a manifest of
+    which nothing was read: somebody may have restored an older copy of the database since then.
+    """
+    for _ in range(ATTEMPTS_MAX - 1):
+        stored = StoredManifest(store)
+        try:
+            return await attempt(stored)
+        except IllegalState:
+            seen = stored.current
+            if await stored.refresh() is seen:
+                raise
+    return await attempt(StoredManifest(store))

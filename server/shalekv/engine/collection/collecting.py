@@ -7,28 +7,23 @@ collection finds the rest of the garbage. Two collectors at once delete the same
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from shalekv.core.collectable import Folder, Listed
 from shalekv.core.expiry import expire, has_expired, is_edit_needed
 from shalekv.core.manifest import Manifest
 from shalekv.core.retention import Cutoffs, Pins, Retention, first_kept_wal_id
-from shalekv.engine.collection.active import ActiveManifests
+from shalekv.engine.collection.active import ActiveManifests, unless_overtaken
 from shalekv.engine.collection.deleting import Deleter
 from shalekv.engine.collection.fences import Fences
 from shalekv.engine.collection.listing import list_objects
 from shalekv.engine.collection.plan import Judged, Plan, Report
 from shalekv.engine.editing import edit_deadline
-from shalekv.errors import IllegalState
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import CollectorSettings
 from shalekv.store.cas import CasStore
-
-ResultT = TypeVar("ResultT")
-ATTEMPTS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ class Collecting:
         async def look(stored: StoredManifest) -> Plan:
             return (await self._look(stored)).plan
 
-        return await self._unless_overtaken(look)
+        return await unless_overtaken(self._store, look)
 
     async def collect(self) -> Report:
         """Delete what nothing needs and what is old enough.
@@ -73,25 +68,7 @@ class Collecting:
         Raises `DatabaseNotFound`; `CorruptObject` or `IllegalState` when an active manifest cannot
         be read, and then nothing was deleted; `ManifestConflict`; `StoreError`.
         """
-        return await self._unless_overtaken(self._collect)
-
-    async def _unless_overtaken(
-        self, attempt: Callable[[StoredManifest], Awaitable[ResultT]]
-    ) -> ResultT:
-        """Whoever finds a manifest missing that a snapshot needs may have looked too late.
-
-        Another collector has dropped the snapshot then: the current manifest tells.
-        """
-        for _ in range(ATTEMPTS_MAX - 1):
-            # Nothing that was seen before is believed: somebody may have restored an older copy.
-            stored = StoredManifest(self._store)
-            try:
-                return await attempt(stored)
-            except IllegalState:
-                seen = stored.current
-                if await stored.refresh() is seen:
-                    raise
-        return await attempt(StoredManifest(self._store))
+        return await unless_overtaken(self._store, self._collect)
 
     async def _collect(self, stored: StoredManifest) -> Report:
         look = await self._look(stored)

@@ -7,16 +7,18 @@ A loop of ours over entries costs a microsecond for each of them; here dictionar
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
 from operator import eq, itemgetter, ne
+from typing import TypeVar
 
 from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.entry import NO_EXPIRY, Kind
 from shalekv.core.range_tombstones import Fragment
 from shalekv.format.columns import NO_ROWS, Columns
 
-_PUT = int(Kind.PUT)
+T = TypeVar("T")
+
 _TOMBSTONE = int(Kind.TOMBSTONE)
 
 
@@ -35,13 +37,15 @@ def newest(newest_first: Sequence[Columns]) -> Columns:
         start, end = end, end + len(columns.keys)
         rows.update(zip(columns.keys, range(start, end), strict=True))
     keys = sorted(rows)
-    pick = _picker([*map(rows.__getitem__, keys)])
+    if len(keys) == 1:
+        return filled[0]
+    order = [*map(rows.__getitem__, keys)]
     return Columns(
         keys,
-        pick(_joined(columns.seqs for columns in oldest_first)),
-        bytes(pick(b"".join(columns.kinds for columns in oldest_first))),
-        pick(_joined(columns.values for columns in oldest_first)),
-        pick(_joined(columns.expire_at_ms for columns in oldest_first)),
+        _picked(order, [*chain.from_iterable(columns.seqs for columns in oldest_first)]),
+        bytes(_picked(order, b"".join([columns.kinds for columns in oldest_first]))),
+        _picked(order, [*chain.from_iterable(columns.values for columns in oldest_first)]),
+        _picked(order, [*chain.from_iterable(columns.expire_at_ms for columns in oldest_first)]),
     )
 
 
@@ -123,13 +127,7 @@ def _kept(columns: Columns, kept: Iterable[object]) -> Columns:
     )
 
 
-def _joined(columns: Iterable[Sequence[object]]) -> list[object]:
-    return [*chain.from_iterable(columns)]
-
-
-def _picker(rows: Sequence[int]) -> Callable[[Sequence[object]], Sequence[object]]:
-    """Takes these rows of a column."""
-    if len(rows) == 1:
-        row = rows[0]
-        return lambda column: (column[row],)
-    return itemgetter(*rows)
+def _picked(rows: Sequence[int], column: Sequence[T]) -> Sequence[T]:
+    """These rows of a column, two or more."""
+    picked: Sequence[T] = itemgetter(*rows)(column)
+    return picked

@@ -159,9 +159,10 @@ class Compactions:
     async def _publish(self, result: Result, held: HeldLease, fresh: HeldLease) -> None:
         """Publish, and exchange the lease for the next one, in one edit."""
         own, lease_id = self._manifest.own, held.lease.id
+        recent_loads = self._settings.compactor.recent_loads_max_count
 
         def edit(current: Manifest) -> Manifest:
-            published = publish(current, own, result, lease_id)
+            published = publish(current, own, result, lease_id, recent_loads_max_count=recent_loads)
             return with_lease(without_lease(published, lease_id), fresh.lease)
 
         await self._manifest.edit(edit, lambda current: is_published(current, own, result))

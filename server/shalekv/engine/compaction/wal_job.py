@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import attrgetter
 
 from shalekv.core.compaction.jobs import WalJob, WalResult
 from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import END_OF_KEYS, KeyRange
+from shalekv.core.loads import CommittedLoad
 from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL
@@ -20,6 +23,7 @@ from shalekv.engine.compaction.sources import ENTRY_BYTES, joined
 from shalekv.errors import IllegalState, ShaleError
 from shalekv.format import names
 from shalekv.format.columns import Columns
+from shalekv.format.load_record import decode_load
 from shalekv.format.section import Section
 from shalekv.format.sst import Sst, open_sst
 from shalekv.store.cas import CasStore
@@ -37,6 +41,7 @@ class _Merged:
     last_seq: int
     logical_time_ms: int
     slots: int = 0
+    loads: list[CommittedLoad] = field(default_factory=list)
     entries: int = 0
     memory_bytes: int = 0
     read_bytes: int = 0
@@ -59,6 +64,7 @@ class _Merged:
             if columns.keys:
                 rows.append(first_versions(columns))
         self.range_tombstones += found.range_tombstones()
+        self.loads += loads_of(found)
         self.last_seq = max(self.last_seq, contents.max_seq)
         self.logical_time_ms = max(self.logical_time_ms, found.properties.logical_time_ms)
         self.slots += 1
@@ -90,6 +96,9 @@ async def merge_wal(
 ) -> WalOutcome:
     """Merge the slots of the job, or as many of the first ones as fit into memory.
 
+    A slot with records of loads stands alone: what is before it in the log is older than the loads,
+    what comes after it is newer, and no SST may be both.
+
     `last_seq` and `logical_time_ms` are those of the levels. REQUIRES: all slots are filled.
     Raises `CorruptObject`, `ObjectNotFound`, other `StoreError`s, and `IllegalState`.
     """
@@ -108,6 +117,7 @@ async def merge_wal(
         written,
         merged.last_seq if merged.entries else 0,
         merged.logical_time_ms,
+        merged.loads,
     )
     return WalOutcome(result, merged.read_bytes, writer.written_bytes)
 
@@ -150,7 +160,12 @@ async def _read_slots(
             try:
                 if isinstance(found, ShaleError):
                     raise found
+                has_loads = bool(found.index.blocks_of(Section.CONTROL))
+                if has_loads and merged.slots:
+                    break
                 merged.add(found)
+                if has_loads:
+                    break
             except ShaleError as error:  # raised below, because the group would wrap it
                 failure = error
             for wal_id in islice(unread, 1):
@@ -160,6 +175,16 @@ async def _read_slots(
             task.cancel()
     if failure is not None:
         raise failure
+
+
+def loads_of(found: Sst) -> Iterator[CommittedLoad]:
+    """The loads that a WAL object commits, the oldest first. Raises a `CorruptObject`."""
+    name = found.properties.name
+    wal_id = names.parse_wal_name(name)
+    assert wal_id is not None  # by this name it was read
+    for entry in sorted(found.control_entries(), key=attrgetter("seq")):
+        load = decode_load(name, entry)
+        yield CommittedLoad(load.load_id, load.ssts, entry.seq, wal_id)
 
 
 async def _read(store: CasStore, wal_id: int, database_id: bytes) -> Sst | ShaleError:

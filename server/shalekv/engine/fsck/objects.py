@@ -105,7 +105,7 @@ async def _footer(
     name, size_bytes = audited.name, audited.size_bytes
     tail_bytes = min(TAIL_BYTES, size_bytes)
     tail = await data.read(size_bytes - tail_bytes, tail_bytes)
-    needed = needed_tail(name, tail)
+    needed = needed_tail(name, tail, size_bytes)
     if tail_bytes < needed <= size_bytes:
         tail = await data.read(size_bytes - needed, needed)
     footer = read_footer(name, tail, size_bytes, database_id=database_id)

@@ -78,6 +78,11 @@ class TreeSource:
         self._ssts.ahead.give_back(self._taken_bytes)
 
     @property
+    def opened(self) -> OpenSst | None:
+        """The SST that is being read, as far as this holds it."""
+        return self._opened
+
+    @property
     def held_bytes(self) -> int:
         """What was fetched and is not used up, as it is stored."""
         return 0 if self._fetched is None else self._fetched.size_bytes

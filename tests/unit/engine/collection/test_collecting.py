@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,9 @@ from shalekv.errors import (
 )
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.store.api import ObjectInfo
 from shalekv.store.counting import CountingStore, Operation
+from shalekv.store.memory import MemoryStore
 from tests.unit.engine.collection.ground import AGE_S, TTL_S, Ground
 
 
@@ -296,6 +299,25 @@ async def test_plan_says_what_a_collection_does() -> None:
     gone = before - ground.names()
     assert {listed.name for listed in plan.doomed} == gone
     assert any(name.startswith(names.MANIFEST_FOLDER) for name in gone)
+
+
+async def test_clock_is_read_before_the_folders_and_those_before_the_manifest() -> None:
+    """What is listed is older than the manifest that judges it, and the cutoff older than both."""
+    ground = await compacted()
+    asked: list[str] = []
+
+    class Noting(MemoryStore):
+        async def now_ms(self) -> int:
+            asked.append("clock")
+            return await super().now_ms()
+
+        def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+            asked.append(prefix)
+            return super().list(prefix, start_after=start_after)
+
+    await ground.collecting(Noting(lambda: ground.now_ms, objects=ground.objects)).plan()
+    folders = [names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER]
+    assert asked == ["clock", *folders, names.MANIFEST_FOLDER]
 
 
 async def test_garbage_goes_in_an_order_that_leaves_no_hole() -> None:

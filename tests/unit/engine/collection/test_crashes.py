@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +13,11 @@ from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.wal import list_wal
 from shalekv.format import names
 from shalekv.settings import StoreSettings
-from shalekv.store.api import ObjectInfo, StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
 from tests.unit.engine.collection.crash_driver import AT_ONCE
 from tests.unit.engine.collection.ground import Ground
+from tests.unit.engine.collection.ground_files import load, save
 from tests.unit.engine.running_log import yielding_runtime
 
 REPOSITORY = Path(__file__).parents[4]
@@ -40,28 +39,6 @@ async def database() -> Ground:
     await ground.write_sst(await ground.lease())
     await ground.write_sst(await ground.lease(FOR_AGES_S))
     await ground.store.create("levels/left-over.sst", b"not ours")
-    return ground
-
-
-def save(ground: Ground, root: Path) -> None:
-    """Write the objects as files that are older than any collector asks for."""
-    for name in ground.names():
-        found = ground.objects.find(name)
-        assert found is not None
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(found.data)
-        os.utime(path, (0, found.info.modified_ms / 1_000))
-
-
-def load(root: Path, like: Ground) -> Ground:
-    """The objects in a folder, to be looked at."""
-    ground = Ground()
-    ground.last_wal_id = like.last_wal_id
-    for path in sorted(root.glob("*/*")):
-        data = path.read_bytes()
-        info = ObjectInfo(str(path.relative_to(root)), len(data), 0)
-        ground.objects.add(StoredObject(info, data))
     return ground
 
 

@@ -253,5 +253,32 @@ async def test_edit_at_a_recycled_id_does_not_count() -> None:
     assert ground.names() == await ground.needed()
 
 
+async def test_collectors_edit_at_a_recycled_id_does_not_count() -> None:
+    """A collector that comes late edits again: what has expired does not stay (F2)."""
+    ground = await base()
+    await ground.lease(ttl_s=1)
+    ground.pass_time()
+    creates = 0
+
+    class Late(InterruptedStore):
+        async def create(
+            self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+        ) -> CreateOutcome:
+            nonlocal creates
+            creates += 1
+            if creates == 1:
+                for _ in range(3):
+                    await ground.merge()
+                await ground.store.delete([name])  # as it would be in the end
+            return await super().create(name, data, metadata)
+
+    report = await ground.collecting(Late(ground.store, nothing)).collect()
+    current = await ground.manifest()
+    assert creates == 2
+    assert report.manifest_id == current.manifest_id
+    assert current.leases == ()
+    await ground.check_reachable()
+
+
 async def nothing(_number: int) -> None:
     """What interrupts no request."""

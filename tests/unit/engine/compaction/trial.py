@@ -189,7 +189,6 @@ def merge_job(tree: Tree, source_level: int, target_level: int, count: int) -> M
     """A job as the policy may pick it: `count` SSTs of a level, in a row; None: there are none."""
     if source_level == SYSTEM_LEVEL:
         sources = tree.system[:count]
-        overlapped: Sequence[SstInfo] = ()
     elif source_level == L0:
         sources = tree.l0[::-1][:count]
     else:
@@ -197,6 +196,7 @@ def merge_job(tree: Tree, source_level: int, target_level: int, count: int) -> M
         sources = run.ssts[:count] if run is not None else ()
     if not sources:
         return None
+    overlapped: Sequence[SstInfo] = ()
     if source_level != SYSTEM_LEVEL:
         target = next((run for run in tree.runs if run.level == target_level), None)
         overlapped = _overlapped(target, sources)

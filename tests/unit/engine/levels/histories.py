@@ -44,7 +44,7 @@ newer_ranges = st.lists(
     ).filter(lambda entry: not entry.value or entry.key < entry.value),
     max_size=4,
 )
-commits = st.lists(st.lists(changes, min_size=1, max_size=4), max_size=25)
+commits = st.lists(st.lists(changes, min_size=1, max_size=4), min_size=8, max_size=25)
 key_ranges = st.builds(KeyRange, st.sampled_from(BOUNDS), st.sampled_from([*BOUNDS, b""])).filter(
     lambda keys: not keys.is_empty
 )
@@ -115,14 +115,14 @@ def newest_of(entries: Sequence[Entry]) -> dict[bytes, Entry]:
 histories = st.builds(
     History,
     commits,
-    st.lists(st.integers(0, 25), min_size=3, max_size=7),
+    st.lists(st.integers(0, 100), min_size=3, max_size=8, unique=True),
     st.lists(st.sampled_from(BOUNDS[1:]), unique=True, max_size=4).map(sorted),
     st.sampled_from([1, 20, 10_000]),
     st.sampled_from([None, 1.0, 10.0]),
 ).map(
     lambda history: History(
         history.commits,
-        [min(cut, len(history.commits)) for cut in history.cuts],
+        [cut * len(history.commits) // 100 for cut in history.cuts],
         history.run_cuts,
         history.block_bytes,
         history.filter_bits,

@@ -301,3 +301,38 @@ async def test_damage_is_told_with_object_and_offset() -> None:
     await levels.store.delete([name])
     with pytest.raises(ObjectNotFound):
         await drain(ssts, tree)
+
+
+async def test_sources_stand_from_oldest_to_newest() -> None:
+    """The deepest run is the first source, and the newest SST of L0 the last."""
+    levels = Levels()
+    for level, seq in ((0, 4), (2, 2), (0, 5), (5, 1), (1, 3), (0, 6)):
+        levels.add(level, entries_of(range(3), seq))
+    ssts, tree = levels.open(), levels.tree()
+    for reverse in (False, True):
+        sources = tree_sources(ssts, tree, ALL, reverse=reverse)
+        seqs = [w.run.max_seq for source in sources async for w in windows(source)]
+        assert [*dict.fromkeys(seqs)] == [1, 2, 3, 4, 5, 6]
+
+
+@BOTH
+async def test_the_end_of_a_range_tombstone_is_not_hidden(*, reverse: bool) -> None:
+    """A newer range tombstone that ends with the last key of an SST leaves that key."""
+    levels = Levels()
+    levels.add(1, entries_of(range(100), 1), block_bytes=100)
+    ssts, tree = levels.open(), levels.tree()
+    hidden = RangeTombstones().with_added([range_tombstone(b"", key_of(99), 5)])
+    (source,) = tree_sources(ssts, tree, ALL, reverse=reverse)
+    keys = [key async for window in windows(source, hidden) for key in window.run.keys]
+    assert key_of(99) in keys
+
+
+async def test_a_scan_does_not_hold_filters() -> None:
+    """What a scan holds of an SST beside the caches is without the filter, its largest part."""
+    levels = wide()
+    ssts, tree = levels.open(), levels.tree()
+    assert (await ssts.metadata(levels.infos[0])).filter is not None
+    (source,) = tree_sources(ssts, tree, ALL, reverse=False)
+    await source.next()
+    assert source.opened is not None
+    assert source.opened.filter is None

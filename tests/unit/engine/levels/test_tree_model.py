@@ -32,7 +32,7 @@ caches = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(histories, caches)
 def test_finding_one_or_many(history: History, cache: dict[str, int]) -> None:
     """A key is found alone and among others as its newest version that nothing hides."""
@@ -52,7 +52,7 @@ def test_finding_one_or_many(history: History, cache: dict[str, int]) -> None:
     asyncio.run(trial())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(histories, caches, key_ranges, newer_ranges, st.booleans())
 def test_scanning(
     history: History,

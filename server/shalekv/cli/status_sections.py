@@ -1,0 +1,161 @@
+"""The status of a server for people: one section for each part, and remarks on what stands out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
+from shalekv.cli.wording import counted
+from shalekv_client import CacheStatus, LevelsStatus, ReadStatus, Status
+
+SYSTEM_LEVEL = 63
+
+# From here on a figure deserves a remark.
+NEARLY_FULL = 0.75  # of a bound
+LOW_HIT_RATE = 0.5
+READS_MIN = 1_000  # fewer say nothing
+DEEP_READS = 12  # SSTs for one key
+WASTED_SPACE = 2.0
+
+
+def print_sections(status: Status) -> None:
+    """Print all of it."""
+    view = status.view
+    _heading(f"{status.url}, served by version {status.version}")
+    parts = {"view": record_of(view), "uptime_ms": status.uptime_ms}
+    print_record(Format.TABLE, parts)
+    if status.writer is not None:
+        _heading("Writes")
+        print_record(Format.TABLE, record_of(status.writer))
+    _heading("Manifest and memtable")
+    print_record(
+        Format.TABLE,
+        {"manifest": record_of(status.manifest), "memtable": record_of(status.memtable)},
+    )
+    if status.memory.parts:
+        _heading("Memory")
+        rows = [(part.name, part.bytes, part.bytes_max) for part in status.memory.parts]
+        total = ("all", status.memory.bytes, status.memory.bytes_max)
+        print_rows(Format.TABLE, ("part", "bytes", "bytes_max"), [*rows, total])
+    _print_levels(status.levels)
+    if status.reads is not None:
+        _print_reads(status.reads)
+    if status.store_requests:
+        _heading("Requests to the object store since the start")
+        columns = ("operation", "folder", "requests", "failures", "objects", "bytes")
+        print_rows(Format.TABLE, columns, [_cells(each, columns) for each in status.store_requests])
+    _print_snapshots(status)
+    remarks = list(remarks_on(status))
+    if remarks:
+        _heading("What stands out")
+        for remark in remarks:
+            print_line(f"- {remark}")
+
+
+def remarks_on(status: Status) -> Iterator[str]:
+    """What explains slow reads, writes that wait, and a full bucket."""
+    memtable, levels = status.memtable, status.levels
+    if memtable.bytes > NEARLY_FULL * memtable.bytes_max:
+        yield (
+            f"{memtable.bytes:,} of {memtable.bytes_max:,} bytes are not compacted: past the bound "
+            "writes are refused. Is a compactor running?"
+        )
+    writer = status.writer
+    if writer is not None and writer.queued_bytes > NEARLY_FULL * writer.queued_bytes_max:
+        yield (
+            f"{writer.queued_bytes:,} of {writer.queued_bytes_max:,} bytes wait for the object "
+            "store: past the bound writes wait, too"
+        )
+    if levels.read_amplification >= DEEP_READS:
+        yield (
+            f"a read looks into as many as {levels.read_amplification} SSTs: compaction is behind "
+            f"by about {levels.debt_bytes:,} bytes"
+        )
+    if levels.space_amplification >= WASTED_SPACE:
+        yield (
+            f"the levels take {levels.space_amplification:.1f} times what their lowest one holds: "
+            "compaction is behind, or most of it was overwritten"
+        )
+    if status.reads is not None:
+        yield from _cache_remarks("blocks", "block_cache_bytes", status.reads.blocks)
+        yield from _cache_remarks(
+            "filters and indexes", "metadata_cache_bytes", status.reads.metadata
+        )
+    pinned = max((each.pinned_alone_bytes or 0 for each in status.snapshots), default=0)
+    if pinned > levels.bytes:
+        yield f"one snapshot alone keeps {pinned:,} bytes, more than the levels have"
+
+
+def _cache_remarks(what: str, setting: str, cache: CacheStatus) -> Iterator[str]:
+    if cache.hits + cache.misses >= READS_MIN and cache.hit_rate < LOW_HIT_RATE:
+        yield (
+            f"{cache.hit_rate:.0%} of the reads of {what} find them in memory; the others wait for "
+            f"the object store. {setting} is {cache.bytes_max:,}"
+        )
+
+
+def _print_levels(levels: LevelsStatus) -> None:
+    _heading("Levels")
+    columns = ("level", "ssts", "bytes", "entries", "tombstones")
+    if levels.levels:
+        print_rows(Format.TABLE, columns, [_cells(each, columns) for each in levels.levels])
+    print_line(
+        f"{levels.bytes:,} bytes; not compacted: {counted(levels.wal_objects, 'WAL object')} with "
+        f"{levels.uncompacted_bytes:,} bytes in memory; debt about {levels.debt_bytes:,} bytes"
+    )
+    if levels.levels:
+        print_line(
+            f"space amplification {levels.space_amplification:.2f}; a read looks into "
+            f"{counted(levels.read_amplification, 'SST')} at most"
+        )
+
+
+def _print_reads(reads: ReadStatus) -> None:
+    _heading("Reads of the levels since the start")
+    rows = [_cache_row("blocks", reads.blocks), _cache_row("metadata", reads.metadata)]
+    columns = ("cache", "hit_rate", "hits", "misses", "requests", "fetched", "bytes", "bytes_max")
+    print_rows(Format.TABLE, columns, rows)
+    print_line(
+        f"filters kept {counted(reads.filter_negatives, 'lookup')} from reading a block, and let "
+        f"{reads.filter_false_positives:,} through in vain"
+    )
+
+
+def _cache_row(name: str, cache: CacheStatus) -> Sequence[Any]:
+    return (
+        name,
+        f"{cache.hit_rate:.1%}",
+        cache.hits,
+        cache.misses,
+        cache.requests,
+        cache.fetched_bytes,
+        cache.bytes,
+        cache.bytes_max,
+    )
+
+
+def _print_snapshots(status: Status) -> None:
+    if not status.snapshots:
+        return
+    _heading("Snapshots, and the bytes that they keep beyond the current manifest")
+    columns = ("snapshot", "manifest_id", "expires_s", "pinned_bytes", "alone_bytes")
+    rows = [
+        (
+            each.name or each.id.hex(),
+            each.manifest_id,
+            each.expire_time_s or None,
+            each.pinned_bytes,
+            each.pinned_alone_bytes,
+        )
+        for each in status.snapshots
+    ]
+    print_rows(Format.TABLE, columns, rows)
+
+
+def _heading(text: str) -> None:
+    print_line(f"\n{text}")
+
+
+def _cells(value: object, columns: Sequence[str]) -> Sequence[Any]:
+    return [getattr(value, column) for column in columns]

@@ -1,0 +1,78 @@
+"""`shalekv collector` as a process: its log lines, its end, and databases that fail."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import partial
+from pathlib import Path
+
+from shalekv.cli.exit_codes import ExitCode
+from tests.e2e.child import Line
+from tests.e2e.processes import SHALEKV, Processes
+from tests.unit.engine.collection.ground import Ground
+from tests.unit.engine.collection.ground_files import load, save
+
+FAST = ("--collect-interval-ms", "10", "--log-format", "json")
+
+
+async def database(root: Path) -> Ground:
+    """Files of a database with garbage, all long ago."""
+    ground = await Ground.created()
+    await ground.wal(4)
+    await ground.compact(2)
+    await ground.merge()
+    save(ground, root)
+    return ground
+
+
+def is_idle(url: str, line: Line) -> bool:
+    """Whether a collection of this database has found nothing to delete."""
+    is_collection = line.get("event") == "collected" and line["url"] == url
+    return is_collection and not line["deleted_objects"]
+
+
+async def test_databases_are_collected_until_it_is_told_to_stop(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """A line for each collection; one that fails is told, again and again, and stops nobody."""
+    grounds = [await database(tmp_path / name) for name in ("one", "two")]
+    urls = [f"file://{tmp_path}/{name}" for name in ("one", "none", "two")]
+    child = processes.start("collector", *(part for url in urls for part in ("--url", url)), *FAST)
+    for url in (urls[0], urls[2]):
+        line = await child.line(partial(is_idle, url))
+        assert line["role"] == "collector"
+    failed = await child.line(lambda line: line.get("event") == "collection failed")
+    assert (failed["url"], failed["reason"]) == (urls[1], "DATABASE_NOT_FOUND")
+    assert await child.stop() == ExitCode.OK
+    collected = [line for line in child.lines() if line.get("deleted_objects")]
+    assert sorted(line["url"] for line in collected) == sorted((urls[0], urls[2]))
+    for ground, name in zip(grounds, ("one", "two"), strict=True):
+        left = load(tmp_path / name, ground)
+        assert left.names() == await left.needed()
+
+
+async def test_once_ends_with_the_code_of_what_failed(processes: Processes, tmp_path: Path) -> None:
+    """All databases are collected, whichever fails."""
+    ground = await database(tmp_path / "one")
+    urls = ("--url", f"file://{tmp_path}/none", "--url", f"file://{tmp_path}/one")
+    child = await processes.run("collector", *urls, "--once", *FAST)
+    assert await child.exited() == ExitCode.DATABASE_NOT_FOUND, child.report()
+    left = load(tmp_path / "one", ground)
+    assert left.names() == await left.needed()
+    child = await processes.run("collector", *urls[2:], "--once", *FAST)
+    assert await child.exited() == ExitCode.OK, child.report()
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    """With --parent-pipe the end of standard input is the end; no pipe is a usage error."""
+    argv = [SHALEKV, "collector", "--url", f"file://{tmp_path}/none", "--parent-pipe", *FAST]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stderr is not None
+    assert b"collecting" in child.stderr.readline()
+    child.communicate(timeout=30)
+    assert child.returncode == ExitCode.OK
+    alone = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
+    )
+    assert alone.returncode == ExitCode.USAGE
+    assert b"--parent-pipe" in alone.stderr

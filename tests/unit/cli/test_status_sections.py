@@ -1,0 +1,135 @@
+"""The status of a server as people read it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shalekv.cli.status_sections import print_sections, remarks_on
+from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv_client import Status
+from shalekv_client.server_status import status_of
+
+MIB = 1 << 20
+
+
+def reply() -> admin_pb2.StatusReply:
+    """A server that does well, and has something of everything."""
+    return admin_pb2.StatusReply(
+        header=kv_pb2.ReplyHeader(database_id=bytes(16), epoch=3, seq=77),
+        version="1.2.3",
+        url="file:///db",
+        writer=admin_pb2.WriterStatus(commits=5, queued_bytes=1, queued_bytes_max=MIB),
+        memtable=admin_pb2.MemtableStatus(keys=4, bytes=10, bytes_max=MIB),
+        manifest=admin_pb2.ManifestStatus(manifest_id=9),
+        memory=admin_pb2.MemoryStatus(
+            bytes=1, bytes_max=2, parts=[admin_pb2.MemoryPart(name="memtables", bytes=1)]
+        ),
+        levels=admin_pb2.LevelsStatus(
+            levels=[admin_pb2.LevelStatus(level=1, ssts=2, bytes=3 * MIB)],
+            bytes=3 * MIB,
+            space_amplification=1.1,
+            read_amplification=2,
+        ),
+        compaction=admin_pb2.CompactionStatus(wal_objects=6, debt_bytes=MIB),
+        reads=admin_pb2.ReadStatus(
+            blocks=admin_pb2.CacheStatus(hits=900, misses=100, bytes_max=MIB),
+            metadata=admin_pb2.CacheStatus(hits=1_000),
+            filter_negatives=41,
+        ),
+        store_requests=[
+            admin_pb2.StoreRequestStatus(operation="get_range", folder="levels", requests=123)
+        ],
+        snapshots=[
+            admin_pb2.SnapshotStatus(
+                snapshot=admin_pb2.SnapshotInfo(id=b"\x01" * 16, name="nightly", manifest_id=4),
+                pinned_bytes=2 * MIB,
+                pinned_alone_bytes=MIB,
+            ),
+            admin_pb2.SnapshotStatus(snapshot=admin_pb2.SnapshotInfo(id=b"\x02" * 16)),
+        ],
+    )
+
+
+def status(**changes: object) -> Status:
+    """The same as the client returns it, with other fields."""
+    return replace(status_of(reply()), **changes)  # type: ignore[arg-type] # any field
+
+
+def test_every_part_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    """Levels, reads, requests and snapshots follow on what the process is."""
+    print_sections(status())
+    text = capsys.readouterr().out
+    for expected in (
+        "file:///db, served by version 1.2.3",
+        "memtables",
+        "3,145,728 bytes; not compacted: 6 WAL objects",
+        "space amplification 1.10; a read looks into 2 SSTs at most",
+        "90.0%",
+        "filters kept 41 lookups",
+        "get_range",
+        "nightly",
+        "02" * 16,
+    ):
+        assert expected in text
+    assert "stands out" not in text
+
+
+def test_a_server_without_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sections that have nothing to say are left out."""
+    print_sections(status(reads=None, store_requests=(), snapshots=(), writer=None))
+    text = capsys.readouterr().out
+    for left_out in ("Reads of the levels", "Requests", "Snapshots", "Writes"):
+        assert left_out not in text
+
+
+def test_what_is_not_known_of_snapshots() -> None:
+    """Bytes that the server could not find out are None, and no zero."""
+    known, unknown = status().snapshots
+    assert (known.pinned_bytes, known.pinned_alone_bytes) == (2 * MIB, MIB)
+    assert (unknown.pinned_bytes, unknown.pinned_alone_bytes) == (None, None)
+
+
+def _remarks(changed: admin_pb2.StatusReply) -> list[str]:
+    message = reply()
+    message.MergeFrom(changed)
+    return list(remarks_on(status_of(message)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            admin_pb2.StatusReply(memtable=admin_pb2.MemtableStatus(bytes=MIB - 1)),
+            "Is a compactor running?",
+        ),
+        (
+            admin_pb2.StatusReply(writer=admin_pb2.WriterStatus(queued_bytes=MIB)),
+            "wait for the object store",
+        ),
+        (
+            admin_pb2.StatusReply(levels=admin_pb2.LevelsStatus(read_amplification=30)),
+            "as many as 30 SSTs",
+        ),
+        (
+            admin_pb2.StatusReply(levels=admin_pb2.LevelsStatus(space_amplification=3)),
+            "3.0 times",
+        ),
+        (
+            admin_pb2.StatusReply(
+                reads=admin_pb2.ReadStatus(blocks=admin_pb2.CacheStatus(misses=99_100))
+            ),
+            "block_cache_bytes is 1,048,576",
+        ),
+        (
+            admin_pb2.StatusReply(snapshots=[admin_pb2.SnapshotStatus(pinned_alone_bytes=4 * MIB)]),
+            "one snapshot alone keeps 4,194,304 bytes",
+        ),
+    ],
+)
+def test_remarks(changed: admin_pb2.StatusReply, expected: str) -> None:
+    """What explains a slow read, a write that waits, or a full bucket has a sentence of its own."""
+    assert _remarks(admin_pb2.StatusReply()) == []
+    (remark,) = _remarks(changed)
+    assert expected in remark

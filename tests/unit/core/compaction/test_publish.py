@@ -1,0 +1,224 @@
+"""What a compactor may do to a manifest, rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult
+from shalekv.core.compaction.publish import (
+    CompactorId,
+    check_compactor,
+    claim_compactor_epoch,
+    is_published,
+    publish,
+)
+from shalekv.core.compaction.state import move_result
+from shalekv.core.lease import RANDOM_BYTES, leased_sst_id, new_lease_id, with_lease
+from shalekv.core.loads import CommittedLoad
+from shalekv.core.manifest import Lease, Manifest, PendingLoad, Snapshot
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.core.tree import SYSTEM_LEVEL
+from shalekv.errors import IllegalState, LeaseLost, Superseded
+
+NONCE, OTHER_NONCE = b"n" * 16, b"o" * 16
+OWN = CompactorId(3, NONCE)
+LEASE_ID = new_lease_id(5, bytes(RANDOM_BYTES))
+OTHER_LEASE_ID = new_lease_id(6, bytes(RANDOM_BYTES))
+
+
+def info(number: int, level: int = 0, *, lease_id: bytes = LEASE_ID) -> SstInfo:
+    """An SST that was written under a lease."""
+    sst_id = leased_sst_id(lease_id, number.to_bytes(8, "big"))
+    first, last = b"%03d" % (2 * number), b"%03d" % (2 * number + 1)
+    return SstInfo(sst_id, level, first, last, *([1] * 10))
+
+
+OLD = [info(number, number // 3, lease_id=OTHER_LEASE_ID) for number in range(4)]
+MANIFEST = with_lease(
+    Manifest(
+        database_id=bytes(16),
+        manifest_id=8,
+        write_id=bytes(16),
+        compactor_epoch=3,
+        compactor_nonce=NONCE,
+        wal_id_last_compacted=6,
+        wal_id_last_seen=9,
+        last_compacted_seq=60,
+        logical_time_ms=1_000,
+        leveled_ssts=SstTable.from_infos(OLD),
+        snapshots=(Snapshot(b"s" * 16, 4, 0, "named"),),
+    ),
+    Lease(LEASE_ID, 99, "us"),
+)
+OTHERS_LEASE = Lease(OTHER_LEASE_ID, 99, "another")
+
+
+def of_slots(
+    slots: range, outputs: Sequence[SstInfo] = (), last_seq: int = 70, time_ms: int = 1_500
+) -> WalResult:
+    """What became of these slots."""
+    return WalResult(WalJob(slots, ""), outputs, last_seq, time_ms)
+
+
+def of_merge(outputs: Sequence[SstInfo]) -> MergeResult:
+    """What became of the first two SSTs of L0 and the one of L1."""
+    return MergeResult(MergeJob(0, 1, OLD[:2], OLD[3:], is_move=False, reason=""), outputs)
+
+
+MOVE = MergeJob(0, 1, OLD[:2], (), is_move=True, reason="")
+MERGES = [of_merge([info(12, 1)]), of_merge([]), move_result(MOVE)]
+RESULTS = [
+    of_slots(range(7, 9), [info(10), info(11, SYSTEM_LEVEL)]),
+    of_slots(range(7, 8), last_seq=0),
+    *MERGES,
+]
+
+
+def test_slots_become_ssts_of_l0() -> None:
+    """The slots are compacted, and all that the manifest says of them moves on."""
+    outputs = [info(10), info(11, SYSTEM_LEVEL)]
+    after = publish(MANIFEST, OWN, of_slots(range(7, 12), outputs), LEASE_ID)
+    assert after.wal_id_last_compacted == 11
+    assert after.wal_id_last_seen == 11
+    assert after.last_compacted_seq == 70
+    assert after.logical_time_ms == 1_500
+    assert [*after.leveled_ssts] == [*OLD, *outputs]
+
+
+def test_nothing_goes_down() -> None:
+    """Fences and slots of old times leave sequence number, time and last seen slot (I5)."""
+    after = publish(MANIFEST, OWN, of_slots(range(7, 8), last_seq=0, time_ms=0), LEASE_ID)
+    assert after == replace(MANIFEST, wal_id_last_compacted=7)
+
+
+def test_the_first_slot_is_zero() -> None:
+    """A database without levels begins with slot 0, and with no other."""
+    new = replace(MANIFEST, wal_id_last_compacted=None, wal_id_last_seen=None)
+    after = publish(new, OWN, of_slots(range(1)), LEASE_ID)
+    assert (after.wal_id_last_compacted, after.wal_id_last_seen) == (0, 0)
+    with pytest.raises(IllegalState):
+        publish(new, OWN, of_slots(range(1, 2)), LEASE_ID)
+
+
+@pytest.mark.parametrize("slots", [range(6, 8), range(8, 9), range(7, 7)])
+def test_slots_follow_those_that_are_compacted(slots: range) -> None:
+    """A result that leaves a slot out, has one twice, or none, is not published."""
+    with pytest.raises(IllegalState, match="do not follow"):
+        publish(MANIFEST, OWN, of_slots(slots), LEASE_ID)
+
+
+def test_a_merge_replaces_its_inputs() -> None:
+    """Inputs go, outputs come, and nothing else changes."""
+    after = publish(MANIFEST, OWN, of_merge([info(12, 1)]), LEASE_ID)
+    assert [*after.leveled_ssts] == [OLD[2], info(12, 1)]
+    assert replace(after, leveled_ssts=MANIFEST.leveled_ssts) == MANIFEST
+
+
+def test_a_move_changes_the_level_alone() -> None:
+    """The same SSTs stand in the other level, written under whichever lease."""
+    after = publish(MANIFEST, OWN, move_result(MOVE), LEASE_ID)
+    assert [*after.leveled_ssts] == [*OLD[2:], *(replace(each, level=1) for each in OLD[:2])]
+
+
+@pytest.mark.parametrize("result", MERGES)
+def test_an_input_that_is_gone_was_merged_by_another(result: MergeResult) -> None:
+    """A merge whose input is not in its level any more is not published: it would undo others."""
+    gone = replace(MANIFEST, leveled_ssts=MANIFEST.leveled_ssts.replace([OLD[1].id], ()))
+    moved = [replace(OLD[1], level=2)]
+    elsewhere = replace(MANIFEST, leveled_ssts=MANIFEST.leveled_ssts.replace([OLD[1].id], moved))
+    for manifest in (gone, elsewhere):
+        with pytest.raises(IllegalState, match="is not in level 0"):
+            publish(manifest, OWN, result, LEASE_ID)
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize(("epoch", "nonce"), [(4, OTHER_NONCE), (4, NONCE), (3, OTHER_NONCE)])
+def test_only_the_compactor_publishes(
+    result: WalResult | MergeResult, epoch: int, nonce: bytes
+) -> None:
+    """With a newer epoch, or its own in other hands, a compactor publishes nothing (I9)."""
+    manifest = replace(MANIFEST, compactor_epoch=epoch, compactor_nonce=nonce)
+    with pytest.raises(Superseded) as caught:
+        publish(manifest, OWN, result, LEASE_ID)
+    assert (caught.value.own_epoch, caught.value.newer_epoch) == (3, epoch)
+
+
+def test_an_epoch_never_goes_down() -> None:
+    """An older epoch in the manifest is no rival, but a broken store."""
+    with pytest.raises(IllegalState, match="never go down"):
+        check_compactor(replace(MANIFEST, compactor_epoch=2), OWN)
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_without_its_lease_nothing_is_published(result: WalResult | MergeResult) -> None:
+    """What the lease protected may be deleted by now, whoever else has one (F3)."""
+    with pytest.raises(LeaseLost):
+        publish(replace(MANIFEST, leases=(OTHERS_LEASE,)), OWN, result, LEASE_ID)
+
+
+def test_a_lease_protects_what_was_written_under_it() -> None:
+    """A lease that is there does not help an SST of another one, which may be gone."""
+    stranger = of_merge([info(12, 1, lease_id=OTHER_LEASE_ID)])
+    with pytest.raises(LeaseLost, match="was not written under"):
+        publish(MANIFEST, OWN, stranger, LEASE_ID)
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_what_is_published_is_seen(result: WalResult | MergeResult) -> None:
+    """A manifest contains a result exactly after it was published (F2)."""
+    assert not is_published(MANIFEST, OWN, result)
+    after = publish(MANIFEST, OWN, result, LEASE_ID)
+    assert is_published(after, OWN, result)
+    assert is_published(replace(after, leases=(), snapshots=()), OWN, result)
+
+
+def test_a_result_of_nothing_is_not_taken_for_anothers() -> None:
+    """When another has merged the same inputs, to nothing or not, ours was not published."""
+    without = replace(MANIFEST, leveled_ssts=MANIFEST.leveled_ssts.replace([OLD[0].id], ()))
+    assert not is_published(without, OWN, of_merge([]))
+    theirs = replace(
+        MANIFEST,
+        compactor_epoch=4,
+        compactor_nonce=OTHER_NONCE,
+        leveled_ssts=MANIFEST.leveled_ssts.replace([each.id for each in OLD[:2]], ()),
+    )
+    assert not is_published(theirs, OWN, of_merge([]))
+    assert not is_published(theirs, OWN, of_merge([info(12, 1)]))
+
+
+def test_others_leases_and_snapshots_stay() -> None:
+    """No result touches what belongs to other processes."""
+    manifest = with_lease(MANIFEST, OTHERS_LEASE)
+    for result in RESULTS:
+        after = publish(manifest, OWN, result, LEASE_ID)
+        assert after.leases == manifest.leases
+        assert after.snapshots == manifest.snapshots
+
+
+def test_a_claim_takes_the_next_epoch() -> None:
+    """The epoch goes up by one, and the nonce says whose it is."""
+    after = claim_compactor_epoch(MANIFEST, OTHER_NONCE)
+    check_compactor(after, CompactorId(4, OTHER_NONCE))
+    with pytest.raises(Superseded):
+        check_compactor(after, OWN)
+    assert replace(after, compactor_epoch=3, compactor_nonce=NONCE) == MANIFEST
+
+
+def test_a_load_moves_into_l0_when_its_record_is_compacted() -> None:
+    """Its files get the number of the commit, the load is not pending any more, but remembered."""
+    file = replace(info(20, lease_id=OTHER_LEASE_ID), min_seq=0, max_seq=0)
+    pending = PendingLoad("load", SstTable.from_infos([file]))
+    load = CommittedLoad("load", pending.ssts, 65, 7)
+    result = replace(of_slots(range(7, 8), last_seq=65), loads=[load])
+    manifest = replace(MANIFEST, pending_loads=(pending,))
+    assert not is_published(manifest, OWN, result)
+    after = publish(manifest, OWN, result, LEASE_ID)
+    assert [*after.leveled_ssts] == [*OLD, replace(file, min_seq=65, max_seq=65)]
+    assert after.pending_loads == ()
+    assert [each.load_id for each in after.recent_loads] == ["load"]
+    assert is_published(after, OWN, result)
+    with pytest.raises(IllegalState, match="not pending"):
+        publish(MANIFEST, OWN, result, LEASE_ID)
