@@ -51,7 +51,7 @@ class Filling:
             async for entry in client.scan():
                 key, number = next(expected, (b"", -1))
                 assert entry.key == key, f"{entry.key.hex()} instead of {key.hex()}"
-                assert entry.value == self._value(number), f"another value at {key.hex()}"
+                assert entry.value == self._value(number), self._confusion(key, number, entry.value)
         assert next(expected, None) is None
 
     async def check_gets(self, address: str, random: Random, count: int) -> None:
@@ -64,6 +64,12 @@ class Filling:
                     number = self._put_by.get(key)
                     expected = None if number is None else self._value(number)
                     assert (None if got is None else got.value) == expected, key.hex()
+
+    def _confusion(self, key: bytes, number: int, value: bytes) -> str:
+        """What a failed check says: which other operation has written the value."""
+        others = [other for other, each in enumerate(self._keys) if _key(each) == key]
+        written_by = [other for other in others if self._value(other) == value]
+        return f"{key.hex()}: written by {written_by} of {others}, not by {number}"
 
     def _batch(self, numbers: range) -> Batch:
         batch = Batch()

@@ -18,17 +18,17 @@ async def test_writers_come_and_go_while_everything_inactive_is_deleted(
     url = f"file://{tmp_path}/db"
     flags = ("--no-with-collector", "--no-with-compactor")
     collector = None
-    for number in range(4):
+    for number in range(3):
         server = await processes.serve(url, *flags)
         if collector is None:
             collector = processes.start("collector", "--url", url, *RESTLESS)
-        for written in range(5):
+        for written in range(2):
             await output(processes, server, "put", f"k{number}{written}", "v")
         found = await output(processes, server, "scan")
-        assert len(found.splitlines()) == 5 * (number + 1)
+        assert len(found.splitlines()) == 2 * (number + 1)
         await (server.kill() if number % 2 else server.stop())
     assert collector is not None
-    await collector.line(lambda line: line.get("event") == "collected" and line["manifest_id"] >= 7)
+    await collector.line(lambda line: line.get("event") == "collected" and line["manifest_id"] >= 6)
     assert await collector.stop() == ExitCode.OK
     assert not [line for line in collector.lines() if line["event"] == "collection failed"]
     assert not (tmp_path / "db" / "manifest" / f"{0:020d}.manifest").exists()

@@ -73,13 +73,19 @@ def _command(name: str) -> str:
     command = shalekv.get_command(click.Context(shalekv), name)
     if command is None:
         raise KeyError(name)
+    page = _help("##", name, command)
+    members = command.commands.items() if isinstance(command, click.Group) else ()
+    return page + "".join(_help("###", f"{name} {member}", each) for member, each in members)
+
+
+def _help(heading: str, name: str, command: click.Command) -> str:
     context = click.Context(
         command,
         info_name=f"shalekv {name}",
         terminal_width=_HELP_WIDTH,
         help_option_names=["-h", "--help"],
     )
-    return f"\n## {name}\n\n```text\n{command.get_help(context)}\n```\n"
+    return f"\n{heading} {name}\n\n```text\n{command.get_help(context)}\n```\n"
 
 
 def _groups() -> Iterator[str]:

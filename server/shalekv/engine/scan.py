@@ -103,7 +103,7 @@ class Merge:
 
     async def _refill(self, cursor: Cursor, source: Source) -> None:
         """The next window that holds a key; what range deletes it tells of counts from now on."""
-        while (window := await source.next()) is not None:
+        while (window := await source.next(self._tombstones)) is not None:
             if window.range_tombstones:
                 self._tombstones = self._tombstones.with_added(window.range_tombstones)
             if window.run.keys:

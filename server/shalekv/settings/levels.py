@@ -37,9 +37,9 @@ class LevelSettings(Settings):
         default=LevelCodec.LZ4, description="How the blocks of the levels are compressed."
     )
     filter_bits: int = Field(
-        default=10,
+        default=16,
         ge=0,
         le=32,
-        description="Bits of the filter for each key; 10 let about 1 key in 100 through that is "
+        description="Bits of the filter for each key; 16 let about 1 key in 700 through that is "
         "not there. 0: no filters.",
     )

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from shalekv.core.manifest import Snapshot
 from shalekv.core.snapshot import NEVER, find_snapshot
 from shalekv.engine.snapshots import NAME_CHARS_MAX
 from shalekv.errors import IllegalState, InvalidRequest, SnapshotExists, SnapshotNotFound
@@ -69,14 +70,36 @@ async def test_wal_is_listed_again_when_another_edits_first() -> None:
                 await ground.collecting().collect()
             return await super().create(name, data, metadata)
 
-    async def nothing(_: int) -> None:
-        """Only creates are interrupted."""
-
     created = await ground.snapshots(Conflicting(ground.store, nothing)).create(ttl_ms=None)
     manifest = await ground.manifest()
     assert [s.id for s in manifest.snapshots] == [created.id]
     assert created.manifest_id == manifest.manifest_id
     assert manifest.wal_id_last_seen == ground.last_wal_id == 4
+
+
+async def test_what_was_seen_never_goes_back() -> None:
+    """Whatever is compacted meanwhile: `wal_id_last_seen` is that of a list after the manifest."""
+    at = 0
+    while True:
+        ground = await Ground.created()
+        await ground.wal(2)
+
+        async def compact(number: int, ground: Ground = ground, at: int = at) -> None:
+            if number == at:
+                await ground.wal(2)
+                await ground.compact(ground.last_wal_id)
+
+        store = InterruptedStore(ground.store, compact)
+        await ground.snapshots(store).create(ttl_ms=None)
+        manifest = await ground.manifest()
+        if store.requests <= at:
+            break
+        assert manifest.wal_id_last_seen is not None
+        (created,) = manifest.snapshots
+        if created.manifest_id == manifest.manifest_id:  # nothing was compacted after it
+            assert manifest.wal_id_last_seen == ground.last_wal_id
+        at += 1
+    assert at > 5
 
 
 async def test_shared_snapshot_names_the_same_manifest() -> None:
@@ -155,6 +178,45 @@ async def test_snapshot_that_is_collected_meanwhile_is_no_damage(*, is_shared: b
             break
         at += 1
     assert at > 3
+
+
+@pytest.mark.parametrize("edit", ["create", "share", "renew", "delete"])
+async def test_edit_at_a_recycled_id_does_not_count(edit: str) -> None:
+    """What was created at a manifest id that had been deleted is done again (F2)."""
+    ground = await Ground.created()
+    first = await ground.snapshots().create(name="first", ttl_ms=60_000)
+    creates = 0
+
+    class Late(InterruptedStore):
+        async def create(
+            self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+        ) -> CreateOutcome:
+            nonlocal creates
+            creates += 1
+            if creates == 1:
+                for _ in range(2):
+                    await ground.merge()
+                await ground.store.delete([name])  # as a collector does in the end
+            return await super().create(name, data, metadata)
+
+    snapshots = ground.snapshots(Late(ground.store, nothing))
+    done: Snapshot | None = None
+    match edit:
+        case "create":
+            done = await snapshots.create(ttl_ms=None)
+        case "share":
+            done = await snapshots.share("first", ttl_ms=None)
+        case "renew":
+            done = await snapshots.renew("first", ttl_ms=None)
+        case _:
+            await snapshots.delete("first")
+    assert creates == 2
+    expected = {"create": (first, done), "share": (first, done), "renew": (done,), "delete": ()}
+    assert (await ground.manifest()).snapshots == expected[edit]
+
+
+async def nothing(_number: int) -> None:
+    """What interrupts no request."""
 
 
 async def test_snapshot_is_renewed_and_deleted_by_id_or_name() -> None:

@@ -88,6 +88,9 @@ class Report:
         return sum(amount.size_bytes for amount in self.deleted.values())
 
     @property
-    def kept_objects(self) -> int:
-        """In all folders, for any reason."""
-        return sum(amount.objects for amount in self.kept.values())
+    def kept_objects(self) -> Mapping[str, int]:
+        """How many objects each reason keeps, in all folders."""
+        found: dict[str, int] = {}
+        for (_, reason), amount in self.kept.items():
+            found[reason.value] = found.get(reason.value, 0) + amount.objects
+        return found

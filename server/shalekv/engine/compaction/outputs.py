@@ -168,6 +168,7 @@ class Outputs:
     async def _close(self, end: bytes, tombstones: RangeTombstones) -> None:
         """Close the open SST, whose share ends before `end`; the next one begins there."""
         pieces = self._pieces(tombstones, end)
+        self._start = end
         if self._open is None and not pieces:
             return
         if self._lone_seq and not pieces and end != END_OF_KEYS:

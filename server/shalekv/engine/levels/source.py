@@ -50,8 +50,8 @@ class Window:
 class Source(Protocol):
     """A part of what a scan merges."""
 
-    async def next(self) -> Window | None:
-        """The next window; None: there is no more."""
+    async def next(self, hidden: RangeTombstones = NONE) -> Window | None:
+        """The next window; None: there is no more. What `hidden` hides may be left out."""
         ...
 
 

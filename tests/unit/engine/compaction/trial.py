@@ -10,7 +10,6 @@ from shalekv.core.compaction.jobs import Job, MergeJob, Result
 from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.lease import has_lease, with_lease
 from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree
@@ -42,7 +41,12 @@ NONCE = b"compactor-nonce!"
 
 
 def small_settings(
-    *, sst_bytes: int = 400, block_bytes: int = 60, subcompactions: int = 1, record_kept_s: int = 1
+    *,
+    sst_bytes: int = 400,
+    block_bytes: int = 60,
+    subcompactions: int = 1,
+    record_kept_s: int = 1,
+    **compactor_settings: int,
 ) -> CompactSettings:
     """Settings far below what is allowed: few entries fill many blocks and SSTs."""
     levels = LevelSettings.model_construct(
@@ -55,6 +59,7 @@ def small_settings(
             "subcompaction_count_max": subcompactions,
             "subcompaction_memory_bytes": 4 * sst_bytes,
             "record_kept_s": record_kept_s,
+            **compactor_settings,
         }
     )
     return CompactSettings.model_construct(
@@ -103,7 +108,10 @@ class Trial:
         settings = settings or small_settings()
         clock = HandClock()
         runtime = hand_runtime(clock, seed)
-        store = MemoryStore(lambda: STORE_NOW_MS, objects=MemoryObjects())
+        start_ms = clock.monotonic_ms()
+        store = MemoryStore(
+            lambda: STORE_NOW_MS + int(clock.monotonic_ms() - start_ms), objects=MemoryObjects()
+        )
         await create_database(store, runtime, settings.store)
         cas = CasStore(store, runtime, settings.store)
         stored = StoredManifest(cas)
@@ -153,6 +161,10 @@ class Trial:
         """Run a job, picked by the test, and publish its result."""
         manifest = await self.stored.refresh()
         return await self.compactions.run(job, manifest, Tree.of(manifest), lambda: False)
+
+    def store_now_ms(self) -> float:
+        """The store's clock, which the test moves with the local one."""
+        return STORE_NOW_MS + self.clock.monotonic_ms() - HandClock().monotonic_ms()
 
     def compacted(self, manifest: Manifest) -> list[Entry]:
         """All that was ever written to the slots up to c."""
@@ -224,6 +236,3 @@ def random_entry(random: Random, keys: Sequence[bytes], now_ms: int) -> Entry:
         return delete(key)
     start, end = sorted((key, random.choice(keys)))
     return delete_range(start, end if end > start else b"")
-
-
-__all__ = ["STORE_NOW_MS", "Trial", "has_lease", "with_lease"]

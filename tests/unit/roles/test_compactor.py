@@ -1,0 +1,388 @@
+"""The loop of the compactor, on a store in memory, with time in the hands of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from shalekv.core.lease import protects
+from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.tree import Tree
+from shalekv.errors import ObjectNotFound, ShaleError, StoreUnavailable, Superseded
+from shalekv.format import names
+from shalekv.format.system_key import record_key
+from shalekv.roles.compactor import Compactor
+from shalekv.settings import CompactSettings
+from shalekv.store.api import ObjectInfo, ObjectStore
+from tests.unit.engine.compaction.hand_clock import hand_runtime
+from tests.unit.engine.compaction.interposed import InterposedStore
+from tests.unit.engine.compaction.naive import NaiveTree, answers
+from tests.unit.engine.compaction.trial import (
+    Trial,
+    delete_range,
+    put,
+    random_entry,
+    record,
+    small_settings,
+)
+
+KEYS = [b"k%03d" % n for n in range(200)]
+EAGER = {"wal_trigger_bytes": 1, "l0_trigger_count": 2, "base_level_bytes": 2_000}
+
+
+def eager_settings(**more: int) -> CompactSettings:
+    """Everything is due at once."""
+    return small_settings(sst_bytes=600, **EAGER | more)
+
+
+async def written(seed: int = 3, slots: int = 12) -> Trial:
+    """A database with some slots full of changes."""
+    trial, random = await Trial.begun(), Random(seed)
+    for slot in range(slots):
+        commits = [
+            [random_entry(random, KEYS, trial.logical_time_ms)] for _ in range(random.randrange(30))
+        ]
+        expiry_ms = trial.logical_time_ms + 10**6
+        records = [record(b"r%d" % slot, expiry_ms)] if commits else []
+        await trial.write(*commits, records=records)
+    return trial
+
+
+async def opened(
+    trial: Trial,
+    store: ObjectStore | None = None,
+    settings: CompactSettings | None = None,
+    hurry: asyncio.Event | None = None,
+    seed: int = 11,
+) -> Compactor:
+    """One more compactor of the database."""
+    return await Compactor.open(
+        store or trial.store,
+        settings=settings or eager_settings(),
+        runtime=hand_runtime(trial.clock, seed),
+        hurry=hurry or asyncio.Event(),
+    )
+
+
+async def check(trial: Trial, *, is_all: bool = True) -> Manifest:
+    """The levels hold what was written up to c, or all of it."""
+    manifest = await trial.stored.refresh()
+    naive = await NaiveTree.read(trial.store, manifest)
+    now_ms = manifest.logical_time_ms
+    assert naive.answers(KEYS, now_ms) == answers(trial.compacted(manifest), KEYS, now_ms)
+    if is_all:
+        assert manifest.first_uncompacted_wal_id == len(trial.written)
+    return manifest
+
+
+async def settle(condition: Callable[[], bool]) -> None:
+    """Let tasks run until the condition holds."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("what the test waits for does not happen")
+
+
+async def driven(trial: Trial, compactor: Compactor, *, step_ms: float = 50) -> None:
+    """Run it once, while time goes by; raises what it raises."""
+    failure: ShaleError | None = None
+
+    async def run() -> None:
+        nonlocal failure
+        try:
+            await compactor.run(is_once=True)
+        except ShaleError as error:  # raised below, because the group would wrap it
+            failure = error
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(run())
+        while not task.done():
+            trial.clock.advance(step_ms)
+            await asyncio.sleep(0)
+    if failure is not None:
+        raise failure
+
+
+async def until_compacted(trial: Trial, *, step_ms: float = 0) -> None:
+    """Let tasks run, and time go by, until all slots are compacted."""
+    for _ in range(10_000):
+        trial.clock.advance(step_ms)
+        await asyncio.sleep(0)
+        manifest = await trial.stored.refresh()
+        if manifest.first_uncompacted_wal_id == len(trial.written):
+            return
+    raise AssertionError("the slots are not compacted")
+
+
+@asynccontextmanager
+async def running(compactor: Compactor) -> AsyncIterator[asyncio.Task[None]]:
+    """The compactor's loop, until the test is done with it."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(compactor.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+
+
+async def test_once_does_all_that_is_due() -> None:
+    """It ends when nothing is due: all slots are compacted, L0 is merged, records are found."""
+    trial = await written()
+    compactor = await opened(trial)
+    await compactor.run(is_once=True)
+    await compactor.close()
+    manifest = await check(trial)
+    tree = Tree.of(manifest)
+    assert len(tree.l0) < 2
+    assert tree.runs
+    assert manifest.leases == ()
+    naive = await NaiveTree.read(trial.store, manifest)
+    assert all(naive.record(record_key(b"r%d" % slot)) for slot in range(12))
+
+
+async def test_fences_are_compacted_to_nothing() -> None:
+    """Slots without entries leave no SST, and c moves over them."""
+    trial = await Trial.begun()
+    for _ in range(3):
+        await trial.write()
+    await (await opened(trial)).run(is_once=True)
+    manifest = await check(trial)
+    assert manifest.wal_id_last_compacted == 2
+    assert len(manifest.leveled_ssts) == 0
+    assert manifest.last_compacted_seq == 0
+
+
+async def test_others_snapshots_and_leases_stay() -> None:
+    """Whatever is compacted, what belongs to other processes is untouched."""
+    trial = await written()
+    snapshot = Snapshot(b"s" * 16, 0, 0, "named")
+    await trial.stored.edit(
+        lambda current: replace(current, snapshots=(snapshot,)), lambda _: False, retry=False
+    )
+    await (await opened(trial)).run(is_once=True)
+    assert (await check(trial)).snapshots == (snapshot,)
+
+
+async def test_the_older_of_two_stops() -> None:
+    """A compactor that another has followed publishes nothing, and says so."""
+    trial = await written()
+    older = await opened(trial, seed=1)
+    newer = await opened(trial, seed=2)
+    with pytest.raises(Superseded) as caught:
+        await older.run(is_once=True)
+    assert (caught.value.own_epoch, caught.value.newer_epoch) == (older.epoch, newer.epoch)
+    assert (await check(trial, is_all=False)).wal_id_last_compacted is None
+    await newer.run(is_once=True)
+    await check(trial)
+
+
+@pytest.mark.parametrize("moment", range(2, 10))
+async def test_one_result_is_published_by_two_compactors(moment: int) -> None:
+    """Wherever the older one is when it is overtaken, its results count once or not at all (I9)."""
+    trial = await written(seed=moment)
+    newer: list[Compactor] = []
+    creates = 0
+
+    async def overtake(operation: str, _name: str) -> None:
+        nonlocal creates
+        creates += operation == "create"
+        if creates == moment and not newer:
+            newer.append(await opened(trial, seed=2))
+            await newer[0].run(is_once=True)
+
+    older = await opened(trial, InterposedStore(trial.store, before=overtake), seed=1)
+    with pytest.raises(Superseded):
+        await driven(trial, older)
+    await check(trial)
+
+
+async def test_what_was_written_under_a_lost_lease_is_not_published() -> None:
+    """When the lease has expired while SSTs were written, they are written anew under another."""
+    trial = await written()
+    lost: list[bytes] = []
+
+    async def expire(operation: str, name: str) -> None:
+        if operation != "create" or not name.startswith("levels/") or lost:
+            return
+        leases = (await trial.stored.refresh()).leases
+        lost.extend(lease.id for lease in leases)
+        await trial.stored.edit(
+            lambda current: replace(current, leases=()), lambda current: not current.leases
+        )
+
+    compactor = await opened(trial, InterposedStore(trial.store, after=expire))
+    await driven(trial, compactor)
+    manifest = await check(trial)
+    assert lost
+    assert manifest.leveled_ssts
+    assert not any(protects(lease, info.id) for lease in lost for info in manifest.leveled_ssts)
+
+
+async def test_a_lease_is_renewed_while_a_job_runs() -> None:
+    """A job that takes longer than the lease lives publishes: the lease lives on until then."""
+    trial = await written()
+    ttl_s = 10
+    held = asyncio.Event()
+
+    async def hold(operation: str, name: str) -> None:
+        if operation == "create" and name.startswith("levels/"):
+            await held.wait()
+
+    settings = eager_settings(compactor_lease_ttl_s=ttl_s)
+    compactor = await opened(trial, InterposedStore(trial.store, before=hold), settings)
+    first = (await trial.stored.refresh()).leases
+    async with running(compactor):
+        for _ in range(40):
+            trial.clock.advance(ttl_s * 1_000 / 20)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            manifest = await trial.stored.refresh()
+            expired = [at for at in manifest.leases if at.expire_time_s * 1_000 < trial.store_now_ms()]
+            assert not expired
+            assert [lease.id for lease in manifest.leases] == [lease.id for lease in first]
+        held.set()
+        await settle(lambda: compactor.counters.jobs > 0)
+    assert (await check(trial, is_all=False)).leveled_ssts
+
+
+async def test_a_job_whose_lease_is_lost_is_given_up() -> None:
+    """A renewal that finds the lease gone ends the job, which could publish nothing."""
+    trial = await written()
+    creates = 0
+
+    async def hold(operation: str, name: str) -> None:
+        nonlocal creates
+        is_level = operation == "create" and name.startswith("levels/")
+        creates += is_level
+        if is_level and creates == 1:
+            await asyncio.Event().wait()
+
+    compactor = await opened(trial, InterposedStore(trial.store, before=hold))
+    async with running(compactor):
+        await settle(lambda: creates == 1)
+        await trial.stored.edit(
+            lambda current: replace(current, leases=()), lambda current: not current.leases
+        )
+        for _ in range(20):
+            trial.clock.advance(50_000)
+            for _ in range(200):
+                await asyncio.sleep(0)
+        await settle(lambda: compactor.counters.jobs > 0)
+    assert creates > 1
+    await check(trial, is_all=False)
+
+
+async def test_idle_it_looks_once_in_a_poll() -> None:
+    """Without work the store is asked at each poll, and not in between."""
+    trial = await Trial.begun()
+    lists = 0
+
+    async def count(operation: str, name: str) -> None:
+        nonlocal lists
+        lists += (operation, name) == ("list", names.WAL_FOLDER)
+
+    settings = small_settings(compactor_poll_ms=1_000)
+    compactor = await opened(trial, InterposedStore(trial.store, before=count), settings)
+    async with running(compactor):
+        for _ in range(31):
+            trial.clock.advance(100)
+            for _ in range(50):
+                await asyncio.sleep(0)
+    assert lists == 4
+
+
+async def test_in_a_hurry_nothing_waits() -> None:
+    """What no trigger makes due is compacted as soon as a writer waits for it."""
+    trial = await written()
+    hurry = asyncio.Event()
+    compactor = await opened(trial, settings=small_settings(), hurry=hurry)
+    async with running(compactor):
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert (await trial.stored.refresh()).wal_id_last_compacted is None
+        hurry.set()
+        await until_compacted(trial)
+    await check(trial)
+    assert not hurry.is_set()
+
+
+async def test_the_wal_does_not_wait_for_a_merge() -> None:
+    """While a merge of levels takes its time, slots are compacted into L0."""
+    trial = await written()
+    let_go = asyncio.Event()
+    reads = 0
+
+    async def hold(operation: str, _name: str) -> None:
+        nonlocal reads
+        if operation == "get_range":  # only merges of levels read pieces
+            reads += 1
+            await let_go.wait()
+
+    settings = eager_settings(compactor_poll_ms=10, l0_trigger_count=8)
+    compactor = await opened(trial, InterposedStore(trial.store, before=hold), settings)
+    async with running(compactor):
+        while not reads:
+            await trial.write([put(b"k001")])
+            trial.clock.advance(10)
+            for _ in range(100):
+                await asyncio.sleep(0)
+        jobs = compactor.counters.jobs
+        for _ in range(3):
+            await trial.write([put(b"k002", b"new")], [delete_range(b"k1", b"k2")])
+            trial.clock.advance(10)
+            for _ in range(100):
+                await asyncio.sleep(0)
+        assert compactor.counters.jobs >= jobs + 3
+        manifest = await check(trial)
+        assert not Tree.of(manifest).runs
+        let_go.set()
+        await settle(lambda: compactor.counters.jobs >= jobs + 4)
+    assert Tree.of(await trial.stored.refresh()).runs
+    await check(trial)
+
+
+@pytest.mark.parametrize("operation", ["list", "get", "get_range", "create", "now_ms"])
+async def test_a_store_that_fails_for_a_while_is_asked_again(operation: str) -> None:
+    """Requests without an answer delay compaction, and lose nothing."""
+    trial = await written()
+    failures = 30
+
+    async def fail(asked: str, name: str) -> None:
+        nonlocal failures
+        if asked == operation and failures:
+            failures -= 1
+            raise StoreUnavailable("memory://trial", asked, name, "planned")
+
+    flaky = InterposedStore(trial.store)
+    compactor = await opened(trial, flaky)
+    flaky.before = fail
+    await driven(trial, compactor, step_ms=1_000)
+    assert failures == 0
+    await check(trial)
+
+
+async def test_an_object_that_stays_away_ends_the_compactor() -> None:
+    """A slot that is listed and cannot be read for long is damage, not a passing failure."""
+    trial = await written()
+    await trial.store.delete([names.wal_name(0)])
+    gone = names.wal_name(0)
+
+    class Ghost(InterposedStore):
+        def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+            return self._with_ghost(prefix, start_after)
+
+        async def _with_ghost(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+            if prefix == names.WAL_FOLDER and start_after < gone:
+                yield ObjectInfo(gone, 100, 0)
+            async for info in self._inner.list(prefix, start_after=start_after):
+                yield info
+
+    compactor = await opened(trial, Ghost(trial.store))
+    with pytest.raises(ObjectNotFound):
+        await driven(trial, compactor, step_ms=1_000)
