@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -26,6 +26,7 @@ from tests.e2e.processes import Processes
 SLACK_BYTES = 64 * MIB  # of memory, beside what the process takes idle, and its budget
 LOOK_COUNT = 500  # operations between two looks at the files
 L0_FULL = 3  # times `l0_trigger_count`, where the policy adds nothing to L0
+LOCAL_JOB_S = 0.03  # what a compaction takes beside its bytes, on a local disk
 TOLERANCE = 0.2  # of what the simulator foretells
 
 
@@ -99,6 +100,7 @@ async def check_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
         write=(footprint.wal_bytes + level_bytes) / filling.logical_bytes,
         space=tree_bytes(tree) / filling.live_bytes,
         bytes_per_s=filling.logical_bytes / elapsed_s,
+        merged_bytes_per_s=merged_bytes_per_s(server),
     )
     say(f"{filling.logical_bytes >> 20} MiB in {elapsed_s:.0f} s, {filling.key_count} keys left")
     say(f"at most {footprint.l0_count_max} SSTs in L0, {footprint.open_wal_bytes_max >> 10} KiB of")
@@ -123,7 +125,8 @@ class Measured:
 
     write: float
     space: float
-    bytes_per_s: float
+    bytes_per_s: float  # of keys and values, as they were written
+    merged_bytes_per_s: float  # that compactions of levels have read, while they ran
 
 
 def check_memory(what: str, server: Child, idle_bytes: int, fill: Fill) -> None:
@@ -135,15 +138,16 @@ def check_memory(what: str, server: Child, idle_bytes: int, fill: Fill) -> None:
 
 
 def check_amplification(measured: Measured, fill: Fill, settings: ServeSettings) -> None:
-    """It is what the simulator foretells of the same workload at the same speed."""
-    foretold = predicted(fill, settings, measured.bytes_per_s)
+    """It is what the simulator foretells of the same workload at the same speeds."""
+    foretold = predicted(fill, settings, measured)
+    say(f"{measured.merged_bytes_per_s / 1e6:.0f} MB/s merged")
     say(f"write amplification {measured.write:.2f}, foretold {foretold.write:.2f}")
     say(f"space amplification {measured.space:.2f}, foretold {foretold.space:.2f}")
     assert abs(measured.write / foretold.write - 1) <= TOLERANCE
     assert abs(measured.space / foretold.space - 1) <= TOLERANCE
 
 
-def predicted(fill: Fill, settings: ServeSettings, bytes_per_s: float) -> Amplification:
+def predicted(fill: Fill, settings: ServeSettings, measured: Measured) -> Amplification:
     """What the simulator says."""
     setup = Setup(
         compactor=settings.compactor,
@@ -152,15 +156,20 @@ def predicted(fill: Fill, settings: ServeSettings, bytes_per_s: float) -> Amplif
         flush_bytes=settings.writer.flush_bytes,
         wal_block_bytes=settings.writer.wal_block_bytes,
         uncompacted_bytes_max=settings.writer.memtable_bytes_max,
+        compaction_bytes_per_s=measured.merged_bytes_per_s,
+        job_s=LOCAL_JOB_S,
     )
-    workload = Workload(
-        order=KeyOrder.UNIFORM,
-        written_bytes=fill.written_bytes,
-        overwrite_share=0.2,
-        delete_share=0.1,
-        write_bytes_per_s=bytes_per_s,
-    )
-    return predict(workload, setup)
+    return predict(replace(fill.workload, write_bytes_per_s=measured.bytes_per_s), setup)
+
+
+def merged_bytes_per_s(server: Child) -> float:
+    """How fast compactions of levels were that were worth the name."""
+    merges = [
+        line
+        for line in server.lines()
+        if line.get("event") == "compacted" and line["read_bytes"] > MIB and "from_level" in line
+    ]
+    return 1_000 * sum(line["read_bytes"] for line in merges) / sum(line["ms"] for line in merges)
 
 
 def written_bytes(process: Child) -> int:

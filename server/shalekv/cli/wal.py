@@ -139,7 +139,7 @@ def _entries(wal_id: int) -> Callable[[CasStore], Awaitable[list[Entry]]]:
     async def read(store: CasStore) -> list[Entry]:
         name = wal_name(wal_id)
         sst = open_sst(name, await read_by_id(store, name), database_id=None)
-        return list(chain(sst.entries(), sst.range_tombstones()))
+        return list(chain(sst.entries(), sst.range_tombstones(), sst.control_entries()))
 
     return read
 

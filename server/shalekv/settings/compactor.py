@@ -65,13 +65,6 @@ class CompactorSettings(Settings):
         description="Age at which an SST with many tombstones is merged down, seconds, so that "
         "what they delete leaves the store.",
     )
-    record_age_s: int = Field(
-        default=86_400,
-        ge=1,
-        le=31_536_000,
-        description="Age at which an SST of idempotency records is written again without those "
-        "whose window is over, seconds.",
-    )
     record_kept_s: int = Field(
         default=86_400,
         ge=1,

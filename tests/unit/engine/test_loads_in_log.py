@@ -90,6 +90,8 @@ async def test_a_load_is_alone(k: int) -> None:
         told = log.ingest(load(info(0)))
         after = [log.write(b"b%d" % n) for n in range(3)]
         assert log.log.is_loading
+        await quiesce()
+        assert len(log.store.waiting) == min(k, 3)  # with k of 4 there is room for the load
         for count in range(1, 4):
             (await log.store.arrived(count)).release()
         held = await log.store.arrived(4)

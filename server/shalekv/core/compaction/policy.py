@@ -48,6 +48,7 @@ _L0_FULL = 3  # times `l0_trigger_count`: from here on nothing is added to L0
 _WAL_JOB = 2  # times `wal_trigger_bytes`: what one job takes, which bounds its memory
 _MOVE_SHARE = 4  # SSTs smaller than this part of `sst_bytes` are merged rather than moved
 _HEAVY_SHARE = 4  # an SST of which this part are tombstones has many
+_RECORD_LIVES = 2  # times `record_kept_s`: the window of a record, and what comes after it
 _MS_PER_S = 1_000
 
 
@@ -218,7 +219,7 @@ class LeveledPolicy:
             return _Candidate(0, lambda: None)
         oldest = min(system, key=_made_at_ms)
         return _Candidate(
-            (state.now_ms - _made_at_ms(oldest)) / (self._settings.record_age_s * _MS_PER_S),
+            (state.now_ms - _made_at_ms(oldest)) / (_RECORD_LIVES * self._settings.record_kept_s * _MS_PER_S),
             lambda: _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, Window([oldest], ()), "old records"),
         )
 

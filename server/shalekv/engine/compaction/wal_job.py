@@ -110,7 +110,7 @@ async def merge_wal(
     if len(tombstones):
         points = visible(points, tombstones.fragments)
     written = await _write(writer, L0, Section.POINTS, points, tombstones, output_bytes)
-    records = newest(merged.records)
+    records = newest(merged.records[::-1])
     written += await _write(writer, SYSTEM_LEVEL, Section.SYSTEM, records, NONE, output_bytes)
     result = WalResult(
         replace(job, slots=job.slots[: merged.slots]),

@@ -82,7 +82,7 @@ async def _gaps(
         return
     listed = frozenset(await list_sizes(scope, again.first_wal_id))
     for gap in _missing(again.current, again.first_wal_id, listed):
-        if False and not any(max(gap.start, s.start) < min(gap.stop, s.stop) for s in suspects):
+        if not any(max(gap.start, s.start) < min(gap.stop, s.stop) for s in suspects):
             continue
         problem = "is missing although it was written"
         if len(gap) > 1:

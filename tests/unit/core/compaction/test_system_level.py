@@ -87,7 +87,7 @@ def test_an_old_sst_is_written_again_once() -> None:
     """An SST older than the windows of its records is rewritten without them, and only once."""
     policy = LeveledPolicy(SETTINGS, LEVELS)
     old = records(1, 64 * MIB, made_at_ms=1_000)
-    age_ms = 1_000 * SETTINGS.record_age_s
+    age_ms = 1_000 * 2 * SETTINGS.record_kept_s
     assert policy.pick(state_of([old], now_ms=age_ms)) is None
     due = state_of([old], now_ms=1_000 + age_ms)
     job = policy.pick(due)

@@ -81,8 +81,8 @@ class History:
 
     async def begin(self, number: int) -> None:
         c = (await self.ground.manifest()).first_uncompacted_wal_id
-        lease = await self.ground.lease(number, wal_id_min=c if number % 2 else None)
-        self.jobs.append((lease, []))
+        lease = await self.ground.lease(5 * number, wal_id_min=c if number % 2 else None)
+        self.jobs.append((lease, [await self.ground.write_sst(lease)]))
 
     async def write(self, number: int) -> None:
         if self.jobs:
@@ -128,14 +128,16 @@ class History:
         await collecting.collect()
 
 
+# What lets things get old, and deletes them, comes more often.
+ACTS = [*sorted(History(Ground()).acts), *["time", "collect"] * 3]
 STEPS = st.lists(
-    st.tuples(st.sampled_from(sorted(History(Ground()).acts)), st.integers(1, 25)),
+    st.tuples(st.sampled_from(ACTS), st.integers(1, 25)),
     min_size=5,
     max_size=40,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps=STEPS)
 def test_what_is_needed_stays_and_what_is_not_goes(steps: list[tuple[str, int]]) -> None:
     """I8 after each step of any history; no garbage at its end."""

@@ -9,6 +9,7 @@ import pytest
 from shalekv.core.audit.finding import FindingKind as Kind
 from shalekv.core.tree import SYSTEM_LEVEL
 from shalekv.engine.fsck import objects
+from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.names import manifest_name
 from tests.unit.engine.fsck.planted import (
@@ -38,17 +39,35 @@ def _swapped(planted: Planted, number: int, other: int) -> None:
     planted.write(sst_name(number), planted.data(sst_name(other)))
 
 
-def _denying(planted: Planted) -> None:
-    """Empty the filter of an SST, and let the manifest speak of the result."""
+def _forged(planted: Planted, at: Callable[[Footer], int], new: Callable[[Footer], bytes]) -> None:
+    """Change bytes of an SST, and let all checksums and the manifest speak of the result."""
     name = sst_name(RIGHT_SST)
     data = planted.data(name)
-    layout = read_footer(name, data, len(data), database_id=None).layout
-    header = 16
-    empty = bytes(layout.filter_len - header)
-    forged = resealed(name, data, patched(data, layout.filter_offset + header, empty))
+    footer = read_footer(name, data, len(data), database_id=None)
+    forged = resealed(name, data, patched(data, at(footer), new(footer)))
     planted.write(name, forged)
     checksum = read_footer(name, forged, len(forged), database_id=None).checksum
     planted.edit_sst(RIGHT_SST, checksum=checksum)
+
+
+def _denying(planted: Planted) -> None:
+    """Empty the filter."""
+    header = 16
+    _forged(
+        planted,
+        lambda footer: footer.layout.filter_offset + header,
+        lambda footer: bytes(footer.layout.filter_len - header),
+    )
+
+
+def _boasting(planted: Planted) -> None:
+    """Let the footer tell of more bytes of values than there are."""
+    value_bytes_at = 64 + 9 * 8
+    _forged(
+        planted,
+        lambda footer: footer.layout.index_offset + footer.layout.index_len + value_bytes_at,
+        lambda _: b"\xff",
+    )
 
 
 SSTS: list[tuple[str, Plant, list[tuple[str, Kind]]]] = [
@@ -104,6 +123,7 @@ SSTS: list[tuple[str, Plant, list[tuple[str, Kind]]]] = [
         lambda p: p.edit_sst(LOWEST_SST, entry_count=9),
         [(OLD, Kind.SST_ROW), (sst_name(LOWEST_SST), Kind.SST_MISMATCH)],
     ),
+    ("the footer counts wrong", _boasting, [(sst_name(RIGHT_SST), Kind.BAD_STRUCTURE)]),
     ("the filter denies a key", _denying, [(sst_name(RIGHT_SST), Kind.BAD_STRUCTURE)]),
     (
         "ranges that overlap",

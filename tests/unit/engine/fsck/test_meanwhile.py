@@ -53,6 +53,20 @@ class BusyStore(MemoryStore):
             act()
 
 
+class TornStore(MemoryStore):
+    """A store whose lists of the WAL leave out one object each, though it is there."""
+
+    def __init__(self, planted: Planted, *left_out: str) -> None:
+        super().__init__(lambda: NOW_MS, objects=planted.objects)
+        self._left_out = [*left_out]
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        missed = self._left_out.pop(0) if prefix == "wal/" and self._left_out else None
+        async for info in super().list(prefix, start_after=start_after):
+            if info.name != missed:
+                yield info
+
+
 class FailingStore(MemoryStore):
     """A store that does not give one object."""
 
@@ -91,10 +105,18 @@ async def test_what_is_collected_meanwhile_is_not_missing() -> None:
         for name in (*gone, sst_name(L0_SST), sst_name(OLD_SST)):
             planted.objects.remove(name)
 
-    for moment in ("wal/", wal_name(3), "levels/", sst_name(LEFT_SST)):
+    for moment in ("wal/", wal_name(2), wal_name(3), "levels/", sst_name(LEFT_SST)):
         planted = Planted()
         planted.edit(leases=(replace(planted.current.leases[0], wal_id_min=None),))
         assert await listed(BusyStore(planted, moment, act)) == [], moment
+
+
+async def test_torn_lists_are_no_gaps() -> None:
+    """A slot is missing when two lists miss it, and not when each misses another one."""
+    assert await listed(TornStore(Planted(), wal_name(4))) == []
+    assert await listed(TornStore(Planted(), wal_name(4), wal_name(6))) == []
+    found = await listed(TornStore(Planted(), wal_name(4), wal_name(4)))
+    assert found == [(wal_name(4), FindingKind.MISSING)]
 
 
 async def test_what_is_missing_before_and_after_is_told() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
@@ -113,6 +113,7 @@ class Built:
         return CommittedLoad("load", SstTable.from_infos(infos), self.seq, 0)
 
 
+@settings(max_examples=100, deadline=None)
 @given(layers)
 def test_keys_are_found_in_the_newest_layer(drawn: Layers) -> None:
     """A lookup finds of every key the version with the greatest number, wherever it stands."""
@@ -132,6 +133,7 @@ def test_keys_are_found_in_the_newest_layer(drawn: Layers) -> None:
     }
 
 
+@settings(max_examples=100, deadline=None)
 @given(layers, key_ranges, st.sampled_from([False, True]))
 def test_scans_merge_all_layers(drawn: Layers, keys: KeyRange, reverse: bool) -> None:  # noqa: FBT001
     """A scan shows what lookups find, each key once, in both directions."""
