@@ -1,7 +1,7 @@
 """Compactors that are killed at a request of their choice, each in a process of its own.
 
-Reads lines from standard input: a folder, the number of a request, and `before` or `after`. For
-each it forks, runs the shipped compactor on the database in that folder until nothing is due, and
+Reads lines from standard input: a folder, the number of a request or of an answer, and `before` the
+former or `after` the latter. For each it forks, runs the shipped compactor on the database in that folder until nothing is due, and
 kills the process (SIGKILL) at that request. Prints how each ended: `killed`, or how many requests
 there were. Forking one process that has imported everything is quicker than starting hundreds.
 """
@@ -55,7 +55,7 @@ def settings_of(folder: Path) -> CompactSettings:
 
 async def compact(folder: Path, fatal: int, moment: str) -> int:
     """Run a compactor until nothing is due, or request `fatal`; how many requests it sent."""
-    requests = 0
+    requests = answers = 0
 
     async def before(_operation: str, _name: str) -> None:
         nonlocal requests
@@ -64,7 +64,9 @@ async def compact(folder: Path, fatal: int, moment: str) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
 
     async def after(_operation: str, _name: str) -> None:
-        if moment == "after" and requests == fatal:
+        nonlocal answers
+        answers += 1
+        if moment == "after" and answers == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
     runtime = Runtime(LoopClock(), SystemRandom(), ThreadWorkers(1))

@@ -24,9 +24,8 @@ from tests.unit.engine.compaction.naive import Answer, NaiveTree, answers
 from tests.unit.engine.compaction.trial import Trial, random_entry, record
 from tests.unit.store.inline_runtime import InlineWorkers
 
-KEYS = [b"key%04d" % n for n in range(600)]
-SLOTS = 6
-EVERY = 1
+KEYS = [b"key%04d" % n for n in range(300)]
+SLOTS = 4
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -78,7 +77,7 @@ async def template(path: Path) -> tuple[list[list[Entry]], dict[bytes, Answer]]:
     """A database that was written to, and never compacted; its slots, and what its keys hold."""
     trial, random = await Trial.begun(), Random(5)
     for slot in range(SLOTS):
-        commits = [[random_entry(random, KEYS, trial.logical_time_ms)] for _ in range(200)]
+        commits = [[random_entry(random, KEYS, trial.logical_time_ms)] for _ in range(100)]
         blob = random_entry(random, KEYS, 0)._replace(value=random.randbytes(60_000))
         commits += [[blob]] if blob.kind == 1 else []
         records = [record(b"r%d" % slot, trial.logical_time_ms + 10**9)]
@@ -118,11 +117,15 @@ async def test_killed_at_any_request_it_leaves_a_right_database(
         assert whole.first_uncompacted_wal_id == SLOTS
         assert Tree.of(whole).runs
         orphans = 0
-        for fatal in range(1, requests + 1, EVERY):
-            folder = Folder(tmp_path / f"killed at {fatal}".replace(" ", "_"))
+        for fatal in range(1, requests + 1):
+            folder = Folder(tmp_path / f"killed_at_{fatal}")
             shutil.copytree(tmp_path / "template", folder.path)
             ended = crashing.run(folder.path, fatal, moment)
-            assert ended == "killed" or (moment == "after" and ended.isdecimal())
+            if ended != "killed":
+                # Reads in parallel make a few requests more or less, and not all are answered.
+                assert requests - 12 < fatal
+                assert ended.isdecimal()
+                break
             manifest = await check(folder, slots)
             orphans += bool(await folder.orphans(manifest))
             assert crashing.run(folder.path).isdecimal()

@@ -169,7 +169,9 @@ def merged_bytes_per_s(server: Child) -> float:
         for line in server.lines()
         if line.get("event") == "compacted" and line["read_bytes"] > MIB and "from_level" in line
     ]
-    return 1_000 * sum(line["read_bytes"] for line in merges) / sum(line["ms"] for line in merges)
+    read_bytes: int = sum(line["read_bytes"] for line in merges)
+    elapsed_ms: int = sum(line["ms"] for line in merges)
+    return 1_000 * read_bytes / elapsed_ms
 
 
 def written_bytes(process: Child) -> int:

@@ -223,6 +223,9 @@ class WriterMachine(RuleBasedStateMachine):
     def get(self, key: bytes, level: Any) -> None:
         """One key is read."""
         request = kv_pb2.GetRequest(header=kv_pb2.RequestHeader(read_level=level), key=key)
+        if self.waits(level):
+            self.check_waits(self.now.writer.kv.get, request)
+            return
         reply = self.ask(self.now.writer.kv.get, request)
         check_found(reply, self.visible(level).get(key))
         self.check_header(reply.header, level, [reply.seq])
@@ -231,6 +234,9 @@ class WriterMachine(RuleBasedStateMachine):
     def batch_get(self, keys: list[bytes], level: Any) -> None:
         """Some keys are read at one moment."""
         request = kv_pb2.BatchGetRequest(header=kv_pb2.RequestHeader(read_level=level), keys=keys)
+        if self.waits(level):
+            self.check_waits(self.now.writer.kv.batch_get, request)
+            return
         reply = self.ask(self.now.writer.kv.batch_get, request)
         found = self.visible(level)
         for key, result in zip(keys, reply.results, strict=True):
@@ -247,8 +253,8 @@ class WriterMachine(RuleBasedStateMachine):
     )
     def scan(self, level: Any, keys: KeyRange, prefix: bytes, **limits: Any) -> None:
         """A range is read, either way, to its end or to a limit."""
-        if level != kv_pb2.READ_LEVEL_UNCOMMITTED and self.has_gap():
-            return  # it would wait for the gap to close
+        if self.waits(level):
+            return
         if prefix:
             keys = KeyRange(b"", b"")
         request = kv_pb2.ScanRequest(
@@ -296,10 +302,17 @@ class WriterMachine(RuleBasedStateMachine):
         """What a call answers that nothing holds up."""
         return self.loop.run_until_complete(self.call(method, request))
 
-    def has_gap(self) -> bool:
-        """Whether an object has landed ahead of its turn."""
-        prefix = self.now.writer.engine.prefix
-        return prefix.seq < prefix.landed_seq
+    def waits(self, level: Any) -> bool:
+        """Whether a read waits: an object has landed ahead of its turn."""
+        is_whole = self.now.writer.engine.prefix.is_whole
+        return level != kv_pb2.READ_LEVEL_UNCOMMITTED and not is_whole
+
+    def check_waits(self, method: Callable[[Any, Call], Any], request: Any) -> None:
+        """A read waits for the gap to close, and harms nobody when its caller gives up."""
+        answering = self.call(method, request)
+        assert not answering.done()
+        answering.cancel()
+        self.turn()
 
     def turn(self) -> None:
         """Everything that can run does so."""

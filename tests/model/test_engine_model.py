@@ -82,7 +82,6 @@ class TransactionMachine(WriterMachine):
     def __init__(self) -> None:
         super().__init__()
         self.sent: dict[bytes, Sent] = {}  # the last request with each key
-        self.last_expiry_ms = 0  # of all records that landed
 
     @rule(put=PUTS, condition=CONDITIONS, durability=DURABILITIES, key=IDEMPOTENCY_KEYS)
     def put(self, put: Put, condition: Compare | None, durability: Any, key: bytes) -> None:
@@ -265,7 +264,7 @@ class TransactionMachine(WriterMachine):
         """Whether the writer knows the request: on its way, or remembered."""
         seq = sent.asked.seq
         if seq in self.landed and sent.asked.effects:
-            return sent.expire_at_ms > self.last_expiry_ms - 2 * WINDOW_MS
+            return sent.expire_at_ms + WINDOW_MS > self.now_ms()
         if seq in self.now.pending:
             return True
         return sent.asked in self.now.asked and not sent.asked.answer.done()
@@ -273,13 +272,6 @@ class TransactionMachine(WriterMachine):
     def record_landed(self, idempotency_key: bytes, seq: int) -> None:
         sent = self.sent[idempotency_key]
         assert sent.asked.seq == seq
-        self.last_expiry_ms = max(self.last_expiry_ms, sent.expire_at_ms)
-
-    def all_landed(self) -> None:
-        for sent in self.sent.values():
-            if sent.asked.seq in self.now.pending:
-                self.last_expiry_ms = max(self.last_expiry_ms, sent.expire_at_ms)
-        super().all_landed()
 
 
 def check_results(reply: Any, outcome: Outcome, taken: Sequence[Operation]) -> None:

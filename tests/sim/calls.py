@@ -13,6 +13,7 @@ from shalekv.errors import (
     NotACounter,
     OutcomeUnknown,
     Overloaded,
+    SnapshotNotFound,
     Stopping,
     StoreUnavailable,
 )
@@ -25,8 +26,9 @@ from tests.sim.history import Attempt, Got, Operation, Outcome, ReadOp, Refusal,
 
 READ_TIMEOUT_MS = 30_000.0
 REFUSED = (ConditionFailed, NotACounter, CounterOverflow)
-# A refusal, or a read, that could not be confirmed says nothing; nothing was written either.
-NOT_APPLIED = (Stopping, Overloaded, StoreUnavailable)
+# A refusal, or a read, that could not be confirmed says nothing; nothing was written either. Of a
+# writer that was stopped for so long that its snapshot has expired, what it reads may be gone (I7).
+NOT_APPLIED = (Stopping, Overloaded, StoreUnavailable, SnapshotNotFound)
 UNKNOWN = (OutcomeUnknown, KeyExpired)
 _METHODS: dict[type, Callable[[Any], Callable[[Any, Call], Any]]] = {
     kv_pb2.PutRequest: lambda kv: kv.put,
@@ -122,7 +124,7 @@ class Calls:
         try:
             async with asyncio.timeout(READ_TIMEOUT_MS / 1000):
                 return await self._ask(name, ask)
-        except (TimeoutError, NodeCrashed, Stopping, StoreUnavailable):
+        except (TimeoutError, NodeCrashed, Stopping, StoreUnavailable, SnapshotNotFound):
             return None
 
     async def _ask(self, name: str, ask: Callable[[], Any]) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from random import Random
+from typing import TypeAlias
 
 from shalekv.errors import Fenced, ManifestConflict, StoreUnavailable
 from shalekv.format.names import WAL_FOLDER
@@ -34,12 +36,16 @@ def draw_settings(random: Random) -> ServeSettings:
     )
 
 
+Draw: TypeAlias = Callable[[Random], ServeSettings]
+
+
 class Cluster:
     """The writers of one database, and what their clients have seen."""
 
-    def __init__(self, world: World) -> None:
-        """No writer runs yet."""
+    def __init__(self, world: World, draw: Draw = draw_settings) -> None:
+        """No writer runs yet; `draw` draws the settings of each opening."""
         self.world = world
+        self.draw = draw
         self.history = History()
         self.running: dict[str, Node] = {}  # processes that open or serve
         self.writers: dict[str, Writer] = {}  # those that serve

@@ -91,7 +91,10 @@ class Node:
             raise
         finally:
             del self._callers[done]
-        return task.result()
+        try:
+            return task.result()
+        finally:
+            del task  # an error of it would refer to it, and to all frames on its way, for ever
 
     def crash(self) -> None:
         """Cut the power: nothing of this node runs ever again, no `finally` and no `except`.

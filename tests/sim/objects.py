@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from shalekv.store.api import Created, CreateOutcome, ObjectInfo
 from shalekv.store.memory import MemoryObjects, MemoryStore
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.sim.loop import SimLoop
 
 T = TypeVar("T")
+DeleteWatch: TypeAlias = Callable[["Node", tuple[str, ...]], None]
 
 EPOCH_MS = 1_700_000_000_000  # what the store's clock shows when a run starts
 
@@ -48,6 +49,7 @@ class Objects:
     def __init__(self, loop: SimLoop, node: Node) -> None:
         """No objects; `node` is the store, for the timeline."""
         self.log: list[Applied] = []
+        self.delete_watches: list[DeleteWatch] = []
         self._loop = loop
         self._node = node
         self._clock_ahead_ms = 0
@@ -75,6 +77,8 @@ class Objects:
 
     def delete(self, sender: Node, names: tuple[str, ...]) -> None:
         """Apply a delete."""
+        for watch in self.delete_watches:
+            watch(sender, names)
         found = {name: None for name in names if self._objects.find(name)}
         run_now(self._store.delete(names))
         for name in found:

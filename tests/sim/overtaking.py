@@ -7,7 +7,7 @@ from random import Random
 
 from shalekv.format.names import WAL_FOLDER
 from tests.sim.callers import Callers
-from tests.sim.cluster import Cluster, draw_settings
+from tests.sim.cluster import Cluster
 
 # Times are those at pace 1, but for the first.
 NEAR_MS = (0.05, 0.05, 1.0, 10.0)  # one way between a slow opener and the store
@@ -37,10 +37,10 @@ async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
             tasks.create_task(befall(cluster, callers, older, serves))
         await world.sleep_ms(WARNING_MS * cluster.pace)
         openers = [
-            await cluster.start_slow_opener(draw_settings(random), random.choice(NEAR_MS))
+            await cluster.start_slow_opener(cluster.draw(random), random.choice(NEAR_MS))
             for _ in range(random.choice([1, 2, 3]))
         ]
-        await cluster.let_serve(name, draw_settings(random))
+        await cluster.let_serve(name, cluster.draw(random))
         serves.set()
         for opener in openers:
             await world.sleep_ms(random.choice([10.0, 300.0]))

@@ -13,7 +13,7 @@ from tests.sim.client import SimStoreClient
 from tests.sim.faults import Faults
 from tests.sim.network import Network
 from tests.sim.nodes import Node
-from tests.sim.objects import Applied, Objects
+from tests.sim.objects import Applied, DeleteWatch, Objects
 from tests.sim.script import Fate, Gate, Match, Plan
 
 if TYPE_CHECKING:
@@ -101,6 +101,10 @@ class SimStore:
     def names(self, prefix: str) -> list[str]:
         """The names below the folder `prefix`, in order."""
         return [info.name for info in self._objects.page(prefix, "", None)]
+
+    def watch_deletes(self, watch: DeleteWatch) -> None:
+        """Call `watch` with sender and names just before each delete takes effect."""
+        self._objects.delete_watches.append(watch)
 
     def data(self, name: str) -> bytes | None:
         """The bytes of an object, None if there is none."""

@@ -1,4 +1,8 @@
-"""What stands in the store at the end of a run, decoded with the shipped format code."""
+"""What was written to the store in a run, decoded with the shipped format code.
+
+What a collector has deleted is there as well. Of a name that was created again, the first object
+counts: who creates a collected slot or manifest again must have no effect (F1, F2).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from shalekv.format.idempotency import client_key
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
 from tests.sim.errors import SimulationError
+from tests.sim.objects import Applied
 from tests.sim.store import SimStore
 
 
@@ -64,23 +69,29 @@ class StoredCommit:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Everything in the store, decoded."""
+    """All manifests and WAL objects, decoded."""
 
     manifests: tuple[Manifest, ...]
     wal: tuple[WalObject, ...]  # in slot order
 
     @classmethod
     def read(cls, store: SimStore) -> Stored:
-        """What is there now."""
+        """What was written by now."""
+        first: dict[str, Applied] = {}
+        for each in store.log:
+            if each.operation == "create":
+                first.setdefault(each.name, each)
+        created = [first[name] for name in sorted(first)]
         manifests = [
-            decode_manifest(name, store.data(name) or b"")
-            for name in store.names(names.MANIFEST_FOLDER)
+            decode_manifest(each.name, each.data)
+            for each in created
+            if each.name.startswith(names.MANIFEST_FOLDER)
         ]
         database_id = manifests[0].database_id
-        landed_us = {each.name: each.at_us for each in store.log if each.operation == "create"}
         wal = [
-            _wal_object(name, store.data(name) or b"", database_id, landed_us[name])
-            for name in store.names(names.WAL_FOLDER)
+            _wal_object(each.name, each.data, database_id, each.at_us)
+            for each in created
+            if each.name.startswith(names.WAL_FOLDER)
         ]
         return cls(tuple(manifests), tuple(wal))
 

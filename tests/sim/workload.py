@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
 
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
 from tests.sim.callers import Callers
-from tests.sim.cluster import Cluster, draw_settings
+from tests.sim.cluster import Cluster
 from tests.sim.faults import Faults
 from tests.sim.overtaking import overtake
 from tests.sim.world import World
@@ -17,6 +19,10 @@ CLIENTS = 4
 CHAOS_STEPS = 60
 CALM_MS = 2_000.0  # clients go on for so long when the faults have stopped
 PEACE_MS = 90_000.0  # the longest timeout of a request, and time to open and to notice
+
+
+Beside: TypeAlias = Sequence[Callable[[Cluster], Coroutine[Any, Any, None]]]
+NOTHING_BESIDE: Beside = ()
 
 
 async def chaos(cluster: Cluster, callers: Callers) -> None:
@@ -34,7 +40,7 @@ async def chaos(cluster: Cluster, callers: Callers) -> None:
             events = ["start", "overtake", "crash", "pause", "resume", "nothing"]
             event = random.choices(events, [3, 6, 1, 2, 2, 0] if is_calm else [1, 0, 1, 2, 2, 8])[0]
             if event == "start" and not is_running:
-                cluster.start_writer(name, draw_settings(random))
+                cluster.start_writer(name, cluster.draw(random))
             elif event == "overtake" and not is_running:
                 overtaking = tasks.create_task(overtake(cluster, callers, name))
             elif event == "crash" and is_running:
@@ -45,13 +51,15 @@ async def chaos(cluster: Cluster, callers: Callers) -> None:
                 cluster.running[name].resume()
 
 
-async def rival_writers(world: World) -> Cluster:
+async def rival_writers(
+    world: World, cluster: Cluster | None = None, beside: Beside = NOTHING_BESIDE
+) -> Cluster:
     """Chaos under load, then peace, then a last opening where all is repeated and read.
 
     The writer that serves in peace was opened while requests of earlier writers may still have
-    been on their way; the last one when none is.
+    been on their way; the last one when none is. `beside` is what else goes on until then.
     """
-    cluster = Cluster(world)
+    cluster = cluster or Cluster(world)
     admin = world.node("admin")
     runtime = world.runtime_for(admin)
     await admin.run(create_database(world.store_for(admin), runtime, StoreSettings()))
@@ -59,6 +67,7 @@ async def rival_writers(world: World) -> Cluster:
     callers = Callers(cluster)
     async with asyncio.TaskGroup() as tasks:
         clients = [tasks.create_task(callers.client(number)) for number in range(CLIENTS)]
+        clients += [tasks.create_task(each(cluster)) for each in beside]
         await chaos(cluster, callers)
         world.store.faults = Faults.none()
         await world.sleep_ms(CALM_MS)
@@ -80,7 +89,7 @@ async def end_in_peace(cluster: Cluster, callers: Callers) -> None:
         node.resume()
     for _ in range(2):
         if not cluster.running:
-            cluster.start_writer("last", draw_settings(cluster.world.rng))
+            cluster.start_writer("last", cluster.draw(cluster.world.rng))
         await cluster.world.sleep_ms(PEACE_MS)
     if len(cluster.writers) != 1 or list(cluster.running) != list(cluster.writers):
         raise AssertionError(
@@ -97,7 +106,7 @@ async def recover(cluster: Cluster, callers: Callers) -> None:
     await cluster.world.sleep_ms(
         max(0.0, cluster.world.store.last_arrival_ms - cluster.world.now_ms)
     )
-    cluster.start_writer("recovered", draw_settings(cluster.world.rng))
+    cluster.start_writer("recovered", cluster.draw(cluster.world.rng))
     async with asyncio.timeout(PEACE_MS / 1000):
         await cluster.serving.wait()
     await callers.read_all("recovered")

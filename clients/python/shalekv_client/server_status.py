@@ -85,8 +85,8 @@ class Status:
     memtable: MemtableStatus
     manifest: ManifestStatus
     memory: MemoryStatus
-    levels: LevelsStatus
-    reads: ReadStatus | None  # None where the levels are not read
+    levels: LevelsStatus | None  # None, as `reads`, where the levels are not read
+    reads: ReadStatus | None
     store_requests: tuple[StoreRequestStatus, ...]
     snapshots: tuple[SnapshotStatus, ...]  # that have not expired
 
@@ -107,7 +107,7 @@ def status_of(reply: admin_pb2.StatusReply) -> Status:
         ),
         manifest=_manifest(reply.manifest),
         memory=_memory(reply.memory),
-        levels=levels_of(reply),
+        levels=levels_of(reply) if reply.HasField("levels") else None,
         reads=reads_of(reply.reads) if reply.HasField("reads") else None,
         store_requests=tuple(map(request_of, reply.store_requests)),
         snapshots=tuple(map(snapshot_of, reply.snapshots)),

@@ -147,7 +147,7 @@ async def _run(places: Sequence[str], settings: CollectSettings, *, with_parent:
             nonlocal failure
             try:
                 await role.run()
-            except Exception as error:  # noqa: BLE001 - raised below, as itself
+            except Exception as error:  # noqa: BLE001 - raised below as what it is
                 failure = error
             stop.asked.set()
 

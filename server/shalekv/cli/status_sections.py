@@ -9,8 +9,6 @@ from shalekv.cli.output import Format, print_line, print_record, print_rows, rec
 from shalekv.cli.wording import counted
 from shalekv_client import CacheStatus, LevelsStatus, ReadStatus, Status
 
-SYSTEM_LEVEL = 63
-
 # From here on a figure deserves a remark.
 NEARLY_FULL = 0.75  # of a bound
 LOW_HIT_RATE = 0.5
@@ -38,7 +36,8 @@ def print_sections(status: Status) -> None:
         rows = [(part.name, part.bytes, part.bytes_max) for part in status.memory.parts]
         total = ("all", status.memory.bytes, status.memory.bytes_max)
         print_rows(Format.TABLE, ("part", "bytes", "bytes_max"), [*rows, total])
-    _print_levels(status.levels)
+    if status.levels is not None:
+        _print_levels(status.levels)
     if status.reads is not None:
         _print_reads(status.reads)
     if status.store_requests:
@@ -55,7 +54,7 @@ def print_sections(status: Status) -> None:
 
 def remarks_on(status: Status) -> Iterator[str]:
     """What explains slow reads, writes that wait, and a full bucket."""
-    memtable, levels = status.memtable, status.levels
+    memtable = status.memtable
     if memtable.bytes > NEARLY_FULL * memtable.bytes_max:
         yield (
             f"{memtable.bytes:,} of {memtable.bytes_max:,} bytes are not compacted: past the bound "
@@ -67,6 +66,19 @@ def remarks_on(status: Status) -> Iterator[str]:
             f"{writer.queued_bytes:,} of {writer.queued_bytes_max:,} bytes wait for the object "
             "store: past the bound writes wait, too"
         )
+    if status.levels is not None:
+        yield from _levels_remarks(status.levels)
+    if status.reads is not None:
+        yield from _cache_remarks("blocks", "block_cache_bytes", status.reads.blocks)
+        yield from _cache_remarks(
+            "filters and indexes", "metadata_cache_bytes", status.reads.metadata
+        )
+    pinned = max((each.pinned_alone_bytes or 0 for each in status.snapshots), default=0)
+    if status.levels is not None and pinned > status.levels.bytes:
+        yield f"one snapshot alone keeps {pinned:,} bytes, more than the levels have"
+
+
+def _levels_remarks(levels: LevelsStatus) -> Iterator[str]:
     if levels.read_amplification >= DEEP_READS:
         yield (
             f"a read looks into as many as {levels.read_amplification} SSTs: compaction is behind "
@@ -77,14 +89,6 @@ def remarks_on(status: Status) -> Iterator[str]:
             f"the levels take {levels.space_amplification:.1f} times what their lowest one holds: "
             "compaction is behind, or most of it was overwritten"
         )
-    if status.reads is not None:
-        yield from _cache_remarks("blocks", "block_cache_bytes", status.reads.blocks)
-        yield from _cache_remarks(
-            "filters and indexes", "metadata_cache_bytes", status.reads.metadata
-        )
-    pinned = max((each.pinned_alone_bytes or 0 for each in status.snapshots), default=0)
-    if pinned > levels.bytes:
-        yield f"one snapshot alone keeps {pinned:,} bytes, more than the levels have"
 
 
 def _cache_remarks(what: str, setting: str, cache: CacheStatus) -> Iterator[str]:

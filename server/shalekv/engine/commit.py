@@ -209,7 +209,16 @@ class Commit:
         """Tell that all that it did, or rested on, is durable."""
         refusal = None if self.decision is None else self.decision.refusal
         receipt = Receipt(seq, wal_id, self.decision, self.record)
-        self.settle(receipt if refusal is None else refusal)
+        self.end(receipt if refusal is None else refusal)
+
+    def end(self, outcome: Receipt | ShaleError) -> None:
+        """Tell what became of it.
+
+        It is never decided again, so what it knows of the levels is let go at once: who waits for
+        it to be forgotten (see `Base`) must not depend on when garbage is collected.
+        """
+        self.below = NOTHING_BELOW
+        self.settle(outcome)
 
     def _entries(self, changes: Iterable[Change]) -> list[Entry]:
         seq = self.seq

@@ -198,8 +198,10 @@ class GroupCommit:
         try:
             async with asyncio.TaskGroup() as uploads:
                 while await self._wait_until_due():
-                    group = self._take_group()
-                    uploads.create_task(self._upload(group), name=f"upload wal {group.wal_id}")
+                    # No name for the group here: it would live, and what it rests on, until the
+                    # next one comes.
+                    name = f"upload wal {self.next_wal_id}"
+                    uploads.create_task(self._upload(self._take_group()), name=name)
         finally:
             self.end()
 
@@ -370,4 +372,4 @@ class GroupCommit:
             )
         self.overlay.remove(commit)
         self._admission.release(commit.size_bytes)
-        commit.settle(error)
+        commit.end(error)

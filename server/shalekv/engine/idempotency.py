@@ -132,9 +132,13 @@ class Idempotency:
         self._forget(key)  # so that the new one stands at the end
         self._records[key] = entry
         self.size_bytes += _accounted_bytes(entry)
-        # What expired a whole window ago goes; until then a repeat is told that it has expired.
-        while self._is_forgotten((oldest := next(iter(self._records.items())))[1]):
-            self._forget(oldest[0])
+        # What expired a whole window ago goes; until then a repeat is told that it has expired. A
+        # record that was replayed late may be the last one, and go at once.
+        while self._records:
+            oldest, its_entry = next(iter(self._records.items()))
+            if not self._is_forgotten(its_entry):
+                break
+            self._forget(oldest)
 
     def _is_forgotten(self, entry: Entry) -> bool:
         """Whether the key may be used anew: as if there had never been a record."""

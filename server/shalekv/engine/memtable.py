@@ -10,6 +10,7 @@ it is dropped as a whole.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -72,6 +73,14 @@ class Memtable:
         self._ahead: dict[int, Run] = {}  # by identity: landed, but not in the prefix yet
         self._ahead_bytes = 0
         self._merge_due = asyncio.Event()
+        # Runs that are no longer here, and the bytes that only views hold as long as one has them.
+        self._left: list[tuple[weakref.ref[Run], int]] = []
+
+    @property
+    def held_bytes(self) -> int:
+        """What is no longer here, and is kept in memory by views that were taken before."""
+        self._left = [(run, size_bytes) for run, size_bytes in self._left if run() is not None]
+        return sum([size_bytes for _, size_bytes in self._left])
 
     @property
     def key_count(self) -> int:
@@ -138,7 +147,8 @@ class Memtable:
         del self._ahead[id(run)]
         self._ahead_bytes -= run.size_bytes
         segment = self._segments[-1]
-        segment.max_seq = max(segment.max_seq, run.max_seq)
+        if run.keys or run.range_tombstones:
+            segment.max_seq = max(segment.max_seq, run.max_seq)
         if run.range_tombstones:
             segment.tombstones += run.range_tombstones
             if any(ahead.range_tombstones for ahead in self._ahead.values()):
@@ -200,7 +210,10 @@ class Memtable:
         count = 0
         is_emptied = False
         while self._segments[0].is_closed and self._segments[0].max_seq <= seq:
-            is_emptied |= bool(self._segments.pop(0).tombstones)
+            segment = self._segments.pop(0)
+            is_emptied |= bool(segment.tombstones)
+            self._left += [(weakref.ref(run), run.size_bytes) for run in segment.runs]
+            del segment  # which may be the last that held it
             count += 1
             await clock.sleep_ms(0)
         if is_emptied:
@@ -230,7 +243,9 @@ class Memtable:
             segment.forget(merge.hidden)
             # Runs were only appended meanwhile: the inputs still stand where they stood.
             segment.runs[picked] = [merged]
-            segment.runs_bytes += merged.size_bytes - sum(run.size_bytes for run in inputs)
+            shadowed_bytes = sum(run.size_bytes for run in inputs) - merged.size_bytes
+            segment.runs_bytes -= shadowed_bytes
+            self._left.append((weakref.ref(inputs[0]), shadowed_bytes))
             await clock.sleep_ms(0)
 
     def _due_merges(self) -> Iterator[tuple[Segment, slice]]:

@@ -30,7 +30,7 @@ def entries_bytes(entries: Sequence[Entry]) -> int:
     return keys_bytes + values_bytes + ENTRY_OVERHEAD_BYTES * len(entries)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Run:
     """Entries in the order of their keys; every key stands here once."""
 

@@ -69,6 +69,7 @@ class TreeKeeper:
         self._table = manifest.current.leveled_ssts
         self._renewed_ms = self._clock.monotonic_ms()
         self._keeping = asyncio.Lock()
+        self._installed = asyncio.Event()
         self._memtable = memtable
         self._loads: list[tuple[CommittedLoad, Pin | None]] = [(load, None) for load in loads]
         self.current = self._with_loads(held)  # the tree that new reads use
@@ -125,6 +126,18 @@ class TreeKeeper:
             del self._older[snapshot_id]
         if created is not None:
             await self._install(manifest, created)
+
+    async def let_go(self) -> None:
+        """Let go of what is in memory and in the current tree as well, until cancelled."""
+        while True:
+            tree = self.current.tree
+            older = tuple(self._older_bases)
+            while any(base() is not None for base in older):
+                await self._clock.sleep_ms(WAIT_MS)
+            self._older_bases = [base for base in self._older_bases if base() is not None]
+            await self._on_compacted(tree.last_seq)
+            await self._installed.wait()
+            self._installed.clear()
 
     def protects(self, held: HeldTree) -> bool:
         """Whether the manifest that was seen last has the snapshot of that tree."""
@@ -188,12 +201,8 @@ class TreeKeeper:
         self._table = manifest.leveled_ssts
         self.current = self._with_loads(HeldTree(tree, self.ssts, snapshot_id))
         self._move_base()
+        self._installed.set()
         log.debug("levels read", manifest_id=tree.manifest_id, wal_id_last_compacted=tree.wal_id)
-        older = tuple(self._older_bases)
-        while any(base() is not None for base in older):
-            await self._clock.sleep_ms(WAIT_MS)
-        self._older_bases = [base for base in self._older_bases if base() is not None]
-        await self._on_compacted(tree.last_seq)
 
     def _with_loads(self, held: HeldTree) -> HeldTree:
         """The tree of a manifest, and above it the loads that it does not hold."""

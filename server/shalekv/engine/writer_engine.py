@@ -7,7 +7,7 @@ server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -43,6 +43,7 @@ log = structlog.get_logger()
 # How often the manifest is looked at while much is not compacted: what is waits to be dropped.
 PRESSED_POLL_MS = 500
 PRESSED_PARTS = 8  # ... that is, an eighth of the memory for it
+HELD_PARTS = 4  # scans may keep a quarter of it that is compacted, or they are ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class WriterEngine:
         self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
         self._settings = settings
         self.skip_memtable_bytes = settings.skip_memtable_bytes
+        self.shed_views: Callable[[], None] = lambda: None  # to be set by who keeps views
         self._manifest_seen = asyncio.Event()
         self.ownership = Ownership(
             opened.manifest, poll_ms=self._poll_ms, on_seen=self._manifest_seen.set
@@ -135,8 +137,17 @@ class WriterEngine:
 
     @property
     def memory_bytes(self) -> int:
-        """What is durable and not compacted, as accounted: entries and idempotency records."""
-        return self.memtable.size_bytes + self.idempotency.size_bytes
+        """What is durable and not compacted, as accounted: entries and idempotency records.
+
+        And what is compacted, but kept by scans that began before.
+        """
+        memtable = self.memtable
+        return memtable.size_bytes + memtable.held_bytes + self.idempotency.size_bytes
+
+    @property
+    def held_bytes_max(self) -> int:
+        """So much may be compacted, and kept in memory by scans that began before."""
+        return self._settings.memtable_bytes_max // HELD_PARTS
 
     def check_serving(self) -> None:
         """Raise when the log was stopped by an error; a graceful close still answers reads."""
@@ -176,13 +187,21 @@ class WriterEngine:
         is read from now on, unless another writer has taken over. Or an object was deleted that is
         protected.
         """
+        reason = await self._reason_of(missing, held)
+        if isinstance(reason, SnapshotNotFound):
+            try:
+                await self.levels.keep()
+            except ShaleError as error:
+                return error
+        return reason
+
+    async def _reason_of(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
         try:
             await self.ownership.confirm()
-            if self.levels.protects(held):
-                return missing
-            await self.levels.keep()
         except ShaleError as error:
             return error
+        if self.levels.protects(held):
+            return missing
         return SnapshotNotFound(
             f"{missing.name} is gone: the snapshot that protected the levels of manifest "
             f"{held.tree.manifest_id} has expired, because this process was stopped for long. "
@@ -212,9 +231,13 @@ class WriterEngine:
             held, base = self.levels.current, self.levels.base
             newest = self.log.overlay.get
             keys = [key for key in needs.keys if newest(key) is None]
-            found = await held.find_many(keys) if keys and not held.tree.is_empty else {}
-            ranges = {each: await self._range_below(held, each) for each in needs.ranges}
-            record = await held.find_record(needs.record_key) if needs.record_key else None
+            try:
+                found = await held.find_many(keys) if keys and not held.tree.is_empty else {}
+                ranges = {each: await self._range_below(held, each) for each in needs.ranges}
+                record = await held.find_record(needs.record_key) if needs.record_key else None
+            except ObjectNotFound as missing:
+                # Not `explain`: a new tree is waited for until nobody holds `base` any more.
+                raise await self._reason_of(missing, held) from missing
             below = Below(base, found, ranges, record)
             if self.is_current(below, needs):
                 return below
@@ -258,6 +281,7 @@ class WriterEngine:
                 others = [
                     tasks.create_task(self._watch_owner(), name="watch for another writer"),
                     tasks.create_task(self._keep_tree(), name="keep the tree"),
+                    tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(
@@ -304,7 +328,6 @@ class WriterEngine:
 
     async def _keep_tree(self) -> None:
         """Follow the manifest, and renew snapshots in time, until another error ends the log."""
-        await self._drop_through(self.levels.current.tree.last_seq)  # compacted during the replay
         while True:
             try:
                 async with asyncio.timeout(self._settings.snapshot_ttl_s / 6):
@@ -324,4 +347,6 @@ class WriterEngine:
         """Let go of what the levels hold."""
         await self.memtable.drop_through(seq, self._clock)
         await self.idempotency.drop_through(seq, self._clock)
+        if self.memtable.held_bytes > self.held_bytes_max:
+            self.shed_views()
         self.admission.look_again()

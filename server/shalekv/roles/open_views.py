@@ -59,6 +59,13 @@ class OpenViews:
             )
         return found
 
+    def drop_oldest(self) -> bool:
+        """Let go of the view that was used longest ago; whether there was one."""
+        for view_id in self._views:
+            self._drop(view_id)
+            return True
+        return False
+
     def close(self) -> None:
         """Let go of all of them."""
         for view_id in list(self._views):

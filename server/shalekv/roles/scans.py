@@ -16,6 +16,7 @@ from shalekv.engine.scan import scan_slices
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ObjectNotFound
 from shalekv.roles import requests
+from shalekv.roles.open_scan import OpenScan
 from shalekv.roles.open_views import OpenView, OpenViews
 from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
@@ -47,6 +48,23 @@ class Scans:
         self._views = OpenViews(limits, random)
         self.room = ResultRoom(limits.result_bytes_max)  # for messages that were not taken
         self._database_id = engine.manifest.current.database_id
+        self._open_scans: dict[OpenScan, None] = {}  # that which began first comes first
+        engine.shed_views = self.shed
+
+    def shed(self) -> None:
+        """Let go of views until they keep little in memory that is compacted, the oldest first.
+
+        First those that wait for a next page, then those of scans whose clients do not take what
+        was read: these end with an error.
+        """
+        engine = self._engine
+        bound_bytes = engine.held_bytes_max
+        while engine.memtable.held_bytes > bound_bytes and self._views.drop_oldest():
+            pass
+        for scan in list(self._open_scans):
+            if engine.memtable.held_bytes <= bound_bytes:
+                return
+            scan.let_go()
 
     @property
     def views(self) -> OpenViews:
@@ -68,26 +86,32 @@ class Scans:
             rest = token.rest(keys, reverse=request.reverse)
         else:
             opened = await self._open(level)
-        slices = self._slices(opened, rest, reverse=request.reverse)
+        view = opened.view
+        header = self._header(view.seq, view.wal_id)
+        ahead = nullcontext() if view.held is None else self._room_ahead(view.held)
+        scan = OpenScan(opened, self._slices(opened, rest, reverse=request.reverse))
+        del opened, view  # which `scan` may let go
 
         def next_page(last_key: bytes) -> bytes:
-            return self._token(request, keys, opened, view_id, last_key)
+            return self._token(request, keys, scan.opened, view_id, last_key)
 
         messages = scan_messages(
-            slices,
+            scan,
             request,
-            self._header(opened.view.seq, opened.view.wal_id),
+            header,
             message_bytes=self._limits.scan_message_bytes,
             room=self.room,
             wait_ms=self._limits.result_wait_ms,
             clock=self._clock,
             next_page=next_page,
         )
-        held = opened.view.held
-        ahead = nullcontext() if held is None else self._room_ahead(held)
-        async with ahead, aclosing(slices), aclosing(messages):  # it all goes with the caller
-            async for message in messages:
-                yield message
+        self._open_scans[scan] = None
+        try:
+            async with ahead, aclosing(scan), aclosing(messages):  # it all goes with the caller
+                async for message in messages:
+                    yield message
+        finally:
+            del self._open_scans[scan]
 
     def _room_ahead(self, held: HeldTree) -> AbstractAsyncContextManager[None]:
         """Room to read the levels, of which there is little where many scans stand still."""

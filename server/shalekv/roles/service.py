@@ -72,6 +72,12 @@ class KvService(Protocol):
 class AdminService(Protocol):
     """Answers the calls of `shalekv.v1.Admin` that this version implements."""
 
+    def ingest_sst(
+        self, request: admin_pb2.IngestSstRequest, call: Call
+    ) -> Answer[admin_pb2.IngestSstReply]:
+        """Commit files that stand ready in the object store as one load."""
+        ...
+
     def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
         """What this process is and how it does."""
         ...

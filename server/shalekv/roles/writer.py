@@ -5,8 +5,10 @@ from __future__ import annotations
 import structlog
 
 from shalekv.engine.recover import open_log
+from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ShaleError
+from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.roles.writer_kv import WriterKv
@@ -15,6 +17,7 @@ from shalekv.settings import ServeSettings, WriterSettings
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.counting import CountingStore
 
 log = structlog.get_logger()
 
@@ -55,12 +58,15 @@ class Writer:
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
         writer_settings = with_flush_interval(settings.writer, store.url)
-        cas = CasStore(store, runtime, settings.store)
+        counting = CountingStore(store)
+        cas = CasStore(counting, runtime, settings.store)
         opened = await open_log(
             cas, writer_settings, address=advertise, retry=retry, cache=settings.cache
         )
         open_ms = clock.monotonic_ms() - began_ms
-        engine = WriterEngine(opened, writer_settings, clock, limits=settings.limits)
+        engine = WriterEngine(
+            opened, writer_settings, clock, limits=settings.limits, levels=settings.levels
+        )
         log.info(
             "database opened",
             epoch=opened.manifest.own.epoch,
@@ -70,7 +76,17 @@ class Writer:
         )
         kv = WriterKv(engine, settings.limits, runtime)
         memory = _memory_use(settings, engine, kv)
-        admin = WriterAdmin(engine, writer_settings, clock, memory, url=store.url, open_ms=open_ms)
+        pins = SnapshotPins(cas)
+        report = LevelsReport(engine, settings.compactor, pins, counting.counts_by_folder)
+        admin = WriterAdmin(
+            engine,
+            writer_settings,
+            clock,
+            memory,
+            url=store.url,
+            open_ms=open_ms,
+            levels=report,
+        )
         return cls(engine, kv, admin, stop_grace_ms=settings.server.shutdown_grace_ms)
 
     @property

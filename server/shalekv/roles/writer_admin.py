@@ -5,7 +5,9 @@ from __future__ import annotations
 import shalekv
 from shalekv.clock import Clock
 from shalekv.engine.writer_engine import WriterEngine
+from shalekv.errors import DeadlinePassed
 from shalekv.roles import requests
+from shalekv.roles.ingests import Ingests
 from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import Answer, Call
@@ -34,6 +36,7 @@ class WriterAdmin:
         self.memory = memory
         self._levels = levels
         self._engine = engine
+        self._ingests = Ingests(engine.loads, self._header)
         self._settings = settings
         self._clock = clock
         self._url = url
@@ -47,22 +50,34 @@ class WriterAdmin:
         reply = self._reply()
         return reply if self._levels is None else self._with_levels(reply, self._levels)
 
+    def ingest_sst(
+        self, request: admin_pb2.IngestSstRequest, call: Call
+    ) -> Answer[admin_pb2.IngestSstReply]:
+        """Commit files that stand ready."""
+        if call.deadline_ms is not None and call.deadline_ms <= self._clock.monotonic_ms():
+            raise DeadlinePassed("the deadline had passed when the call arrived: nothing was done")
+        self._engine.check_serving()
+        return self._ingests.ingest_sst(request)
+
     async def _with_levels(
         self, reply: admin_pb2.StatusReply, levels: LevelsReport
     ) -> admin_pb2.StatusReply:
         await levels.fill(reply)
         return reply
 
+    def _header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
+        return kv_pb2.ReplyHeader(
+            database_id=self._engine.manifest.current.database_id,
+            role=kv_pb2.Role.ROLE_WRITER,
+            epoch=self._engine.manifest.own.epoch,
+            seq=seq,
+            wal_id=wal_id,
+        )
+
     def _reply(self) -> admin_pb2.StatusReply:
         engine = self._engine
         return admin_pb2.StatusReply(
-            header=kv_pb2.ReplyHeader(
-                database_id=engine.manifest.current.database_id,
-                role=kv_pb2.Role.ROLE_WRITER,
-                epoch=engine.manifest.own.epoch,
-                seq=engine.prefix.landed_seq,
-                wal_id=engine.prefix.wal_id,
-            ),
+            header=self._header(engine.prefix.landed_seq, engine.prefix.wal_id),
             version=shalekv.__version__,
             url=self._url,
             uptime_ms=int(self._clock.monotonic_ms() - self._began_ms),

@@ -13,7 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from shalekv.core.entry import Entry
 from shalekv.core.transaction import Change, Decision, Needs, Read
-from shalekv.engine.below import Below
+from shalekv.engine.below import NOTHING_BELOW, Below
 from shalekv.engine.commit import (
     RECORD_BYTES,
     Claim,
@@ -170,6 +170,9 @@ class Writing:
             return engine.loads.write_batch(changes, settle, size_bytes=size_bytes, claim=claim)
 
         durability = requests.durability(request.durability)
+        is_load = size_bytes > engine.skip_memtable_bytes
+        if is_load and durability == MEMORY:
+            durability = DURABLE  # memory does not have it before
         key = request.header.idempotency_key
         write = _Write(
             form,
@@ -178,7 +181,7 @@ class Writing:
             submit,
             Needs(record_key=record_key(key)) if key else _NO_NEEDS,
             is_confirmed=False,
-            load=load if size_bytes > engine.skip_memtable_bytes else None,
+            load=load if is_load else None,
             key=key,
             request_hash=_hash(request, form.kind) if key else b"",
         )
@@ -261,6 +264,7 @@ class Writing:
                     idempotency = self._engine.idempotency
                     known = idempotency.find(write.key, write.request_hash, below.record)
             except (ShaleError, asyncio.CancelledError):
+                below = NOTHING_BELOW  # the error keeps this frame, for as long as it is kept
                 self._engine.admission.release(write.size_bytes)
                 raise
             if known is not None:

@@ -19,6 +19,6 @@ def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHan
         "RenewSnapshot": adapter.absent("Admin.RenewSnapshot"),
         "ListSnapshots": adapter.absent("Admin.ListSnapshots"),
         "DeleteSnapshot": adapter.absent("Admin.DeleteSnapshot"),
-        "IngestSst": adapter.absent("Admin.IngestSst"),
+        "IngestSst": adapter.unary(service.ingest_sst, admin.IngestSstRequest),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)

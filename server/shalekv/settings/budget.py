@@ -119,8 +119,8 @@ def _too_little(settings: ServeSettings, given: list[_Share], short: _Share | No
     taken = " and ".join(", ".join(amounts).rsplit(", ", 1))
     left = "is more than that" if short is None else f"leaves too little for {short.name}"
     return (
-        f"memory_bytes is {_amount(memory_bytes)}, and {taken} {left}: raise memory_bytes, "
-        "or set less"
+        f"memory_bytes is {_amount(memory_bytes)}, and what is set of it ({taken}) {left}: "
+        "raise memory_bytes, or set less"
     )
 
 

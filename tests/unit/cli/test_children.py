@@ -67,6 +67,7 @@ class Told:
         os.mkfifo(path)
         self.lines: list[str] = []
         self.events: list[str] = []
+        self.restarts_ms: list[int] = []
         self._begun = ""
         self._changed = asyncio.Event()
         # For writing as well: or it would be at its end while no child has it open.
@@ -84,6 +85,8 @@ class Told:
     def on_log(self, _logger: object, _method: str, event: Mapping[str, Any]) -> NoReturn:
         """A processor of structlog."""
         self.events.append(event["event"])
+        if "restart_ms" in event:
+            self.restarts_ms.append(event["restart_ms"])
         self._changed.set()
         raise structlog.DropEvent
 
@@ -155,6 +158,18 @@ async def test_a_child_that_ends_is_started_again(told: Told, code: int) -> None
     """Whatever its exit code says, but those of the next test."""
     await beside(told.until(lambda lines: len(lines) >= 4), told, ENDS.format(code=code))
     assert len({line.split()[1] for line in told.lines}) >= 4  # process ids
+
+
+async def test_delays_double_up_to_the_longest(told: Told) -> None:
+    """And are drawn from the upper half, so that many servers don't come back at once."""
+    settings = ChildrenSettings(child_restart_initial_ms=4, child_restart_max_ms=30)
+    serving = told.until_logged("child process has ended", 6)
+    await beside(serving, told, "raise SystemExit(1)", settings)
+    longest = [4, 8, 16, 30, 30, 30]
+    assert all(
+        most / 2 - 1 <= drawn <= most
+        for drawn, most in zip(told.restarts_ms[:6], longest, strict=True)
+    ), told.restarts_ms
 
 
 @pytest.mark.parametrize("code", [2, 4])

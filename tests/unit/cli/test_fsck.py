@@ -67,17 +67,6 @@ def test_orphans_alone_end_well(tmp_path: Path) -> None:
     assert "orphans wait for the collector" in result.stderr
 
 
-def test_what_cannot_be_read_is_no_damage(tmp_path: Path) -> None:
-    """A store that does not give an object ends the check with the exit code of stores."""
-    url = Planted(FUTURE_MS).save(tmp_path)
-    name = wal_name(4)
-    (tmp_path / name).unlink()
-    (tmp_path / name).symlink_to(tmp_path / "wal")  # a folder cannot be read
-    result = run(url)
-    assert result.exit_code in (ExitCode.STORE, ExitCode.DAMAGED)
-    assert name in result.stdout
-
-
 def test_where_there_is_no_database(tmp_path: Path) -> None:
     """It says so, and leaves nothing behind."""
     result = run(f"file://{tmp_path}/nothing")

@@ -53,6 +53,15 @@ def test_json_lines_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> N
     assert written.out == ""
 
 
+def test_lines_name_the_role(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of libraries as well: processes of several roles share their stderr."""
+    configure_logs(LogFormat.JSON, LogLevel.INFO, role="compactor")
+    structlog.get_logger("shalekv").info("compacting")
+    logging.getLogger("some.library").warning("careful")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["role"] for line in lines] == ["compactor", "compactor"]
+
+
 def test_console_lines_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     """One line an event, without colours when nobody looks, and no variables in tracebacks."""
     configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)

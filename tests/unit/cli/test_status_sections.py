@@ -78,9 +78,9 @@ def test_every_part_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_server_without_levels(capsys: pytest.CaptureFixture[str]) -> None:
     """Sections that have nothing to say are left out."""
-    print_sections(status(reads=None, store_requests=(), snapshots=(), writer=None))
+    print_sections(status(levels=None, reads=None, store_requests=(), snapshots=(), writer=None))
     text = capsys.readouterr().out
-    for left_out in ("Reads of the levels", "Requests", "Snapshots", "Writes"):
+    for left_out in ("Levels", "Reads of the levels", "Requests", "Snapshots", "Writes"):
         assert left_out not in text
 
 

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import pytest
 
+from shalekv.core.transaction import Put, Transaction
+from shalekv.engine.below import Base, Below
 from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.errors import Fenced, IllegalState, OutcomeUnknown, ShaleError, Stopping, StoreBroken
 from shalekv.format import names
 from tests.unit.engine.commits import put, read
-from tests.unit.engine.running_log import NEWER, OLDER, OWN, RunningLog, quiesce, running
+from tests.unit.engine.running_log import (
+    NEWER,
+    OLDER,
+    OWN,
+    TRANSACTION_BYTES,
+    RunningLog,
+    Told,
+    quiesce,
+    running,
+)
 
 
 async def test_newer_writer_ends_the_log() -> None:
@@ -229,3 +241,22 @@ async def test_error_of_a_stopped_log_does_not_grow() -> None:
             log.log.submit([put(b"a")], lambda _: None)
         depths.add(len(caught.traceback))
     assert len(depths) == 1
+
+
+async def test_a_commit_that_has_landed_is_let_go() -> None:
+    """An idle log holds nothing of the last commit, nor what that was decided by."""
+    async with running(RunningLog()) as log:
+        below = Below(Base())
+        base = weakref.ref(below.base)
+        told = Told()
+        assert log.admission.try_admit(TRANSACTION_BYTES)
+        log.log.transact(
+            Transaction([Put(b"a", b"1")]), told.settle, size_bytes=TRANSACTION_BYTES, below=below
+        )
+        del below
+        log.writes.append(told)
+        (await log.store.arrived(1)).release()
+        await told.receipt()
+        log.store.held.clear()
+        await quiesce()
+        assert base() is None

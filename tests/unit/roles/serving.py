@@ -12,11 +12,13 @@ from google.protobuf.message import Message
 
 from shalekv.clock import LoopClock
 from shalekv.engine.writer_engine import WriterEngine
+from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.runtime import Runtime
 from shalekv.settings import LimitSettings, WriterSettings
+from shalekv.settings.budget import MemoryBudget
 from shalekv.store.api import ObjectInfo
 from shalekv.v1 import kv_pb2
 from tests.unit.engine.databases import Database
@@ -66,7 +68,8 @@ class Serving:
         self.store = store
         self.engine = engine
         self.kv = WriterKv(engine, limits, Runtime(clock, random, InlineWorkers()))
-        self.admin = WriterAdmin(engine, settings, clock, url=store.url, open_ms=12.7)
+        memory = MemoryUse(MemoryBudget(0, {}))
+        self.admin = WriterAdmin(engine, settings, clock, memory, url=store.url, open_ms=12.7)
 
     async def run(self) -> None:
         """Run the engine until it is closed or stopped."""

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_status.rpc_status import aio
 
+from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
 from shalekv.roles.service import Call, KvService
 from shalekv.rpc.session import Session
@@ -100,8 +101,10 @@ async def served_writer(
 class DrivenSession:
     """A session without a transport: messages are read when the test lets it, and replies too."""
 
-    def __init__(self, service: KvService, limits: LimitSettings) -> None:
-        self.session = Session(service, limits, Call(peer="test"), describe=described)
+    def __init__(
+        self, service: KvService, limits: LimitSettings, room: ResultRoom | None = None
+    ) -> None:
+        self.session = Session(service, limits, Call(peer="test"), room=room, describe=described)
         self.read_count = 0  # messages that were asked for
         self._requests: asyncio.Queue[kv_pb2.SessionRequest | None] = asyncio.Queue()
         self._replies = self.session.replies()
@@ -132,10 +135,10 @@ class DrivenSession:
 
 @asynccontextmanager
 async def driven(
-    service: KvService, *, limits: LimitSettings | None = None
+    service: KvService, *, limits: LimitSettings | None = None, room: ResultRoom | None = None
 ) -> AsyncIterator[DrivenSession]:
-    """A session that reads; at the end its client is gone."""
-    session = DrivenSession(service, limits or LimitSettings())
+    """A session that reads; at the end its client is gone. It shares `room` with others."""
+    session = DrivenSession(service, limits or LimitSettings(), room)
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(session.session.read(session.requests(), tasks))
         yield session

@@ -219,7 +219,8 @@ class LeveledPolicy:
             return _Candidate(0, lambda: None)
         oldest = min(system, key=_made_at_ms)
         return _Candidate(
-            (state.now_ms - _made_at_ms(oldest)) / (_RECORD_LIVES * self._settings.record_kept_s * _MS_PER_S),
+            (state.now_ms - _made_at_ms(oldest))
+            / (_RECORD_LIVES * self._settings.record_kept_s * _MS_PER_S),
             lambda: _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, Window([oldest], ()), "old records"),
         )
 

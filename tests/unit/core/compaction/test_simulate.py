@@ -122,9 +122,10 @@ def test_the_bill_is_requests_and_bytes_times_prices() -> None:
 
 def test_every_wal_object_and_every_edit_is_paid_for() -> None:
     """Twice the WAL objects are so many more PUTs and GETs, and deletes of them later."""
-    one = simulate(workload(), SMALL).requests
-    two = simulate(workload(), replace(SMALL, flush_interval_ms=25)).requests
+    unread = replace(workload(), gets_per_s=0, scans_per_s=0)
+    one = simulate(unread, SMALL).requests
+    two = simulate(unread, replace(SMALL, flush_interval_ms=25)).requests
     objects = 64 * MIB / 5e6 / 0.05
     assert two.put - one.put == pytest.approx(objects, rel=0.15)
-    assert two.get - one.get == pytest.approx(objects, rel=0.15)
+    assert two.get - one.get == pytest.approx(objects, rel=0.3)
     assert one.list > 0

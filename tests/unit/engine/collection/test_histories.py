@@ -150,7 +150,7 @@ def test_what_is_needed_stays_and_what_is_not_goes(steps: list[tuple[str, int]])
             await history.check()
         for snapshot in (await ground.manifest()).snapshots:
             await ground.snapshots().delete(snapshot.id.hex())
-        ground.pass_time(AGE_S + 100)  # all leases have expired
+        ground.pass_time(AGE_S + 200)  # all leases have expired
         await history.collectors[0].collect()
         await history.check()
         assert ground.names() == await ground.needed() | history.fences

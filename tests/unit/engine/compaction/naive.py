@@ -24,16 +24,25 @@ def covers(tombstone: Entry, key: bytes) -> bool:
     return tombstone.key <= key and (not tombstone.value or key < tombstone.value)
 
 
-def newest_of(key: bytes, entries: Iterable[Entry]) -> Entry | None:
-    """The newest version of `key`, a range tombstone over it as a tombstone."""
-    best: Entry | None = None
-    for entry in entries:
-        if entry.kind is Kind.RANGE_TOMBSTONE:
+class Versions:
+    """Some entries, to be asked for the newest version of a key."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._newest: dict[bytes, Entry] = {}
+        self._ranges: list[Entry] = []
+        for entry in entries:
+            if entry.kind is Kind.RANGE_TOMBSTONE:
+                self._ranges.append(entry)
+            elif entry.key not in self._newest or entry.seq >= self._newest[entry.key].seq:
+                self._newest[entry.key] = entry
+
+    def newest_of(self, key: bytes) -> Entry | None:
+        """The newest version of `key`, a range tombstone over it as a tombstone."""
+        best = self._newest.get(key)
+        for entry in self._ranges:
             if covers(entry, key) and (best is None or entry.seq > best.seq):
                 best = Entry(key, entry.seq, Kind.TOMBSTONE)
-        elif entry.key == key and (best is None or entry.seq >= best.seq):
-            best = entry
-    return best
+        return best
 
 
 def answer(entry: Entry | None, now_ms: int) -> Answer:
@@ -45,7 +54,8 @@ def answer(entry: Entry | None, now_ms: int) -> Answer:
 
 def answers(entries: Sequence[Entry], keys: Iterable[bytes], now_ms: int) -> dict[bytes, Answer]:
     """What all keys hold after these changes."""
-    return {key: answer(newest_of(key, entries), now_ms) for key in keys}
+    versions = Versions(entries)
+    return {key: answer(versions.newest_of(key), now_ms) for key in keys}
 
 
 async def read_sst(store: ObjectStore, info: SstInfo, database_id: bytes) -> Sst:
@@ -68,6 +78,7 @@ class NaiveTree:
     def __init__(self, tree: Tree, entries: dict[bytes, list[Entry]]) -> None:
         self.tree = tree
         self._entries = entries
+        self._versions = {sst_id: Versions(of_sst) for sst_id, of_sst in entries.items()}
 
     @classmethod
     async def read(cls, store: ObjectStore, manifest: Manifest) -> NaiveTree:
@@ -82,9 +93,9 @@ class NaiveTree:
             ]
         return cls(Tree.of(manifest), entries)
 
-    def entries(self, infos: Iterable[SstInfo]) -> list[Entry]:
-        """All entries of these SSTs."""
-        return [entry for info in infos for entry in self._entries[info.id]]
+    def entries(self) -> list[Entry]:
+        """All entries of all SSTs, in no order."""
+        return [entry for of_sst in self._entries.values() for entry in of_sst]
 
     def answers(self, keys: Iterable[bytes], now_ms: int) -> dict[bytes, Answer]:
         """By walking the sources: the first that knows of a key decides (I9)."""
@@ -92,7 +103,7 @@ class NaiveTree:
         for key in keys:
             newest = None
             for info in self.tree.sources_of(key):
-                newest = newest_of(key, self._entries[info.id])
+                newest = self._versions[info.id].newest_of(key)
                 if newest is not None:
                     break
             found[key] = answer(newest, now_ms)

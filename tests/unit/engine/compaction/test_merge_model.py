@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from shalekv.core.compaction.jobs import Job, MergeJob, WalJob
 from shalekv.core.compaction.state import move_result
+from shalekv.core.entry import Kind
 from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
 from shalekv.format.system_key import record_key
-from tests.unit.engine.compaction.naive import NaiveTree, answers, newest_of
+from tests.unit.engine.compaction.naive import NaiveTree, Versions, answers
 from tests.unit.engine.compaction.trial import (
     Trial,
     merge_job,
@@ -56,9 +57,11 @@ async def check(trial: Trial) -> None:
     written = trial.compacted(manifest)
     for now_ms in (manifest.logical_time_ms, manifest.logical_time_ms + 10**6):
         assert naive.answers(KEYS, now_ms) == answers(written, KEYS, now_ms)
+    assert manifest.last_compacted_seq == max((entry.seq for entry in written), default=0)
     horizon_ms = manifest.logical_time_ms - 1_000
+    records = Versions(entry for entry in written if entry.kind is not Kind.RANGE_TOMBSTONE)
     for key in (record_key(b"r%d" % n) for n in range(4)):
-        expected = newest_of(key, [entry for entry in written if entry.key == key])
+        expected = records.newest_of(key)
         if expected is not None and expected.expire_at_ms > horizon_ms:
             assert naive.record(key) == expected
 

@@ -1,0 +1,55 @@
+"""A scan that goes on: it can be ended from outside, to free what its view keeps in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Self
+
+from shalekv.core.entry import Entry
+from shalekv.errors import PageExpired
+from shalekv.roles.open_views import OpenView
+
+
+class OpenScan:
+    """The slices of a scan. Nobody else may refer to them, or to the view."""
+
+    def __init__(self, opened: OpenView, slices: AsyncGenerator[list[Entry], None]) -> None:
+        """Nothing is read yet."""
+        self._opened: OpenView | None = opened
+        self._slices: AsyncGenerator[list[Entry], None] | None = slices
+        self._is_running = False
+
+    @property
+    def opened(self) -> OpenView:
+        """The view. Raises `PageExpired` when it was let go."""
+        if self._opened is None:
+            raise PageExpired(
+                "this scan was ended: nobody took what it had read, and its view kept memory that "
+                "writes need. Begin again behind the last key that has come"
+            )
+        return self._opened
+
+    def let_go(self) -> None:
+        """End the scan: who asks for more gets `PageExpired`, never a short answer (I7)."""
+        self._opened = None
+        if not self._is_running:  # otherwise it ends by itself, with the next slice
+            self._slices = None
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        slices, self._slices, self._opened = self._slices, None, None
+        if slices is not None:
+            await slices.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Entry]:
+        _ = self.opened
+        if self._slices is None:
+            raise StopAsyncIteration
+        self._is_running = True
+        try:
+            return await anext(self._slices)
+        finally:
+            self._is_running = False

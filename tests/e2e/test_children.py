@@ -1,0 +1,183 @@
+"""The compactor and the collector of a server: they live as long as it does, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.child import Child, Line
+from tests.e2e.processes import Processes
+
+ROLES = ("compactor", "collector")
+QUICK = ("--child-restart-initial-ms", "1", "--child-restart-max-ms", "100")
+WITHIN_MS = 30_000
+
+
+class Watched:
+    """A process that is no child of ours: the descriptor means it, and never its successor."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises ProcessLookupError when there is none."""
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+
+    async def ended(self) -> bool:
+        """Wait for its end; False: it still runs."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        found = await asyncio.to_thread(poll.poll, WITHIN_MS)
+        os.close(self._descriptor)
+        return bool(found)
+
+
+def is_start_of(role: str, line: Line) -> bool:
+    """Whether the server says that it has started this child."""
+    return line.get("event") == "child process started" and line.get("child") == role
+
+
+async def started(server: Child, role: str, *, after: int = 0) -> Watched:
+    """A child that the server has started, another than that with the id `after`."""
+    line = await server.line(lambda line: is_start_of(role, line) and line["pid"] != after)
+    return Watched(line["pid"])
+
+
+def is_told_by(role: str) -> Callable[[Line], bool]:
+    """Accepts what this child says; both begin with that they have begun to work."""
+    return lambda line: line.get("role") == role
+
+
+def arguments(pid: int) -> str:
+    """With which a process was started, with spaces between them."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+async def test_children_end_when_their_parent_is_killed(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Only the parent gets the SIGKILL, and no process of it is left."""
+    server = await processes.serve(f"file://{tmp_path}/db")
+    children = [await started(server, role) for role in ROLES]
+    for role in ROLES:
+        await server.line(is_told_by(role))
+    os.kill(server.pid, signal.SIGKILL)
+    assert [await child.ended() for child in children] == [True, True], server.report()
+    assert await server.exited() == -signal.SIGKILL
+
+
+async def test_a_child_that_is_killed_is_started_again(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Another process takes its place, the other child goes on, and the database is served."""
+    server = await processes.serve(f"file://{tmp_path}/db", *QUICK)
+    compactor, collector = [await started(server, role) for role in ROLES]
+    await server.line(is_told_by("compactor"))
+    os.kill(compactor.pid, signal.SIGKILL)
+    assert await compactor.ended()
+    again = await started(server, "compactor", after=compactor.pid)
+    await server.line(lambda line: line.get("role") == "compactor" and line.get("epoch") == 2)
+    os.kill(collector.pid, 0)
+    put = await processes.run("put", "k", "v", env={"SHALEKV_ADDR": server.listen})
+    assert await put.exited() == 0, put.report()
+    assert await server.stop() == 0, server.report()
+    assert await again.ended()
+    assert await collector.ended()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_all(
+    processes: Processes, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As Ctrl-C does in a terminal: the server ends with 0 after both children, which say so."""
+    server = await processes.serve(f"file://{tmp_path}/db")
+    children = [await started(server, role) for role in ROLES]
+    for role in ROLES:
+        await server.line(is_told_by(role))
+    server.send(number)
+    assert await server.exited() == 0, server.report()
+    assert [await child.ended() for child in children] == [True, True]
+    stopped = [line.get("role") for line in server.lines() if line.get("event") == "stopped"]
+    assert sorted(stopped[:2], key=str) == sorted(ROLES)
+    assert stopped[2] is None  # the server itself, at last
+    assert not any(line.get("level") == "warning" for line in server.lines()), server.report()
+
+
+async def test_a_compactor_elsewhere_is_not_fought(processes: Processes, tmp_path: Path) -> None:
+    """The child is superseded, the server says so once, starts none, and serves on."""
+    url = f"file://{tmp_path}/db"
+    server = await processes.serve(url, *QUICK)
+    child = await started(server, "compactor")
+    await server.line(is_told_by("compactor"))
+    other = processes.start("compactor", "--url", url, "--log-format", "json")
+    down = await server.line(lambda line: line.get("event") == "child process stays down")
+    assert down["exit_code"] == 4
+    assert await child.ended()
+    put = await processes.run("put", "k", "v", env={"SHALEKV_ADDR": server.listen})
+    assert await put.exited() == 0, put.report()
+    assert await server.stop() == 0, server.report()
+    assert sum(is_start_of("compactor", line) for line in server.lines()) == 1
+    assert await other.stop() == 0, other.report()
+
+
+async def test_wrong_settings_of_children_are_told_once(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """By the server, which reads all of them before it starts anything."""
+    url = f"file://{tmp_path}/db"
+    server = processes.start_serve(url, "--wal-trigger-bytes", "0")
+    assert await server.exited() == 2, server.report()
+    assert server.stderr().count("--wal-trigger-bytes") == 1
+    assert "child process" not in server.stderr()
+
+
+async def test_memory_and_switches(processes: Processes, tmp_path: Path) -> None:
+    """memory:// has no children, and says why; each of them can be switched off."""
+    server = await processes.serve("memory://x")
+    told = await server.line(lambda line: "no compactor" in str(line.get("event")))
+    assert "memory://" in told["event"]
+    assert await server.stop() == 0
+    switches = ("--no-with-compactor", "--no-with-collector")
+    alone = await processes.serve(f"file://{tmp_path}/db", *switches)
+    assert await alone.stop() == 0
+    for silent in (server, alone):
+        assert not any("child" in line for line in silent.lines()), silent.report()
+
+
+async def test_settings_reach_children_from_wherever_they_come(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Flags, environment and file are read by the server, and its children do as it was told."""
+    config = tmp_path / "shalekv.toml"
+    config.write_text("[collector]\ncollect_interval_ms = 4321\n")
+    env = {"SHALEKV_COMPACTOR__COMPACTOR_POLL_MS": "321", "SHALEKV_CONFIG": str(config)}
+    server = await processes.serve(f"file://{tmp_path}/db", "--wal-trigger-count", "21", env=env)
+    flags = {role: arguments((await started(server, role)).pid) for role in ROLES}
+    for role in ROLES:
+        await server.line(is_told_by(role))  # it understands them
+    assert await server.stop() == 0, server.report()
+    assert "--collect-interval-ms 4321" in flags["collector"]
+    assert "--compactor-poll-ms 321" in flags["compactor"]
+    assert "--wal-trigger-count 21" in flags["compactor"]
+
+
+async def test_the_memory_budget_is_told(processes: Processes, tmp_path: Path) -> None:
+    """At start, and by `status`: the parts amount to the budget."""
+    url = f"file://{tmp_path}/db"
+    server = await processes.serve(url, "--memory-bytes", "32MiB")
+    told = await server.line(lambda line: line.get("event") == "memory budget")
+    assert told["sum_bytes"] == 32 << 20
+    assert sum(value for name, value in told.items() if isinstance(value, int)) == 2 * (32 << 20)
+    env = {"SHALEKV_ADDR": server.listen}
+    status = await processes.run("status", "--format", "json", env=env)
+    assert await status.exited() == 0, status.report()
+    memory = json.loads(status.stdout())["memory"]
+    assert memory["bytes_max"] == 32 << 20
+    assert {part["name"]: part["bytes_max"] for part in memory["parts"]} == {
+        name: value for name, value in told.items() if name in str(memory["parts"])
+    }

@@ -1,0 +1,159 @@
+"""Compactors and collectors beside the writers: started, crashed, paused for long, and restarted.
+
+They are the shipped roles. Two of each may run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TypeAlias
+
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.engine.collection.plan import Report
+from shalekv.errors import ManifestConflict, ShaleError, StoreUnavailable, Superseded
+from shalekv.roles.collector import Collector
+from shalekv.roles.compactor import Compactor
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
+from tests.sim.cluster import Cluster
+from tests.sim.errors import Violation
+from tests.sim.nodes import Node
+from tests.sim.tiny import draw_collector, draw_compactor
+
+COMPACTORS = ("compactor1", "compactor2")
+COLLECTORS = ("collector1", "collector2")
+ENDS = (Superseded, StoreUnavailable, ManifestConflict)  # how they may end; others fail the run
+PAUSES_MS = (10.0, 1_000.0, 15_000.0, 60_000.0)  # the longer ones outlast leases and snapshots
+FINISH_MS = 150_000.0  # longer than any lease or snapshot lives
+Life: TypeAlias = Callable[[Node, Random], Awaitable[None]]
+
+
+class WatchedCollecting(Collecting):
+    """Notes what a collection has done, and fails the run where the role would only log."""
+
+    def __init__(self, store: CasStore, janitors: Janitors, random: Random) -> None:
+        super().__init__(store, draw_collector(random, janitors.pace))
+        self._janitors = janitors
+
+    async def collect(self) -> Report:
+        """Collect, as the shipped code does."""
+        try:
+            report = await super().collect()
+        except ENDS:
+            raise
+        except ShaleError as error:
+            self._janitors.problems.append(f"I8: a collection failed: {error!r}")
+            raise
+        self._janitors.deleted += Counter(
+            {folder.name: amount.objects for folder, amount in report.deleted.items()}
+        )
+        return report
+
+
+class Janitors:
+    """The compactors and collectors of one database."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """None of them runs yet."""
+        self.world = cluster.world
+        self.pace = cluster.pace
+        self.running: dict[str, Node] = {}
+        self.endings: list[str] = []
+        self.problems: list[str] = []
+        self.deleted: Counter[str] = Counter()  # objects, by folder
+
+    async def chaos(self, cluster: Cluster) -> None:
+        """Start, crash, pause and resume them at random moments, until cancelled."""
+        self.pace = cluster.pace  # the faults may have changed
+        random = self.world.random_for("janitors")
+        for name in (COMPACTORS[0], COLLECTORS[0]):
+            self.start(name, random)
+        while True:
+            await self.world.sleep_ms(random.choice([30.0, 1_000.0, 5_000.0]) * self.pace)
+            name = random.choice([*COMPACTORS, *COLLECTORS])
+            node = self.running.get(name)
+            event = random.choices(["crash", "pause", "resume", "nothing"], [2, 2, 2, 2])[0]
+            if node is None:
+                is_alone = not any(each in self.running for each in _twins(name))
+                if is_alone or random.random() < 0.3:
+                    self.start(name, random)
+            elif event == "crash":
+                self.crash(name)
+            elif event == "pause":
+                node.pause(random.choice(PAUSES_MS) * self.pace)
+            elif event == "resume":
+                node.resume()
+
+    def start(self, name: str, random: Random) -> None:
+        """Run a compactor or collector on node `name`, which runs none."""
+        node = self.running[name] = self.world.node(name)
+        life = self._compact if name in COMPACTORS else self._collect
+        node.start(self._live(node, life, Random(random.getrandbits(64))))
+
+    def crash(self, name: str) -> None:
+        """Cut the power of one."""
+        self.running.pop(name).crash()
+
+    async def finish(self) -> None:
+        """Without faults, compact and collect until nothing is due: no garbage is left then."""
+        for name in list(self.running):
+            self.crash(name)
+        random = self.world.random_for("finish")
+        node = self.world.node("finisher")
+        await self.world.sleep_ms(
+            max(0.0, self.world.store.last_arrival_ms - self.world.now_ms) + FINISH_MS
+        )  # whatever is late has landed, and all leases and snapshots that are not renewed expire
+        async with asyncio.timeout(FINISH_MS / 1_000):
+            await node.run(self._compact(node, random, is_once=True))
+            store = CasStore(self.world.store_for(node), self.world.runtime_for(node), STORE)
+            await self.world.sleep_ms(10_000.0)  # all is older than what is collected
+            for _ in range(2):  # the first one leaves its own manifest behind
+                await node.run(WatchedCollecting(store, self, random).collect())
+                await self.world.sleep_ms(10_000.0)
+
+    def check(self) -> None:
+        """Raise what went wrong."""
+        if self.problems:
+            raise Violation(self.problems[0])
+
+    async def _live(self, node: Node, life: Life, random: Random) -> None:
+        ending = "CLOSED"
+        try:
+            await life(node, random)
+        except ENDS as error:
+            ending = error.reason
+        self.endings.append(f"{node.name[:-1]} {ending}")
+        self.world.note(f"{node.label} ends: {ending}")
+        self.world.loop.call_soon(self._bury, node, context=self.world.loop.root.context)
+
+    def _bury(self, node: Node) -> None:
+        if self.running.get(node.name) is node:
+            self.crash(node.name)
+
+    async def _compact(self, node: Node, random: Random, *, is_once: bool = False) -> None:
+        compactor = await Compactor.open(
+            self.world.store_for(node),
+            settings=draw_compactor(random, self.pace),
+            runtime=self.world.runtime_for(node),
+            hurry=asyncio.Event(),
+            holder=node.label,
+        )
+        await compactor.run(is_once=is_once)
+        await compactor.close()
+
+    async def _collect(self, node: Node, random: Random) -> None:
+        runtime = self.world.runtime_for(node)
+        store = CasStore(self.world.store_for(node), runtime, STORE)
+        collecting = WatchedCollecting(store, self, random)
+        interval_ms = draw_collector(random, self.pace).collect_interval_ms
+        await Collector([collecting], runtime.clock, interval_ms=interval_ms).run()
+
+
+STORE = StoreSettings()
+
+
+def _twins(name: str) -> tuple[str, ...]:
+    return COMPACTORS if name in COMPACTORS else COLLECTORS

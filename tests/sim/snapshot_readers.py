@@ -1,0 +1,161 @@
+"""I7: readers of named snapshots, which they create, renew, read again and again, and delete.
+
+They read what the snapshot's manifest names, from a node of their own that keeps nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from shalekv.core.entry import Entry
+from shalekv.core.manifest import Snapshot
+from shalekv.core.tree import Tree
+from shalekv.engine.collection.active import read_pinned
+from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.replay import Replayed, replay
+from shalekv.engine.scan import scan_slices
+from shalekv.engine.snapshots import Snapshots
+from shalekv.errors import (
+    IllegalState,
+    ManifestConflict,
+    ObjectNotFound,
+    SnapshotExists,
+    SnapshotNotFound,
+    StoreUnavailable,
+)
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import CacheSettings, StoreSettings
+from shalekv.store.cas import CasStore
+from tests.sim.cluster import Cluster
+from tests.sim.errors import Violation
+from tests.sim.history import Got
+from tests.sim.serial import SerialOrder
+
+READERS = 2
+LIVES_MS = (2_000, 8_000, 30_000)  # of a snapshot, at pace 1
+PASSING = (StoreUnavailable, ManifestConflict)
+
+
+@dataclass(slots=True)
+class Snapped:
+    """A snapshot and what was read of it."""
+
+    snapshot: Snapshot
+    ends_ms: int  # by the store's clock: until then it is promised
+    reads: list[tuple[int, int, tuple[Entry, ...]]] = field(default_factory=list)  # seq, time, all
+    ending: str = ""
+
+
+class SnapshotReaders:
+    """The readers of one database."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """None of them reads yet."""
+        self._cluster = cluster
+        self._world = cluster.world
+        self.snapped: list[Snapped] = []
+        self.problems: list[str] = []
+
+    def lives(self) -> list[Reader]:
+        """What each of them does."""
+        return [Reader(self, number) for number in range(READERS)]
+
+    def check(self, order: SerialOrder) -> None:
+        """All reads of one snapshot are equal, and what the log says (I7)."""
+        if self.problems:
+            raise Violation(self.problems[0])
+        for each in self.snapped:
+            if len(set(each.reads)) > 1:
+                raise Violation(f"I7: {each.snapshot} reads {set(each.reads)}")
+            for seq, now_ms, entries in each.reads[:1]:
+                shown = {e.key: Got(e.value, e.seq, e.expire_at_ms) for e in entries}
+                state = {
+                    key: Got(version.value, version.seq, version.expire_at_ms)
+                    for key in order.timeline.keys
+                    if (version := order.timeline.at(key, seq)).value is not None
+                    and not 0 < version.expire_at_ms <= now_ms
+                }
+                if shown != state:
+                    raise Violation(f"I7: {each.snapshot} shows {shown}, the log {state} at {seq}")
+
+
+class Reader:
+    """One of them."""
+
+    def __init__(self, readers: SnapshotReaders, number: int) -> None:
+        self._readers = readers
+        self._name = f"reader{number}"
+
+    async def __call__(self, cluster: Cluster) -> None:
+        """Make snapshots and read them, until cancelled."""
+        world = cluster.world
+        random = world.random_for(self._name)
+        node = world.node(self._name)
+        store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
+        while True:
+            await world.sleep_ms(random.choice([100.0, 2_000.0]) * cluster.pace)
+            ttl_ms = int(random.choice(LIVES_MS) * cluster.pace)
+            try:
+                snapshot = await node.run(
+                    Snapshots(store).create(name=f"s{random.getrandbits(60)}", ttl_ms=ttl_ms)
+                )
+            except (*PASSING, SnapshotExists):
+                continue
+            snapped = Snapped(snapshot, snapshot.snapshot_expire_time_s * 1_000)
+            self._readers.snapped.append(snapped)
+            while not snapped.ending:
+                await world.sleep_ms(random.choice([10.0, 1_000.0, 5_000.0]) * cluster.pace)
+                await node.run(self._use(store, cluster, snapped, random, ttl_ms))
+
+    async def _use(
+        self, store: CasStore, cluster: Cluster, snapped: Snapped, random: Random, ttl_ms: int
+    ) -> None:
+        """Read it, renew it, or let it go."""
+        clock_ms = cluster.world.store.clock_ms
+        called = snapped.snapshot.id.hex()
+        drawn = random.random()
+        try:
+            if drawn < 0.2:
+                renewed = await Snapshots(store).renew(called, ttl_ms=ttl_ms)
+                snapped.ends_ms = renewed.snapshot_expire_time_s * 1_000
+            elif drawn < 0.3:
+                snapped.ends_ms = 0
+                snapped.ending = "deleted"
+                await Snapshots(store).delete(called)
+            else:
+                snapped.reads.append(await _read(store, snapped.snapshot))
+        except PASSING:
+            return
+        except (SnapshotNotFound, ObjectNotFound, IllegalState) as error:
+            # A renewal may be made that we have not heard of: then it lives longer.
+            if clock_ms() <= snapped.ends_ms:
+                problem = f"I7: {snapped.snapshot} lives until {snapped.ends_ms}, and {error!r}"
+                self._readers.problems.append(problem)
+            snapped.ending = snapped.ending or "expired"
+
+
+async def _read(store: CasStore, snapshot: Snapshot) -> tuple[int, int, tuple[Entry, ...]]:
+    """The number of the last commit, the logical time, and all entries."""
+    current = await StoredManifest(store).refresh()
+    if snapshot.id not in {each.id for each in current.snapshots}:
+        raise SnapshotNotFound(f"{snapshot} is not in manifest {current.manifest_id}")
+    pinned, _ = await read_pinned(store, current, snapshot.manifest_id)
+    replayed = Replayed(Memtable(), pinned.last_compacted_seq, pinned.logical_time_ms)
+    last = -1 if pinned.wal_id_last_seen is None else pinned.wal_id_last_seen
+    await replay(
+        store,
+        range(pinned.first_uncompacted_wal_id, last + 1),
+        database_id=pinned.database_id,
+        replayed=replayed,
+        parallel_reads=2,
+    )
+    ssts = LevelSsts(store, database_id=pinned.database_id, settings=CacheSettings())
+    held = HeldTree(Tree.of(pinned), ssts, snapshot.id)
+    view = replace(replayed.memtable.view(replayed.last_seq, last), held=held)
+    now_ms = pinned.logical_time_ms  # the state as of the snapshot
+    slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=now_ms)
+    entries = [entry async for each in slices for entry in each]
+    return replayed.last_seq, now_ms, tuple(entries)

@@ -1,0 +1,46 @@
+"""The whole database under chaos, by seed: writers, compactors, collectors and readers."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.sim.levels import WholeRun, whole_database
+from tests.sim.run import simulate
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.seeds(30)
+def test_the_whole_database_keeps_the_invariants(seed: int) -> None:
+    """Compaction and collection all the time, under crashes and long pauses, break nothing."""
+    simulate(seed, whole_database)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(180)
+@pytest.mark.seeds(1_000, first=1_000)
+def test_the_whole_database_keeps_the_invariants_for_longer(seed: int) -> None:
+    """More seeds change nothing about that."""
+    simulate(seed, whole_database)
+
+
+def notable(run: WholeRun) -> Counter[str]:
+    """How often what happened that matters."""
+    seen = Counter(run.seen)
+    seen += Counter({f"deleted in {name}": n for name, n in run.guard.seen.items()})
+    seen += Counter({f"slow scans: {name}": n for name, n in run.scans.endings.items()})
+    seen += Counter(run.janitors.endings)
+    seen["reads of snapshots"] = sum(len(each.reads) for each in run.readers.snapped)
+    seen += Counter(f"snapshots that were {each.ending}" for each in run.readers.snapped)
+    return seen
+
+
+@pytest.mark.timeout(180)
+def test_the_workload_gets_to_where_bugs_of_the_levels_are() -> None:
+    """What the invariants are about happens often enough to be tested, by few seeds even."""
+    seen: Counter[str] = Counter()
+    for seed in range(100, 108):
+        seen += notable(simulate(seed, whole_database).value)
+    sys.stdout.write("\n" + "\n".join(f"{count:6} {what}" for what, count in sorted(seen.items())))

@@ -1,0 +1,76 @@
+"""Settings far below what is allowed: so few entries fill trees, and all the time."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from shalekv.settings import (
+    CacheSettings,
+    CollectorSettings,
+    CompactorSettings,
+    CompactSettings,
+    LevelCodec,
+    LevelSettings,
+    ServeSettings,
+    UrlSettings,
+)
+from tests.sim.cluster import draw_settings
+
+WINDOW_S = 86_400
+LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
+
+
+def draw_writer(random: Random) -> ServeSettings:
+    """Those of a writer that keeps little in memory and reads the levels all the time."""
+    drawn = draw_settings(random)
+    writer = drawn.writer.model_copy(
+        update={
+            "snapshot_ttl_s": random.choice(LIVES_S),
+            "fence_poll_ms": random.choice([200, 1_000]),
+            "memtable_segment_bytes": random.choice([1, 500, 5_000]),
+        }
+    )
+    cache = CacheSettings().model_copy(
+        update={"block_cache_bytes": 0, "metadata_cache_bytes": random.choice([0, 1 << 20])}
+    )
+    limits = drawn.limits.model_copy(update={"scan_message_bytes": random.choice([1, 1 << 20])})
+    return drawn.model_copy(update={"writer": writer, "cache": cache, "limits": limits})
+
+
+def draw_compactor(random: Random, pace: float) -> CompactSettings:
+    """Those of a compactor that always finds something to do."""
+    levels = LevelSettings().model_copy(
+        update={
+            "sst_bytes": random.choice([200, 1_000, 10_000]),
+            "block_bytes": random.choice([20, 100, 1_000]),
+            "codec": random.choice([*LevelCodec]),
+            "filter_bits": random.choice([0, 2, 10]),
+        }
+    )
+    compactor = CompactorSettings().model_copy(
+        update={
+            "compactor_poll_ms": int(random.choice([100, 500]) * pace),
+            "wal_trigger_count": random.choice([1, 3, 10]),
+            "wal_trigger_age_ms": random.choice([0, 1_000]),
+            "l0_trigger_count": random.choice([1, 2, 4]),
+            "base_level_bytes": random.choice([300, 2_000]),
+            "level_multiplier_count": random.choice([2, 4]),
+            "compaction_bytes_max": random.choice([1_000, 1 << 20]),
+            "tombstone_age_s": random.choice([1, 5]),
+            "record_kept_s": WINDOW_S,
+            "compactor_lease_ttl_s": math.ceil(random.choice(LIVES_S) * pace),
+        }
+    )
+    return CompactSettings(
+        database=UrlSettings(url="memory://sim"), levels=levels, compactor=compactor
+    )
+
+
+def draw_collector(random: Random, pace: float) -> CollectorSettings:
+    """Those of a collector that deletes what it can at once."""
+    return CollectorSettings(
+        collect_interval_ms=max(10, int(random.choice([100, 1_000]) * pace)),
+        collect_age_s=random.choice([0, 0, 1, 5]),
+        foreign_age_s=5,
+    )

@@ -1,0 +1,217 @@
+"""Loads among all else that a writer and a compactor do: every read is what a dictionary says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.core.compaction.jobs import WalJob
+from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KeyRange
+from shalekv.core.manifest import Manifest
+from shalekv.core.transaction import Change, DeleteRange, Transaction
+from shalekv.core.tree import Tree
+from shalekv.engine.commit import changes_bytes
+from shalekv.engine.compaction.leases import Leases
+from shalekv.engine.compaction.run import Compactions
+from shalekv.engine.scan import scan_slices
+from shalekv.engine.view import View
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.manifest.compacted import CompactedManifest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import LevelCodec, LevelSettings, StoreSettings, WriterSettings
+from shalekv.store.cas import CasStore
+from tests.unit.engine.compaction.trial import SplitParts, merge_job, small_settings
+from tests.unit.engine.databases import Database
+from tests.unit.engine.loading import file_of
+from tests.unit.engine.running_log import Told, yielding_runtime
+from tests.unit.store.inline_runtime import gathered
+
+KEYS = [b"%02d" % n for n in range(12)]
+NONCE = b"compactor-nonce!"
+STEPS_COUNT = 40
+TRANSACTION_BYTES = 5_000
+# Two or three keys to a file.
+LEVELS = LevelSettings.model_construct(
+    sst_bytes=60, block_bytes=30, codec=LevelCodec.NONE, filter_bits=10
+)
+NEVER_MS = 60_000
+
+
+class Run:
+    """A database, what it must hold, and what is done to it."""
+
+    def __init__(self, database: Database, seed: int) -> None:
+        self.database = database
+        self.random = Random(seed)
+        self.expected: dict[bytes, bytes] = {}
+        self.views: list[tuple[View, dict[bytes, bytes]]] = []
+        self.engine: WriterEngine
+        self.running: asyncio.Task[None]
+        self.compactions: Compactions
+        self.stored: StoredManifest
+        self.files = 0
+        self.loads = 0
+
+    async def open(self) -> None:
+        """Open the database, as after a crash or a close."""
+        settings = WriterSettings.model_validate(
+            {"flush_interval_ms": 0, "memtable_segment_bytes": 65_536, "fence_poll_ms": NEVER_MS}
+        )
+        opened = await self.database.open()
+        self.engine = WriterEngine(opened, settings, LoopClock(), levels=LEVELS)
+        self.running = asyncio.create_task(self.engine.run(stop_grace_ms=NEVER_MS))
+        self.views.clear()
+
+    async def close(self) -> None:
+        """Close it in order."""
+        self.engine.close()
+        await self.running
+
+    async def compactor(self) -> None:
+        """A compactor beside the writer."""
+        cas = CasStore(self.database.store, yielding_runtime(), StoreSettings())
+        self.stored = StoredManifest(cas)
+        await self.stored.edit(
+            lambda current: claim_compactor_epoch(current, NONCE),
+            lambda current: current.compactor_nonce == NONCE,
+        )
+        self.compactions = Compactions(
+            cas,
+            CompactedManifest(self.stored, CompactorId(1, NONCE)),
+            Leases(cas, ttl_s=600, holder="test"),
+            small_settings(subcompaction_memory_bytes=1 << 20),  # for many slots at once
+            SplitParts(cas),
+        )
+
+    def changes(self) -> list[Change]:
+        """Some puts and deletes, each key once."""
+        chosen = self.random.sample(KEYS, self.random.randint(1, 6))
+        return [
+            Change(key, Kind.TOMBSTONE)
+            if self.random.random() < 0.3
+            else Change(key, Kind.PUT, self.random.randbytes(self.random.randint(1, 30)))
+            for key in chosen
+        ]
+
+    def expect(self, changes: Sequence[Change]) -> None:
+        """A commit has landed."""
+        for change in changes:
+            self.expected.pop(change.key, None)
+            if change.kind is Kind.PUT:
+                self.expected[change.key] = change.value
+
+    async def write(self) -> None:
+        """A commit through the memtable."""
+        changes = self.changes()
+        told = Told()
+        assert self.engine.admission.try_admit(changes_bytes(changes))
+        self.engine.log.submit(changes, told.settle)
+        await told.receipt()
+        self.expect(changes)
+
+    async def delete_range(self) -> None:
+        """A range delete."""
+        start, end = sorted(self.random.sample(KEYS, 2))
+        told = Told()
+        assert self.engine.admission.try_admit(TRANSACTION_BYTES)
+        self.engine.log.transact(
+            Transaction([DeleteRange(KeyRange(start, end))]),
+            told.settle,
+            size_bytes=TRANSACTION_BYTES,
+            below=self.engine.levels.nothing,
+        )
+        await told.receipt()
+        for key in [key for key in self.expected if start <= key < end]:
+            del self.expected[key]
+
+    async def write_batch(self) -> None:
+        """A batch past the memtable."""
+        changes = self.changes()
+        told = Told()
+        size_bytes = changes_bytes(changes)
+        assert self.engine.admission.try_admit(size_bytes)
+        await self.engine.loads.write_batch(changes, told.settle, size_bytes=size_bytes)
+        await told.receipt()
+        self.expect(changes)
+
+    async def ingest(self) -> None:
+        """Files that stand ready; sometimes the same load comes again."""
+        changes = sorted(self.changes())
+        cut = self.random.randint(0, len(changes) - 1)
+        infos = []
+        for part in (changes[:cut], changes[cut:]):
+            if part:
+                self.files += 1
+                entries = [Entry(each.key, 0, each.kind, each.value) for each in part]
+                infos.append(await file_of(self.database, self.files, entries))
+        self.loads += 1
+        load_id = f"load {self.loads}"
+        assert not (await self.engine.loads.ingest(load_id, infos)).already_applied
+        self.expect(changes)
+        if self.random.random() < 0.5:
+            await self.engine.loads.ingest(load_id, infos)
+
+    async def compact(self) -> None:
+        """Some slots into L0, or some of L0 or L1 into the level below; then the writer follows."""
+        manifest = await self.stored.refresh()
+        tree = Tree.of(manifest)
+        first = manifest.first_uncompacted_wal_id
+        end = (await self.database.wal())[-1] + 1
+        if self.random.random() < 0.6 and first < end:
+            job = WalJob(range(first, self.random.randint(first + 1, end)), "test")
+            await self.compactions.run(job, manifest, tree, lambda: False)
+        else:
+            source = self.random.choice([0, 0, 1])
+            merge = merge_job(tree, source, source + 1, self.random.randint(1, 5))
+            if merge is not None:
+                await self.compactions.run(merge, manifest, tree, lambda: False)
+        if self.random.random() < 0.7:
+            await self.engine.manifest.refresh()
+            await self.engine.levels.keep()
+
+    async def reopen(self) -> None:
+        """The next writer."""
+        await self.close()
+        await self.open()
+
+    async def hold_view(self) -> None:
+        """A scan that stays open."""
+        self.views.append((await self.engine.committed_view(), dict(self.expected)))
+
+    async def check(self) -> None:
+        """Gets, scans, and views that were taken before, show what they must."""
+        for key in KEYS:
+            found = self.engine.committed(key) or await self.engine.levels.current.find(key)
+            value = found.value if found is not None and found.kind is Kind.PUT else None
+            assert value == self.expected.get(key), key
+        for view, expected in [*self.views, (await self.engine.committed_view(), self.expected)]:
+            reverse = self.random.random() < 0.5
+            slices = scan_slices(view, start=b"", end=b"", reverse=reverse, now_ms=1)
+            entries = [entry for part in await gathered(slices) for entry in part]
+            shown = [(entry.key, entry.value) for entry in entries]
+            assert shown == sorted(expected.items(), reverse=reverse)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_reads_are_those_of_a_dictionary(seed: int) -> None:
+    """Through loads, compactions and take-overs nothing is lost and nothing comes back (I2, I9)."""
+    run = Run(await Database.created(seed), seed)
+    await run.open()
+    await run.compactor()
+    steps = [run.write, run.write, run.delete_range, run.write_batch, run.ingest]
+    steps += [run.compact, run.compact, run.compact, run.hold_view, run.reopen]
+    for _ in range(STEPS_COUNT):
+        await run.random.choice(steps)()
+        await run.check()
+    while (await run.stored.refresh()).first_uncompacted_wal_id <= (await run.database.wal())[-1]:
+        await run.compact()
+    await run.check()
+    await run.close()
+    manifest: Manifest = await run.database.manifest()
+    assert manifest.pending_loads == ()

@@ -1,0 +1,134 @@
+"""How the memory of a serving process is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from shalekv.settings import GIB, KIB, MIB, ServeSettings, WriterSettings
+from shalekv.settings.budget import FROM_THE_BUDGET, memory_budget, with_memory_shares
+
+Groups = Mapping[str, Any]
+
+
+def given(memory_bytes: int = 512 * MIB, **groups: Any) -> ServeSettings:
+    """Settings of which only these were set."""
+    memory = {"memory_bytes": memory_bytes}
+    return ServeSettings.model_validate(
+        {"database": {"url": "memory://x"}, "memory": memory, **groups}
+    )
+
+
+def test_the_defaults_are_the_shares_of_the_default_budget() -> None:
+    """So a part of the program that gets plain settings has the memory that a server has."""
+    settings = ServeSettings.model_validate({"database": {"url": "memory://x"}})
+    assert with_memory_shares(settings) == settings
+    assert memory_budget(settings).sum_bytes == settings.memory.memory_bytes
+
+
+@pytest.mark.parametrize("memory_bytes", [16 * MIB, 32 * MIB, 33 * MIB + 1, 256 * MIB, 64 * GIB])
+def test_the_parts_are_the_budget(memory_bytes: int) -> None:
+    """They amount to it but for what division leaves, and each is within its limits."""
+    settings = with_memory_shares(given(memory_bytes))
+    budget = memory_budget(settings)
+    assert memory_bytes - len(budget.parts) < budget.sum_bytes <= memory_bytes
+    ServeSettings.model_validate(settings.model_dump())
+
+
+@pytest.mark.parametrize("memory_bytes", [16 * MIB, 512 * MIB, 64 * GIB])
+def test_what_follows_fits_its_part(memory_bytes: int) -> None:
+    """Compaction begins before half of the memtable is full of entries of 16 + 100 bytes, and one
+    batch, one segment, one message and one session leave room for others.
+    """
+    settings = with_memory_shares(given(memory_bytes))
+    writer, limits, cache = settings.writer, settings.limits, settings.cache
+    assert settings.compactor.wal_trigger_bytes * 436 // 130 < writer.memtable_bytes_max // 2
+    assert writer.memtable_segment_bytes * 8 <= writer.memtable_bytes_max
+    assert writer.skip_memtable_bytes * 8 <= writer.memtable_bytes_max
+    assert limits.batch_bytes_max * 8 <= memory_bytes
+    assert limits.scan_message_bytes * 24 <= limits.result_bytes_max
+    assert limits.session_bytes_max * 2 <= limits.sessions_bytes_max
+    assert cache.read_ahead_bytes_max * 24 <= cache.scan_ahead_bytes_max
+
+
+def test_what_is_set_stays_and_the_rest_is_shared() -> None:
+    """A setting that was given is never changed, and what it takes is not given to others."""
+    settings = with_memory_shares(
+        given(32 * MIB, cache={"block_cache_bytes": 0}, writer={"memtable_bytes_max": 20 * MIB})
+    )
+    budget = memory_budget(settings)
+    assert budget.parts["block_cache_bytes"] == 0
+    assert budget.parts["memtable_bytes_max"] == 20 * MIB
+    assert budget.parts["queued_bytes_max"] == 12 * MIB * 4 // 26
+    assert 32 * MIB - len(budget.parts) < budget.sum_bytes <= 32 * MIB
+    assert settings.compactor.wal_trigger_bytes == 20 * MIB // 8
+
+
+def test_dividing_twice_changes_nothing() -> None:
+    """What was divided counts as set."""
+    once = with_memory_shares(given(48 * MIB, writer={"queued_bytes_max": 7 * MIB}))
+    assert with_memory_shares(once) == once
+
+
+@pytest.mark.parametrize(
+    ("groups", "told"),
+    [
+        (
+            {"writer": {"memtable_bytes_max": 1 * GIB}},
+            r"memory_bytes is 512 MiB, .* \(memtable_bytes_max 1 GiB\) leaves too little for ",
+        ),
+        (
+            {"writer": {"memtable_bytes_max": 500 * MIB}, "cache": {"block_cache_bytes": 12 * MIB}},
+            "memtable_bytes_max 500 MiB and block_cache_bytes 12 MiB. leaves too little",
+        ),
+        (
+            {
+                "writer": dict.fromkeys(
+                    ("memtable_bytes_max", "queued_bytes_max", "waiting_bytes_max"), 100 * MIB
+                ),
+                "cache": dict.fromkeys(
+                    (
+                        "block_cache_bytes",
+                        "metadata_cache_bytes",
+                        "read_in_flight_bytes",
+                        "scan_ahead_bytes_max",
+                    ),
+                    100 * MIB,
+                ),
+                "limits": dict.fromkeys(("result_bytes_max", "sessions_bytes_max"), 300 * KIB),
+            },
+            "is more than that",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(groups: Groups, told: str) -> None:
+    """With the amounts, and which setting to raise."""
+    with pytest.raises(ValueError, match=told):
+        with_memory_shares(given(512 * MIB, **groups))
+
+
+def test_all_names_are_settings() -> None:
+    """What the reference says of shares is said of settings that exist."""
+    settings = given()
+    for group, name in FROM_THE_BUDGET:
+        assert isinstance(getattr(getattr(settings, group), name), int)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("2MiB", 2 * MIB), ("1024 KiB", 1 * MIB), ("1GiB", GIB), ("1048577", MIB + 1)],
+)
+def test_bytes_may_have_a_unit(text: str, size_bytes: int) -> None:
+    """As text, from flags, environment and files."""
+    assert (
+        WriterSettings.model_validate({"memtable_bytes_max": text}).memtable_bytes_max == size_bytes
+    )
+
+
+@pytest.mark.parametrize("text", ["2MB", "2 mib", "MiB", "-1MiB", "1.5GiB", "1MiB "])
+def test_other_units_are_refused(text: str) -> None:
+    """A megabyte of a million bytes is nothing that anybody means here."""
+    with pytest.raises(ValueError, match="valid integer"):
+        WriterSettings.model_validate({"memtable_bytes_max": text})
