@@ -27,6 +27,7 @@ def draw_writer(random: Random) -> ServeSettings:
     writer = drawn.writer.model_copy(
         update={
             "snapshot_ttl_s": random.choice(LIVES_S),
+            "open_snapshot_ttl_s": 60,
             "fence_poll_ms": random.choice([200, 1_000]),
             "memtable_segment_bytes": random.choice([1, 500, 5_000]),
         }

@@ -11,7 +11,7 @@ from shalekv.core.transaction import RESULT_FRAME_BYTES
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import DeadlinePassed, ObjectNotFound, ReplyTooLarge
-from shalekv.roles import requests, transactions, writing
+from shalekv.roles import reply_form, requests, transactions
 from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
 from shalekv.roles.scans import Scans
 from shalekv.roles.service import Answer, Call
@@ -58,18 +58,18 @@ class WriterKv:
         self._check_write(request.header, call)
         if request.HasField("precondition"):
             order = transactions.put_order(request, self._limits)
-            return self._writing.transact(order, request, writing.PUT, call.line)
+            return self._writing.transact(order, request, reply_form.PUT, call.line)
         change = requests.put_change(request, self._limits, self._engine.time.now_ms)
-        return self._writing.commit([change], request, writing.PUT, call.line)
+        return self._writing.commit([change], request, reply_form.PUT, call.line)
 
     def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
         """Delete one key."""
         self._check_write(request.header, call)
         if request.HasField("precondition"):
             order = transactions.delete_order(request)
-            return self._writing.transact(order, request, writing.DELETE, call.line)
+            return self._writing.transact(order, request, reply_form.DELETE, call.line)
         change = requests.delete_change(request)
-        return self._writing.commit([change], request, writing.DELETE, call.line)
+        return self._writing.commit([change], request, reply_form.DELETE, call.line)
 
     def delete_range(
         self, request: kv_pb2.DeleteRangeRequest, call: Call
@@ -77,7 +77,7 @@ class WriterKv:
         """Delete all keys of a range."""
         self._check_write(request.header, call)
         order = transactions.delete_range_order(request)
-        return self._writing.transact(order, request, writing.DELETE_RANGE, call.line)
+        return self._writing.transact(order, request, reply_form.DELETE_RANGE, call.line)
 
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         """Apply many changes in one commit."""
@@ -85,14 +85,14 @@ class WriterKv:
         changes = requests.write_changes(request, self._limits, self._engine.time.now_ms)
         if changes is None:
             order = transactions.write_order(request, self._limits)
-            return self._writing.transact(order, request, writing.WRITE, call.line)
-        return self._writing.commit(changes, request, writing.WRITE, call.line)
+            return self._writing.transact(order, request, reply_form.WRITE, call.line)
+        return self._writing.commit(changes, request, reply_form.WRITE, call.line)
 
     def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
         """Compare, then read and change, in one commit."""
         self._check_write(request.header, call)
         order = transactions.txn_order(request, self._limits)
-        return self._writing.transact(order, request, writing.TXN, call.line)
+        return self._writing.transact(order, request, reply_form.TXN, call.line)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""

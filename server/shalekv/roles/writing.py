@@ -9,10 +9,9 @@ import hashlib
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias
 
-from shalekv.core.entry import Entry
-from shalekv.core.transaction import Change, Decision, Needs, Read
+from shalekv.core.transaction import Change, Decision, Needs
 from shalekv.engine.below import NOTHING_BELOW, Below
 from shalekv.engine.commit import (
     RECORD_BYTES,
@@ -28,6 +27,7 @@ from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter, ShaleError, Stopping
 from shalekv.format.idempotency import REQUEST_HASH_BYTES, ReplyKind, record_key
 from shalekv.roles import requests
+from shalekv.roles.reply_form import ReplyForm, ReplyT
 from shalekv.roles.requests import DURABLE, LINEARIZABLE, MEMORY, DurabilityValue
 from shalekv.roles.service import Answer
 from shalekv.roles.transactions import Order
@@ -41,62 +41,11 @@ WriteRequest: TypeAlias = (
     | kv_pb2.WriteRequest
     | kv_pb2.TxnRequest
 )
-ReplyT = TypeVar(
-    "ReplyT",
-    kv_pb2.PutReply,
-    kv_pb2.DeleteReply,
-    kv_pb2.DeleteRangeReply,
-    kv_pb2.WriteReply,
-    kv_pb2.TxnReply,
-)
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 _NO_NEEDS = Needs()
 # Refusals that tell something of the database: it must still be ours when they are told.
 _JUDGEMENTS = (ConditionFailed, NotACounter, CounterOverflow)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyForm(Generic[ReplyT]):
-    """How a kind of write is answered."""
-
-    kind: ReplyKind
-    message: type[ReplyT]
-    fill: Callable[[ReplyT, Decision], None] | None = None  # with what was decided
-
-    def reply(self, decision: Decision | None, durability: DurabilityValue) -> ReplyT:
-        """The reply but for its header."""
-        reply = self.message(durability=durability)
-        if decision is not None and self.fill is not None:
-            self.fill(reply, decision)
-        return reply
-
-
-def _fill_write(reply: kv_pb2.WriteReply, decision: Decision) -> None:
-    reply.counters.extend(result for result in decision.results if isinstance(result, int))
-
-
-def _fill_txn(reply: kv_pb2.TxnReply, decision: Decision) -> None:
-    reply.succeeded = decision.succeeded
-    for result in decision.results:
-        added = reply.results.add()
-        match result:
-            case Read(Entry() as entry):
-                added.get.found = True
-                added.get.value = entry.value
-                added.get.seq = entry.seq
-                added.get.expire_at_ms = entry.expire_at_ms
-            case Read():
-                added.get.SetInParent()
-            case int():
-                added.counter = result
-
-
-PUT = ReplyForm(ReplyKind.PUT, kv_pb2.PutReply)
-DELETE = ReplyForm(ReplyKind.DELETE, kv_pb2.DeleteReply)
-DELETE_RANGE = ReplyForm(ReplyKind.DELETE_RANGE, kv_pb2.DeleteRangeReply)
-WRITE = ReplyForm(ReplyKind.WRITE, kv_pb2.WriteReply, _fill_write)
-TXN = ReplyForm(ReplyKind.TXN, kv_pb2.TxnReply, _fill_txn)
 
 
 @dataclass(frozen=True, slots=True)
