@@ -82,11 +82,7 @@ async def template(path: Path) -> tuple[list[list[Entry]], dict[bytes, Answer]]:
         commits += [[blob]] if blob.kind == 1 else []
         records = [record(b"r%d" % slot, trial.logical_time_ms + 10**9)]
         await trial.write(*commits, records=records)
-    for folder in ("manifest/", "wal/"):
-        async for info in trial.store.list(folder):
-            target = path / info.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((await trial.store.get(info.name)).data)
+    await trial.save(path)
     entries = [entry for slot in trial.written for entry in slot]
     return trial.written, answers(entries, KEYS, trial.logical_time_ms)
 

@@ -7,6 +7,8 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from shalekv.cli.compactor_part import LIFT, LINE_BYTES_MAX, PartReply, PartTask
 from shalekv.engine.compaction.part import Part, PartResult
 from shalekv.engine.compaction.parts import OwnProcessParts
@@ -16,6 +18,7 @@ from shalekv.store.cas import CasStore
 
 COMMAND = (sys.executable, "-m", "shalekv.cli.compactor_part")
 LIFT_POLL_S = 0.1
+log = structlog.get_logger(__name__)
 _MAY_PASS = frozenset((StoreUnavailable.reason,))
 
 
@@ -68,6 +71,7 @@ class ProcessParts:
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES_MAX
         )
+        log.debug("part started", pid=process.pid)
         try:
             line = await _converse(process, task, is_lifted)
         finally:

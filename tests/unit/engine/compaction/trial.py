@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from shalekv.core.compaction.jobs import Job, MergeJob, Result
@@ -17,6 +18,7 @@ from shalekv.engine.compaction.leases import Leases
 from shalekv.engine.compaction.part import Part, PartResult
 from shalekv.engine.compaction.parts import OwnProcessParts
 from shalekv.engine.compaction.run import Compactions
+from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
 from shalekv.format.names import wal_name
@@ -161,6 +163,14 @@ class Trial:
         """Run a job, picked by the test, and publish its result."""
         manifest = await self.stored.refresh()
         return await self.compactions.run(job, manifest, Tree.of(manifest), lambda: False)
+
+    async def save(self, path: Path) -> None:
+        """Copy the database into a folder that a local store opens."""
+        for folder in (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER):
+            async for info in self.store.list(folder):
+                target = path / info.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes((await self.store.get(info.name)).data)
 
     def store_now_ms(self) -> float:
         """The store's clock, which the test moves with the local one."""

@@ -1,0 +1,185 @@
+"""`shalekv compactor` as a process, and the processes that it starts."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from pathlib import Path
+from random import Random, SystemRandom
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.core.manifest import Manifest
+from shalekv.core.tree import Tree
+from shalekv.manifest.stored import StoredManifest
+from shalekv.runtime import Runtime
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.local import LocalStore
+from tests.e2e.child import EXIT_S, Child, Line
+from tests.e2e.processes import SHALEKV, Processes
+from tests.unit.engine.compaction.naive import NaiveTree, answers
+from tests.unit.engine.compaction.trial import Trial, put
+from tests.unit.store.inline_runtime import InlineWorkers
+
+KEYS = [b"key%04d" % n for n in range(400)]
+SMALL = (
+    *("--sst-bytes", "65536", "--subcompaction-memory-bytes", "8388608"),
+    *("--wal-trigger-count", "1", "--l0-trigger-count", "1", "--compactor-poll-ms", "10"),
+    *("--log-format", "json", "--log-level", "debug"),
+)
+# So slow that what runs is met while it runs; divided, each part takes half of it.
+SLOW = ("--compaction-rate-bytes", "65536", "--subcompaction-count-max", "3")
+
+
+@pytest.fixture
+async def trial(tmp_path: Path) -> Trial:
+    """A database in `tmp_path` with 400 KiB of WAL that does not compress."""
+    trial, random = await Trial.begun(), Random(3)
+    for _ in range(4):
+        await trial.write(*([put(key, random.randbytes(300))] for key in KEYS))
+    await trial.save(tmp_path)
+    return trial
+
+
+async def check(trial: Trial, path: Path) -> Manifest:
+    """The levels hold what was written to the slots up to c."""
+    runtime = Runtime(LoopClock(), SystemRandom(), InlineWorkers())
+    store = LocalStore(path, runtime)
+    manifest = await StoredManifest(CasStore(store, runtime, StoreSettings())).refresh()
+    naive = await NaiveTree.read(store, manifest)
+    now_ms = manifest.logical_time_ms
+    assert naive.answers(KEYS, now_ms) == answers(trial.compacted(manifest), KEYS, now_ms)
+    return manifest
+
+
+def start(processes: Processes, path: Path, *flags: str) -> Child:
+    """A compactor of the database in `path`."""
+    return processes.start("compactor", "--url", path.as_uri(), *SMALL, *flags)
+
+
+async def part_pids(child: Child, count: int) -> list[int]:
+    """The processes of the first parts that it has started."""
+
+    def accept(_line: Line) -> bool:
+        return len(parts(child)) >= count
+
+    await child.line(accept)
+    return parts(child)
+
+
+def parts(child: Child) -> list[int]:
+    """The processes of parts that it has told of so far."""
+    return [line["pid"] for line in child.lines() if line.get("event") == "part started"]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process ends within the time that ending takes."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], EXIT_S)[0])
+    finally:
+        os.close(descriptor)
+
+
+async def test_once_compacts_what_is_due(
+    processes: Processes, tmp_path: Path, trial: Trial
+) -> None:
+    """It merges WAL and L0 in processes of their own, gives up its lease, and ends with 0."""
+    child = start(processes, tmp_path, "--once")
+    assert await child.exited() == 0, child.report()
+    manifest = await check(trial, tmp_path)
+    assert manifest.first_uncompacted_wal_id == len(trial.written)
+    assert Tree.of(manifest).runs
+    assert manifest.leases == ()
+    assert len(parts(child)) >= 2
+    assert all(map(has_ended, parts(child)))
+
+
+async def test_asked_to_stop_it_ends_in_the_middle_of_a_merge(
+    processes: Processes, tmp_path: Path, trial: Trial
+) -> None:
+    """SIGTERM ends it with 0, its processes with it, and nothing half done is published."""
+    child = start(processes, tmp_path, *SLOW)
+    pids = await part_pids(child, 2)
+    os.kill(child.pid, signal.SIGTERM)
+    assert await child.exited() == 0, child.report()
+    assert all(map(has_ended, pids))
+    manifest = await check(trial, tmp_path)
+    assert not Tree.of(manifest).runs
+    assert manifest.leases == ()
+
+
+async def test_killed_it_leaves_no_process_behind(
+    processes: Processes, tmp_path: Path, trial: Trial
+) -> None:
+    """After kill -9 its processes end by themselves, and the next compactor goes on."""
+    child = start(processes, tmp_path, *SLOW)
+    pids = await part_pids(child, 2)
+    os.kill(child.pid, signal.SIGKILL)
+    assert all(map(has_ended, pids))
+    await check(trial, tmp_path)
+    following = start(processes, tmp_path, "--once")
+    assert await following.exited() == 0, following.report()
+    manifest = await check(trial, tmp_path)
+    assert Tree.of(manifest).runs
+
+
+async def test_a_part_that_is_killed_is_run_again(
+    processes: Processes, tmp_path: Path, trial: Trial
+) -> None:
+    """The merge is given up with all its processes, nothing is published, and it begins anew."""
+    child = start(processes, tmp_path, *SLOW)
+    pids = await part_pids(child, 2)
+    os.kill(pids[0], signal.SIGKILL)
+    line = await child.line(lambda line: line.get("event") == "compaction failed")
+    assert "ended with -9" in line["problem"]
+    assert all(map(has_ended, pids[:2]))
+    assert not Tree.of(await check(trial, tmp_path)).runs
+    await child.line(lambda _: len(parts(child)) > len(pids))
+    os.kill(child.pid, signal.SIGTERM)
+    assert await child.exited() == 0
+
+
+async def test_a_second_compactor_takes_over(
+    processes: Processes, tmp_path: Path, trial: Trial
+) -> None:
+    """The older one ends with the exit code of a fenced process."""
+    older = start(processes, tmp_path)
+    await older.line(lambda line: line.get("event") == "compacting")
+    newer = start(processes, tmp_path)
+    assert await older.exited() == 4, older.report()
+    await newer.line(lambda line: line.get("event") == "compacting")
+    assert await newer.stop() == 0
+    await check(trial, tmp_path)
+
+
+async def test_it_ends_with_the_pipe_of_its_parent(tmp_path: Path, trial: Trial) -> None:
+    """At the end of its standard input it ends with 0; a line there hurries it."""
+    argv = [SHALEKV, "compactor", "--url", tmp_path.as_uri(), "--parent-pipe"]
+    lazy = ("--wal-trigger-count", "1000", "--compactor-poll-ms", "3600000")
+    with subprocess.Popen(
+        [*argv, *lazy], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stderr is not None
+        child.stdin.write("hurry\n")
+        child.stdin.flush()
+        assert any("first_slot" in line for line in child.stderr)
+        child.stdin.close()
+        child.stderr.read()
+        assert child.wait(EXIT_S) == 0
+    manifest = await check(trial, tmp_path)
+    assert manifest.first_uncompacted_wal_id == len(trial.written)
+
+
+async def test_no_database_is_told(processes: Processes, tmp_path: Path) -> None:
+    """At a URL without a database it ends with the exit code that says so."""
+    child = start(processes, tmp_path / "nothing")
+    assert await child.exited() == 3, child.report()

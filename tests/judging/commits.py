@@ -1,0 +1,157 @@
+"""The model: what was acknowledged, and what a state of the database must hold because of it.
+
+A state is named by a sequence number, and holds the effect of all commits up to that (I1, I2, I9).
+Whoever runs a test does not know the clock of the database to the millisecond, so when a value
+expires, and when it was read, are two moments between which it happens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from shalekv.core.key_range import KeyRange
+
+
+class Violation(AssertionError):
+    """The database has broken a promise."""
+
+
+class Between(NamedTuple):
+    """A moment that is not known better, in milliseconds."""
+
+    first_ms: float
+    last_ms: float
+
+    def later(self, by_ms: float) -> Between:
+        """The moment so much later."""
+        return Between(self.first_ms + by_ms, self.last_ms + by_ms)
+
+
+class Told(NamedTuple):
+    """A value as the database tells it."""
+
+    value: bytes
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A key got a value."""
+
+    key: bytes
+    value: bytes
+    expires: Between | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A key was deleted."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRange:
+    """All keys of a range were deleted."""
+
+    keys: KeyRange
+
+
+Effect: TypeAlias = Put | Delete | DeleteRange
+
+
+class _Held(NamedTuple):
+    told: Told
+    expires: Between | None
+
+
+class State:
+    """What the database holds after some commits, expired values included."""
+
+    def __init__(self) -> None:
+        """Nothing is committed yet."""
+        self.seq = 0
+        self._held: dict[bytes, _Held] = {}
+        self._keys: list[bytes] = []
+
+    def apply(self, seq: int, effects: Iterable[Effect]) -> None:
+        """One commit more, whose effects come in their order."""
+        self.seq = seq
+        for effect in effects:
+            match effect:
+                case Put(key, value, expires):
+                    if key not in self._held:
+                        insort(self._keys, key)
+                    self._held[key] = _Held(Told(value, seq), expires)
+                case Delete(key):
+                    self._drop([key] if key in self._held else [])
+                case DeleteRange(keys):
+                    self._drop(self.keys_in(keys))
+
+    def keys_in(self, keys: KeyRange) -> list[bytes]:
+        """The keys of a range that have or had a value."""
+        low = bisect_left(self._keys, keys.start)
+        high = bisect_left(self._keys, keys.end) if keys.end else len(self._keys)
+        return self._keys[low:high]
+
+    def find(self, key: bytes, now: Between) -> tuple[Told | None, ...]:
+        """What a read of this key may be told at that time: one answer, or two."""
+        held = self._held.get(key)
+        if held is None:
+            return (None,)
+        if held.expires is None or now.last_ms < held.expires.first_ms:
+            return (held.told,)
+        if now.first_ms > held.expires.last_ms:
+            return (None,)
+        return (held.told, None)
+
+    def check_range(self, keys: KeyRange, now: Between, told: Mapping[bytes, Told]) -> None:
+        """Judge all that a read was told of a range. Raises `Violation`."""
+        for key in sorted({*self.keys_in(keys), *told}):
+            self.check_key(key, now, told.get(key))
+
+    def check_key(self, key: bytes, now: Between, told: Told | None) -> None:
+        """Judge what a read was told of a key. Raises `Violation`."""
+        expected = self.find(key, now)
+        if told not in expected:
+            raise Violation(f"{key!r} at {self.seq}: {told}, expected {expected}")
+
+    def _drop(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            del self._held[key]
+            del self._keys[bisect_left(self._keys, key)]
+
+
+@dataclass(slots=True)
+class Commits:
+    """All commits that were acknowledged, in any order."""
+
+    _by_seq: dict[int, tuple[Effect, ...]] = field(default_factory=dict)
+
+    def add(self, seq: int, effects: Iterable[Effect]) -> None:
+        """One commit. Raises `Violation` when its number was issued before (I5)."""
+        if seq in self._by_seq:
+            raise Violation(f"the sequence number {seq} was issued twice")
+        self._by_seq[seq] = tuple(effects)
+
+    def __len__(self) -> int:
+        return len(self._by_seq)
+
+    @property
+    def last_seq(self) -> int:
+        """The greatest number; 0: there is none."""
+        return max(self._by_seq, default=0)
+
+    def states(self, seqs: Iterable[int]) -> Iterator[State]:
+        """The states with these numbers, in ascending order; each is good until the next one."""
+        commits = iter(sorted(self._by_seq.items()))
+        waiting = next(commits, None)
+        state = State()
+        for seq in sorted(seqs):
+            while waiting is not None and waiting[0] <= seq:
+                state.apply(*waiting)
+                waiting = next(commits, None)
+            yield state

@@ -1,0 +1,56 @@
+"""Why each object of a database is there, worked out from the manifest alone (I8, no orphans).
+
+Written without the code that collects. What is needed must be there, and what nobody needs must be
+gone after the last collection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from shalekv.core.manifest import Manifest
+from shalekv.format import names
+
+
+def needed(manifests: Collection[Manifest]) -> dict[str, str]:
+    """What keeps which object: the current manifest, or others that snapshots name.
+
+    Of the WAL only what is not compacted is needed.
+    """
+    reasons: dict[str, str] = {}
+    for manifest in manifests:
+        whose = f"manifest {manifest.manifest_id}"
+        reasons[names.manifest_name(manifest.manifest_id)] = "active"
+        for info in manifest.leveled_ssts:
+            reasons[names.level_name(info.id)] = f"level {info.level} of {whose}"
+        for load in manifest.pending_loads:
+            for info in load.ssts:
+                reasons[names.level_name(info.id)] = f"load {load.load_id} of {whose}"
+        if manifest.wal_id_last_seen is not None:
+            for slot in range(manifest.first_uncompacted_wal_id, manifest.wal_id_last_seen + 1):
+                reasons[names.wal_name(slot)] = f"not compacted in {whose}"
+    return reasons
+
+
+def missing(manifests: Collection[Manifest], objects: Collection[str]) -> dict[str, str]:
+    """What is needed and not there, and by whom (I8)."""
+    return {name: why for name, why in needed(manifests).items() if name not in objects}
+
+
+def unexplained(
+    manifests: Collection[Manifest], objects: Mapping[str, bool], *, current: Manifest
+) -> list[str]:
+    """The objects that nobody needs.
+
+    `objects` says of each whether it is a fence, which stays for ever (F1). The last slot that is
+    compacted stays by a rule of the collector's.
+    """
+    reasons = needed(manifests)
+    last = min((m.wal_id_last_compacted or 0 for m in manifests), default=0)
+    left = []
+    for name, is_fence in objects.items():
+        slot = names.parse_wal_name(name)
+        is_log = slot is not None and slot >= last
+        if name not in reasons and not is_fence and not is_log:
+            left.append(f"{name} (current manifest: {current.manifest_id})")
+    return left
