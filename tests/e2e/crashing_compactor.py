@@ -1,9 +1,10 @@
 """Compactors that are killed at a request of their choice, each in a process of its own.
 
 Reads lines from standard input: a folder, the number of a request or of an answer, and `before` the
-former or `after` the latter. For each it forks, runs the shipped compactor on the database in that folder until nothing is due, and
-kills the process (SIGKILL) at that request. Prints how each ended: `killed`, or how many requests
-there were. Forking one process that has imported everything is quicker than starting hundreds.
+former or `after` the latter. For each it forks, runs the shipped compactor on the database in that
+folder until nothing is due, and kills the process (SIGKILL) at that point. Prints how each ended:
+`killed`, or how many requests there were. Forking one process that has imported everything is
+quicker than starting hundreds.
 """
 
 from __future__ import annotations

@@ -28,7 +28,11 @@ class Filling:
         self._deletes: list[bool] = ops.deletes.tolist()
         self._put_by: dict[bytes, int] = {}  # key -> number of the operation
         self.logical_bytes = int(ops.logical_bytes.sum())
-        self.live_bytes = int(ops.live_bytes[-1])
+        self._live_bytes: list[int] = ops.live_bytes.tolist()
+
+    def live_bytes(self, count: int = 0) -> int:
+        """Of keys and values that are there after so many operations; 0: after all."""
+        return self._live_bytes[count - 1]
 
     @property
     def key_count(self) -> int:

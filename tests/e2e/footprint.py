@@ -22,6 +22,7 @@ class Footprint:
     folder: Path
     l0_count_max: int = 0
     open_wal_bytes_max: int = 0  # of WAL objects that are not compacted
+    needed_bytes: int = 0  # when it was looked at: the levels, and the WAL that is not compacted
     disk_bytes_max: int = 0  # of all files, those that wait for the collector included
     _wal_bytes: dict[int, int] = field(default_factory=dict)  # of each that was ever seen
 
@@ -43,6 +44,7 @@ class Footprint:
         self._wal_bytes |= wal_bytes
         after = -1 if tree.wal_id is None else tree.wal_id
         open_bytes = sum(size for wal_id, size in wal_bytes.items() if wal_id > after)
+        self.needed_bytes = tree_bytes(tree) + open_bytes
         self.l0_count_max = max(self.l0_count_max, len(tree.l0))
         self.open_wal_bytes_max = max(self.open_wal_bytes_max, open_bytes)
         self.disk_bytes_max = max(self.disk_bytes_max, sum(sizes.values()))

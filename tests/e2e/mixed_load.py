@@ -21,6 +21,7 @@ from shalekv_client import (
     Client,
     Commit,
     ConditionFailed,
+    Entry,
     Get,
     Present,
     RetryPolicy,
@@ -308,7 +309,7 @@ def _effect(change: Change) -> Effect:
     raise TypeError(change)
 
 
-def _row(entry: object) -> Row:
+def _row(entry: Entry) -> Row:
     return Row(entry.key, entry.value, entry.seq, entry.expire_at_ms)
 
 

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 
 from shalekv.runtime import Runtime
-from shalekv.store import url
+from shalekv.store import url as stores
 from shalekv.store.api import ObjectStore
 from tests.unit.engine.compaction.interposed import InterposedStore
 
@@ -53,12 +53,12 @@ class Stall:
 def main() -> None:
     """Run the command over a store that stops the process."""
     stall = Stall.parse(sys.argv[1])
-    opened = url.open_store
+    opened = stores.open_store
 
-    def open_store(place: str, runtime: Runtime) -> ObjectStore:
-        return InterposedStore(opened(place, runtime), stall.before, stall.after)
+    def open_store(url: str, runtime: Runtime) -> ObjectStore:
+        return InterposedStore(opened(url, runtime), stall.before, stall.after)
 
-    url.open_store = open_store  # before any command takes it from there
+    stores.open_store = open_store  # before any command takes it from there
     from shalekv.cli.main import main as shalekv  # noqa: PLC0415
 
     sys.argv = ["shalekv", *sys.argv[2:]]

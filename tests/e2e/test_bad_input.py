@@ -37,7 +37,6 @@ ABSENT_OF_ADMIN = {
     "RenewSnapshot": admin_pb2.RenewSnapshotRequest(),
     "ListSnapshots": admin_pb2.ListSnapshotsRequest(),
     "DeleteSnapshot": admin_pb2.DeleteSnapshotRequest(),
-    "IngestSst": admin_pb2.IngestSstRequest(),
 }
 
 

@@ -134,5 +134,3 @@ async def test_killed_at_any_request_it_leaves_a_right_database(
         print(f"\n{requests} requests, {orphans} crashes left SSTs that nobody names")  # noqa: T201
     finally:
         crashing.close()
-
-

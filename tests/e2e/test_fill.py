@@ -26,6 +26,8 @@ from tests.e2e.processes import Processes
 SLACK_BYTES = 64 * MIB  # of memory, beside what the process takes idle, and its budget
 LOOK_COUNT = 500  # operations between two looks at the files
 L0_FULL = 3  # times `l0_trigger_count`, where the policy adds nothing to L0
+SPACE_MAX = 2.0  # bytes that are needed for a byte of keys and values, while writing
+DISK_MAX = 6  # ... and those that wait for the collector: without it they are more than 8
 LOCAL_JOB_S = 0.03  # what a compaction takes beside its bytes, on a local disk
 TOLERANCE = 0.2  # of what the simulator foretells
 
@@ -79,9 +81,12 @@ async def check_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
     server = await processes.serve(url, *flags)
     idle_bytes = resident_bytes(server.pid)
     began_s = time.monotonic()
+    space_max = 0.0
     async for count in filling.write(server.listen):
         if not count % LOOK_COUNT:
             footprint.look()
+            if filling.live_bytes(count) > filling.live_bytes() // 2:
+                space_max = max(space_max, footprint.needed_bytes / filling.live_bytes(count))
     elapsed_s = time.monotonic() - began_s
     footprint.look()
     check_memory("writing", server, idle_bytes, fill)
@@ -98,15 +103,19 @@ async def check_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
     level_bytes = written_bytes(server) + written_bytes(compactor)
     measured = Measured(
         write=(footprint.wal_bytes + level_bytes) / filling.logical_bytes,
-        space=tree_bytes(tree) / filling.live_bytes,
+        space=tree_bytes(tree) / filling.live_bytes(),
         bytes_per_s=filling.logical_bytes / elapsed_s,
         merged_bytes_per_s=merged_bytes_per_s(server),
     )
     say(f"{filling.logical_bytes >> 20} MiB in {elapsed_s:.0f} s, {filling.key_count} keys left")
     say(f"at most {footprint.l0_count_max} SSTs in L0, {footprint.open_wal_bytes_max >> 10} KiB of")
-    say(f"WAL to compact, {footprint.disk_bytes_max >> 20} MiB on disk")
+    say(
+        f"WAL to compact, {footprint.disk_bytes_max >> 20} MiB on disk, space up to {space_max:.2f}"
+    )
     assert footprint.open_wal_bytes_max <= settings.writer.memtable_bytes_max
     assert footprint.l0_count_max <= L0_FULL * settings.compactor.l0_trigger_count
+    assert space_max <= SPACE_MAX
+    assert footprint.disk_bytes_max <= DISK_MAX * filling.live_bytes()
     check_amplification(measured, fill, settings)
 
     again = await processes.serve(url, *flags, create=False)

@@ -37,7 +37,7 @@ async def test_a_server_that_was_stopped_past_its_snapshots_tells_nothing_wrong(
     refused by an error of its own: gets, conditional writes, and scans that go on, which never end
     early. Soon it reads the new levels.
     """
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         database = Meanwhile(processes, tmp_path / "db")
         server = await database.serve(*FLAGS, *CACHELESS)
         async with Client(server.listen, timeout_ms=TIMEOUT_MS, retry=ONE_ATTEMPT) as client:
@@ -50,26 +50,27 @@ async def test_a_server_that_was_stopped_past_its_snapshots_tells_nothing_wrong(
             pages = [[entry.key async for entry in scan] for scan in (first, second)]
             assert pages[0] == [_key(number) for number in range(PAGE)]
 
-            server.pause()
-            ssts = database.manifest().leveled_ssts
-            old = {names.level_name(each.id) for each in ssts if each.level == L0}
-            await database.compact("--l0-trigger-count", "1", *SMALL_BLOCKS)
-            await database.collect_until(lambda _: not database.objects("levels/") & old)
-            server.resume()
-
             async def rest(scan: Scan) -> int:
                 return len([entry async for entry in scan.next_page()])
 
             def insert() -> Awaitable[object]:
                 return client.put(_key(0), b"", condition=Absent())
 
-            def insert_many() -> Awaitable[object]:
+            def insert_if_none() -> Awaitable[object]:
                 return client.txn([RangeEmpty(prefix=b"k")], [Put(_key(0), b"")])
 
-            reads = [partial(rest, scan) for scan in (first, second)]
-            reads += [insert, insert_many]
+            ssts = database.manifest().leveled_ssts
+            old = {names.level_name(each.id) for each in ssts if each.level == L0}
+            server.pause()
+            reads: list[Callable[[], Awaitable[object]]] = [partial(rest, first), partial(rest, second)]
+            reads += [insert, insert_if_none]
             reads += [partial(client.get, _key(number)) for number in range(KEYS)]
-            told = await asyncio.gather(*(_outcome(read) for read in reads))
+            # They reach a process that is stopped, and are read as soon as it goes on.
+            answers = [tasks.create_task(_outcome(read)) for read in reads]
+            await database.compact("--l0-trigger-count", "1", *SMALL_BLOCKS)
+            await database.collect_until(lambda _: not database.objects("levels/") & old)
+            server.resume()
+            told = await asyncio.gather(*answers)
             assert told[:2] == [GONE, GONE], told
             assert told[2] in {GONE, "CONDITION_FAILED"}, told
             assert told[3] == GONE or getattr(told[3], "succeeded", None) is False, told

@@ -56,6 +56,12 @@ def read_wal(folder: Path) -> list[WalObject]:
     return [_read(folder, wal_id) for wal_id in wal_ids(folder)]
 
 
+def is_fence(path: Path) -> bool:
+    """Whether the WAL object in a file holds nothing."""
+    sst = open_sst(f"{names.WAL_FOLDER}{path.name}", path.read_bytes(), database_id=None)
+    return sst.footer.contents.entry_count == 0
+
+
 def state_of(wal: list[WalObject]) -> dict[bytes, Found]:
     """What a database shows whose log this is, worked out without its engine."""
     state: dict[bytes, Found] = {}

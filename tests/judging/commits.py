@@ -14,6 +14,8 @@ from typing import NamedTuple, TypeAlias
 
 from shalekv.core.key_range import KeyRange
 
+SHOWN_BYTES = 12  # of a value, in what a violation says
+
 
 class Violation(AssertionError):
     """The database has broken a promise."""
@@ -35,6 +37,9 @@ class Told(NamedTuple):
 
     value: bytes
     seq: int
+
+    def __repr__(self) -> str:
+        return f"{self.value[:SHOWN_BYTES]!r} of {self.seq}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class State:
         self.seq = 0
         self._held: dict[bytes, _Held] = {}
         self._keys: list[bytes] = []
+        self._history: dict[bytes, list[str]] = {}  # for what a violation says
 
     def apply(self, seq: int, effects: Iterable[Effect]) -> None:
         """One commit more, whose effects come in their order."""
@@ -83,12 +89,16 @@ class State:
         for effect in effects:
             match effect:
                 case Put(key, value, expires):
+                    self._note(key, f"put {seq}")
                     if key not in self._held:
                         insort(self._keys, key)
                     self._held[key] = _Held(Told(value, seq), expires)
                 case Delete(key):
+                    self._note(key, f"deleted {seq}")
                     self._drop([key] if key in self._held else [])
                 case DeleteRange(keys):
+                    for key in self.keys_in(keys):
+                        self._note(key, f"range deleted {seq}")
                     self._drop(self.keys_in(keys))
 
     def keys_in(self, keys: KeyRange) -> list[bytes]:
@@ -117,7 +127,11 @@ class State:
         """Judge what a read was told of a key. Raises `Violation`."""
         expected = self.find(key, now)
         if told not in expected:
-            raise Violation(f"{key!r} at {self.seq}: {told}, expected {expected}")
+            since = ", ".join(self._history.get(key, ())[-4:])
+            raise Violation(f"{key!r} at {self.seq}: {told}, expected {expected}; {since}")
+
+    def _note(self, key: bytes, what: str) -> None:
+        self._history.setdefault(key, []).append(what)
 
     def _drop(self, keys: Iterable[bytes]) -> None:
         for key in keys:

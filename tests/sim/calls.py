@@ -30,6 +30,14 @@ REFUSED = (ConditionFailed, NotACounter, CounterOverflow)
 # writer that was stopped for so long that its snapshot has expired, what it reads may be gone (I7).
 NOT_APPLIED = (Stopping, Overloaded, StoreUnavailable, SnapshotNotFound)
 UNKNOWN = (OutcomeUnknown, KeyExpired)
+UNANSWERED = (
+    TimeoutError,
+    NodeCrashed,
+    OutcomeUnknown,
+    SnapshotNotFound,
+    Stopping,
+    StoreUnavailable,
+)
 _METHODS: dict[type, Callable[[Any], Callable[[Any, Call], Any]]] = {
     kv_pb2.PutRequest: lambda kv: kv.put,
     kv_pb2.DeleteRequest: lambda kv: kv.delete,
@@ -124,7 +132,7 @@ class Calls:
         try:
             async with asyncio.timeout(READ_TIMEOUT_MS / 1000):
                 return await self._ask(name, ask)
-        except (TimeoutError, NodeCrashed, Stopping, StoreUnavailable, SnapshotNotFound):
+        except UNANSWERED:
             return None
 
     async def _ask(self, name: str, ask: Callable[[], Any]) -> Any:

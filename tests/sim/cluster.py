@@ -9,7 +9,13 @@ from contextlib import suppress
 from random import Random
 from typing import TypeAlias
 
-from shalekv.errors import Fenced, ManifestConflict, StoreUnavailable
+from shalekv.errors import (
+    Fenced,
+    ManifestConflict,
+    ObjectNotFound,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
 from shalekv.format.names import WAL_FOLDER
 from shalekv.roles.writer import Writer
 from shalekv.settings import DatabaseSettings, ServeSettings, WriterSettings
@@ -18,7 +24,9 @@ from tests.sim.nodes import Node
 from tests.sim.script import Gate, Match
 from tests.sim.world import World
 
-ENDS = (Fenced, StoreUnavailable, ManifestConflict)  # how a writer may end; others fail the run
+# How a writer may end; others fail the run. `OutcomeUnknown`: its slot was compacted and collected
+# before it heard of its object, and a slow opener has put a fence there.
+ENDS = (Fenced, StoreUnavailable, ManifestConflict, OutcomeUnknown)
 LET_SERVE_ATTEMPTS = 3
 PATIENCE_MS = 4_000.0  # after which nobody waits for what a writer is to do, at pace 1
 
@@ -117,19 +125,25 @@ class Cluster:
             self.serving.clear()
 
     async def _serve(self, node: Node, settings: ServeSettings) -> None:
-        runtime, store = self.world.runtime_for(node), self.world.store_for(node)
-        ending = "CLOSED"
         try:
-            writer = await Writer.open(store, settings=settings, runtime=runtime)
-            self.writers[node.name] = writer
-            self.serving.set()
-            await writer.run()
+            ending = await self._open_and_run(node, settings)
         except ENDS as error:
             ending = error.reason
         self.history.endings.append(ending)
         self.world.note(f"{node.label} ends: {ending}")
         # A process that has ended is gone; a node cannot do that to itself.
         self.world.loop.call_soon(self._bury, node, context=self.world.loop.root.context)
+
+    async def _open_and_run(self, node: Node, settings: ServeSettings) -> str:
+        runtime, store = self.world.runtime_for(node), self.world.store_for(node)
+        try:
+            writer = await Writer.open(store, settings=settings, runtime=runtime)
+        except ObjectNotFound:  # its snapshot has expired before it had replayed everything
+            return "TOO_SLOW"
+        self.writers[node.name] = writer
+        self.serving.set()
+        await writer.run()
+        return "CLOSED"
 
     def _bury(self, node: Node) -> None:
         if self.running.get(node.name) is node:

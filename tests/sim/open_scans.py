@@ -7,7 +7,13 @@ from collections import Counter
 from contextlib import aclosing
 from random import Random
 
-from shalekv.errors import Overloaded, SnapshotNotFound, Stopping, StoreUnavailable
+from shalekv.errors import (
+    OutcomeUnknown,
+    Overloaded,
+    SnapshotNotFound,
+    Stopping,
+    StoreUnavailable,
+)
 from shalekv.roles.service import Call
 from shalekv.roles.writer import Writer
 from shalekv.v1 import kv_pb2
@@ -17,7 +23,14 @@ from tests.sim.history import Got, ScanOp
 
 SCANS = 2
 BETWEEN_MS = (0.0, 500.0, 5_000.0)  # two messages of one scan, at pace 1
-ENDS = (NodeCrashed, Stopping, StoreUnavailable, SnapshotNotFound, Overloaded)
+ENDS = (
+    NodeCrashed,
+    Stopping,
+    OutcomeUnknown,
+    Overloaded,
+    SnapshotNotFound,
+    StoreUnavailable,
+)
 
 
 class OpenScans:

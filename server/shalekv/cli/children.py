@@ -1,7 +1,7 @@
 r"""The compactor and the collector of `shalekv serve`, as child processes.
 
     starting ---> running ---- ended ----> waiting, longer each time ---> starting
-       |             |    \--- ended with a code of STAY_DOWN ---> down, for good
+       |             |    \--- ended with a code of STAY_DOWN ---> down, until it is missed
        |             |
        +-------------+--- asked to stop: end of its pipe, then SIGTERM, then SIGKILL
 
@@ -44,7 +44,8 @@ STARTED_BY_ITSELF = ("-m", "shalekv.cli.main")
 # in turn; a setting that is wrong stays wrong.
 STAY_DOWN: Mapping[int, str] = {
     ExitCode.FENCED: "another one has taken over, and would be taken over from in turn: give "
-    "--no-with-compactor to this server if that is meant to be so, or start the server again",
+    "--no-with-compactor to this server if that is meant to be so. It is started again when "
+    "nobody compacts for child_takeover_ms",
     ExitCode.USAGE: "its settings are wrong, and would be the next time",
 }
 
@@ -124,7 +125,7 @@ class Children:
                 tasks.create_task(self._hurry_when_pressed(), name="hurry")
             try:
                 await serving
-            except Exception as error:  # noqa: BLE001 - raised below, as itself
+            except Exception as error:  # noqa: BLE001 - raised below, when the children have ended
                 failure = error
             finally:
                 self._stopping.set()
@@ -160,13 +161,29 @@ class Children:
                 return
             if code is not None and code in STAY_DOWN:
                 log.error("child process stays down", problem=STAY_DOWN[code])
-                return
+                if code != ExitCode.FENCED or not await self._is_missed():
+                    return
+                log.warning("child process is started again: nobody else does its work")
+                continue
             if self._clock.monotonic_ms() - began_ms >= settings.child_restart_max_ms:
                 delay_ms = settings.child_restart_initial_ms
             jittered_ms = self._random.uniform(delay_ms / 2, delay_ms)
             log.warning("child process has ended", restart_ms=round(jittered_ms))
             await self._wait_ms(jittered_ms)
             delay_ms = min(2 * delay_ms, settings.child_restart_max_ms)
+
+    async def _is_missed(self) -> bool:
+        """Wait until writes have been held back for long; False: we were asked to stop before.
+
+        Whoever took over may have died since, such as the child of a writer that was fenced.
+        """
+        pressed_ms = 0
+        while not self._stopping.is_set():
+            await self._wait_ms(PRESSURE_POLL_MS)
+            pressed_ms = pressed_ms + PRESSURE_POLL_MS if self._is_pressed() else 0
+            if pressed_ms >= self._settings.child_takeover_ms:
+                return True
+        return False
 
     async def _run(self, command: ChildCommand) -> int | None:
         """Start it and wait for its end; its exit code, None when it could not be started."""

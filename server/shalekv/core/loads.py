@@ -124,14 +124,15 @@ def register_load(manifest: Manifest, load: PendingLoad, *, oldest_ms: int) -> M
     leaves one pending load. Raises `LeaseLost` and `LoadUnknown`.
     """
     check_known(manifest, load.load_id, oldest_ms=oldest_ms)
-    if oldest_ms < manifest.gc_cutoff_ms and not _are_leased(manifest, load.ssts):
+    is_new = load.load_id.startswith(OWN_PREFIX)  # no file of it is written before this edit
+    is_old = not is_new and oldest_ms < manifest.gc_cutoff_ms
+    if is_old and not _are_leased(manifest, load.ssts):
         message = (
             f"load {load.load_id!r}: its files are covered by no lease in manifest "
             f"{manifest.manifest_id}, and so old that a collector may have deleted them. Nothing "
             "was committed: write them again"
         )
         raise LeaseLost(message)
-    is_new = load.load_id.startswith(OWN_PREFIX)  # under ids that were drawn at random just now
     if not is_new and manifest.leveled_ssts.holds_any(info.id for info in load.ssts):
         message = (
             f"load {load.load_id!r}: a file of it is in the levels already, so it was committed "

@@ -41,6 +41,7 @@ from shalekv.errors import (
     DatabaseMismatch,
     IllegalState,
     ManifestConflict,
+    OutcomeUnknown,
 )
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
@@ -73,9 +74,7 @@ async def open_log(
     store_now_ms = await store.reads.now_ms()
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
     time = LogicalTime(
-        store.runtime.clock,
-        store_now_ms=store_now_ms,
-        floor_ms=manifest.current.logical_time_ms,
+        store.runtime.clock, store_now_ms=store_now_ms, floor_ms=manifest.current.logical_time_ms
     )
     slots = WalSlots(
         store,
@@ -88,20 +87,7 @@ async def open_log(
     )
     run = await _fence(store, manifest, slots)
     current = manifest.current
-    memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
-    replayed = Replayed(
-        memtable,
-        current.last_compacted_seq,
-        current.logical_time_ms,
-        land_load=lambda load: memtable.set_aside(load.seq),
-    )
-    await replay(
-        store,
-        range(current.first_uncompacted_wal_id, run.first),
-        database_id=current.database_id,
-        replayed=replayed,
-        parallel_reads=settings.replay_parallel_reads,
-    )
+    replayed = await _replay(store, current, run.first, settings)
     time.raise_to(replayed.logical_time_ms)
     last_wal_id = run.next_slot - 1
     first_seq = first_seq_of_writer(current, replayed.last_seq)
@@ -127,6 +113,30 @@ async def open_log(
         records=replayed.records,
         loads=replayed.loads,
     )
+
+
+async def _replay(
+    store: CasStore, current: Manifest, end_wal_id: int, settings: WriterSettings
+) -> Replayed:
+    """What is in the log from the first slot that is not compacted to the one before `end_wal_id`.
+
+    A load sets aside what memory holds that is older.
+    """
+    memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
+    replayed = Replayed(
+        memtable,
+        current.last_compacted_seq,
+        current.logical_time_ms,
+        land_load=lambda load: memtable.set_aside(load.seq),
+    )
+    await replay(
+        store,
+        range(current.first_uncompacted_wal_id, end_wal_id),
+        database_id=current.database_id,
+        replayed=replayed,
+        parallel_reads=settings.replay_parallel_reads,
+    )
+    return replayed
 
 
 async def _serve_levels(
@@ -226,7 +236,12 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> 
         first_gap = await _find_gap(store, manifest)
         run = FenceRun(first=first_gap, width=manifest.current.fence_width)
         while not run.is_complete:
-            occupant = await slots.create(run.next_slot, WalContents())
+            try:
+                occupant = await slots.create(run.next_slot, WalContents())
+            except OutcomeUnknown:
+                # The store did not answer, and the slot was compacted since: whether it is ours or
+                # not, the run does not count any more, and another begins behind c.
+                break
             verdict = Verdict.OURS if occupant is None else judge(occupant, slots.own)
             newer_epoch = slots.own.epoch if occupant is None else occupant.owner.epoch
             run = run.after(verdict, newer_epoch, slots.own)

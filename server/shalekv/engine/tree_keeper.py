@@ -73,6 +73,9 @@ class TreeKeeper:
         self._memtable = memtable
         self._loads: list[tuple[CommittedLoad, Pin | None]] = [(load, None) for load in loads]
         self.current = self._with_loads(held)  # the tree that new reads use
+        # Up to here memory may let go at any moment of what the current tree holds: who decides by
+        # the two looks there, and not into memory. 0: memory stays as it is until the tree changes.
+        self.leaving_seq = held.tree.last_seq
         self.base = Base()  # what rests on the current tree, and may be decided again, holds this
         self.nothing = Below(self.base)  # the levels say nothing of what was asked
 
@@ -136,6 +139,8 @@ class TreeKeeper:
                 await self._clock.sleep_ms(WAIT_MS)
             self._older_bases = [base for base in self._older_bases if base() is not None]
             await self._on_compacted(tree.last_seq)
+            if not self._installed.is_set():
+                self.leaving_seq = 0
             await self._installed.wait()
             self._installed.clear()
 
@@ -200,6 +205,7 @@ class TreeKeeper:
         self._older[self.current.snapshot_id] = weakref.ref(self.current.base)
         self._table = manifest.leveled_ssts
         self.current = self._with_loads(HeldTree(tree, self.ssts, snapshot_id))
+        self.leaving_seq = tree.last_seq
         self._move_base()
         self._installed.set()
         log.debug("levels read", manifest_id=tree.manifest_id, wal_id_last_compacted=tree.wal_id)

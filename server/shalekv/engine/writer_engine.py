@@ -64,6 +64,14 @@ class OpenedLog:
     loads: Sequence[CommittedLoad] = ()  # whose records were replayed, oldest first
 
 
+def _flush_policy(settings: WriterSettings) -> FlushPolicy:
+    return FlushPolicy(
+        max_parallel_writes=settings.max_parallel_writes,
+        interval_ms=settings.flush_interval_ms or 0,
+        flush_bytes=settings.flush_bytes,
+    )
+
+
 class WriterEngine:
     """Writes, reads and the tasks behind them, of one opening."""
 
@@ -82,11 +90,7 @@ class WriterEngine:
         self.time = opened.time
         self.memtable = opened.memtable
         self.objects_replayed = opened.objects_replayed
-        self.policy = FlushPolicy(
-            max_parallel_writes=settings.max_parallel_writes,
-            interval_ms=settings.flush_interval_ms or 0,
-            flush_bytes=settings.flush_bytes,
-        )
+        self.policy = _flush_policy(settings)
         self.idempotency = Idempotency(
             window_ms=settings.idempotency_window_s * 1000, now_ms=self.time.now_ms
         )
@@ -121,19 +125,24 @@ class WriterEngine:
             clock=clock,
             next_seq=opened.first_seq,
         )
-        self.loads = Loads(
+        self.loads = self._loads(opened, levels or LevelSettings())
+        self.log.land_load = self._land_load
+
+    def _loads(self, opened: OpenedLog, levels: LevelSettings) -> Loads:
+        """The loads of this opening, beginning with those that were replayed."""
+        loads = Loads(
             opened.store,
             opened.manifest,
             self.log,
             self.admission,
-            levels or LevelSettings(),
+            levels,
             now_ms=self.time.now_ms,
-            snapshot_ttl_s=settings.snapshot_ttl_s,
+            snapshot_ttl_s=self._settings.snapshot_ttl_s,
             keep=self.levels.keep_pin,
         )
         for load in opened.loads:
-            self.loads.land(load)
-        self.log.land_load = self._land_load
+            loads.land(load)
+        return loads
 
     @property
     def memory_bytes(self) -> int:
@@ -218,8 +227,7 @@ class WriterEngine:
         if not held.tree.is_empty:
             if needs.ranges:
                 return None
-            newest = self.log.overlay.get
-            if any(newest(key) is None and held.may_hold(key) for key in needs.keys):
+            if any(not self._is_kept(key) and held.may_hold(key) for key in needs.keys):
                 return None
         return self.levels.nothing
 
@@ -229,8 +237,7 @@ class WriterEngine:
             if needs.keys or needs.ranges:
                 await self.log.wait_loaded()  # what is in a load is in the levels when it landed
             held, base = self.levels.current, self.levels.base
-            newest = self.log.overlay.get
-            keys = [key for key in needs.keys if newest(key) is None]
+            keys = [key for key in needs.keys if not self._is_kept(key)]
             try:
                 found = await held.find_many(keys) if keys and not held.tree.is_empty else {}
                 ranges = {each: await self._range_below(held, each) for each in needs.ranges}
@@ -249,9 +256,14 @@ class WriterEngine:
             replace(in_memory.without(overlay.range_tombstones), runs=(), held=held),
             keys,
             now_ms=self.time.now_ms(),
-            is_shadowed=lambda key: overlay.get(key) is not None,
+            is_shadowed=self._is_kept,
             count_max=self._compare_count_max,
         )
+
+    def _is_kept(self, key: bytes) -> bool:
+        """Whether memory speaks of `key`, and will as long as the base of decisions is this one."""
+        found = self.log.overlay.get(key)
+        return found is not None and found.seq > self.levels.leaving_seq
 
     def is_current(self, below: Below, needs: Needs) -> bool:
         """Whether memory holds all that came after the tree that `below` is of."""

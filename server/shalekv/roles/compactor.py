@@ -182,6 +182,8 @@ class Compactor:
             raise failure
         manifest = await self._manifest.refresh()
         state = await self._look(manifest)
+        if self._merge_over.is_set():  # a merge ended meanwhile: what was seen may be gone
+            return True
         job = self._policy.pick(state)
         if isinstance(job, WalJob) or (job is not None and job.is_move and not self._merging):
             await self._compactions.run(job, manifest, state.tree, self._is_hurried)

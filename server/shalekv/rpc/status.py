@@ -66,6 +66,7 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.SnapshotNotFound: Row(_Code.NOT_FOUND, _NO),
     errors.SnapshotExists: Row(_Code.ALREADY_EXISTS, _NO),
     errors.LeaseLost: Row(_Code.ABORTED, _NO),
+    errors.PartFailed: Row(_Code.INTERNAL, _NO, log=True),
     errors.LoadUnknown: Row(_Code.FAILED_PRECONDITION, _UNKNOWN),
     errors.DeadlinePassed: Row(_Code.DEADLINE_EXCEEDED, _NO),
     errors.Stopping: Row(_Code.UNAVAILABLE, _NO),

@@ -32,6 +32,13 @@ class ChildrenSettings(Settings):
         le=86_400_000,
         description="Longest delay before a child process is started again.",
     )
+    child_takeover_ms: int = Field(
+        default=30_000,
+        ge=50,
+        le=86_400_000,
+        description="A compactor that another one has taken over from is started again when writes "
+        "have been held back for so long: then the other one does not compact.",
+    )
     child_grace_ms: int = Field(
         default=5_000,
         ge=0,

@@ -17,7 +17,7 @@ import structlog
 from shalekv.cli.children import COMPACTOR, ChildCommand, Children, child_commands
 from shalekv.cli.configuration import load_settings
 from shalekv.cli.flags import settings_flags
-from shalekv.clock import LoopClock
+from shalekv.clock import Clock, LoopClock
 from shalekv.errors import Fenced
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import (
@@ -56,6 +56,14 @@ while True:
     time.sleep(1000)
 """
 )
+
+
+class ShortLives(LoopClock):
+    """A clock by which each child ends at the moment at which it began."""
+
+    def monotonic_ms(self) -> float:
+        """No time has passed."""
+        return 0.0
 
 
 class Told:
@@ -123,6 +131,7 @@ async def beside(
     settings: ChildrenSettings = QUICK,
     *,
     is_pressed: bool = False,
+    clock: Clock | None = None,
 ) -> None:
     """Run `program` as the compactor beside `serving`."""
 
@@ -130,7 +139,7 @@ async def beside(
         await serving
 
     command = ChildCommand(COMPACTOR, ["-c", program, str(told.path)])
-    runtime = Runtime(LoopClock(), Random(0), ThreadWorkers(1))
+    runtime = Runtime(clock or LoopClock(), Random(0), ThreadWorkers(1))
     children = Children([command], settings, runtime, is_pressed=lambda: is_pressed)
     await children.beside(serve())
 
@@ -164,7 +173,7 @@ async def test_delays_double_up_to_the_longest(told: Told) -> None:
     """And are drawn from the upper half, so that many servers don't come back at once."""
     settings = ChildrenSettings(child_restart_initial_ms=4, child_restart_max_ms=30)
     serving = told.until_logged("child process has ended", 6)
-    await beside(serving, told, "raise SystemExit(1)", settings)
+    await beside(serving, told, "raise SystemExit(1)", settings, clock=ShortLives())
     longest = [4, 8, 16, 30, 30, 30]
     assert all(
         most / 2 - 1 <= drawn <= most
@@ -267,3 +276,19 @@ def test_children_are_those_that_are_wanted(
         update={"database": DatabaseSettings(url=url), "children": ChildrenSettings(**switches)}
     )
     assert [command.role for command in child_commands(settings)] == roles
+
+
+async def test_a_compactor_that_is_missed_is_started_again(told: Told) -> None:
+    """The one that took over may have died: held-back writes tell that nobody compacts."""
+    settings = QUICK.model_copy(update={"child_takeover_ms": 100})
+    serving = told.until(lambda lines: len(lines) >= 3)
+    await beside(serving, told, ENDS.format(code=4), settings, is_pressed=True)
+    assert "child process is started again: nobody else does its work" in told.events
+
+
+async def test_a_child_that_is_misled_stays_down_for_good(told: Told) -> None:
+    """Wrong settings are as wrong the next time, held-back writes or not."""
+    settings = QUICK.model_copy(update={"child_takeover_ms": 50})
+    serving = told.until_logged("child process stays down")
+    await beside(serving, told, ENDS.format(code=2), settings, is_pressed=True)
+    assert told.events == ["child process started", "child process stays down"]

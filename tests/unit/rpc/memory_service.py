@@ -143,7 +143,18 @@ class MemoryKv:
 
 
 class MemoryAdmin:
-    """Answers `AdminService`."""
+    """Answers `AdminService`, and remembers which loads it was told."""
+
+    def __init__(self) -> None:
+        """No loads yet."""
+        self.loads: list[str] = []
+
+    def ingest_sst(
+        self, request: admin_pb2.IngestSstRequest, _call: Call
+    ) -> Answer[admin_pb2.IngestSstReply]:
+        already_applied = request.load_id in self.loads
+        self.loads.append(request.load_id)
+        return admin_pb2.IngestSstReply(already_applied=already_applied)
 
     def status(
         self, _request: admin_pb2.StatusRequest, _call: Call

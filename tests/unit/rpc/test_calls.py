@@ -26,7 +26,6 @@ ABSENT_UNARY = [
     ("Admin.RenewSnapshot", admin_pb2.RenewSnapshotRequest()),
     ("Admin.ListSnapshots", admin_pb2.ListSnapshotsRequest()),
     ("Admin.DeleteSnapshot", admin_pb2.DeleteSnapshotRequest()),
-    ("Admin.IngestSst", admin_pb2.IngestSstRequest()),
 ]
 ABSENT_STREAMS = [("KV.Watch", kv_pb2.WatchRequest())]
 
@@ -59,11 +58,14 @@ async def test_every_method_reaches_its_service() -> None:
         await it.kv.DeleteRange(kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(prefix=b"b")))
         assert it.service.values == {}
         status = await it.admin.Status(admin_pb2.StatusRequest())
+        load = admin_pb2.IngestSstRequest(load_id="monday")
+        loads = [await it.admin.IngestSst(load) for _ in range(2)]
     assert got.value == b"1"
     assert [result.found for result in both.results] == [True, False]
     assert scanned == [(b"a", b"1"), (b"b", b"2")]
     assert (txn.results[0].get.value, gone.found) == (b"1", False)
     assert status.version == "0.0.0-test"
+    assert [reply.already_applied for reply in loads] == [False, True]
 
 
 @pytest.mark.parametrize("descriptor", [KV, ADMIN], ids=lambda descriptor: descriptor.name)

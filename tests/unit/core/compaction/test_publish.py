@@ -33,7 +33,7 @@ def info(number: int, level: int = 0, *, lease_id: bytes = LEASE_ID) -> SstInfo:
     """An SST that was written under a lease."""
     sst_id = leased_sst_id(lease_id, number.to_bytes(8, "big"))
     first, last = b"%03d" % (2 * number), b"%03d" % (2 * number + 1)
-    return SstInfo(sst_id, level, first, last, *([1] * 10))
+    return SstInfo(sst_id, level, first, last, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
 
 
 OLD = [info(number, number // 3, lease_id=OTHER_LEASE_ID) for number in range(4)]
@@ -69,8 +69,8 @@ def of_merge(outputs: Sequence[SstInfo]) -> MergeResult:
 
 
 MOVE = MergeJob(0, 1, OLD[:2], (), is_move=True, reason="")
-MERGES = [of_merge([info(12, 1)]), of_merge([]), move_result(MOVE)]
-RESULTS = [
+MERGES: list[MergeResult] = [of_merge([info(12, 1)]), of_merge([]), move_result(MOVE)]
+RESULTS: list[WalResult | MergeResult] = [
     of_slots(range(7, 9), [info(10), info(11, SYSTEM_LEVEL)]),
     of_slots(range(7, 8), last_seq=0),
     *MERGES,

@@ -1,0 +1,87 @@
+"""Which keys may have older versions that a merge does not see."""
+
+from __future__ import annotations
+
+import pytest
+
+from shalekv.core.compaction.jobs import MergeJob
+from shalekv.core.compaction.remains import OlderKeys, older_ssts
+from shalekv.core.key_range import END_OF_KEYS
+from shalekv.core.manifest import Manifest
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.core.tree import SYSTEM_LEVEL, Tree
+
+
+def info(number: int, level: int, first: bytes, last: bytes, max_seq: int) -> SstInfo:
+    """An SST with these bounds."""
+    return SstInfo(
+        bytes(15) + bytes([number]), level, first, last, 1, 1, 1, 1, 1, max_seq, 1, 1, 1, 1
+    )
+
+
+SSTS = {
+    "newest": info(1, 0, b"a", b"z", 90),
+    "newer": info(2, 0, b"a", b"z", 80),
+    "oldest": info(3, 0, b"a", b"z", 70),
+    "upper": info(4, 1, b"a", b"m", 60),
+    "beside": info(5, 1, b"n", b"z", 60),
+    "lower": info(6, 2, b"a", b"m", 50),
+    "lowest": info(7, 5, b"c", b"", 40),
+    "records": info(8, SYSTEM_LEVEL, b"", b"", 90),
+    "old records": info(9, SYSTEM_LEVEL, b"", b"", 10),
+}
+TREE = Tree.of(
+    Manifest(
+        database_id=bytes(16),
+        manifest_id=1,
+        write_id=bytes(16),
+        leveled_ssts=SstTable.from_infos(SSTS.values()),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "sources", "overlapped", "older"),
+    [
+        (0, 1, ["oldest"], ["upper", "beside"], ["lower", "lowest"]),
+        (0, 1, ["oldest", "newer"], ["upper"], ["beside", "lower", "lowest"]),
+        (0, 1, ["newer"], ["upper"], ["oldest", "beside", "lower", "lowest"]),
+        (1, 2, ["upper"], ["lower"], ["lowest"]),
+        (1, 5, ["upper"], [], ["lower", "lowest"]),
+        (2, 5, ["lower"], ["lowest"], []),
+        (SYSTEM_LEVEL, SYSTEM_LEVEL, ["records"], [], ["old records"]),
+        (SYSTEM_LEVEL, SYSTEM_LEVEL, ["old records"], [], []),
+    ],
+)
+def test_all_that_is_older_and_not_merged(
+    source: int, target: int, sources: list[str], overlapped: list[str], older: list[str]
+) -> None:
+    """Older SSTs of L0 and everything below count, but for the inputs; what is newer does not."""
+    job = MergeJob(
+        source,
+        target,
+        [SSTS[name] for name in sources],
+        [SSTS[name] for name in overlapped],
+        is_move=False,
+        reason="",
+    )
+    found = {each.id for each in older_ssts(TREE, job)}
+    assert found == {SSTS[name].id for name in older}
+
+
+def test_bounds_are_closed() -> None:
+    """First and last key count, what touches or overlaps is joined, and no bound is none."""
+    older = OlderKeys.of(
+        [info(1, 2, b"m", b"p", 1), info(2, 2, b"c", b"e", 1), info(3, 3, b"d", b"g", 1)]
+    )
+    assert (older.firsts, older.lasts) == ([b"c", b"m"], [b"g", b"p"])
+    held = [key for key in (b"b", b"c", b"f", b"g", b"h", b"m", b"p", b"q") if older.may_hold(key)]
+    assert held == [b"c", b"f", b"g", b"m", b"p"]
+    assert not older.may_hold_any(b"a", b"c")
+    assert older.may_hold_any(b"a", b"c\x00")
+    assert older.may_hold_any(b"g", b"h")
+    assert not older.may_hold_any(b"g\x00", b"m")
+    assert older.may_hold_any(b"h", END_OF_KEYS)
+    assert not older.may_hold_any(b"p\x00", END_OF_KEYS)
+    assert OlderKeys.of([info(1, 2, b"x", b"", 1)]).may_hold(b"\xff" * 9)
+    assert not OlderKeys().may_hold(b"")
