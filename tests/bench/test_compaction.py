@@ -72,6 +72,7 @@ async def test_merge_of_levels(codec: LevelCodec) -> None:
         keys=KeyRange(b"", b""),
         older=OlderKeys(),
         expiry_horizon_ms=0,
+        cuts=(),
         levels=levels,
         memory_bytes=64 * MIB,
         bytes_per_s=0,

@@ -38,6 +38,7 @@ REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "SNAPSHOT_NOT_FOUND": "takes a snapshot that the collector removed",
     "LEASE_LOST": OPERATOR,
     "LOAD_UNKNOWN": OPERATOR,
+    "PART_FAILED": "is logged by a compactor, which goes on",
     "SUPERSEDED": OPERATOR,
     "OUTCOME_UNKNOWN": FAULT,
     "STORE": FAULT,
@@ -61,6 +62,7 @@ VALUES_WITHOUT_CASE: Mapping[str, str] = {
 }
 LIMITS_WITHOUT_CASE: Mapping[str, str] = {
     "scan_message_bytes": "where a stream is cut is the server's affair, within 3.5 MiB",
+    "result_wait_ms": "takes clients that leave their results: tests/unit/roles/test_scan_stream.py",
 }
 
 

@@ -11,9 +11,12 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TypeAlias
 
+from shalekv.core.snapshot import find_snapshot, is_expired
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.plan import Report
 from shalekv.errors import ManifestConflict, ShaleError, StoreUnavailable, Superseded
+from shalekv.format.manifest import decode_manifest
+from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.roles.collector import Collector
 from shalekv.roles.compactor import Compactor
 from shalekv.settings import StoreSettings
@@ -113,6 +116,16 @@ class Janitors:
             for _ in range(2):  # the first one leaves its own manifest behind
                 await node.run(WatchedCollecting(store, self, random).collect())
                 await self.world.sleep_ms(10_000.0)
+
+    def check_i7_writers_are_protected(self, cluster: Cluster) -> None:
+        """In peace, a living snapshot protects what each serving writer reads."""
+        name = self.world.store.names(MANIFEST_FOLDER)[-1]
+        current = decode_manifest(name, self.world.store.data(name) or b"")
+        now_s = self.world.store.clock_ms() / 1_000
+        for label, writer in cluster.writers.items():
+            snapshot = find_snapshot(current, writer.engine.levels.current.snapshot_id)
+            if snapshot is None or is_expired(snapshot, now_s):
+                raise Violation(f"I7: no snapshot in {name} protects what {label} reads")
 
     def check(self) -> None:
         """Raise what went wrong."""

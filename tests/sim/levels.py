@@ -42,6 +42,7 @@ async def whole_database(world: World) -> WholeRun:
     try:
         await rival_writers(world, cluster, beside)
         await janitors.finish()
+        janitors.check_i7_writers_are_protected(cluster)
     finally:
         guard.check()  # the cause of what may have gone wrong above
         janitors.check()

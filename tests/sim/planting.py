@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -16,26 +16,34 @@ from tests.sim.workload import rival_writers
 from tests.sim.world import World
 
 SEEDS_MAX = 60
+Main: TypeAlias = Callable[[World], Coroutine[Any, Any, object]]
 
 Patch: TypeAlias = tuple[
     object, str, object
 ]  # a module or class, a name in it, and what it becomes
 
 
-def first_failure(patches: Sequence[Patch], monkeypatch: pytest.MonkeyPatch) -> int | None:
-    """The first seed that fails with the bug planted; None: `SEEDS_MAX` seeds do not notice it."""
+async def only_writers(world: World) -> None:
+    """Rival writers, and all that can be checked of them."""
+    cluster = await rival_writers(world)
+    check_all(cluster.history, Stored.read(world.store))
+
+
+def first_failure(
+    patches: Sequence[Patch],
+    monkeypatch: pytest.MonkeyPatch,
+    main: Main = only_writers,
+    *,
+    seeds: int = SEEDS_MAX,
+) -> int | None:
+    """The first seed that fails with the bug planted; None: so many do not notice it."""
     for owner, name, wrong in patches:
         monkeypatch.setattr(owner, name, wrong)
-    return next((seed for seed in range(SEEDS_MAX) if failure(seed) is not None), None)
+    return next((seed for seed in range(seeds) if failure(seed, main) is not None), None)
 
 
-def failure(seed: int) -> Exception | None:
+def failure(seed: int, main: Main = only_writers) -> Exception | None:
     """Why the run with this seed fails, if it does."""
-
-    async def main(world: World) -> None:
-        cluster = await rival_writers(world)
-        check_all(cluster.history, Stored.read(world.store))
-
     with contextlib.redirect_stderr(io.StringIO()):
         try:
             simulate(seed, main)

@@ -72,6 +72,7 @@ class Memtable:
         self._tombstones = NONE  # what scans do not see: those of the prefix
         self._ahead: dict[int, Run] = {}  # by identity: landed, but not in the prefix yet
         self._ahead_bytes = 0
+        self._dropped_seq = 0  # of the segments that were dropped
         self._merge_due = asyncio.Event()
         # Runs that are no longer here, and the bytes that only views hold as long as one has them.
         self._left: list[tuple[weakref.ref[Run], int]] = []
@@ -120,7 +121,10 @@ class Memtable:
             if found is not None:
                 break
         if self._landed_tombstones:
-            return self._landed_tombstones.latest(key, found)
+            found = self._landed_tombstones.latest(key, found)
+            # A range delete that is about to be dropped: a put that is newer may be gone already.
+            if found is not None and found.seq <= self._dropped_seq:
+                return None
         return found
 
     def hides(self, entry: Entry) -> bool:
@@ -211,6 +215,7 @@ class Memtable:
         is_emptied = False
         while self._segments[0].is_closed and self._segments[0].max_seq <= seq:
             segment = self._segments.pop(0)
+            self._dropped_seq = segment.max_seq
             is_emptied |= bool(segment.tombstones)
             self._left += [(weakref.ref(run), run.size_bytes) for run in segment.runs]
             del segment  # which may be the last that held it

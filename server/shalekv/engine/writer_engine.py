@@ -357,6 +357,7 @@ class WriterEngine:
 
     async def _drop_through(self, seq: int) -> None:
         """Let go of what the levels hold."""
+        self.log.overlay.forget_durable()  # or range deletes would hide puts that are gone with them
         await self.memtable.drop_through(seq, self._clock)
         await self.idempotency.drop_through(seq, self._clock)
         if self.memtable.held_bytes > self.held_bytes_max:

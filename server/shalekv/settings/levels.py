@@ -21,10 +21,11 @@ class LevelSettings(Settings):
     """The SSTs of the levels, as compactor and ingest write them."""
 
     sst_bytes: int = Field(
-        default=64 * MIB,
+        default=32 * MIB,
         ge=64 * KIB,
         le=4 * GIB,
-        description="Target size of an SST of the levels.",
+        description="Target size of an SST of the levels; at most half of "
+        "subcompaction_memory_bytes.",
     )
     block_bytes: int = Field(
         default=16 * KIB,

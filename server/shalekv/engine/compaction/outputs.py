@@ -6,7 +6,8 @@ there, so each SST says everything about its share.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -106,10 +107,13 @@ class Outputs:
         keys: KeyRange,
         target_bytes: int,
         older: OlderKeys,
+        cuts: Sequence[bytes] = (),
     ) -> None:
-        """An SST is closed when it has `target_bytes`. Range tombstones go unless `older` may hold
-        a key of theirs (I2).
+        """An SST is closed when it has `target_bytes`, and before each key of `cuts`, ascending.
+
+        Range tombstones go unless `older` may hold a key of theirs (I2).
         """
+        self._cuts = deque(cut for cut in cuts if cut > keys.start)
         self._writer = writer
         self._level = level
         self._section = section
@@ -129,6 +133,9 @@ class Outputs:
             return
         ends: list[int] = []
         while at < count:
+            if self._cuts and self._cuts[0] <= rows.keys[at]:
+                await self._close(self._cuts.popleft(), tombstones)
+                continue
             room_bytes = self._target_bytes - self._size_bytes(tombstones, rows.keys[at])
             if room_bytes <= 0 and rows.keys[at] > self._start:
                 await self._close(rows.keys[at], tombstones)
@@ -137,6 +144,8 @@ class Outputs:
             if at or sum(map(len, rows.keys)) + sum(map(len, rows.values)) > room_bytes:
                 ends = ends or _ends(rows)
                 stop = max(bisect_right(ends, ends[at] + max(room_bytes, 0)) - 1, at + 1)
+            if self._cuts:
+                stop = min(stop, bisect_left(rows.keys, self._cuts[0], at + 1))
             is_lone = self._open is None and stop == at + 1 and not rows.keys[at]
             self._lone_seq = rows.seqs[at] if is_lone else 0
             if self._open is None:
@@ -147,7 +156,13 @@ class Outputs:
 
     async def finish(self, tombstones: RangeTombstones) -> Sequence[SstInfo]:
         """All SSTs, by key; none if nothing is left. `tombstones` are all of the range."""
-        pieces = self._pieces(tombstones, self._end)
+        while self._cuts and self._cuts[0] < self._end:
+            await self._finish_share(self._cuts.popleft(), tombstones)
+        await self._finish_share(self._end, tombstones)
+        return self.infos
+
+    async def _finish_share(self, end: bytes, tombstones: RangeTombstones) -> None:
+        pieces = self._pieces(tombstones, end)
         # Without rows between them, many range tombstones still fill several SSTs.
         room_bytes = self._target_bytes - (self._open.size_bytes if self._open else 0)
         for piece in pieces:
@@ -155,8 +170,7 @@ class Outputs:
             if room_bytes < 0 and piece.start > max(self._start, self._last_key):
                 await self._close(piece.start, tombstones)
                 room_bytes = self._target_bytes - _weight(piece)
-        await self._close(self._end, tombstones)
-        return self.infos
+        await self._close(end, tombstones)
 
     def _size_bytes(self, tombstones: RangeTombstones, key: bytes) -> int:
         """What the open SST has if it ends before `key`."""

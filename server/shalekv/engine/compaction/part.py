@@ -35,6 +35,7 @@ class Part:
     keys: KeyRange
     older: OlderKeys  # keys that may have older versions which the job does not see
     expiry_horizon_ms: int  # what expired until then has expired
+    cuts: Sequence[bytes]  # no SST has keys on both sides of one of these
     levels: LevelSettings
     memory_bytes: int
     bytes_per_s: float  # 0: no bound
@@ -74,6 +75,7 @@ async def run_part(store: CasStore, part: Part, pace: Pace) -> PartResult:
         keys=part.keys,
         target_bytes=output_bytes(part.levels, part.memory_bytes),
         older=part.older,
+        cuts=part.cuts,
     )
     failure: ShaleError | None = None
     infos: Sequence[SstInfo] = ()

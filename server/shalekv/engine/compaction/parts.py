@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from shalekv.core.compaction.jobs import MergeJob
+from shalekv.core.compaction.output_cuts import output_cuts
 from shalekv.core.compaction.remains import OlderKeys, older_ssts
 from shalekv.core.key_range import KeyRange
 from shalekv.core.sst_table import SstInfo
@@ -81,6 +82,7 @@ async def divide(
     is_system = job.target_level == SYSTEM_LEVEL
     horizon_ms = logical_ms - compactor.record_kept_s * _MS_PER_S if is_system else logical_ms
     older = [*older_ssts(tree, job)]
+    cuts = () if is_system else output_cuts(tree, job.target_level, sst_bytes=levels.sst_bytes)
     parts = []
     for start, end in pairwise([b"", *borders, b""]):
         keys = KeyRange(start, end)
@@ -93,6 +95,7 @@ async def divide(
             keys=keys,
             older=OlderKeys.of(_within(older, held)),
             expiry_horizon_ms=horizon_ms,
+            cuts=[cut for cut in cuts if start < cut and (not end or cut < end)],
             levels=levels,
             memory_bytes=compactor.subcompaction_memory_bytes,
             bytes_per_s=compactor.compaction_rate_bytes / (len(borders) + 1),

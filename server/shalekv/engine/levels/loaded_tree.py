@@ -65,7 +65,7 @@ class LoadedTree(HeldTree):
 
     async def find(self, key: bytes) -> Entry | None:
         """The newest version of `key` here or below; may be a tombstone or expired."""
-        found = await lookup.find(self.ssts, self.run, key) or self.memory.get(key)
+        found = await lookup.find(self.ssts, self.run, key) or self._in_memory(key)
         return found or await self.below.find(key)
 
     async def find_many(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
@@ -75,7 +75,7 @@ class LoadedTree(HeldTree):
         for key in keys:
             if key in found:
                 continue
-            entry = self.memory.get(key)
+            entry = self._in_memory(key)
             if entry is None:
                 left.append(key)
             else:
@@ -88,13 +88,21 @@ class LoadedTree(HeldTree):
 
     def may_hold(self, key: bytes) -> bool:
         """Whether `key` may be here or below, as far as can be told without reading anything."""
-        if lookup.may_hold(self.ssts, self.run, key) or self.memory.get(key) is not None:
+        if lookup.may_hold(self.ssts, self.run, key) or self._in_memory(key) is not None:
             return True
         return self.below.may_hold(key)
 
     def may_hold_record(self, record_key: bytes) -> bool:
         """The same of a key of the system."""
         return self.below.may_hold_record(record_key)
+
+    def _in_memory(self, key: bytes) -> Entry | None:
+        """What memory says that the levels below do not: of what they hold, it may have let go.
+
+        A range delete may be there still, and a put that is newer not any more.
+        """
+        found = self.memory.get(key)
+        return found if found is not None and found.seq > self.tree.last_seq else None
 
     def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[Source]:
         """What a scan merges, oldest first."""

@@ -239,6 +239,7 @@ async def test_a_merge_stays_within_its_memory(tmp_path: Path) -> None:
         keys=KeyRange(b"", b""),
         older=OlderKeys(),
         expiry_horizon_ms=0,
+        cuts=(),
         levels=settings,
         memory_bytes=memory_bytes,
         bytes_per_s=0,

@@ -1,0 +1,100 @@
+"""The simulation finds bugs planted into compaction, collection, snapshots and the memtable.
+
+As in `test_planted_bugs`, each replaces one function of the shipped code by a plausible wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from shalekv.core.compaction import publish
+from shalekv.core.compaction.remains import OlderKeys
+from shalekv.core.entry import NO_EXPIRY
+from shalekv.core.manifest import Manifest
+from shalekv.core.retention import Pins
+from shalekv.engine.collection.fences import Fences
+from shalekv.engine.compaction import merging, run
+from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.format.columns import Columns
+from shalekv.manifest.stored import StoredManifest
+from tests.sim.levels import whole_database
+from tests.sim.planting import Patch, first_failure
+
+SEEDS_MAX = 30
+
+_without = merging._without  # noqa: SLF001 - planted bugs replace these and fall back to them
+_keep = TreeKeeper.keep
+_edit = TreeKeeper._edit  # noqa: SLF001
+
+
+async def no_fences(_self: Fences, _listed: object) -> frozenset[str]:
+    """F1 is forgotten: fences are collected as other objects are."""
+    return frozenset()
+
+
+async def created_is_current(self: StoredManifest, edited: Manifest, _landed: object) -> bool:
+    """F2 is forgotten: a manifest that was created counts, without a list."""
+    self._see(edited)  # noqa: SLF001
+    return True
+
+
+def any_lease(_manifest: Manifest, _lease_id: bytes) -> None:
+    """F3 is forgotten: what was written under a lease is published although that is gone."""
+
+
+def behind_c(self: Pins) -> int:
+    """Slot c itself is collected."""
+    return 0 if self.wal_id_last_compacted is None else self.wal_id_last_compacted + 1
+
+
+def nothing_below(_self: OlderKeys, _key: bytes) -> bool:
+    """A tombstone is dropped although a level below holds the key."""
+    return False
+
+
+def without_expired(columns: Columns, now_ms: int) -> Columns:
+    """An expired put is dropped, and so uncovers what it has overwritten."""
+    expiries = enumerate(columns.expire_at_ms)
+    return _without(columns, [row for row, at_ms in expiries if NO_EXPIRY < at_ms <= now_ms])
+
+
+def never_published(*_: object) -> bool:
+    """A publication whose reply was lost is made again."""
+    return False
+
+
+async def drop_at_once(self: TreeKeeper) -> None:
+    """Memory lets go of what a manifest says is compacted before the new levels are read."""
+    await self._on_compacted(self._manifest.current.last_compacted_seq)  # noqa: SLF001
+    await _keep(self)
+
+
+async def edit_without_snapshot(self: TreeKeeper, dead: set[bytes], _created: object) -> Manifest:
+    """A new tree is read although no snapshot protects it."""
+    return await _edit(self, dead, None)
+
+
+BUGS: Mapping[str, Sequence[Patch]] = {
+    "F1: fences are collected": [(Fences, "among", no_fences)],
+    "F2: a create counts without a list": [(StoredManifest, "_has_landed", created_is_current)],
+    "F3: the lease is not asked for": [(publish, "check_lease", any_lease)],
+    "slot c is collected": [(Pins, "first_wal_id", property(behind_c))],
+    "a tombstone goes early": [(OlderKeys, "may_hold", nothing_below)],
+    "what has expired uncovers": [(merging, "_expired", without_expired)],
+    "snapshots are not renewed": [(TreeKeeper, "is_renewal_due", property(lambda _self: False))],
+    "a result is published twice": [(run, "is_published", never_published)],
+    "memory lets go early": [(TreeKeeper, "keep", drop_at_once)],
+    "a tree without a snapshot": [(TreeKeeper, "_edit", edit_without_snapshot)],
+}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_of_the_levels_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each planted bug breaks an invariant, or stops a process, for some seed."""
+    main: Any = whole_database
+    seed = first_failure(BUGS[bug], monkeypatch, main, seeds=SEEDS_MAX)
+    assert seed is not None, f"{SEEDS_MAX} seeds did not notice that {bug}"

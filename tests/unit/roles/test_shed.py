@@ -1,0 +1,154 @@
+"""Scans that keep in memory what is compacted are ended when they keep too much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shalekv.errors import PageExpired
+from shalekv.settings import KIB, MIB, LimitSettings
+from shalekv.v1 import kv_pb2
+from tests.unit.engine.databases import Database
+from tests.unit.roles.serving import CALL, Serving, pairs, serving
+from tests.unit.roles.test_records_in_levels import compact
+from tests.unit.store.inline_runtime import gathered
+
+VALUE = bytes(2 * KIB)
+COUNT = 100  # of puts, which are 200 KiB
+LIMITS = LimitSettings(scan_message_bytes=KIB)  # each entry is a message
+MEMORY_BYTES = MIB  # of which views may keep a quarter
+
+
+def keys(name: bytes, count: int = COUNT) -> list[bytes]:
+    """Keys that begin with a name."""
+    return [b"%s%03d" % (name, number) for number in range(count)]
+
+
+class Shedding:
+    """A writer on a database whose log is compacted by hand."""
+
+    def __init__(self, writer: Serving, database: Database) -> None:
+        self.writer = writer
+        self.engine = writer.engine
+        self._database = database
+
+    async def fill(self, name: bytes) -> None:
+        """Put the keys of a name, 200 KiB."""
+        await asyncio.gather(*(self.writer.put(key, VALUE) for key in keys(name)))
+
+    async def compact(self) -> None:
+        """Compact all that was written, and wait until memory has let go of it."""
+        await compact(self._database)
+        # Nobody is told of this: it is seen from outside alone.
+        while self.engine.levels.leaving_seq or self.engine.memtable.key_count:  # noqa: ASYNC110 - as said
+            await asyncio.sleep(0)
+
+    def scan(self, **fields: object) -> AsyncIterator[kv_pb2.ScanReply]:
+        """Begin a scan; nothing is read before it is asked for."""
+        request = kv_pb2.ScanRequest(**fields)  # type: ignore[arg-type] - as they are
+        return self.writer.kv.scan(request, CALL)
+
+    async def stalled(self, **fields: object) -> AsyncIterator[kv_pb2.ScanReply]:
+        """A scan whose client has taken one message."""
+        scan = self.scan(**fields)
+        await anext(scan)
+        return scan
+
+    async def page(self, token: bytes = b"") -> kv_pb2.ScanReply:
+        """One page of one entry."""
+        (reply,) = await gathered(self.scan(limit=1, page_token=token))
+        return reply
+
+
+@asynccontextmanager
+async def shedding() -> AsyncIterator[Shedding]:
+    """One that has 1 MiB for what is not compacted."""
+    database = await Database.created()
+    async with serving(
+        database, limits=LIMITS, memtable_bytes_max=MEMORY_BYTES, fence_poll_ms=10
+    ) as writer:
+        yield Shedding(writer, database)
+
+
+async def test_a_stalled_scan_is_ended_when_it_keeps_too_much() -> None:
+    """Its client gets PAGE_EXPIRED, and never what looks like the end; the memory is free."""
+    async with shedding() as it:
+        await it.fill(b"a")
+        await it.fill(b"b")
+        scan = await it.stalled()
+        await it.compact()
+        with pytest.raises(PageExpired):
+            await gathered(scan)
+        assert it.engine.memtable.held_bytes == 0
+        assert [key for key, _ in pairs(await it.writer.scan())] == keys(b"a") + keys(b"b")
+
+
+async def test_what_keeps_little_is_left_alone() -> None:
+    """A stalled scan that keeps no more than a quarter goes on where it stood."""
+    async with shedding() as it:
+        await it.fill(b"a")
+        scan = await it.stalled()
+        await it.compact()
+        assert 0 < it.engine.memtable.held_bytes <= it.engine.held_bytes_max
+        assert len(await gathered(scan)) == COUNT - 1
+        assert it.engine.memtable.held_bytes == 0
+
+
+async def test_pages_go_before_scans() -> None:
+    """Views that are kept for next pages go first, and what is enough is enough."""
+    async with shedding() as it:
+        await it.fill(b"a")
+        page = await it.page()
+        await it.compact()
+        await it.fill(b"b")
+        scan = await it.stalled()
+        await it.compact()
+        with pytest.raises(PageExpired):
+            await it.page(page.page_token)
+        assert len(await gathered(scan)) == 2 * COUNT - 1
+
+
+async def test_pages_go_by_age() -> None:
+    """Of the views that are kept for next pages the one that was used longest ago goes first."""
+    async with shedding() as it:
+        await it.fill(b"a")
+        older = await it.page()
+        await it.compact()
+        await it.fill(b"b")
+        newer = await it.page()
+        await it.compact()
+        with pytest.raises(PageExpired):
+            await it.page(older.page_token)
+        assert [entry.key for entry in (await it.page(newer.page_token)).entries] == [b"a001"]
+
+
+async def test_scans_go_by_age() -> None:
+    """Of scans the one that began first goes first, and what is enough is enough."""
+    async with shedding() as it:
+        await it.fill(b"a")
+        older = await it.stalled()
+        await it.compact()
+        await it.fill(b"b")
+        newer = await it.stalled()
+        await it.compact()
+        with pytest.raises(PageExpired):
+            await gathered(older)
+        assert len(await gathered(newer)) == 2 * COUNT - 1
+
+
+async def test_the_bytes_of_merged_runs_count_too() -> None:
+    """A scan that began before runs were merged keeps what was merged, though nobody else does."""
+    async with shedding() as it:
+        await it.fill(b"a")
+        await it.fill(b"b")
+        scan = await it.stalled()
+        it.engine.memtable.close_segment()
+        await it.engine.memtable.merge_runs(it.engine.log._clock)
+        assert it.engine.memtable.run_count == 1
+        await it.compact()
+        with pytest.raises(PageExpired):
+            await gathered(scan)
+        assert it.engine.memtable.held_bytes == 0
