@@ -62,7 +62,7 @@ VALUES_WITHOUT_CASE: Mapping[str, str] = {
 }
 LIMITS_WITHOUT_CASE: Mapping[str, str] = {
     "scan_message_bytes": "where a stream is cut is the server's affair, within 3.5 MiB",
-    "result_wait_ms": "takes clients that leave their results: tests/unit/roles/test_scan_stream.py",
+    "result_wait_ms": "takes clients that take no results: tests/unit/roles/test_scan_stream.py",
 }
 
 

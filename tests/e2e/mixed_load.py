@@ -198,11 +198,11 @@ class MixedLoad:
         changes: list[Change] = []
         for _ in range(random.randint(2, 12)):
             key = _draw(random)
-            is_put = random.random() < 0.7  # noqa: PLR2004 - a share
+            is_put = random.random() < 0.7
             changes.append(PutChange(key, self._value(random)) if is_put else DeleteChange(key))
         effects: list[Effect] = [_effect(change) for change in changes]
         batch = Batch(changes)
-        if random.random() < 0.2:  # noqa: PLR2004 - a share
+        if random.random() < 0.2:
             first = random.randrange(KEYS)
             keys = KeyRange(_key(first), _key(first + 20))
             batch.delete_range(start=keys.start, end=keys.end)
@@ -264,7 +264,7 @@ class MixedLoad:
     async def _scan_slowly(self, client: Client, random: Random) -> str:
         """A stream of which little is taken at a time."""
         sent_ms = _now_ms()
-        scan = client.scan(reverse=random.random() < 0.5)  # noqa: PLR2004 - a share
+        scan = client.scan(reverse=random.random() < 0.5)
         rows = [_row(entry) for entry in await scan.read()]
         now = _since(sent_ms)
         while entries := await scan.read():

@@ -43,7 +43,7 @@ TINY = {
     "block-cache-bytes": 64 << 10,
     "metadata-cache-bytes": 1 << 20,
     "scan-message-bytes": 4 << 10,
-    "snapshot-ttl-s": 3,
+    "snapshot-ttl-s": 6,
     "fence-poll-ms": 50,
 }
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))]
@@ -90,8 +90,9 @@ async def check_mixed_load(
     assert await again.stop() == 0, again.report()
     await snapshots.end()
     await check_remains(database)
-    say(f"seed {seed}: {dict(load.done)}, {len(load.commits)} commits, {len(load.views.views)} views")
-    say(f"{sum(view.reads for view in load.views.views)} reads of them, {snapshots.looks} snapshots")
+    views = load.views.views
+    say(f"seed {seed}: {dict(load.done)}, {len(load.commits)} commits, {len(views)} views")
+    say(f"{sum(view.reads for view in views)} reads of them, {snapshots.looks} of snapshots")
 
 
 async def _stop_after(duration_s: float, load: MixedLoad, snapshots: SnapshotLoad) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -28,6 +29,9 @@ FLAGS = (*ALONE, "--fence-poll-ms", "50", "--snapshot-ttl-s", str(LIFE_S))
 CACHELESS = ("--block-cache-bytes", "0")
 SMALL_BLOCKS = ("--block-bytes", "1024")
 pytestmark = pytest.mark.timeout(DEADLINE_S + 20)
+
+
+Read: TypeAlias = Callable[[], Awaitable[object]]
 
 
 async def test_a_server_that_was_stopped_past_its_snapshots_tells_nothing_wrong(
@@ -62,7 +66,7 @@ async def test_a_server_that_was_stopped_past_its_snapshots_tells_nothing_wrong(
             ssts = database.manifest().leveled_ssts
             old = {names.level_name(each.id) for each in ssts if each.level == L0}
             server.pause()
-            reads: list[Callable[[], Awaitable[object]]] = [partial(rest, first), partial(rest, second)]
+            reads: list[Read] = [partial(rest, first), partial(rest, second)]
             reads += [insert, insert_if_none]
             reads += [partial(client.get, _key(number)) for number in range(KEYS)]
             # They reach a process that is stopped, and are read as soon as it goes on.
@@ -83,7 +87,7 @@ async def test_a_server_that_was_stopped_past_its_snapshots_tells_nothing_wrong(
         await database.check()
 
 
-async def _outcome(read: Callable[[], Awaitable[object]]) -> object:
+async def _outcome(read: Read) -> object:
     """What it returns, or the reason that it is refused for."""
     try:
         return await read()

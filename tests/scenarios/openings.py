@@ -14,8 +14,9 @@ from shalekv.v1 import kv_pb2
 from tests.sim.client import URL
 from tests.sim.world import World
 
-# A writer learns that it was fenced where the seeds let it: at a slot, not by a poll in between, and
-# not when it renews its snapshot. And what a scenario holds for long does not end by a deadline.
+# A writer learns that it was fenced where the seeds let it: at a slot, not by a poll in between,
+# and not when it renews its snapshot. And what a scenario holds for long does not end by a
+# deadline.
 _HOUR_MS = 3_600_000
 _DAY_S = 86_400
 _DEFAULTS = {

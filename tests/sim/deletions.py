@@ -93,7 +93,7 @@ class DeleteGuard:
 
 
 def check_no_orphan_left(store: SimStore) -> None:
-    """All that is in the store is reachable from the current manifest, or is a fence.
+    """What is in levels/ is exactly what the current manifest names.
 
     REQUIRES: all snapshots and leases of others have expired, and all is collected.
     """
@@ -101,6 +101,9 @@ def check_no_orphan_left(store: SimStore) -> None:
     current = decode_manifest(manifests[-1], store.data(manifests[-1]) or b"")
     ids = current.leveled_ssts.ids
     needed = {names.level_name(ids[at : at + 16]) for at in range(0, len(ids), 16)}
+    missing = sorted(name for name in needed if store.data(name) is None)
+    if missing:
+        raise Violation(f"I8: {manifests[-1]} names {missing}, which are not there")
     orphans = [name for name in store.names(names.LEVELS_FOLDER) if name not in needed]
     if orphans:
         raise Violation(f"I8: nothing needs {orphans}, and they are not collected")

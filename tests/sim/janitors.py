@@ -24,13 +24,15 @@ from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster
 from tests.sim.errors import Violation
 from tests.sim.nodes import Node
+from tests.sim.script import Match
 from tests.sim.tiny import draw_collector, draw_compactor
 
 COMPACTORS = ("compactor1", "compactor2")
 COLLECTORS = ("collector1", "collector2")
 ENDS = (Superseded, StoreUnavailable, ManifestConflict)  # how they may end; others fail the run
 PAUSES_MS = (10.0, 1_000.0, 15_000.0, 60_000.0)  # the longer ones outlast leases and snapshots
-FINISH_MS = 150_000.0  # longer than any lease or snapshot lives
+STALLS_MS = (200.0, 3_000.0, 10_000.0, 25_000.0)
+FINISH_MS = 220_000.0  # longer than any lease or snapshot lives
 Life: TypeAlias = Callable[[Node, Random], Awaitable[None]]
 
 
@@ -89,6 +91,29 @@ class Janitors:
                 node.pause(random.choice(PAUSES_MS) * self.pace)
             elif event == "resume":
                 node.resume()
+
+    async def stall_edits(self, cluster: Cluster) -> None:
+        """Stop processes while they edit the manifest, for long, until cancelled.
+
+        Others edit it meanwhile, the collector deletes what is not active, leases expire.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for name in (*COMPACTORS, "reader0", "reader1"):
+                tasks.create_task(self._stall_edits_of(name, cluster))
+
+    async def _stall_edits_of(self, name: str, cluster: Cluster) -> None:
+        random, store = self.world.random_for(f"stalled edits of {name}"), self.world.store
+        match = Match("create", f"{MANIFEST_FOLDER}*", node=name)
+        while True:
+            await self.world.sleep_ms(random.choice([10.0, 1_000.0, 5_000.0]) * cluster.pace)
+            gate = (store.hold if random.random() < 0.6 else store.hold_reply)(match)
+            await gate.reached()
+            node = self.world.find(name)
+            if node is not None:
+                node.pause()
+                await self.world.sleep_ms(random.choice(STALLS_MS) * cluster.pace)
+                node.resume()
+            gate.release()
 
     def start(self, name: str, random: Random) -> None:
         """Run a compactor or collector on node `name`, which runs none."""

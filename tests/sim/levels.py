@@ -16,7 +16,7 @@ from tests.sim.serial import SerialOrder
 from tests.sim.snapshot_readers import SnapshotReaders
 from tests.sim.stored import Stored
 from tests.sim.tiny import draw_writer
-from tests.sim.workload import rival_writers
+from tests.sim.workload import Beside, rival_writers
 from tests.sim.world import World
 
 
@@ -38,7 +38,7 @@ async def whole_database(world: World) -> WholeRun:
     cluster = Cluster(world, draw_writer)
     guard = DeleteGuard(world.store)
     janitors, readers, scans = Janitors(cluster), SnapshotReaders(cluster), OpenScans(cluster)
-    beside = [janitors.chaos, scans.keep_some_open, *readers.lives()]
+    beside: Beside = [janitors.chaos, janitors.stall_edits, scans.keep_some_open, *readers.lives()]
     try:
         await rival_writers(world, cluster, beside)
         await janitors.finish()

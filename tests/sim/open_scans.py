@@ -46,7 +46,8 @@ class OpenScans:
         """Read slowly, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(SCANS):
-                tasks.create_task(self._client(self._world.random_for(f"slow client {number}")))
+                random = cluster.world.random_for(f"slow client {number}")
+                tasks.create_task(self._client(random))
 
     async def _client(self, random: Random) -> None:
         while True:

@@ -35,7 +35,7 @@ from tests.sim.history import Got
 from tests.sim.serial import SerialOrder
 
 READERS = 2
-LIVES_MS = (2_000, 8_000, 30_000)  # of a snapshot, at pace 1
+LIVES_MS = (8_000, 30_000, 30_000)  # of a snapshot, at pace 1
 PASSING = (StoreUnavailable, ManifestConflict)
 
 
@@ -96,7 +96,7 @@ class Reader:
         node = world.node(self._name)
         store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
         while True:
-            await world.sleep_ms(random.choice([100.0, 2_000.0]) * cluster.pace)
+            await world.sleep_ms(random.choice([10.0, 1_000.0]) * cluster.pace)
             ttl_ms = int(random.choice(LIVES_MS) * cluster.pace)
             try:
                 snapshot = await node.run(
@@ -107,7 +107,7 @@ class Reader:
             snapped = Snapped(snapshot, snapshot.snapshot_expire_time_s * 1_000)
             self._readers.snapped.append(snapped)
             while not snapped.ending:
-                await world.sleep_ms(random.choice([10.0, 1_000.0, 5_000.0]) * cluster.pace)
+                await world.sleep_ms(random.choice([10.0, 300.0, 3_000.0]) * cluster.pace)
                 await node.run(self._use(store, cluster, snapped, random, ttl_ms))
 
     async def _use(

@@ -44,3 +44,12 @@ def test_the_workload_gets_to_where_bugs_of_the_levels_are() -> None:
     for seed in range(100, 108):
         seen += notable(simulate(seed, whole_database).value)
     sys.stdout.write("\n" + "\n".join(f"{count:6} {what}" for what, count in sorted(seen.items())))
+    expected = {
+        "deleted in levels": 50,
+        "deleted in manifest": 200,
+        "deleted in wal": 50,
+        "levels that were checked": 60,
+        "reads of snapshots": 20,
+        "slow scans: done": 20,
+    }
+    assert {what: seen[what] for what in expected if seen[what] < expected[what]} == {}

@@ -10,22 +10,16 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.compaction import publish
 from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.entry import NO_EXPIRY
 from shalekv.core.manifest import Manifest
 from shalekv.core.retention import Pins
 from shalekv.engine.collection.fences import Fences
-from shalekv.engine.compaction import merging, run
 from shalekv.engine.tree_keeper import TreeKeeper
-from shalekv.format.columns import Columns
-from shalekv.manifest.stored import StoredManifest
 from tests.sim.levels import whole_database
 from tests.sim.planting import Patch, first_failure
 
 SEEDS_MAX = 30
 
-_without = merging._without  # noqa: SLF001 - planted bugs replace these and fall back to them
 _keep = TreeKeeper.keep
 _edit = TreeKeeper._edit  # noqa: SLF001
 
@@ -33,16 +27,6 @@ _edit = TreeKeeper._edit  # noqa: SLF001
 async def no_fences(_self: Fences, _listed: object) -> frozenset[str]:
     """F1 is forgotten: fences are collected as other objects are."""
     return frozenset()
-
-
-async def created_is_current(self: StoredManifest, edited: Manifest, _landed: object) -> bool:
-    """F2 is forgotten: a manifest that was created counts, without a list."""
-    self._see(edited)  # noqa: SLF001
-    return True
-
-
-def any_lease(_manifest: Manifest, _lease_id: bytes) -> None:
-    """F3 is forgotten: what was written under a lease is published although that is gone."""
 
 
 def behind_c(self: Pins) -> int:
@@ -55,20 +39,9 @@ def nothing_below(_self: OlderKeys, _key: bytes) -> bool:
     return False
 
 
-def without_expired(columns: Columns, now_ms: int) -> Columns:
-    """An expired put is dropped, and so uncovers what it has overwritten."""
-    expiries = enumerate(columns.expire_at_ms)
-    return _without(columns, [row for row, at_ms in expiries if NO_EXPIRY < at_ms <= now_ms])
-
-
-def never_published(*_: object) -> bool:
-    """A publication whose reply was lost is made again."""
-    return False
-
-
 async def drop_at_once(self: TreeKeeper) -> None:
     """Memory lets go of what a manifest says is compacted before the new levels are read."""
-    await self._on_compacted(self._manifest.current.last_compacted_seq)  # noqa: SLF001
+    await self._on_compacted(self._manifest.current.last_compacted_seq)
     await _keep(self)
 
 
@@ -79,13 +52,9 @@ async def edit_without_snapshot(self: TreeKeeper, dead: set[bytes], _created: ob
 
 BUGS: Mapping[str, Sequence[Patch]] = {
     "F1: fences are collected": [(Fences, "among", no_fences)],
-    "F2: a create counts without a list": [(StoredManifest, "_has_landed", created_is_current)],
-    "F3: the lease is not asked for": [(publish, "check_lease", any_lease)],
     "slot c is collected": [(Pins, "first_wal_id", property(behind_c))],
     "a tombstone goes early": [(OlderKeys, "may_hold", nothing_below)],
-    "what has expired uncovers": [(merging, "_expired", without_expired)],
     "snapshots are not renewed": [(TreeKeeper, "is_renewal_due", property(lambda _self: False))],
-    "a result is published twice": [(run, "is_published", never_published)],
     "memory lets go early": [(TreeKeeper, "keep", drop_at_once)],
     "a tree without a snapshot": [(TreeKeeper, "_edit", edit_without_snapshot)],
 }

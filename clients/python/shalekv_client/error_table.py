@@ -52,6 +52,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "SNAPSHOT_NOT_FOUND": errors.NotApplied,
         "SNAPSHOT_EXISTS": errors.NotApplied,
         "LEASE_LOST": errors.NotApplied,
+        "PART_FAILED": errors.NotApplied,
         "SUPERSEDED": errors.NotApplied,
         "INVALID_URL": errors.NotApplied,
         "INVALID_SETTING": errors.NotApplied,

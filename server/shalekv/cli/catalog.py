@@ -20,7 +20,7 @@ ENVIRONMENT_PREFIX = "SHALEKV_"
 NESTED = "__"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "bytes": "bytes"}
-_UNIT = re.compile(r"_(ms|s|bytes)(?=_|$)")
+_UNIT = re.compile(r"_(ms|s|bytes)(?=_max$|$)")
 
 
 @dataclass(frozen=True, slots=True)

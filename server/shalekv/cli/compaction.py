@@ -19,7 +19,7 @@ _VARIED: Mapping[str, str] = {
     "level_multiplier_count": "4,6,16",
     "l0_trigger_count": "2,8",
     "base_level_bytes": "64MiB,512MiB",
-    "sst_bytes": "32MiB,128MiB",
+    "sst_bytes": "64MiB,128MiB",
     "wal_trigger_bytes": "8MiB,32MiB",
     "source_choice": "oldest",
 }

@@ -1,7 +1,7 @@
 """Who owns the log: the rules of fencing, as pure functions (seed 000, "Writer Protocol").
 
 A writer is named by its epoch, won by compare-and-swap on the manifest, and by a nonce, because
-an epoch number can be won twice when a manifest id was recycled (protocol, section 3). A slot of
+an epoch number can be won twice when a manifest id was recycled (protocol, F2). A slot of
 the WAL has one winner for ever (I3); whoever finds a slot taken judges by the winner's epoch and
 nonce, never by time.
 """
@@ -154,7 +154,7 @@ def claim_epoch(
     address: str,
     snapshot_expire_time_s: int,
 ) -> Manifest:
-    """The edit that opens a database for writing (protocol, section 4, "Opening").
+    """The edit that opens a database for writing (protocol, "Epochs and fences").
 
     The snapshot has the nonce as its id and keeps the WAL while we replay it. `fence_width`
     never shrinks here: the writers that it speaks of are not fenced yet. A claim that is made

@@ -1,4 +1,4 @@
-"""When the log is flushed: a pure decision (protocol, section 4, "Group commit")."""
+"""When the log is flushed: a pure decision (protocol, "Writes and reads")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads: ready-made SSTs that become one commit (protocol, section 6, "Ingest").
+"""Loads: ready-made SSTs that become one commit (protocol, "Loads").
 
 A load's files are named by a *pending load* in the manifest before they are committed, so that
 they stay; one control record in the WAL is the commit; and when that record is compacted, the
@@ -40,11 +40,6 @@ class CommittedLoad:
     ssts: SstTable
     seq: int
     wal_id: int
-
-
-def unnumbered(info: SstInfo) -> SstInfo:
-    """The SST as its own footer tells it, which knows neither level nor sequence number."""
-    return replace(info, level=L0, min_seq=0, max_seq=0)
 
 
 def level_rows(load: CommittedLoad) -> list[SstInfo]:

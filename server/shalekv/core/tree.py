@@ -18,7 +18,6 @@ from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo
 
 L0 = 0
-LEVEL_MAX = 62
 SYSTEM_LEVEL = 63  # idempotency records, which have keys of another space; newest first, as L0
 
 

@@ -1,4 +1,4 @@
-"""Group commit: from submitted changes to durable WAL objects (protocol, section 4).
+"""Group commit: from submitted changes to durable WAL objects (protocol, "Writes and reads").
 
 The queue holds commits without a slot. A flush gives the front of the queue the next slot and
 starts its upload; at most `max_parallel_writes` uploads are in flight, those with an unknown

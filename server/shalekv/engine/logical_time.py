@@ -1,4 +1,4 @@
-"""Logical time: the store's clock, never going back (protocol, section 4, "Time")."""
+"""Logical time: the store's clock, never going back (protocol, "Three rules against time")."""
 
 from __future__ import annotations
 

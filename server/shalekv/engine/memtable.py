@@ -10,13 +10,13 @@ it is dropped as a whole.
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
 from shalekv.core.range_tombstones import NONE, RangeTombstones
+from shalekv.engine.left_runs import LeftRun
 from shalekv.engine.sorted_runs import Run, RunMerge, pick_merge
 from shalekv.engine.view import View
 
@@ -37,12 +37,37 @@ class Segment:
     tombstones: list[Entry] = field(default_factory=list)  # range tombstones, oldest first
     max_seq: int = 0
     is_closed: bool = False
+    # By the identity of a run: what it was merged from, as long as views may have that.
+    merged: dict[int, LeftRun] = field(default_factory=dict)
 
     def due_merge(self) -> slice | None:
         """The runs to merge next: of a closed segment all, since no more will come."""
         if self.is_closed:
             return slice(0, len(self.runs)) if len(self.runs) > 1 else None
         return pick_merge([run.tier for run in self.runs])
+
+    def replace(self, picked: slice, merged: Run) -> None:
+        """Put a run in the place of those that it was merged from."""
+        inputs = self.runs[picked]
+        self.runs[picked] = [merged]
+        self.runs_bytes += merged.size_bytes - sum(run.size_bytes for run in inputs)
+        self.merged[id(merged)] = LeftRun.of(merged, [*map(self._left, inputs)])
+
+    def replaced_bytes(self) -> int:
+        """What views that were taken before merges keep in memory, beyond what is here."""
+        replaced_bytes = 0
+        for key, run in list(self.merged.items()):
+            replaced_bytes += run.held_bytes() - run.size_bytes
+            if not run.inputs:
+                del self.merged[key]
+        return replaced_bytes
+
+    def left(self) -> list[LeftRun]:
+        """All runs, when they are let go of."""
+        return [*map(self._left, self.runs)]
+
+    def _left(self, run: Run) -> LeftRun:
+        return self.merged.pop(id(run), None) or LeftRun.of(run)
 
     def forget(self, hidden: Iterable[Entry]) -> None:
         """Let go of what no read will see any more."""
@@ -59,6 +84,12 @@ class Shelf:
     segments: list[Segment]
     tombstones: RangeTombstones
 
+    def drop_through(self, seq: int) -> list[LeftRun]:
+        """Drop the segments that hold nothing above `seq`; their runs."""
+        dropped = [each for each in self.segments if each.max_seq <= seq]
+        self.segments = [each for each in self.segments if each.max_seq > seq]
+        return [run for segment in dropped for run in segment.left()]
+
 
 class Memtable:
     """Durable entries in memory."""
@@ -74,14 +105,16 @@ class Memtable:
         self._ahead_bytes = 0
         self._dropped_seq = 0  # of the segments that were dropped
         self._merge_due = asyncio.Event()
-        # Runs that are no longer here, and the bytes that only views hold as long as one has them.
-        self._left: list[tuple[weakref.ref[Run], int]] = []
+        self._left: list[LeftRun] = []  # that are no longer here
 
     @property
     def held_bytes(self) -> int:
         """What is no longer here, and is kept in memory by views that were taken before."""
-        self._left = [(run, size_bytes) for run, size_bytes in self._left if run() is not None]
-        return sum([size_bytes for _, size_bytes in self._left])
+        held = [(run, held_bytes) for run in self._left if (held_bytes := run.held_bytes())]
+        self._left = [run for run, _ in held]
+        aside = [segment for shelf in self._shelves for segment in shelf.segments]
+        replaced = [each.replaced_bytes() for each in (*aside, *self._segments) if each.merged]
+        return sum([held_bytes for _, held_bytes in held]) + sum(replaced)
 
     @property
     def key_count(self) -> int:
@@ -104,11 +137,6 @@ class Memtable:
     def run_count(self) -> int:
         """Runs that a scan of everything would merge."""
         return sum(len(segment.runs) for segment in self._segments)
-
-    @property
-    def segment_count(self) -> int:
-        """Segments, the one that grows included."""
-        return len(self._segments)
 
     def get(self, key: bytes) -> Entry | None:
         """The newest durable version of `key`; may be a tombstone or expired.
@@ -205,7 +233,7 @@ class Memtable:
         was written for a while, the segment that grows is among them.
         """
         for shelf in self._shelves:
-            shelf.segments = [each for each in shelf.segments if each.max_seq > seq]
+            self._left += shelf.drop_through(seq)
             await clock.sleep_ms(0)
         self._shelves = [shelf for shelf in self._shelves if shelf.load_seq > seq]
         growing = self._segments[-1]
@@ -217,7 +245,7 @@ class Memtable:
             segment = self._segments.pop(0)
             self._dropped_seq = segment.max_seq
             is_emptied |= bool(segment.tombstones)
-            self._left += [(weakref.ref(run), run.size_bytes) for run in segment.runs]
+            self._left += segment.left()
             del segment  # which may be the last that held it
             count += 1
             await clock.sleep_ms(0)
@@ -240,17 +268,12 @@ class Memtable:
         """
         while (due := next(self._due_merges(), None)) is not None:
             segment, picked = due
-            inputs = segment.runs[picked]
-            merge = RunMerge(inputs, self._tombstones)
+            merge = RunMerge(segment.runs[picked], self._tombstones)
             while merge.step(MERGE_SLICE_COUNT):
                 await clock.sleep_ms(0)
-            merged = merge.result()
             segment.forget(merge.hidden)
             # Runs were only appended meanwhile: the inputs still stand where they stood.
-            segment.runs[picked] = [merged]
-            shadowed_bytes = sum(run.size_bytes for run in inputs) - merged.size_bytes
-            segment.runs_bytes -= shadowed_bytes
-            self._left.append((weakref.ref(inputs[0]), shadowed_bytes))
+            segment.replace(picked, merge.result())
             await clock.sleep_ms(0)
 
     def _due_merges(self) -> Iterator[tuple[Segment, slice]]:

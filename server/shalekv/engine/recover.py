@@ -1,4 +1,4 @@
-"""Opening a database for writing: win an epoch, fence, replay (protocol, section 4, "Opening").
+"""Opening a database for writing: win an epoch, fence, replay (protocol, "Epochs and fences").
 
 The order is the safety: the epoch is won by compare-and-swap before the WAL is listed; the WAL is
 fenced before it is replayed; and the fences count only if a manifest that is read after them
@@ -46,6 +46,7 @@ from shalekv.errors import (
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.manifest.fenced import FencedManifest
+from shalekv.manifest.named import named_manifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
@@ -165,7 +166,8 @@ async def _serve_levels(
             edit, partial(is_opening_finished, own=own, snapshot_id=snapshot_id)
         )
     # The levels may hold more by now than those that the replay went on from: never less.
-    tree = await store.runtime.workers.run(Tree.of, served)
+    named = await named_manifest(store, served, snapshot_id)
+    tree = await store.runtime.workers.run(Tree.of, named)
     ssts = LevelSsts(store, database_id=served.database_id, settings=cache)
     return HeldTree(tree, ssts, snapshot_id)
 

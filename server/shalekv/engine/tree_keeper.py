@@ -28,6 +28,7 @@ from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.prefix import Prefix
 from shalekv.manifest.fenced import FencedManifest
+from shalekv.manifest.named import named_manifest
 from shalekv.store.cas import CasStore
 
 log = structlog.get_logger()
@@ -85,11 +86,6 @@ class TreeKeeper:
         return self.current.ssts
 
     @property
-    def held_count(self) -> int:
-        """Trees that somebody reads, the current one included."""
-        return 1 + sum(each() is not None for each in self._older.values())
-
-    @property
     def is_renewal_due(self) -> bool:
         """Whether the snapshots should be given more time."""
         age_ms = self._clock.monotonic_ms() - self._renewed_ms
@@ -128,7 +124,8 @@ class TreeKeeper:
         for snapshot_id in dead:
             del self._older[snapshot_id]
         if created is not None:
-            await self._install(manifest, created)
+            named = await named_manifest(self._store, manifest, created)
+            await self._install(named, created)
 
     async def let_go(self) -> None:
         """Let go of what is in memory and in the current tree as well, until cancelled."""
@@ -145,8 +142,9 @@ class TreeKeeper:
             self._installed.clear()
 
     def protects(self, held: HeldTree) -> bool:
-        """Whether the manifest that was seen last has the snapshot of that tree."""
-        return has_snapshot(self._manifest.current, held.snapshot_id)
+        """Whether the manifest that was seen last has the snapshots of that tree."""
+        manifest = self._manifest.current
+        return all(has_snapshot(manifest, each) for each in held.snapshot_ids)
 
     async def close(self) -> None:
         """Remove all snapshots of this process: nothing is read from now on."""

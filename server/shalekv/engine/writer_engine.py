@@ -7,7 +7,7 @@ server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -64,6 +64,10 @@ class OpenedLog:
     loads: Sequence[CommittedLoad] = ()  # whose records were replayed, oldest first
 
 
+async def _keep_all() -> None:
+    """There are no views."""
+
+
 def _flush_policy(settings: WriterSettings) -> FlushPolicy:
     return FlushPolicy(
         max_parallel_writes=settings.max_parallel_writes,
@@ -100,7 +104,7 @@ class WriterEngine:
         self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
         self._settings = settings
         self.skip_memtable_bytes = settings.skip_memtable_bytes
-        self.shed_views: Callable[[], None] = lambda: None  # to be set by who keeps views
+        self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # to be set by who keeps views
         self._manifest_seen = asyncio.Event()
         self.ownership = Ownership(
             opened.manifest, poll_ms=self._poll_ms, on_seen=self._manifest_seen.set
@@ -357,9 +361,9 @@ class WriterEngine:
 
     async def _drop_through(self, seq: int) -> None:
         """Let go of what the levels hold."""
-        self.log.overlay.forget_durable()  # or range deletes would hide puts that are gone with them
+        self.log.overlay.forget_durable()  # its range deletes outlive the puts
         await self.memtable.drop_through(seq, self._clock)
         await self.idempotency.drop_through(seq, self._clock)
         if self.memtable.held_bytes > self.held_bytes_max:
-            self.shed_views()
+            await self.shed_views()
         self.admission.look_again()

@@ -29,11 +29,11 @@ class OpenScan:
             )
         return self._opened
 
-    def let_go(self) -> None:
+    async def let_go(self) -> None:
         """End the scan: who asks for more gets `PageExpired`, never a short answer (I7)."""
         self._opened = None
-        if not self._is_running:  # otherwise it ends by itself, with the next slice
-            self._slices = None
+        if not self._is_running:  # otherwise it ends when its slice has come
+            await self.aclose()
 
     async def aclose(self) -> None:
         """Read no more."""
@@ -53,3 +53,5 @@ class OpenScan:
             return await anext(self._slices)
         finally:
             self._is_running = False
+            if self._opened is None:
+                await self.aclose()

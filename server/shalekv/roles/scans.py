@@ -51,7 +51,7 @@ class Scans:
         self._open_scans: dict[OpenScan, None] = {}  # that which began first comes first
         engine.shed_views = self.shed
 
-    def shed(self) -> None:
+    async def shed(self) -> None:
         """Let go of views until they keep little in memory that is compacted, the oldest first.
 
         First those that wait for a next page, then those of scans whose clients do not take what
@@ -64,7 +64,7 @@ class Scans:
         for scan in list(self._open_scans):
             if engine.memtable.held_bytes <= bound_bytes:
                 return
-            scan.let_go()
+            await scan.let_go()
 
     @property
     def views(self) -> OpenViews:

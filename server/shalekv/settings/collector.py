@@ -34,8 +34,8 @@ class CollectorSettings(Settings):
         default=0,
         ge=0,
         le=315_360_000,
-        description="Fences in the WAL before the levels are deleted at this age, seconds; 0: "
-        "never. A writer that was stalled for longer could acknowledge a write that is lost.",
+        description="Fences below what is compacted are deleted at this age, seconds; 0: never. "
+        "A writer that was stalled for longer could acknowledge a write that is lost.",
     )
     deletes_per_s_count: int = Field(
         default=1_000,

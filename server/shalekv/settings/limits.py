@@ -65,18 +65,18 @@ class LimitSettings(Settings):
         le=86_400_000,
         description="How long a view is kept for the next page of a scan, milliseconds.",
     )
-    sessions_bytes_max: int = Field(
-        default=16 * MIB,
-        ge=256 * KIB,
-        le=64 * GIB,
-        description="The same of all sessions together. Past it each goes on with what is small.",
-    )
     session_bytes_max: int = Field(
         default=8 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
         description="Bytes of unanswered operations, and of results that were not taken, of one "
         "session, overhead included. Past it the server reads no more of it.",
+    )
+    sessions_bytes_max: int = Field(
+        default=16 * MIB,
+        ge=256 * KIB,
+        le=64 * GIB,
+        description="The same of all sessions together. Past it each goes on with what is small.",
     )
     result_bytes_max: int = Field(
         default=24 * MIB,

@@ -63,22 +63,22 @@ class WriterSettings(Settings):
         default=32 * MIB,
         ge=0,
         le=16 * GIB,
-        description="Bytes of writes that wait for room in the queue. Past it writes are refused "
-        "at once with RESOURCE_EXHAUSTED.",
+        description="Bytes of writes that wait for room. Past it writes are refused at once with "
+        "RESOURCE_EXHAUSTED.",
     )
     queue_wait_ms: int = Field(
         default=1_000,
         ge=0,
         le=600_000,
-        description="How long a write waits for room in the queue before it is refused with "
-        "RESOURCE_EXHAUSTED.",
+        description="How long a write waits for room in the queue and in the memtable, before it "
+        "is refused with RESOURCE_EXHAUSTED.",
     )
     memtable_bytes_max: int = Field(
         default=176 * MIB,
         ge=1 * MIB,
         le=1024 * GIB,
         description="Memory for writes that are not compacted yet, overhead included. Past it "
-        "writes are refused with RESOURCE_EXHAUSTED.",
+        "writes wait as for room in the queue, and one that is larger is refused at once.",
     )
     retry_after_ms: int = Field(
         default=200,

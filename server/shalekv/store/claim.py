@@ -1,6 +1,6 @@
 """Compare-and-swap to its end: whose object is it that has this name now?
 
-`create` has three outcomes and this has two. The rule (protocol, section 2): whatever is not
+`create` has three outcomes and this has two. The rule (protocol, "Objects"): whatever is not
 plainly ours is read and compared, before any epoch is; what nobody answered is tried again with
 the same bytes.
 """

@@ -211,7 +211,7 @@ class MemtableStatus(_message.Message):
     bytes: _builtins.int
     """Memory that is accounted to it, overhead included."""
     bytes_max: _builtins.int
-    """Past this writes are refused with RESOURCE_EXHAUSTED."""
+    """Past this writes wait, and are refused with RESOURCE_EXHAUSTED when that takes too long."""
     runs: _builtins.int
     """Sorted runs that a scan merges."""
     range_tombstones: _builtins.int

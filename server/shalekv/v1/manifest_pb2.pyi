@@ -260,11 +260,11 @@ class SstInfo(_message.Message):
     last_key: _builtins.bytes
     """The last key in the SST."""
     level: _builtins.int
-    """0 for L0, 1 and above for the sorted runs."""
+    """0 for L0, 1 to 62 for the sorted runs, 63 for records of the system."""
     min_seq: _builtins.int
-    """The least sequence number in it."""
+    """The least sequence number in it; of the file of a load, that of the load, or 0 before it has one."""
     max_seq: _builtins.int
-    """The greatest sequence number in it."""
+    """The greatest sequence number in it; of the file of a load, the same as `min_seq`."""
     entry_count: _builtins.int
     """Entries, tombstones included."""
     tombstone_count: _builtins.int

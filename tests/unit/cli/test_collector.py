@@ -6,12 +6,12 @@ import asyncio
 import json
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
-from shalekv.cli.collector import DRY_COLUMNS, collector
+from shalekv.cli.collector import DRY_COLUMNS
 from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.main import shalekv
 from shalekv.format import names
 from tests.unit.engine.collection.ground import Ground
 from tests.unit.engine.collection.ground_files import load, save
@@ -41,9 +41,9 @@ def url(tmp_path: Path, ground: Ground) -> str:
     return f"file://{tmp_path}/db"
 
 
-def run(*args: str, command: click.Command = collector, **env: str) -> Result:
+def run(*args: str, **env: str) -> Result:
     """Run the command."""
-    return CliRunner(env=env).invoke(command, args)
+    return CliRunner(env=env).invoke(shalekv, ["collector", *args])
 
 
 def test_dry_run_says_what_goes_and_what_keeps_the_rest(

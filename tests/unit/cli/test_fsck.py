@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shalekv.cli.exit_codes import ExitCode
-from shalekv.cli.fsck import fsck
+from shalekv.cli.main import shalekv
 from shalekv.core.tree import L0
 from shalekv.errors import DatabaseNotFound
 from shalekv.format.names import wal_name
@@ -21,7 +21,7 @@ FUTURE_MS = 4_000_000_000_000  # no snapshot has expired on a real clock
 
 def run(url: str, *args: str) -> Result:
     """Check the database at `url`."""
-    return CliRunner().invoke(fsck, ["--url", url, *args])
+    return CliRunner().invoke(shalekv, ["fsck", "--url", url, *args])
 
 
 @pytest.mark.parametrize("args", [(), ("--deep",), ("--parallel", "1", "--format", "table")])

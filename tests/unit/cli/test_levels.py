@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shalekv.cli.levels import levels
+from shalekv.cli.main import shalekv
 from shalekv.core.tree import L0
 from shalekv.errors import CorruptObject, DatabaseNotFound
 from shalekv.format.names import manifest_name, wal_name
@@ -29,7 +29,7 @@ FUTURE_MS = 4_000_000_000_000
 
 def run(url: str, *args: str) -> Result:
     """Print the levels of the database at `url`."""
-    return CliRunner().invoke(levels, ["--url", url, *args])
+    return CliRunner().invoke(shalekv, ["levels", "--url", url, *args])
 
 
 def record(url: str, *args: str) -> dict[str, object]:

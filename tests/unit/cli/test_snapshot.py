@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shalekv.cli.exit_codes import ExitCode, exit_code_of
-from shalekv.cli.snapshot import COLUMNS, snapshot
+from shalekv.cli.main import shalekv
+from shalekv.cli.snapshot import COLUMNS
 from tests.unit.engine.collection.ground import Ground
 from tests.unit.engine.collection.ground_files import save
 
@@ -34,7 +35,7 @@ def url(tmp_path: Path) -> str:
 
 def run(*args: str) -> Result:
     """Run a command about snapshots."""
-    return CliRunner().invoke(snapshot, args)
+    return CliRunner().invoke(shalekv, ["snapshot", *args])
 
 
 def listed(url: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shalekv.cli.sst import sst
+from shalekv.cli.main import shalekv
 from shalekv.errors import BadChecksum, CorruptObject, Truncated, WrongObject
 from shalekv.format.names import wal_name
 from tests.unit.engine.fsck.planted import LEFT_SST, SECOND_SEQ, Planted, sst_id, sst_name
@@ -24,7 +24,7 @@ def url(tmp_path: Path) -> str:
 
 def run(*args: str) -> Result:
     """Look into an SST."""
-    return CliRunner().invoke(sst, ["inspect", *args])
+    return CliRunner().invoke(shalekv, ["sst", "inspect", *args])
 
 
 @pytest.mark.parametrize(

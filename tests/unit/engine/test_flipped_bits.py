@@ -41,7 +41,6 @@ from tests.unit.engine.fsck.planted import (
 from tests.unit.format.samples import put, range_tombstone, refusal, tombstone
 from tests.unit.store.inline_runtime import gathered
 
-MANIFEST_CHECKSUM = range(16, 20)
 MANIFEST_MAGIC = range(8)
 MANIFEST_LENGTH = range(12, 16)
 MAGIC_BYTES = 8

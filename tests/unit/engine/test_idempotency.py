@@ -82,6 +82,16 @@ def test_key_lives_for_one_window_and_is_known_as_expired_for_another() -> None:
     assert len(keys.idempotency) == 1
 
 
+def test_record_that_is_replayed_when_its_time_is_over_goes_at_once() -> None:
+    """A database that was not written to for two windows opens, and remembers nothing."""
+    keys = Keys()
+    entry = keys.land(b"old")
+    keys.now_ms += 2 * WINDOW_MS
+    keys.idempotency.land([entry])
+    assert len(keys.idempotency) == 0
+    assert keys.idempotency.size_bytes == 0
+
+
 def test_uuid_tells_its_age_when_nothing_else_is_known() -> None:
     """A UUID of version 7 that is older than the window is refused, a younger one is new.
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.clock import LoopClock
+from shalekv.core.entry import Entry, Kind
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.sorted_runs import MERGE_FAN_IN, Run
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.commits import put, read, run_of, tombstone
+from tests.unit.engine.commits import commit_of, group_of, put, read, run_of, tombstone
 from tests.unit.store.inline_runtime import InlineClock, finish
 
 
@@ -182,3 +184,34 @@ async def test_many_small_objects_leave_few_runs() -> None:
             assert memtable.run_count <= 60
             await asyncio.sleep(0)
         merging.cancel()
+
+
+class Watching(InlineClock):
+    """Looks whenever others have a chance to run."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        """Look, and go on."""
+        del duration_ms
+        self._look()
+
+
+def test_what_is_being_dropped_hides_nothing() -> None:
+    """While segments are dropped, a range delete of one hides no put after it that is gone already:
+    either memory shows the put, or it says nothing.
+    """
+    memtable = Memtable()
+    commit = commit_of(1)
+    commit.range_tombstones = [Entry(b"a", 1, Kind.RANGE_TOMBSTONE, b"z")]
+    for run in (group_of(0, commit).run, run_of(2, put(b"k", b"after"))):
+        memtable.land(run)
+        memtable.extend_prefix(run)
+    memtable.close_segment()
+    seen: list[Entry | None] = []
+    finish(memtable.drop_through(2, Watching(lambda: seen.append(memtable.get(b"k")))))
+    assert seen
+    assert {entry and entry.seq for entry in seen} <= {2, None}
+    assert memtable.get(b"k") is None

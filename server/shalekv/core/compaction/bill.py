@@ -44,11 +44,6 @@ class Bill:
     requests_usd: float
     storage_usd: float
 
-    @property
-    def total_usd(self) -> float:
-        """Both."""
-        return self.requests_usd + self.storage_usd
-
 
 # An edit of the manifest creates the next one between two lists; rule F2 asks for the second.
 EDIT = Requests(put=1, list=2)

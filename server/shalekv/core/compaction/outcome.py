@@ -67,7 +67,6 @@ class Simulated:
     scan_blocks: float  # that a scan looks at
     l0_count_max: int
     wal_bytes_max: int
-    debt_bytes_max: int
     stalled_s: float  # how long writes waited, in all
     elapsed_s: float
     job_count: int

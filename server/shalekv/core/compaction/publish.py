@@ -1,4 +1,4 @@
-"""What a compactor does to the manifest: claim its epoch, publish results (protocol, section 6).
+"""What a compactor does to the manifest: claim its epoch, publish results (protocol, "Compacting").
 
 Every edit of a compactor first checks that it still is the compactor, so that the older one of
 two stops and no result is published twice (I9), and that its lease is still there, so that what
@@ -23,7 +23,7 @@ RECENT_LOADS_COUNT = 1_000  # that are remembered unless the settings say otherw
 @dataclass(frozen=True, slots=True)
 class CompactorId:
     """The name of one compactor: its epoch, and a nonce, since a recycled manifest id lets two
-    processes win one epoch (protocol, section 3).
+    processes win one epoch (protocol, F2).
     """
 
     epoch: int

@@ -57,7 +57,7 @@ class _Simulation:
         self._requests = Requests()
         self._levels_bytes = self._replaced_bytes = 0
         self._byte_seconds = 0.0
-        self._debt_max = self._wal_max = self._l0_max = 0
+        self._wal_max = self._l0_max = 0
         self._samples: list[Sample] = []
 
     def run(self) -> Simulated:
@@ -145,7 +145,6 @@ class _Simulation:
         return max(min(filling_s, aging_s), settings.compactor_poll_ms / _MS_PER_S)
 
     def _note(self, state: CompactionState) -> None:
-        self._debt_max = max(self._debt_max, self._policy.debt_bytes(state))
         self._wal_max = max(self._wal_max, state.wal.size_bytes)
         self._l0_max = max(self._l0_max, l0_count(self._tree))
         due = len(self._samples) * len(self._wal) // _SAMPLES
@@ -202,7 +201,6 @@ class _Simulation:
             scan_blocks=scan_blocks,
             l0_count_max=self._l0_max,
             wal_bytes_max=self._wal_max,
-            debt_bytes_max=self._debt_max,
             stalled_s=self._stalled_s,
             elapsed_s=self._now_s,
             job_count=self._job_count,

@@ -1,1 +1,1 @@
-"""Running compactions: what a policy picks is read, merged and written (protocol, section 6)."""
+"""Running compactions: what a policy picks is read, merged and written (protocol, "Compacting")."""

@@ -34,6 +34,11 @@ class HeldTree:
         """The tree of a manifest, to which the snapshot belongs."""
         return self
 
+    @property
+    def snapshot_ids(self) -> Sequence[bytes]:
+        """All snapshots that keep objects which are read here."""
+        return (self.snapshot_id,)
+
     async def find(self, key: bytes) -> Entry | None:
         """The newest version of `key` in the levels; may be a tombstone or expired."""
         return await lookup.find(self.ssts, self.tree, key)

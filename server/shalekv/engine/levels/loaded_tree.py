@@ -63,6 +63,12 @@ class LoadedTree(HeldTree):
         """The tree of the manifest that stands lowest, to which the snapshot belongs."""
         return self.below.base
 
+    @property
+    def snapshot_ids(self) -> Sequence[bytes]:
+        """All snapshots that keep objects which are read here."""
+        pins = () if self.pin is None else (self.pin.snapshot_id,)
+        return (*pins, *self.below.snapshot_ids)
+
     async def find(self, key: bytes) -> Entry | None:
         """The newest version of `key` here or below; may be a tombstone or expired."""
         found = await lookup.find(self.ssts, self.run, key) or self._in_memory(key)

@@ -90,7 +90,6 @@ class ReadCounters:
     block_fetched_bytes: int
     metadata_hits: int
     metadata_misses: int
-    metadata_evictions: int
     metadata_held_bytes: int
     metadata_requests: int
     metadata_fetched_bytes: int
@@ -153,7 +152,6 @@ class LevelSsts:
             block_fetched_bytes=self._block_requests.fetched_bytes,
             metadata_hits=metadata.hits,
             metadata_misses=metadata.misses,
-            metadata_evictions=metadata.evictions,
             metadata_held_bytes=metadata.held_bytes,
             metadata_requests=self._metadata_requests.requests,
             metadata_fetched_bytes=self._metadata_requests.fetched_bytes,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shalekv.core.compaction.jobs import WalJob, WalResult
 from shalekv.core.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
-from shalekv.core.loads import is_pending, register_load, unnumbered
+from shalekv.core.loads import is_pending, register_load
 from shalekv.core.manifest import PendingLoad
 from shalekv.core.sst_table import SstTable
 from shalekv.core.tree import Tree
@@ -43,7 +45,8 @@ async def loaded(trial: Trial, load_id: str, *keys: bytes) -> None:
     data = encode_sst(properties(trial, name), [put(key, b"load") for key in keys], block_bytes=99)
     await trial.store.create(name, data)
     info = open_sst(name, data, database_id=None).footer.info(0)
-    load = PendingLoad(load_id, SstTable.from_infos([unnumbered(info)]))
+    unnumbered = replace(info, min_seq=0, max_seq=0)
+    load = PendingLoad(load_id, SstTable.from_infos([unnumbered]))
     await trial.stored.edit(
         lambda current: register_load(current, load, oldest_ms=STORE_NOW_MS),
         lambda current: is_pending(current, load_id),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -163,3 +163,20 @@ def test_a_tree_below_lives_as_long_as_the_load_above_it() -> None:
     assert built.held.snapshot_id == below.below.snapshot_id
     assert not built.held.tree.is_empty
     assert below.below.tree.is_empty
+
+
+def test_a_range_delete_that_is_compacted_hides_nothing_that_came_after() -> None:
+    """Memory below a load may have let go of a put that the levels hold, and still have the range
+    delete before it.
+    """
+    levels = Levels()
+    deleted = Entry(b"a", 1, Kind.RANGE_TOMBSTONE, b"z")
+    after = Entry(b"k", 2, Kind.PUT, b"after")
+    levels.add(0, [after], [deleted])
+    held = HeldTree(replace(levels.tree(), last_seq=2), levels.open(), b"s" * 16)
+    memory = View(2, 0, (), NONE.with_added([deleted]))
+    info = levels.add(0, [Entry(b"x", 0, Kind.PUT, b"loaded")])
+    load = CommittedLoad("load", SstTable.from_infos([info]), 3, 0)
+    tree = LoadedTree(load, memory, held)
+    assert asyncio.run(tree.find(b"k")) == after
+    assert asyncio.run(tree.find_many([b"k"])) == {b"k": after}

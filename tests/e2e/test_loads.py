@@ -1,0 +1,242 @@
+"""Loads of a serving process, of files and of large batches: committed once, and for good."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import L0
+from shalekv.format.footer import SstProperties
+from shalekv.format.names import level_name
+from shalekv.format.sst import open_sst
+from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_message import info_message
+from shalekv.v1 import admin_pb2, admin_pb2_grpc
+from shalekv_client import Absent, Add, Client, ConditionFailed, Delete, Durability, Put, SeqEquals
+from tests.conformance.playing import new_uuid7
+from tests.e2e.child import Child
+from tests.e2e.cli import output
+from tests.e2e.meanwhile import ALONE, Meanwhile
+from tests.e2e.processes import Processes
+from tests.unit.rpc.serving import failure
+
+LOAD_ID = "monday"
+FILE_KEYS = 300
+DEADLINE_S = 20
+SMALL_MEMTABLE = ("--skip-memtable-bytes", "65536")
+LARGE = {b"large%d" % number: b"%d" % number * 40_000 for number in range(3)}
+HEADINGS = (
+    "Writes",
+    "Manifest and memtable",
+    "Memory",
+    "Levels",
+    "Reads",
+    "Requests to the object store since the start",
+)
+
+Expected = dict[bytes, bytes]
+
+
+def file_in(database: Meanwhile, entries: list[Entry]) -> SstInfo:
+    """A file that a tool has put into the folder of the levels."""
+    sst_id = new_uuid7()
+    name = level_name(sst_id)
+    database_id = database.manifest().database_id
+    properties = SstProperties(
+        name=name,
+        database_id=database_id,
+        writer_epoch=0,
+        writer_nonce=bytes(16),
+        write_id=bytes(16),
+    )
+    data = encode_sst(properties, entries, block_bytes=1_024, filter_bits_per_key=10)
+    path = database.folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    return open_sst(name, data, database_id=database_id).footer.info(L0)
+
+
+def files_in(database: Meanwhile, expected: Expected) -> list[SstInfo]:
+    """Two files, which overwrite most keys and delete one; `expected` becomes what is left."""
+    entries = [
+        Entry(b"k%03d" % number, 0, Kind.PUT, b"loaded %d" % number) for number in range(FILE_KEYS)
+    ]
+    expected |= {entry.key: entry.value for entry in entries}
+    entries[7] = Entry(entries[7].key, 0, Kind.TOMBSTONE)
+    del expected[entries[7].key]
+    half = FILE_KEYS // 2
+    return [file_in(database, entries[:half]), file_in(database, entries[half:])]
+
+
+def load_of(infos: list[SstInfo]) -> admin_pb2.IngestSstRequest:
+    """A request to load these files."""
+    return admin_pb2.IngestSstRequest(load_id=LOAD_ID, ssts=map(info_message, infos))
+
+
+async def ingest(server: Child, infos: list[SstInfo]) -> admin_pb2.IngestSstReply:
+    """Ask a server to load files."""
+    request = load_of(infos)
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        reply: admin_pb2.IngestSstReply = await admin_pb2_grpc.AdminStub(channel).IngestSst(request)
+        return reply
+
+
+async def check(server: Child, expected: Expected) -> None:
+    """The server holds these keys and no others, by gets and by scans in both directions."""
+    async with Client(server.listen) as client:
+        forward = [(entry.key, entry.value) async for entry in client.scan()]
+        assert forward == sorted(expected.items())
+        backward = [(entry.key, entry.value) async for entry in client.scan(reverse=True)]
+        assert backward == forward[::-1]
+        found = await client.batch_get([*expected, b"k007", b"none"])
+        values = [value.value if value is not None else None for value in found]
+        assert values == [*expected.values(), expected.get(b"k007"), None]
+
+
+async def test_files_are_loaded_once_and_for_good(processes: Processes, tmp_path: Path) -> None:
+    """Every read meets them above what is older and below what is newer; the same load is applied
+    once, and what it holds survives kill -9 and compaction.
+    """
+    database = Meanwhile(processes, tmp_path / "db")
+    server = await database.serve(*ALONE)
+    expected = {b"k%03d" % number: b"old" for number in range(0, FILE_KEYS + 50, 5)}
+    async with Client(server.listen) as client:
+        await client.write([Put(key, value) for key, value in expected.items()])
+        infos = files_in(database, expected)
+        first = await ingest(server, infos)
+        assert not first.already_applied
+        await check(server, expected)
+        with pytest.raises(ConditionFailed):
+            await client.put(b"k011", b"", condition=Absent())
+        await client.put(b"k007", b"newer", condition=Absent())
+        await client.put(b"k012", b"newer", condition=SeqEquals(first.header.seq))
+        expected |= {b"k007": b"newer", b"k012": b"newer"}
+        again = await ingest(server, infos)
+        assert (again.already_applied, again.header.seq) == (True, first.header.seq)
+    await server.kill()
+
+    server = await database.serve(*ALONE)
+    await check(server, expected)
+    assert (await ingest(server, infos)).already_applied
+    await database.compact("--l0-trigger-count", "100")
+    levels = {info.id: info for info in database.manifest().leveled_ssts}
+    assert all(levels[info.id].max_seq == first.header.seq for info in infos)
+    await check(server, expected)
+    assert (await ingest(server, infos)).already_applied
+    await database.compact("--l0-trigger-count", "1")
+    assert not {info.id for info in database.manifest().leveled_ssts if info.level == L0}
+    await check(server, expected)
+    await server.kill()
+
+    server = await database.serve(*ALONE)
+    await check(server, expected)
+    again = await ingest(server, infos)
+    assert (again.already_applied, again.header.seq) == (True, first.header.seq)
+    assert await server.stop() == 0, server.report()
+    await database.check()
+
+
+async def test_files_that_are_not_as_listed_are_refused(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """The error names the file in the request; nothing is applied, and the load can be repeated."""
+    database = Meanwhile(processes, tmp_path / "db")
+    server = await database.serve(*ALONE)
+    expected: Expected = {}
+    infos = files_in(database, expected)
+    path = database.folder / level_name(infos[1].id)
+    data = path.read_bytes()
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        load = admin_pb2_grpc.AdminStub(channel).IngestSst
+
+        async def check_refused(infos: list[SstInfo]) -> None:
+            failed = await failure(load(load_of(infos)))
+            assert failed.code is grpc.StatusCode.INVALID_ARGUMENT, failed
+            assert failed.bad is not None
+            assert [each.field for each in failed.bad.field_violations] == ["ssts[1]"], failed
+
+        for wrong in (data[:-1], data[1:], b"", bytes(len(data))):
+            path.write_bytes(wrong)
+            await check_refused(infos)
+        path.unlink()
+        await check_refused(infos)
+        path.write_bytes(data)
+        await check_refused(infos[::-1])
+        await check_refused([infos[0], replace(infos[1], last_key=b"z")])
+        await check(server, {})
+        assert not (await load(load_of(infos))).already_applied
+    await check(server, expected)
+    assert await server.stop() == 0, server.report()
+
+
+async def test_a_large_batch_is_a_commit_like_others(processes: Processes, tmp_path: Path) -> None:
+    """It is durable when it is answered, what is written next is judged by it, a repeat gets the
+    first reply; all that survives kill -9 and compaction.
+    """
+    database = Meanwhile(processes, tmp_path / "db")
+    server = await database.serve(*ALONE, *SMALL_MEMTABLE)
+    async with Client(server.listen) as client:
+        await client.put(b"gone", b"1")
+        puts = [Put(key, value) for key, value in LARGE.items()]
+        others = (Delete(b"gone"), Put(b"n", (40).to_bytes(8, "little")))
+        first = await client.write((*others, *puts), durability=Durability.MEMORY)
+        assert first.durability is Durability.DURABLE
+        with pytest.raises(ConditionFailed):
+            await client.put(b"large0", b"", condition=Absent())
+        await client.put(b"large0", b"later", condition=SeqEquals(first.seq))
+        await client.write([Add(b"n", 2)])
+        keyed = await client.write(puts[1:], idempotency_key=b"key")
+        await client.put(b"large1", b"later")
+        repeated = await client.write(puts[1:], idempotency_key=b"key")
+        assert repeated == keyed
+        assert len(database.manifest().pending_loads) == 2
+    await server.kill()
+    expected = LARGE | {b"large0": b"later", b"large1": b"later"}
+    expected[b"n"] = (42).to_bytes(8, "little")
+
+    server = await database.serve(*ALONE, *SMALL_MEMTABLE)
+    await check(server, expected)
+    async with Client(server.listen) as client:
+        assert (await client.write(puts[1:], idempotency_key=b"key")).seq == keyed.seq
+        await database.compact("--l0-trigger-count", "1")
+        assert not database.manifest().pending_loads
+        await check(server, expected)
+        assert (await client.write(puts[1:], idempotency_key=b"key")).seq == keyed.seq
+        await check(server, expected)
+    assert await server.stop() == 0, server.report()
+    await database.check()
+
+
+async def test_the_status_tells_of_levels(processes: Processes, tmp_path: Path) -> None:
+    """Of levels, reads, requests, compaction and memory, and the command prints all of it."""
+    database = Meanwhile(processes, tmp_path / "db")
+    server = await database.serve(*ALONE, "--fence-poll-ms", "10")
+    expected: Expected = {}
+    await ingest(server, files_in(database, expected))
+    await database.compact("--l0-trigger-count", "100")
+    async with asyncio.timeout(DEADLINE_S), grpc.aio.insecure_channel(server.listen) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        while not (await stub.Status(admin_pb2.StatusRequest())).levels.levels:
+            pass  # it has not seen the manifest yet
+        await check(server, expected)
+        async with Client(server.listen) as client:
+            await client.put(b"not", b"compacted")
+        status: admin_pb2.StatusReply = await stub.Status(admin_pb2.StatusRequest())
+    assert [(each.level, each.ssts) for each in status.levels.levels] == [(L0, 2)]
+    assert status.levels.bytes == sum(each.bytes for each in status.levels.levels) > 0
+    assert status.compaction.wal_objects == 1
+    assert status.reads.blocks.misses > 0
+    asked = {(each.operation, each.folder): each.requests for each in status.store_requests}
+    assert sum(count for (_, folder), count in asked.items() if folder == "levels") > 0
+    parts = {part.name: part for part in status.memory.parts}
+    assert status.memory.bytes_max > 0
+    assert all(part.bytes <= part.bytes_max for part in parts.values()), status.memory
+    printed = (await output(processes, server, "status", "--format", "table")).splitlines()
+    assert [each for each in HEADINGS if not any(line.startswith(each) for line in printed)] == []
+    assert await server.stop() == 0, server.report()

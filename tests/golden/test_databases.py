@@ -1,0 +1,156 @@
+"""What servers of this and earlier versions have written is opened, read and written to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shalekv.core.manifest import Manifest
+from shalekv.core.tree import SYSTEM_LEVEL, Tree
+from shalekv.engine.fsck.check import Fsck
+from shalekv.format import names
+from shalekv.format.sst import open_sst
+from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.compactor import Compactor
+from shalekv.settings import (
+    KIB,
+    CompactorSettings,
+    CompactSettings,
+    LevelSettings,
+    StoreSettings,
+    UrlSettings,
+)
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
+from shalekv_client import Client, Entry
+from tests.e2e.in_process import real_runtime, serving
+from tests.golden.databases import NAMES, description_of, store_of
+from tests.golden.make_database import PLANS, described
+
+DEADLINE_S = 30
+
+
+def test_there_are_golden_databases() -> None:
+    """The tests below have something to read."""
+    assert sorted(PLANS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_golden_database_is_read(name: str) -> None:
+    """A scan and gets show what the database held when it was left, to the sequence number."""
+    async with asyncio.timeout(DEADLINE_S):
+        await check(store_of(name), description_of(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_repeated_request_is_known(name: str) -> None:
+    """Requests that were made with an idempotency key get their first reply."""
+    repeats = description_of(name)["repeats"]
+    async with serving(store_of(name)) as served, Client(served.listen) as client:
+        for repeat in repeats:
+            key, value, once = (repeat[part].encode("latin-1") for part in ("key", "value", "once"))
+            assert (await client.put(key, value, idempotency_key=once)).seq == repeat["seq"]
+        expected = {"v0_1": 0, "v0_2_before_levels": 1}
+        assert len(repeats) == expected.get(name, 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_golden_database_is_sound(name: str) -> None:
+    """Every object of it is as it has to be; of those that were merged some are still there."""
+    with real_runtime() as runtime:
+        fsck = Fsck(CasStore(store_of(name), runtime, StoreSettings()), parallel=4, is_deep=True)
+        found = [finding async for finding in fsck.findings()]
+    assert [finding for finding in found if finding.kind.is_damage] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_golden_database_is_compacted(name: str) -> None:
+    """It reads the same when all of it was compacted, and when more was written and compacted."""
+    store, description = store_of(name), description_of(name)
+    async with asyncio.timeout(DEADLINE_S):
+        await compact(store, seed=2)
+        await check(store, description)
+        async with serving(store) as served, Client(served.listen) as client:
+            for number in range(50):
+                await client.put(b"~%d" % number, b"more")
+            await client.delete_range(start=b"~")
+        await compact(store, seed=3)
+        await check(store, description)
+
+
+async def test_the_levels_have_every_kind_of_object() -> None:
+    """The newest database has L0, sorted runs, records, a snapshot and loads, compacted or not."""
+    store = store_of("v0_2_levels")
+    manifest = await manifest_of(store)
+    tree = Tree.of(manifest)
+    assert tree.l0
+    assert tree.runs
+    assert tree.system
+    assert {each.name for each in manifest.snapshots} >= {"kept"}
+    assert len(manifest.pending_loads) == 1
+    assert {each.level for each in manifest.leveled_ssts} >= {0, SYSTEM_LEVEL}
+    log = [
+        open_sst(info.name, (await store.get(info.name)).data, database_id=None)
+        async for info in store.list(names.WAL_FOLDER)
+    ]
+    first = manifest.first_uncompacted_wal_id
+    tail = [sst for sst in log if wal_id_of(sst.properties.name) >= first]
+    assert any([*sst.control_entries()] for sst in tail)
+    assert any([*sst.range_tombstones()] for sst in tail)
+    assert any([*sst.system_entries()] for sst in tail)
+
+
+async def check(store: MemoryStore, description: dict[str, Any]) -> None:
+    """Open the database, and read all of it by scans in both directions and by gets."""
+    expected = description["entries"]
+    async with serving(store) as served, Client(served.listen) as client:
+        found = [entry async for entry in client.scan()]
+        assert [*map(row, found)] == expected
+        backwards = [entry async for entry in client.scan(reverse=True)]
+        assert backwards == found[::-1]
+        for entry, got in zip(found, await client.batch_get([e.key for e in found]), strict=True):
+            assert got is not None
+            assert (got.value, got.seq) == (entry.value, entry.seq)
+        assert await client.get(b"plain01") is None
+
+
+def row(entry: Entry) -> dict[str, Any]:
+    """An entry as a description has it."""
+    return {
+        "key": entry.key.decode("latin-1"),
+        "value": described(entry.value),
+        "seq": entry.seq,
+        "expire_at_ms": entry.expire_at_ms or 0,
+    }
+
+
+async def compact(store: MemoryStore, *, seed: int) -> None:
+    """Merge all that is there, in small SSTs."""
+    settings = CompactSettings(
+        database=UrlSettings(url=store.url),
+        levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
+        compactor=CompactorSettings(
+            wal_trigger_age_ms=0, wal_trigger_count=1, l0_trigger_count=1, base_level_bytes=64 * KIB
+        ),
+    )
+    with real_runtime(seed=seed) as runtime:  # time stands still: all that tells ids apart
+        hurry = asyncio.Event()
+        compactor = await Compactor.open(store, settings=settings, runtime=runtime, hurry=hurry)
+        await compactor.run(is_once=True)
+        await compactor.close()
+    assert not Tree.of(await manifest_of(store)).l0
+
+
+async def manifest_of(store: MemoryStore) -> Manifest:
+    """The current one."""
+    with real_runtime() as runtime:
+        return await StoredManifest(CasStore(store, runtime, StoreSettings())).refresh()
+
+
+def wal_id_of(name: str) -> int:
+    """The slot of a WAL object."""
+    wal_id = names.parse_wal_name(name)
+    assert wal_id is not None
+    return wal_id

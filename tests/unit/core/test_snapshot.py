@@ -1,0 +1,139 @@
+"""Snapshots: which manifests they keep, and the edits that make, renew, share and remove them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.snapshot import (
+    NEVER,
+    active_manifest_ids,
+    create_snapshot,
+    find_snapshot,
+    has_snapshot,
+    is_expired,
+    maintain_snapshots,
+    remove_snapshots,
+    renew_snapshot,
+    share_snapshot,
+)
+from shalekv.errors import SnapshotExists, SnapshotNotFound
+
+NIGHTLY = Snapshot(b"n" * 16, 3, 100, "nightly", 17)
+OWN = Snapshot(b"o" * 16, 5, NEVER)
+NEW_ID = b"x" * 16
+MANIFEST = Manifest(
+    database_id=bytes(16), manifest_id=7, write_id=bytes(16), snapshots=(NIGHTLY, OWN)
+)
+
+
+def maintained(
+    *,
+    renewed: tuple[bytes, ...] = (),
+    removed: tuple[bytes, ...] = (),
+    created: bytes | None = None,
+) -> tuple[Snapshot, ...]:
+    """The snapshots after the edit of a serving process, whose snapshots live until 900."""
+    edited = maintain_snapshots(
+        MANIFEST, renewed=renewed, removed=removed, created=created, expire_time_s=900
+    )
+    assert replace(edited, snapshots=()) == replace(MANIFEST, snapshots=())
+    return edited.snapshots
+
+
+@pytest.mark.parametrize(("now_s", "expected"), [(99, False), (100, False), (100.1, True)])
+def test_snapshot_lives_until_its_time_is_over(now_s: float, *, expected: bool) -> None:
+    """It protects up to its last second, and one without an end for ever."""
+    assert is_expired(NIGHTLY, now_s) is expected
+    assert not is_expired(OWN, now_s)
+    assert active_manifest_ids(MANIFEST, now_s) == ({5, 7} if expected else {3, 5, 7})
+
+
+def test_expired_snapshots_are_found() -> None:
+    """Whether one is there does not depend on any clock."""
+    assert find_snapshot(MANIFEST, NIGHTLY.id) == NIGHTLY
+    assert has_snapshot(MANIFEST, OWN.id)
+    assert find_snapshot(MANIFEST, NEW_ID) is None
+    assert not has_snapshot(MANIFEST, NEW_ID)
+
+
+def test_snapshot_names_the_manifest_that_its_edit_makes() -> None:
+    """The next manifest is the one that is kept, not the one that was edited."""
+    created = create_snapshot(MANIFEST, NEW_ID, expire_time_s=50, name="mine")
+    assert created.snapshots == (NIGHTLY, OWN, Snapshot(NEW_ID, 8, 50, "mine"))
+
+
+def test_snapshot_that_is_made_again_is_there_once() -> None:
+    """After a conflict the same edit leaves one snapshot, of the later manifest."""
+    lost = create_snapshot(MANIFEST, NEW_ID, expire_time_s=50, name="mine")
+    again = create_snapshot(replace(lost, manifest_id=8), NEW_ID, expire_time_s=50, name="mine")
+    assert again.snapshots == (NIGHTLY, OWN, Snapshot(NEW_ID, 9, 50, "mine"))
+
+
+def test_names_are_given_once() -> None:
+    """Another snapshot can't have a name that is taken; without a name there may be many."""
+    with pytest.raises(SnapshotExists, match="'nightly'"):
+        create_snapshot(MANIFEST, NEW_ID, expire_time_s=50, name="nightly")
+    with pytest.raises(SnapshotExists, match="'nightly'"):
+        share_snapshot(MANIFEST, OWN.id, NEW_ID, expire_time_s=50, now_s=1, name="nightly")
+    assert len(create_snapshot(MANIFEST, NEW_ID, expire_time_s=50).snapshots) == 3
+
+
+def test_shared_snapshot_shows_the_same() -> None:
+    """The twin names the manifest and the checksum of the one that it was made from."""
+    shared = share_snapshot(
+        MANIFEST, NIGHTLY.id, NEW_ID, expire_time_s=50, now_s=100, manifest_checksum=99
+    )
+    assert shared.snapshots == (NIGHTLY, OWN, Snapshot(NEW_ID, 3, 50, "", 17))
+    first = share_snapshot(
+        MANIFEST, OWN.id, NEW_ID, expire_time_s=50, now_s=100, manifest_checksum=99
+    )
+    assert first.snapshots[-1] == Snapshot(NEW_ID, 5, 50, "", 99)
+
+
+def test_renewed_snapshot_is_the_same_but_for_its_end() -> None:
+    """Only the end of that one snapshot changes, and it may become none."""
+    for expire_time_s in (900, NEVER):
+        renewed = renew_snapshot(MANIFEST, NIGHTLY.id, expire_time_s=expire_time_s, now_s=100)
+        later = replace(NIGHTLY, snapshot_expire_time_s=expire_time_s)
+        assert renewed == replace(MANIFEST, snapshots=(later, OWN))
+
+
+REFUSED: dict[str, Callable[[bytes], Manifest]] = {
+    "renew": lambda id_: renew_snapshot(MANIFEST, id_, expire_time_s=900, now_s=101),
+    "share": lambda id_: share_snapshot(MANIFEST, id_, NEW_ID, expire_time_s=900, now_s=101),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("snapshot_id", [NIGHTLY.id, b"?" * 16], ids=["expired", "unknown"])
+def test_nothing_rests_on_a_snapshot_that_is_over(kind: str, snapshot_id: bytes) -> None:
+    """One that has expired is as good as gone, though it still stands there."""
+    with pytest.raises(SnapshotNotFound, match=f"{snapshot_id.hex()} is not in manifest 7"):
+        REFUSED[kind](snapshot_id)
+
+
+def test_removed_snapshots_leave_the_others() -> None:
+    """Some are removed at once, and one that is not there is none of them."""
+    assert remove_snapshots(MANIFEST, {NIGHTLY.id, NEW_ID}) == replace(MANIFEST, snapshots=(OWN,))
+    assert remove_snapshots(MANIFEST, ()) == MANIFEST
+
+
+def test_process_renews_its_own_and_no_others() -> None:
+    """Those that it names live longer; the names and ends of others stay."""
+    assert maintained(renewed=(OWN.id,)) == (NIGHTLY, replace(OWN, snapshot_expire_time_s=900))
+
+
+def test_lost_snapshot_is_not_made_anew() -> None:
+    """One that is gone stays gone when it is renewed: what it protected may be deleted."""
+    assert maintained(renewed=(NEW_ID,)) == (NIGHTLY, OWN)
+
+
+def test_process_removes_and_creates_in_one_edit() -> None:
+    """The snapshot of the new tree comes in the edit in which that of an old one goes."""
+    created = Snapshot(NEW_ID, 8, 900)
+    assert maintained(removed=(OWN.id,), created=NEW_ID) == (NIGHTLY, created)
+    assert maintained(renewed=(OWN.id,), removed=(OWN.id,), created=NEW_ID) == (NIGHTLY, created)

@@ -1,0 +1,169 @@
+"""The tree of a manifest: its order, and which SSTs can hold a key."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.key_range import END_OF_KEYS, KeyRange
+from shalekv.core.manifest import Manifest
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.core.tree import SYSTEM_LEVEL, SortedRun, Tree, overlaps, upper_bound
+
+
+def sst(number: int, level: int, first: bytes, last: bytes, max_seq: int = 1) -> SstInfo:
+    """An SST with these keys; an empty `last` is no bound."""
+    sst_id = bytes(15) + bytes([number])
+    return SstInfo(sst_id, level, first, last, 0, 0, 8, 8, 1, max_seq, 1, 0, 100, 1)
+
+
+def tree_of(*infos: SstInfo) -> Tree:
+    """The tree of a manifest that lists them in this order."""
+    manifest = Manifest(
+        database_id=bytes(16),
+        manifest_id=7,
+        write_id=bytes(16),
+        wal_id_last_compacted=5,
+        last_compacted_seq=60,
+        leveled_ssts=SstTable.from_infos(infos),
+    )
+    return Tree.of(manifest)
+
+
+def numbers(infos: object) -> list[int]:
+    """Which SSTs these are."""
+    assert hasattr(infos, "__iter__")
+    return [info.id[-1] for info in infos]
+
+
+def test_levels_are_put_in_the_order_in_which_they_are_read() -> None:
+    """L0 and the system are newest first, runs go down and by key, wherever the manifest has them."""
+    tree = tree_of(
+        sst(1, 3, b"a", b"z"),
+        sst(2, 0, b"a", b"z", max_seq=10),
+        sst(3, 1, b"m", b"n"),
+        sst(4, SYSTEM_LEVEL, b"a", b"b", max_seq=10),
+        sst(5, 0, b"a", b"z", max_seq=30),
+        sst(6, 1, b"c", b"d"),
+        sst(7, SYSTEM_LEVEL, b"a", b"b", max_seq=20),
+        sst(8, 0, b"a", b"z", max_seq=20),
+    )
+    assert (tree.manifest_id, tree.wal_id, tree.last_seq) == (7, 5, 60)
+    assert numbers(tree.l0) == [5, 8, 2]
+    assert [(run.level, numbers(run.ssts)) for run in tree.runs] == [(1, [6, 3]), (3, [1])]
+    assert numbers(tree.system) == [7, 4]
+    assert tree.runs[0].size_bytes == 200
+
+
+def test_sources_of_a_key_come_newest_first() -> None:
+    """Those of L0 whose ranges have the key, then one SST of each run; the system has no keys."""
+    tree = tree_of(
+        sst(1, 0, b"a", b"c", max_seq=10),
+        sst(2, 0, b"b", b"d", max_seq=20),
+        sst(3, 1, b"a", b"b"),
+        sst(4, 1, b"d", b"e"),
+        sst(5, 2, b"b", b""),
+        sst(6, SYSTEM_LEVEL, b"a", b"z"),
+    )
+    expected = {b"a": [1, 3], b"b": [2, 1, 3, 5], b"c": [2, 1, 5], b"d": [2, 4, 5], b"zz": [5]}
+    assert {key: numbers(tree.sources_of(key)) for key in expected} == expected
+
+
+def test_records_alone_make_no_tree() -> None:
+    """No key of clients is in a tree of records, nor in one of nothing."""
+    assert tree_of().is_empty
+    assert tree_of(sst(1, SYSTEM_LEVEL, b"a", b"b")).is_empty
+    assert not tree_of(sst(1, 0, b"a", b"b")).is_empty
+    assert not tree_of(sst(1, 2, b"a", b"b")).is_empty
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((b"a", b"m"), (b"c", b"z")),
+        ((b"a", b"z"), (b"c", b"d")),
+        ((b"a", b""), (b"c", b"d")),
+        ((b"a", b"b"), (b"a", b"c")),
+        ((b"a", b"a"), (b"a", b"c")),
+    ],
+)
+def test_run_whose_ssts_overlap_is_refused(
+    before: tuple[bytes, bytes], after: tuple[bytes, bytes]
+) -> None:
+    """Two SSTs of one run with a common key contradict each other, and the error names the level."""
+    with pytest.raises(ValueError, match="level 2: the SSTs .* overlap"):
+        tree_of(sst(1, 2, *after), sst(2, 2, *before))
+
+
+def test_l0_may_overlap() -> None:
+    """SSTs of L0 and of the system may have any ranges."""
+    for level in (0, SYSTEM_LEVEL):
+        tree_of(sst(1, level, b"a", b"m"), sst(2, level, b"a", b""))
+
+
+def test_neighbours_may_share_the_end_of_a_range_tombstone() -> None:
+    """The end of a range delete counts as a key but is none: the key there is the next SST's."""
+    run = SortedRun.of(1, [sst(1, 1, b"a", b"c"), sst(2, 1, b"c", b"d")])
+    assert [found and found.id[-1] for found in map(run.find, (b"b", b"c", b"d"))] == [1, 2, 2]
+    assert numbers(run.overlapping(KeyRange(b"c", b""))) == [2]
+    assert numbers(run.overlapping(KeyRange(b"b", b"c"))) == [1]
+    assert numbers(run.overlapping(KeyRange(b"b", b"cc"))) == [1, 2]
+
+
+def test_no_last_key_is_no_bound() -> None:
+    """An SST without a last key has every key from its first on."""
+    unbounded = sst(1, 1, b"m", b"")
+    assert upper_bound(unbounded) == END_OF_KEYS
+    assert upper_bound(sst(1, 1, b"m", b"n")) == b"n"
+    assert overlaps(unbounded, KeyRange(b"\xff" * 60_000, b""))
+    assert not overlaps(unbounded, KeyRange(b"", b"m"))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (b"", b"", True),
+        (b"", b"b", False),
+        (b"", b"bb", True),
+        (b"d", b"", True),
+        (b"da", b"", False),
+        (b"c", b"ca", True),
+    ],
+)
+def test_both_ends_of_an_sst_are_keys_and_that_of_a_range_is_not(
+    start: bytes, end: bytes, *, expected: bool
+) -> None:
+    """A range before the first key or after the last one has nothing of the SST."""
+    assert overlaps(sst(1, 1, b"b", b"d"), KeyRange(start, end)) is expected
+
+
+LETTERS = b"abcdefghijkl"
+KEYS = st.sampled_from([bytes([letter]) for letter in LETTERS] + [b""])
+
+
+@given(
+    bounds=st.sets(st.sampled_from(LETTERS)).map(sorted),
+    is_unbounded=st.booleans(),
+    start=KEYS,
+    end=KEYS,
+)
+def test_run_finds_what_a_look_at_each_sst_finds(
+    bounds: list[int], start: bytes, end: bytes, *, is_unbounded: bool
+) -> None:
+    """By key and by range, bisection finds the SSTs that have it, in the order of their keys."""
+    edges = [bytes([letter]) for letter in bounds]
+    infos = [
+        sst(number, 1, first, last)
+        for number, (first, last) in enumerate(zip(edges[::2], edges[1::2], strict=False))
+    ]
+    if is_unbounded and len(edges) % 2:
+        infos.append(sst(99, 1, edges[-1], b""))
+    run = SortedRun.of(1, infos[::-1])
+    for letter in LETTERS:
+        key = bytes([letter])
+        one = [info for info in infos if info.first_key <= key <= upper_bound(info)]
+        assert [run.find(key)] == (one or [None])
+    if not end or start < end:
+        keys = KeyRange(start, end)
+        assert [*run.overlapping(keys)] == [info for info in infos if overlaps(info, keys)]

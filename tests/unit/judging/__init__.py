@@ -1,0 +1,1 @@
+"""Tests of the checkers: they find what is planted."""
