@@ -13,7 +13,7 @@ ShaleError
 ├── CounterOverflow            an add beyond 64 bits
 ├── KeyReused                  an idempotency key was used for another request
 ├── KeyExpired                 an idempotency key was used longer ago than is remembered
-├── PageExpired                the view of a page token is gone
+├── PageExpired                the view of a scan or of its page token is gone
 ├── SnapshotNotFound           a snapshot is gone, or has expired
 ├── SnapshotExists             another snapshot has the name
 ├── LeaseLost                  what a job has written may be deleted: nothing was published
@@ -158,7 +158,7 @@ class KeyExpired(ShaleError):
 
 
 class PageExpired(ShaleError):
-    """The view of a page token is gone. Begin the scan again."""
+    """The view of a scan, or of its page token, is gone. Begin the scan again."""
 
     reason = "PAGE_EXPIRED"
 

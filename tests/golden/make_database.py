@@ -1,4 +1,4 @@
-"""Writes a golden database: ``python -m tests.golden.make_database v0_2_levels``.
+"""Writes a golden database: ``python -m tests.golden.make_database v0_3_levels``.
 
 The name says what is written, by a server of the version that is installed; ``--source FOLDER``
 takes the server from a checkout of another version. Files that exist are never overwritten: what
@@ -192,7 +192,7 @@ async def levels(making: Making) -> dict[str, Any]:
 PLANS: Mapping[str, Callable[[Making], Awaitable[dict[str, Any]]]] = {
     "v0_1": plain,
     "v0_2_before_levels": whole_api,
-    "v0_2_levels": levels,
+    "v0_3_levels": levels,
 }
 
 

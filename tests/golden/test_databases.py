@@ -82,7 +82,7 @@ async def test_a_golden_database_is_compacted(name: str) -> None:
 
 async def test_the_levels_have_every_kind_of_object() -> None:
     """The newest database has L0, sorted runs, records, a snapshot and loads, compacted or not."""
-    store = store_of("v0_2_levels")
+    store = store_of("v0_3_levels")
     manifest = await manifest_of(store)
     tree = Tree.of(manifest)
     assert tree.l0

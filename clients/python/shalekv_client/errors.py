@@ -8,7 +8,7 @@ ShaleKVError
 │   ├── CounterOverflow   the sum would not fit into 64 bits
 │   ├── RangeTooCostly    too much is deleted in a range that was to be compared
 │   ├── KeyReused         the idempotency key belongs to a write with other content
-│   ├── PageExpired       the view of a page token is gone: begin the scan again
+│   ├── PageExpired       the view of a scan is gone: begin it again
 │   ├── Unimplemented     this server does not have the call or the option
 │   ├── Overloaded        come back after `retry_after_ms`
 │   ├── ReplyTooLarge     ask for less at once
@@ -123,7 +123,7 @@ class KeyReused(NotApplied):
 
 
 class PageExpired(NotApplied):
-    """The view of the page token is gone. Begin the scan again."""
+    """The view of the scan, or of its page token, is gone. Begin the scan again."""
 
 
 class Unimplemented(NotApplied):

@@ -142,7 +142,9 @@ class KVServicer:
 
     def Scan(self, request, context):
         """Reads the keys of a range in order, at one sequence number while writes go on. The stream
-        is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last.
+        is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last. When
+        the client does not take them for so long that writes need the memory of the view, the stream
+        ends with ABORTED (reason PAGE_EXPIRED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

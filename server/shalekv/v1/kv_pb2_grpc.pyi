@@ -45,7 +45,9 @@ class KVStub:
     """Compares, then applies one of two lists of changes, in one commit."""
     Scan: _aio.UnaryStreamMultiCallable[_kv_pb2.ScanRequest, _kv_pb2.ScanReply]
     """Reads the keys of a range in order, at one sequence number while writes go on. The stream
-    is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last.
+    is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last. When
+    the client does not take them for so long that writes need the memory of the view, the stream
+    ends with ABORTED (reason PAGE_EXPIRED).
     """
     Session: _aio.StreamStreamMultiCallable[_kv_pb2.SessionRequest, _kv_pb2.SessionReply]
     """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
@@ -121,7 +123,9 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_kv_pb2.ScanRequest, _abc.AsyncIterator[_kv_pb2.ScanReply]],
     ) -> _abc.AsyncIterator[_kv_pb2.ScanReply]:
         """Reads the keys of a range in order, at one sequence number while writes go on. The stream
-        is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last.
+        is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last. When
+        the client does not take them for so long that writes need the memory of the view, the stream
+        ends with ABORTED (reason PAGE_EXPIRED).
         """
 
     @_abc_1.abstractmethod

@@ -79,7 +79,7 @@ def test_renewed_lease_is_the_same_but_for_its_end() -> None:
 
 
 def test_lost_lease_is_told() -> None:
-    """To check or renew a lease that is not there is an error which names it: it never comes back."""
+    """To check or renew a lease that is not there is an error, which names it."""
     lost = without_lease(BOTH, OWN.id)
     assert lost.leases == (OTHER,)
     assert not has_lease(lost, OWN.id)

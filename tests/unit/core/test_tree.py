@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,14 +33,13 @@ def tree_of(*infos: SstInfo) -> Tree:
     return Tree.of(manifest)
 
 
-def numbers(infos: object) -> list[int]:
+def numbers(infos: Iterable[SstInfo]) -> list[int]:
     """Which SSTs these are."""
-    assert hasattr(infos, "__iter__")
     return [info.id[-1] for info in infos]
 
 
 def test_levels_are_put_in_the_order_in_which_they_are_read() -> None:
-    """L0 and the system are newest first, runs go down and by key, wherever the manifest has them."""
+    """L0 and the system are newest first, runs go down and by key, in whatever order they stood."""
     tree = tree_of(
         sst(1, 3, b"a", b"z"),
         sst(2, 0, b"a", b"z", max_seq=10),
@@ -91,8 +92,8 @@ def test_records_alone_make_no_tree() -> None:
 def test_run_whose_ssts_overlap_is_refused(
     before: tuple[bytes, bytes], after: tuple[bytes, bytes]
 ) -> None:
-    """Two SSTs of one run with a common key contradict each other, and the error names the level."""
-    with pytest.raises(ValueError, match="level 2: the SSTs .* overlap"):
+    """Two SSTs of one run contradict each other by a common key; the error names the level."""
+    with pytest.raises(ValueError, match=r"level 2: the SSTs .* overlap"):
         tree_of(sst(1, 2, *after), sst(2, 2, *before))
 
 
