@@ -105,12 +105,11 @@ async def _open(
 
 
 def _children(settings: ServeSettings, runtime: Runtime, writer: Writer) -> Children:
-    half_bytes = settings.writer.memtable_bytes_max // 2
     return Children(
         child_commands(settings),
         settings.children,
         runtime,
-        is_pressed=lambda: writer.engine.memory_bytes > half_bytes,
+        is_pressed=lambda: writer.engine.is_pressed,
     )
 
 

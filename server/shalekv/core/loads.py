@@ -135,6 +135,14 @@ def register_load(manifest: Manifest, load: PendingLoad, *, oldest_ms: int) -> M
         )
         raise LoadUnknown(message)
     others = _without(manifest.pending_loads, {load.load_id})
+    ids = {info.id for info in load.ssts}
+    same = next((each for each in others if not is_new and each.ssts.holds_any(ids)), None)
+    if same is not None:
+        message = (
+            f"load {load.load_id!r}: a file of it belongs to load {same.load_id!r}, which was "
+            "committed before, or is on its way"
+        )
+        raise LoadUnknown(message)
     return replace(manifest, pending_loads=(*others, load))
 
 

@@ -34,7 +34,7 @@ class Base:
 class RangeBelow:
     """Keys of a range that have a value in the levels."""
 
-    keys: Sequence[bytes]
+    entries: Sequence[Entry]
     is_whole: bool  # whether these are all
 
 
@@ -57,20 +57,25 @@ async def range_below(
     *,
     now_ms: int,
     is_shadowed: Callable[[bytes], bool],
+    is_hidden: Callable[[bytes], bool],
     count_max: int,
 ) -> RangeBelow:
     """The first keys of the range with a value in the levels of which memory does not speak.
 
-    `levels` is a view without runs. Looks at `count_max` keys at most, or raises `RangeTooCostly`.
+    `levels` is a view without runs. What is in memory and durable tells of a key that
+    `is_shadowed`; of one that `is_hidden` something may tell that is not durable, so that it counts
+    or not. Looks at `count_max` keys at most, or raises `RangeTooCostly`.
     """
-    witnesses: list[bytes] = []
-    looked_at = 0
+    witnesses: list[Entry] = []
+    seen_count = looked_at = 0
     merge = Merge(levels, keys, reverse=False)
     while await merge.fetch():
         entries = merge.slice()
-        visible = [entry.key for entry in entries if entry.is_visible(now_ms)]
-        witnesses += [key for key in visible if not is_shadowed(key)]
-        if len(witnesses) >= WITNESS_COUNT:
+        visible = [entry for entry in entries if entry.is_visible(now_ms)]
+        left = [entry for entry in visible if not is_shadowed(entry.key)]
+        witnesses += left
+        seen_count += sum(not is_hidden(entry.key) for entry in left)
+        if seen_count >= WITNESS_COUNT:
             return RangeBelow(witnesses, is_whole=False)
         looked_at += len(entries)
         check_cost(looked_at, count_max)

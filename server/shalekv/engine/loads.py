@@ -10,7 +10,7 @@ names the files, so that whoever reads them is safe when the load is compacted a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -73,7 +73,7 @@ class Loaded:
 class Loads:
     """The loads of one writer."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the engine that it connects
         self,
         store: CasStore,
         manifest: FencedManifest,
@@ -84,8 +84,11 @@ class Loads:
         now_ms: Callable[[], int],
         snapshot_ttl_s: int,
         keep: Callable[[Pin], None],
+        wait_for_room: Callable[[], Awaitable[None]],
     ) -> None:
         """`now_ms` is logical time; `keep` renews the snapshot of a pin as long as it lives.
+
+        `wait_for_room` returns when few loads are not compacted, or raises `MemtableFull`.
 
         REQUIRES: `land` is called for each load that was replayed, too.
         """
@@ -97,6 +100,7 @@ class Loads:
         self._now_ms = now_ms
         self._snapshot_ttl_s = snapshot_ttl_s
         self._keep = keep
+        self._wait_for_room = wait_for_room
         self._committed: dict[str, CommittedLoad] = {}  # and not compacted
         self._on_their_way: dict[str, asyncio.Event] = {}  # set when it is known what became of it
         self._pins: dict[str, Pin] = {}  # of loads that were registered and have not landed
@@ -107,7 +111,8 @@ class Loads:
 
     def land(self, load: CommittedLoad) -> Pin | None:
         """The record of a load is durable. Who reads its files must hold the pin."""
-        self._committed[load.load_id] = load
+        if not load.load_id.startswith(OWN_PREFIX):  # nobody asks for those
+            self._committed[load.load_id] = load
         return self._pins.pop(load.load_id, None)
 
     async def write_batch(
@@ -127,6 +132,7 @@ class Loads:
         record_bytes = 0 if claim is None else RECORD_BYTES
         try:
             async with self._encoding:
+                await self._wait_for_room()
                 load, files = await self._encode(changes)
                 await self._register(load, oldest_ms=await self._store.reads.now_ms())
                 with self._abandoned_unless_done(load.load_id):
@@ -208,6 +214,7 @@ class Loads:
     async def _submit_files(self, load_id: str, infos: Sequence[SstInfo], settle: Settled) -> None:
         keys_bytes = sum(len(info.first_key) + len(info.last_key) for info in infos)
         size_bytes = COMMIT_OVERHEAD_BYTES + keys_bytes + FILE_BYTES * len(infos)
+        await self._wait_for_room()
         await self._admission.wait(size_bytes)
         try:
             database_id = self._manifest.current.database_id

@@ -52,7 +52,7 @@ class NewestState:
         below = self.below.ranges.get(keys)
         if below is None:
             return False
-        if any(self.overlay.get(key) is None for key in below.keys):
+        if any(e.is_visible(self.now_ms) and not self.overlay.get(e.key) for e in below.entries):
             return True
         if not below.is_whole:  # all that was fetched has been deleted since
             check_cost(self.compare_count_max + 1, self.compare_count_max)

@@ -127,6 +127,16 @@ class TreeKeeper:
             named = await named_manifest(self._store, manifest, created)
             await self._install(named, created)
 
+    @property
+    def load_count(self) -> int:
+        """Loads that are durable and not in the current tree: each is a layer of every read."""
+        return len(self._loads)
+
+    def forget_dropped(self) -> None:
+        """Read the layers above the current tree as memory has them now: less, but no other."""
+        if self._loads:
+            self.current = self._with_loads(self.current.base)
+
     async def let_go(self) -> None:
         """Let go of what is in memory and in the current tree as well, until cancelled."""
         while True:

@@ -15,16 +15,15 @@ import structlog
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
 from shalekv.core.flush import FlushPolicy
-from shalekv.core.key_range import KeyRange
 from shalekv.core.loads import CommittedLoad
-from shalekv.core.transaction import Needs
 from shalekv.engine.admission import Admission
-from shalekv.engine.below import Below, RangeBelow, range_below
+from shalekv.engine.below import Below
 from shalekv.engine.group_commit import GroupCommit
 from shalekv.engine.idempotency import Idempotency
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.loads import Loads
 from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.look_below import LookBelow
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.newest_state import NewestState
 from shalekv.engine.overlay import Overlay
@@ -33,7 +32,14 @@ from shalekv.engine.prefix import Prefix
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
 from shalekv.engine.wal import WalSlots
-from shalekv.errors import ObjectNotFound, ShaleError, SnapshotNotFound, Stopping, StoreError
+from shalekv.errors import (
+    MemtableFull,
+    ObjectNotFound,
+    ShaleError,
+    SnapshotNotFound,
+    Stopping,
+    StoreError,
+)
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
 from shalekv.store.cas import CasStore
@@ -43,6 +49,7 @@ log = structlog.get_logger()
 # How often the manifest is looked at while much is not compacted: what is waits to be dropped.
 PRESSED_POLL_MS = 500
 PRESSED_PARTS = 8  # ... that is, an eighth of the memory for it
+LOADS_POLL_MS = 20  # between two looks whether loads were compacted
 HELD_PARTS = 4  # scans may keep a quarter of it that is compacted, or they are ended
 
 
@@ -129,8 +136,20 @@ class WriterEngine:
             clock=clock,
             next_seq=opened.first_seq,
         )
+        self.below = self._look_below()
         self.loads = self._loads(opened, levels or LevelSettings())
         self.log.land_load = self._land_load
+
+    def _look_below(self) -> LookBelow:
+        return LookBelow(
+            levels=self.levels,
+            log=self.log,
+            memtable=self.memtable,
+            state=self._newest_state,
+            now_ms=self.time.now_ms,
+            compare_count_max=self._compare_count_max,
+            reason_of=self._reason_of,
+        )
 
     def _loads(self, opened: OpenedLog, levels: LevelSettings) -> Loads:
         """The loads of this opening, beginning with those that were replayed."""
@@ -143,6 +162,7 @@ class WriterEngine:
             now_ms=self.time.now_ms,
             snapshot_ttl_s=self._settings.snapshot_ttl_s,
             keep=self.levels.keep_pin,
+            wait_for_room=self._wait_for_loads,
         )
         for load in opened.loads:
             loads.land(load)
@@ -221,60 +241,6 @@ class WriterEngine:
             "Read again, from the beginning"
         )
 
-    def below_now(self, needs: Needs) -> Below | None:
-        """What the levels say of what a write needs, if that is known without reading them."""
-        if self.log.is_loading and (needs.keys or needs.ranges):
-            return None
-        held = self.levels.current
-        if needs.record_key and held.may_hold_record(needs.record_key):
-            return None
-        if not held.tree.is_empty:
-            if needs.ranges:
-                return None
-            if any(not self._is_kept(key) and held.may_hold(key) for key in needs.keys):
-                return None
-        return self.levels.nothing
-
-    async def look_below(self, needs: Needs) -> Below:
-        """What the levels say of what a write needs; `is_current` tells for how long that holds."""
-        while True:
-            if needs.keys or needs.ranges:
-                await self.log.wait_loaded()  # what is in a load is in the levels when it landed
-            held, base = self.levels.current, self.levels.base
-            keys = [key for key in needs.keys if not self._is_kept(key)]
-            try:
-                found = await held.find_many(keys) if keys and not held.tree.is_empty else {}
-                ranges = {each: await self._range_below(held, each) for each in needs.ranges}
-                record = await held.find_record(needs.record_key) if needs.record_key else None
-            except ObjectNotFound as missing:
-                # Not `explain`: a new tree is waited for until nobody holds `base` any more.
-                raise await self._reason_of(missing, held) from missing
-            below = Below(base, found, ranges, record)
-            if self.is_current(below, needs):
-                return below
-
-    async def _range_below(self, held: HeldTree, keys: KeyRange) -> RangeBelow:
-        overlay = self.log.overlay
-        in_memory = self._newest_state(overlay, self.levels.nothing).durable
-        return await range_below(
-            replace(in_memory.without(overlay.range_tombstones), runs=(), held=held),
-            keys,
-            now_ms=self.time.now_ms(),
-            is_shadowed=self._is_kept,
-            count_max=self._compare_count_max,
-        )
-
-    def _is_kept(self, key: bytes) -> bool:
-        """Whether memory speaks of `key`, and will as long as the base of decisions is this one."""
-        found = self.log.overlay.get(key)
-        return found is not None and found.seq > self.levels.leaving_seq
-
-    def is_current(self, below: Below, needs: Needs) -> bool:
-        """Whether memory holds all that came after the tree that `below` is of."""
-        if below.base is not self.levels.base:
-            return not (needs.keys or needs.ranges or needs.record_key)
-        return not (self.log.is_loading and (needs.keys or needs.ranges))
-
     def _newest_state(self, overlay: Overlay, below: Below) -> NewestState:
         """What a transaction meets that comes after everything in the overlay."""
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
@@ -338,6 +304,29 @@ class WriterEngine:
             return min(poll_ms, PRESSED_POLL_MS)
         return poll_ms
 
+    @property
+    def is_pressed(self) -> bool:
+        """Whether what is not compacted is about to hold writes back."""
+        settings = self._settings
+        return (
+            2 * self.memory_bytes > settings.memtable_bytes_max
+            or 2 * self.levels.load_count > settings.uncompacted_loads_max_count
+        )
+
+    async def _wait_for_loads(self) -> None:
+        settings = self._settings
+        waited_ms = 0
+        while self.levels.load_count >= settings.uncompacted_loads_max_count:
+            if waited_ms >= settings.queue_wait_ms:
+                message = (
+                    f"{self.levels.load_count} loads are not compacted, as many as "
+                    "uncompacted_loads_max_count allows: the compactor is behind, or does not "
+                    "run. Try again later"
+                )
+                raise MemtableFull(message, retry_after_ms=settings.retry_after_ms)
+            await self._clock.sleep_ms(LOADS_POLL_MS)
+            waited_ms += LOADS_POLL_MS
+
     def _land_load(self, load: CommittedLoad) -> None:
         self.log.overlay.forget_durable()
         self.levels.land_load(load, self.loads.land(load))
@@ -363,6 +352,7 @@ class WriterEngine:
         """Let go of what the levels hold."""
         self.log.overlay.forget_durable()  # its range deletes outlive the puts
         await self.memtable.drop_through(seq, self._clock)
+        self.levels.forget_dropped()
         await self.idempotency.drop_through(seq, self._clock)
         if self.memtable.held_bytes > self.held_bytes_max:
             await self.shed_views()

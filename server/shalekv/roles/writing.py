@@ -182,7 +182,7 @@ class Writing:
             known = engine.idempotency.find(write.key, write.request_hash)
             if known is not None:
                 return self._repeat(write, known)
-        below = engine.below_now(write.needs)
+        below = engine.below.now(write.needs)
         if below is None or line or write.load is not None:
             return self._submit_when_looked_up(write, Turns() if line is None else line)
         if not self._turns and engine.admission.try_admit(write.size_bytes):
@@ -191,7 +191,7 @@ class Writing:
 
     async def _submit_when_looked_up(self, write: _Write[ReplyT], line: Turns) -> ReplyT:
         with line.take() as turn:
-            loose = _Loose(await self._engine.look_below(write.needs))
+            loose = _Loose(await self._engine.below.look(write.needs))
             await turn
             answer = await self._admit_and_submit(write, loose)
         return answer if isinstance(answer, write.form.message) else await answer
@@ -206,8 +206,8 @@ class Writing:
             await self._admitted(write, turn)
             try:
                 below = loose.held()
-                while not self._engine.is_current(below, write.needs):
-                    below = await self._engine.look_below(write.needs)
+                while not self._engine.below.is_current(below, write.needs):
+                    below = await self._engine.below.look(write.needs)
                 known = None
                 if write.key:  # a copy of the request may have come meanwhile, or long ago
                     idempotency = self._engine.idempotency

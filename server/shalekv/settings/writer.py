@@ -80,6 +80,13 @@ class WriterSettings(Settings):
         description="Memory for writes that are not compacted yet, overhead included. Past it "
         "writes wait as for room in the queue, and one that is larger is refused at once.",
     )
+    uncompacted_loads_max_count: int = Field(
+        default=64,
+        ge=1,
+        le=500,
+        description="Loads, large batches included, that are not compacted yet. Past it loads "
+        "wait, as writes do for the memtable: each is one more place for a read to look into.",
+    )
     retry_after_ms: int = Field(
         default=200,
         ge=1,

@@ -100,6 +100,7 @@ class LoadingWriter:
             now_ms=lambda: STORE_NOW_MS,
             snapshot_ttl_s=60,
             keep=self.kept.append,
+            wait_for_room=room_for_all,
         )
         self.log.land_load = lambda load: self.landed.append((load, self.loads.land(load)))
 
@@ -110,6 +111,10 @@ class LoadingWriter:
         await self.admission.wait(size_bytes)
         await self.loads.write_batch(changes, told.settle, size_bytes=size_bytes)
         return told
+
+
+async def room_for_all() -> None:
+    """There is always room for another load."""
 
 
 @asynccontextmanager

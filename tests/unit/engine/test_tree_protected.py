@@ -89,9 +89,9 @@ async def test_nobody_decides_by_memory_that_is_about_to_go() -> None:
             while engine.levels.current is before:
                 await runtime.clock.sleep_ms(1)
             assert engine.committed(b"key") is not None  # since `base` is held
-            below = await engine.look_below(needs)
+            below = await engine.below.look(needs)
             del base
             while engine.committed(b"key") is not None:
                 await runtime.clock.sleep_ms(1)
-            assert engine.is_current(below, needs)
+            assert engine.below.is_current(below, needs)
             assert below.found[b"key"].value == b"value"

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from shalekv.clock import LoopClock
-from shalekv.engine.writer_engine import WriterEngine
+from shalekv.engine.below import WITNESS_COUNT
 from shalekv.errors import ConditionFailed, NotACounter, RangeTooCostly
-from shalekv.format import names
-from shalekv.settings import LimitSettings, WriterSettings
-from shalekv.store.memory import MemoryObjects
+from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.unit.core.states import counter
 from tests.unit.engine.databases import Database
 from tests.unit.engine.running_log import quiesce
+from tests.unit.roles.letting_go import NEVER_POLLED, follow, forgotten
 from tests.unit.roles.messages import (
     Compare,
     absent,
@@ -30,38 +28,20 @@ from tests.unit.roles.messages import (
     put,
     seq_equals,
 )
-from tests.unit.roles.serving import AskedStore, Serving, serving
+from tests.unit.roles.serving import Serving, serving
 from tests.unit.roles.test_records_in_levels import compact
-from tests.unit.store.inline_runtime import gathered
 
-HOUR_MS = 3_600_000
 TTL_MS = 60_000
 MIB = 1 << 20
-NEVER_POLLED: dict[str, Any] = {"fence_poll_ms": HOUR_MS, "queue_wait_ms": 30_000}
-
-
-async def follow(writer: Serving) -> None:
-    """The writer reads the levels of the newest manifest."""
-    before = writer.engine.levels.current
-    await writer.engine.ownership.confirm()
-    while writer.engine.levels.current is before:  # noqa: ASYNC110 - it is seen from outside alone
-        await asyncio.sleep(0)
-
-
-async def forgotten(writer: Serving) -> None:
-    """Memory has let go of everything."""
-    memtable = writer.engine.memtable
-    while memtable.key_count or memtable.size_bytes:  # noqa: ASYNC110 - it is seen from outside alone
-        await asyncio.sleep(0)
 
 
 @asynccontextmanager
 async def compacted(
-    *changes: kv_pb2.Change, limits: LimitSettings | None = None
+    *changes: kv_pb2.Change, limits: LimitSettings | None = None, **settings: Any
 ) -> AsyncIterator[Serving]:
     """A writer with nothing in memory: the levels hold commit 1, which has these changes, and 2."""
     database = await Database.created()
-    async with serving(database, limits=limits, **NEVER_POLLED) as writer:
+    async with serving(database, limits=limits, **NEVER_POLLED, **settings) as writer:
         await writer.ask(kv_pb2.WriteRequest(changes=[*changes, put(b"gone"), put(b"shut", b"v")]))
         await writer.delete(b"gone")
         await compact(database)
@@ -266,152 +246,32 @@ async def test_range_of_the_levels_may_cost_too_much(
         assert await holds(writer, empty(prefix=b"q"))
 
 
-class SlowLevels(AskedStore):
-    """Holds reads of objects of the levels: those that the test says."""
-
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(objects)
-        self.is_slow: Callable[[str], bool] = lambda _: False
-        self.held_reads: list[asyncio.Future[None]] = []
-
-    async def get_range(self, name: str, offset: int, length: int) -> bytes:
-        if self.is_slow(name):
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.held_reads.append(waiter)
-            await waiter
-        return await super().get_range(name, offset, length)
-
-    def pass_reads(self, is_slow: Callable[[str], bool]) -> None:
-        """Answer all reads that are held, and hold others from now on."""
-        self.is_slow = is_slow
-        held, self.held_reads = self.held_reads, []
-        for waiter in held:
-            waiter.set_result(None)
-
-    async def read(self) -> None:
-        """Wait until a read is held."""
-        while not self.held_reads:  # noqa: ASYNC110 - the reader is told of nothing
-            await asyncio.sleep(0)
-
-
-@asynccontextmanager
-async def slow_levels(database: Database) -> AsyncIterator[tuple[Serving, SlowLevels]]:
-    """A writer whose levels are read as slowly as the test says."""
-    settings = WriterSettings.model_validate({"flush_interval_ms": 0} | NEVER_POLLED)
-    store = SlowLevels(database.objects)
-    store.is_holding = False
-    opened_log = await database.open(store, k=settings.max_parallel_writes)
-    limits, runtime = LimitSettings(), database.runtime()
-    engine = WriterEngine(opened_log, settings, LoopClock(), limits=limits)
-    writer = Serving(store, engine, settings, limits, runtime.random)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(writer.run())
-        yield writer, store
-        store.let_go()
-        writer.engine.close()
-    writer.check_idle()
-
-
-async def levels_of(database: Database) -> set[str]:
-    """The names of all objects of the levels."""
-    return {info.name async for info in database.store.list(names.LEVELS_FOLDER)}
-
-
-STALE: dict[str, tuple[kv_pb2.Compare, kv_pb2.TxnOperation]] = {
-    "exists": (Compare(key=b"b", exists=False), change(put(b"b", b"mine"))),
-    "seq": (Compare(key=b"b", seq=0), change(put(b"b", b"mine"))),
-    "range": (empty(start=b"b", end=b"c"), change(put(b"b", b"mine"))),
-    "counter": (Compare(key=b"a", exists=True), change(add(b"b", 2))),
-}
-
-
-@pytest.mark.parametrize("kind", STALE)
-async def test_key_that_leaves_memory_while_another_is_looked_up_is_not_absent(kind: str) -> None:
-    """A key was in memory when a transaction was looked up, is compacted and let go of meanwhile:
-    the transaction is decided by what the levels say of it now, as long as each look takes.
-    """
-    compare, operation = STALE[kind]
-    database = await Database.created()
-    async with slow_levels(database) as (writer, store):
-        await writer.ask(kv_pb2.WriteRequest(changes=[put(b"a"), put(b"z")]))
-        await compact(database)
-        await follow(writer)
-        await forgotten(writer)
-        older = await levels_of(database)
-        await writer.ask(kv_pb2.WriteRequest(changes=[put(b"b", counter(40)), put(b"y")]))
-        store.is_slow = lambda _: True
-        # `a` is only in the first SST. `bb` is nowhere, but the second SST must be asked for it.
-        compares = [Compare(key=b"a", exists=True), Compare(key=b"bb", exists=False), compare]
-        request = kv_pb2.TxnRequest(compares=compares, then=[operation], otherwise=[get(b"b")])
-        transacted = asyncio.create_task(writer.ask(request))
-        await store.read()
-        await compact(database)
-        await follow(writer)
-        await quiesce()
-        assert writer.engine.memtable.get(b"b") is not None  # the look that goes on rests on it
-        store.pass_reads(lambda name: name not in older)
-        await forgotten(writer)
-        assert not transacted.done()
-        store.pass_reads(lambda _: False)
-        reply = await transacted
-        if kind == "counter":
-            assert reply.succeeded
-            assert [result.counter for result in reply.results] == [42]
-        else:
-            assert not reply.succeeded
-            assert (reply.results[0].get.value, reply.results[0].get.seq) == (counter(40), 2)
-
-
-@pytest.mark.parametrize("kind", STALE)
-async def test_key_that_leaves_memory_while_its_writer_waits_for_room_is_not_absent(
-    kind: str,
+@pytest.mark.parametrize(
+    ("count", "is_costly"), [(WITNESS_COUNT - 1, False), (WITNESS_COUNT, True)]
+)
+async def test_keys_of_a_range_that_are_deleted_after_the_look_do_not_count(
+    count: int, *, is_costly: bool
 ) -> None:
-    """What was known of a transaction that waits for room holds for the tree of that time only: it
-    keeps nothing in memory, and when that has gone, the levels are asked anew.
+    """Where all that was fetched is deleted before the decision, a range is empty if that was all
+    of it, and is refused if more may be there.
     """
-    compare, operation = STALE[kind]
-    database = await Database.created()
-    async with serving(database, queued_bytes_max=MIB, **NEVER_POLLED) as writer:
-        await writer.ask(kv_pb2.WriteRequest(changes=[put(b"a"), put(b"b", counter(40))]))
+    changes = [put(b"r%02d" % number) for number in range(count)]
+    async with compacted(*changes, queued_bytes_max=MIB) as writer:
         writer.store.is_holding = True
         large = asyncio.create_task(writer.put(b"large", bytes(MIB)))
         held = await writer.store.arrived(1)
-        request = kv_pb2.TxnRequest(compares=[compare], then=[operation], otherwise=[get(b"b")])
-        transacted = asyncio.create_task(writer.ask(request))
+        deleted = asyncio.create_task(
+            writer.ask(kv_pb2.WriteRequest(changes=[delete(each.put.key) for each in changes]))
+        )
+        await quiesce()
+        is_empty = asyncio.create_task(holds(writer, empty(**RANGE)))
         await quiesce()
         assert writer.engine.admission.waiting_bytes > 0
-        await compact(database)
-        await follow(writer)
-        await forgotten(writer)
+        writer.store.is_holding = False
         held.release()
-        await large
-        writer.store.let_go()
-        reply = await transacted
-        assert reply.succeeded is (kind == "counter")
-        if kind == "counter":
-            assert [result.counter for result in reply.results] == [42]
+        await asyncio.gather(large, deleted)
+        if is_costly:
+            with pytest.raises(RangeTooCostly):
+                await is_empty
         else:
-            assert (reply.results[0].get.value, reply.results[0].get.seq) == (counter(40), 1)
-
-
-async def test_put_that_comes_while_the_levels_are_asked_counts() -> None:
-    """What is written between the look and the decision is newer than what the levels say."""
-    database = await Database.created()
-    async with slow_levels(database) as (writer, store):
-        await writer.put(b"a", b"1")
-        await compact(database)
-        await follow(writer)
-        await forgotten(writer)
-        store.is_slow = lambda _: True
-        swapped = asyncio.create_task(writer.put(b"a", b"2", precondition=seq_equals(1)))
-        created = asyncio.create_task(writer.put(b"a", b"3", precondition=absent()))
-        await store.read()
-        await writer.put(b"a", b"4")
-        await writer.delete(b"a")
-        store.pass_reads(lambda _: False)
-        with pytest.raises(ConditionFailed) as caught:
-            await swapped
-        assert caught.value.found_seq == 0
-        assert (await created).header.seq == 4
-        assert (await writer.get(b"a")).value == b"3"
-        assert len(await gathered(database.store.list(names.WAL_FOLDER))) > 0
+            assert await is_empty

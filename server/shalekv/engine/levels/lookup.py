@@ -93,7 +93,7 @@ async def _point(
     number = _candidate(ssts, opened, section, key, hashed)
     if number is None:
         return None
-    block = ssts.held_block(opened.info.id, number)
+    block = ssts.held_block(opened.info.id, number, opened.index.listed_seq)
     if block is None:
         block = await ssts.block(opened, number)
     found = block.find(key)
@@ -260,7 +260,7 @@ async def _read(ssts: LevelSsts, places: Sequence[_Place]) -> None:
     """Look into these blocks; neighbours come with one request."""
     missing = []
     for count, place in enumerate(places):
-        held = ssts.held_block(place.sst_id, place.number)
+        held = ssts.held_block(place.sst_id, place.number, place.handle.listed_seq)
         if held is None:
             missing.append(place)
         else:

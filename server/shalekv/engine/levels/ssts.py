@@ -35,7 +35,7 @@ METADATA_OVERHEAD_BYTES = 2_000
 PARSED_AT_ONCE_BYTES = 1 << 20  # then other tasks have their turn: about 2 ms
 OPENED_AT_ONCE = 16  # requests of one caller; the read budget bounds those of all
 
-_BlockKey = tuple[bytes, int]
+_BlockKey = tuple[bytes, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +165,24 @@ class LevelSsts:
 
     def held(self, info: SstInfo) -> OpenSst | None:
         """What `metadata` returns with the filter, if it is in memory."""
-        return self._metadata.find(info.id)
+        return self._metadata.find(_key(info))
 
     async def metadata(self, info: SstInfo, *, with_filter: bool = True) -> OpenSst:
         """Footer, index, range tombstones and filter of the SST; those who ask at once share it.
 
         Without `with_filter` there may be one nevertheless.
         """
-        found = self._metadata.find(info.id)
+        key = _key(info)
+        found = self._metadata.find(key)
         if found is not None:
             return found
-        bare_key = info.id + b"\0"
-        if with_filter or not info.filter_len or self._metadata.is_loading(info.id):
-            opened = await self._metadata.load(info.id, lambda: self._load_metadata(info))
+        bare_key = key + b"\0"
+        if with_filter or not info.filter_len or self._metadata.is_loading(key):
+            opened = await self._metadata.load(key, lambda: self._load_metadata(info))
             self._metadata.drop(bare_key)
             return opened
         opened = await self._metadata.load(bare_key, lambda: self._load_bare(info))
-        if info.id in self._metadata:
+        if key in self._metadata:
             self._metadata.drop(bare_key)  # it was loaded with the filter meanwhile
         return opened
 
@@ -195,18 +196,18 @@ class LevelSsts:
                 info = unread.pop()
                 opened[info.id] = await self.metadata(info)
 
-        missing_count = sum(info.id not in self._metadata for info in infos)
+        missing_count = sum(_key(info) not in self._metadata for info in infos)
         await in_parallel(work, min(max(missing_count, 1), OPENED_AT_ONCE))
         return opened
 
-    def held_block(self, sst_id: bytes, number: int) -> Block | None:
-        """What `block` returns, if it is in memory."""
-        return self._blocks.find((sst_id, number))
+    def held_block(self, sst_id: bytes, number: int, listed_seq: int = 0) -> Block | None:
+        """What `block` returns, if it is in memory; `listed_seq` is that of its index."""
+        return self._blocks.find((sst_id, number, listed_seq))
 
     async def block(self, opened: OpenSst, number: int) -> Block:
         """Block `number` of the index; those who ask at once share it."""
         return await self._blocks.load(
-            (opened.info.id, number),
+            (opened.info.id, number, opened.index.listed_seq),
             lambda: self._load_block(opened.info.id, opened.index[number]),
         )
 
@@ -219,7 +220,7 @@ class LevelSsts:
         """
         if len(handles) == 1:
             handle = handles[0]
-            key = (sst_id, first)
+            key = (sst_id, first, handle.listed_seq)
             return [await self._blocks.load(key, lambda: self._load_block(sst_id, handle))]
         self._blocks.misses += len(handles)
         data = await self._fetch_blocks(sst_id, handles[0], handles[-1], len(handles))
@@ -229,7 +230,7 @@ class LevelSsts:
             start = handle.offset - handles[0].offset
             piece = data[start : start + handle.length]
             blocks.append(read_block_at(level_name(sst_id), handle, piece))
-            self._blocks.keep((sst_id, number), *_sized(blocks[-1]))
+            self._blocks.keep((sst_id, number, handle.listed_seq), *_sized(blocks[-1]))
             parsed_bytes += len(blocks[-1].piece.data)
             if parsed_bytes >= PARSED_AT_ONCE_BYTES:
                 parsed_bytes = 0
@@ -248,7 +249,7 @@ class LevelSsts:
         """The same. Without `keep` they stay as small as they are stored until asked for."""
         id_, index = opened.info.id, opened.index
         find = self._blocks.find if keep else self._blocks.peek
-        held = {number: find((id_, number)) for number in numbers}
+        held = {number: find((id_, number, index.listed_seq)) for number in numbers}
         missing = [number for number, block in held.items() if block is None]
         fetched = Fetched(opened, {number: block for number, block in held.items() if block})
         if not missing:
@@ -275,7 +276,7 @@ class LevelSsts:
         return await self._fetch(sst_id, _span(first, last), self._block_requests)
 
     async def _load_metadata(self, info: SstInfo) -> Sized[OpenSst]:
-        bare = self._metadata.peek(info.id + b"\0")
+        bare = self._metadata.peek(_key(info) + b"\0")
         if bare is None:
             return await self._read_metadata(info, with_filter=True)
         at = ByteRange(info.filter_offset, info.filter_len)
@@ -327,3 +328,8 @@ def _metadata_sized(opened: OpenSst) -> Sized[OpenSst]:
     filter_bytes = 0 if opened.filter is None else len(opened.filter.data)
     size_bytes = METADATA_OVERHEAD_BYTES + index_bytes + filter_bytes
     return Sized(opened, size_bytes + opened.range_tombstones.size_bytes)
+
+
+def _key(info: SstInfo) -> bytes:
+    """What the metadata of an SST goes by: a file of a load has the number that its list says."""
+    return info.id + info.max_seq.to_bytes(8, "little")

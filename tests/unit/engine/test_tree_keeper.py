@@ -1,0 +1,329 @@
+"""The tree that is read: protected before it is read, for as long as it is read, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.snapshot import find_snapshot, has_snapshot, remove_snapshots
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.core.tree import Tree
+from shalekv.engine.below import Below
+from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.levels.loaded_tree import Pin
+from shalekv.engine.prefix import Prefix
+from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.engine.view import View
+from shalekv.engine.writer_engine import OpenedLog
+from shalekv.errors import Fenced
+from shalekv.format import names
+from tests.unit.engine.databases import Database
+from tests.unit.engine.held_store import STORE_NOW_MS, HeldStore
+from tests.unit.engine.running_log import quiesce
+
+TTL_S = 300
+FOREIGN = Snapshot(b"f" * 16, 1, 77, "of another process")
+NOW_S = STORE_NOW_MS // 1_000
+
+
+def sst(number: int) -> SstInfo:
+    """An SST of L0 that nobody reads here."""
+    return SstInfo(bytes(15) + bytes([number]), 0, b"a", b"z", 0, 0, 8, 8, 1, 1, 1, 0, 100, 1)
+
+
+class Keeping:
+    """A keeper, the store in which it keeps snapshots, and what it lets memory let go of."""
+
+    def __init__(self, database: Database, store: HeldStore, opened: OpenedLog) -> None:
+        self.database = database
+        self.store = store
+        self.manifest = opened.manifest
+        self.clock = opened.store.runtime.clock
+        self.prefix = Prefix(opened.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
+        self.now_s = NOW_S
+        self.dropped: list[int] = []
+        self.keeper = TreeKeeper(
+            opened.store,
+            opened.manifest,
+            opened.held,
+            loads=(),
+            memtable=opened.memtable,
+            prefix=self.prefix,
+            snapshot_ttl_s=TTL_S,
+            on_compacted=self._drop,
+        )
+
+    async def _drop(self, seq: int) -> None:
+        self.dropped.append(seq)
+
+    @classmethod
+    async def opened(cls) -> Keeping:
+        """The keeper of a new database, in whose manifest there is a snapshot of somebody else."""
+        database = await Database.created()
+        await database.edit(lambda m: replace(m, snapshots=(FOREIGN,)))
+        keeping: list[Keeping] = []
+        store = HeldStore(
+            database.objects,
+            folder=names.MANIFEST_FOLDER,
+            now_ms=lambda: 1_000 * (keeping[0].now_s if keeping else NOW_S),
+        )
+        store.is_holding = False
+        keeping.append(cls(database, store, await database.open(store)))
+        return keeping[0]
+
+    @property
+    def slot(self) -> int:
+        """The last slot of the prefix."""
+        assert self.prefix.wal_id is not None
+        return self.prefix.wal_id
+
+    async def compact(self, *ssts: int, slot: int, seq: int = 60) -> None:
+        """Another process publishes levels that are the effect of the slots up to `slot`."""
+        table = SstTable.from_infos(map(sst, ssts))
+        await self.database.edit(
+            lambda m: replace(
+                m, leveled_ssts=table, wal_id_last_compacted=slot, last_compacted_seq=seq
+            )
+        )
+        await self.manifest.refresh()
+
+    async def keep(self) -> Manifest:
+        """Let the keeper follow the newest manifest; the one after that."""
+        await self.manifest.refresh()
+        await self.keeper.keep()
+        return await self.database.manifest()
+
+    async def pass_s(self, duration_s: float) -> None:
+        """Let time go on."""
+        self.now_s += int(duration_s)
+        await self.clock.sleep_ms(1_000 * duration_s)
+
+    async def expiry_s(self, held: HeldTree | Pin) -> int | None:
+        """Until when a snapshot lives; None: it is not there."""
+        found = find_snapshot(await self.database.manifest(), held.snapshot_id)
+        return None if found is None else found.snapshot_expire_time_s
+
+
+def is_protected(keeping: Keeping, held: HeldTree, manifest: Manifest) -> bool:
+    """Whether a snapshot names a manifest that has the levels of a tree."""
+    found = find_snapshot(manifest, held.snapshot_id)
+    if found is None:
+        return False
+    return Tree.of(keeping.database.manifest_at(found.manifest_id)).l0 == held.tree.l0
+
+
+async def test_new_tree_is_read_when_its_snapshot_stands() -> None:
+    """Until the edit that protects the new levels has landed, the old ones are read."""
+    keeping = await Keeping.opened()
+    before = keeping.keeper.current
+    assert is_protected(keeping, before, await keeping.database.manifest())
+    await keeping.compact(1, slot=keeping.slot)
+    keeping.store.is_holding = True
+    following = asyncio.create_task(keeping.keeper.keep())
+    held = await keeping.store.arrived(1)
+    await quiesce()
+    assert keeping.keeper.current is before
+    held.release()
+    await following
+    after = keeping.keeper.current
+    assert after.tree.l0 == [sst(1)]
+    assert (after.tree.wal_id, after.tree.last_seq) == (keeping.slot, 60)
+    manifest = await keeping.database.manifest()
+    assert is_protected(keeping, after, manifest)
+    assert is_protected(keeping, before, manifest)
+
+
+async def test_tree_that_cannot_be_protected_is_not_read() -> None:
+    """When the edit fails, what is read stays as it is."""
+    keeping = await Keeping.opened()
+    before = keeping.keeper.current
+    await keeping.compact(1, slot=keeping.slot)
+    await keeping.database.edit(lambda m: replace(m, writer_epoch=2, writer_nonce=b"r" * 16))
+    with pytest.raises(Fenced):
+        await keeping.keeper.keep()
+    assert keeping.keeper.current is before
+
+
+async def test_snapshot_of_an_old_tree_goes_with_its_last_reader() -> None:
+    """It stays as long as a view holds the tree, whatever else is kept meanwhile."""
+    keeping = await Keeping.opened()
+    old = keeping.keeper.current
+    old_id = old.snapshot_id
+    views = [View(1, 0, (), held=old) for _ in range(2)]
+    del old
+    for number in (1, 2):
+        await keeping.compact(number, slot=keeping.slot)
+        assert has_snapshot(await keeping.keep(), old_id)
+    while views:
+        assert has_snapshot(await keeping.keep(), old_id)
+        views.pop()
+    assert not has_snapshot(await keeping.keep(), old_id)
+
+
+async def test_snapshots_of_trees_that_nobody_reads_do_not_add_up() -> None:
+    """After many trees only that of the last one is left, and what is not ours."""
+    keeping = await Keeping.opened()
+    for number in range(1, 6):
+        await keeping.compact(number, slot=keeping.slot)
+        await keeping.keep()
+    manifest = await keeping.keep()
+    assert [s.id for s in manifest.snapshots] == [FOREIGN.id, keeping.keeper.current.snapshot_id]
+
+
+async def test_snapshots_are_renewed_in_time() -> None:
+    """All that are read live longer when a third of their life is over, those of others do not."""
+    keeping = await Keeping.opened()
+    old = keeping.keeper.current
+    await keeping.compact(1, slot=keeping.slot)
+    await keeping.keep()
+    current = keeping.keeper.current
+    assert [await keeping.expiry_s(each) for each in (old, current)] == [NOW_S + TTL_S] * 2
+    for part in range(1, 4):
+        assert not keeping.keeper.is_renewal_due
+        before = await keeping.database.manifest()
+        assert await keeping.keep() == before
+        await keeping.pass_s(TTL_S / 3)
+        assert keeping.keeper.is_renewal_due
+        manifest = await keeping.keep()
+        expected = NOW_S + part * TTL_S // 3 + TTL_S
+        assert [await keeping.expiry_s(each) for each in (old, current)] == [expected] * 2
+        assert find_snapshot(manifest, FOREIGN.id) == FOREIGN
+    assert keeping.keeper.current is current
+
+
+async def test_snapshot_of_a_load_is_renewed_while_somebody_reads_it() -> None:
+    """It lives as long as its pin is held, and goes then."""
+    keeping = await Keeping.opened()
+    pin = Pin(b"p" * 16)
+    pinned = Snapshot(pin.snapshot_id, 1, NOW_S + TTL_S)
+    await keeping.database.edit(lambda m: replace(m, snapshots=(*m.snapshots, pinned)))
+    keeping.keeper.keep_pin(pin)
+    await keeping.pass_s(TTL_S / 2)
+    await keeping.keep()
+    assert await keeping.expiry_s(pin) == NOW_S + TTL_S * 3 // 2
+    del pin
+    assert not has_snapshot(await keeping.keep(), pinned.id)
+
+
+async def test_lost_snapshot_leads_to_another() -> None:
+    """Who was stopped for long reads the current levels under a new snapshot; the lost one, whose
+    objects may be gone, does not come back, though it is still held.
+    """
+    keeping = await Keeping.opened()
+    lost = keeping.keeper.current
+    assert keeping.keeper.protects(lost)
+    await keeping.database.edit(lambda m: remove_snapshots(m, [lost.snapshot_id]))
+    await keeping.manifest.refresh()
+    assert not keeping.keeper.protects(lost)
+    await keeping.pass_s(TTL_S)
+    manifest = await keeping.keep()
+    current = keeping.keeper.current
+    assert current.snapshot_id != lost.snapshot_id
+    assert is_protected(keeping, current, manifest)
+    assert keeping.keeper.protects(current)
+    assert not has_snapshot(manifest, lost.snapshot_id)
+
+
+async def test_levels_that_are_the_same_are_not_read_anew() -> None:
+    """Other edits of the manifest take none of this process."""
+    keeping = await Keeping.opened()
+    before = keeping.keeper.current
+    edited = await keeping.database.edit(lambda m: replace(m, gc_cutoff_ms=1))
+    assert await keeping.keep() == edited
+    assert keeping.keeper.current is before
+
+
+async def test_levels_ahead_of_the_prefix_are_not_read() -> None:
+    """A slot may be compacted before we hear that it landed: its tree comes when we have."""
+    keeping = await Keeping.opened()
+    before, slot = keeping.keeper.current, keeping.slot + 1
+    await keeping.compact(1, slot=slot)
+    seen = await keeping.database.manifest()
+    following = asyncio.create_task(keeping.keeper.keep())
+    await quiesce()
+    is_over, keeping.prefix.wal_id = following.done(), slot
+    await following
+    assert is_over
+    assert await keeping.database.manifest() == seen
+    assert keeping.keeper.current is before
+    await keeping.keep()
+    assert keeping.keeper.current.tree.wal_id == slot
+
+
+async def test_levels_that_come_ahead_of_the_prefix_meanwhile_wait_for_it() -> None:
+    """Where they were published just before our snapshot of them, they are read when the prefix
+    covers them.
+    """
+    keeping = await Keeping.opened()
+    before, slot = keeping.keeper.current, keeping.slot + 1
+    await keeping.compact(1, slot=keeping.slot)
+    keeping.store.is_holding = True
+    following = asyncio.create_task(keeping.keeper.keep())
+    held = await keeping.store.arrived(1)
+    table = SstTable.from_infos([sst(2)])
+    await keeping.database.edit(
+        lambda m: replace(m, leveled_ssts=table, wal_id_last_compacted=slot)
+    )
+    held.release()
+    (await keeping.store.arrived(2)).release()
+    await quiesce()
+    assert not following.done()
+    assert keeping.keeper.current is before
+    keeping.prefix.wal_id = slot
+    await following
+    current = keeping.keeper.current
+    assert (current.tree.wal_id, current.tree.l0) == (slot, [sst(2)])
+    assert is_protected(keeping, current, await keeping.database.manifest())
+
+
+async def test_memory_is_let_go_when_nothing_rests_on_an_older_tree() -> None:
+    """As long as anybody holds the base of an older tree, memory keeps what came after that."""
+    keeping = await Keeping.opened()
+    keeper = keeping.keeper
+    letting_go = asyncio.create_task(keeper.let_go())
+    await quiesce()
+    assert keeping.dropped == [0]
+    decided = [Below(keeper.base), keeper.nothing]
+    for number in (1, 2):
+        await keeping.compact(number, slot=keeping.slot, seq=60 + number)
+        await keeping.keep()
+        assert keeper.base is not decided[0].base
+        assert keeper.leaving_seq == 60 + number
+    newest = Below(keeper.base)
+    while decided:
+        await quiesce()
+        assert keeping.dropped == [0]
+        decided.pop()
+    await quiesce()
+    assert keeping.dropped[-1] == 62
+    assert keeper.leaving_seq == 0
+    assert newest.base is keeper.base  # which holds back nothing: all of it is looked up there
+    letting_go.cancel()
+
+
+async def test_memory_may_be_let_go_of_from_the_moment_a_tree_is_read() -> None:
+    """From its installation until memory has let go of what the tree holds, nobody decides by that
+    part of memory, nor by the answers of the tree before.
+    """
+    keeping = await Keeping.opened()
+    keeper = keeping.keeper
+    base, nothing = keeper.base, keeper.nothing
+    await keeping.compact(1, slot=keeping.slot)
+    await keeping.keep()
+    assert keeper.leaving_seq == 60
+    assert keeper.base is not base
+    assert keeper.nothing is not nothing
+    assert keeper.nothing.base is keeper.base
+
+
+async def test_close_removes_all_that_is_ours() -> None:
+    """The snapshots of the current tree and of older ones go, though somebody holds them."""
+    keeping = await Keeping.opened()
+    old = keeping.keeper.current
+    await keeping.compact(1, slot=keeping.slot)
+    assert has_snapshot(await keeping.keep(), old.snapshot_id)
+    await keeping.keeper.close()
+    assert (await keeping.database.manifest()).snapshots == (FOREIGN,)
