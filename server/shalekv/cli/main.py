@@ -17,6 +17,10 @@ from shalekv import __version__
 from shalekv.cli.exit_codes import ExitCode, exit_code_of
 from shalekv.errors import ShaleError
 
+# Whenever this process starts another one, gRPC would prepare itself to be forked, and breaks calls
+# that are going on. What we start is another program, and knows nothing of them.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # name -> where the command is, and what a list of commands says of it
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("shalekv.cli.serve:serve", "Serve a database to gRPC clients."),

@@ -163,10 +163,9 @@ async def test_status_can_be_read_by_programs(run: Run) -> None:
 
 
 async def test_status_can_be_read_by_people(run: Run) -> None:
-    """As a table numbers have separators and what is not there is a dash; raw has neither."""
-    table = dict(
-        line.split() for line in (await run(status, "--format", "table")).stdout.splitlines()
-    )
+    """In sections numbers have separators and what is not there is a dash; raw has neither."""
+    lines = (await run(status, "--format", "table")).stdout.splitlines()
+    table = dict(words for line in lines if len(words := line.split()) == 2)
     assert table["memtable.bytes"] == "5,000,000"
     assert table["manifest.wal_id_last_compacted"] == "-"
     raw = dict(line.split("\t") for line in (await run(status)).stdout.splitlines())
