@@ -45,7 +45,7 @@ be others, the range may not.
 Examples:
   shalekv scan --prefix 'GREEK SMALL LETTER A'
   shalekv scan --start a --end b --limit 10
-  shalekv scan --limit-bytes 1000000 --page-token XXXX    the next million bytes
+  shalekv scan --limit-bytes 1000000 --page-token TOKEN   the next million bytes
   shalekv scan --reverse --limit 1                 the last key of all
   shalekv scan --keys-only | wc -l                 how many keys there are
   shalekv scan --format json | jq -r .value

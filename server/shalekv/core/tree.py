@@ -8,7 +8,7 @@ it (I9 rests on this). Idempotency records have a level of their own, apart from
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -29,6 +29,11 @@ def upper_bound(info: SstInfo) -> bytes:
 def overlaps(info: SstInfo, keys: KeyRange) -> bool:
     """Whether the SST's range, both ends included, has a key of `keys`."""
     return upper_bound(info) >= keys.start and (not keys.end or info.first_key < keys.end)
+
+
+def newest_first(ssts: Iterable[SstInfo]) -> list[SstInfo]:
+    """The SSTs of L0, or of the system, in the order in which they are read."""
+    return sorted(ssts, key=attrgetter("max_seq"), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +94,14 @@ class Tree:
         by_level: dict[int, list[SstInfo]] = {}
         for info in manifest.leveled_ssts:
             by_level.setdefault(info.level, []).append(info)
-        newest_first = {
-            level: sorted(by_level.pop(level, ()), key=attrgetter("max_seq"), reverse=True)
-            for level in (L0, SYSTEM_LEVEL)
-        }
+        unsorted = {level: by_level.pop(level, ()) for level in (L0, SYSTEM_LEVEL)}
         return cls(
             manifest_id=manifest.manifest_id,
             wal_id=manifest.wal_id_last_compacted,
             last_seq=manifest.last_compacted_seq,
-            l0=newest_first[L0],
+            l0=newest_first(unsorted[L0]),
             runs=[SortedRun.of(level, by_level[level]) for level in sorted(by_level)],
-            system=newest_first[SYSTEM_LEVEL],
+            system=newest_first(unsorted[SYSTEM_LEVEL]),
         )
 
     @property

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from shalekv.core.compaction.jobs import MergeJob, MergeResult, Result, WalJob, WalResult
 from shalekv.core.sst_table import SstInfo
-from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree
+from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree, newest_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,8 @@ def _with_slots(tree: Tree, result: WalResult) -> Tree:
         manifest_id=tree.manifest_id + 1,
         wal_id=_last(result.job),
         last_seq=max(tree.last_seq, result.last_seq),
-        l0=_newest_first(added[L0]),
-        system=_newest_first(added[SYSTEM_LEVEL]),
+        l0=newest_first(added[L0]),
+        system=newest_first(added[SYSTEM_LEVEL]),
     )
 
 
@@ -111,9 +110,5 @@ def _with_merge(tree: Tree, result: MergeResult) -> Tree:
         manifest_id=tree.manifest_id + 1,
         l0=l0,
         runs=[runs[level] for level in sorted(runs)],
-        system=_newest_first([*system, *outputs.get(SYSTEM_LEVEL, ())]),
+        system=newest_first([*system, *outputs.get(SYSTEM_LEVEL, ())]),
     )
-
-
-def _newest_first(ssts: Iterable[SstInfo]) -> list[SstInfo]:
-    return sorted(ssts, key=attrgetter("max_seq"), reverse=True)

@@ -13,7 +13,7 @@ from shalekv.core.compaction.output_cuts import output_cuts
 from shalekv.core.compaction.remains import OlderKeys, older_ssts
 from shalekv.core.key_range import KeyRange
 from shalekv.core.sst_table import SstInfo
-from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree, overlaps, upper_bound
+from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree, newest_first, overlaps, upper_bound
 from shalekv.engine.compaction.outputs import Authorship
 from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import Part, PartResult, output_bytes, run_part
@@ -108,8 +108,7 @@ async def divide(
 def _sources(job: MergeJob) -> list[Sequence[SstInfo]]:
     """The inputs as runs, the newest first."""
     if job.source_level in (L0, SYSTEM_LEVEL):
-        newest_first = sorted(job.sources, key=attrgetter("max_seq"), reverse=True)
-        runs: list[Sequence[SstInfo]] = [[info] for info in newest_first]
+        runs: list[Sequence[SstInfo]] = [[info] for info in newest_first(job.sources)]
     else:
         runs = [sorted(job.sources, key=attrgetter("first_key"))]
     return [*runs, sorted(job.overlapped, key=attrgetter("first_key"))]
