@@ -106,9 +106,12 @@ check-protos: .venv/dev.stamp protos/node_modules/.stamp
 .PHONY: lock
 lock: $(BIN)/uv ## Pin the dependencies again, after a change (ARGS=--upgrade: to the newest)
 	@$(call compile,run) pyproject.toml --extra server --group build
-	@$(call compile,dev) pyproject.toml --extra server --extra dev -c requirements/run.lock
+	@$(call compile,stores) pyproject.toml --extra server $(STORES) --group build -c requirements/run.lock
+	@$(call compile,dev) pyproject.toml --extra server $(STORES) --extra dev -c requirements/stores.lock
 	@cd protos && npm install --package-lock-only --omit-lockfile-registry-resolved \
 	  --no-audit --no-fund --loglevel=error >/dev/null
+
+STORES := --extra gcs --extra azure --extra sqlite --extra mysql --extra postgres
 
 # One lock serves all platforms and Pythons; every file has its hashes.
 compile = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

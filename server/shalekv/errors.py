@@ -41,6 +41,8 @@ ShaleError
 ├── StoreError                 the object store failed
 │   ├── ObjectNotFound         no object has this name
 │   ├── StoreUnavailable       no answer, or a refusal that may pass
+│   ├── StoreRefused           a refusal that stays until somebody mends its cause
+│   ├── StoreUnfit             it does not keep what the protocol rests on
 │   └── StoreBroken            a sync failed: nothing more may be written by this process
 ├── InvalidUrl                 not the URL of a database
 └── InvalidSetting             a setting is out of its limits
@@ -350,6 +352,18 @@ class StoreUnavailable(StoreError):
     """No answer, or a refusal that may pass. Try again."""
 
     reason = "STORE_UNAVAILABLE"
+
+
+class StoreRefused(StoreError):
+    """No permission, wrong credentials, no such bucket, a clock that is wrong: mend that first."""
+
+    reason = "STORE_REFUSED"
+
+
+class StoreUnfit(StoreError):
+    """The store does not keep what the protocol rests on. Use another one, or two-phase CAS."""
+
+    reason = "STORE_UNFIT"
 
 
 class StoreBroken(StoreError):

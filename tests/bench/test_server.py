@@ -17,7 +17,8 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.store.url import open_store
+from shalekv.settings import StoreSettings
+from shalekv.store.opening import open_store
 from shalekv_client import Batch, Client
 from tests.e2e.processes import Processes
 
@@ -68,7 +69,9 @@ async def per_second(work: Callable[[int], Awaitable[object]], operations: int) 
 async def bare_create_ms(folder: Path) -> float:
     """The median of a bare create of 4 KiB in a local store, in this process."""
     workers = ThreadWorkers(4)
-    store = open_store(f"file://{folder}", Runtime(LoopClock(), Random(1), workers))
+    store = open_store(
+        f"file://{folder}", Runtime(LoopClock(), Random(1), workers), StoreSettings()
+    )
     data = bytes(4096)
     try:
         return await median_ms(lambda n: store.create(f"wal/{n:020d}.sst", data), LONE_PUTS)

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import pytest
 
-for module in ("creating", "listing", "reading"):
+for module in ("creating", "listing", "reading", "record_contract"):
     pytest.register_assert_rewrite(f"tests.contract.{module}")

@@ -14,7 +14,8 @@ import sys
 from dataclasses import dataclass
 
 from shalekv.runtime import Runtime
-from shalekv.store import url as stores
+from shalekv.settings import StoreSettings
+from shalekv.store import opening as stores
 from shalekv.store.api import ObjectStore
 from tests.unit.engine.compaction.interposed import InterposedStore
 
@@ -55,8 +56,8 @@ def main() -> None:
     stall = Stall.parse(sys.argv[1])
     opened = stores.open_store
 
-    def open_store(url: str, runtime: Runtime) -> ObjectStore:
-        return InterposedStore(opened(url, runtime), stall.before, stall.after)
+    def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
+        return InterposedStore(opened(url, runtime, settings), stall.before, stall.after)
 
     stores.open_store = open_store  # before any command takes it from there
     from shalekv.cli.main import main as shalekv  # noqa: PLC0415

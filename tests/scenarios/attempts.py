@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from shalekv.format.manifest import decode_manifest
+from shalekv.format.names import MANIFEST_FOLDER, WAL_FOLDER
 from shalekv.format.sst import open_sst
 from tests.sim.trace import Line
 from tests.sim.world import World
@@ -19,6 +20,7 @@ _ARRIVAL = re.compile(
     r"create (?P<name>(?P<folder>wal|manifest)/(?P<id>\d{20})\.\w+) of (?P<sender>[^:]+): "
     r"(?P<outcome>Created|Exists|lost on its way)(?: \((?P<told>[\w ]+)\))?"
 )
+_FOLDERS = (WAL_FOLDER, MANIFEST_FOLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,11 @@ class Attempts:
         return any(text.startswith(request) and fault in text for text in texts)
 
     def _all(self) -> list[Attempt]:
-        created = (entry for entry in self._world.store.log if entry.operation == "create")
+        created = (
+            entry
+            for entry in self._world.store.log
+            if entry.operation == "create" and entry.name.startswith(_FOLDERS)
+        )
         epochs: dict[str, int] = {}  # of each sender
         attempts = []
         for line in self._lines:

@@ -9,12 +9,16 @@ from shalekv.errors import StoreUnavailable
 from shalekv.store.api import (
     NO_METADATA,
     CreateOutcome,
+    IsCollected,
     ObjectInfo,
     ObjectStore,
+    Recovered,
     StoredObject,
     Unknown,
+    nothing_is_collected,
 )
 from shalekv.store.memory import MemoryStore
+from shalekv.store.requests import RequestCounts, RequestKind
 from tests.sim.errors import SimulationError
 from tests.sim.network import Network, NoAnswer
 from tests.sim.nodes import Node
@@ -23,6 +27,15 @@ from tests.sim.objects import Objects
 T = TypeVar("T")
 
 URL = "sim://database"
+KINDS = {
+    "create": RequestKind.WRITE,
+    "get": RequestKind.READ,
+    "get_range": RequestKind.READ,
+    "head": RequestKind.READ,
+    "now_ms": RequestKind.READ,
+    "list": RequestKind.LIST,
+    "delete": RequestKind.DELETE,
+}
 
 
 class SimStoreClient(ObjectStore):
@@ -31,6 +44,7 @@ class SimStoreClient(ObjectStore):
     def __init__(self, objects: Objects, network: Network, node: Node) -> None:
         """Use `SimStore.client`."""
         self.url = URL
+        self.sent = RequestCounts()
         self._objects = objects
         self._network = network
         self._node = node
@@ -83,6 +97,9 @@ class SimStoreClient(ObjectStore):
     async def now_ms(self) -> int:
         return await self._read("now_ms", "", lambda store: store.now_ms())
 
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
+        return Recovered()
+
     async def close(self) -> None:
         self._closed = True
 
@@ -98,6 +115,7 @@ class SimStoreClient(ObjectStore):
     async def _ask(self, operation: str, names: tuple[str, ...], serve: Callable[[], T]) -> T:
         if self._closed:
             raise SimulationError(f"{self._node.label} uses its store after closing it")
+        self.sent.add(KINDS[operation])
         return await self._network.ask(self._node, operation, names, serve)
 
     def _unavailable(self, operation: str, name: str, silence: NoAnswer) -> StoreUnavailable:

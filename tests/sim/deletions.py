@@ -17,6 +17,8 @@ from tests.sim.errors import Violation
 from tests.sim.nodes import Node
 from tests.sim.store import SimStore
 
+_FOLDERS = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
+
 
 class DeleteGuard:
     """Holds what the collector deletes against what is reachable at that moment.
@@ -38,7 +40,9 @@ class DeleteGuard:
             raise Violation(self.problems[0])
 
     def _look(self, sender: Node, doomed: tuple[str, ...]) -> None:
-        there = [name for name in doomed if self._store.data(name) is not None]
+        # What the store is tried with before there is a database lies in a folder of its own.
+        ours = [name for name in doomed if name.startswith(_FOLDERS)]
+        there = [name for name in ours if self._store.data(name) is not None]
         if not there:
             return
         manifests = self._store.names(names.MANIFEST_FOLDER)

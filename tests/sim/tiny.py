@@ -49,9 +49,11 @@ def draw_compactor(random: Random, pace: float) -> CompactSettings:
             "filter_bits": random.choice([0, 2, 10]),
         }
     )
+    poll_ms = int(random.choice([100, 500]) * pace)
     compactor = CompactorSettings().model_copy(
         update={
-            "compactor_poll_ms": int(random.choice([100, 500]) * pace),
+            "compactor_poll_ms": poll_ms,
+            "compactor_idle_poll_ms": 4 * poll_ms,
             "wal_trigger_count": random.choice([1, 3, 10]),
             "wal_trigger_age_ms": random.choice([0, 1_000]),
             "l0_trigger_count": random.choice([1, 2, 4]),

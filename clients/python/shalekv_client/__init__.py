@@ -62,6 +62,7 @@ from shalekv_client.operations import Get, TxnOperation
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.scan import Scan
+from shalekv_client.server_stats import ProcessRequests, RequestKind, Stats
 from shalekv_client.server_status import (
     ManifestStatus,
     MemoryPart,
@@ -120,12 +121,14 @@ __all__ = [
     "Overloaded",
     "PageExpired",
     "Present",
+    "ProcessRequests",
     "Put",
     "RangeEmpty",
     "RangeTooCostly",
     "ReadLevel",
     "ReadStatus",
     "ReplyTooLarge",
+    "RequestKind",
     "RetryPolicy",
     "Role",
     "Scan",
@@ -135,6 +138,7 @@ __all__ = [
     "Session",
     "ShaleKVError",
     "SnapshotStatus",
+    "Stats",
     "Status",
     "Stopping",
     "StoreRequestStatus",

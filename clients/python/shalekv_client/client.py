@@ -23,6 +23,7 @@ from shalekv_client.outbox import UNANSWERED_BYTES_MAX, Outbox
 from shalekv_client.results import Commit, TxnResult, Value
 from shalekv_client.retry import RetryPolicy, repeat
 from shalekv_client.scan import Scan, ScanCall
+from shalekv_client.server_stats import Stats, stats_of
 from shalekv_client.server_status import Status, status_of
 from shalekv_client.session import Session
 from shalekv_client.stream import SessionCall
@@ -306,6 +307,15 @@ class Client(AsyncClosing):
             return await attempt(self.address, self._admin.Status, request, left_ms)
 
         return status_of(await self._repeated(ask, timeout_ms, is_repeatable=True))
+
+    async def stats(self, *, timeout_ms: int | None = None) -> Stats:
+        """What the processes of the server have sent to the object store."""
+
+        async def ask(left_ms: float) -> admin_pb2.StatsReply:
+            request = admin_pb2.StatsRequest()
+            return await attempt(self.address, self._admin.Stats, request, left_ms)
+
+        return stats_of(await self._repeated(ask, timeout_ms, is_repeatable=True))
 
     async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
         size_bytes = operation.size_bytes

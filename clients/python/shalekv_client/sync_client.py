@@ -81,6 +81,7 @@ class SyncClient(Closing):
     write = _blocking(Client.write)
     txn = _blocking(Client.txn)
     status = _blocking(Client.status)
+    stats = _blocking(Client.stats)
 
     def scan(  # noqa: PLR0913 (as the method of the asynchronous client)
         self,

@@ -1,4 +1,8 @@
-"""What the commands that read the object store themselves share: the URL, and the open store."""
+"""What the commands that read the object store themselves share: its flags, and the open store.
+
+The flags of a store say how it is reached, and are the same for all commands. They go by the
+context of click to `read_store`, so that no command has to hand them on.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,37 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from shalekv.cli.catalog import settings_of
+from shalekv.cli.configuration import CONFIG_VARIABLE, load_settings
+from shalekv.cli.flags import SettingFlag
 from shalekv.cli.logs import configure_logs
 from shalekv.clock import LoopClock
-from shalekv.errors import InvalidUrl, ObjectNotFound
+from shalekv.errors import InvalidSetting, InvalidUrl, ObjectNotFound
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import LogFormat, LogLevel, StoreSettings
+from shalekv.settings import LogFormat, LogLevel, Settings, StoreSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.url import MemoryUrl, open_store, parse_url
+from shalekv.store.opening import open_store
+from shalekv.store.url import MemoryUrl, parse_url
 
 ResultT = TypeVar("ResultT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
+
+# The others are for servers: they have defaults that do for one command, and are seldom wanted.
+SHOWN_FLAGS = frozenset({"endpoint_url", "region", "path_style", "anonymous", "cas", "records_url"})
+
+_META = f"{__name__}.store"  # what the flags of a store said, by the names of the settings
+_CONFIG = f"{__name__}.config"
+
+
+class _OneStore(Settings):
+    store: StoreSettings = StoreSettings()
 
 
 def url_option(command: CommandT) -> CommandT:
@@ -41,13 +60,53 @@ def optional_url_option(command: CommandT) -> CommandT:
 
 def read_store(url: str, read: Callable[[CasStore], Awaitable[ResultT]]) -> ResultT:
     """The result of `read`, with the store at `url`. Raises the errors of the store."""
+    settings = store_settings()
 
     async def opened() -> ResultT:
-        async with _store(url) as store:
+        async with _store(url, settings) as store:
             return await read(store)
 
     configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
     return asyncio.run(opened())
+
+
+def store_settings() -> StoreSettings:
+    """How the command that is running reaches its store; a usage error if that is wrong."""
+    meta = click.get_current_context().meta
+    try:
+        return load_settings(meta.get(_META, {}), meta.get(_CONFIG), _OneStore).store
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from None
+
+
+def store_flags(command: CommandT) -> CommandT:
+    """A decorator that adds the flags of a store, and the file that may say the same."""
+    for setting in reversed(list(settings_of(_OneStore))):
+        command = click.option(
+            setting.flag,
+            cls=SettingFlag,
+            setting=setting,
+            expose_value=False,
+            hidden=setting.name not in SHOWN_FLAGS,
+            callback=_remember,
+        )(command)
+    return click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar=CONFIG_VARIABLE,
+        show_envvar=True,
+        expose_value=False,
+        callback=_remember_config,
+        help="A TOML file with settings.",
+    )(command)
+
+
+def _remember(context: click.Context, option: click.Parameter, value: Any) -> None:
+    context.meta.setdefault(_META, {})[option.name] = value
+
+
+def _remember_config(context: click.Context, _option: click.Parameter, value: Path | None) -> None:
+    context.meta[_CONFIG] = value
 
 
 async def read_by_id(store: CasStore, name: str) -> bytes:
@@ -60,11 +119,10 @@ async def read_by_id(store: CasStore, name: str) -> bytes:
 
 
 @asynccontextmanager
-async def _store(url: str) -> AsyncIterator[CasStore]:
-    settings = StoreSettings()
+async def _store(url: str, settings: StoreSettings) -> AsyncIterator[CasStore]:
     workers = ThreadWorkers(settings.threads)
     runtime = Runtime(clock=LoopClock(), random=random.SystemRandom(), workers=workers)
-    store = open_store(url, runtime)
+    store = open_store(url, runtime, settings)
     try:
         yield CasStore(store, runtime, settings)
     finally:
@@ -73,7 +131,7 @@ async def _store(url: str) -> AsyncIterator[CasStore]:
 
 
 def _url_option(remark: str, *, is_required: bool = True) -> Callable[[CommandT], CommandT]:
-    return click.option(
+    url = click.option(
         "--url",
         required=is_required,
         envvar=URL_VARIABLE,
@@ -82,6 +140,11 @@ def _url_option(remark: str, *, is_required: bool = True) -> Callable[[CommandT]
         callback=lambda _context, _option, value: None if value is None else checked_url(value),
         help=f"The database, such as file:///var/lib/shalekv.{remark}",
     )
+
+    def add(command: CommandT) -> CommandT:
+        return url(store_flags(command))
+
+    return add
 
 
 def checked_url(value: str) -> str:

@@ -6,7 +6,7 @@ The names follow from the models in `shalekv.settings`, so that a new setting ne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -56,6 +56,12 @@ class Setting:
     def is_switch(self) -> bool:
         """Whether it is either on or off."""
         return self.field.annotation is bool
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether it may hold a password: it is kept out of arguments, logs and errors."""
+        extra = self.field.json_schema_extra
+        return isinstance(extra, Mapping) and extra.get("secret") is True
 
     @property
     def choices(self) -> list[str]:

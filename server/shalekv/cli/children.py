@@ -16,14 +16,15 @@ import asyncio
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
+from shalekv.cli import child_reports
 from shalekv.cli.catalog import ENVIRONMENT_PREFIX, settings_of
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.cli.parent_pipe import HURRY
@@ -38,6 +39,7 @@ from shalekv.settings import (
 
 COMPACTOR = "compactor"
 NICENESS = 10  # below whatever serves, above what has no hurry at all
+LAST_REPORT_MS = 1_000
 PRESSURE_POLL_MS = 50  # a memtable of some MiB is filled in a second
 STARTED_BY_ITSELF = ("-m", "shalekv.cli.main")
 # What starting again cannot mend: another compactor has taken over, and would be taken over from
@@ -54,14 +56,19 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
-    """What a child process is called, and the arguments after the interpreter that start it."""
+    """What a child process is called, and what starts it.
+
+    `argv` is what comes after the interpreter. `secrets` are environment variables, since
+    everybody on the machine can read the arguments of a process.
+    """
 
     role: str
     argv: Sequence[str]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def child_commands(settings: ServeSettings) -> list[ChildCommand]:
-    """Those that `settings` want beside the server; each is told its settings by flags alone."""
+    """Those that `settings` want beside the server; flags tell each its settings, but secrets."""
     wanted = settings.children
     if not wanted.with_compactor and not wanted.with_collector:
         return []
@@ -73,23 +80,24 @@ def child_commands(settings: ServeSettings) -> list[ChildCommand]:
         "collector": (wanted.with_collector, CollectSettings),
     }
     return [
-        ChildCommand(role, [*STARTED_BY_ITSELF, role, *_flags(settings, model)])
-        for role, (is_wanted, model) in models.items()
-        if is_wanted
+        _command(role, settings, model) for role, (is_wanted, model) in models.items() if is_wanted
     ]
 
 
-def _flags(settings: ServeSettings, model: type[Settings]) -> list[str]:
+def _command(role: str, settings: ServeSettings, model: type[Settings]) -> ChildCommand:
     flags = ["--parent-pipe", "--url", settings.database.url]
+    secrets = {}
     for setting in settings_of(model):
         value = getattr(getattr(settings, setting.group), setting.name)
         if setting.group == "database" or value == setting.field.default:
             continue
-        if setting.is_switch:
+        if setting.is_secret:
+            secrets[setting.variable] = str(value)
+        elif setting.is_switch:
             flags.append(setting.flag if value else "--no-" + setting.flag.removeprefix("--"))
         else:
             flags += [setting.flag, str(value)]
-    return flags
+    return ChildCommand(role, [*STARTED_BY_ITSELF, role, *flags], secrets)
 
 
 class Children:
@@ -113,6 +121,7 @@ class Children:
         self._clock = runtime.clock
         self._random = runtime.random
         self._processes: dict[str, Process] = {}
+        self.reports = child_reports.ChildReports(runtime.clock)
         self._stopping = asyncio.Event()
 
     async def beside(self, serving: Coroutine[Any, Any, None]) -> None:
@@ -192,8 +201,9 @@ class Children:
                 sys.executable,
                 *command.argv,
                 stdin=PIPE,
-                stdout=DEVNULL,  # its log goes where ours goes
-                env=_environment(os.environ),
+                stdout=PIPE,  # for its reports; its log goes where ours goes
+                limit=child_reports.LINE_BYTES_MAX,
+                env=_environment(os.environ) | dict(command.secrets),
                 start_new_session=True,  # a Ctrl-C is for this process, which then ends its own
             )
         except OSError as error:
@@ -205,15 +215,20 @@ class Children:
         _log.info("child process started", child=command.role, pid=process.pid)
         self._processes[command.role] = process
         try:
-            return await self._ended(process)
+            return await self._ended(command.role, process)
         finally:
             del self._processes[command.role]
 
-    async def _ended(self, process: Process) -> int:
+    async def _ended(self, role: str, process: Process) -> int:
         """Wait for its end, and see to it once we are asked to stop; its exit code."""
         async with asyncio.TaskGroup() as tasks:
+            assert process.stdout is not None
+            reading = tasks.create_task(self.reports.read(role, process.stdout))
             ending = tasks.create_task(self._end(process))
             code = await process.wait()
+            # Its last word may stand in the pipe, whose end whoever has inherited it can hold open.
+            await asyncio.wait([reading], timeout=LAST_REPORT_MS / 1_000)
+            reading.cancel()
             ending.cancel()
         return code
 
@@ -235,5 +250,5 @@ class Children:
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Ours without settings: its flags say all there is to say, and nothing contradicts them."""
+    """Ours without settings: what a child is told of them, nothing contradicts."""
     return {k: v for k, v in inherited.items() if not k.upper().startswith(ENVIRONMENT_PREFIX)}

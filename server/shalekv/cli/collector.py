@@ -16,6 +16,7 @@ import structlog
 import uvloop
 
 from shalekv.cli.bucket import checked_url
+from shalekv.cli.child_reports import telling_parent
 from shalekv.cli.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.exit_codes import ExitCode, exit_code_of, exit_codes_text
 from shalekv.cli.flags import SettingsCommand, settings_flags
@@ -31,7 +32,7 @@ from shalekv.roles.collector import Collector
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import CollectSettings, Settings, UrlSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.url import open_store
+from shalekv.store.opening import open_store
 
 DRY_COLUMNS = ("name", "size_bytes", "modified", "fate", "reason", "detail")
 Row = tuple[str | int, ...]
@@ -140,6 +141,8 @@ async def _run(places: Sequence[str], settings: CollectSettings, *, with_parent:
         if with_parent:
             await stack.enter_async_context(parent_pipe(stop.asked))
         databases, clock = await stack.enter_async_context(_databases(places, settings))
+        if with_parent:
+            stack.enter_context(telling_parent([database.sent for database in databases]))
         role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
         log.info("collecting", urls=[database.url for database in databases])
 
@@ -191,7 +194,7 @@ async def _databases(
         stack.push_async_callback(asyncio.to_thread, workers.close)
         databases = []
         for place in places:
-            store = open_store(place, runtime)
+            store = open_store(place, runtime, settings.store)
             stack.push_async_callback(store.close)
             cas = CasStore(store, runtime, settings.store)
             databases.append(Collecting(cas, settings.collector))

@@ -11,6 +11,7 @@ from random import SystemRandom
 
 import structlog
 
+from shalekv.cli.child_reports import telling_parent
 from shalekv.cli.compactor_parts import ProcessParts
 from shalekv.cli.parent_pipe import parent_pipe
 from shalekv.cli.stopping import StopRequest
@@ -22,7 +23,8 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.store.url import MemoryUrl, open_store, parse_url
+from shalekv.store.opening import open_store
+from shalekv.store.url import MemoryUrl, parse_url
 
 CLOSE_S = 5  # leases that are not given up by then expire
 
@@ -42,8 +44,10 @@ async def compact_database(
             if has_parent_pipe:
                 await stack.enter_async_context(parent_pipe(stop.asked, hurry))
             runtime = await stack.enter_async_context(_runtime(settings))
-            store = open_store(settings.database.url, runtime)
+            store = open_store(settings.database.url, runtime, settings.store)
             stack.push_async_callback(store.close)
+            if has_parent_pipe:
+                stack.enter_context(telling_parent([store.sent]))
             async with _until(stop.asked):
                 compactor = await Compactor.open(
                     store,
@@ -57,7 +61,7 @@ async def compact_database(
                     await compactor.run(is_once=is_once)
                 finally:
                     await _close(compactor)
-    log.info("stopped")
+    log.info("stopped", requests=store.sent.total)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import sys
 from random import SystemRandom
 
 import uvloop
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from shalekv.cli.logs import configure_logs
 from shalekv.clock import LoopClock
@@ -23,7 +23,8 @@ from shalekv.errors import ShaleError
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ProcessSettings, StoreSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.url import open_store
+from shalekv.store.opening import open_store
+from shalekv.store.requests import RequestKind
 
 LINE_BYTES_MAX = 1 << 30  # a part of 100,000 SSTs takes some 50 MB
 LIFT = b"lift\n"
@@ -49,6 +50,9 @@ class PartReply(_Message):
     result: PartResult | None = None
     reason: str = ""
     problem: str = ""
+    sent: dict[RequestKind, int] = Field(
+        default_factory=dict
+    )  # to the store, whatever became of it
 
 
 async def run_task() -> None:
@@ -74,13 +78,14 @@ async def run_task() -> None:
 
 async def _reply(task: PartTask, lifted: asyncio.Event) -> PartReply:
     runtime = Runtime(LoopClock(), SystemRandom(), ThreadWorkers(task.store.threads))
-    store = open_store(task.url, runtime)
+    store = open_store(task.url, runtime, task.store)
     try:
         cas = CasStore(store, runtime, task.store)
         pace = Pace(runtime.clock, task.part.bytes_per_s, lifted.is_set)
-        return PartReply(result=await run_part(cas, task.part, pace))
+        result = await run_part(cas, task.part, pace)
+        return PartReply(result=result, sent=dict(store.sent.by_kind))
     except ShaleError as error:
-        return PartReply(reason=error.reason, problem=str(error))
+        return PartReply(reason=error.reason, problem=str(error), sent=dict(store.sent.by_kind))
     finally:
         await store.close()
 

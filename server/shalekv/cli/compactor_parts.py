@@ -81,6 +81,8 @@ class ProcessParts:
         if not line.endswith(b"\n"):
             raise PartFailed(f"the process of a part of a merge ended with {code}, and no result")
         reply = PartReply.model_validate_json(line)
+        for kind, requests in reply.sent.items():
+            self._store.sent.add(kind, requests)
         if reply.result is not None:
             return reply.result
         if reply.reason in _MAY_PASS:

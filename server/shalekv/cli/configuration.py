@@ -156,7 +156,8 @@ def _told(error: ValidationError, known: Iterable[Setting], origins: Mapping[_Ke
             )
         else:
             origin = origins.get((setting.group, setting.name), "flag")
-            given = "" if len(where) == 1 else f", not {problem['input']!r}"
+            is_told = len(where) > 1 and not setting.is_secret
+            given = f", not {problem['input']!r}" if is_told else ""
             lines.append(f"{_given_as(setting, origin)}: {message}{given}")
     return "\n".join(lines)
 

@@ -20,17 +20,17 @@ def settings_flags(model: type[Settings]) -> Callable[[CommandT], CommandT]:
 
     def add(command: CommandT) -> CommandT:
         for setting in reversed(list(settings_of(model))):
-            command = click.option(setting.flag, cls=_SettingFlag, setting=setting)(command)
+            command = click.option(setting.flag, cls=SettingFlag, setting=setting)(command)
         return command
 
     return add
 
 
-class _SettingFlag(click.Option):
+class SettingFlag(click.Option):
     """The flag of one setting. Values stay text: the model says what is wrong with them."""
 
-    def __init__(self, *_names: object, setting: Setting, **_attributes: object) -> None:
-        """Take everything from `setting`."""
+    def __init__(self, *_names: object, setting: Setting, **attributes: Any) -> None:
+        """Take everything else from `setting`."""
         self.setting = setting
         declaration = setting.flag
         if setting.is_switch:
@@ -41,6 +41,7 @@ class _SettingFlag(click.Option):
             type=click.Choice(setting.choices) if setting.choices else None,
             metavar=None if setting.is_switch else setting.placeholder,
             help=_help(setting),
+            **attributes,
         )
 
 
@@ -55,7 +56,7 @@ class SettingsCommand(click.Command):
         for parameter in self.get_params(context):
             row = parameter.get_help_record(context)
             if row is not None:
-                section = parameter.setting.group if isinstance(parameter, _SettingFlag) else ""
+                section = parameter.setting.group if isinstance(parameter, SettingFlag) else ""
                 rows.setdefault(section, []).append(row)
         for group in groups_of(self.model):
             with formatter.section(f"[{group.name}] {group.title.rstrip('.')}"):
@@ -68,5 +69,7 @@ def _help(setting: Setting) -> str:
     facts = [setting.default if setting.field.is_required() else f"default: {setting.default}"]
     if setting.limits and not setting.choices:
         facts.append(setting.limits)
+    if setting.is_secret:
+        facts.append("a secret: not as a flag, which `ps` shows")
     facts.append(setting.variable)
     return f"{setting.field.description}  [{'; '.join(facts)}]"

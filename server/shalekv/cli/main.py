@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "load": ("shalekv.cli.load:load", "Put every pair of a file, in batches."),
     "dump": ("shalekv.cli.dump:dump", "Write all pairs of one moment into a file."),
     "status": ("shalekv.cli.status:status", "Print what a server is and how it does."),
+    "health": ("shalekv.cli.health:health", "Tell whether a server serves, by an exit code."),
     "bench": ("shalekv.cli.bench:bench", "Measure a server: operations per second, latencies."),
     "compactor": ("shalekv.cli.compactor:compactor", "Merge the WAL and the levels."),
     "collector": ("shalekv.cli.collector:collector", "Delete objects that nothing needs."),
@@ -45,6 +46,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "sst": ("shalekv.cli.sst:sst", "Look into one SST of the WAL or the levels."),
     "fsck": ("shalekv.cli.fsck:fsck", "Check every object of a database."),
+    "store": ("shalekv.cli.store:store", "Prove a store fit to hold a database."),
     "compaction": ("shalekv.cli.compaction:compaction", "Try settings of compaction out."),
     "completion": ("shalekv.cli.completion:completion", "Print a script for your shell."),
 }

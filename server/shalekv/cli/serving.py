@@ -29,7 +29,7 @@ from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ServeSettings
 from shalekv.store.api import ObjectStore
-from shalekv.store.url import open_store
+from shalekv.store.opening import open_store
 
 # Whatever is asked of a writer that failed fails at once: the answers have to get out, no more.
 FAILED_GRACE_MS = 1_000
@@ -59,6 +59,7 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
             await server.start(writer.kv, writer.admin)
             announce(server.listen)
             children = _children(settings, runtime, writer)
+            writer.admin.store_use.measure(children.reports.processes)
             await children.beside(_run(writer, server, stop, settings.server.shutdown_grace_ms))
     _log.info("stopped")
 
@@ -75,7 +76,7 @@ async def _runtime(settings: ServeSettings) -> AsyncIterator[Runtime]:
 
 @asynccontextmanager
 async def _store(settings: ServeSettings, runtime: Runtime) -> AsyncIterator[ObjectStore]:
-    store = open_store(settings.database.url, runtime)
+    store = open_store(settings.database.url, runtime, settings.store)
     try:
         yield store
     finally:

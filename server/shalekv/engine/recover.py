@@ -26,7 +26,7 @@ from shalekv.core.fencing import (
     judge,
 )
 from shalekv.core.loads import drop_unrecorded
-from shalekv.core.manifest import CasMode, Manifest, WalMode
+from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.tree import Tree
 from shalekv.engine.commit import WalContents
 from shalekv.engine.levels.held_tree import HeldTree
@@ -70,6 +70,7 @@ async def open_log(
     """
     stored = StoredManifest(store)
     check_openable(await stored.refresh())
+    await store.recover()
     manifest = await _win_epoch(stored, store, settings, address=address, retry=retry)
     own = manifest.own
     store_now_ms = await store.reads.now_ms()
@@ -174,12 +175,6 @@ async def _serve_levels(
 
 def check_openable(manifest: Manifest) -> None:
     """Refuse a database that was created to be used in another way: `DatabaseMismatch`."""
-    if manifest.cas_mode is not CasMode.NATIVE:
-        message = (
-            f"this database was created with cas mode {manifest.cas_mode.name.lower()}, and must "
-            "not be opened with native conditional writes"
-        )
-        raise DatabaseMismatch(message)
     if manifest.wal_mode is not WalMode.OBJECT_STORE:
         message = (
             f"this database has its WAL in mode {manifest.wal_mode.name.lower()}, and must not be "

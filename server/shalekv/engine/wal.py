@@ -53,8 +53,10 @@ class WalSlots:
         """Fill slot `wal_id` with an SST of `contents`; without entries it is a fence.
 
         None: the slot is ours and durable. Otherwise who has it; nothing of ours will ever be
-        there (I3). Repeats until that is known. Raises `StoreBroken`, `CorruptObject` when what is
-        there cannot be read, and `OutcomeUnknown` when ours may have been compacted.
+        there (I3). Repeats until that is known: entries also when the store refuses them, so that
+        a writer goes on when it has its permission again; of a fence `StoreRefused` is raised,
+        and the opening ends. Raises `StoreBroken`, `CorruptObject` when what is there cannot be
+        read, and `OutcomeUnknown` when ours may have been compacted.
         """
         name = names.wal_name(wal_id)
         properties = SstProperties(
@@ -71,7 +73,7 @@ class WalSlots:
             run = self._store.runtime.workers.run
             data = await run(encode_wal, properties, contents, self._block_bytes, self._codec)
         metadata = {EPOCH_METADATA: str(self.own.epoch)}
-        outcome = await self._store.claim(name, data, metadata)
+        outcome = await self._store.claim(name, data, metadata, is_patient=any(contents))
         if isinstance(outcome, Taken):
             if not outcome.is_certain:
                 await self._check_not_compacted(wal_id)

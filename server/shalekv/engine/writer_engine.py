@@ -354,6 +354,7 @@ class WriterEngine:
         await self.memtable.drop_through(seq, self._clock)
         self.levels.forget_dropped()
         await self.idempotency.drop_through(seq, self._clock)
+        self.admission.look_again()  # shedding may take a while
         if self.memtable.held_bytes > self.held_bytes_max:
             await self.shed_views()
-        self.admission.look_again()
+            self.admission.look_again()

@@ -1,6 +1,7 @@
 """The names of objects, built and parsed here and nowhere else.
 
 manifest/<20 digits>.manifest     wal/<20 digits>.sst     levels/<UUID version 7>.sst
+<any of these>.<UUID>.<checksum>  what two-phase compare-and-swap copies to the name before it
 
 Parsers return None for every other name: a folder may hold objects that are not ours. A name has
 exactly one spelling, so that building and parsing are each other's inverse.
@@ -9,6 +10,7 @@ exactly one spelling, so that building and parsing are each other's inverse.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 MANIFEST_FOLDER = "manifest/"
 WAL_FOLDER = "wal/"
@@ -25,6 +27,22 @@ _WAL = re.compile(r"wal/([0-9]{20})\.sst")
 _LEVEL = re.compile(
     r"levels/([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\.sst"
 )
+_TEMPORARY = re.compile(
+    r"(.+)\.([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\.([0-9a-f]{8})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TemporaryName:
+    """The name of an object that is to be copied to `destination`."""
+
+    destination: str
+    uuid: bytes  # 16 of them
+    checksum: int  # CRC-32C of the object
+
+    def __str__(self) -> str:
+        """The name."""
+        return temporary_name(self.destination, self.uuid, self.checksum)
 
 
 def manifest_name(manifest_id: int) -> str:
@@ -41,9 +59,14 @@ def level_name(sst_id: bytes) -> str:
     """The name of the SST of the levels whose id is this UUID of version 7, 16 bytes."""
     if not is_uuid7(sst_id):
         raise ValueError(f"{sst_id.hex()} is not a UUID of version 7")
-    text = sst_id.hex()
-    uuid = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-    return f"{LEVELS_FOLDER}{uuid}.sst"
+    return f"{LEVELS_FOLDER}{_uuid(sst_id)}.sst"
+
+
+def temporary_name(destination: str, uuid: bytes, checksum: int) -> str:
+    """The name of what is to be copied to `destination`: 16 bytes, and the CRC-32C of its own."""
+    if len(uuid) != UUID_BYTES or not 0 <= checksum < 2**32:
+        raise ValueError(f"{uuid.hex()} and {checksum} are not 16 bytes and a CRC-32C")
+    return f"{destination}.{_uuid(uuid)}.{checksum:08x}"
 
 
 def parse_manifest_name(name: str) -> int | None:
@@ -62,9 +85,22 @@ def parse_level_name(name: str) -> bytes | None:
     return None if match is None else bytes.fromhex(match[1].replace("-", ""))
 
 
+def parse_temporary_name(name: str) -> TemporaryName | None:
+    """What the name of a temporary object says."""
+    match = _TEMPORARY.fullmatch(name)
+    if match is None:
+        return None
+    return TemporaryName(match[1], bytes.fromhex(match[2].replace("-", "")), int(match[3], 16))
+
+
 def is_uuid7(value: bytes) -> bool:
     """Whether these bytes are a UUID of version 7."""
     return len(value) == UUID_BYTES and (value[6] >> 4, value[8] >> 6) == (_VERSION, _VARIANT)
+
+
+def _uuid(value: bytes) -> str:
+    text = value.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def _digits(number: int) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from shalekv.core.manifest import Manifest
 from shalekv.errors import (
+    DatabaseMismatch,
     DatabaseNotFound,
     ManifestVersionExists,
     ObjectNotFound,
@@ -75,11 +76,12 @@ class StoredManifest:
 
         `landed` tells whether a manifest contains the edit. `edit` may raise to give up. Raises
         `ManifestVersionExists` on the first conflict if not `retry`, otherwise
-        tries until it wins: callers set a deadline.
+        tries until it wins: callers set a deadline. Raises `DatabaseMismatch` as `check_cas_mode`.
         """
         conflicts = 0
         while True:
             current = await self.refresh()
+            self.check_cas_mode(current)
             edited = await self._create_next(current, edit(current))
             if edited is not None and await self._has_landed(edited, landed):
                 return self.current
@@ -91,6 +93,20 @@ class StoredManifest:
                 raise ManifestVersionExists(message)
             conflicts += 1
             await self._store.pause(conflicts)
+
+    def check_cas_mode(self, manifest: Manifest) -> None:
+        """Raise `DatabaseMismatch` unless this process creates objects as the database demands.
+
+        Two modes in one database would not see each other's claims. Reading needs no mode.
+        """
+        if manifest.cas_mode is self._store.cas_mode:
+            return
+        wanted, given = manifest.cas_mode.name.lower(), self._store.cas_mode.name.lower()
+        message = (
+            f"{self._store.url} was created with --cas {wanted}, and cannot be changed with "
+            f"--cas {given}: start with the flags of its creator"
+        )
+        raise DatabaseMismatch(message)
 
     async def _create_next(self, current: Manifest, edited: Manifest) -> Manifest | None:
         """Create the manifest after `current`; None: another process was first."""

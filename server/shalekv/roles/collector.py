@@ -49,7 +49,7 @@ class Collector:
             await self._clock.sleep_ms(self._interval_ms)
 
     async def _collect(self, database: Collecting) -> Report | ShaleError:
-        began_ms = self._clock.monotonic_ms()
+        began_ms, sent_before = self._clock.monotonic_ms(), database.sent.total
         told = log.bind(url=database.url)
         try:
             report = await database.collect()
@@ -66,6 +66,7 @@ class Collector:
             deleted_objects=report.deleted_objects,
             deleted_bytes=report.deleted_bytes,
             kept_objects=report.kept_objects,
+            requests=database.sent.total - sent_before,
             duration_ms=round(self._clock.monotonic_ms() - began_ms),
         )
         return report

@@ -10,12 +10,14 @@ end. A crash at any point leaves objects that no manifest names, and leases that
 from __future__ import annotations
 
 import asyncio
+import math
 
 import structlog
 
 from shalekv.core.compaction.jobs import MergeJob, WalJob
 from shalekv.core.compaction.policy import CompactionState, LeveledPolicy
 from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
+from shalekv.core.idle_poll import IdlePoll
 from shalekv.core.lease import has_lease, with_lease, without_lease
 from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
@@ -40,6 +42,7 @@ from shalekv.store.cas import CasStore
 
 _NONCE_BYTES = 16
 _FAILURES_MAX = 10  # in a row; an object that is not there after so many will not come back
+_NOW_KEPT_MS = 60_000
 
 log = structlog.get_logger()
 
@@ -70,6 +73,11 @@ class Compactor:
         self._merging: asyncio.Task[None] | None = None
         self._merge_failure: ShaleError | None = None
         self._merge_over = asyncio.Event()
+        self._store_now_ms = 0
+        self._asked_at_ms = -math.inf
+        self._poll = IdlePoll(
+            self._settings.compactor_poll_ms, self._settings.compactor_idle_poll_ms
+        )
         self.counters = self._compactions.counters
 
     @classmethod
@@ -193,15 +201,27 @@ class Compactor:
         return False
 
     async def _look(self, manifest: Manifest) -> CompactionState:
-        now_ms = await self._store.reads.now_ms()
+        now_ms = await self._now_ms()
         first = manifest.first_uncompacted_wal_id
         wal = await list_backlog(self._store, first, now_ms)
+        self._poll.look((manifest.manifest_id, first + wal.filled))
         if self._hurry.is_set():
             self._hurry.clear()
             self._hurried_until = first + wal.filled
         return CompactionState(
             Tree.of(manifest), wal, is_hurried=first < self._hurried_until, now_ms=now_ms
         )
+
+    async def _now_ms(self) -> int:
+        """The store's clock, for ages that nothing but the choice of work depends on.
+
+        It is asked seldom, since that is a request; in between our own clock tells what has passed.
+        """
+        passed_ms = self._clock.monotonic_ms() - self._asked_at_ms
+        if not 0 <= passed_ms < _NOW_KEPT_MS:
+            self._store_now_ms = await self._store.reads.now_ms()
+            self._asked_at_ms, passed_ms = self._clock.monotonic_ms(), 0.0
+        return self._store_now_ms + int(passed_ms)
 
     async def _merge(self, job: MergeJob, manifest: Manifest, tree: Tree) -> None:
         """Merge beside the loop, which hears of the end."""
@@ -221,7 +241,7 @@ class Compactor:
         """Wait for the next poll, a hurry, or the end of the merge."""
         async with asyncio.TaskGroup() as waits:
             reasons = (
-                waits.create_task(self._clock.sleep_ms(self._settings.compactor_poll_ms)),
+                waits.create_task(self._clock.sleep_ms(self._poll.wait_ms)),
                 waits.create_task(self._hurry.wait()),
                 waits.create_task(self._merge_over.wait()),
             )

@@ -11,6 +11,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.claim import Taken
+from shalekv.store.verify.fit import check_fit
 
 
 async def create_database(store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> None:
@@ -18,6 +19,8 @@ async def create_database(store: ObjectStore, runtime: Runtime, settings: StoreS
 
     Raises `DatabaseExists` when any manifest is there: the first may have been collected. Raises
     `IllegalState` when there is none, but a log: another database would be put on its remains.
+    Raises `StoreUnfit` where a few requests show that the store would lose data: a short form of
+    `shalekv store verify` comes before the first manifest.
     """
     cas = CasStore(store, runtime, settings)
     if await _manifest_ids(cas):
@@ -29,10 +32,12 @@ async def create_database(store: ObjectStore, runtime: Runtime, settings: StoreS
             f"{store.url} holds {left} and no manifest: the manifests of this database are lost. "
             "Put them back, restore the database from a copy, or create one at another URL"
         )
+    await check_fit(store, runtime, settings)
     manifest = Manifest(
         database_id=runtime.random.randbytes(16),
         manifest_id=0,
         write_id=runtime.random.randbytes(16),
+        cas_mode=cas.cas_mode,
         logical_time_ms=await cas.reads.now_ms(),
     )
     outcome = await cas.claim(names.manifest_name(0), encode_manifest(manifest))

@@ -24,8 +24,8 @@ class OpenScan:
         """The view. Raises `PageExpired` when it was let go."""
         if self._opened is None:
             raise PageExpired(
-                "this scan was ended: nobody took what it had read, and its view kept memory that "
-                "writes need. Begin again behind the last key that has come"
+                "this scan was ended: its view kept memory that writes need, and it was not soon "
+                "taken to its end. Begin again behind the last key that has come"
             )
         return self._opened
 

@@ -25,6 +25,11 @@ from shalekv.settings import KIB, LimitSettings
 from shalekv.v1 import kv_pb2
 
 SCAN_AHEAD_BYTES = 64 * KIB  # a block of each source or so, which no scan can do without
+# A scan whose view keeps too much is ended when a message was not taken for so long,
+UNTAKEN_MS = 100
+# ... or when it has not come to its end by then: less than writes wait for room.
+GOING_ON_MS = 500
+LOOK_MS = 5  # between two looks whether scans have come to their end
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 
@@ -48,23 +53,31 @@ class Scans:
         self._views = OpenViews(limits, random)
         self.room = ResultRoom(limits.result_bytes_max)  # for messages that were not taken
         self._database_id = engine.manifest.current.database_id
-        self._open_scans: dict[OpenScan, None] = {}  # that which began first comes first
+        # Since when a message waits to be taken; None: it is being read. In the order of beginning.
+        self._open_scans: dict[OpenScan, float | None] = {}
         engine.shed_views = self.shed
 
     async def shed(self) -> None:
         """Let go of views until they keep little in memory that is compacted, the oldest first.
 
         First those that wait for a next page, then those of scans whose clients do not take what
-        was read: these end with an error.
+        was read: these end with an error. Scans that go on are given time to come to their end.
         """
-        engine = self._engine
-        bound_bytes = engine.held_bytes_max
-        while engine.memtable.held_bytes > bound_bytes and self._views.drop_oldest():
+        while self._keep_too_much() and self._views.drop_oldest():
             pass
-        for scan in list(self._open_scans):
-            if engine.memtable.held_bytes <= bound_bytes:
+        late_ms = self._clock.monotonic_ms() + GOING_ON_MS
+        while self._keep_too_much():
+            now_ms = self._clock.monotonic_ms()
+            for scan, waits_since_ms in list(self._open_scans.items()):
+                is_stalled = waits_since_ms is not None and now_ms - waits_since_ms >= UNTAKEN_MS
+                if self._keep_too_much() and (is_stalled or now_ms >= late_ms):
+                    await scan.let_go()
+            if now_ms >= late_ms:
                 return
-            await scan.let_go()
+            await self._clock.sleep_ms(LOOK_MS)
+
+    def _keep_too_much(self) -> bool:
+        return self._engine.memtable.held_bytes > self._engine.held_bytes_max
 
     @property
     def views(self) -> OpenViews:
@@ -109,7 +122,9 @@ class Scans:
         try:
             async with ahead, aclosing(scan), aclosing(messages):  # it all goes with the caller
                 async for message in messages:
+                    self._open_scans[scan] = self._clock.monotonic_ms()
                     yield message
+                    self._open_scans[scan] = None
         finally:
             del self._open_scans[scan]
 

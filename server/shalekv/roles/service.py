@@ -81,3 +81,7 @@ class AdminService(Protocol):
     def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
         """What this process is and how it does."""
         ...
+
+    def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
+        """What the processes of this server have sent to the object store."""
+        ...

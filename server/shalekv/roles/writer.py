@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import structlog
 
+from shalekv.clock import Clock
 from shalekv.engine.recover import open_log
 from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ShaleError
 from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse
+from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
 from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.runtime import Runtime
-from shalekv.settings import ServeSettings, WriterSettings
+from shalekv.settings import ServeSettings, StoreSettings, WriterSettings
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -83,6 +85,7 @@ class Writer:
             writer_settings,
             clock,
             memory,
+            _store_use(store, settings.store, clock, began_ms),
             url=store.url,
             open_ms=open_ms,
             levels=report,
@@ -131,6 +134,14 @@ def _memory_use(settings: ServeSettings, engine: WriterEngine, kv: WriterKv) -> 
     memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
     memory.measure("result_bytes_max", lambda: kv.scans.room.used_bytes)
     return memory
+
+
+def _store_use(
+    store: ObjectStore, settings: StoreSettings, clock: Clock, began_ms: float
+) -> StoreUse:
+    use = StoreUse(StorePlace.of(store.url, settings), clock)
+    use.measure(lambda: [ProcessUse("writer", began_ms, store.sent.by_kind)])
+    return use
 
 
 def with_flush_interval(settings: WriterSettings, url: str) -> WriterSettings:

@@ -11,6 +11,7 @@ from shalekv.roles.ingests import Ingests
 from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import Answer, Call
+from shalekv.roles.store_use import StoreUse
 from shalekv.settings import WriterSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 
@@ -24,6 +25,7 @@ class WriterAdmin:
         settings: WriterSettings,
         clock: Clock,
         memory: MemoryUse,
+        store_use: StoreUse,
         *,
         url: str,
         open_ms: float,
@@ -34,6 +36,7 @@ class WriterAdmin:
         Without `levels` a status says nothing of levels, caches, store and snapshots.
         """
         self.memory = memory
+        self.store_use = store_use
         self._levels = levels
         self._engine = engine
         self._ingests = Ingests(engine.loads, self._header)
@@ -49,6 +52,13 @@ class WriterAdmin:
         requests.check_header(request.header)
         reply = self._reply()
         return reply if self._levels is None else self._with_levels(reply, self._levels)
+
+    def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
+        """What the processes of this server have sent to the object store."""
+        del call  # as above
+        requests.check_header(request.header)
+        prefix = self._engine.prefix
+        return self.store_use.reply(self._header(prefix.landed_seq, prefix.wal_id))
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call

@@ -15,6 +15,7 @@ def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHan
     """The methods of the operator's API."""
     methods = {
         "Status": adapter.unary(service.status, admin.StatusRequest),
+        "Stats": adapter.unary(service.stats, admin.StatsRequest),
         "CreateSnapshot": adapter.absent("Admin.CreateSnapshot"),
         "RenewSnapshot": adapter.absent("Admin.RenewSnapshot"),
         "ListSnapshots": adapter.absent("Admin.ListSnapshots"),

@@ -91,6 +91,8 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.ObjectNotFound: Row(_Code.DATA_LOSS, _UNKNOWN, log=True),
     # Only a read can end so: an upload is repeated until its outcome is known.
     errors.StoreUnavailable: Row(_Code.UNAVAILABLE, _NO, log=True),
+    errors.StoreRefused: Row(_Code.FAILED_PRECONDITION, _UNKNOWN, log=True),
+    errors.StoreUnfit: Row(_Code.FAILED_PRECONDITION, _UNKNOWN, log=True),
     errors.StoreBroken: Row(_Code.INTERNAL, _UNKNOWN, log=True),
     errors.InvalidUrl: Row(_Code.INVALID_ARGUMENT, _NO),
     errors.InvalidSetting: Row(_Code.INVALID_ARGUMENT, _NO),

@@ -18,7 +18,7 @@ from shalekv.settings.limits import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.settings.memory import MemorySettings
 from shalekv.settings.model import GIB, KIB, MIB, Settings
 from shalekv.settings.server import LogFormat, LogLevel, ProcessSettings, ServerSettings
-from shalekv.settings.store import StoreSettings
+from shalekv.settings.store import CasChoice, StoreSettings
 from shalekv.settings.writer import WalCodec, WriterSettings
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "MIB",
     "STREAM_MESSAGE_BYTES_MAX",
     "CacheSettings",
+    "CasChoice",
     "ChildrenSettings",
     "CollectSettings",
     "CollectorSettings",
@@ -54,8 +55,8 @@ class UrlSettings(Settings):
     """Which database."""
 
     url: str = Field(
-        description="The database: file:///path or memory://name. s3://, gs:// and az:// are "
-        "refused by this version."
+        description="The database: s3://bucket/folder, gs://bucket/folder, "
+        "az://container/folder, file:///path or memory://name."
     )
 
 

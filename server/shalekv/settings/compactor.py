@@ -14,7 +14,15 @@ class CompactorSettings(Settings):
         default=1_000,
         ge=10,
         le=3_600_000,
-        description="How often an idle compactor looks for work, milliseconds.",
+        description="How often a compactor looks for work while something happens, milliseconds.",
+    )
+    compactor_idle_poll_ms: int = Field(
+        default=15_000,
+        ge=10,
+        le=3_600_000,
+        description="The longest time between two looks of a compactor, milliseconds: as long as "
+        "it finds nothing new, it waits twice as long each time. A server that holds writes back "
+        "wakes its own compactor at once.",
     )
     wal_trigger_bytes: int = Field(
         default=22 * MIB,

@@ -2,14 +2,86 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from pydantic import Field
 
-from shalekv.settings.model import Settings
+from shalekv.settings.model import GIB, MIB, Settings
+
+
+class CasChoice(StrEnum):
+    """Who decides which of two creates of one name wins."""
+
+    NATIVE = "native"
+    TWO_PHASE = "two_phase"
 
 
 class StoreSettings(Settings):
-    """Requests to the object store."""
+    """Where the object store is, and requests to it."""
 
+    endpoint_url: str = Field(
+        default="",
+        description="Where an S3 server, or one that speaks Google's or Azure's protocol, is: "
+        "https://HOST:PORT. Not set: that of the provider.",
+    )
+    region: str = Field(
+        default="",
+        description="Region of an s3:// bucket. Not set: that of the environment, else us-east-1.",
+    )
+    path_style: bool = Field(
+        default=False,
+        description="Put the bucket of s3:// into the path of requests and not into the host name. "
+        "It is so anyway where the endpoint is an IP address.",
+    )
+    anonymous: bool = Field(
+        default=False, description="Send requests without credentials, to stores that ask for none."
+    )
+    cas: CasChoice = Field(
+        default=CasChoice.NATIVE,
+        description="Who decides which of two creates wins: the store, by conditional writes, or "
+        "for a store that has none the transactional store of records_url. A database keeps to "
+        "one of them.",
+    )
+    records_url: str = Field(
+        default="",
+        description="The transactional store of two_phase: dynamodb://TABLE, sqlite:///FILE, "
+        "mysql://USER:PASSWORD@HOST/DATABASE or postgresql://USER:PASSWORD@HOST/DATABASE. It is a "
+        "secret when it holds a password: then give it in the environment or in a file.",
+        json_schema_extra={"secret": True},
+        repr=False,
+    )
+    records_endpoint_url: str = Field(
+        default="",
+        description="Where a server that speaks DynamoDB's protocol is: https://HOST:PORT. Not "
+        "set: Amazon's.",
+    )
+    connections_max: int = Field(
+        default=32, ge=1, le=1_000, description="Connections to the object store at once."
+    )
+    connect_timeout_ms: int = Field(
+        default=5_000,
+        ge=10,
+        le=600_000,
+        description="How long a connection to the object store may take to be made.",
+    )
+    request_timeout_ms: int = Field(
+        default=30_000,
+        ge=10,
+        le=3_600_000,
+        description="How long the object store may be silent in a request until it is given up.",
+    )
+    multipart_bytes: int = Field(
+        default=64 * MIB,
+        ge=5 * MIB,
+        le=5 * GIB,
+        description="SSTs of the levels that are larger are uploaded in parts, bytes.",
+    )
+    multipart_part_bytes: int = Field(
+        default=16 * MIB, ge=5 * MIB, le=1 * GIB, description="Size of such a part, bytes."
+    )
+    multipart_uploads_max: int = Field(
+        default=4, ge=1, le=64, description="Parts of one SST that are uploaded at once."
+    )
     retry_initial_ms: int = Field(
         default=50, ge=1, le=60_000, description="First delay before a request is repeated."
     )

@@ -12,9 +12,12 @@ still take effect.
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from shalekv.core.manifest import CasMode
+from shalekv.store.requests import RequestCounts
 
 NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
@@ -57,17 +60,38 @@ class StoredObject:
     metadata: Mapping[str, str] = field(default_factory=lambda: NO_METADATA)
 
 
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What `ObjectStore.recover` came to."""
+
+    completed: int = 0  # creates that a crash had left half done, and that stand now
+    unfinished: int = 0  # ... that nobody can complete: whoever wants the name takes it over
+    forgotten: int = 0  # records of objects that were collected
+
+
+# Tells of a name whether its object was collected, or may be: nobody will ever miss it.
+IsCollected = Callable[[str], bool]
+
+
+def nothing_is_collected(_name: str) -> bool:
+    """The `IsCollected` of those who do not know."""
+    return False
+
+
 class ObjectStore(abc.ABC):
     """An object store, rooted at one database.
 
-    Every method may raise `StoreUnavailable` (try again; of a `create`: nothing was created)
-    and, where a name is given, every reading method raises `ObjectNotFound`. A name that could
+    Every method may raise `StoreUnavailable` (try again; of a `create`: nothing was created),
+    `StoreRefused` (somebody has to mend a permission, a name, a clock first; likewise) and,
+    where a name is given, every reading method raises `ObjectNotFound`. A name that could
     leave the database, or that some store could not create, is an `InvalidRequest`. Lists and
     reads are strongly consistent: they see every object whose `create` had ended when they were
     sent. What they show is durable.
     """
 
     url: str  # without credentials: it stands in logs and errors
+    sent: RequestCounts  # what was sent so far, and is paid for
+    cas_mode: CasMode = CasMode.NATIVE  # how `create` decides; a database keeps to one mode
 
     @abc.abstractmethod
     async def create(
@@ -112,5 +136,28 @@ class ObjectStore(abc.ABC):
         """The store's own clock, milliseconds since the Unix epoch."""
 
     @abc.abstractmethod
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        """Complete what crashed creates have left; forget what belonged to collected objects.
+
+        Where `create` is one request, there is nothing to do, and no request is sent. Safe at
+        any time, in any number of processes at once.
+        """
+
+    @abc.abstractmethod
     async def close(self) -> None:
         """Release connections and threads. The store must not be used afterwards."""
+
+
+class PlainStore(ObjectStore):
+    """A store that can also overwrite and copy: what two-phase compare-and-swap is built on."""
+
+    @abc.abstractmethod
+    async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
+        """Make `data` the object `name`, whatever was there. After an error it is so, or not."""
+
+    @abc.abstractmethod
+    async def copy(self, source: str, destination: str) -> None:
+        """Make `destination` what `source` is, metadata included, whatever was there.
+
+        All or nothing, and durable. Raises `ObjectNotFound` when there is no `source`.
+        """

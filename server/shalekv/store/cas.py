@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import structlog
 
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
-from shalekv.store.api import NO_METADATA, ObjectStore
+from shalekv.store.api import (
+    NO_METADATA,
+    IsCollected,
+    ObjectStore,
+    Recovered,
+    nothing_is_collected,
+)
 from shalekv.store.claim import ClaimOutcome, claim
 from shalekv.store.retry import Backoff, RetryingStore
 
@@ -23,6 +30,8 @@ class CasStore:
         self.runtime = runtime
         self.backoff = Backoff(settings.retry_initial_ms, settings.retry_max_ms)
         self.url = store.url
+        self.cas_mode = store.cas_mode
+        self.sent = store.sent
         self.reads: ObjectStore = RetryingStore(
             store,
             runtime,
@@ -33,7 +42,12 @@ class CasStore:
         self._store = store
 
     async def claim(
-        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+        self,
+        name: str,
+        data: bytes,
+        metadata: Mapping[str, str] = NO_METADATA,
+        *,
+        is_patient: bool = False,
     ) -> ClaimOutcome:
         """Create `name` unless a rival has, to its end: see `shalekv.store.claim.claim`."""
         return await claim(
@@ -44,7 +58,15 @@ class CasStore:
             metadata=metadata,
             backoff=self.backoff,
             listener=_log_retry,
+            is_patient=is_patient,
         )
+
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        """Complete what crashed creates have left: see `ObjectStore.recover`."""
+        recovered = await self.reads.recover(is_collected)
+        if recovered != Recovered():
+            log.info("creates recovered", url=self.url, **asdict(recovered))
+        return recovered
 
     async def pause(self, failed_attempts: int) -> None:
         """Wait before a conflict is met again; `failed_attempts` is at least 1."""

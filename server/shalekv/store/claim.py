@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shalekv.errors import ObjectNotFound, StoreUnavailable
+from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, Created, Exists, ObjectStore, Unknown
 from shalekv.store.retry import DEFAULT_BACKOFF, Backoff, RetryListener, repeating, unheard
@@ -54,6 +54,7 @@ async def claim(
     metadata: Mapping[str, str] = NO_METADATA,
     backoff: Backoff = DEFAULT_BACKOFF,
     listener: RetryListener = unheard,
+    is_patient: bool = False,
 ) -> ClaimOutcome:
     """Create `name` with `data` unless a rival has; repeated until it is known who has it.
 
@@ -63,7 +64,9 @@ async def claim(
 
     There is no deadline, since giving up on a slot would leave a gap or a doubt (I1, I4): the
     owner cancels when it no longer cares, and the outcome is then unknown. `listener` hears of
-    each failed attempt. Raises `StoreBroken` as `create` does: the outcome is unknown as well.
+    each failed attempt. Raises `StoreBroken` as `create` does: the outcome is unknown as well, and
+    as it is after `StoreRefused`, which is raised unless `is_patient`: then what was refused is
+    repeated too, until somebody has mended its cause.
 
     Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
     """
@@ -75,6 +78,8 @@ async def claim(
             outcome = await _attempt(store, name, data, metadata)
         except _Unresolved as unresolved:
             is_certain = is_certain and unresolved.is_certain
+            if isinstance(unresolved.__cause__, StoreRefused) and not is_patient:
+                raise unresolved.__cause__ from None
             raise
         if isinstance(outcome, Taken) and not is_certain:
             return Taken(outcome.data, is_certain=False)
@@ -83,7 +88,7 @@ async def claim(
     repeat = repeating(
         runtime,
         backoff,
-        after=(StoreUnavailable, _Unresolved),
+        after=(StoreUnavailable, _Unresolved, *((StoreRefused,) if is_patient else ())),
         attempts=None,
         listener=listener,
     )
@@ -117,6 +122,6 @@ async def _attempt(
         # the object that we make now is never read. And of a manifest, a create proves
         # nothing before a list shows it as the highest (F2).
         raise _Unresolved(absent, is_certain=is_certain) from error
-    except StoreUnavailable as error:
+    except (StoreUnavailable, StoreRefused) as error:
         raise _Unresolved(str(error), is_certain=is_certain) from error
     return Claimed() if found.data == data else Taken(found.data, is_certain)

@@ -16,10 +16,13 @@ from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER
 from shalekv.store.api import (
     NO_METADATA,
     CreateOutcome,
+    IsCollected,
     ObjectInfo,
     ObjectStore,
+    Recovered,
     StoredObject,
     Unknown,
+    nothing_is_collected,
 )
 
 
@@ -33,6 +36,7 @@ class Operation(enum.StrEnum):
     LIST = "list"
     DELETE = "delete"
     NOW_MS = "now_ms"
+    RECOVER = "recover"
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class CountingStore(ObjectStore):
 
     def __init__(self, inner: ObjectStore) -> None:
         self.url = inner.url
+        self.sent = inner.sent
+        self.cas_mode = inner.cas_mode
         self._inner = inner
         self._counts = {operation: Count() for operation in Operation}
         self._by_folder: dict[tuple[Operation, str], Count] = {}
@@ -128,6 +134,12 @@ class CountingStore(ObjectStore):
     async def now_ms(self) -> int:
         with self._request(Operation.NOW_MS):
             return await self._inner.now_ms()
+
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        with self._request(Operation.RECOVER) as count:
+            recovered = await self._inner.recover(is_collected)
+            count.objects += recovered.completed
+            return recovered
 
     async def close(self) -> None:
         await self._inner.close()

@@ -16,7 +16,16 @@ from urllib.parse import quote
 
 from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
 from shalekv.runtime import Runtime
-from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectInfo, ObjectStore, StoredObject
+from shalekv.store.api import (
+    NO_METADATA,
+    CreateOutcome,
+    IsCollected,
+    ObjectInfo,
+    ObjectStore,
+    Recovered,
+    StoredObject,
+    nothing_is_collected,
+)
 from shalekv.store.arguments import (
     TEMP_SUFFIX,
     byte_range,
@@ -26,6 +35,7 @@ from shalekv.store.arguments import (
 )
 from shalekv.store.disk import Disk
 from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileStatus, FileSystem
+from shalekv.store.requests import RequestCounts, RequestKind
 
 PAGE_NAMES = 1_000  # how many files one call of a worker looks at or deletes
 RANDOM_BITS = 64  # in the name of a temporary file; a clash would only mean another attempt
@@ -51,6 +61,7 @@ class LocalStore(ObjectStore):
         if not root.is_absolute() or ".." in root.parts:
             raise InvalidUrl(f"{root} is not an absolute path")
         self.url = f"file://{quote(str(root))}"
+        self.sent = RequestCounts()
         self._root = root
         self._runtime = runtime
         self._filesystem = filesystem
@@ -63,25 +74,30 @@ class LocalStore(ObjectStore):
         metadata: Mapping[str, str] = NO_METADATA,  # noqa: ARG002  (not kept: see the class)
     ) -> CreateOutcome:
         check_new_name(name)
+        self.sent.add(RequestKind.WRITE)
         random_part = f"{self._runtime.random.getrandbits(RANDOM_BITS):016x}"
         temp_name = f"{name}.{random_part}{TEMP_SUFFIX}"
         return await self._runtime.workers.run(self._create, name, temp_name, data)
 
     async def get(self, name: str) -> StoredObject:
         check_name(name)
+        self.sent.add(RequestKind.READ)
         return await self._runtime.workers.run(self._get, name)
 
     async def get_range(self, name: str, offset: int, length: int) -> bytes:
         check_name(name)
+        self.sent.add(RequestKind.READ)
         return await self._runtime.workers.run(self._get_range, name, offset, length)
 
     async def head(self, name: str) -> ObjectInfo:
         check_name(name)
+        self.sent.add(RequestKind.READ)
         return await self._runtime.workers.run(self._head, name)
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         check_prefix(prefix)
         names = await self._runtime.workers.run(self._names, prefix, start_after)
+        self.sent.add(RequestKind.LIST, max(1, -(-len(names) // PAGE_NAMES)))
         for first in range(0, len(names), PAGE_NAMES):
             page = names[first : first + PAGE_NAMES]
             for info in await self._runtime.workers.run(self._page, page):
@@ -93,10 +109,15 @@ class LocalStore(ObjectStore):
             check_name(name)
         for first in range(0, len(doomed), PAGE_NAMES):
             page = doomed[first : first + PAGE_NAMES]
+            self.sent.add(RequestKind.DELETE)
             await self._runtime.workers.run(self._delete, page)
 
     async def now_ms(self) -> int:
+        self.sent.add(RequestKind.READ)
         return await self._runtime.workers.run(self._now_ms)
+
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
+        return Recovered()
 
     async def close(self) -> None:
         """Nothing is held between calls; the workers belong to the runtime."""

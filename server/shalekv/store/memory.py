@@ -16,11 +16,15 @@ from shalekv.store.api import (
     Created,
     CreateOutcome,
     Exists,
+    IsCollected,
     ObjectInfo,
-    ObjectStore,
+    PlainStore,
+    Recovered,
     StoredObject,
+    nothing_is_collected,
 )
 from shalekv.store.arguments import byte_range, check_name, check_new_name, check_prefix
+from shalekv.store.requests import RequestCounts, RequestKind
 
 PAGE_NAMES = 1_000  # as many as object stores answer at once
 
@@ -41,6 +45,11 @@ class MemoryObjects:
         self._by_name[name] = added
         insort(self._names, name)
         return True
+
+    def replace(self, added: StoredObject) -> None:
+        """Add an object in the place of the one that has its name, if there is one."""
+        self.remove(added.info.name)
+        self.add(added)
 
     def find(self, name: str) -> StoredObject | None:
         """The object with this name."""
@@ -66,7 +75,7 @@ def named_objects(name: str) -> MemoryObjects:
     return _NAMED.setdefault(name, MemoryObjects())
 
 
-class MemoryStore(ObjectStore):
+class MemoryStore(PlainStore):
     """A store whose objects end with the process.
 
     `clock_ms` is the store's clock: milliseconds since the Unix epoch, never going back.
@@ -81,6 +90,7 @@ class MemoryStore(ObjectStore):
         objects: MemoryObjects | None = None,
     ) -> None:
         self.url = f"memory://{name}"
+        self.sent = RequestCounts()
         self._clock_ms = clock_ms
         self._objects = MemoryObjects() if objects is None else objects
 
@@ -88,41 +98,67 @@ class MemoryStore(ObjectStore):
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
     ) -> CreateOutcome:
         check_new_name(name)
-        info = ObjectInfo(name, len(data), self._clock_ms())
-        added = StoredObject(info, bytes(data), MappingProxyType(dict(metadata)))
+        self.sent.add(RequestKind.WRITE)
+        added = self._new(name, data, metadata)
         return Created() if self._objects.add(added) else Exists()
 
+    async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
+        check_new_name(name)
+        self.sent.add(RequestKind.WRITE)
+        self._objects.replace(self._new(name, data, metadata))
+
+    async def copy(self, source: str, destination: str) -> None:
+        check_new_name(destination)
+        self.sent.add(RequestKind.WRITE)
+        found = self._find("copy", source)
+        self._objects.replace(self._new(destination, found.data, found.metadata))
+
     async def get(self, name: str) -> StoredObject:
+        self.sent.add(RequestKind.READ)
         return self._find("get", name)
 
     async def get_range(self, name: str, offset: int, length: int) -> bytes:
+        self.sent.add(RequestKind.READ)
         data = self._find("get_range", name).data
         first, taken = byte_range(len(data), offset, length)
         return data[first : first + taken]
 
     async def head(self, name: str) -> ObjectInfo:
+        self.sent.add(RequestKind.READ)
         return self._find("head", name).info
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         check_prefix(prefix)
-        page = self._objects.page(prefix, start_after)
-        while page:
+        is_last = False
+        while not is_last:
+            self.sent.add(RequestKind.LIST)
+            page = self._objects.page(prefix, start_after)
+            is_last = len(page) < PAGE_NAMES
             for info in page:
                 yield info
-            page = self._objects.page(prefix, page[-1].name)
+            start_after = page[-1].name if page else start_after
 
     async def delete(self, names: Iterable[str]) -> None:
         doomed = tuple(names)
         for name in doomed:
             check_name(name)
+        self.sent.add(RequestKind.DELETE)
         for name in doomed:
             self._objects.remove(name)
 
     async def now_ms(self) -> int:
+        self.sent.add(RequestKind.READ)
         return self._clock_ms()
+
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
+        return Recovered()
 
     async def close(self) -> None:
         """Nothing is held: the objects live on for whoever opens them again."""
+
+    def _new(self, name: str, data: bytes, metadata: Mapping[str, str]) -> StoredObject:
+        info = ObjectInfo(name, len(data), self._clock_ms())
+        return StoredObject(info, bytes(data), MappingProxyType(dict(metadata)))
 
     def _find(self, operation: str, name: str) -> StoredObject:
         check_name(name)

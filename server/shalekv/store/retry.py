@@ -16,7 +16,16 @@ from tenacity.stop import stop_after_attempt, stop_never
 
 from shalekv.errors import InvalidSetting, StoreUnavailable
 from shalekv.runtime import Runtime
-from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectInfo, ObjectStore, StoredObject
+from shalekv.store.api import (
+    NO_METADATA,
+    CreateOutcome,
+    IsCollected,
+    ObjectInfo,
+    ObjectStore,
+    Recovered,
+    StoredObject,
+    nothing_is_collected,
+)
 
 T = TypeVar("T")
 
@@ -111,6 +120,8 @@ class RetryingStore(ObjectStore):
         if attempts < 1:
             raise InvalidSetting(f"{attempts} attempts at a read: there must be one at least")
         self.url = inner.url
+        self.sent = inner.sent
+        self.cas_mode = inner.cas_mode
         self._inner = inner
         self._runtime = runtime
         self._attempts = attempts
@@ -154,6 +165,9 @@ class RetryingStore(ObjectStore):
 
     async def now_ms(self) -> int:
         return await self._repeat(self._inner.now_ms)
+
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        return await self._repeat(partial(self._inner.recover, is_collected))
 
     async def close(self) -> None:
         await self._inner.close()

@@ -1,26 +1,24 @@
-"""The URL of a database: what it may look like, and the store that it opens."""
+"""The URL of a database: what it may look like, and what it says."""
 
 from __future__ import annotations
 
+import enum
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from shalekv.errors import InvalidUrl
-from shalekv.runtime import Runtime
-from shalekv.store.api import ObjectStore
-from shalekv.store.local import LocalStore
-from shalekv.store.memory import MemoryStore, named_objects
 
-EXAMPLES = "file:///var/lib/shalekv (a folder) or memory://trial (gone when the process ends)"
-LATER_SCHEMES = {
-    "s3": "Amazon S3",
-    "gs": "Google Cloud Storage",
-    "az": "Azure Blob Storage",
-}
+EXAMPLES = (
+    "s3://bucket/folder, gs://bucket/folder, az://container/folder, file:///var/lib/shalekv "
+    "(a folder) or memory://trial (gone when the process ends)"
+)
+MAX_FOLDER_BYTES = 400  # with the longest name of an object, below what all stores take
 
+# What Amazon, Google and Azure have in common, and what servers of one's own add to it.
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}[A-Za-z0-9]")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9._~!$'()*+,;=@: -]+")
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -39,7 +37,29 @@ class MemoryUrl:
     name: str
 
 
-DatabaseUrl = FileUrl | MemoryUrl
+class Provider(enum.StrEnum):
+    """Who keeps a bucket, by the scheme of its URLs."""
+
+    S3 = "s3"
+    GOOGLE = "gs"
+    AZURE = "az"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketUrl:
+    """``s3://bucket/folder`` and the like: a folder of a bucket, or all of it if that is ""."""
+
+    provider: Provider
+    bucket: str
+    folder: str  # without a slash at its ends
+
+    def __str__(self) -> str:
+        """As it is written, with % where a character is none of a URL."""
+        path = f"/{quote(self.folder)}" if self.folder else ""
+        return f"{self.provider}://{self.bucket}{path}"
+
+
+DatabaseUrl = FileUrl | MemoryUrl | BucketUrl
 
 
 def parse_url(text: str) -> DatabaseUrl:
@@ -63,27 +83,10 @@ def parse_url(text: str) -> DatabaseUrl:
             return _file_url(parts)
         case "memory":
             return _memory_url(parts)
-        case scheme if scheme in LATER_SCHEMES:
-            raise InvalidUrl(
-                f"{scheme}:// ({LATER_SCHEMES[scheme]}) is not supported by this version: "
-                f"write {EXAMPLES}"
-            )
+        case scheme if scheme in set(Provider):
+            return _bucket_url(Provider(scheme), parts)
         case scheme:
             raise InvalidUrl(f"{scheme}:// is not a kind of store: write {EXAMPLES}")
-
-
-def open_store(url: str, runtime: Runtime) -> ObjectStore:
-    """The store at `url`. It is not touched yet; raises `InvalidUrl`."""
-    match parse_url(url):
-        case FileUrl(path):
-            return LocalStore(path, runtime)
-        case MemoryUrl(name):
-            return MemoryStore(_wall_clock_ms, name=name, objects=named_objects(name))
-
-
-def _wall_clock_ms() -> int:
-    # The clock of a store, and not of what runs on it: that waits on `runtime.clock`.
-    return time.time_ns() // 1_000_000
 
 
 def _refuse_extras(parts: SplitResult, text: str) -> None:
@@ -106,24 +109,50 @@ def _file_url(parts: SplitResult) -> FileUrl:
             f"file://{parts.netloc}{parts.path} points at another machine: a path begins with "
             f"a third slash, as in file:///{parts.netloc}{parts.path}"
         )
-    try:
-        path = unquote(parts.path, errors="strict")
-    except UnicodeDecodeError as error:
-        raise InvalidUrl(f"file://{parts.path} is not UTF-8 behind its % signs") from error
-    if _BAD_ESCAPE.search(parts.path) or "\0" in path:
-        raise InvalidUrl(
-            f"file://{parts.path} has a % that no two hexadecimal digits follow, or a %00: "
-            "write % itself as %25"
-        )
-    names = [name for name in path.split("/") if name]
+    names = _path_names(parts)
     if not names:
         raise InvalidUrl(
             "file:// needs the absolute path of a folder of its own, not the root: "
             "write file:///var/lib/shalekv"
         )
-    if "." in names or ".." in names:
-        raise InvalidUrl(f"file://{parts.path} has '.' or '..' in it: write the path in full")
     return FileUrl(Path("/", *names))
+
+
+def _bucket_url(provider: Provider, parts: SplitResult) -> BucketUrl:
+    shown = f"{provider}://{parts.netloc}{parts.path}"
+    if not parts.netloc:
+        raise InvalidUrl(f"{shown} names no bucket: write {provider}://bucket/folder")
+    if not _BUCKET_NAME.fullmatch(parts.netloc):
+        raise InvalidUrl(
+            f"{shown}: {parts.netloc!r} is not the name of a bucket: 3 or more letters, digits, "
+            "dots and dashes. The host of an S3 server goes into --endpoint-url"
+        )
+    names = _path_names(parts)
+    folder = "/".join(names)
+    if len(folder) > MAX_FOLDER_BYTES or not all(map(_FOLDER_NAME.fullmatch, names)):
+        raise InvalidUrl(
+            f"{shown}: a folder is at most {MAX_FOLDER_BYTES} letters, digits and common marks of "
+            "ASCII, so that every store takes it"
+        )
+    return BucketUrl(provider, parts.netloc, folder)
+
+
+def _path_names(parts: SplitResult) -> list[str]:
+    """The parts of the path between slashes, without empty ones."""
+    shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    try:
+        path = unquote(parts.path, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidUrl(f"{shown} is not UTF-8 behind its % signs") from error
+    if _BAD_ESCAPE.search(parts.path) or "\0" in path:
+        raise InvalidUrl(
+            f"{shown} has a % that no two hexadecimal digits follow, or a %00: "
+            "write % itself as %25"
+        )
+    names = [name for name in path.split("/") if name]
+    if "." in names or ".." in names:
+        raise InvalidUrl(f"{shown} has '.' or '..' in it: write the path in full")
+    return names
 
 
 def _memory_url(parts: SplitResult) -> MemoryUrl:

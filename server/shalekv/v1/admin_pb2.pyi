@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from shalekv.v1 import kv_pb2 as _kv_pb2
 from shalekv.v1 import manifest_pb2 as _manifest_pb2
 import builtins as _builtins
@@ -19,6 +20,46 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _RequestKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_KIND_UNSPECIFIED: _RequestKind.ValueType  # 0
+    """Never sent."""
+    REQUEST_KIND_WRITE: _RequestKind.ValueType  # 1
+    """A put, a copy; the beginning, a part or the end of an upload."""
+    REQUEST_KIND_LIST: _RequestKind.ValueType  # 2
+    """A page of a list."""
+    REQUEST_KIND_READ: _RequestKind.ValueType  # 3
+    """A get or a head."""
+    REQUEST_KIND_DELETE: _RequestKind.ValueType  # 4
+    """A delete, of one object or of a batch."""
+    REQUEST_KIND_RECORD_WRITE: _RequestKind.ValueType  # 5
+    """An insert, an update or a delete in the transactional store."""
+    REQUEST_KIND_RECORD_READ: _RequestKind.ValueType  # 6
+    """A read or a query of the transactional store."""
+
+class RequestKind(_RequestKind, metaclass=_RequestKindEnumTypeWrapper):
+    """What a request to a store is charged as."""
+
+REQUEST_KIND_UNSPECIFIED: RequestKind.ValueType  # 0
+"""Never sent."""
+REQUEST_KIND_WRITE: RequestKind.ValueType  # 1
+"""A put, a copy; the beginning, a part or the end of an upload."""
+REQUEST_KIND_LIST: RequestKind.ValueType  # 2
+"""A page of a list."""
+REQUEST_KIND_READ: RequestKind.ValueType  # 3
+"""A get or a head."""
+REQUEST_KIND_DELETE: RequestKind.ValueType  # 4
+"""A delete, of one object or of a batch."""
+REQUEST_KIND_RECORD_WRITE: RequestKind.ValueType  # 5
+"""An insert, an update or a delete in the transactional store."""
+REQUEST_KIND_RECORD_READ: RequestKind.ValueType  # 6
+"""A read or a query of the transactional store."""
+Global___RequestKind: _TypeAlias = RequestKind  # noqa: Y015
 
 @_typing.final
 class StatusRequest(_message.Message):
@@ -606,6 +647,132 @@ class SnapshotStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pinned_bytes) -> _WhichOneofReturnType__pinned_bytes | None: ...
 
 Global___SnapshotStatus: _TypeAlias = SnapshotStatus  # noqa: Y015
+
+@_typing.final
+class StatsRequest(_message.Message):
+    """Asks for the requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _kv_pb2.RequestHeader:
+        """Optional requirements."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.RequestHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatsRequest: _TypeAlias = StatsRequest  # noqa: Y015
+
+@_typing.final
+class StatsReply(_message.Message):
+    """What was sent to the object store, process by process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """The URL of the database, without credentials."""
+    endpoint: _builtins.str
+    """HOST:PORT of the object store where it is not that of the provider. Empty: it is."""
+    records: _builtins.str
+    """The kind of the transactional store, such as "dynamodb". Empty: there is none."""
+    @_builtins.property
+    def header(self) -> _kv_pb2.ReplyHeader:
+        """Role, epoch and the newest sequence number."""
+
+    @_builtins.property
+    def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessRequests]:
+        """The processes of this server. A compactor or a collector that runs elsewhere is none of them."""
+
+    def __init__(
+        self,
+        *,
+        header: _kv_pb2.ReplyHeader | None = ...,
+        url: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        records: _builtins.str = ...,
+        processes: _abc.Iterable[Global___ProcessRequests] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "header", b"header", "processes", b"processes", "records", b"records", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatsReply: _TypeAlias = StatsReply  # noqa: Y015
+
+@_typing.final
+class ProcessRequests(_message.Message):
+    """What one process has sent, and those that had its role before it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    UPTIME_MS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """"writer", "compactor" or "collector"."""
+    uptime_ms: _builtins.int
+    """Milliseconds since this server has begun with the role, restarts included."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestCount]:
+        """The requests in that time, by kind; those without a request are left out. A child process
+        tells its own some seconds late.
+        """
+
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        uptime_ms: _builtins.int = ...,
+        requests: _abc.Iterable[Global___RequestCount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests", "role", b"role", "uptime_ms", b"uptime_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessRequests: _TypeAlias = ProcessRequests  # noqa: Y015
+
+@_typing.final
+class RequestCount(_message.Message):
+    """Requests of one kind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    kind: Global___RequestKind.ValueType
+    """The kind."""
+    requests: _builtins.int
+    """How many went over the wire: attempts that failed, pages of lists and parts of uploads count."""
+    def __init__(
+        self,
+        *,
+        kind: Global___RequestKind.ValueType = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestCount: _TypeAlias = RequestCount  # noqa: Y015
 
 @_typing.final
 class SnapshotInfo(_message.Message):

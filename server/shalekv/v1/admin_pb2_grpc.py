@@ -40,6 +40,11 @@ class AdminStub:
                 request_serializer=shalekv_dot_v1_dot_admin__pb2.StatusRequest.SerializeToString,
                 response_deserializer=shalekv_dot_v1_dot_admin__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Stats = channel.unary_unary(
+                '/shalekv.v1.Admin/Stats',
+                request_serializer=shalekv_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
+                response_deserializer=shalekv_dot_v1_dot_admin__pb2.StatsReply.FromString,
+                _registered_method=True)
         self.CreateSnapshot = channel.unary_unary(
                 '/shalekv.v1.Admin/CreateSnapshot',
                 request_serializer=shalekv_dot_v1_dot_admin__pb2.CreateSnapshotRequest.SerializeToString,
@@ -73,6 +78,14 @@ class AdminServicer:
 
     def Status(self, request, context):
         """Tells what this process is and how it does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stats(self, request, context):
+        """Tells which requests the processes of this server have sent to the object store: what the bill
+        of the store is made of.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,6 +133,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=shalekv_dot_v1_dot_admin__pb2.StatusRequest.FromString,
                     response_serializer=shalekv_dot_v1_dot_admin__pb2.StatusReply.SerializeToString,
+            ),
+            'Stats': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stats,
+                    request_deserializer=shalekv_dot_v1_dot_admin__pb2.StatsRequest.FromString,
+                    response_serializer=shalekv_dot_v1_dot_admin__pb2.StatsReply.SerializeToString,
             ),
             'CreateSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSnapshot,
@@ -175,6 +193,33 @@ class Admin:
             '/shalekv.v1.Admin/Status',
             shalekv_dot_v1_dot_admin__pb2.StatusRequest.SerializeToString,
             shalekv_dot_v1_dot_admin__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shalekv.v1.Admin/Stats',
+            shalekv_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
+            shalekv_dot_v1_dot_admin__pb2.StatsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,6 +18,10 @@ class AdminStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusReply]
     """Tells what this process is and how it does."""
+    Stats: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatsRequest, _admin_pb2.StatsReply]
+    """Tells which requests the processes of this server have sent to the object store: what the bill
+    of the store is made of.
+    """
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateSnapshotRequest, _admin_pb2.CreateSnapshotReply]
     """Pins the current state under a name or an id until it expires or is deleted."""
     RenewSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.RenewSnapshotRequest, _admin_pb2.RenewSnapshotReply]
@@ -39,6 +43,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_admin_pb2.StatusRequest, _abc.Awaitable[_admin_pb2.StatusReply]],
     ) -> _abc.Awaitable[_admin_pb2.StatusReply]:
         """Tells what this process is and how it does."""
+
+    @_abc_1.abstractmethod
+    def Stats(
+        self,
+        request: _admin_pb2.StatsRequest,
+        context: _aio.ServicerContext[_admin_pb2.StatsRequest, _abc.Awaitable[_admin_pb2.StatsReply]],
+    ) -> _abc.Awaitable[_admin_pb2.StatsReply]:
+        """Tells which requests the processes of this server have sent to the object store: what the bill
+        of the store is made of.
+        """
 
     @_abc_1.abstractmethod
     def CreateSnapshot(

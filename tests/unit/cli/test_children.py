@@ -21,6 +21,7 @@ from shalekv.clock import Clock, LoopClock
 from shalekv.errors import Fenced
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import (
+    CasChoice,
     ChildrenSettings,
     CollectSettings,
     CompactorSettings,
@@ -30,6 +31,7 @@ from shalekv.settings import (
     LevelSettings,
     ServerSettings,
     ServeSettings,
+    StoreSettings,
 )
 
 QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=50)
@@ -46,6 +48,13 @@ OBEDIENT = (
     TELL + "tell('began', os.getpid())\nfor line in sys.stdin: tell(line.strip())\ntell('end')"
 )
 ENDS = TELL + "tell('began', os.getpid())\nsys.exit({code})"
+TELLS_SETTINGS = (
+    TELL
+    + """
+tell(*(f'{name}={value}' for name, value in os.environ.items() if name.startswith('SHALEKV_')))
+sys.stdin.read()
+"""
+)
 STUBBORN = (
     TELL
     + """
@@ -56,6 +65,8 @@ while True:
     time.sleep(1000)
 """
 )
+
+SECRET = "mysql://me:pass-word@there/database"
 
 
 class ShortLives(LoopClock):
@@ -132,13 +143,14 @@ async def beside(
     *,
     is_pressed: bool = False,
     clock: Clock | None = None,
+    secrets: Mapping[str, str] | None = None,
 ) -> None:
     """Run `program` as the compactor beside `serving`."""
 
     async def serve() -> None:
         await serving
 
-    command = ChildCommand(COMPACTOR, ["-c", program, str(told.path)])
+    command = ChildCommand(COMPACTOR, ["-c", program, str(told.path)], secrets or {})
     runtime = Runtime(clock or LoopClock(), Random(0), ThreadWorkers(1))
     children = Children([command], settings, runtime, is_pressed=lambda: is_pressed)
     await children.beside(serve())
@@ -257,6 +269,27 @@ def test_children_are_told_the_settings_of_their_server() -> None:
     assert read_back("collector", CollectSettings) == CollectSettings.model_validate(
         {"server": {"log_format": "json"}}
     )
+
+
+def test_no_secret_is_an_argument() -> None:
+    """Everybody can read arguments: what may hold a password goes by the environment."""
+    store = StoreSettings(cas=CasChoice.TWO_PHASE, records_url=SECRET)
+    for command in child_commands(SETTINGS.model_copy(update={"store": store})):
+        assert "two_phase" in command.argv
+        assert not any("pass-word" in argument for argument in command.argv)
+        assert command.secrets == {"SHALEKV_STORE__RECORDS_URL": SECRET}
+        assert "pass-word" not in repr(command)
+
+
+async def test_a_child_gets_its_secrets_and_no_other_setting(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By variables of its own environment; those of its server do not reach it."""
+    monkeypatch.setenv("SHALEKV_STORE__RECORDS_URL", "sqlite:///of-the-server")
+    monkeypatch.setenv("SHALEKV_STORE__THREADS", "3")
+    secrets = {"SHALEKV_STORE__RECORDS_URL": SECRET}
+    await beside(told.until(bool), told, TELLS_SETTINGS, secrets=secrets)
+    assert told.lines[0] == f"SHALEKV_STORE__RECORDS_URL={SECRET}"
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,14 @@ def test_a_wrong_value_is_told_by_its_file(tmp_path: Path) -> None:
     assert _problem(URL, file).startswith(f"{file}: server.log_level: ")
 
 
+def test_a_wrong_secret_is_not_told(tmp_path: Path) -> None:
+    """The problem is told by its name, without the value, which may hold a password."""
+    file = _file(tmp_path, "[store]\nrecords_url = ['mysql://me:pass-word@there/db']")
+    problem = _problem(URL, file)
+    assert problem.startswith(f"{file}: store.records_url: ")
+    assert "pass-word" not in problem
+
+
 def test_a_rule_of_a_whole_group_is_told_by_the_setting_that_it_is_about() -> None:
     """The check of HOST:PORT names --listen."""
     for listen in ("localhost", ":7654", "127.0.0.1:http", "127.0.0.1:65536"):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from shalekv.cli.catalog import settings_of
 from shalekv.cli.reference import PAGES, write_pages
+from shalekv.cli.serve import serve
 from shalekv.rpc.status import TABLE
 from shalekv.settings import ServeSettings
 
@@ -35,3 +36,13 @@ def test_pages_are_complete() -> None:
             assert f"`{name}" in PAGES["settings.md"]()
     for kind in TABLE:
         assert f"| `{kind.reason}` |" in PAGES["errors.md"]()
+
+
+def test_secrets_are_marked() -> None:
+    """The reference and --help say that a flag is no place for what may hold a password."""
+    secrets = [setting for setting in settings_of(ServeSettings) if setting.is_secret]
+    assert [setting.toml_key for setting in secrets] == ["store.records_url"]
+    _, entry = PAGES["settings.md"]().split("\n### records_url\n")
+    assert "| secret | " in entry.split("\n### ")[0]
+    text = " ".join(CliRunner().invoke(serve, ["--help"]).stdout.split())
+    assert "a secret: not as a flag, which `ps` shows; SHALEKV_STORE__RECORDS_URL" in text

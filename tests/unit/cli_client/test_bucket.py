@@ -25,7 +25,7 @@ from shalekv.format.sst_encode import encode_sst
 from shalekv.roles.database import create_database
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import StoreSettings
-from shalekv.store.url import open_store
+from shalekv.store.opening import open_store
 
 EPOCH = 7
 SST_ID = bytes.fromhex("0192f0c13a477aa08123456789abcdef")  # a UUID of version 7
@@ -51,7 +51,7 @@ def url(tmp_path: Path) -> str:
 async def _fill(place: str) -> None:
     workers = ThreadWorkers(1)
     runtime = Runtime(clock=LoopClock(), random=random.Random(5), workers=workers)
-    store = open_store(place, runtime)
+    store = open_store(place, runtime, StoreSettings())
     await create_database(store, runtime, StoreSettings())
     for wal_id, (points, ranges) in enumerate([([], []), (POINTS, RANGES), ([], [])]):
         name = wal_name(wal_id)

@@ -14,6 +14,7 @@ from shalekv.clock import LoopClock
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import Answer, Call
+from shalekv.roles.store_use import StorePlace, StoreUse
 from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.runtime import Runtime
@@ -69,7 +70,8 @@ class Serving:
         self.engine = engine
         self.kv = WriterKv(engine, limits, Runtime(clock, random, InlineWorkers()))
         memory = MemoryUse(MemoryBudget(0, {}))
-        self.admin = WriterAdmin(engine, settings, clock, memory, url=store.url, open_ms=12.7)
+        use = StoreUse(StorePlace(store.url), clock)
+        self.admin = WriterAdmin(engine, settings, clock, memory, use, url=store.url, open_ms=12.7)
 
     async def run(self) -> None:
         """Run the engine until it is closed or stopped."""

@@ -10,6 +10,7 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.errors import PageExpired
+from shalekv.roles import scans
 from shalekv.settings import KIB, MIB, LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.unit.engine.databases import Database
@@ -53,6 +54,18 @@ class Shedding:
         await anext(scan)
         return scan
 
+    async def read_when_compacted(self, scan: AsyncIterator[kv_pb2.ScanReply]) -> int:
+        """Take a message with each turn, from when its view keeps too much; how many come."""
+        memtable = self.engine.memtable
+        # Nobody is told of this, either.
+        while memtable.held_bytes <= self.engine.held_bytes_max:  # noqa: ASYNC110 - as said
+            await asyncio.sleep(0)
+        count = 0
+        async for _ in scan:
+            count += 1
+            await asyncio.sleep(0)
+        return count
+
     async def page(self, token: bytes = b"") -> kv_pb2.ScanReply:
         """One page of one entry."""
         (reply,) = await self.writer.scan(limit=1, page_token=token)
@@ -79,6 +92,30 @@ async def test_a_stalled_scan_is_ended_when_it_keeps_too_much() -> None:
         with pytest.raises(PageExpired):
             await gathered(scan)
         assert [key for key, _ in pairs(await it.writer.scan())] == keys(b"a") + keys(b"b")
+
+
+async def test_a_scan_that_goes_on_comes_to_its_end() -> None:
+    """A client that takes what was read gets all of it, though the view keeps too much."""
+    async with shedding() as it:
+        await it.fill(b"a")
+        await it.fill(b"b")
+        reading = asyncio.create_task(it.read_when_compacted(await it.stalled()))
+        await it.compact()
+        assert await reading == 2 * COUNT - 1
+        assert it.engine.memtable.held_bytes == 0
+
+
+async def test_a_scan_that_goes_on_for_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may take what was read, but not for longer than writes can wait."""
+    monkeypatch.setattr(scans, "GOING_ON_MS", 0)
+    async with shedding() as it:
+        await it.fill(b"a")
+        await it.fill(b"b")
+        reading = asyncio.create_task(it.read_when_compacted(await it.stalled()))
+        await it.compact()
+        with pytest.raises(PageExpired):
+            await reading
+        assert it.engine.memtable.held_bytes == 0
 
 
 async def test_what_keeps_little_is_left_alone() -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from shalekv.errors import InvalidUrl
+from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Exists
 from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryStore
-from shalekv.store.url import DatabaseUrl, FileUrl, MemoryUrl, open_store, parse_url
+from shalekv.store.opening import open_store
+from shalekv.store.url import BucketUrl, DatabaseUrl, FileUrl, MemoryUrl, Provider, parse_url
 from tests.unit.store.inline_runtime import inline_runtime
 
 SECRET = "hunter2"
@@ -28,6 +30,11 @@ SECRET = "hunter2"
         ("file:///a@b:c", FileUrl(Path("/a@b:c"))),
         ("file:///caf%C3%A9", FileUrl(Path("/café"))),
         ("memory://trial", MemoryUrl("trial")),
+        ("s3://bucket", BucketUrl(Provider.S3, "bucket", "")),
+        ("s3://bucket/", BucketUrl(Provider.S3, "bucket", "")),
+        ("s3://my.bucket-1//a/b%20c/", BucketUrl(Provider.S3, "my.bucket-1", "a/b c")),
+        ("gs://bucket_2/db", BucketUrl(Provider.GOOGLE, "bucket_2", "db")),
+        ("az://container/db", BucketUrl(Provider.AZURE, "container", "db")),
         ("memory://Trial-2.b_c", MemoryUrl("Trial-2.b_c")),
     ],
 )
@@ -70,9 +77,14 @@ def test_good_urls(text: str, expected: DatabaseUrl) -> None:
         ("memory://a:1", "is not a name"),
         ("memory://.a", "is not a name"),
         ("memory://" + 64 * "a", "63"),
-        ("s3://bucket/db", "Amazon S3) is not supported by this version"),
-        ("gs://bucket/db", "Google Cloud Storage) is not supported by this version"),
-        ("az://container/db", "Azure Blob Storage) is not supported by this version"),
+        ("s3://", "names no bucket"),
+        ("s3:///folder", "names no bucket"),
+        ("gs://b/folder", "is not the name of a bucket"),
+        ("s3://127.0.0.1:9000/bucket", "--endpoint-url"),
+        ("az://bucket/caf%C3%A9", "ASCII"),
+        ("s3://bucket/" + 401 * "a", "400"),
+        ("s3://bucket/a/../b", "'..'"),
+        ("s3://bucket/100%", "%25"),
         ("http://example.com/db", "http:// is not a kind of store"),
         ("://data", "not a kind of store"),
         ("file://[::1", "cannot be read"),
@@ -104,12 +116,20 @@ def test_secrets_are_refused_and_not_repeated(text: str) -> None:
     assert SECRET not in str(raised.value)
 
 
+@pytest.mark.parametrize("text", ["s3://bucket", "gs://bucket/a/b%20c", "az://container/x"])
+def test_a_bucket_url_leads_to_itself(text: str) -> None:
+    """What a bucket URL is shown as is the URL that leads there."""
+    url = parse_url(text)
+    assert str(url) == text
+    assert parse_url(str(url)) == url
+
+
 async def test_a_file_url_opens_a_folder(tmp_path: Path) -> None:
     """A folder of any name is opened, and the store's URL leads to it again."""
     folder = tmp_path / "100% of a?b#c é"
     store = LocalStore(folder, inline_runtime())
     await store.create("wal/1", b"x")
-    again = open_store(store.url, inline_runtime(1))
+    again = open_store(store.url, inline_runtime(1), StoreSettings())
     assert isinstance(again, LocalStore)
     assert again.url == store.url
     assert (await again.get("wal/1")).data == b"x"
@@ -118,16 +138,16 @@ async def test_a_file_url_opens_a_folder(tmp_path: Path) -> None:
 
 def test_opening_touches_nothing(tmp_path: Path) -> None:
     """To open a store makes no folder: a mistyped URL leaves no trace."""
-    open_store(f"file://{tmp_path}/none", inline_runtime())
+    open_store(f"file://{tmp_path}/none", inline_runtime(), StoreSettings())
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_memory_name_is_one_database() -> None:
     """A name opened twice in a process is one database, another name another one."""
     runtime = inline_runtime()
-    first = open_store("memory://test-url-one", runtime)
-    again = open_store("memory://test-url-one", runtime)
-    other = open_store("memory://test-url-two", runtime)
+    first = open_store("memory://test-url-one", runtime, StoreSettings())
+    again = open_store("memory://test-url-one", runtime, StoreSettings())
+    other = open_store("memory://test-url-two", runtime, StoreSettings())
     assert isinstance(first, MemoryStore)
     assert await first.create("wal/1", b"x") == Created()
     await first.close()

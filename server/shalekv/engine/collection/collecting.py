@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from shalekv.core.collectable import Folder, Listed
 from shalekv.core.expiry import expire, has_expired, is_edit_needed
@@ -18,12 +18,14 @@ from shalekv.core.retention import Cutoffs, Pins, Retention, first_kept_wal_id
 from shalekv.engine.collection.active import ActiveManifests, unless_overtaken
 from shalekv.engine.collection.deleting import Deleter
 from shalekv.engine.collection.fences import Fences
-from shalekv.engine.collection.listing import list_objects
+from shalekv.engine.collection.listing import as_listed, is_ours, list_objects
 from shalekv.engine.collection.plan import Judged, Plan, Report
 from shalekv.engine.editing import edit_deadline
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import CollectorSettings
+from shalekv.store.api import IsCollected, ObjectInfo
 from shalekv.store.cas import CasStore
+from shalekv.store.requests import RequestCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class Collecting:
         """Of the database, without credentials."""
         return self._store.url
 
+    @property
+    def sent(self) -> RequestCounts:
+        """What was sent to its store so far."""
+        return self._store.sent
+
     async def plan(self) -> Plan:
         """What `collect` would do now. Raises as it does, and changes nothing."""
 
@@ -71,13 +78,17 @@ class Collecting:
         return await unless_overtaken(self._store, self._collect)
 
     async def _collect(self, stored: StoredManifest) -> Report:
+        # What a create has half done is whole before the listing: its parts are no garbage then.
+        await self._store.recover()
         look = await self._look(stored)
         plan = look.plan
+        stored.check_cas_mode(plan.manifest)
         if plan.is_edit_needed:
             published = await self._publish(stored, look)
             judged = await self._judge(published, look.listing, look.cutoffs)
             plan = replace(plan, manifest=published, objects=judged)
         await self._deleter.delete(each.name for each in plan.doomed)
+        await self._store.recover(await self._is_collected(plan.manifest, look))
         return Report.on(plan)
 
     async def _look(self, stored: StoredManifest) -> _Look:
@@ -111,6 +122,17 @@ class Collecting:
                 partial(expire, now_s=now_s, cutoff_ms=cutoff_ms),
                 partial(has_expired, now_s=now_s, cutoff_ms=cutoff_ms),
             )
+
+    async def _is_collected(self, manifest: Manifest, look: _Look) -> IsCollected:
+        """Tells of the name of an object that is not there whether the rules let it go."""
+        pins = await self._active.pins(manifest, look.listing)
+        retention = cache(lambda: Retention(manifest, pins, look.cutoffs))  # few stores ask
+
+        def is_collected(name: str) -> bool:
+            gone = ObjectInfo(name, size_bytes=0, modified_ms=0)
+            return is_ours(name) and retention().judge(as_listed(gone)).goes
+
+        return is_collected
 
     async def _judge(
         self, manifest: Manifest, listing: Sequence[Listed], cutoffs: Cutoffs

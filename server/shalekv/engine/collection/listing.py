@@ -16,18 +16,21 @@ _FOLDERS = {
 
 async def list_objects(store: CasStore) -> list[Listed]:
     """Every object, in the order in which garbage is deleted: by folder, then by name."""
-    return [
-        _listed(folder, info)
-        for prefix, folder in _FOLDERS.items()
-        async for info in store.reads.list(prefix)
-    ]
+    return [as_listed(info) for prefix in _FOLDERS async for info in store.reads.list(prefix)]
 
 
-def _listed(folder: Folder, info: ObjectInfo) -> Listed:
+def is_ours(name: str) -> bool:
+    """Whether this is a name that we give."""
+    parsers = (names.parse_manifest_name, names.parse_wal_name, names.parse_level_name)
+    return any(parse(name) is not None for parse in parsers)
+
+
+def as_listed(info: ObjectInfo) -> Listed:
+    """An object below one of the three folders, as the rules judge it."""
     name = info.name
     number = names.parse_manifest_name(name)
     return Listed(
-        folder=folder,
+        folder=_FOLDERS[f"{name.partition('/')[0]}/"],
         name=name,
         size_bytes=info.size_bytes,
         modified_ms=info.modified_ms,

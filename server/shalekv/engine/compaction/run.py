@@ -101,6 +101,7 @@ class Compactions:
             reason=job.reason,
             read_bytes=ran.read_bytes,
             written_bytes=ran.written_bytes,
+            requests_so_far=self._store.sent.total,  # jobs overlap: there is no number of one
             ms=round(clock.monotonic_ms() - began_ms),
         )
         return ran.result

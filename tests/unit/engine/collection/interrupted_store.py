@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from shalekv.store.api import (
     NO_METADATA,
     CreateOutcome,
+    IsCollected,
     ObjectInfo,
     ObjectStore,
+    Recovered,
     StoredObject,
+    nothing_is_collected,
 )
 
 Interruption = Callable[[int], Awaitable[None]]
@@ -23,6 +26,8 @@ class InterruptedStore(ObjectStore):
 
     def __init__(self, inner: ObjectStore, before: Interruption) -> None:
         self.url = inner.url
+        self.sent = inner.sent
+        self.cas_mode = inner.cas_mode
         self._inner = inner
         self._before = before
         self.requests = 0
@@ -65,6 +70,10 @@ class InterruptedStore(ObjectStore):
     async def now_ms(self) -> int:
         await self._request()
         return await self._inner.now_ms()
+
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        await self._request()
+        return await self._inner.recover(is_collected)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.store.api import ObjectInfo
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
+from shalekv.store.requests import RequestKind
 from tests.unit.engine.collection.ground import AGE_S, TTL_S, Ground
 
 
@@ -66,27 +68,22 @@ async def test_young_garbage_stays_until_it_is_old() -> None:
 
 
 async def test_idle_database_is_left_alone() -> None:
-    """When nothing is left to delete, collections cost five requests, edit nothing, and end so."""
+    """When nothing is left to delete, collections cost six requests, edit nothing, and end so."""
     ground = await compacted()
-    counting = CountingStore(ground.store)
-    collecting = ground.collecting(counting)
+    collecting = ground.collecting()
     for _ in range(3):
         ground.pass_time()
         await collecting.collect()
     settled = ground.names()
-    before = {operation: count.requests for operation, count in counting.counts.items()}
+    before = Counter(ground.store.sent.by_kind)
     for _ in range(5):
         ground.pass_time()
         report = await collecting.collect()
         assert (report.deleted_objects, report.is_edited) == (0, False)
+    spent = Counter(ground.store.sent.by_kind) - before
     assert ground.names() == settled == await ground.needed()
-    spent = {op: count.requests - before[op] for op, count in counting.counts.items()}
-    # The clock; three folders, and manifests again; the current manifest.
-    assert spent == dict.fromkeys(Operation, 0) | {
-        Operation.NOW_MS: 5,
-        Operation.LIST: 5 * 4,
-        Operation.GET: 5,
-    }
+    # The clock and the current manifest; three folders, and manifests again.
+    assert spent == {RequestKind.READ: 5 * 2, RequestKind.LIST: 5 * 4}
 
 
 async def test_leased_objects_stay() -> None:

@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from shalekv.store.api import (
     NO_METADATA,
     CreateOutcome,
+    IsCollected,
     ObjectInfo,
     ObjectStore,
+    Recovered,
     StoredObject,
+    nothing_is_collected,
 )
 
 Act = Callable[[str, str], Awaitable[None]]  # operation, name of the object or folder
@@ -24,6 +27,8 @@ class InterposedStore(ObjectStore):
 
     def __init__(self, inner: ObjectStore, before: Act = nothing, after: Act = nothing) -> None:
         self.url = inner.url
+        self.sent = inner.sent
+        self.cas_mode = inner.cas_mode
         self._inner = inner
         self.before = before
         self.after = after
@@ -70,6 +75,9 @@ class InterposedStore(ObjectStore):
         now_ms = await self._inner.now_ms()
         await self.after("now_ms", "")
         return now_ms
+
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        return await self._inner.recover(is_collected)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -1,0 +1,67 @@
+"""`shalekv health`: whether a server serves, for what watches over containers."""
+
+from __future__ import annotations
+
+import os
+
+import click
+import grpc
+from grpc_health.v1 import health_pb2
+
+from shalekv.cli.connection import Target, target_options
+
+NOT_SERVING = 1  # the one code of failure that Docker knows; 2 is reserved there
+_CHECK = "/grpc.health.v1.Health/Check"
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+
+# As a client connects: directly, whatever the environment says about the web.
+_OPTIONS = (("grpc.enable_http_proxy", 0),)
+
+_HELP = """Tell whether a server serves: what its gRPC health service says of it as a whole.
+
+A writer that is opening its database, that shuts down or that was fenced does not serve. Compactor
+and collector have no port and no such answer: they are well as long as their process runs.
+
+\b
+Examples:
+  shalekv health
+  shalekv health --addr 10.0.0.5:7654 --timeout-ms 2000 || echo down
+"""
+
+_EXIT_CODES = """\b
+Exit codes:
+    0  it serves
+    1  it does not, or nobody answers there
+    2  an argument is wrong
+"""
+
+
+@click.command(help=_HELP, epilog=_EXIT_CODES)
+@target_options
+def health(*, target: Target) -> None:
+    """Ask, and print the answer."""
+    # The core of gRPC writes lines of its own to stderr; what follows tells what there is to know.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        answer = _ask(target).status
+    except grpc.RpcError as error:
+        # Which it has, as a call that failed; the type of what is raised does not say so.
+        problem = getattr(error, "details", str)()
+        click.echo(f"Error: {target.address}: {problem or 'no answer'}", err=True)
+        raise SystemExit(NOT_SERVING) from None
+    click.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(answer))
+    if answer != _SERVING:
+        raise SystemExit(NOT_SERVING)
+
+
+def _ask(target: Target) -> health_pb2.HealthCheckResponse:
+    with grpc.insecure_channel(target.address, options=_OPTIONS) as channel:
+        check = channel.unary_unary(
+            _CHECK,
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        reply: health_pb2.HealthCheckResponse = check(
+            health_pb2.HealthCheckRequest(), timeout=target.timeout_ms / 1_000
+        )
+    return reply

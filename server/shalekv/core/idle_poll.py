@@ -1,0 +1,23 @@
+"""How long to wait between two looks at something that may not change for days."""
+
+from __future__ import annotations
+
+
+class IdlePoll:
+    """Waits that double from `first_ms` to `longest_ms` while every look sees the same.
+
+    So what happens is noticed soon while something happens, and an idle database costs little.
+    """
+
+    def __init__(self, first_ms: float, longest_ms: float) -> None:
+        """`longest_ms` below `first_ms` means `first_ms`."""
+        self._first_ms = first_ms
+        self._longest_ms = max(first_ms, longest_ms)
+        self._seen: object = None
+        self.wait_ms = first_ms
+
+    def look(self, seen: object) -> None:
+        """Set `wait_ms` after a look at what is now `seen`."""
+        is_idle = seen == self._seen
+        self._seen = seen
+        self.wait_ms = min(2 * self.wait_ms, self._longest_ms) if is_idle else self._first_ms

@@ -1,0 +1,1 @@
+"""Google Cloud Storage and Azure Blob Storage, by way of obstore."""

@@ -1,0 +1,145 @@
+"""What a failed request to Google or Azure came to.
+
+obstore has few classes of errors: a list without permission, a range behind the end and a server
+that is down are all `GenericError`, and a 409 of whatever meaning is `AlreadyExistsError`. What
+really happened stands in the text: the message, and behind "Debug source:" the error as Rust
+prints it, where each field has a line of its own. Names and replies are quoted there, line ends
+and all, so that nothing in them passes for a field.
+
+None of that text goes into our errors, for it shows addresses and replies, in which tokens and
+signatures may stand: only the status and the store's word for the problem do.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from obstore.exceptions import InvalidPathError
+
+from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
+from shalekv.store.api import Exists, Unknown
+
+# A field of Rust's text. The first `kind` is obstore's own, what it holds has others.
+_STATUS = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
+_KIND = re.compile(r"^ +kind: (\w+),$", re.MULTILINE)
+_TOKEN = re.compile(r"^ +source: (?:Token\w+|FederatedTokenFile|AzureCli\w*)\b", re.MULTILINE)
+_START_TOO_LARGE = re.compile(r"^ +source: StartTooLarge\b", re.MULTILINE)
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>|\\\"(?:reason|error)\\\": ?\\\"(\w{1,64})\\\"")
+
+_NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound", "ResourceNotFound"})
+_READS_OF_ONE = frozenset({"get", "get_range", "head"})
+_REFUSED_FROM, _REFUSED_BELOW = 300, 500
+_PASSING = frozenset({408, 409, 412, 429})  # of those in between: time may mend them
+
+_CLOCK = " and this machine's clock"
+_BAD_NAME = "InvalidPath"
+_SILENCES = {
+    _BAD_NAME: "obstore takes no names with empty, '.' or '..' parts, and an object of another "
+    "program has one: remove it with the provider's own tools",
+    "Connect": "no connection could be made: check the endpoint and the network",
+    "Timeout": "there was no answer in time",
+    "Interrupted": "the connection was cut",
+    "Request": "the connection was closed before the answer",
+}
+_SENT_ON = "it sends on to another address: check the endpoint"
+_ADVICE = {
+    400: f"check the bucket's name, the endpoint, the credentials{_CLOCK}",
+    401: f"the credentials are missing, wrong or expired: check them{_CLOCK}",
+    403: f"the credentials are wrong or expired, or lack a permission: check them{_CLOCK}",
+    404: "there is no such bucket, or no such account: check the URL and the endpoint",
+    429: "too many requests: the store asks for fewer",
+    503: "the store is busy: it asks for fewer requests",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed request."""
+
+    status: int | None = None  # of the reply; None: there was none
+    code: str = ""  # what the store calls the problem
+    kind: str = ""  # of what went wrong on the way, as obstore calls it
+    is_of_token: bool = False  # it was the request for a token: that for the object was not sent
+
+    @property
+    def is_refusal(self) -> bool:
+        """Somebody has to mend something before a repetition can help."""
+        if self.kind == _BAD_NAME:
+            return True
+        if self.is_of_token and self.status is None:
+            return self.kind == ""  # no request: a file or a program that cannot be read
+        if self.status is None or self.status in _PASSING:
+            return False
+        return _REFUSED_FROM <= self.status < _REFUSED_BELOW
+
+    @property
+    def is_of_object(self) -> bool:
+        """It is the object that was not found, and not the bucket."""
+        if self.status != HTTPStatus.NOT_FOUND or self.is_of_token:
+            return False
+        return self.code not in _NO_BUCKET
+
+    @property
+    def is_behind_the_end(self) -> bool:
+        """The object is there, and the range begins behind its end."""
+        return self.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and not self.is_of_token
+
+    @property
+    def problem(self) -> str:
+        """What to tell, without secrets."""
+        if self.status is None:
+            what = _SILENCES.get(self.kind, f"the connection failed ({self.kind or 'no detail'})")
+        else:
+            what = f"the answer was {self.status} {self.code}".rstrip()
+        if self.is_of_token:
+            return f"no token could be had for the store: {what}; check the credentials{_CLOCK}"
+        is_sent_on = self.status is not None and self.status < HTTPStatus.BAD_REQUEST
+        advice = _SENT_ON if is_sent_on else _ADVICE.get(self.status or 0, "")
+        return f"{what}: {advice}" if advice else what
+
+
+def read_failure(error: Exception) -> Failure:
+    """What obstore's `error` tells."""
+    if isinstance(error, TimeoutError):
+        return Failure(kind="Timeout")
+    if isinstance(error, (InvalidPathError, ValueError)):
+        return Failure(kind=_BAD_NAME)
+    _, is_there, source = str(error).rpartition("\nDebug source:\n")
+    fields, _, body = source.partition("body: Some(") if is_there else ("", "", "")
+    status = _STATUS.search(fields)
+    kind = _KIND.search(fields)
+    code = _CODE.search(body)
+    found = Failure(
+        int(status[1]) if status else None,
+        (code[1] or code[2]) if code else "",
+        kind[1] if kind and not status else "",
+        _TOKEN.search(fields) is not None,
+    )
+    if isinstance(error, FileNotFoundError) and found.status is None:
+        return Failure(HTTPStatus.NOT_FOUND)  # of one object in a batch
+    if _START_TOO_LARGE.search(fields):
+        # Azurite sends an empty part where it should refuse, and obstore refuses that.
+        return Failure(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+    return found
+
+
+def create_outcome(failure: Failure) -> Exists | Unknown | None:
+    """What a failed create came to; None: nothing was created, so raise `store_error`."""
+    if failure.is_of_token or failure.kind == "Connect":
+        return None
+    is_azures = failure.status == HTTPStatus.CONFLICT and failure.code == "BlobAlreadyExists"
+    if is_azures or failure.status == HTTPStatus.PRECONDITION_FAILED:
+        return Exists()
+    if failure.status == HTTPStatus.TOO_MANY_REQUESTS or failure.is_refusal:
+        return None
+    return Unknown(failure.problem)
+
+
+def store_error(failure: Failure, store: str, operation: str, name: str) -> StoreError:
+    """The error to raise for a failed request."""
+    if failure.is_of_object and operation in _READS_OF_ONE:
+        return ObjectNotFound(store, operation, name, "no object has this name")
+    kind = StoreRefused if failure.is_refusal else StoreUnavailable
+    return kind(store, operation, name, failure.problem)

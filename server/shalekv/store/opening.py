@@ -1,0 +1,55 @@
+"""Opens the store at a URL, with the compare-and-swap that the settings choose.
+
+What a kind of store needs is imported when one is opened: a process on a folder loads no client
+of any cloud.
+"""
+
+from __future__ import annotations
+
+import time
+
+from shalekv.errors import InvalidSetting
+from shalekv.runtime import Runtime
+from shalekv.settings import CasChoice, StoreSettings
+from shalekv.store.api import ObjectStore, PlainStore
+from shalekv.store.local import LocalStore
+from shalekv.store.memory import MemoryStore, named_objects
+from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, Provider, parse_url
+
+
+def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
+    """The store at `url`. It is not touched yet; raises `InvalidUrl` and `InvalidSetting`."""
+    store = _open(url, runtime, settings)
+    if settings.cas is CasChoice.NATIVE:
+        if settings.records_url:
+            raise InvalidSetting("records_url is for --cas two_phase alone")
+        return store
+    if not isinstance(store, PlainStore):
+        raise InvalidSetting(
+            f"{store.url} has conditional writes: --cas two_phase is for s3:// stores without them"
+        )
+    from shalekv.store.two_phase.opening import open_records  # noqa: PLC0415  (see above)
+    from shalekv.store.two_phase.store import TwoPhaseStore  # noqa: PLC0415
+
+    return TwoPhaseStore(store, open_records(runtime, settings), runtime)
+
+
+def _open(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
+    match parse_url(url):
+        case FileUrl(path):
+            return LocalStore(path, runtime)
+        case MemoryUrl(name):
+            return MemoryStore(_wall_clock_ms, name=name, objects=named_objects(name))
+        case BucketUrl(provider=Provider.S3) as place:
+            from shalekv.store.s3.store import S3Store  # noqa: PLC0415
+
+            return S3Store(place, runtime, settings)
+        case BucketUrl() as place:
+            from shalekv.store.obstores.opening import open_bucket  # noqa: PLC0415
+
+            return open_bucket(place, runtime, settings)
+
+
+def _wall_clock_ms() -> int:
+    # The clock of a store, and not of what runs on it: that waits on `runtime.clock`.
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,1 @@
+"""S3, and the servers and services that speak its protocol."""

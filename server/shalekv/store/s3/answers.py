@@ -1,0 +1,201 @@
+"""What became of a request that did not succeed, and what its user can do about it.
+
+The problem is told in words of our own: a server's message may hold the key, and the headers of
+a request do hold signatures and tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
+from shalekv.store.s3.advice import REFUSALS, Place, refusal
+
+# All that botocore and aiohttp raise when a request fails.
+FAILURES = (
+    boto.BotoCoreError,
+    boto.ClientError,
+    ResponseParserError,
+    aiohttp.ClientError,
+    asyncio.TimeoutError,
+    OSError,
+)
+
+
+class Verdict(enum.Enum):
+    """What is known of the request."""
+
+    ABSENT = "absent"  # no object has the name
+    EXISTS = "exists"  # the condition did not hold
+    BEHIND_THE_END = "behind the end"  # the object is there, and has no such range
+    NOT_APPLIED = "not applied"  # it was not sent, or could not be: it may pass
+    UNCERTAIN = "uncertain"  # it may have been applied, or may be yet
+    REFUSED = "refused"  # not applied, and it will not pass by itself
+
+
+# Raised before anything is sent, until somebody mends the configuration.
+_CONFIGURATION = (
+    boto.ConfigNotFound,
+    boto.ConfigParseError,
+    boto.InvalidConfigError,
+    boto.InvalidRegionError,
+    boto.NoAuthTokenError,
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.ProfileNotFound,
+    boto.SSOError,
+    boto.TokenRetrievalError,
+    boto.UnknownCredentialError,
+)
+_CREDENTIALS_LATER = (boto.CredentialRetrievalError, boto.MetadataRetrievalError)
+_CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+# 4xx that may pass: the request came broken, late, too often, or beside another one.
+_PASSING_CODES = frozenset(
+    "BadDigest ConditionalRequestConflict IncompleteBody OperationAborted RequestThrottled "
+    "RequestTimeout RequestTimeoutException SlowDown Throttling ThrottlingException "
+    "TooManyRequests XAmzContentChecksumMismatch XAmzContentSHA256Mismatch".split()
+)
+_PASSING_STATUSES = frozenset({408, 409, 425, 429})
+_NOT_IMPLEMENTED = 501
+_TOKEN = re.compile(r"[A-Za-z0-9+/=_%-]{16,}")  # may be a key, a signature or a part of a query
+_MESSAGE_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A verdict and its reason."""
+
+    verdict: Verdict
+    problem: str
+
+    def error(self, store: str, operation: str, name: str) -> StoreError:
+        """What a caller is told who cannot use the verdict itself."""
+        match self.verdict:
+            case Verdict.ABSENT:
+                return ObjectNotFound(store, operation, name, "no object has this name")
+            case Verdict.REFUSED | Verdict.BEHIND_THE_END:
+                return StoreRefused(store, operation, name, self.problem)
+            case Verdict.NOT_APPLIED | Verdict.UNCERTAIN | Verdict.EXISTS:
+                return StoreUnavailable(store, operation, name, self.problem)
+
+
+class Failed(Exception):
+    """A request did not succeed."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.problem)
+        self.failure = failure
+
+
+def judge(error: Exception, place: Place, operation: str) -> Failure:
+    """What `error`, one of `FAILURES`, says of a request of `operation`."""
+    if isinstance(error, boto.ClientError):
+        return judge_reply(error.response, place, operation)
+    if isinstance(error, _CONFIGURATION):
+        problem = (
+            f"no request could be sent: {_named(error)}. Set the credentials and the region of "
+            f"{place} in the environment or in AWS's files, or use --anonymous"
+        )
+        return Failure(Verdict.REFUSED, problem)
+    if isinstance(error, _CREDENTIALS_LATER):
+        return Failure(Verdict.NOT_APPLIED, f"the source of credentials failed: {_named(error)}")
+    return _judge_connection(error, place)
+
+
+def _judge_connection(error: Exception, place: Place) -> Failure:
+    cause = _cause(error)
+    if isinstance(cause, aiohttp.ClientConnectorCertificateError):
+        problem = f"the certificate of {place.endpoint} is not trusted: see AWS_CA_BUNDLE"
+        return Failure(Verdict.REFUSED, problem)
+    if isinstance(error, (boto.ConnectTimeoutError, aiohttp.ConnectionTimeoutError)):
+        problem = f"no connection to {place.endpoint} in time: is it up, and is this its address?"
+        return Failure(Verdict.NOT_APPLIED, problem)
+    if isinstance(error, boto.ProxyConnectionError) or isinstance(cause, _CONNECTING):
+        os_error = getattr(cause, "os_error", None)
+        reason = getattr(os_error, "strerror", None) or _named(cause)
+        problem = f"cannot connect to {place.endpoint}: {reason}. Is it up, and its address right?"
+        return Failure(Verdict.NOT_APPLIED, problem)
+    if isinstance(error, (boto.ReadTimeoutError, asyncio.TimeoutError)):
+        return Failure(Verdict.UNCERTAIN, f"{place.endpoint} did not answer in time")
+    return Failure(Verdict.UNCERTAIN, f"{place.endpoint} broke off the request: {_named(cause)}")
+
+
+def judge_reply(reply: Mapping[str, Any], place: Place, operation: str) -> Failure:
+    """What an error that the store answered says, `reply` being as botocore parses it."""
+    details = reply.get("Error", {})
+    metadata = reply.get("ResponseMetadata", {})
+    code = str(details.get("Code", ""))
+    status = int(metadata.get("HTTPStatusCode", 0))
+    if code == "RequestTimeTooSkewed":
+        return Failure(Verdict.REFUSED, _skew(metadata.get("HTTPHeaders", {})))
+    if code in REFUSALS:
+        region = details.get("Region") or metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
+        return Failure(Verdict.REFUSED, refusal(code, place, operation, region))
+    return _judge_status(status, code, str(details.get("Message", "")), place, operation)
+
+
+def judge_part(details: Mapping[str, Any], place: Place, operation: str) -> Failure:
+    """What an error about one object of many says, in a reply that is a success as a whole."""
+    code = str(details.get("Code", ""))
+    if code in REFUSALS:
+        return Failure(Verdict.REFUSED, refusal(code, place, operation))
+    verdict = Verdict.ABSENT if code == "NoSuchKey" else Verdict.UNCERTAIN
+    return Failure(verdict, f"{place.endpoint} answered {code}")
+
+
+def _judge_status(status: int, code: str, message: str, place: Place, operation: str) -> Failure:
+    told = f"{place.endpoint} answered {status}" + (f" {code}" if code != str(status) else "")
+    if status == 412:  # noqa: PLR2004 - the numbers of HTTP are their names
+        return Failure(Verdict.EXISTS, told)
+    if status == 404:  # noqa: PLR2004
+        return Failure(Verdict.ABSENT, told)
+    if status == 416:  # noqa: PLR2004
+        return Failure(Verdict.BEHIND_THE_END, told)
+    if code in _PASSING_CODES or status in _PASSING_STATUSES or 300 <= status < 400:  # noqa: PLR2004
+        return Failure(Verdict.UNCERTAIN, told)
+    if status == _NOT_IMPLEMENTED:
+        problem = (
+            f"{told}: it lacks what {operation} needs. A store without conditional writes is used "
+            "with --cas two_phase"
+        )
+        return Failure(Verdict.REFUSED, problem)
+    if status in {401, 403}:
+        return Failure(Verdict.REFUSED, f"{told}. {refusal('AccessDenied', place, operation)}")
+    if 400 <= status < 500:  # noqa: PLR2004
+        said = _TOKEN.sub("***", message)[:_MESSAGE_CHARACTERS]
+        return Failure(Verdict.REFUSED, f"{told}: {said}" if said else told)
+    return Failure(Verdict.UNCERTAIN, told)
+
+
+def _skew(headers: Mapping[str, str]) -> str:
+    try:
+        store_s = parsedate_to_datetime(headers.get("date", "")).timestamp()
+    except ValueError:
+        return "the clock of this machine is wrong by too much for the store: set it, as NTP does"
+    # The clock that signed: botocore takes the same one.
+    ahead_s = round(time.time() - store_s)
+    side = "ahead of" if ahead_s > 0 else "behind"
+    return f"the clock of this machine is {abs(ahead_s)} s {side} the store's: set it, as NTP does"
+
+
+def _cause(error: Exception) -> Exception:
+    """What aiohttp raised, where botocore hides it."""
+    inner = getattr(error, "kwargs", {}).get("error")
+    return inner if isinstance(inner, Exception) else error
+
+
+def _named(error: Exception) -> str:
+    """The kind of an error; its text may hold what a URL or a process has said."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()

@@ -1,0 +1,185 @@
+"""botocore's client, set up the way stores need it and shared by all stores of a process.
+
+One client for a configuration and event loop: its pool bounds the connections of the process, and
+credentials are fetched once. It is made when the first request needs it and closed with the last
+store that used it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+from botocore import UNSIGNED
+from botocore.loaders import Loader, create_loader
+
+from shalekv.errors import InvalidSetting
+from shalekv.runtime import Workers
+from shalekv.settings import StoreSettings
+from shalekv.store.s3.headers import register_headers
+from shalekv.store.s3.wire import OneAttempt, kept_alive_socket
+
+if TYPE_CHECKING:
+    from types_aiobotocore_s3.client import S3Client
+
+DEFAULT_REGION = "us-east-1"
+IDLE_S = 12.0  # how long a connection is kept: Amazon closes what is idle for some 20 seconds
+
+# botocore looks at AWS_DEFAULT_REGION alone; every other kit of Amazon's knows AWS_REGION.
+_REGION_VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """What tells clients apart."""
+
+    endpoint_url: str
+    region: str
+    path_style: bool
+    anonymous: bool
+    connections_max: int
+    connect_timeout_ms: int
+    request_timeout_ms: int
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> ClientOptions:
+        """Those in `settings`; raises `InvalidSetting`."""
+        _check_endpoint(settings.endpoint_url)
+        return cls(
+            endpoint_url=settings.endpoint_url.rstrip("/"),
+            region=settings.region,
+            path_style=settings.path_style,
+            anonymous=settings.anonymous,
+            connections_max=settings.connections_max,
+            connect_timeout_ms=settings.connect_timeout_ms,
+            request_timeout_ms=settings.request_timeout_ms,
+        )
+
+
+def _check_endpoint(endpoint_url: str) -> None:
+    if not endpoint_url:
+        return
+    try:
+        parts = urlsplit(endpoint_url)
+        is_server = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number
+        raise InvalidSetting("endpoint_url is not a URL: write https://HOST:PORT") from None
+    if "@" in parts.netloc:
+        raise InvalidSetting(
+            "endpoint_url has credentials in it, and it stands in logs: take them from the "
+            "environment"
+        )
+    if not is_server or parts.query or parts.fragment:
+        raise InvalidSetting(f"endpoint_url {endpoint_url!r}: write https://HOST:PORT")
+
+
+class SharedClient:
+    """A client, how many stores use it, and the latest time that its servers told."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        """Nothing is opened yet."""
+        self.options = options
+        self.users = 0
+        self.latest_ms = 0
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._client: S3Client | None = None
+
+    async def opened(self, workers: Workers) -> S3Client:
+        """The client. Whoever comes first opens it, the others wait for that."""
+        if self._client is None:
+            async with self._opening:
+                if self._client is None:
+                    self._client = await self._open(workers)
+        return self._client
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._stack.aclose()
+
+    async def _open(self, workers: Workers) -> S3Client:
+        keep_secrets_out_of_logs()
+        session = AioSession(session_vars=_REGION_VARIABLES)
+        # A third of a second of reading JSON, which would hold up everything else here.
+        await workers.run(_read_models, session)
+        region = self.options.region or session.get_config_variable("region") or DEFAULT_REGION
+        client: S3Client = await self._stack.enter_async_context(
+            session.create_client(
+                "s3",
+                region_name=region,
+                endpoint_url=self.options.endpoint_url or None,
+                config=_config(self.options),
+            )
+        )
+        register_headers(client)
+        return client
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ClientOptions, SharedClient]]
+_shared = WeakKeyDictionary()
+
+
+def lease(options: ClientOptions) -> SharedClient:
+    """The client of this process for `options`; to be given back by `give_back`."""
+    clients = _shared.setdefault(asyncio.get_running_loop(), {})
+    client = clients.setdefault(options, SharedClient(options))
+    client.users += 1
+    return client
+
+
+async def give_back(client: SharedClient) -> None:
+    """The end of a lease, which closes the client if it was the last."""
+    client.users -= 1
+    if client.users == 0:
+        del _shared[asyncio.get_running_loop()][client.options]
+        await client.close()
+
+
+def keep_secrets_out_of_logs() -> None:
+    """Below INFO, botocore logs requests with their signatures and tokens: that is never wanted."""
+    for name in ("botocore", "aiobotocore"):
+        logger = logging.getLogger(name)
+        if logger.getEffectiveLevel() < logging.INFO:
+            logger.setLevel(logging.INFO)
+
+
+@cache
+def _models() -> Loader:
+    """What botocore knows of Amazon's services: read once in a process."""
+    return create_loader()
+
+
+def _read_models(session: AioSession) -> None:
+    session.register_component("data_loader", _models())
+    session.warm_up_loader_caches("s3")  # type: ignore[attr-defined]  # the stubs lack it
+
+
+def _config(options: ClientOptions) -> AioConfig:
+    extra: dict[str, Any] = {"signature_version": UNSIGNED} if options.anonymous else {}
+    return AioConfig(
+        connect_timeout=options.connect_timeout_ms / 1000.0,
+        read_timeout=options.request_timeout_ms / 1000.0,
+        max_pool_connections=options.connections_max,
+        # Repeating is decided above the store, where each attempt is signed and counted anew.
+        retries={"mode": "standard", "total_max_attempts": 1},
+        s3={"addressing_style": "path" if options.path_style else "auto"},
+        # By default botocore sends CRCs of its own choice, in trailers over TLS, and wants them
+        # back. R2 knows some of them, older MinIO and SeaweedFS and Ceph none, and refuse. What
+        # is sent is protected all the same: its SHA-256 is signed. What is read has checksums
+        # inside. Tests of names and types are ours, and it takes no memoryview.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        parameter_validation=False,
+        http_session_cls=OneAttempt,
+        connector_args={"keepalive_timeout": IDLE_S, "socket_factory": kept_alive_socket},
+        user_agent_extra="shalekv",
+        **extra,
+    )

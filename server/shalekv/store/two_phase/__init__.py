@@ -1,0 +1,1 @@
+"""Two-phase compare-and-swap, for stores without conditional writes."""

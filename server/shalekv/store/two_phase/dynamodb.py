@@ -1,0 +1,247 @@
+"""Records in a table of DynamoDB.
+
+    database      partition key: the URL of the store
+    destination   sort key: the name of the object
+    source        the name of the temporary object
+    committed     whether the destination has been made
+
+So that all records of one database can be read without those of others. Reads are strongly
+consistent; each change is one conditional request, sent once: whoever waits repeats it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import ClientError
+
+from shalekv.core.two_phase import Destination, Record
+from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
+from shalekv.runtime import Runtime
+from shalekv.settings import StoreSettings
+from shalekv.store.requests import RequestCounts, RequestKind
+from shalekv.store.two_phase.answers import Answer
+from shalekv.store.two_phase.dynamodb_errors import FAILURES, answer_in
+from shalekv.store.two_phase.dynamodb_table import ensure_table
+from shalekv.store.two_phase.records import (
+    Inserted,
+    InsertOutcome,
+    InsertUnknown,
+    Occupied,
+    RecordStore,
+)
+
+if TYPE_CHECKING:
+    from types_aiobotocore_dynamodb import DynamoDBClient
+
+DEFAULT_REGION = "us-east-1"
+DELETES_AT_ONCE = 16
+# Several of these are reserved words.
+SOURCE = {"#source": "source"}
+COMMITTED = {"#committed": "committed"}
+
+
+class DynamoRecords(RecordStore):
+    """The records in one table, which is made when it is first needed."""
+
+    def __init__(self, table: str, runtime: Runtime, settings: StoreSettings) -> None:
+        self.url = f"dynamodb://{table}"
+        self.sent = RequestCounts()
+        self._table = table
+        self._runtime = runtime
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._opened: DynamoDBClient | None = None
+        self._is_prepared = False
+
+    async def ensure_schema(self) -> None:
+        async with self._opening:
+            if self._is_prepared:
+                return
+            if self._opened is None:
+                self._opened = await self._open()
+            try:
+                await ensure_table(self._opened, self._table, self._runtime.clock)
+            except FAILURES as error:
+                raise self._error(error, "prepare", self._table) from error
+            self._is_prepared = True
+
+    async def insert(self, record: Record) -> InsertOutcome:
+        client = await self._client(RequestKind.RECORD_WRITE)
+        try:
+            await client.put_item(
+                TableName=self._table,
+                Item=_item(record),
+                ConditionExpression="attribute_not_exists(#destination)",
+                ExpressionAttributeNames={"#destination": "destination"},
+                ReturnValuesOnConditionCheckFailure="ALL_OLD",
+            )
+        except FAILURES as error:
+            answer = answer_in(error)
+            if answer is Answer.UNKNOWN:
+                return InsertUnknown(f"{self.url}: {_said(error)}")
+            if answer is not Answer.CONFLICT:
+                raise self._error(error, "insert", str(record.destination)) from error
+            return await self._occupied(record, error)
+        return Inserted()
+
+    async def _occupied(self, record: Record, error: Exception) -> Occupied:
+        item = error.response.get("Item") if isinstance(error, ClientError) else None
+        if item:  # servers that are not Amazon's leave it out
+            return Occupied(_record(record.destination.database, item))
+        found = await self.find(record.destination)
+        if found is None:
+            problem = "another record was there, and is gone"
+            raise StoreUnavailable(self.url, "insert", str(record.destination), problem)
+        return Occupied(found)
+
+    async def find(self, destination: Destination) -> Record | None:
+        client = await self._client(RequestKind.RECORD_READ)
+        try:
+            reply = await client.get_item(
+                TableName=self._table, Key=_key(destination), ConsistentRead=True
+            )
+        except FAILURES as error:
+            raise self._error(error, "find", str(destination)) from error
+        item = reply.get("Item")
+        return None if item is None else _record(destination.database, item)
+
+    async def commit(self, record: Record) -> bool:
+        return await self._update(
+            "commit",
+            record,
+            update="SET #committed = :true",
+            condition="#source = :old",
+            values={":true": {"BOOL": True}},
+        )
+
+    async def take_over(self, record: Record, source: str) -> bool:
+        return await self._update(
+            "take_over",
+            record,
+            update="SET #source = :new",
+            condition="#source = :old AND #committed = :false",
+            values={":new": {"S": source}, ":false": {"BOOL": False}},
+        )
+
+    async def _update(
+        self, operation: str, record: Record, *, update: str, condition: str, values: Any
+    ) -> bool:
+        client = await self._client(RequestKind.RECORD_WRITE)
+        used = {n: a for n, a in (SOURCE | COMMITTED).items() if n in f"{update} {condition}"}
+        try:
+            await client.update_item(
+                TableName=self._table,
+                Key=_key(record.destination),
+                UpdateExpression=update,
+                ConditionExpression=condition,
+                ExpressionAttributeNames=used,
+                ExpressionAttributeValues={":old": {"S": record.source}, **values},
+            )
+        except FAILURES as error:
+            if answer_in(error) is Answer.CONFLICT:
+                return False
+            raise self._error(error, operation, str(record.destination)) from error
+        return True
+
+    async def delete_committed(self, destinations: Iterable[Destination]) -> None:
+        remaining = iter(destinations)
+        while some := [*islice(remaining, DELETES_AT_ONCE)]:
+            ended = await asyncio.gather(
+                *(self._delete(each) for each in some), return_exceptions=True
+            )
+            for error in ended:
+                if error is not None:
+                    raise error
+
+    async def _delete(self, destination: Destination) -> None:
+        client = await self._client(RequestKind.RECORD_WRITE)
+        try:
+            await client.delete_item(
+                TableName=self._table,
+                Key=_key(destination),
+                ConditionExpression="#committed = :true",
+                ExpressionAttributeNames=COMMITTED,
+                ExpressionAttributeValues={":true": {"BOOL": True}},
+            )
+        except FAILURES as error:
+            if answer_in(error) is not Answer.CONFLICT:
+                raise self._error(error, "delete", str(destination)) from error
+
+    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
+        arguments: dict[str, Any] = {
+            "KeyConditionExpression": "#database = :database",
+            "ExpressionAttributeNames": {"#database": "database"},
+            "ExpressionAttributeValues": {":database": {"S": database}},
+        }
+        if uncommitted_only:
+            arguments["FilterExpression"] = "#committed = :false"
+            arguments["ExpressionAttributeNames"] |= COMMITTED
+            arguments["ExpressionAttributeValues"] |= {":false": {"BOOL": False}}
+        while True:
+            client = await self._client(RequestKind.RECORD_READ)
+            try:
+                page = await client.query(TableName=self._table, ConsistentRead=True, **arguments)
+            except FAILURES as error:
+                raise self._error(error, "list", database) from error
+            for item in page["Items"]:
+                yield _record(database, item)
+            if "LastEvaluatedKey" not in page:
+                return
+            arguments["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def _client(self, kind: RequestKind) -> DynamoDBClient:
+        await self.ensure_schema()
+        self.sent.add(kind)
+        assert self._opened is not None
+        return self._opened
+
+    async def _open(self) -> DynamoDBClient:
+        session = get_session()
+        region = self._settings.region or session.get_config_variable("region")
+        config = AioConfig(
+            connect_timeout=self._settings.connect_timeout_ms / 1_000,
+            read_timeout=self._settings.request_timeout_ms / 1_000,
+            max_pool_connections=self._settings.connections_max,
+            retries={"total_max_attempts": 1},
+        )
+        client = session.create_client(
+            "dynamodb",
+            region_name=region or DEFAULT_REGION,
+            endpoint_url=self._settings.records_endpoint_url or None,
+            config=config,
+        )
+        return await self._stack.enter_async_context(client)
+
+    def _error(self, error: Exception, operation: str, name: str) -> StoreError:
+        refused = answer_in(error) is Answer.REFUSED
+        kind = StoreRefused if refused else StoreUnavailable
+        return kind(self.url, operation, name, _said(error))
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _key(destination: Destination) -> dict[str, Any]:
+    return {"database": {"S": destination.database}, "destination": {"S": destination.name}}
+
+
+def _item(record: Record) -> dict[str, Any]:
+    rest = {"source": {"S": record.source}, "committed": {"BOOL": record.is_committed}}
+    return _key(record.destination) | rest
+
+
+def _record(database: str, item: Any) -> Record:
+    destination = Destination(database, item["destination"]["S"])
+    return Record(destination, item["source"]["S"], item["committed"]["BOOL"])

@@ -1,0 +1,223 @@
+"""Where checks of a store work: names that nobody else uses, remembered and deleted at the end.
+
+They lie in one folder beside those of the database, which no role looks into. A name begins with
+a number that was drawn for the run, so that several may verify one store at once. What has to be
+in a folder of the database is no name of ours there, and the collector deletes it if we could not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from shalekv.core.manifest import CasMode
+from shalekv.errors import StoreError, StoreUnavailable
+from shalekv.format.names import parse_temporary_name
+from shalekv.runtime import Runtime
+from shalekv.settings import StoreSettings
+from shalekv.store.api import (
+    NO_METADATA,
+    Created,
+    CreateOutcome,
+    ObjectInfo,
+    ObjectStore,
+    Unknown,
+)
+from shalekv.store.cas import CasStore
+from shalekv.store.retry import Backoff, repeating, unheard
+
+T = TypeVar("T")
+
+FOLDER = "verify/"
+OWN = "verify-"  # begins the names, so that they are known for what they are in any folder
+RANDOM_BITS = 64  # in the names of a run
+AT_ONCE = 32  # objects that are created at once where many are needed
+
+
+class NotKept(Exception):
+    """The store does not keep what a check asks for."""
+
+    def __init__(self, operation: str, name: str, problem: str) -> None:
+        super().__init__(f"{operation} {name}: {problem}")
+        self.operation = operation
+        self.name = name
+        self.problem = problem
+
+
+class _NoAnswer(Exception):
+    """Nobody knows whether the object was created."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is tried."""
+
+    racers: int = 8  # creates of one name at once
+    rounds: int = 50  # names that are raced for
+    large_object_bytes: int = 64 << 20
+    create_attempts: int | None = 8  # until a store that does not answer is given up; None: never
+
+
+class Scratch:
+    """Names to work on, and the stores to do it with."""
+
+    def __init__(
+        self,
+        stores: Sequence[ObjectStore],
+        runtime: Runtime,
+        settings: StoreSettings,
+        effort: Effort,
+    ) -> None:
+        """`stores` are views of one database, with connections of their own where that can be."""
+        self.stores = stores
+        self.reads = [CasStore(store, runtime, settings).reads for store in stores]
+        self.runtime = runtime
+        self.effort = effort
+        self.own = f"{OWN}{runtime.random.getrandbits(RANDOM_BITS):016x}-"
+        self._backoff = Backoff(settings.retry_initial_ms, settings.retry_max_ms)
+        self._names: list[str] = []
+
+    def reader(self, number: int) -> ObjectStore:
+        """One of the views, whose reads are repeated; any number will do."""
+        return self.reads[number % len(self.reads)]
+
+    def name(self, label: str, *, folder: str = FOLDER) -> str:
+        """A name that is deleted at the end. REQUIRES: `label` was not given before."""
+        name = f"{folder}{self.own}{label}"
+        self._names.append(name)
+        return name
+
+    async def answered(
+        self,
+        name: str,
+        data: bytes,
+        metadata: Mapping[str, str] = NO_METADATA,
+        *,
+        at: int = 0,
+    ) -> tuple[CreateOutcome, bool]:
+        """`create`, repeated until the store answers; and whether the first attempt was answered.
+
+        If it was not, `Exists` may mean our own, and an attempt may yet land after a delete.
+        """
+        store = self.stores[at % len(self.stores)]
+        is_first = True
+
+        async def attempt() -> CreateOutcome:
+            nonlocal is_first
+            outcome = await store.create(name, data, metadata)
+            if isinstance(outcome, Unknown):
+                is_first = False
+                raise _NoAnswer(outcome.cause)
+            return outcome
+
+        repeat = repeating(
+            self.runtime,
+            self._backoff,
+            after=(StoreUnavailable, _NoAnswer),
+            attempts=self.effort.create_attempts,
+            listener=unheard,
+        )
+        try:
+            outcome: CreateOutcome = await repeat(attempt)
+        except _NoAnswer as unanswered:
+            raise StoreUnavailable(store.url, "create", name, str(unanswered)) from None
+        return outcome, is_first
+
+    async def created(
+        self,
+        label: str,
+        data: bytes,
+        metadata: Mapping[str, str] = NO_METADATA,
+        *,
+        at: int = 0,
+        folder: str = FOLDER,
+    ) -> str:
+        """The name of a new object, of which no create is still under way."""
+        attempt = 0
+        while True:
+            name = self.name(f"{label}~{attempt}" if attempt else label, folder=folder)
+            outcome, is_first = await self.answered(name, data, metadata, at=at)
+            if is_first and isinstance(outcome, Created):
+                return name
+            if is_first:
+                raise NotKept("create", name, "says that an object exists which nobody made")
+            attempt += 1
+
+    async def created_many(self, names: Sequence[str]) -> None:
+        """Make an object of each of these names, which `name` has given, some at a time."""
+        for first in range(0, len(names), AT_ONCE):
+            some = names[first : first + AT_ONCE]
+            await all_of(
+                [self.answered(name, name.encode(), at=at) for at, name in enumerate(some)]
+            )
+
+    async def listed(
+        self, label: str = "", *, at: int = 0, start_after: str = "", folder: str = FOLDER
+    ) -> list[ObjectInfo]:
+        """What a list shows of the objects of this run whose label begins so, in its order."""
+        own = f"{folder}{self.own}{label}"
+        before = own[:-1]  # an object may have the label itself for its name
+        found = self.reader(at).list(folder, start_after=start_after or before)
+        return [
+            info
+            async for info in found
+            if info.name.startswith(own) and parse_temporary_name(info.name) is None
+        ]
+
+    async def clear(self) -> Sequence[str]:
+        """Delete all that was made here; the names of what is still there, or may be."""
+        try:
+            await self.delete_all()
+            # Of a create that was cancelled, and ended only now; and temporary ones of two phases.
+            late = await self._remaining()
+            if late:
+                await self.reader(0).delete(late)
+                late = await self._remaining()
+        except StoreError:
+            return self._names
+        else:
+            return late
+
+    async def delete_all(self) -> None:
+        """Delete all that was made here. Raises the errors of the store."""
+        await self.reader(0).delete(self._names)
+        if self.stores[0].cas_mode is CasMode.TWO_PHASE:  # whose records outlive the objects
+            await self.reader(0).recover(lambda name: name.partition("/")[2].startswith(self.own))
+
+    async def _remaining(self) -> list[str]:
+        folders = sorted({f"{name.partition('/')[0]}/" for name in self._names})
+        return [
+            info.name
+            for folder in folders
+            async for info in self.reader(0).list(folder, start_after=f"{folder}{OWN}")
+            if info.name.startswith(f"{folder}{self.own}")
+        ]
+
+
+async def all_of(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of requests that are sent at once; if one fails, its error, when all have ended.
+
+    None is left under way, which might make an object after all were deleted.
+    """
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+@asynccontextmanager
+async def stores_of(
+    open_one: Callable[[], ObjectStore], count: int
+) -> AsyncIterator[list[ObjectStore]]:
+    """So many views of one database, closed at the end."""
+    stores: list[ObjectStore] = []
+    try:
+        stores.extend(open_one() for _ in range(count))
+        yield stores
+    finally:
+        for store in stores:
+            await store.close()

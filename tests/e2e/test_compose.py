@@ -1,0 +1,168 @@
+"""What docker/compose.yaml starts, as plain processes on a real S3 server and a real MariaDB."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from shalekv.cli.exit_codes import ExitCode
+from shalekv_client import Client
+from tests.e2e.child import Line
+from tests.e2e.compose_file import read_compose
+from tests.e2e.composition import Composition
+from tests.servers.mariadb import MariaServer, mariadb
+from tests.servers.process import free_port
+from tests.servers.s3 import S3Server
+from tests.servers.versitygw import versitygw
+
+Accept = Callable[[Line], bool]
+
+# So that a compaction and a collection come within the time of a test.
+IMPATIENT = {
+    "SHALEKV_COMPACTOR__COMPACTOR_POLL_MS": "100",
+    "SHALEKV_COMPACTOR__WAL_TRIGGER_AGE_MS": "100",
+    "SHALEKV_COLLECTOR__COLLECT_INTERVAL_MS": "200",
+    "SHALEKV_COLLECTOR__COLLECT_AGE_S": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The names of the services of one database."""
+
+    writer: str
+    compactor: str
+    collector: str
+
+
+NATIVE = Roles("writer", "compactor", "collector")
+TWO_PHASE = Roles("writer-two-phase", "compactor-two-phase", "collector-two-phase")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    """An S3 server without buckets, as that of the file begins."""
+    with versitygw() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def records() -> Iterator[MariaServer]:
+    """A MariaDB with an empty database."""
+    with mariadb() as running:
+        yield running
+
+
+def composition(s3: S3Server, records: MariaServer | None, home: Path) -> Composition:
+    """The services of the file, on these servers."""
+    variables = {
+        "SHALEKV_S3_ACCESS_KEY": s3.access_key,
+        "SHALEKV_S3_SECRET_KEY": s3.secret_key,
+        "SHALEKV_MARIADB_PASSWORD": records.password if records else "of-nobody",
+    }
+    hosts = {"s3:9000": s3.endpoint.removeprefix("http://")}
+    if records is not None:
+        hosts["mariadb:3306"] = f"{records.host}:{records.port}"
+    return Composition(read_compose(variables), hosts, home, IMPATIENT)
+
+
+async def test_what_compose_starts_works(s3: S3Server, tmp_path: Path) -> None:
+    """From an empty S3 server to data that outlives a kill; all end with 0 when asked to."""
+    with composition(s3, None, tmp_path) as services:
+        await lives(services, NATIVE)
+
+
+async def test_what_the_profile_two_phase_starts_works(
+    s3: S3Server, records: MariaServer, tmp_path: Path
+) -> None:
+    """The same with commits that MariaDB decides, on the same S3 server."""
+    with composition(s3, records, tmp_path) as services:
+        await lives(services, TWO_PHASE)
+    engine = create_async_engine(records.url())
+    async with engine.connect() as connection:
+        tables = (await connection.execute(text("SHOW TABLES"))).all()
+    await engine.dispose()
+    assert tables, "nothing was decided there"
+
+
+async def test_a_wrong_password_is_told_and_not_shown(
+    s3: S3Server, records: MariaServer, tmp_path: Path
+) -> None:
+    """The writer ends with the exit code of stores that refuse, and its log names no password."""
+    wrong = replace(records, password="wrong0pass0word")
+    with composition(s3, wrong, tmp_path) as services:
+        await services.up(["bucket"])
+        assert await services["bucket"].exited() == ExitCode.OK
+        writer = services.start(TWO_PHASE.writer)
+        assert await writer.exited() == ExitCode.STORE, writer.report()
+        assert wrong.password not in writer.stderr()
+        assert any(line.get("event") == "ended by an error" for line in writer.lines())
+
+
+async def test_a_fenced_container_stays_down(s3: S3Server, tmp_path: Path) -> None:
+    """It ends with 0, which `restart: on-failure` takes for an end, and its successor serves on."""
+    with composition(s3, None, tmp_path) as services:
+        await services.up(["writer"])
+        await services.healthy("writer")
+        await put(services, "writer", b"before", b"1")
+        fenced = services["writer"]
+        successor = f"127.0.0.1:{free_port()}"
+        services.start("writer", address=successor)
+        assert await fenced.exited() == ExitCode.OK, fenced.report()
+        assert "this container stays down" in fenced.stderr()
+        assert any(line.get("exit_code") == ExitCode.FENCED for line in fenced.lines())
+        await services["writer"].ready()
+        async with Client(successor) as client:
+            found = await client.get(b"before")
+        assert found is not None
+        assert found.value == b"1"
+        assert await services.stop("writer") == ExitCode.OK
+
+
+async def lives(services: Composition, roles: Roles) -> None:
+    """Start everything, use it, kill the writer, go on, and stop everything."""
+    await services.up([roles.writer, roles.compactor, roles.collector])
+    await put(services, roles.writer, b"from/python", b"1")
+    assert await grpcurl_get(services, roles.writer, b"from/python") == b"1"
+    await services[roles.compactor].line(event("compacted"))
+    await services[roles.collector].line(lambda line: line.get("deleted_objects", 0) > 0)
+
+    await services[roles.writer].kill()
+    assert not await services.is_healthy(roles.writer)
+    services.start(roles.writer)
+    await services.healthy(roles.writer)
+    await put(services, roles.writer, b"after/kill", b"2")
+    async with Client(services.address(roles.writer)) as client:
+        found = [(entry.key, entry.value) async for entry in client.scan()]
+    assert found == [(b"after/kill", b"2"), (b"from/python", b"1")]
+
+    for name in (roles.collector, roles.compactor, roles.writer):
+        assert await services.stop(name) == ExitCode.OK, services[name].report()
+        assert not [line for line in services[name].lines() if line.get("level") == "error"]
+
+
+def event(name: str) -> Accept:
+    """Accepts the log lines of one event."""
+    return lambda line: line.get("event") == name
+
+
+async def put(services: Composition, writer: str, key: bytes, value: bytes) -> None:
+    """Write with the Python client."""
+    async with Client(services.address(writer)) as client:
+        await client.put(key, value)
+
+
+async def grpcurl_get(services: Composition, writer: str, key: bytes) -> bytes:
+    """Read with a client that knows the API by reflection alone."""
+    request = json.dumps({"key": base64.b64encode(key).decode()})
+    address = services.address(writer)
+    get = services.run("grpcurl", "-plaintext", "-d", request, address, "shalekv.v1.KV/Get")
+    assert await get.exited() == 0, get.report()
+    return base64.b64decode(json.loads(get.stdout())["value"])

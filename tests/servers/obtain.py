@@ -1,0 +1,151 @@
+"""Installs the servers that tests need under .cache/servers, each once: `-m tests.servers.obtain`.
+
+    versitygw    Go's module proxy, built here
+    google       fake-gcs-server, likewise
+    npm          azurite and s3rver, by npm/package-lock.json
+    dynamodb     DynamoDB Local, from Maven Central by maven/pom.xml
+    mariadb      Debian's archive, or what is installed
+    postgres     Debian's archive, or what is installed
+
+moto and SeaweedFS are not among them: they are packages of the Python environment. A server is
+installed again when the file or the version that names it here has changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.servers.debian import installed_usr, unpack
+from tests.servers.shell import ObtainFailed, run
+
+HERE = Path(__file__).parent
+SERVERS = HERE.parents[1] / ".cache" / "servers"
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+GOOGLE = "github.com/fsouza/fake-gcs-server@v1.56.1"
+NPM_FILES = ("package.json", "package-lock.json")
+POM = HERE / "maven" / "pom.xml"
+COPY_JARS = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+BUILD_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a server gets into a folder; it is obtained again when `version` is another one."""
+
+    version: str
+    install: Callable[[Path], None]
+
+
+def obtained(name: str) -> Path:
+    """The folder of that server, which is installed now if it isn't yet; raises `ObtainFailed`."""
+    recipe = _recipes()[name]
+    folder = SERVERS / name
+    stamp = folder / "version"
+    with _locked(SERVERS / f"{name}.lock"):
+        if stamp.exists() and stamp.read_text() == recipe.version:
+            return folder
+        fresh = SERVERS / f"{name}.new"
+        for old in (folder, fresh):
+            shutil.rmtree(old, ignore_errors=True)
+        fresh.mkdir()
+        try:
+            recipe.install(fresh)
+        except ObtainFailed as error:
+            raise ObtainFailed(f"{name} can't be obtained\n{error}") from error
+        (fresh / "version").write_text(recipe.version)
+        fresh.rename(folder)
+    return folder
+
+
+def main(names: list[str]) -> int:
+    """Obtain the servers of these names, or all; what failed is told on standard error."""
+    recipes = _recipes()
+    unknown = set(names) - set(recipes)
+    if unknown:
+        return _tell(f"no such server: {', '.join(sorted(unknown))}; there are {list(recipes)}")
+    with ThreadPoolExecutor() as pool:
+        failures = [failure for failure in pool.map(_attempt, names or recipes) if failure]
+    return _tell("\n\n".join(failures)) if failures else 0
+
+
+def _attempt(name: str) -> str | None:
+    began = time.monotonic()
+    try:
+        obtained(name)
+    except ObtainFailed as error:
+        return str(error)
+    took_s = time.monotonic() - began
+    if took_s >= 1:
+        _tell(f"obtained {name} in {took_s:.0f} s")
+    return None
+
+
+def _tell(text: str) -> int:
+    sys.stderr.write(f"{text}\n")
+    return 1
+
+
+def _recipes() -> Mapping[str, Recipe]:
+    return {
+        "versitygw": Recipe(VERSITYGW, partial(_go, VERSITYGW)),
+        "google": Recipe(GOOGLE, partial(_go, GOOGLE)),
+        "npm": Recipe(_digest(*(HERE / "npm" / name for name in NPM_FILES)), _npm),
+        "dynamodb": Recipe(_digest(POM), _dynamodb),
+        "mariadb": Recipe("mariadb-server-core", _mariadb),
+        "postgres": Recipe("postgresql", _postgres),
+    }
+
+
+def _go(package: str, folder: Path) -> None:
+    env = {"GOBIN": str(folder / "bin"), "CGO_ENABLED": "0"}  # it needs no C compiler
+    run(["go", "install", package], within_s=BUILD_S, env=env)
+
+
+def _npm(folder: Path) -> None:
+    for name in NPM_FILES:
+        shutil.copy(HERE / "npm" / name, folder)
+    flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    run(["npm", "ci", *flags], within_s=BUILD_S, cwd=folder)
+
+
+def _dynamodb(folder: Path) -> None:
+    argv = ["mvn", "--batch-mode", "--quiet", f"--file={POM}", COPY_JARS]
+    argv += [f"-Dmaven.repo.local={folder / 'repository'}", f"-DoutputDirectory={folder / 'lib'}"]
+    run(argv, within_s=BUILD_S)
+    shutil.rmtree(folder / "repository")  # its jars have been copied
+
+
+def _mariadb(folder: Path) -> None:
+    unpack(["mariadb-server-core"], folder, installed=installed_usr("sbin/mariadbd"))
+
+
+def _postgres(folder: Path) -> None:
+    installed = installed_usr("lib/postgresql/*/bin/postgres", "bin/postgres")
+    unpack(["postgresql"], folder, installed=installed)
+
+
+def _digest(*files: Path) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Nobody else obtains what `path` stands for; a second one waits, and finds it done."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,151 @@
+"""What a database costs in requests to its store, at default settings and in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from functools import partial
+
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.roles.collector import Collector
+from shalekv.roles.compactor import Compactor
+from shalekv.roles.database import create_database
+from shalekv.roles.service import Call
+from shalekv.roles.writer import Writer
+from shalekv.settings import (
+    CollectorSettings,
+    CompactSettings,
+    DatabaseSettings,
+    ServeSettings,
+    UrlSettings,
+)
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+from shalekv.store.requests import RequestKind
+from shalekv.v1 import kv_pb2
+from tests.sim.run import simulate
+from tests.sim.world import World
+
+URL = "s3://simulated/database"
+CALL = Call(peer="test")
+SETTLING_MS = 30 * 60_000
+HOUR_MS = 3_600_000
+PUTS = 20
+ROLES = ("writer", "compactor", "collector")
+
+
+class Household:
+    """A writer, a compactor and a collector at default settings, each with a store of its own."""
+
+    def __init__(self, world: World) -> None:
+        """Nothing runs yet."""
+        self.world = world
+        self.stores: dict[str, ObjectStore] = {role: world.store_for(role) for role in ROLES}
+        self.writer: Writer | None = None
+
+    async def start_writer(self, tasks: asyncio.TaskGroup) -> Writer:
+        """Create the database and serve it."""
+        settings = ServeSettings(database=DatabaseSettings(url=URL))
+        store, runtime = self.stores["writer"], self.world.runtime_for("writer")
+        await create_database(store, runtime, settings.store)
+        writer = await Writer.open(store, settings=settings, runtime=runtime)
+        tasks.create_task(writer.run())
+        return writer
+
+    async def start_others(self, tasks: asyncio.TaskGroup) -> None:
+        """Compact and collect beside the writer."""
+        settings = CompactSettings(database=UrlSettings(url=URL))
+        compactor = await Compactor.open(
+            self.stores["compactor"],
+            settings=settings,
+            runtime=self.world.runtime_for("compactor"),
+            hurry=asyncio.Event(),
+        )
+        tasks.create_task(compactor.run())
+        runtime = self.world.runtime_for("collector")
+        cas = CasStore(self.stores["collector"], runtime, settings.store)
+        chosen = CollectorSettings()
+        collector = Collector(
+            [Collecting(cas, chosen)], runtime.clock, interval_ms=chosen.collect_interval_ms
+        )
+        tasks.create_task(collector.run())
+
+    def sent(self) -> Counter[tuple[str, RequestKind]]:
+        """What each role has sent so far."""
+        return Counter(
+            {
+                (role, kind): count
+                for role, store in self.stores.items()
+                for kind, count in store.sent.by_kind.items()
+            }
+        )
+
+
+def test_an_idle_database_costs_less_than_a_request_a_second() -> None:
+    """Writer, compactor and collector together leave room below 1 request/s for a reader."""
+
+    async def main(world: World) -> Counter[tuple[str, RequestKind]]:
+        it = Household(world)
+        async with asyncio.TaskGroup() as tasks:
+            writer = await it.start_writer(tasks)
+            await it.start_others(tasks)
+            for number in range(PUTS):
+                put = kv_pb2.PutRequest(key=b"%d" % number, value=b"value")
+                await writer.kv.put(put, CALL)
+            await world.sleep_ms(SETTLING_MS)
+            before = it.sent()
+            await world.sleep_ms(HOUR_MS)
+            spent = it.sent() - before
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+        return spent
+
+    spent = simulate(1, main).value
+    lines = [f"{role:9} {kind:6} {count / 3_600:.3f}/s" for (role, kind), count in spent.items()]
+    sys.stdout.write("\n" + "\n".join(sorted(lines)) + "\n")
+    assert sum(spent.values()) <= 0.6 * 3_600
+
+
+def test_a_group_commit_is_one_request() -> None:
+    """Whatever is written one after the other costs one request a commit, and nothing else."""
+
+    async def main(world: World) -> tuple[Counter[tuple[str, RequestKind]], int]:
+        it = Household(world)
+        async with asyncio.TaskGroup() as tasks:
+            writer = await it.start_writer(tasks)
+            before, last = it.sent(), writer.engine.prefix.wal_id or 0
+            for number in range(PUTS):
+                put = kv_pb2.PutRequest(key=b"%d" % number, value=b"value")
+                await writer.kv.put(put, CALL)
+            spent, commits = it.sent() - before, (writer.engine.prefix.wal_id or 0) - last
+            writer.close()
+        return spent, commits
+
+    spent, commits = simulate(2, main).value
+    assert commits == PUTS
+    assert spent == {("writer", RequestKind.WRITE): PUTS}
+
+
+def test_opening_lists_pages_and_not_objects() -> None:
+    """A writer that takes over 100, 1,000 or 2,100 WAL objects sends as many lists as pages ask."""
+
+    async def main(world: World, objects: int) -> Counter[RequestKind]:
+        it = Household(world)
+        async with asyncio.TaskGroup() as tasks:
+            first = await it.start_writer(tasks)
+            for number in range(objects):
+                await first.kv.put(kv_pb2.PutRequest(key=b"%d" % number, value=b"value"), CALL)
+            first.close()
+        store, runtime = world.store_for("second"), world.runtime_for("second")
+        settings = ServeSettings(database=DatabaseSettings(url=URL))
+        second = await Writer.open(store, settings=settings, runtime=runtime)
+        assert second.engine.memtable.key_count == objects
+        return Counter(store.sent.by_kind)
+
+    few, many, more = (simulate(3, partial(main, objects=n)).value for n in (100, 1_000, 2_100))
+    # Each object is read once, and each folder is listed a few times, whatever is in it.
+    assert many[RequestKind.READ] - few[RequestKind.READ] == 900
+    assert few[RequestKind.LIST] <= 10
+    assert many[RequestKind.LIST] <= few[RequestKind.LIST] + 2
+    assert more[RequestKind.LIST] <= few[RequestKind.LIST] + 4

@@ -1,0 +1,220 @@
+"""The files of docker/ agree with the product: settings, commands, files, users, versions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from shalekv.cli.catalog import settings_of
+from shalekv.cli.configuration import ADDRESS_VARIABLE, CONFIG_VARIABLE, load_settings
+from shalekv.cli.main import shalekv
+from shalekv.settings import CasChoice, ServerSettings, ServeSettings
+from shalekv.store.url import BucketUrl, parse_url
+from tests.e2e.compose_file import (
+    DOCKER,
+    PORT,
+    Service,
+    VariableMissing,
+    read_compose,
+    variables_of,
+)
+from tests.style.sources import ROOT
+
+EXAMPLE = dict(
+    line.split("=", 1)
+    for line in (DOCKER / ".env.example").read_text().splitlines()
+    if line and not line.startswith("#")
+)
+SERVICES = read_compose(EXAMPLE)
+OURS = {name: service for name, service in SERVICES.items() if service.is_ours}
+WRITERS = {name: service for name, service in OURS.items() if "serve" in service.argv}
+SCRIPTS = "/opt/shalekv/scripts/"
+OF_S3 = re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
+
+
+def instructions() -> Iterator[tuple[str, str]]:
+    """Each instruction of the Dockerfile with its arguments, on one line."""
+    text = re.sub(r"^#.*\n", "", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip():
+            word, _, rest = line.strip().partition(" ")
+            yield word, " ".join(rest.split())
+
+
+def parsed(argv: list[str]) -> click.Context:
+    """What click makes of the arguments behind `shalekv`; raises `click.UsageError`."""
+    name, *rest = argv
+    command = shalekv.get_command(click.Context(shalekv), name)
+    assert command is not None, name
+    return command.make_context(name, rest)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_variables_are_settings(name: str) -> None:
+    """Every variable of a container is a setting, or one of those that S3 clients read."""
+    known = {setting.variable for setting in settings_of(ServeSettings)}
+    known |= {CONFIG_VARIABLE, ADDRESS_VARIABLE}
+    given = OURS[name].text["environment"]
+    assert [v for v in given if v not in known and not OF_S3.fullmatch(v)] == []
+    assert {type(value) for value in given.values()} == {str}  # YAML has other ideas of true
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_arguments_and_variables_are_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Click takes each command line, and the settings each value, as the process would."""
+    for variable, value in OURS[name].environment.items():
+        monkeypatch.setenv(variable, value)
+    python, script, *command = OURS[name].argv
+    assert python == "python"
+    assert (DOCKER / script.removeprefix(SCRIPTS)).is_file()
+    flags = parsed(command).params if command else {}
+    known = {setting.name: flags.get(setting.name) for setting in settings_of(ServeSettings)}
+    settings = load_settings(known, None, ServeSettings)
+    assert isinstance(parse_url(settings.database.url), BucketUrl)
+    is_two_phase = "two-phase" in OURS[name].profiles
+    assert (settings.store.cas is CasChoice.TWO_PHASE) == is_two_phase
+    assert bool(settings.store.records_url) == is_two_phase
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_writers_are_reached(name: str) -> None:
+    """Each listens where its port is published, on loopback alone, and tells others its name."""
+    writer = WRITERS[name]
+    flags = parsed(writer.argv[2:]).params
+    assert flags["listen"] == f"0.0.0.0:{PORT}"
+    assert (flags["with_compactor"], flags["with_collector"]) == (False, False)
+    (published,) = writer.text["ports"]
+    assert re.fullmatch(rf"127\.0\.0\.1:\d+:{PORT}", published)
+    assert writer.environment["SHALEKV_SERVER__ADVERTISE"] == f"{name}:{PORT}"
+
+
+def test_nothing_else_is_published() -> None:
+    """Whoever is on the machine reaches writers, and neither the S3 server nor MariaDB."""
+    assert {name for name, service in SERVICES.items() if "ports" in service.text} == set(WRITERS)
+    published = [port for service in WRITERS.values() for port in service.text["ports"]]
+    assert len(set(published)) == len(published)
+
+
+def test_the_health_check_is_that_of_the_image() -> None:
+    """Writers are asked what the image asks; what has no port is told to Docker not to be asked."""
+    (of_image,) = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
+    _, _, command = of_image.partition("CMD ")
+    for name, service in OURS.items():
+        assert bool(service.health) == (name in WRITERS), name
+        assert service.health or service.text["healthcheck"] == {"disable": True}
+    for writer in WRITERS.values():
+        assert writer.health == json.loads(command)
+        parsed(writer.health[1:])
+
+
+def test_what_waits_for_health_waits_for_a_health_check() -> None:
+    """Compose refuses to wait for the health of a service that has no check."""
+    for service in SERVICES.values():
+        for name, condition in service.depends_on.items():
+            other = SERVICES[name]
+            if condition == "service_healthy":
+                assert other.health
+            if condition == "service_completed_successfully":
+                assert other.text["restart"] == "no"
+            assert set(other.profiles) <= set(service.profiles)
+
+
+def test_what_is_fenced_stays_down() -> None:
+    """All that is started again after a failure is run by what tells fences from failures."""
+    assert OURS
+    for service in OURS.values():
+        if service.text["restart"] != "no":
+            assert service.text["restart"] == "on-failure"
+            assert service.argv[1] == f"{SCRIPTS}stay_down.py"
+
+
+def test_nothing_runs_with_rights_that_it_does_not_need() -> None:
+    """The image has a user by number that is not root; its containers have no capabilities."""
+    users = [rest for word, rest in instructions() if word == "USER"]
+    assert len(users) == 1
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[0])
+    for service in OURS.values():
+        assert "user" not in service.text
+        assert service.text["read_only"] is True
+        assert service.text["cap_drop"] == ["ALL"]
+    for service in SERVICES.values():
+        assert service.text["security_opt"] == ["no-new-privileges:true"]
+        assert "privileged" not in service.text
+
+
+def test_what_the_image_copies_is_there_and_let_through() -> None:
+    """Every source of COPY is in the repository, and .dockerignore keeps nothing of it back."""
+    allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    kept = {path for pattern in allowed for path in ROOT.glob(pattern)}
+    copied = [rest.split()[:-1] for word, rest in instructions() if word == "COPY"]
+    sources = [s for each in copied if not each[0].startswith("--from") for s in each]
+    assert sources
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert ROOT / source in kept, source
+
+
+def test_images_can_be_chosen_and_have_versions() -> None:
+    """Each image of others is a variable with a default, which names a version."""
+    text = (DOCKER / "compose.yaml").read_text()
+    defaults = dict(variables_of(text))
+    for name, service in SERVICES.items():
+        if service.is_ours:
+            continue
+        variable = f"SHALEKV_{name.upper()}_IMAGE"
+        assert defaults[variable] == service.text["image"]
+        assert re.search(r":v?\d+\.\d+", service.text["image"]), service.text["image"]
+    froms = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
+    assert set(froms) == {"${PYTHON_IMAGE}"}
+    assert ("ARG", "PYTHON_IMAGE=python:3.11-slim") in list(instructions())
+
+
+def test_a_secret_that_is_missing_is_told() -> None:
+    """No default password: compose refuses to start, and says where it belongs."""
+    for name in EXAMPLE:
+        with pytest.raises(VariableMissing, match=name):
+            read_compose({k: v for k, v in EXAMPLE.items() if k != name})
+
+
+def test_variables_of_the_file_are_explained() -> None:
+    """Each variable that compose.yaml reads is in docker/README.md."""
+    readme = (DOCKER / "README.md").read_text()
+    names = {name for name, _ in variables_of((DOCKER / "compose.yaml").read_text())}
+    assert sorted(name for name in names if f"`{name}`" not in readme) == []
+
+
+def test_the_image_installs_by_hash() -> None:
+    """What the image holds is what the lock holds, byte for byte, and this repository."""
+    installs = [rest for word, rest in instructions() if word == "RUN" and " install" in rest]
+    assert "--require-hashes" in installs[0]
+    assert "requirements/stores.lock" in installs[0]
+    assert all("--no-deps" in rest and "--no-index" in rest for rest in installs[1:])
+    assert (ROOT / "requirements" / "stores.lock").is_file()
+
+
+def test_a_stop_leaves_time_to_end() -> None:
+    """Docker kills later than a writer would cut its calls off."""
+    waits_ms = ServerSettings().shutdown_grace_ms
+    for service in OURS.values():
+        grace_s = int(service.text["stop_grace_period"].removesuffix("s"))
+        assert grace_s * 1_000 >= 2 * waits_ms
+
+
+def hosts(service: Service) -> set[str]:
+    """The hosts with a port that the variables of a service name."""
+    text = " ".join(service.environment.values())
+    return set(re.findall(r"(?:@|//)([\w-]+):\d+", text))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_hosts_are_services_that_were_started_before(name: str) -> None:
+    """What a container talks to runs in every profile in which it does, and is waited for."""
+
+    def before(service: Service) -> set[str]:
+        return {n for d in service.depends_on for n in {d} | before(SERVICES[d])}
+
+    assert hosts(OURS[name]) <= before(OURS[name])
