@@ -34,16 +34,20 @@ run: .venv/run.stamp ## Serve a database in ./data on 127.0.0.1:7654 (more flags
 ## Proving it
 
 .PHONY: test
-test: check .cache/grpcurl-$(GRPCURL_VERSION).stamp ## `check`, then every test but benchmarks and soaks, with coverage
+test: check .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## `check`, then every test but benchmarks and soaks, with coverage
 	@$(BIN)/python -m pytest --cov $(ARGS)
 
 .PHONY: soak
-soak: .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp ## The long tests: more seeds, more kills
+soak: .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The long tests: more seeds, more kills
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 .PHONY: bench
-bench: .venv/dev.stamp ## Measure, and print the numbers
+bench: .venv/dev.stamp servers ## Measure, and print the numbers
 	@$(BIN)/python -m pytest tests/bench -s $(ARGS)
+
+.PHONY: servers
+servers: .venv/dev.stamp
+	@$(BIN)/python -m tests.servers.obtain
 
 .PHONY: check
 check: check-code check-types check-layers check-protos ## Lint, format, types, layers, protos (make -k check: don't stop early)

@@ -1,4 +1,7 @@
-"""Lets the asserts of the contract, which stand in modules of their own, say what they compared."""
+"""Lets the asserts of the contract, which stand in modules of their own, say what they compared.
+
+And the record stores, which more than one of these modules needs.
+"""
 
 from __future__ import annotations
 
@@ -6,3 +9,27 @@ import pytest
 
 for module in ("creating", "listing", "reading", "record_contract"):
     pytest.register_assert_rewrite(f"tests.contract.{module}")
+
+from tests.contract.record_servers import (  # noqa: E402  (after what rewrites their asserts)
+    dynamo_records,
+    dynamo_server,
+    maria_records,
+    maria_server,
+    moto_dynamo_server,
+    moto_records,
+    postgres_records,
+    postgres_server,
+    sqlite_records,
+)
+
+__all__ = [
+    "dynamo_records",
+    "dynamo_server",
+    "maria_records",
+    "maria_server",
+    "moto_dynamo_server",
+    "moto_records",
+    "postgres_records",
+    "postgres_server",
+    "sqlite_records",
+]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.contract.opening_records import opener
 from tests.contract.record_contract import OpenRecords, RecordContract
 
 
 class TestSqliteRecords(RecordContract):
     @pytest.fixture
-    def open_records(self, tmp_path: Path) -> OpenRecords:
-        """Connections of their own to one file."""
-        return opener(f"sqlite://{tmp_path}/records.db")
+    def open_records(self, sqlite_records: OpenRecords) -> OpenRecords:
+        """Connections of their own to one new table."""
+        return sqlite_records

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -51,6 +54,16 @@ def parsed(argv: list[str]) -> click.Context:
     command = shalekv.get_command(click.Context(shalekv), name)
     assert command is not None, name
     return command.make_context(name, rest)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="its package has hadolint for Linux alone")
+def test_hadolint_has_nothing_to_say() -> None:
+    """The Dockerfile keeps the rules that Dockerfiles are held to."""
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run(
+        [hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("name", OURS)

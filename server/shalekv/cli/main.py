@@ -5,24 +5,20 @@ So `shalekv get` loads what the light client needs and nothing of the server, an
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from shalekv import __version__
 from shalekv.cli.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.lazy_commands import CommandTable, LazyCommands
 from shalekv.errors import ShaleError
 
 # Whenever this process starts another one, gRPC would prepare itself to be forked, and breaks calls
 # that are going on. What we start is another program, and knows nothing of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# name -> where the command is, and what a list of commands says of it
-COMMANDS: Mapping[str, tuple[str, str]] = {
+COMMANDS: CommandTable = {
     "serve": ("shalekv.cli.serve:serve", "Serve a database to gRPC clients."),
     "get": ("shalekv.cli.get:get", "Print the value of a key."),
     "put": ("shalekv.cli.put:put", "Set the value of a key."),
@@ -33,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "load": ("shalekv.cli.load:load", "Put every pair of a file, in batches."),
     "dump": ("shalekv.cli.dump:dump", "Write all pairs of one moment into a file."),
     "status": ("shalekv.cli.status:status", "Print what a server is and how it does."),
+    "admin": ("shalekv.cli.admin:admin", "Requests and what they cost; recovery of a store."),
     "health": ("shalekv.cli.health:health", "Tell whether a server serves, by an exit code."),
     "bench": ("shalekv.cli.bench:bench", "Measure a server: operations per second, latencies."),
     "compactor": ("shalekv.cli.compactor:compactor", "Merge the WAL and the levels."),
@@ -52,44 +49,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-class LazyCommands(click.Group):
-    """A group that imports a command when it is called, not when it is listed."""
-
-    def list_commands(self, _context: click.Context) -> list[str]:
-        """Their names, in the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
-        """The command called `name`."""
-        if name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; one that does not say more about Ctrl-C ends with its exit code."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            raise SystemExit(ExitCode.INTERRUPTED) from None
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The names that begin with `incomplete`, from the table alone; else the options."""
-        found = [
-            CompletionItem(name, help=summary)
-            for name, (_, summary) in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
-        return found or click.Command.shell_complete(self, ctx, incomplete)
-
-    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, from the table alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
-
-
 _HELP = """A durable key-value server whose only disk is an object store.
 
 \b
@@ -102,6 +61,7 @@ and read on with:
 
 @click.group(
     cls=LazyCommands,
+    table=COMMANDS,
     help=_HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="The --help of a command explains its exit codes.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -10,6 +10,7 @@ import click
 from shalekv.cli.catalog import Setting, groups_of
 from shalekv.cli.configuration import CONFIG_VARIABLE
 from shalekv.cli.exit_codes import MEANING
+from shalekv.cli.lazy_commands import LazyCommands
 from shalekv.cli.main import COMMANDS, shalekv
 from shalekv.rpc.errors_page import errors_page
 from shalekv.settings import ServeSettings
@@ -76,8 +77,14 @@ def _command(name: str) -> str:
     if command is None:
         raise KeyError(name)
     page = _help("##", name, command)
-    members = command.commands.items() if isinstance(command, click.Group) else ()
+    members = _members(command)
     return page + "".join(_help("###", f"{name} {member}", each) for member, each in members)
+
+
+def _members(command: click.Command) -> Iterable[tuple[str, click.Command]]:
+    if isinstance(command, LazyCommands):
+        return command.members()
+    return command.commands.items() if isinstance(command, click.Group) else ()
 
 
 def _help(heading: str, name: str, command: click.Command) -> str:

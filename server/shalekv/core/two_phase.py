@@ -2,27 +2,28 @@
 
 A store without conditional writes decides who creates an object with the help of a record in a
 transactional store. What the record of a destination says to an attempt with the temporary object
-`source`, and to whoever wants to delete that:
+`source`, and to a collector that wants to delete that:
 
     record        Standing       the attempt                     the deletion of `source`
-    ------------- -------------- ------------------------------- -----------------------------
-    none          FREE           inserts one                     inserts one of its own first
-    ours, open    OURS           copies, commits, deletes        completes it: that deletes it
-    ours, done    OURS_DONE      is done: the object is there    is free to
-    theirs, open  THEIRS         helps, and then has lost        completes theirs first
-    theirs, done  THEIRS_DONE    has lost                        is free to
+    ------------- -------------- ------------------------------- --------------------------------
+    none          FREE           inserts one                     inserts one that keeps it out
+    ours, open    OURS           copies, commits, deletes        completes it, and deletes
+    ours, done    OURS_DONE      is done: the object is there    deletes
+    theirs, open  THEIRS         helps, and then has lost        completes theirs, and deletes
+    theirs, done  THEIRS_DONE    has lost                        deletes
 
 An open record whose source and destination are both gone is dead: nobody can complete it, and
-whoever wants the destination takes it over. Of that, and of the row FREE, rule S takes care:
+whoever wants the destination takes it over. A copy is not conditional, and may land long after it
+was sent: on what somebody else has put there, if the record was taken over meanwhile. So:
 
-    S   A record never gets to name a source that somebody may have deleted. An attempt has one
-        chance to enter its source: an insert if no record is there, or a take-over of a record
-        that it had read before it put its source. Whoever deletes a source sees to it first that
-        this chance has failed or will: the record is done, or names a source that was drawn
-        after the deleted one was seen.
+    S   No source is deleted while somebody may be copying it, as long as its destination matters.
+        Whoever deletes one first sees a record that keeps it out: one that is done, or that names
+        a source which was drawn since. And an attempt has one chance to enter its source: an
+        insert if there is no record, or a take-over of a dead one that it had read before it put
+        the source. What could still enter it therefore fails, and what has entered it is seen.
 
-So nobody copies a source that may be deleted at the same time, and no copy that was begun for one
-record can land on what another one has put there, however long who sent it was stalled (I10).
+A record that is done goes after its object was collected. Whatever is created, copied or deleted
+under such a name later is as if it were not (rules F1 to F3 of the protocol, section 3).
 """
 
 from __future__ import annotations

@@ -69,8 +69,6 @@ async def open_log(
     `open_timeout_ms` of conflicts, `CorruptObject`, `IllegalState`, `StoreError`.
     """
     stored = StoredManifest(store)
-    check_openable(await stored.refresh())
-    await store.recover()
     manifest = await _win_epoch(stored, store, settings, address=address, retry=retry)
     own = manifest.own
     store_now_ms = await store.reads.now_ms()
@@ -195,7 +193,12 @@ async def _win_epoch(
     address: str,
     retry: bool,
 ) -> FencedManifest:
-    """Raise the writer epoch by one and put our nonce beside it."""
+    """Raise the writer epoch by one and put our nonce beside it.
+
+    What others have left half done is completed first: nobody lists what is not there yet.
+    """
+    check_openable(await stored.refresh())
+    await store.recover()
     nonce = store.runtime.random.randbytes(16)
     now_s = await store.reads.now_ms() // 1000
     edit = partial(

@@ -7,6 +7,7 @@ works with it needs no more than what is documented.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn, Self, TypeAlias
 
@@ -70,6 +71,7 @@ class ServerState(State):
         self.answering = asyncio.Event()  # sessions answer; until then they only receive
         self.answering.set()
         self.received = asyncio.Condition()  # a message of a session has come
+        self.stats: deque[admin_pb2.StatsReply] = deque()  # of the next calls, without a header
 
 
 class DictServer:
@@ -134,11 +136,14 @@ class DictServer:
             kv["Session"] = grpc.stream_stream_rpc_method_handler(
                 self._session, kv_pb2.SessionRequest.FromString, replies
             )
-        status = unary(self._status, admin_pb2.StatusRequest.FromString, replies)
+        admin: Methods = {
+            "Status": unary(self._status, admin_pb2.StatusRequest.FromString, replies),
+            "Stats": unary(self._stats, admin_pb2.StatsRequest.FromString, replies),
+        }
         server.add_generic_rpc_handlers(
             [
                 grpc.method_handlers_generic_handler("shalekv.v1.KV", kv),
-                grpc.method_handlers_generic_handler("shalekv.v1.Admin", {"Status": status}),
+                grpc.method_handlers_generic_handler("shalekv.v1.Admin", admin),
             ]
         )
         return server
@@ -274,6 +279,16 @@ class DictServer:
             memtable=admin_pb2.MemtableStatus(keys=len(self.state.data), bytes=5_000_000),
             manifest=admin_pb2.ManifestStatus(manifest_id=3),
         )
+
+    async def _stats(
+        self, request: admin_pb2.StatsRequest, context: Context
+    ) -> admin_pb2.StatsReply:
+        failure = self.state.begin(request)
+        if failure is not None:
+            await _end(context, failure)
+        reply = self.state.stats.popleft() if self.state.stats else admin_pb2.StatsReply()
+        reply.header.CopyFrom(self.state.header())
+        return reply
 
 
 async def _end(context: Context, failure: Failure) -> NoReturn:

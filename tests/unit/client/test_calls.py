@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shalekv.v1 import admin_pb2
 from shalekv_client import (
     Absent,
     Add,
@@ -30,6 +31,7 @@ from shalekv_client import (
     Put,
     RangeEmpty,
     ReadLevel,
+    RequestKind,
     Role,
     SeqEquals,
     SeqIs,
@@ -321,6 +323,22 @@ async def test_status_is_typed(client: Client) -> None:
     assert status.writer is not None
     assert status.writer.commits == 1
     assert status.manifest.wal_id_last_compacted is None
+
+
+async def test_stats_are_typed(client: Client, server: DictServer) -> None:
+    """Every kind has a number; what a newer server may add is left out."""
+    process = admin_pb2.ProcessRequests(role="collector", uptime_ms=60_000)
+    process.requests.add(kind=admin_pb2.REQUEST_KIND_LIST, requests=7)
+    process.requests.add(kind=99, requests=1)  # of a newer server
+    told = admin_pb2.StatsReply(url="s3://b", endpoint="here:9", records="sqlite")
+    told.processes.append(process)
+    server.state.stats.append(told)
+    stats = await client.stats()
+    assert (stats.view.epoch, stats.url, stats.endpoint) == (EPOCH, "s3://b", "here:9")
+    assert stats.records == "sqlite"
+    (collector,) = stats.processes
+    assert (collector.role, collector.uptime_ms) == ("collector", 60_000)
+    assert collector.requests == dict.fromkeys(RequestKind, 0) | {RequestKind.LIST: 7}
 
 
 async def test_large_messages_pass(client: Client) -> None:

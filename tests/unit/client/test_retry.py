@@ -221,10 +221,10 @@ async def test_silent_attempt_is_given_up(server: DictServer, *, coalesce: bool)
 
 @together
 async def test_reads_are_repeated_whatever_happened(server: DictServer, *, coalesce: bool) -> None:
-    """Get, batch get, scan and status survive a server that is unavailable for a moment."""
+    """Get, batch get, scan, status and stats survive a server that is unavailable for a moment."""
     async with Client(server.address, retry=WITHOUT_KEYS, coalesce=coalesce) as client:
         await client.put(b"k", b"v")
-        for read in ("Get", "BatchGet", "Scan", "Status"):
+        for read in ("Get", "BatchGet", "Scan", "Status", "Stats"):
             server.state.failures.append(bare(CODE.UNAVAILABLE))
             match read:
                 case "Get":
@@ -233,8 +233,10 @@ async def test_reads_are_repeated_whatever_happened(server: DictServer, *, coale
                     assert await client.batch_get([b"x"]) == [None]
                 case "Scan":
                     assert [entry.value async for entry in client.scan()] == [b"v"]
-                case _:
+                case "Status":
                     assert (await client.status()).version == "0.0.7"
+                case _:
+                    assert (await client.stats()).processes == ()
             assert server.state.calls[read] == 2
 
 

@@ -50,6 +50,7 @@ async def test_methods_return_what_those_of_the_client_return(server: DictServer
             assert client.delete(b"a").seq == 5
             assert client.delete_range(prefix=b"b").seq == 6
             assert client.status().version == "0.0.7"
+            assert client.stats().processes == ()
 
     await in_thread(work)
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 import shalekv
+import shalekv_client
+from shalekv.clock import LoopClock
+from shalekv.core.prices import OBJECT_KINDS, RECORD_KINDS
 from shalekv.errors import NotImplementedYet
-from shalekv.settings import WriterSettings
+from shalekv.roles.store_use import ProcessUse, StorePlace
+from shalekv.settings import StoreSettings, WriterSettings
+from shalekv.store.requests import RequestKind
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.unit.roles.messages import key_header
 from tests.unit.roles.serving import CALL, MEMORY, Serving, serving
@@ -57,6 +62,59 @@ async def test_status_tells_what_is_remembered() -> None:
         with_range = status(writer).memtable
         assert with_range.range_tombstones == 1
         assert 0 < with_records.bytes < with_range.bytes
+
+
+async def test_stats_tell_what_was_sent() -> None:
+    """Whoever is asked is told of with its requests by kind, beside the view of the writer."""
+    async with serving() as writer:
+        commit = await writer.put(b"a")
+        clock = LoopClock()
+        sent = {RequestKind.WRITE: 3, RequestKind.RECORD_READ: 2, RequestKind.LIST: 0}
+        began_ms = clock.monotonic_ms() - 5_000
+        writer.admin.store_use.measure(lambda: [ProcessUse("writer", began_ms, sent)])
+        writer.admin.store_use.measure(lambda: [ProcessUse("compactor", began_ms + 9_999, {})])
+        reply = writer.admin.stats(admin_pb2.StatsRequest(), CALL)
+        assert isinstance(reply, admin_pb2.StatsReply)
+        assert (reply.header.role, reply.header.seq) == (kv_pb2.ROLE_WRITER, commit.header.seq)
+        assert (reply.url, reply.endpoint, reply.records) == ("memory://held", "", "")
+        own, compactor = reply.processes
+        assert (own.role, compactor.role, compactor.uptime_ms) == ("writer", "compactor", 0)
+        assert own.uptime_ms >= 5_000
+        assert {each.kind: each.requests for each in own.requests} == {
+            admin_pb2.REQUEST_KIND_WRITE: 3,
+            admin_pb2.REQUEST_KIND_RECORD_READ: 2,
+        }
+
+
+def test_every_kind_can_be_told() -> None:
+    """By the wire, by the client and by the prices there are the same kinds."""
+    kinds = [kind.name for kind in RequestKind]
+    assert [f"REQUEST_KIND_{name}" for name in kinds] == list(admin_pb2.RequestKind.keys())[1:]
+    assert {kind.name: kind.value for kind in shalekv_client.RequestKind} == {
+        name.removeprefix("REQUEST_KIND_"): number
+        for name, number in list(admin_pb2.RequestKind.items())[1:]
+    }
+    assert [*OBJECT_KINDS, *RECORD_KINDS] == [kind.value for kind in RequestKind]
+    assert [name.lower() for name in kinds] == [kind.value for kind in RequestKind]
+
+
+def test_no_secret_is_told() -> None:
+    """Of an endpoint the host alone, of the URL of records the scheme alone."""
+    settings = StoreSettings(
+        endpoint_url="https://me:pass-word@there:9000/path",
+        records_url="mysql://me:pass[word@there/database",
+    )
+    place = StorePlace.of("s3://bucket", settings)
+    assert place == StorePlace("s3://bucket", endpoint="there:9000", records="mysql")
+    assert StorePlace.of("s3://bucket", StoreSettings()) == StorePlace("s3://bucket")
+
+
+async def test_stats_check_their_header() -> None:
+    """As the status does."""
+    async with serving() as writer:
+        request = admin_pb2.StatsRequest(header=kv_pb2.RequestHeader(min_seq=1))
+        with pytest.raises(NotImplementedYet):
+            writer.admin.stats(request, CALL)
 
 
 async def test_status_checks_its_header() -> None:

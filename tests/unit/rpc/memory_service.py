@@ -160,3 +160,6 @@ class MemoryAdmin:
         self, _request: admin_pb2.StatusRequest, _call: Call
     ) -> Answer[admin_pb2.StatusReply]:
         return admin_pb2.StatusReply(version="0.0.0-test")
+
+    def stats(self, _request: admin_pb2.StatsRequest, _call: Call) -> Answer[admin_pb2.StatsReply]:
+        return admin_pb2.StatsReply(processes=[admin_pb2.ProcessRequests(role="test")])

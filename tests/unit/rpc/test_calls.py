@@ -58,6 +58,7 @@ async def test_every_method_reaches_its_service() -> None:
         await it.kv.DeleteRange(kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(prefix=b"b")))
         assert it.service.values == {}
         status = await it.admin.Status(admin_pb2.StatusRequest())
+        stats = await it.admin.Stats(admin_pb2.StatsRequest())
         load = admin_pb2.IngestSstRequest(load_id="monday")
         loads = [await it.admin.IngestSst(load) for _ in range(2)]
     assert got.value == b"1"
@@ -65,6 +66,7 @@ async def test_every_method_reaches_its_service() -> None:
     assert scanned == [(b"a", b"1"), (b"b", b"2")]
     assert (txn.results[0].get.value, gone.found) == (b"1", False)
     assert status.version == "0.0.0-test"
+    assert [process.role for process in stats.processes] == ["test"]
     assert [reply.already_applied for reply in loads] == [False, True]
 
 

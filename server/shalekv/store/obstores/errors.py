@@ -22,7 +22,7 @@ from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavai
 from shalekv.store.api import Exists, Unknown
 
 # A field of Rust's text. The first `kind` is obstore's own, what it holds has others.
-_STATUS = re.compile(r"^ +status: (\d{3}),$", re.MULTILINE)
+_STATUS = re.compile(r"^ +(?:status: |code: \")(\d{3})\"?,$", re.MULTILINE)  # code: in a batch
 _KIND = re.compile(r"^ +kind: (\w+),$", re.MULTILINE)
 _TOKEN = re.compile(r"^ +source: (?:Token\w+|FederatedTokenFile|AzureCli\w*)\b", re.MULTILINE)
 _START_TOO_LARGE = re.compile(r"^ +source: StartTooLarge\b", re.MULTILINE)

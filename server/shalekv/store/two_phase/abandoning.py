@@ -1,13 +1,14 @@
-"""Sees to it that temporary objects can be deleted: rule S of `shalekv.core.two_phase`.
+"""Deletes temporary objects: rule S of `shalekv.core.two_phase`.
 
 Whoever put one may have been stalled since then, and would go on in the very moment in which it is
-deleted: insert its record, and copy. So a destination without a record gets one that names a source
-which never was. Whoever wants the destination takes that over, with a temporary object of its own.
+deleted: enter it into the record, and copy. So it is kept out while it is deleted, by a record that
+is committed or one that names a source which never was. When it is gone, nobody can copy it any
+more, and that record is withdrawn. Who wants the destination meanwhile takes it over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from random import Random
 
 from shalekv.core.two_phase import Destination, Record, Standing, standing
@@ -22,48 +23,49 @@ ATTEMPTS_MAX = 4
 
 
 class Abandoning:
-    """Closes the way that temporary objects have into records."""
+    """Deletes temporary objects of one database."""
 
     def __init__(self, plain: PlainStore, records: RecordStore, random: Random) -> None:
-        self._url = plain.url
+        self._plain = plain
         self._records = records
         self._random = random
         self._completing = Completing(plain, records)
 
-    async def abandon(self, sources: Iterable[str]) -> None:
-        """Make sure that no record will name these any more. Raises `StoreUnavailable`.
+    async def delete(self, sources: Sequence[str]) -> None:
+        """Delete them. Raises `StoreUnavailable`; then some may be deleted.
 
-        One that a record names now is what a crash has left: it is completed. REQUIRES: they have
-        been seen, in a list: what is put later is not meant.
+        One that a record names is what a crash has left: it is completed. REQUIRES: they have been
+        seen, in a list: what is put later is not meant.
         """
-        for source in sources:
-            await self._abandon(source)
+        barriers = [await self._bar(source) for source in sources]
+        await self._plain.delete(sources)
+        for barrier in barriers:
+            if barrier is not None:
+                await self._records.withdraw(barrier)
 
-    async def _abandon(self, source: str) -> None:
+    async def _bar(self, source: str) -> Record | None:
+        """Keep `source` out of the record for good, or by a record that is returned."""
         parsed = parse_temporary_name(source)
         if parsed is None or not parsed.destination.isascii():
-            return  # we never put it
-        destination = Destination(self._url, parsed.destination)
+            return None  # we never put it
+        destination = Destination(self._plain.url, parsed.destination)
         for _ in range(ATTEMPTS_MAX):
-            if await self._is_barred(destination, source):
-                return
+            record = await self._records.find(destination)
+            match standing(record, source):
+                case Standing.OURS_DONE | Standing.THEIRS_DONE:
+                    return None
+            completion = Completion.DEAD
+            if record is not None:
+                completion = await self._completing.complete(record)
+            if completion is Completion.DONE:
+                return None
+            barrier = Record(destination, no_source(self._random, destination))
+            if completion is Completion.DEAD and await self._enter(barrier, record):
+                return barrier
         problem = f"the record of {destination.name} changed {ATTEMPTS_MAX} times under our hands"
-        raise StoreUnavailable(self._url, "delete", source, problem)
+        raise StoreUnavailable(self._plain.url, "delete", source, problem)
 
-    async def _is_barred(self, destination: Destination, source: str) -> bool:
-        """Whether the record keeps `source` out, after an attempt to make it so."""
-        record = await self._records.find(destination)
-        match standing(record, source):
-            case Standing.FREE:
-                barrier = Record(destination, no_source(self._random, destination))
-                return await self._records.insert(barrier) == Inserted()
-            case Standing.OURS_DONE | Standing.THEIRS_DONE:
-                return True
-        assert record is not None
-        match await self._completing.complete(record):
-            case Completion.DONE:
-                return True
-            case Completion.DEAD:
-                return await self._records.take_over(record, no_source(self._random, destination))
-            case Completion.CHANGED:
-                return False
+    async def _enter(self, barrier: Record, dead: Record | None) -> bool:
+        if dead is None:
+            return await self._records.insert(barrier) == Inserted()
+        return await self._records.take_over(dead, barrier.source)

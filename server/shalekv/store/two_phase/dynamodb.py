@@ -151,25 +151,36 @@ class DynamoRecords(RecordStore):
             raise self._error(error, operation, str(record.destination)) from error
         return True
 
+    async def withdraw(self, record: Record) -> None:
+        await self._delete(
+            record.destination,
+            "#source = :old AND #committed = :false",
+            SOURCE | COMMITTED,
+            {":old": {"S": record.source}, ":false": {"BOOL": False}},
+        )
+
     async def delete_committed(self, destinations: Iterable[Destination]) -> None:
+        is_committed = "#committed = :true", COMMITTED, {":true": {"BOOL": True}}
         remaining = iter(destinations)
         while some := [*islice(remaining, DELETES_AT_ONCE)]:
             ended = await asyncio.gather(
-                *(self._delete(each) for each in some), return_exceptions=True
+                *(self._delete(each, *is_committed) for each in some), return_exceptions=True
             )
             for error in ended:
                 if error is not None:
                     raise error
 
-    async def _delete(self, destination: Destination) -> None:
+    async def _delete(
+        self, destination: Destination, condition: str, names: dict[str, str], values: Any
+    ) -> None:
         client = await self._client(RequestKind.RECORD_WRITE)
         try:
             await client.delete_item(
                 TableName=self._table,
                 Key=_key(destination),
-                ConditionExpression="#committed = :true",
-                ExpressionAttributeNames=COMMITTED,
-                ExpressionAttributeValues={":true": {"BOOL": True}},
+                ConditionExpression=condition,
+                ExpressionAttributeNames=names,
+                ExpressionAttributeValues=values,
             )
         except FAILURES as error:
             if answer_in(error) is not Answer.CONFLICT:

@@ -58,6 +58,12 @@ class MemoryRecords(RecordStore):
         self._table[record.destination] = replace(found, source=source)
         return True
 
+    async def withdraw(self, record: Record) -> None:
+        self.sent.add(RequestKind.RECORD_WRITE)
+        found = self._table.get(record.destination)
+        if found is not None and found.source == record.source and not found.is_committed:
+            del self._table[record.destination]
+
     async def delete_committed(self, destinations: Iterable[Destination]) -> None:
         for destination in destinations:
             self.sent.add(RequestKind.RECORD_WRITE)

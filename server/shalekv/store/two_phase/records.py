@@ -73,6 +73,10 @@ class RecordStore(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def withdraw(self, record: Record) -> None:
+        """Delete the record of this destination if it names this source and is not committed."""
+
+    @abc.abstractmethod
     async def delete_committed(self, destinations: Iterable[Destination]) -> None:
         """Delete the records of `destinations`, but for those that are not committed."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import CursorResult, Executable, delete, insert, select, update
+from sqlalchemy import ColumnElement, CursorResult, Executable, and_, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -76,7 +76,8 @@ class SqlRecords(RecordStore):
 
     async def insert(self, record: Record) -> InsertOutcome:
         statement = insert(RECORDS).values(
-            destination=str(record.destination),
+            database=record.destination.database,
+            destination=record.destination.name,
             source=record.source,
             committed=record.is_committed,
         )
@@ -96,7 +97,7 @@ class SqlRecords(RecordStore):
         raise StoreUnavailable(self.url, "insert", str(record.destination), problem)
 
     async def find(self, destination: Destination) -> Record | None:
-        statement = select(RECORDS).where(RECORDS.c.destination == str(destination))
+        statement = select(RECORDS).where(_is(destination))
         for row in await self._read("find", str(destination), statement):
             return Record(destination, row.source, row.committed)
         return None
@@ -104,7 +105,7 @@ class SqlRecords(RecordStore):
     async def commit(self, record: Record) -> bool:
         statement = (
             update(RECORDS)
-            .where(RECORDS.c.destination == str(record.destination))
+            .where(_is(record.destination))
             .where(RECORDS.c.source == record.source)
             .values(committed=True)
         )
@@ -113,47 +114,60 @@ class SqlRecords(RecordStore):
     async def take_over(self, record: Record, source: str) -> bool:
         statement = (
             update(RECORDS)
-            .where(RECORDS.c.destination == str(record.destination))
+            .where(_is(record.destination))
             .where(RECORDS.c.source == record.source)
             .where(RECORDS.c.committed.is_(False))
             .values(source=source)
         )
         return await self._changed("take_over", record, statement)
 
+    async def withdraw(self, record: Record) -> None:
+        statement = (
+            delete(RECORDS)
+            .where(_is(record.destination))
+            .where(RECORDS.c.source == record.source)
+            .where(RECORDS.c.committed.is_(False))
+        )
+        await self._changed("withdraw", record, statement)
+
     async def delete_committed(self, destinations: Iterable[Destination]) -> None:
-        remaining = iter(destinations)
-        while some := [str(each) for each in islice(remaining, DELETED_AT_ONCE)]:
-            statement = (
-                delete(RECORDS)
-                .where(RECORDS.c.destination.in_(some))
-                .where(RECORDS.c.committed.is_(True))
-            )
-            try:
-                await self._change(statement)
-            except _Failed as failed:
-                raise self._error(failed, "delete", some[0]) from failed
+        by_database: dict[str, list[str]] = defaultdict(list)
+        for each in destinations:
+            by_database[each.database].append(each.name)
+        for database, names in by_database.items():
+            for first in range(0, len(names), DELETED_AT_ONCE):
+                await self._delete(database, names[first : first + DELETED_AT_ONCE])
+
+    async def _delete(self, database: str, names: Sequence[str]) -> None:
+        statement = (
+            delete(RECORDS)
+            .where(RECORDS.c.database == database)
+            .where(RECORDS.c.destination.in_(names))
+            .where(RECORDS.c.committed.is_(True))
+        )
+        try:
+            await self._change(statement)
+        except _Failed as failed:
+            raise self._error(failed, "delete", f"{database}/{names[0]}") from failed
 
     async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
-        prefix = f"{database}/"
-        after = prefix
-        end = f"{database}0"  # 0 is the character after the slash
+        after = ""
         is_last = False
         while not is_last:
             statement = (
                 select(RECORDS)
+                .where(RECORDS.c.database == database)
                 .where(RECORDS.c.destination > after)
-                .where(RECORDS.c.destination < end)
                 .order_by(RECORDS.c.destination)
                 .limit(PAGE_RECORDS)
             )
             if uncommitted_only:
                 statement = statement.where(RECORDS.c.committed.is_(False))
-            rows = await self._read("list", prefix, statement)
+            rows = await self._read("list", database, statement)
             is_last = len(rows) < PAGE_RECORDS
             for row in rows:
                 after = row.destination
-                name = after.removeprefix(prefix)
-                yield Record(Destination(database, name), row.source, row.committed)
+                yield Record(Destination(database, after), row.source, row.committed)
 
     async def close(self) -> None:
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -231,6 +245,12 @@ class SqlRecords(RecordStore):
     def _error(self, failed: _Failed, operation: str, name: str) -> StoreError:
         kind = StoreRefused if failed.answer is Answer.REFUSED else StoreUnavailable
         return kind(self.url, operation, name, str(failed))
+
+
+def _is(destination: Destination) -> ColumnElement[bool]:
+    return and_(
+        RECORDS.c.database == destination.database, RECORDS.c.destination == destination.name
+    )
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:

@@ -57,7 +57,8 @@ def open_engine(place: SqlPlace, limits: Limits) -> AsyncEngine:
         _url(place),
         isolation_level="AUTOCOMMIT",
         hide_parameters=True,
-        pool_size=limits.connections_max,
+        # One writer at a time is all that SQLite has: others would poll for their turn.
+        pool_size=limits.connections_max if place.path is None else 1,
         max_overflow=0,
         pool_timeout=limits.request_timeout_ms / 1_000,
         pool_pre_ping=True,

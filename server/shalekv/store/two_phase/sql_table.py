@@ -1,7 +1,8 @@
 """The table of records in SQL, with keys that compare by their bytes in every database.
 
     shalekv_records
-      destination   primary key: the URL of the object
+      database      the URL of the store        these two are the primary key
+      destination   the name of the object
       source        the name of the temporary object in the same database
       committed     whether the destination has been made
 
@@ -16,10 +17,10 @@ from sqlalchemy import Boolean, Column, Dialect, MetaData, Table, Text
 from sqlalchemy.dialects.mysql import VARBINARY
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-# InnoDB has 3,072 bytes for a key. The longest URL of a folder with all of it escaped, a slash and
-# the longest name: 5 + 222 + 1 + 3 * 400 + 1 + 512.
-DESTINATION_BYTES = 2_048
-SOURCE_BYTES = 1_024
+# InnoDB has 3,072 bytes for a key. The longest URL has a folder of which all is escaped:
+# 5 + 222 + 1 + 3 * 400. Names end at 512 bytes.
+DATABASE_BYTES = 1_500
+NAME_BYTES = 640
 TABLE_NAME = "shalekv_records"
 
 
@@ -55,8 +56,9 @@ class Bytewise(TypeDecorator[Any]):
 RECORDS = Table(
     TABLE_NAME,
     MetaData(),
-    Column("destination", Bytewise(DESTINATION_BYTES), primary_key=True),
-    Column("source", Bytewise(SOURCE_BYTES), nullable=False),
+    Column("database", Bytewise(DATABASE_BYTES), primary_key=True),
+    Column("destination", Bytewise(NAME_BYTES), primary_key=True),
+    Column("source", Bytewise(NAME_BYTES), nullable=False),
     Column("committed", Boolean, nullable=False),
     mysql_engine="InnoDB",
     mariadb_engine="InnoDB",

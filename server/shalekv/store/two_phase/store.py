@@ -95,12 +95,13 @@ class TwoPhaseStore(ObjectStore):
             check_name(name)
         temporary = [name for name in doomed if parse_temporary_name(name) is not None]
         if temporary:
-            await Abandoning(self._plain, self._records, self._runtime.random).abandon(temporary)
-        await self._plain.delete(doomed)
-        created = set(doomed).difference(temporary)
+            await Abandoning(self._plain, self._records, self._runtime.random).delete(temporary)
+        created = [name for name in dict.fromkeys(doomed) if parse_temporary_name(name) is None]
+        if not created:
+            return
+        await self._plain.delete(created)
         destinations = [Destination(self.url, name) for name in created if name.isascii()]
-        if destinations:
-            await self._records.delete_committed(destinations)
+        await self._records.delete_committed(destinations)
 
     async def now_ms(self) -> int:
         return await self._plain.now_ms()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
@@ -70,7 +70,8 @@ async def scripted(answer: Answer) -> AsyncIterator[ScriptedServer]:
         task = asyncio.current_task()
         assert task is not None
         serving.add(task)
-        await script.serve(reader, writer)
+        with suppress(asyncio.CancelledError):  # asyncio would report it as an error
+            await script.serve(reader, writer)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     script.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from email.utils import formatdate
+from time import time
+
 import pytest
 
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
@@ -112,20 +115,18 @@ async def test_a_create_into_no_bucket_that_hides() -> None:
             await s3.create(NAME, b"x")
 
 
-@pytest.mark.parametrize(("shift_s", "side"), [(3_600, "3600 s behind"), (-3_600, "3600 s ahead")])
+@pytest.mark.parametrize(("shift_s", "side"), [(3_600, "behind"), (-3_600, "ahead of")])
 async def test_the_skew_is_told(shift_s: int, side: str) -> None:
     """A refusal for the clock says which way it is wrong, and by how much."""
-    from email.utils import formatdate
-    from time import time
 
     def answer(_: Request) -> Reply:
         reply = refused(403, "RequestTimeTooSkewed")
         return Reply(403, reply.body, {"Date": formatdate(time() + shift_s, usegmt=True)})
 
     async with scripted(answer) as server, opened(server.endpoint) as s3:
-        with pytest.raises(StoreRefused, match="clock of this machine is 3[56]") as raised:
+        with pytest.raises(StoreRefused, match=r"clock of this machine is 3[56]\d\d s") as raised:
             await s3.create(NAME, b"x")
-        assert side.rsplit(maxsplit=1)[-1] in raised.value.problem
+        assert side in raised.value.problem
 
 
 async def test_the_region_of_the_bucket_is_told() -> None:

@@ -1,0 +1,30 @@
+"""`shalekv admin`: what operators ask and do seldom."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import click
+
+from shalekv.cli.lazy_commands import CommandTable, LazyCommands
+
+_HELP = """Requests to the object store and what they cost; recovery of a store.
+
+\b
+Examples:
+  shalekv admin stats --addr 10.0.0.5:7654
+  shalekv admin recover --url s3://bucket/folder --cas two_phase
+"""
+
+# `stats` talks to a server, and runs where there is no more than the client.
+MEMBERS: CommandTable = MappingProxyType(
+    {
+        "stats": ("shalekv.cli.admin_stats:stats", "Print requests per minute, and their price."),
+        "recover": ("shalekv.cli.admin_recover:recover", "Complete what crashed creates left."),
+    }
+)
+
+
+@click.group(cls=LazyCommands, table=MEMBERS, help=_HELP)
+def admin() -> None:
+    """Every command for operators."""

@@ -1,0 +1,210 @@
+"""What children tell of their requests: the lines, and the sums over real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
+
+import pytest
+import structlog
+
+from shalekv.cli.child_reports import (
+    LINE_BYTES_MAX,
+    REQUESTS_MAX,
+    ChildReports,
+    parse_report,
+    report_line,
+    total_of,
+)
+from shalekv.cli.children import ChildCommand, Children
+from shalekv.clock import LoopClock
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import ChildrenSettings
+from shalekv.store.requests import RequestCounts, RequestKind
+
+QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=5_000)
+
+# Counts what it is told to, tells it, and waits until it is asked to end; then it counts once more.
+TELLER = """
+import asyncio, sys, uvloop
+from shalekv.cli import child_reports
+from shalekv.store.requests import RequestCounts, RequestKind
+child_reports.REPORT_INTERVAL_MS = 1
+
+async def child():
+    first, second = RequestCounts(), RequestCounts()
+    with child_reports.telling_parent([first, second]):
+        first.add(RequestKind.LIST)
+        second.add(RequestKind.LIST, 2)
+        await asyncio.to_thread(sys.stdin.read)
+        first.add(RequestKind.DELETE)
+
+(uvloop.run if sys.argv[1] == "uvloop" else asyncio.run)(child())
+"""
+# Tells at once, and ends.
+SHORT = """
+import sys
+sys.stdout.write('{"sent":{"write":2}}\\n{"sent":{"write":5}}\\n')
+"""
+CHATTY = """
+import sys
+print("a library has something to say")
+print("x" * 100_000)
+print('{"sent":{"read":1}}')
+print("again")
+print('{"sent":{"read":3}}', flush=True)
+sys.stdin.read()
+"""
+
+
+def counts_of(reports: ChildReports, role: str = "test") -> Mapping[RequestKind, int]:
+    """What the children with this role have sent; nothing if none has begun."""
+    return next((use.sent for use in reports.processes() if use.role == role), {})
+
+
+async def until(is_enough: Callable[[], bool]) -> None:
+    """Wait until it is so; the test has a time-out."""
+    while not is_enough():  # noqa: ASYNC110 - it is about another process
+        await asyncio.sleep(0.001)
+
+
+async def beside(program: str, *argv: str, until_: Callable[[ChildReports], bool]) -> ChildReports:
+    """Run `program` as a child until what was told is enough; what was told in the end."""
+    runtime = Runtime(LoopClock(), Random(0), ThreadWorkers(1))
+    command = ChildCommand("test", ["-c", program, *argv])
+    children = Children([command], QUICK, runtime, is_pressed=lambda: False)
+    await children.beside(until(lambda: until_(children.reports)))
+    return children.reports
+
+
+@pytest.fixture
+async def warnings() -> AsyncIterator[list[str]]:
+    """What is logged as a warning about bad lines."""
+    found: list[str] = []
+
+    def on_log(_logger: object, _method: str, event: Mapping[str, Any]) -> NoReturn:
+        if "no report" in event["event"]:
+            found.append(event["child"])
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[on_log])
+    yield found
+    structlog.reset_defaults()
+
+
+def test_lines_are_read_back() -> None:
+    """With every kind, and short enough for the one who reads them."""
+    most = dict.fromkeys(RequestKind, REQUESTS_MAX)
+    line = report_line(most)
+    assert parse_report(line) == most
+    assert len(line) < LINE_BYTES_MAX
+    assert line.count(b"\n") == 1
+
+
+def test_kinds_that_are_not_known_are_left_out() -> None:
+    """A newer child may tell more."""
+    assert parse_report(b'{"sent":{"write":1,"undo":2},"since":3}\n') == {RequestKind.WRITE: 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"hello\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"sent":[]}\n',
+        b'{"sent":{"write":-1}}\n',
+        b'{"sent":{"write":1.5}}\n',
+        b'{"sent":{"write":"1"}}\n',
+        b'{"sent":{"write":true}}\n',
+        b'{"sent":{"write":%d}}\n' % (REQUESTS_MAX + 1),
+        b"[" * 1_000 + b"\n",
+        b"\xff\xfe\n",
+    ],
+)
+def test_what_is_no_report_is_refused(line: bytes) -> None:
+    """Numbers that could not be sums are, too."""
+    with pytest.raises(ValueError, match=r"."):
+        parse_report(line)
+
+
+def test_several_stores_are_one_process() -> None:
+    """A collector of two databases tells the sum."""
+    first, second = RequestCounts(), RequestCounts()
+    first.add(RequestKind.LIST, 2)
+    second.add(RequestKind.LIST)
+    second.add(RequestKind.READ)
+    assert total_of([first, second])[RequestKind.LIST] == 3
+    assert total_of([first, second])[RequestKind.READ] == 1
+    assert sum(total_of([]).values()) == 0
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_a_child_tells_while_it_runs_and_at_its_end(loop: str) -> None:
+    """The last word is not lost, although the child ends with it."""
+    reports = await beside(
+        TELLER, loop, until_=lambda r: counts_of(r).get(RequestKind.LIST, 0) == 3
+    )
+    assert counts_of(reports)[RequestKind.LIST] == 3
+    assert counts_of(reports)[RequestKind.DELETE] == 1
+
+
+async def test_restarts_are_added_up() -> None:
+    """Each child counts from 0: its last line is added to what those before it have told."""
+    reports = await beside(SHORT, until_=lambda r: counts_of(r).get(RequestKind.WRITE, 0) >= 15)
+    assert counts_of(reports)[RequestKind.WRITE] % 5 == 0
+
+
+async def test_bad_lines_are_ignored_and_told_once(warnings: list[str]) -> None:
+    """What a library prints, or a line without an end, hides no report and fills no log."""
+    reports = await beside(CHATTY, until_=lambda r: counts_of(r).get(RequestKind.READ, 0) == 3)
+    assert warnings == ["test"]
+    assert sum(counts_of(reports).values()) == 3
+
+
+async def test_half_a_line_tells_nothing() -> None:
+    """A child that is killed in the middle of one."""
+    stdout = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    stdout.feed_data(b'{"sent":{"read":1}}\n{"sent":{"read":12}}')
+    stdout.feed_eof()
+    reports = ChildReports(LoopClock())
+    await reports.read("test", stdout)
+    assert counts_of(reports)[RequestKind.READ] == 1
+
+
+def test_a_parent_that_does_not_read_holds_nobody_up() -> None:
+    """The pipe is full, the child goes on, and it ends when it is asked to."""
+    fills = TELLER.replace(
+        "        await asyncio.to_thread(sys.stdin.read)\n",
+        "        while child_reports._write(b'x' * 512): pass\n"
+        "        for _ in range(100):\n"
+        "            first.add(RequestKind.READ)\n"
+        "            await asyncio.sleep(0.001)\n",
+    )
+    process = subprocess.Popen([sys.executable, "-c", fills, "uvloop"], stdout=subprocess.PIPE)
+    with process:
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_without_a_parent_nothing_is_told(tmp_path: Path) -> None:
+    """Standard output that leads to no process is left alone."""
+    with (tmp_path / "stdout").open("wb") as stdout:
+        run = subprocess.run(
+            [sys.executable, "-c", TELLER, "asyncio"],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=30,
+        )
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert (tmp_path / "stdout").read_bytes() == b""

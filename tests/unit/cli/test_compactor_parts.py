@@ -1,0 +1,82 @@
+"""Parts of a merge in processes: what they have sent is counted, whatever became of them."""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+
+import pytest
+
+from shalekv.cli.compactor_part import PartReply
+from shalekv.cli.compactor_parts import ProcessParts
+from shalekv.clock import LoopClock
+from shalekv.core.compaction.publish import CompactorId
+from shalekv.core.compaction.remains import OlderKeys
+from shalekv.core.key_range import KeyRange
+from shalekv.engine.compaction.outputs import Authorship
+from shalekv.engine.compaction.part import Part, PartResult
+from shalekv.errors import PartFailed, ShaleError, StoreUnavailable
+from shalekv.runtime import Runtime
+from shalekv.settings import CompactSettings, LevelSettings, StoreSettings, UrlSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
+from shalekv.store.requests import RequestKind
+from tests.unit.store.inline_runtime import InlineWorkers
+
+# Reads the task, and gives the reply that it was told.
+REPLIES = "import sys; sys.stdin.readline(); print(sys.argv[1])"
+SENT = {RequestKind.WRITE: 3, RequestKind.READ: 4}
+PART = Part(
+    author=Authorship(bytes(16), CompactorId(1, bytes(16)), bytes(16), logical_time_ms=0),
+    target_level=1,
+    sources=[],
+    keys=KeyRange(),
+    older=OlderKeys(),
+    expiry_horizon_ms=0,
+    cuts=[],
+    levels=LevelSettings(),
+    memory_bytes=1 << 20,
+    bytes_per_s=0,
+)
+
+
+def parts(reply: PartReply | str) -> tuple[ProcessParts, CasStore]:
+    """What runs parts in processes that all give this reply, and the store that it counts at."""
+    text = reply if isinstance(reply, str) else reply.model_dump_json()
+    runtime = Runtime(LoopClock(), Random(0), InlineWorkers())
+    store = CasStore(MemoryStore(lambda: 0), runtime, StoreSettings())
+    settings = CompactSettings(database=UrlSettings(url="file:///there"))
+    return ProcessParts(store, settings, [sys.executable, "-c", REPLIES, text]), store
+
+
+async def test_requests_of_parts_are_those_of_the_compactor() -> None:
+    """Of all parts together, beside what it sends itself."""
+    result = PartResult(outputs=(), read_bytes=1, written_bytes=2)
+    runner, store = parts(PartReply(result=result, sent=SENT))
+    store.sent.add(RequestKind.WRITE)
+    results = await runner.run([PART, PART], lambda: False)
+    assert [each.written_bytes for each in results] == [2, 2]
+    assert store.sent.by_kind[RequestKind.WRITE] == 7
+    assert store.sent.by_kind[RequestKind.READ] == 8
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [(StoreUnavailable.reason, StoreUnavailable), ("BAD_CHECKSUM", PartFailed)],
+)
+async def test_requests_of_a_part_that_failed_are_counted(
+    reason: str, error: type[ShaleError]
+) -> None:
+    """They were sent, and are paid for."""
+    runner, store = parts(PartReply(reason=reason, problem="made up", sent=SENT))
+    with pytest.raises(error, match="made up"):
+        await runner.run([PART, PART], lambda: False)
+    assert store.sent.by_kind[RequestKind.READ] in {4, 8}  # the other one may have been ended
+
+
+async def test_a_part_that_dies_has_no_last_word() -> None:
+    """What it has sent is not known; nothing else is lost."""
+    runner, store = parts("")
+    with pytest.raises(ValueError, match="JSON"):
+        await runner.run([PART, PART], lambda: False)
+    assert store.sent.total == 0

@@ -1,0 +1,160 @@
+"""`shalekv admin stats` against a server that tells what the test wants."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shalekv.cli.admin import admin
+from shalekv.cli.admin_stats import COLUMNS, stats
+from shalekv.cli.request_rates import between
+from shalekv.v1 import admin_pb2
+from shalekv_client.server_stats import stats_of
+from tests.unit.cli_client.conftest import Run
+from tests.unit.cli_client.test_help import OF_THE_SERVER
+from tests.unit.client.dict_server import DictServer
+
+HOUR_MS = 3_600_000
+
+
+def told(
+    *processes: admin_pb2.ProcessRequests, url: str = "s3://bucket", **fields: Any
+) -> admin_pb2.StatsReply:
+    """What a server tells."""
+    return admin_pb2.StatsReply(url=url, processes=processes, **fields)
+
+
+def process(role: str, uptime_ms: int, **requests: int) -> admin_pb2.ProcessRequests:
+    """One process of it, with its requests by kind."""
+    counts = [
+        admin_pb2.RequestCount(
+            kind=admin_pb2.RequestKind.Value(f"REQUEST_KIND_{kind.upper()}"), requests=number
+        )
+        for kind, number in requests.items()
+    ]
+    return admin_pb2.ProcessRequests(role=role, uptime_ms=uptime_ms, requests=counts)
+
+
+def rows(result: Result) -> dict[tuple[str, str], tuple[int, float, float | None]]:
+    """What was printed as JSON, by process and kind."""
+    assert result.exit_code == 0, result.output
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert all(tuple(row) == COLUMNS for row in found)
+    return {
+        (row["process"], row["kind"]): (row["requests"], row["per_minute"], row["usd_per_month"])
+        for row in found
+    }
+
+
+async def test_rates_prices_and_totals(server: DictServer, run: Run) -> None:
+    """Each process by its own uptime; sums by kind, and over everything."""
+    writer = process("writer", HOUR_MS, write=6_000, list=60)
+    collector = process("collector", HOUR_MS // 2, list=30, read=3_000)
+    server.state.stats.append(told(writer, collector))
+    assert rows(await run(stats, "--format", "json")) == {
+        ("writer", "write"): (6_000, 100.0, 21.6),
+        ("writer", "list"): (60, 1.0, 0.216),
+        ("collector", "list"): (30, 1.0, 0.216),
+        ("collector", "read"): (3_000, 100.0, 1.728),
+        ("all", "write"): (6_000, 100.0, 21.6),
+        ("all", "list"): (90, 2.0, 0.432),
+        ("all", "read"): (3_000, 100.0, 1.728),
+        ("all", "all"): (9_090, 202.0, 23.76),
+    }
+
+
+async def test_a_price_that_is_not_known_is_no_zero(server: DictServer, run: Run) -> None:
+    """Nor is it left out of a sum; whoever knows it gives it."""
+    own = told(process("writer", HOUR_MS, write=60, read=60), endpoint="localhost:9000")
+    server.state.stats.extend([own, own, own])
+    unknown = rows(await run(stats, "--format", "json"))
+    assert [usd for _, _, usd in unknown.values()] == [None] * 5
+    partly = rows(await run(stats, "--format", "json", "--usd-per-1000-writes", "1"))
+    assert (partly["all", "write"][2], partly["all", "all"][2]) == (43.2, None)
+    chosen = rows(await run(stats, "--format", "json", "--prices", "r2"))
+    assert chosen["all", "all"][2] == pytest.approx(0.1944 + 0.0156, abs=1e-3)
+
+
+async def test_records_have_prices(server: DictServer, run: Run) -> None:
+    """Those of DynamoDB, when the database has its records there."""
+    server.state.stats.append(told(process("writer", HOUR_MS, record_write=60), records="dynamodb"))
+    result = await run(stats, "--format", "json")
+    assert rows(result)["all", "all"] == (60, 1.0, 0.027)
+    assert "DynamoDB" in result.stderr
+    assert "Not in it: storage and traffic" in result.stderr
+
+
+async def test_an_interval_shows_what_was_sent_in_it(server: DictServer, run: Run) -> None:
+    """Asked twice: differences of requests and of uptimes."""
+    server.state.stats.extend(
+        [
+            told(process("writer", HOUR_MS, write=1_000)),
+            told(process("writer", HOUR_MS + 2_000, write=1_010)),
+        ]
+    )
+    found = rows(await run(stats, "--format", "json", "--interval-s", "1"))
+    assert found["writer", "write"] == (10, 300.0, 64.8)
+
+
+def test_a_process_that_begins_in_between_counts_whole() -> None:
+    """A server that was started anew, or a role that was not there before."""
+    before = stats_of(told(process("writer", 9_000, write=50)))
+    after = stats_of(told(process("writer", 6_000, write=5), process("compactor", 3_000, list=1)))
+    found = {(rate.process, rate.kind): rate for rate in between(before, after)}
+    assert found["writer", "write"].requests == 5
+    assert found["writer", "write"].per_minute == {"write": 50.0}
+    assert found["compactor", "list"].per_minute == {"list": 20.0}
+
+
+async def test_a_server_that_has_just_started_is_told(server: DictServer, run: Run) -> None:
+    """An average of seconds is no rate for a month; nothing sent yet is no error."""
+    server.state.stats.extend([told(process("writer", 5_000)), told(process("writer", HOUR_MS))])
+    young = await run(stats, "--format", "json")
+    assert rows(young) == {("all", "all"): (0, 0, 0)}
+    assert "5 seconds" in young.stderr
+    assert "--interval-s" in young.stderr
+    assert "--interval-s" not in (await run(stats)).stderr
+
+
+async def test_the_table_is_for_people(server: DictServer, run: Run) -> None:
+    """Dollars have cents; raw is for pipes."""
+    reply = told(process("writer", HOUR_MS, write=600_000))
+    server.state.stats.extend([reply, reply])
+    table = (await run(stats, "--format", "table")).stdout.splitlines()
+    assert table[0].split() == list(COLUMNS)
+    assert table[1].split() == ["writer", "write", "600,000", "10,000.00", "2,160.00"]
+    raw = (await run(stats)).stdout.splitlines()
+    assert raw[0].split("\t") == ["writer", "write", "600000", "10000.0", "2160.0"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--interval-s", "0"], ["--prices", "mine"], ["--usd-per-1000-reads", "-1"]]
+)
+async def test_wrong_arguments_are_usage_errors(run: Run, arguments: list[str]) -> None:
+    """Nobody is asked then."""
+    assert (await run(stats, *arguments)).exit_code == 2
+
+
+def test_help_says_what_is_not_in_it() -> None:
+    """Storage and traffic are not, and the prices have a date."""
+    text = " ".join(CliRunner().invoke(stats, ["--help"]).stdout.split())
+    for part in ("Storage, traffic, discounts", "published in 2026", "an estimate", "Exit codes:"):
+        assert part in text
+
+
+def test_the_group_lists_its_members() -> None:
+    """From a table: nothing of the server is imported for it, nor for `stats`."""
+    output = CliRunner().invoke(admin, ["--help"]).output
+    assert "stats" in output
+    assert "recover" in output
+    script = "import sys, shalekv.cli.admin, shalekv.cli.admin_stats; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert "shalekv_client" in loaded
+    assert [name for name in loaded if name.startswith((*OF_THE_SERVER, "pydantic"))] == []

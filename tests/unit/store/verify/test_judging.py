@@ -1,0 +1,78 @@
+"""What a race proves: outcomes, bodies, and the object that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from shalekv.core.two_phase import Destination, Record
+from shalekv.store.api import Created, CreateOutcome, Exists, Unknown
+from shalekv.store.two_phase.records import Inserted, InsertOutcome, InsertUnknown, Occupied
+from shalekv.store.verify import two_phase
+from shalekv.store.verify.races import judged
+
+BODIES = (b"a", b"b", b"c")
+LOST = Unknown("no answer")
+PLACE = Destination("memory://tried", "verify/1")
+A, B, C = (Record(PLACE, f"verify/1.{source}") for source in "abc")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "found"),
+    [
+        ((Exists(), Created(), Exists()), b"b"),
+        ((LOST, Created(), Exists()), b"b"),
+        ((LOST, Exists(), Exists()), b"a"),
+        ((LOST, LOST, LOST), b"c"),
+        ((LOST, LOST, LOST), None),
+        ((None, LOST, Exists()), b"b"),
+        ((None, None, None), None),
+    ],
+)
+def test_a_fair_race(outcomes: Sequence[CreateOutcome | None], found: bytes | None) -> None:
+    """One winner, whose bytes are the object, is as it must be, even if it was not answered."""
+    assert judged(outcomes, BODIES, found) == ""
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "found", "problem"),
+    [
+        ((Created(), Created(), Exists()), b"b", "2 of 3"),
+        ((Created(), Exists(), Exists()), b"b", "that of another"),
+        ((Created(), LOST, LOST), b"b", "that of another"),
+        ((Exists(), Exists(), Exists()), b"b", "told that it is not"),
+        ((LOST, Exists(), Exists()), b"b", "told that it is not"),
+        ((None, LOST, LOST), b"a", "told that it is not"),
+        ((Created(), Exists(), Exists()), b"else", "none of theirs"),
+        ((Created(), Exists(), Exists()), None, "not there"),
+        ((LOST, Exists(), LOST), None, "not there"),
+    ],
+)
+def test_an_unfair_race(
+    outcomes: Sequence[CreateOutcome | None], found: bytes | None, problem: str
+) -> None:
+    """Two winners, none, and an object that is not the winner's are told apart."""
+    assert problem in judged(outcomes, BODIES, found)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "found", "problem"),
+    [
+        ((Inserted(), Occupied(A), Occupied(A)), A, ""),
+        ((Occupied(A), Occupied(A), Occupied(A)), A, ""),
+        ((InsertUnknown("lost"), Occupied(A), InsertUnknown("lost")), A, ""),
+        ((InsertUnknown("lost"), InsertUnknown("lost"), InsertUnknown("lost")), None, ""),
+        ((Inserted(), Inserted(), Occupied(A)), A, "2 of 3"),
+        ((Inserted(), Occupied(A), Occupied(A)), B, "that of another"),
+        ((InsertUnknown("lost"), Occupied(A), Occupied(C)), A, "that of another"),
+        ((Inserted(), Occupied(A), Occupied(B)), A, "another record"),
+        ((Inserted(), Occupied(A), Occupied(A)), None, "not there"),
+    ],
+)
+def test_races_for_records(
+    outcomes: Sequence[InsertOutcome], found: Record | None, problem: str
+) -> None:
+    """Records are judged as objects are; who meets its own record has won."""
+    told = two_phase.judged(outcomes, (A, B, C), found)
+    assert (problem in told) if problem else told == ""
