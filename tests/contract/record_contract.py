@@ -39,7 +39,7 @@ async def listed(
 
 
 class RecordContract:
-    """All of the contract. A record store is tested by a subclass with an `open_records` fixture."""
+    """All of the contract. A subclass with an `open_records` fixture tests a record store."""
 
     @pytest.fixture
     def open_records(self) -> OpenRecords:
@@ -143,6 +143,23 @@ class RecordContract:
         assert await records.commit(new)
         assert not await rival.take_over(new, "newest")
         assert await records.find(old.destination) == done(new)
+
+    async def test_withdrawal_is_conditional(
+        self, records: RecordStore, rival: RecordStore
+    ) -> None:
+        """A record is withdrawn if it names the source that it was found with, and is open."""
+        own = record("wal/1", "own")
+        await records.withdraw(own)
+        await records.insert(own)
+        await rival.withdraw(replace(own, source="other"))
+        await rival.withdraw(record("wal/2", "own"))
+        assert await records.find(own.destination) == own
+        await records.commit(own)
+        await rival.withdraw(own)
+        assert await records.find(own.destination) == done(own)
+        await records.insert(record("wal/2", "own"))
+        await rival.withdraw(record("wal/2", "own"))
+        assert await listed(records) == [done(own)]
 
     async def test_only_committed_records_are_deleted(
         self, records: RecordStore, rival: RecordStore

@@ -1,4 +1,4 @@
-"""Record stores of each kind, on servers that are started once for all tests of the contract."""
+"""Record stores of each kind, on servers that are started once for all tests here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ from tests.servers.dynamodb import DynamoServer, dynamodb_local
 from tests.servers.mariadb import MariaServer, mariadb
 from tests.servers.moto import moto
 from tests.servers.postgres import PostgresServer, postgres
+from tests.servers.s3 import S3Server
+from tests.servers.versitygw import versitygw
+
+
+@pytest.fixture(scope="session")
+def plain_server() -> Iterator[S3Server]:
+    """S3 with a bucket for what is created in two phases."""
+    with versitygw() as server:
+        server.create_bucket("two-phase")
+        yield server
 
 
 @pytest.fixture

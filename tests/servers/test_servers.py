@@ -18,7 +18,7 @@ import pytest
 
 from tests.servers.azurite import azurite
 from tests.servers.dynamodb import dynamodb_local
-from tests.servers.gcs import gcs
+from tests.servers.google import google
 from tests.servers.mariadb import mariadb
 from tests.servers.moto import moto
 from tests.servers.postgres import postgres
@@ -82,9 +82,9 @@ def test_azurite() -> None:
         assert refusal.value.code == 409
 
 
-def test_gcs() -> None:
+def test_google() -> None:
     """A name is taken once, and what was written is read again."""
-    with gcs() as server:
+    with google() as server:
         server.create_bucket("bucket")
         url = f"{server.endpoint}/bucket/folder%2Fname"
         headers = {"x-goog-if-generation-match": "0", "x-goog-meta-note": "n"}

@@ -36,9 +36,11 @@ class OnAStore:
     @pytest.fixture
     async def it(self, household: Household) -> AsyncIterator[Household]:
         """The same, when the database is there."""
-        await household.create()
-        yield household
-        await household.close()
+        try:
+            await household.create()
+            yield household
+        finally:
+            await household.close()
 
 
 class FencingSuite(OnAStore):

@@ -11,6 +11,9 @@ from shalekv.settings import StoreSettings
 from shalekv.store.opening import open_store as open_any
 from tests.contract.opening import OpenStore
 from tests.e2e.in_process import real_runtime
+from tests.servers.azurite import AzureServer, azurite
+from tests.servers.google import GoogleServer, google
+from tests.servers.moto import moto
 from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw
 from tests.stores.engine_suite import EngineSuite
@@ -27,15 +30,73 @@ def s3_server() -> Iterator[S3Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def moto_server() -> Iterator[S3Server]:
+    """A simulated one."""
+    with moto() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def azure_server() -> Iterator[AzureServer]:
+    """Azurite with a container."""
+    with azurite() as server:
+        server.create_container(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def google_server() -> Iterator[GoogleServer]:
+    """An emulator of Google's storage with a bucket."""
+    with google() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+def opener(scheme: str, endpoint_url: str, *, anonymous: bool = False) -> Iterator[OpenStore]:
+    """Stores on one new folder of the bucket."""
+    settings = StoreSettings(endpoint_url=endpoint_url, anonymous=anonymous)
+    url = f"{scheme}://{BUCKET}/{uuid4()}"
+    with real_runtime() as runtime:
+        yield lambda: open_any(url, runtime, settings)
+
+
 class TestOnS3(FencingSuite, EngineSuite):
     @pytest.fixture
     def open_store(
         self, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[OpenStore]:
-        """Stores on one new folder of the bucket."""
+        """On versitygw."""
         for name, value in s3_server.environment.items():
             monkeypatch.setenv(name, value)
-        settings = StoreSettings(endpoint_url=s3_server.endpoint)
-        url = f"s3://{BUCKET}/{uuid4()}"
-        with real_runtime() as runtime:
-            yield lambda: open_any(url, runtime, settings)
+        yield from opener("s3", s3_server.endpoint)
+
+
+class TestOnSimulatedS3(FencingSuite):
+    @pytest.fixture
+    def open_store(
+        self, moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[OpenStore]:
+        """On moto."""
+        for name, value in moto_server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield from opener("s3", moto_server.endpoint)
+
+
+class TestOnAzure(FencingSuite):
+    @pytest.fixture
+    def open_store(
+        self, azure_server: AzureServer, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[OpenStore]:
+        """On Azurite."""
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", azure_server.account)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azure_server.key)
+        yield from opener("az", azure_server.endpoint)
+
+
+class TestOnGoogle(FencingSuite):
+    @pytest.fixture
+    def open_store(self, google_server: GoogleServer) -> Iterator[OpenStore]:
+        """On fake-gcs-server."""
+        yield from opener("gs", google_server.endpoint, anonymous=True)

@@ -7,7 +7,7 @@ r"""The compactor and the collector of `shalekv serve`, as child processes.
 
 What they compute takes nothing from the event loop that serves: they are other processes, and
 niced. They end when their standard input does (see `cli.parent_pipe`), so none outlives this
-process, however it ends.
+process, however it ends. What they send to the object store they tell (see `cli.child_reports`).
 """
 
 from __future__ import annotations

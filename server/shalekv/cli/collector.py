@@ -81,7 +81,8 @@ class _OneDatabase(Settings):
     "--parent-pipe",
     "with_parent",
     is_flag=True,
-    help="End when standard input, a pipe from the parent process, ends.",
+    help="End when standard input, a pipe from the parent process, ends. Tell requests to the "
+    "store on standard output.",
 )
 @click.option(
     "--config",

@@ -46,7 +46,8 @@ class _CompactorCommand(SettingsCommand):
 @click.option(
     "--parent-pipe",
     is_flag=True,
-    help="End when standard input does. A line `hurry` there says that writes wait.",
+    help="End when standard input does. A line `hurry` there says that writes wait. Tell requests "
+    "to the store on standard output.",
 )
 def compactor(config: Path | None, once: bool, parent_pipe: bool, **flags: Any) -> None:
     """Read the settings, compact, and exit with a documented code."""

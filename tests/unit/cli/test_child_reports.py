@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 import structlog
+import uvloop
 
 from shalekv.cli.child_reports import (
     LINE_BYTES_MAX,
@@ -50,6 +51,14 @@ async def child():
 SHORT = """
 import sys
 sys.stdout.write('{"sent":{"write":2}}\\n{"sent":{"write":5}}\\n')
+"""
+# Ends, and leaves another process that tells only then.
+LATE = """
+import os, sys, time
+child = os.getpid()
+if os.fork() == 0:
+    while os.getppid() == child: time.sleep(0.001)
+    sys.stdout.write('{"sent":{"write":5}}\\n')
 """
 CHATTY = """
 import sys
@@ -159,6 +168,12 @@ async def test_restarts_are_added_up() -> None:
     """Each child counts from 0: its last line is added to what those before it have told."""
     reports = await beside(SHORT, until_=lambda r: counts_of(r).get(RequestKind.WRITE, 0) >= 15)
     assert counts_of(reports)[RequestKind.WRITE] % 5 == 0
+
+
+def test_what_stands_in_the_pipe_at_the_end_is_read() -> None:
+    """The loop of a server may hear of the end of the process before it has its last line."""
+    reports = uvloop.run(beside(LATE, until_=lambda r: counts_of(r).get(RequestKind.WRITE, 0) >= 5))
+    assert counts_of(reports)[RequestKind.WRITE] >= 5
 
 
 async def test_bad_lines_are_ignored_and_told_once(warnings: list[str]) -> None:

@@ -30,7 +30,7 @@ PART = Part(
     author=Authorship(bytes(16), CompactorId(1, bytes(16)), bytes(16), logical_time_ms=0),
     target_level=1,
     sources=[],
-    keys=KeyRange(),
+    keys=KeyRange(b"", b""),
     older=OlderKeys(),
     expiry_horizon_ms=0,
     cuts=[],
@@ -40,13 +40,14 @@ PART = Part(
 )
 
 
-def parts(reply: PartReply | str) -> tuple[ProcessParts, CasStore]:
+def parts(reply: PartReply, program: str = REPLIES) -> tuple[ProcessParts, CasStore]:
     """What runs parts in processes that all give this reply, and the store that it counts at."""
-    text = reply if isinstance(reply, str) else reply.model_dump_json()
     runtime = Runtime(LoopClock(), Random(0), InlineWorkers())
     store = CasStore(MemoryStore(lambda: 0), runtime, StoreSettings())
     settings = CompactSettings(database=UrlSettings(url="file:///there"))
-    return ProcessParts(store, settings, [sys.executable, "-c", REPLIES, text]), store
+    return ProcessParts(
+        store, settings, [sys.executable, "-c", program, reply.model_dump_json()]
+    ), store
 
 
 async def test_requests_of_parts_are_those_of_the_compactor() -> None:
@@ -75,8 +76,8 @@ async def test_requests_of_a_part_that_failed_are_counted(
 
 
 async def test_a_part_that_dies_has_no_last_word() -> None:
-    """What it has sent is not known; nothing else is lost."""
-    runner, store = parts("")
-    with pytest.raises(ValueError, match="JSON"):
+    """What it has sent is not known; the failure is told."""
+    runner, store = parts(PartReply(), program="import sys; sys.stdin.readline()")
+    with pytest.raises(PartFailed, match="no result"):
         await runner.run([PART, PART], lambda: False)
     assert store.sent.total == 0

@@ -35,6 +35,7 @@ _WRONG_REGION: Final = (
     "unless it is that region's"
 )
 _NO_BUCKET: Final = "there is no {place}: check both names, or create the bucket"
+_UNKNOWN_KEY: Final = "{place} does not know the access key: check which credentials are set"
 _EXPIRED: Final = "the credentials for {place} have expired, or their token is wrong: renew them"
 
 REFUSALS: Final = {
@@ -45,8 +46,9 @@ REFUSALS: Final = {
     "Unauthorized": _DENIED,
     "AccountProblem": "the account of {place} has a problem: see the provider's console",
     "NotSignedUp": "the account of {place} is not signed up: see the provider's console",
-    "InvalidAccessKeyId": "{place} does not know the access key: check which credentials are set",
-    "InvalidClientTokenId": "{place} does not know the access key: check which are set",
+    "InvalidAccessKeyId": _UNKNOWN_KEY,
+    "InvalidClientTokenId": _UNKNOWN_KEY,
+    "XAdminUserNotFound": _UNKNOWN_KEY,  # of versitygw, as a 404
     "SignatureDoesNotMatch": "the secret key for {place} is wrong, or a proxy changes requests",
     "ExpiredToken": _EXPIRED,
     "ExpiredTokenException": _EXPIRED,

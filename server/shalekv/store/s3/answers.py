@@ -67,6 +67,9 @@ _PASSING_CODES = frozenset(
     "RequestTimeout RequestTimeoutException SlowDown Throttling ThrottlingException "
     "TooManyRequests XAmzContentChecksumMismatch XAmzContentSHA256Mismatch".split()
 )
+# What a 404 about an object says; a reply to HEAD says its number alone. Any other 404 is about
+# something else that is missing, such as a user, and no news of the object.
+_NO_OBJECT = frozenset({"", "404", "NoSuchKey", "NoSuchUpload", "NotFound"})
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
 _NOT_IMPLEMENTED = 501
 _TOKEN = re.compile(r"[A-Za-z0-9+/=_%-]{16,}")  # may be a key, a signature or a part of a query
@@ -159,7 +162,7 @@ def _judge_status(status: int, code: str, message: str, place: Place, operation:
     told = f"{place.endpoint} answered {status}" + (f" {code}" if code != str(status) else "")
     if status == 412:  # noqa: PLR2004 - the numbers of HTTP are their names
         return Failure(Verdict.EXISTS, told)
-    if status == 404:  # noqa: PLR2004
+    if status == 404 and code in _NO_OBJECT:  # noqa: PLR2004
         return Failure(Verdict.ABSENT, told)
     if status == 416:  # noqa: PLR2004
         return Failure(Verdict.BEHIND_THE_END, told)

@@ -24,7 +24,7 @@ from botocore.loaders import Loader, create_loader
 from shalekv.errors import InvalidSetting
 from shalekv.runtime import Workers
 from shalekv.settings import StoreSettings
-from shalekv.store.s3.headers import register_headers
+from shalekv.store.s3.headers import is_tigris, register_headers
 from shalekv.store.s3.wire import OneAttempt, kept_alive_socket
 
 if TYPE_CHECKING:
@@ -164,13 +164,18 @@ def _read_models(session: AioSession) -> None:
 
 def _config(options: ClientOptions) -> AioConfig:
     extra: dict[str, Any] = {"signature_version": UNSIGNED} if options.anonymous else {}
+    # Otherwise as the profile says, or else by botocore's rule: the bucket is in the host at
+    # Amazon, and in the path where an endpoint is given.
+    if options.path_style:
+        extra["s3"] = {"addressing_style": "path"}
+    elif is_tigris(options.endpoint_url):
+        extra["s3"] = {"addressing_style": "virtual"}
     return AioConfig(
         connect_timeout=options.connect_timeout_ms / 1000.0,
         read_timeout=options.request_timeout_ms / 1000.0,
         max_pool_connections=options.connections_max,
         # Repeating is decided above the store, where each attempt is signed and counted anew.
         retries={"mode": "standard", "total_max_attempts": 1},
-        s3={"addressing_style": "path" if options.path_style else "auto"},
         # By default botocore sends CRCs of its own choice, in trailers over TLS, and wants them
         # back. R2 knows some of them, older MinIO and SeaweedFS and Ceph none, and refuse. What
         # is sent is protected all the same: its SHA-256 is signed. What is read has checksums

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 TIGRIS_HOSTS = (".tigris.dev", ".storage.dev")
 
 
+def is_tigris(url: str) -> bool:
+    """Whether the host of `url` is one of Tigris's, which wants the bucket in it."""
+    return f".{urlsplit(url).hostname or ''}".endswith(TIGRIS_HOSTS)
+
+
 def register_headers(client: S3Client) -> None:
     """Have `client` call the functions below before it signs."""
     events = client.meta.events
@@ -29,8 +34,7 @@ def _stay_in_region(context: dict[str, Any], **_: Any) -> None:
 
 def _be_consistent(params: dict[str, Any], **_: Any) -> None:
     # Tigris answers from the nearest copy, which may be behind, unless it is asked not to.
-    host = urlsplit(params["url"]).hostname or ""
-    if f".{host}".endswith(TIGRIS_HOSTS):
+    if is_tigris(params["url"]):
         params["headers"]["X-Tigris-Consistent"] = "true"
 
 

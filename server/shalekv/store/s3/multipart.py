@@ -75,22 +75,25 @@ class Upload:
         self, upload_id: str, data: bytes, parts: Parts
     ) -> list[CompletedPartTypeDef]:
         done: list[CompletedPartTypeDef] = []
+        failures: list[Failed] = []
         waiting = _slices(data, parts.part_bytes)
 
         async def send_some() -> None:
             for number, part in waiting:  # shared: each takes what nobody has taken
+                if failures:
+                    return
                 call = partial(self._send, upload_id=upload_id, number=number, part=part)
-                done.append({"PartNumber": number, "ETag": await self._attempt(call)})
+                try:
+                    done.append({"PartNumber": number, "ETag": await self._attempt(call)})
+                except Failed as failed:
+                    # The others are not cancelled: a part that arrives behind the abort stays.
+                    failures.append(failed)
 
-        first: Failed | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(parts.uploads_max):
-                    tasks.create_task(send_some())
-        except* Failed as failures:
-            first = _first(failures)
-        if first is not None:
-            raise first
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(parts.uploads_max):
+                tasks.create_task(send_some())
+        if failures:
+            raise failures[0]
         return sorted(done, key=lambda part: part["PartNumber"])
 
     async def _send(self, client: S3Client, upload_id: str, number: int, part: memoryview) -> str:
@@ -134,11 +137,6 @@ def _slices(data: bytes, part_bytes: int) -> Iterator[tuple[int, memoryview]]:
     view = memoryview(data)
     for number, first in enumerate(range(0, len(data), size), start=1):
         yield number, view[first : first + size]
-
-
-def _first(failures: BaseExceptionGroup[Failed]) -> Failed:
-    found = failures.exceptions[0]
-    return found if isinstance(found, Failed) else _first(found)
 
 
 def _nothing_created(failed: Failed) -> Failure:

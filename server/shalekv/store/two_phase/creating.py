@@ -14,7 +14,7 @@ which stands there, is kept by putting a source anew for every chance to enter i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shalekv.core.two_phase import Destination, Record, Standing, standing
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
@@ -152,12 +152,15 @@ class Creating:
         return Created() if is_ours else Unknown("its record changed while it was copied")
 
     async def _without_source(self, own: Record) -> CreateOutcome:
-        """Somebody has completed it in our place, or has deleted the source by hand."""
+        """Somebody has completed it in our place, or has deleted the source before step 2."""
         try:
             found = await self._records.find(own.destination)
-            is_done = found == replace(own, is_committed=True)
-            if is_done and await self._completing.is_there(own.destination):
-                return Created()
+            is_there = await self._completing.is_there(own.destination)
+            match standing(found, own.source):
+                case Standing.OURS_DONE if is_there:
+                    return Created()
+                case Standing.OURS if not is_there:
+                    await self._records.withdraw(own)  # it is dead, and in everybody's way
         except (StoreUnavailable, StoreRefused) as error:
             return Unknown(str(error))
         # Also when the record is another's now: ours may have been the object before that.

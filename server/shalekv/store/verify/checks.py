@@ -50,16 +50,16 @@ NATIVE_CHECKS: Sequence[Check] = (
     ),
     Check("list-order", "lists are in the order of the names' bytes", IN_ORDER, listing.order),
     Check(
-        "list-paging",
-        "lists of more than 1,000 names are complete, wherever they begin",
-        NO_GAP,
-        listing.paging,
-    ),
-    Check(
         "list-start-after",
         "lists begin behind the name they are told",
         IN_ORDER,
         listing.start_after,
+    ),
+    Check(
+        "list-paging",
+        "lists of more than 1,000 names are complete, wherever they begin",
+        NO_GAP,
+        listing.paging,
     ),
     Check("ranged-reads", "ranges are exact at the edges of objects", WHOLE, reading.ranges),
     Check("empty-object", "objects without bytes exist", ONE_WINNER, reading.empty_object),

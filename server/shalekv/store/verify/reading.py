@@ -70,8 +70,9 @@ async def ranges(ground: Scratch) -> Passed:
     for offset, length, first, end in _RANGES:
         found = await _range(ground, name, offset, length)
         if found != data[first:end]:
-            told = f"{length} bytes from {offset} of {RANGED_BYTES}: {end - first} are right"
-            raise NotKept("get_range", name, f"{told}, and {len(found)} or others came")
+            asked = f"{length:,} from byte {offset:,} on, of {RANGED_BYTES:,}"
+            came = f"{len(found):,} came, which are not the right {end - first:,}"
+            raise NotKept("get_range", name, f"asked for {asked}: {came}")
     return Passed(f"{len(_RANGES)} ranges")
 
 

@@ -24,6 +24,7 @@ FOR_GOOD = [
     (301, "PermanentRedirect", "another region"),
     (400, "AuthorizationHeaderMalformed", "another region"),
     (400, "IllegalLocationConstraintException", "another region"),
+    (404, "NoSuchUser", "404 NoSuchUser"),
     (405, "MethodNotAllowed", "does not allow"),
     (501, "NotImplemented", "--cas two_phase"),
     (403, "SomethingOfTheirOwn", "403 SomethingOfTheirOwn"),
@@ -55,7 +56,7 @@ async def test_refusals_say_what_to_do(status: int, code: str, advice: str) -> N
         assert _told(raised.value, "create")
         if code not in {"RequestTimeTooSkewed", "InvalidArgument"}:
             assert server.endpoint in str(raised.value)
-        if code not in {"RequestTimeTooSkewed", "InvalidArgument", "NotImplemented"}:
+        if code not in {"RequestTimeTooSkewed", "InvalidArgument", "NotImplemented", "NoSuchUser"}:
             assert BUCKET in raised.value.problem
         with pytest.raises(StoreRefused) as raised:
             await s3.get(NAME)

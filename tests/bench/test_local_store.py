@@ -1,0 +1,96 @@
+"""How fast objects are uploaded to a local folder, beside dd with fsync. Nothing is asserted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from random import SystemRandom
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import GIB, MIB
+from shalekv.store.local import LocalStore
+from tests.bench.interleaved import Way, load, measured
+
+pytestmark = pytest.mark.timeout(900)
+
+ROUNDS = 5
+
+
+def uploading(store: LocalStore, pieces: int, data: bytes) -> Way:
+    """Creates one object after the other."""
+
+    async def upload() -> None:
+        for number in range(pieces):
+            await store.create(f"levels/{number}", data)
+
+    return upload
+
+
+def copying(source: Path, folder: Path, pieces: int) -> Way:
+    """Runs dd for one file after the other. 1 MiB was its fastest block size, 64 MiB its slowest.
+
+    It reads the source from the page cache, which costs it a copy that the store has no need of;
+    and the store links a name and syncs a folder for each object, which dd does not.
+    """
+
+    async def copy() -> None:
+        for number in range(pieces):
+            process = await asyncio.create_subprocess_exec(
+                "dd",
+                f"if={source}",
+                f"of={folder / str(number)}",
+                "bs=1M",
+                "conv=fsync",
+                "status=none",
+            )
+            assert await process.wait() == 0
+
+    return copy
+
+
+def emptying(folder: Path) -> Way:
+    """Deletes what was written, and has the file system do so now."""
+
+    async def empty() -> None:
+        shutil.rmtree(folder)
+        (folder / "levels").mkdir(parents=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    return empty
+
+
+@pytest.mark.parametrize("piece_mib", [1024, 64, 8])
+async def test_sequential_upload(tmp_path: Path, piece_mib: int) -> None:
+    """Prints the speed of 1 GiB in objects of this size through file:// in units of dd's."""
+    folder, source, whole = tmp_path / "db", tmp_path / "piece", tmp_path / "whole"
+    pieces = GIB // (piece_mib * MIB)
+    data = os.urandom(piece_mib * MIB)
+    source.write_bytes(data)
+    with whole.open("wb") as file:
+        for _ in range(pieces):
+            file.write(data)
+    workers = ThreadWorkers(1)
+    store = LocalStore(folder, Runtime(LoopClock(), SystemRandom(), workers))
+    ways = {
+        "file://": uploading(store, pieces, data),
+        "dd, same pieces": copying(source, folder, pieces),
+        "dd, one file": copying(whole, folder, 1),
+    }
+    empty = emptying(folder)
+    folder.mkdir()
+    await empty()
+    costs = await measured(ways, ROUNDS, empty)
+    print(f"\n1 GiB in objects of {piece_mib} MiB, {load()}")
+    for way in ways:
+        rate = 1024 / costs.wall_s(way)
+        line = f"{way:16} {rate:7,.0f} MiB/s {costs.cpu_s(way):6.2f} s of CPU"
+        print(line + ("" if way == "file://" else f"   file:// {costs.speed('file://', way)} x"))
+    workers.close()
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,164 @@
+"""`shalekv admin recover`: what it completes, and where it refuses to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shalekv.cli.admin_recover import recover_store
+from shalekv.cli.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.main import shalekv
+from shalekv.clock import LoopClock
+from shalekv.core.manifest import CasMode
+from shalekv.errors import DatabaseMismatch, DatabaseNotFound, StoreUnavailable
+from shalekv.format.names import manifest_name
+from shalekv.roles.database import create_database
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import StoreSettings
+from shalekv.store.api import Created, ObjectStore, Recovered, Unknown
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.store.opening import open_store
+from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.store import TwoPhaseStore
+from tests.unit.store.inline_runtime import InlineWorkers
+
+NOW_MS = 1_700_000_000_000
+NAME = "wal/00000000000000000007.sst"
+
+
+class Crashing(MemoryStore):
+    """Ends a create between its record and its copy, as a crash does."""
+
+    async def copy(self, source: str, destination: str) -> None:
+        raise StoreUnavailable(self.url, "copy", destination, f"crashed before {source} was copied")
+
+
+class World:
+    """Objects and records of a bucket, and processes that come and go."""
+
+    def __init__(self) -> None:
+        self.objects = MemoryObjects()
+        self.table: Table = {}
+        self.runtime = Runtime(LoopClock(), Random(7), InlineWorkers())
+
+    def store(self, kind: type[MemoryStore] = MemoryStore) -> TwoPhaseStore:
+        """That of one more process."""
+        plain = kind(lambda: NOW_MS, objects=self.objects)
+        return TwoPhaseStore(plain, MemoryRecords(table=self.table), self.runtime)
+
+    def native(self) -> MemoryStore:
+        """The same objects, opened in the other mode."""
+        return MemoryStore(lambda: NOW_MS, objects=self.objects)
+
+    def cas(self, store: ObjectStore | None = None) -> CasStore:
+        """As commands see a store."""
+        return CasStore(store or self.store(), self.runtime, StoreSettings())
+
+    async def create_database(self) -> None:
+        """One that keeps to two phases."""
+        await create_database(self.store(), self.runtime, StoreSettings())
+
+    async def crash_creating(self, name: str, data: bytes = b"data") -> None:
+        """Leave a create half done."""
+        assert isinstance(await self.store(Crashing).create(name, data), Unknown)
+
+
+async def test_half_done_creates_are_completed() -> None:
+    """The object is there afterwards, and a second run has nothing to do."""
+    world = World()
+    await world.create_database()
+    await world.crash_creating(NAME)
+    assert world.objects.find(NAME) is None
+    outcome = await recover_store(world.cas())
+    assert outcome == (CasMode.TWO_PHASE, Recovered(completed=1), None)
+    found = world.objects.find(NAME)
+    assert found is not None
+    assert found.data == b"data"
+    assert (await recover_store(world.cas())).recovered == Recovered()
+
+
+async def test_a_creation_that_crashed_is_completed() -> None:
+    """Where there is no database, its first manifest may be what was left."""
+    world, whole = World(), World()
+    await whole.create_database()
+    manifest = whole.objects.find(manifest_name(0)) or whole.objects.find(manifest_name(1))
+    assert manifest is not None
+    await world.crash_creating(manifest.info.name, manifest.data)
+    outcome = await recover_store(world.cas())
+    assert (outcome.recovered, outcome.missing) == (Recovered(completed=1), None)
+    assert (await recover_store(world.cas())).missing is None
+
+
+async def test_what_is_left_without_a_database_is_completed_and_told() -> None:
+    """There is still none: that is the error."""
+    world = World()
+    await world.crash_creating(NAME)
+    outcome = await recover_store(world.cas())
+    assert outcome.recovered == Recovered(completed=1)
+    assert isinstance(outcome.missing, DatabaseNotFound)
+
+
+async def test_another_mode_is_refused() -> None:
+    """Both ways round, before anything is changed."""
+    world = World()
+    await world.create_database()
+    await world.crash_creating(NAME)
+    with pytest.raises(DatabaseMismatch):
+        await recover_store(world.cas(world.native()))
+    other = World()
+    await create_database(other.native(), other.runtime, StoreSettings())
+    await other.crash_creating(NAME)
+    with pytest.raises(DatabaseMismatch):
+        await recover_store(other.cas())
+    assert world.objects.find(NAME) is None
+    assert other.objects.find(NAME) is None
+
+
+def run(*arguments: str) -> Result:
+    """Run the command."""
+    return CliRunner().invoke(shalekv, ["admin", "recover", *arguments])
+
+
+async def _create(url: str) -> None:
+    runtime = Runtime(LoopClock(), Random(5), ThreadWorkers(1))
+    store = open_store(url, runtime, StoreSettings())
+    await create_database(store, runtime, StoreSettings())
+    assert isinstance(await store.create(NAME, b""), Created)
+    await store.close()
+
+
+def test_native_databases_have_nothing_to_recover(tmp_path: Path) -> None:
+    """It is said so, and the figures are those of nothing done."""
+    url = f"file://{tmp_path}/db"
+    asyncio.run(_create(url))
+    result = run("--url", url, "--format", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {
+        "cas": "native",
+        "completed": 0,
+        "unfinished": 0,
+        "forgotten": 0,
+    }
+    assert "nothing to recover" in result.stderr
+
+
+def test_no_database_is_an_error(tmp_path: Path) -> None:
+    """With its exit code; nothing is printed, and nothing is made there."""
+    result = run("--url", f"file://{tmp_path}/none")
+    assert isinstance(result.exception, DatabaseNotFound)
+    assert exit_code_of(result.exception) is ExitCode.DATABASE_NOT_FOUND
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_says_when_it_is_needed() -> None:
+    """And that it does no harm."""
+    text = " ".join(run("--help").stdout.split())
+    assert "Every writer does so when it opens" in text
+    assert "safe at any time" in text

@@ -1,0 +1,224 @@
+"""What goes over the wire for each call, and that it is counted where it belongs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+
+import pytest
+
+from shalekv.errors import StoreRefused, StoreUnavailable
+from shalekv.store.api import Created, Recovered
+from shalekv.store.requests import RequestKind
+from shalekv.store.s3.headers import _be_consistent
+from tests.unit.store.s3.opening import opened
+from tests.unit.store.s3.scripted_server import Reply, Request, found, refused, scripted
+
+WHEN = "2028-01-01T00:00:00.123Z"
+
+
+def page(keys: list[str], *, token: str = "") -> Reply:
+    """One page of a list; more follow if there is a token."""
+    objects = "".join(
+        f"<Contents><Key>{key}</Key><LastModified>{WHEN}</LastModified><Size>3</Size></Contents>"
+        for key in keys
+    )
+    more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>"
+    xml = f"<ListBucketResult>{objects}{more if token else ''}</ListBucketResult>"
+    return Reply(200, xml.encode())
+
+
+async def test_a_commit_is_one_request() -> None:
+    """A create is exactly one request over the wire, and is counted as one write."""
+    async with scripted(lambda _: Reply()) as server, opened(server.endpoint) as s3:
+        assert await s3.create("wal/1.sst", b"x", {"writer_epoch": "7"}) == Created()
+        (request,) = server.requests
+        assert (request.method, request.target) == ("PUT", "/bucket/folder/wal/1.sst")
+        assert request.headers["x-amz-meta-writer_epoch"] == "7"
+        assert {kind: n for kind, n in s3.sent.by_kind.items() if n} == {RequestKind.WRITE: 1}
+
+
+def obliging(request: Request) -> Reply:
+    """A success of whatever is asked."""
+    return found(b"x") if request.method == "GET" else Reply(200, b"", found(b"").headers)
+
+
+async def test_no_checksums_of_their_own_kind() -> None:
+    """No request has headers or trailers of checksums that other servers do not know."""
+    async with scripted(obliging) as server, opened(server.endpoint) as s3:
+        await s3.put("wal/1", b"x")
+        await s3.get("wal/1")
+        await s3.delete(["wal/1"])
+        names = {name for request in server.requests for name in request.headers}
+        assert not [name for name in names if "checksum" in name or "trailer" in name]
+        assert "x-amz-content-sha256" in names
+
+
+async def test_every_kind_is_counted() -> None:
+    """Each call counts what it sends under what it is charged as."""
+    async with scripted(obliging) as server, opened(server.endpoint) as s3:
+        await s3.put("wal/1", b"x")
+        await s3.copy("wal/1", "wal/2")
+        await s3.get("wal/1")
+        await s3.get_range("wal/1", 0, 1)
+        await s3.head("wal/1")
+        await s3.now_ms()
+        await s3.delete(["wal/1", "wal/2"])
+        await s3.delete([])
+        assert await s3.recover() == Recovered()
+        assert [request.method for request in server.requests] == (
+            "PUT PUT GET GET HEAD GET POST".split()
+        )
+        counted = {kind: n for kind, n in s3.sent.by_kind.items() if n}
+        assert counted == {RequestKind.WRITE: 2, RequestKind.READ: 4, RequestKind.DELETE: 1}
+
+
+async def test_counts_belong_to_their_store() -> None:
+    """Stores that share a client count for themselves, also when they send at once."""
+    async with scripted(lambda _: found(b"x")) as server:
+        async with opened(server.endpoint) as one, opened(server.endpoint) as other:
+            await asyncio.gather(
+                *(one.get("wal/1") for _ in range(7)), *(other.head("wal/1") for _ in range(5))
+            )
+            assert (one.sent.total, other.sent.total) == (7, 5)
+        assert len(server.requests) == 12
+
+
+async def test_lists_are_counted_by_pages() -> None:
+    """A list goes on by the token of the page before, one request for each page."""
+    pages = [
+        page(["folder/wal/1", "folder/wal/2"], token="a+b/c="),
+        page([], token="next"),
+        page(["folder/wal/3"]),
+    ]
+    async with scripted(lambda _: pages.pop(0)) as server, opened(server.endpoint) as s3:
+        infos = [info async for info in s3.list("wal/", start_after="wal/0")]
+        assert [info.name for info in infos] == ["wal/1", "wal/2", "wal/3"]
+        assert {info.size_bytes for info in infos} == {3}
+        assert s3.sent.by_kind[RequestKind.LIST] == s3.sent.total == 3
+        first, second, third = (request.target for request in server.requests)
+        assert (
+            "list-type=2&prefix=folder%2Fwal%2F&max-keys=1000&start-after=folder%2Fwal%2F0" in first
+        )
+        assert "continuation-token=a%2Bb%2Fc%3D" in second
+        assert "start-after" not in second
+        assert "continuation-token=next" in third
+
+
+async def test_times_have_whole_seconds() -> None:
+    """Milliseconds, which some servers list and tell nowhere else, are left out."""
+    async with scripted(lambda _: page(["folder/wal/1"])) as server, opened(server.endpoint) as s3:
+        (info,) = [info async for info in s3.list("wal/")]
+        assert info.modified_ms == 1_830_297_600_000
+
+
+async def test_names_that_are_none_are_not_listed() -> None:
+    """What a web console makes for a folder is no object that anybody could delete by its name."""
+    answer = page(["folder/wal/", "folder/wal/1", "folder/wal//2", "folder/wal/a/", "folder/wal/b"])
+    async with scripted(lambda _: answer) as server, opened(server.endpoint) as s3:
+        assert [info.name async for info in s3.list("wal/")] == ["wal/1", "wal/b"]
+
+
+async def test_deletions_go_in_batches() -> None:
+    """At most 1,000 names are deleted by a request, each once, with the MD5 that servers want."""
+    async with scripted(lambda _: Reply(200, b"<DeleteResult/>")) as server:
+        async with opened(server.endpoint) as s3:
+            names = [f"wal/{number:04d}" for number in range(2_500)]
+            await s3.delete([*names, *names])
+            assert s3.sent.by_kind[RequestKind.DELETE] == s3.sent.total == 3
+        sizes = []
+        for request in server.requests:
+            digest = hashlib.md5(request.body, usedforsecurity=False).digest()
+            assert request.headers["content-md5"] == base64.b64encode(digest).decode()
+            assert b"<Quiet>true</Quiet>" in request.body
+            sizes.append(len(re.findall(b"<Key>folder/wal/[0-9]{4}</Key>", request.body)))
+        assert sizes == [1_000, 1_000, 500]
+
+
+@pytest.mark.parametrize(
+    ("codes", "raised"),
+    [
+        (["InternalError"], StoreUnavailable),
+        (["SlowDown", "AccessDenied"], StoreRefused),
+        (["NoSuchKey"], None),
+    ],
+)
+async def test_deletions_that_fail_alone(codes: list[str], raised: type[Exception] | None) -> None:
+    """One object that is not deleted makes the call fail, though the reply is a success."""
+    entries = "".join(
+        f"<Error><Key>folder/wal/{number}</Key><Code>{code}</Code></Error>"
+        for number, code in enumerate(codes)
+    )
+    answer = Reply(200, f"<DeleteResult>{entries}</DeleteResult>".encode())
+    async with scripted(lambda _: answer) as server, opened(server.endpoint) as s3:
+        if raised is None:
+            await s3.delete(["wal/0", "wal/1"])
+            return
+        with pytest.raises(raised, match=f"delete wal/{len(codes) - 1}: .*{codes[-1][:3]}|need"):
+            await s3.delete(["wal/0", "wal/1"])
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "wanted", "expected"),
+    [(2, 3, "bytes=2-4", b"234"), (-4, 2, "bytes=-4", b"67"), (-4, 99, "bytes=-4", b"6789")],
+)
+async def test_ranges(offset: int, length: int, wanted: str, expected: bytes) -> None:
+    """A range is asked for in the words of HTTP; of a server that sends all, it is cut out."""
+
+    def ranged(request: Request) -> Reply:
+        whole = found(b"0123456789")
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers["range"])
+        assert asked is not None
+        first = int(asked[1]) if asked[1] else 10 - int(asked[2])
+        part = whole.body[first : int(asked[2]) + 1 if asked[1] else None]
+        headers = {**whole.headers, "Content-Range": f"bytes {first}-{first + len(part) - 1}/10"}
+        return Reply(206, part, headers)
+
+    async with scripted(ranged) as server, opened(server.endpoint) as s3:
+        assert await s3.get_range("levels/1", offset, length) == expected
+        assert server.requests[0].headers["range"] == wanted
+        server.answer = lambda _: found(b"0123456789")
+        assert await s3.get_range("levels/1", offset, length) == expected
+        server.answer = lambda _: refused(416, "InvalidRange")
+        assert await s3.get_range("levels/1", offset, length) == b""
+
+
+async def test_the_clock_does_not_go_back() -> None:
+    """The store's time is that of its replies, and stands still where those go back."""
+    dates = [f"Sat, 01 Jan 2028 00:00:{second:02d} GMT" for second in (5, 3, 6)]
+
+    def answer(_: Request) -> Reply:
+        return Reply(404, refused(404, "NoSuchKey").body, {"Date": dates.pop(0)})
+
+    async with scripted(answer) as server, opened(server.endpoint) as s3:
+        second_ms = 1_830_297_600_000
+        assert await s3.now_ms() == second_ms + 5_000
+        async with opened(server.endpoint) as other:
+            assert await other.now_ms() == second_ms + 5_000
+        assert await s3.now_ms() == second_ms + 6_000
+
+
+async def test_replies_without_a_date() -> None:
+    """A store that never tells the time is refused."""
+    answer = Reply(404, refused(404, "NoSuchKey").body, {"Date": "soon"})
+    async with scripted(lambda _: answer) as server, opened(server.endpoint) as s3:
+        with pytest.raises(StoreRefused, match="no Date"):
+            await s3.now_ms()
+
+
+@pytest.mark.parametrize(
+    ("url", "is_asked"),
+    [
+        ("https://t3.storage.dev/bucket", True),
+        ("https://bucket.fly.storage.tigris.dev/key", True),
+        ("https://bucket.s3.amazonaws.com/key", False),
+        ("http://127.0.0.1:9000/bucket/storage.dev", False),
+    ],
+)
+def test_tigris_is_asked_to_be_consistent(url: str, is_asked: bool) -> None:  # noqa: FBT001
+    """Tigris alone gets the header without which it may answer from a copy that is behind."""
+    params: dict[str, object] = {"url": url, "headers": {}}
+    _be_consistent(params=params)
+    assert params["headers"] == ({"X-Tigris-Consistent": "true"} if is_asked else {})

@@ -1,0 +1,209 @@
+"""Whatever crashes where, a create in two phases has one winner, and leaves nothing behind (I10).
+
+Before and after each of the five steps of the owner; the owner resumes, or never does; a rival
+creates the same name, or recovers, in that moment or step by step at once with the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from shalekv.format.names import manifest_name, parse_temporary_name, wal_name
+from shalekv.store.api import Created, Exists, Recovered, Unknown
+from shalekv.store.claim import Claimed, ClaimOutcome, Taken, claim
+from tests.unit.store.two_phase.collection import collect
+from tests.unit.store.two_phase.world import Process, World
+
+NAMES = (manifest_name(7), wal_name(7))
+OURS = b"write id 1: ours"
+THEIRS = b"write id 2: theirs"
+
+# Where the owner stands still: before each of its requests, and after the last one.
+STEPS = ("put", "insert", "copy", "landing", "commit", "delete", "")
+DECIDED = STEPS.index("copy")  # from here on it has won
+names = pytest.mark.parametrize("name", NAMES)
+stalls = pytest.mark.parametrize("stalled_at", range(len(STEPS)), ids=lambda i: STEPS[i] or "end")
+
+Rival = Callable[[World, str], Coroutine[Any, Any, Any]]
+
+
+async def creates(world: World, name: str) -> object:
+    """A rival that wants the same name."""
+    return await world.open().create(name, THEIRS)
+
+
+async def claims(world: World, name: str) -> ClaimOutcome:
+    """A rival that wants to know who has it, too."""
+    return await claim(world.open(), name, THEIRS, runtime=world.runtime)
+
+
+async def recovers(world: World, _name: str) -> Recovered:
+    """A process that opens the database."""
+    return await world.open().recover()
+
+
+async def collects(world: World, name: str) -> Recovered:
+    """A collector to which every temporary object is old."""
+    return await collect(world.open(), name.partition("/")[0] + "/")
+
+
+async def sweeps(world: World, name: str) -> None:
+    """A collector that has just the temporary objects in mind."""
+    store = world.open()
+    listed = [info.name async for info in store.list(name.partition("/")[0] + "/")]
+    doomed = [each for each in listed if parse_temporary_name(each) is not None]
+    if doomed:
+        await store.delete(doomed)
+
+
+rivals = pytest.mark.parametrize("rival", [creates, claims, recovers, collects])
+
+
+def owner_stalled(world: World, name: str, steps: int) -> Process:
+    """An owner that has made so many requests, and stands still."""
+    owner = Process(world.open().create(name, OURS, {"writer_epoch": "7"}))
+    for expected in STEPS[:steps]:
+        assert owner.next_request == expected
+        owner.step()
+    assert owner.next_request == STEPS[steps] or owner.is_done
+    return owner
+
+
+def check_nothing_is_left(world: World, name: str) -> None:
+    """After a collection, there is a complete object with its record, or nothing at all."""
+    Process(collects(world, name)).finish()
+    data = world.data(name)
+    assert data in (OURS, THEIRS, None)
+    assert world.temporary(name.partition("/")[0] + "/") == []
+    record = world.record(name)
+    assert (record is not None and record.is_committed) == (data is not None)
+    if data is None:
+        assert record is None
+
+
+@names
+@stalls
+@rivals
+def test_the_owner_resumes(name: str, stalled_at: int, rival: Rival) -> None:
+    """An owner that was stalled while a rival came and went agrees with it who has won."""
+    world = World()
+    owner = owner_stalled(world, name, stalled_at)
+    told = Process(rival(world, name)).finish()
+    told_owner = owner.finish()
+    has_won = world.data(name) == OURS
+    if stalled_at >= DECIDED:
+        assert has_won
+    if rival is creates:
+        assert told == (Exists() if has_won else Created())
+    if rival is claims:
+        assert told == (Taken(OURS) if has_won else Claimed())
+    if rival is collects and stalled_at == STEPS.index("insert"):
+        assert isinstance(told_owner, Unknown)  # what it would have copied was deleted
+    else:
+        assert told_owner == (Created() if has_won else Exists())
+    check_nothing_is_left(world, name)
+
+
+@names
+@stalls
+@rivals
+def test_the_owner_never_resumes(name: str, stalled_at: int, rival: Rival) -> None:
+    """What an owner left that crashed is completed from its record on, and is nothing before."""
+    world = World()
+    owner_stalled(world, name, stalled_at).crash()
+    Process(rival(world, name)).finish()
+    wins = rival in (creates, claims)
+    expected = OURS if stalled_at >= DECIDED else THEIRS if wins else None
+    assert world.data(name) == expected
+    check_nothing_is_left(world, name)
+    assert world.data(name) == expected
+
+
+@names
+@stalls
+def test_a_crash_alone(name: str, stalled_at: int) -> None:
+    """A collection completes what is decided and removes what is not, with no rival about."""
+    world = World()
+    owner_stalled(world, name, stalled_at).crash()
+    check_nothing_is_left(world, name)
+    assert world.data(name) == (OURS if stalled_at >= DECIDED else None)
+
+
+@names
+@stalls
+def test_a_collected_name_is_forgotten(name: str, stalled_at: int) -> None:
+    """When the name is collected too, neither an object nor a record remains."""
+    world = World()
+    owner_stalled(world, name, stalled_at).crash()
+    folder = name.partition("/")[0] + "/"
+    for _ in range(2):
+        Process(collect(world.open(), folder, lambda _name: True)).finish()
+    assert [info.name for info in world.objects.page(folder, "")] == []
+    assert world.table == {}
+
+
+def interleavings(begin: Callable[[], tuple[World, list[Process]]]) -> int:
+    """Run every order in which the processes can make their requests; how many there were.
+
+    Depth first: a run follows a given prefix of choices, and then the first that is possible;
+    the next one differs at the last place where another choice is left.
+    """
+    runs = 0
+    choices: list[int] = []
+    while True:
+        world, processes = begin()
+        seen: list[tuple[int, int]] = []
+        first: bytes | None = None
+        while going := [process for process in processes if not process.is_done]:
+            at = choices[len(seen)] if len(seen) < len(choices) else 0
+            seen.append((at, len(going)))
+            going[at].step()
+            data = world.data(watched(world))
+            assert first is None or data == first, "an object was changed or lost"
+            first = data
+        runs += 1
+        check_all(world, processes)
+        while seen and seen[-1][0] + 1 == seen[-1][1]:
+            seen.pop()
+        if not seen:
+            return runs
+        choices = [at for at, _ in seen[:-1]] + [seen[-1][0] + 1]
+
+
+def watched(_world: World) -> str:
+    """The name that everybody wants."""
+    return NAMES[1]
+
+
+def check_all(world: World, processes: list[Process]) -> None:
+    """At most one was told that it created, and whoever was has its bytes there."""
+    told = [process.result for process in processes]
+    data = world.data(watched(world))
+    assert told.count(Created()) + told.count(Claimed()) <= 1, told
+    for outcome, written in zip(told, (OURS, THEIRS), strict=False):
+        if outcome in (Created(), Claimed()):
+            assert data == written
+        if outcome == Exists() or isinstance(outcome, Taken):
+            assert data not in (None, written)
+        if isinstance(outcome, Taken):
+            assert outcome.data == data
+    check_nothing_is_left(world, watched(world))
+    assert world.data(watched(world)) == data
+
+
+@pytest.mark.parametrize(
+    ("rival", "least"), [(creates, 1_500), (claims, 2_000), (recovers, 100), (sweeps, 800)]
+)
+def test_both_at_once(rival: Rival, least: int) -> None:
+    """In every order of the requests of owner and rival there is one winner, and no orphan."""
+
+    def begin() -> tuple[World, list[Process]]:
+        world = World()
+        owner = Process(claim(world.open(), NAMES[1], OURS, runtime=world.runtime))
+        return world, [owner, Process(rival(world, NAMES[1]))]
+
+    runs = interleavings(begin)
+    assert runs >= least, "the processes hardly met"

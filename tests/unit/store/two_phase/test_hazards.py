@@ -1,0 +1,333 @@
+"""What could go wrong with two-phase compare-and-swap, one hazard at a time.
+
+Each is a schedule in which a store that is less careful loses an object that was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from shalekv.core.two_phase import Destination, Record
+from shalekv.errors import InvalidRequest, StoreUnavailable
+from shalekv.format.names import parse_temporary_name, temporary_name, wal_name
+from shalekv.store.api import Created, Exists, Recovered, Unknown
+from shalekv.store.claim import Claimed, Taken, claim
+from shalekv.store.requests import RequestKind
+from shalekv.store.two_phase.store import TwoPhaseStore
+from tests.unit.store.two_phase.collection import collect
+from tests.unit.store.two_phase.world import Fate, Fates, Process, World
+
+NAME = wal_name(7)
+OURS = b"write id 1: ours"
+THEIRS = b"write id 2: theirs"
+LOST = (Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.LATE)
+
+
+async def sweep(store: TwoPhaseStore) -> None:
+    """Delete every temporary object, however young."""
+    listed = [info.name async for info in store.list("wal/")]
+    doomed = [name for name in listed if parse_temporary_name(name) is not None]
+    if doomed:
+        await store.delete(doomed)
+
+
+def creating(world: World, data: bytes, fates: Fates | None = None) -> Process:
+    """A process that creates the name once."""
+    store = world.open() if fates is None else world.open(fates)
+    return Process(store.create(NAME, data))
+
+
+def claiming(world: World, data: bytes, fates: Fates | None = None) -> Process:
+    """A process that claims it."""
+    store = world.open() if fates is None else world.open(fates)
+    return Process(claim(store, NAME, data, runtime=world.runtime))
+
+
+def sweeping(world: World) -> Process:
+    """A collector."""
+    return Process(sweep(world.open()))
+
+
+def in_order(request: str, fates: Sequence[Fate]) -> Fates:
+    """These fates for the next requests of this name, and answers to all others."""
+    remaining = list(fates)
+
+    def fate(made: str) -> Fate:
+        return remaining.pop(0) if made == request and remaining else Fate.ANSWERED
+
+    return fate
+
+
+def test_all_goes_well() -> None:
+    """A create without rivals is two puts, two writes of records and one delete; no read."""
+    world = World()
+    store = world.open()
+    assert Process(store.create(NAME, OURS)).finish() == Created()
+    counts = {kind: count for kind, count in store.sent.by_kind.items() if count}
+    assert counts == {RequestKind.WRITE: 2, RequestKind.RECORD_WRITE: 2, RequestKind.DELETE: 1}
+
+
+@pytest.mark.parametrize("paused_at", ["find", "insert", "delete", "withdraw"])
+@pytest.mark.parametrize("resumed_to", ["insert", "copy", "landing"])
+def test_a_source_is_deleted_while_its_owner_resumes(paused_at: str, resumed_to: str) -> None:
+    """A copy that is under way when its source is deleted never lands on a rival's object.
+
+    The owner stands still before step 2; a collector deletes the source; the owner goes on in the
+    midst of that; a rival finds neither source nor destination, and creates the object.
+    """
+    world = World()
+    owner = claiming(world, OURS)
+    owner.until("insert")
+    collector = sweeping(world)
+    collector.until(paused_at)
+    owner.until(resumed_to)
+    collector.finish()
+    rival = claiming(world, THEIRS).finish()
+    seen = world.data(NAME)
+    assert seen == (THEIRS if rival == Claimed() else OURS)
+    told = owner.finish()
+    assert world.data(NAME) == seen
+    assert told == (Claimed() if seen == OURS else Taken(THEIRS, told.is_certain))
+
+
+def test_a_source_that_takes_over_is_deleted_while_its_owner_resumes() -> None:
+    """The same for a source that is about to take a dead record over: the record changes first."""
+    world = World()
+    world.table[Destination("memory://stepped", NAME)] = dead_record()
+    owner = claiming(world, OURS)
+    owner.until("take_over")
+    collector = sweeping(world)
+    collector.until("delete")
+    owner.step()
+    while owner.next_request in {"copy", "landing"} and not world.landings:
+        owner.step()
+    collector.finish()
+    rival = claiming(world, THEIRS).finish()
+    seen = world.data(NAME)
+    told = owner.finish()
+    assert world.data(NAME) == seen
+    assert (told, rival).count(Claimed()) == 1
+
+
+def dead_record() -> Record:
+    """A record whose source is gone."""
+    destination = Destination("memory://stepped", NAME)
+    return Record(destination, temporary_name(NAME, bytes(16), 0))
+
+
+def test_a_stalled_owner_was_taken_over() -> None:
+    """An owner whose source was deleted before step 2 does not take a rival's object for its."""
+    world = World()
+    owner = creating(world, OURS)
+    owner.until("insert")
+    sweeping(world).finish()
+    owner.until("copy")
+    assert creating(world, THEIRS).finish() == Created()
+    assert isinstance(owner.finish(), Unknown)
+    assert world.data(NAME) == THEIRS
+
+
+def test_a_copy_lands_late() -> None:
+    """After a copy without an answer the source stays, so that nobody else's is put there."""
+    world = World()
+    owner = creating(world, OURS, in_order("copy", [Fate.LATE]))
+    assert isinstance(owner.finish(), Unknown)
+    assert creating(world, THEIRS).finish() == Exists()
+    world.land(world.landings[0])
+    assert world.data(NAME) == OURS
+
+
+@pytest.mark.parametrize("has_landed", [True, False])
+def test_an_insert_lands_late(*, has_landed: bool) -> None:
+    """After an insert without an answer the source stays, for whoever completes it."""
+    world = World()
+    owner = creating(world, OURS, in_order("insert", [Fate.LATE]))
+    assert isinstance(owner.finish(), Unknown)
+    if has_landed:
+        world.catch_up(world.random)
+    rival = creating(world, THEIRS).finish()
+    assert rival == (Exists() if has_landed else Created())
+    if not has_landed:
+        world.catch_up(world.random)
+    assert world.data(NAME) == (OURS if has_landed else THEIRS)
+
+
+def test_a_doubtful_source_is_not_deleted_under_a_helper() -> None:
+    """Who does not know whether its record is there does not delete what a helper is copying."""
+    world = World()
+    fates = {"insert": Fate.REPLY_LOST, "find": Fate.REQUEST_LOST}
+    owner = creating(world, OURS, lambda request: fates.get(request, Fate.ANSWERED))
+    owner.until("find")
+    helper = creating(world, THEIRS)
+    helper.until("landing")
+    assert isinstance(owner.finish(), Unknown)
+    rival = claiming(world, b"write id 3").finish()
+    assert rival == Taken(OURS)
+    assert helper.finish() == Exists()
+    assert world.data(NAME) == OURS
+
+
+def test_doubt_is_told() -> None:
+    """Who lost the reply to its insert, and finds a rival, is not told that it never created."""
+    world = World()
+    creating(world, THEIRS).finish()
+    lossy = in_order("insert", [Fate.REQUEST_LOST])
+    assert isinstance(creating(world, OURS, lossy).finish(), Unknown)
+    lossy = in_order("insert", [Fate.REQUEST_LOST])
+    assert claiming(world, OURS, lossy).finish() == Taken(THEIRS, is_certain=False)
+
+
+@pytest.mark.parametrize("request_name", ["put", "insert", "copy", "commit", "delete"])
+@pytest.mark.parametrize("fate", LOST)
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_lost_reply(request_name: str, fate: Fate, *, is_taken: bool) -> None:
+    """A claim ends with the truth, whichever request had no answer."""
+    world = World()
+    if is_taken:
+        creating(world, THEIRS).finish()
+    outcome = claiming(world, OURS, in_order(request_name, [fate])).finish()
+    assert isinstance(outcome, Taken if is_taken else Claimed)
+    while world.late:
+        world.catch_up(world.random)
+    while world.landings:
+        world.land(world.landings[0])
+    assert world.data(NAME) == (THEIRS if is_taken else OURS)
+    Process(collect(world.open(), "wal/")).finish()
+    assert world.temporary("wal/") == []
+
+
+@pytest.mark.parametrize("request_name", ["commit", "delete"])
+@pytest.mark.parametrize("fate", LOST)
+def test_success_is_told_after_the_copy(request_name: str, fate: Fate) -> None:
+    """A step after the copy that fails makes no failure of the create."""
+    world = World()
+    assert creating(world, OURS, in_order(request_name, [fate])).finish() == Created()
+    assert Process(world.open().recover()).finish().unfinished == 0
+    assert world.data(NAME) == OURS
+
+
+@pytest.mark.parametrize("fate", LOST)
+def test_nothing_was_created_when_the_first_put_fails(fate: Fate) -> None:
+    """Without an answer to the first step there is no record, and trying again may help."""
+    world = World()
+    owner = creating(world, OURS, in_order("put", [fate]))
+    with pytest.raises(StoreUnavailable):
+        owner.finish()
+    assert world.table == {}
+
+
+def test_a_source_that_was_deleted_by_hand() -> None:
+    """An open record without its source, whose object is there, is committed and not taken over."""
+    world = World()
+    owner = creating(world, OURS)
+    owner.until("commit")
+    owner.crash()
+    for name in world.temporary("wal/"):
+        world.objects.remove(name)
+    assert creating(world, THEIRS).finish() == Exists()
+    assert world.data(NAME) == OURS
+    found = world.record(NAME)
+    assert found is not None
+    assert found.is_committed
+
+
+def test_a_dead_record_is_unfinished_until_it_is_wanted() -> None:
+    """Recovery leaves a record that nobody can complete to whoever wants the name."""
+    world = World()
+    world.table[Destination("memory://stepped", NAME)] = dead_record()
+    assert Process(world.open().recover()).finish() == Recovered(unfinished=1)
+    assert Process(world.open().recover(lambda _name: False)).finish() == Recovered(unfinished=1)
+    assert creating(world, OURS).finish() == Created()
+    assert Process(world.open().recover()).finish() == Recovered()
+
+
+def test_a_dead_record_of_a_collected_name_is_forgotten() -> None:
+    """Nobody wants it any more."""
+    world = World()
+    world.table[Destination("memory://stepped", NAME)] = dead_record()
+    assert Process(world.open().recover(lambda _name: True)).finish() == Recovered(forgotten=1)
+    assert world.table == {}
+
+
+def test_records_go_after_their_objects() -> None:
+    """A record stays while its object is there; a crash between the two is made good later."""
+    world = World()
+    creating(world, OURS).finish()
+    deleting = Process(world.open().delete([NAME]))
+    deleting.until("delete_committed")
+    assert world.data(NAME) is None
+    assert world.record(NAME) is not None
+    deleting.crash()
+    assert Process(world.open().recover(lambda _name: False)).finish() == Recovered()
+    assert world.record(NAME) is not None
+    assert Process(world.open().recover(lambda name: name == NAME)).finish() == Recovered(
+        forgotten=1
+    )
+    assert world.record(NAME) is None
+
+
+def test_records_of_what_is_there_are_kept() -> None:
+    """A record is not forgotten while its object is there, even if it may be collected."""
+    world = World()
+    names = [wal_name(number) for number in range(5)] + ["alone"]
+    for name in names:
+        Process(world.open().create(name, OURS)).finish()
+    for name in (names[1], names[3]):
+        world.objects.remove(name)
+    assert Process(world.open().recover(lambda _name: True)).finish() == Recovered(forgotten=2)
+    left = {destination.name for destination in world.table}
+    assert left == {names[0], names[2], names[4], "alone"}
+
+
+def test_an_open_record_is_not_deleted_with_its_object() -> None:
+    """A collector that deletes an object too early does not free its name for a stalled owner."""
+    world = World()
+    owner = creating(world, OURS)
+    owner.until("commit")
+    Process(world.open().delete([NAME])).finish()
+    assert world.record(NAME) is not None
+    assert owner.finish() == Created()
+
+
+def test_a_fence_keeps_a_stalled_writer_out_for_ever() -> None:
+    """A writer that was stalled before step 2 fails in a slot of the fence run, after collections.
+
+    Rule F1: fences and their records are never collected.
+    """
+    world = World()
+    stalled = claiming(world, OURS)
+    stalled.until("insert")
+    assert claiming(world, THEIRS).finish() == Claimed()
+    for _ in range(2):
+        Process(collect(world.open(), "wal/", lambda name: name != NAME)).finish()
+    assert stalled.finish() == Taken(THEIRS)
+
+
+def test_recovery_of_what_is_being_created() -> None:
+    """Recovery may take every step of an owner that is alive, which then is told the truth."""
+    for request in ("copy", "landing", "commit", "delete"):
+        world = World()
+        owner = creating(world, OURS)
+        owner.until(request)
+        recovered = Process(world.open().recover()).finish()
+        assert recovered == Recovered(completed=0 if request == "delete" else 1)
+        assert owner.finish() == Created()
+        assert world.data(NAME) == OURS
+        assert world.temporary("wal/") == []
+
+
+def test_names_of_temporary_objects_are_not_created() -> None:
+    """The name of a temporary object is no destination."""
+    with pytest.raises(InvalidRequest):
+        Process(World().open().create(temporary_name(NAME, bytes(16), 0), OURS))
+
+
+def test_foreign_objects_are_deleted_as_they_are() -> None:
+    """Objects that are not ours have no records, whatever they are called, and can be deleted."""
+    world = World()
+    store = world.open()
+    foreign = ["wal/é", f"wal/é.{'0' * 8}-{'0000-' * 3}{'0' * 12}.{'0' * 8}", "wal/notes.txt"]
+    Process(store.delete(foreign)).finish()
+    assert world.table == {}

@@ -1,0 +1,268 @@
+"""Processes that share a plain store and records, and go one request at a time.
+
+They are coroutines that no event loop runs: each stops before every request, and a test says who
+goes on. What a store that is told to copy has read is written when it likes, even if whoever asked
+has crashed meanwhile: a landing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any
+
+from shalekv.core.two_phase import Destination, Record
+from shalekv.errors import StoreUnavailable
+from shalekv.format.names import parse_temporary_name
+from shalekv.runtime import Runtime
+from shalekv.store.api import NO_METADATA, ObjectInfo, StoredObject
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.store.requests import RequestKind
+from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown
+from shalekv.store.two_phase.store import TwoPhaseStore
+from tests.unit.store.inline_runtime import InlineClock, InlineWorkers, finish
+
+
+class Fate(Enum):
+    """What becomes of a request."""
+
+    ANSWERED = auto()
+    REQUEST_LOST = auto()  # no answer, and nothing was done
+    REPLY_LOST = auto()  # no answer, and it was done
+    LATE = auto()  # no answer, and it will be done later, or never
+
+
+# Chooses the fate of a request by its name, such as "copy".
+Fates = Callable[[str], Fate]
+
+
+def all_answered(_request: str) -> Fate:
+    """Nothing is lost."""
+    return Fate.ANSWERED
+
+
+class Turn:
+    """Awaited before a request: gives the turn back to whoever runs the processes."""
+
+    def __init__(self, request: str) -> None:
+        self.request = request
+
+    def __await__(self) -> Generator[Turn, None, None]:
+        yield self
+
+
+@dataclass(slots=True)
+class Landing:
+    """The second half of a copy: `found` is on its way to `destination`."""
+
+    destination: str
+    found: StoredObject
+    has_landed: bool = False
+
+
+@dataclass(slots=True)
+class World:
+    """What all processes share."""
+
+    objects: MemoryObjects = field(default_factory=MemoryObjects)
+    table: Table = field(default_factory=dict)
+    landings: list[Landing] = field(default_factory=list)
+    late: list[Callable[[], Coroutine[Any, Any, Any]]] = field(default_factory=list)
+    moments: count[int] = field(default_factory=lambda: count(1))
+    random: Random = field(default_factory=lambda: Random(1))
+
+    def open(self, fates: Fates = all_answered) -> TwoPhaseStore:
+        """The store of another process."""
+        runtime = Runtime(InlineClock(), self.random, InlineWorkers())
+        return TwoPhaseStore(SteppedStore(self, fates), SteppedRecords(self, fates), runtime)
+
+    @property
+    def runtime(self) -> Runtime:
+        """One that never waits."""
+        return Runtime(InlineClock(), self.random, InlineWorkers())
+
+    def land(self, landing: Landing) -> None:
+        """Write what a copy has read, once."""
+        if landing.has_landed:
+            return
+        landing.has_landed = True
+        self.landings.remove(landing)
+        info = ObjectInfo(landing.destination, len(landing.found.data), next(self.moments))
+        found = landing.found
+        self.objects.replace(StoredObject(info, found.data, found.metadata))
+
+    def catch_up(self, random: Random) -> None:
+        """Carry out one of the requests that are late."""
+        finish(self.late.pop(random.randrange(len(self.late)))())
+
+    def data(self, name: str) -> bytes | None:
+        """What the object holds now."""
+        found = self.objects.find(name)
+        return None if found is None else found.data
+
+    def temporary(self, folder: str) -> list[str]:
+        """The temporary objects that are there."""
+        names = [info.name for info in self.objects.page(folder, "")]
+        return [name for name in names if parse_temporary_name(name) is not None]
+
+    def record(self, name: str) -> Record | None:
+        """What the record of `name` says now."""
+        return self.table.get(Destination("memory://stepped", name))
+
+
+class Process:
+    """One that a test moves on, request by request."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self.result: Any = None
+        self.is_done = False
+        self.next_request = ""
+        self.step()  # to the turn before its first request
+
+    def step(self) -> None:
+        """Have it make its next request, and go on to the turn before the one after that."""
+        try:
+            turn = self._coroutine.send(None)
+        except StopIteration as stop:
+            self.result = stop.value
+            self.is_done = True
+        else:
+            assert isinstance(turn, Turn), turn
+            self.next_request = turn.request
+
+    def until(self, request: str) -> None:
+        """Have it make its requests up to this one, which it does not make yet."""
+        while self.next_request != request:
+            assert not self.is_done, f"it never made the request {request}"
+            self.step()
+
+    def finish(self) -> Any:
+        """What it comes to when nobody else moves."""
+        while not self.is_done:
+            self.step()
+        return self.result
+
+    def crash(self) -> None:
+        """Let it never go on."""
+        self._coroutine.close()
+        self.is_done = True
+
+
+class SteppedStore(MemoryStore):
+    """The plain store as one process sees it."""
+
+    def __init__(self, world: World, fates: Fates) -> None:
+        super().__init__(lambda: next(world.moments), name="stepped", objects=world.objects)
+        self._world = world
+        self._fates = fates
+
+    async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
+        put = partial(super().put, name, data, metadata)
+        await self._change("put", name, put)
+
+    async def copy(self, source: str, destination: str) -> None:
+        fate = await self._begin("copy")
+        self.sent.add(RequestKind.WRITE)
+        if fate is not Fate.REQUEST_LOST:
+            landing = Landing(destination, self._find("copy", source))
+            self._world.landings.append(landing)
+            if fate is not Fate.LATE:
+                await Turn("landing")
+                self._world.land(landing)
+        self._end(fate, "copy", source)
+
+    async def delete(self, names: Iterable[str]) -> None:
+        doomed = tuple(names)
+        await self._change("delete", str(doomed), partial(super().delete, doomed))
+
+    async def get(self, name: str) -> StoredObject:
+        self._end(await self._begin("get"), "get", name)
+        return await super().get(name)
+
+    async def head(self, name: str) -> ObjectInfo:
+        self._end(await self._begin("head"), "head", name)
+        return await super().head(name)
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """The page is read in the turn, and gone through while others go on."""
+        self._end(await self._begin("list"), "list", prefix)
+        async for info in super().list(prefix, start_after=start_after):
+            yield info
+
+    async def _change(
+        self, request: str, name: str, change: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        fate = await self._begin(request)
+        if fate is Fate.LATE:
+            self._world.late.append(change)
+        elif fate is not Fate.REQUEST_LOST:
+            await change()
+        self._end(fate, request, name)
+
+    async def _begin(self, request: str) -> Fate:
+        await Turn(request)
+        return self._fates(request)
+
+    def _end(self, fate: Fate, request: str, name: str) -> None:
+        if fate is not Fate.ANSWERED:
+            raise StoreUnavailable(self.url, request, name, fate.name)
+
+
+class SteppedRecords(MemoryRecords):
+    """The records as one process sees them."""
+
+    def __init__(self, world: World, fates: Fates) -> None:
+        super().__init__(table=world.table)
+        self._world = world
+        self._fates = fates
+
+    async def insert(self, record: Record) -> InsertOutcome:
+        try:
+            outcome: InsertOutcome = await self._change("insert", partial(super().insert, record))
+        except StoreUnavailable as error:
+            return InsertUnknown(str(error))
+        return outcome
+
+    async def find(self, destination: Destination) -> Record | None:
+        await Turn("find")
+        if self._fates("find") is not Fate.ANSWERED:
+            raise StoreUnavailable(self.url, "find", str(destination), "lost")
+        return await super().find(destination)
+
+    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
+        """As of objects."""
+        await Turn("list records")
+        if self._fates("list records") is not Fate.ANSWERED:
+            raise StoreUnavailable(self.url, "list", database, "lost")
+        async for record in super().list(database, uncommitted_only=uncommitted_only):
+            yield record
+
+    async def commit(self, record: Record) -> bool:
+        return bool(await self._change("commit", partial(super().commit, record)))
+
+    async def take_over(self, record: Record, source: str) -> bool:
+        change = partial(super().take_over, record, source)
+        return bool(await self._change("take_over", change))
+
+    async def withdraw(self, record: Record) -> None:
+        await self._change("withdraw", partial(super().withdraw, record))
+
+    async def delete_committed(self, destinations: Iterable[Destination]) -> None:
+        doomed = tuple(destinations)
+        await self._change("delete_committed", partial(super().delete_committed, doomed))
+
+    async def _change(self, request: str, change: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        await Turn(request)
+        fate = self._fates(request)
+        if fate is Fate.LATE:
+            self._world.late.append(change)
+        result = await change() if fate in {Fate.ANSWERED, Fate.REPLY_LOST} else None
+        if fate is not Fate.ANSWERED:
+            raise StoreUnavailable(self.url, request, "a record", fate.name)
+        return result
