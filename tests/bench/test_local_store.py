@@ -32,7 +32,7 @@ def uploading(store: LocalStore, pieces: int, data: bytes) -> Way:
 
 
 def copying(source: Path, folder: Path, pieces: int) -> Way:
-    """Runs dd for one file after the other. 1 MiB was its fastest block size, 64 MiB its slowest.
+    """Runs dd for one file after the other. Blocks of 1 MiB are among its fastest.
 
     It reads the source from the page cache, which costs it a copy that the store has no need of;
     and the store links a name and syncs a folder for each object, which dd does not.

@@ -1,4 +1,4 @@
-"""S3 with two-phase compare-and-swap, decided by PostgreSQL, keeps the contract of object stores."""
+"""S3 with two-phase compare-and-swap by PostgreSQL keeps the contract of object stores."""
 
 from __future__ import annotations
 

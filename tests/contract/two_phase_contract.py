@@ -16,20 +16,22 @@ from shalekv.store.requests import RequestKind
 from shalekv.store.s3.store import S3Store
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.url import BucketUrl, Provider
-from tests.contract.opening import OpenStore
+from tests.contract.listing import create_many
+from tests.contract.opening import OpenStore, names_in
 from tests.contract.record_contract import OpenRecords
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3 import S3Server
 
 BUCKET = "two-phase"
 THREADS = 1
+SOME = 60
 
 
 class TwoPhaseContract(StoreContract):
     """A subclass brings `open_records`. Stores share neither connections nor anything else."""
 
     clock_slack_ms = 2_000
-    passing_objects = 20
+    passing_objects = 8
 
     @pytest.fixture
     def open_records(self) -> OpenRecords:
@@ -52,6 +54,13 @@ class TwoPhaseContract(StoreContract):
         settings = StoreSettings(endpoint_url=plain_server.endpoint)
         yield lambda: TwoPhaseStore(S3Store(place, runtime, settings), open_records(), runtime)
         workers.close()
+
+    async def test_long_lists(self, store: ObjectStore, rival: ObjectStore) -> None:
+        """Lists are those of the plain store, whose contract has long ones; this one is short."""
+        names = [f"wal/{number:020d}.sst" for number in range(SOME)]
+        await create_many(store, names)
+        assert await names_in(rival, "wal/") == names
+        assert await names_in(rival, "wal/", names[9]) == names[10:]
 
     async def test_a_create_has_its_price(self, store: ObjectStore) -> None:
         """A create is two puts, two writes of records and one delete, when all goes well."""

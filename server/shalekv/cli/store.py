@@ -62,7 +62,7 @@ Some 2,000 requests are sent. They work in {FOLDER} beside the folders of a data
 in use meanwhile, and what they make is deleted at the end. With --cas two_phase the transactional
 store is checked, too, and the store of objects has to honour no condition.
 
-\\b
+\b
 Examples:
   shalekv store verify --url s3://bucket/folder --endpoint-url https://localhost:9000
   shalekv store verify --url file:///var/lib/shalekv --rounds 1000

@@ -26,12 +26,13 @@ class StoreSettings(Settings):
     )
     region: str = Field(
         default="",
-        description="Region of an s3:// bucket. Not set: that of the environment, else us-east-1.",
+        description="Region of an s3:// bucket. Not set: that of AWS_REGION or AWS's files, else "
+        "us-east-1.",
     )
     path_style: bool = Field(
         default=False,
         description="Put the bucket of s3:// into the path of requests and not into the host name. "
-        "It is so anyway where the endpoint is an IP address.",
+        "It is so anyway where endpoint_url is set, except at Tigris.",
     )
     anonymous: bool = Field(
         default=False, description="Send requests without credentials, to stores that ask for none."

@@ -115,3 +115,27 @@ def test_other_uuids_have_no_name(sst_id: bytes) -> None:
     """Only a UUID of version 7 names an SST of the levels."""
     with pytest.raises(ValueError, match="version 7"):
         names.level_name(sst_id)
+
+
+@given(st.from_regex(r"[a-z]{1,9}/[a-z0-9.]{1,20}", fullmatch=True), st.binary(), ids)
+def test_temporary_names_come_back(destination: str, noise: bytes, number: int) -> None:
+    """The name of a temporary object says what it is to be copied to, and is none of ours."""
+    uuid, checksum = (noise + bytes(16))[:16], number % 2**32
+    name = names.temporary_name(destination, uuid, checksum)
+    found = names.parse_temporary_name(name)
+    assert found == names.TemporaryName(destination, uuid, checksum)
+    assert str(found) == name
+    assert parsed(name) == []
+
+
+def test_temporary_names_are_those_of_the_specification() -> None:
+    """`<destination>.<uuid>.<checksum>`: a name of anything else is not temporary."""
+    uuid = bytes.fromhex("0198c0de12344abc9def0123456789ab")
+    name = names.temporary_name(names.wal_name(7), uuid, 0xABC)
+    assert name == ("wal/00000000000000000007.sst.0198c0de-1234-4abc-9def-0123456789ab.00000abc")
+    for foreign in ("wal/1.sst", name + "0", name.upper(), name[:-1], "." + name[29:]):
+        assert names.parse_temporary_name(foreign) is None
+    with pytest.raises(ValueError, match="16 bytes"):
+        names.temporary_name("wal/1", bytes(15), 0)
+    with pytest.raises(ValueError, match="16 bytes"):
+        names.temporary_name("wal/1", bytes(16), 2**32)

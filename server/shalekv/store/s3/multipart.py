@@ -148,13 +148,13 @@ def _nothing_created(failed: Failed) -> Failure:
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
     """Wait for `work`, which bounds itself, even when this task is cancelled meanwhile."""
-    task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work)
+        while not task.done():
+            try:
+                await asyncio.wait({task})  # which leaves the task alone when it is cancelled
+            except asyncio.CancelledError as error:
+                cancelled = error
     if cancelled is not None:
         raise cancelled
-    task.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 
 import structlog
 
@@ -42,6 +43,11 @@ class Completing:
             # after the destination is there. So what somebody else completes never looks dead.
             if not await self.is_there(record.destination):
                 return Completion.DEAD
+        except StoreUnavailable:
+            # Some servers fail when the source goes while they copy it: then this is done.
+            if await self._records.find(record.destination) != replace(record, is_committed=True):
+                raise
+            return Completion.DONE
         if not await self._records.commit(record):
             return Completion.CHANGED
         await self.discard(record.source)

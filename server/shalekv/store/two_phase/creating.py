@@ -143,7 +143,7 @@ class Creating:
         except ObjectNotFound:
             return await self._without_source(own)
         except (StoreUnavailable, StoreRefused) as error:
-            return Unknown(str(error))
+            return await self._without_answer(own, str(error))
         try:
             is_ours = await self._records.commit(own)
         except (StoreUnavailable, StoreRefused):
@@ -165,3 +165,14 @@ class Creating:
             return Unknown(str(error))
         # Also when the record is another's now: ours may have been the object before that.
         return Unknown(f"the temporary object {own.source} is gone")
+
+    async def _without_answer(self, own: Record, cause: str) -> CreateOutcome:
+        """The copy may land later. Somebody else may have completed it, and this made it fail."""
+        try:
+            found = await self._records.find(own.destination)
+            is_done = standing(found, own.source) is Standing.OURS_DONE
+            if is_done and await self._completing.is_there(own.destination):
+                return Created()
+        except (StoreUnavailable, StoreRefused) as error:
+            return Unknown(f"{cause}; {error}")
+        return Unknown(cause)

@@ -1,0 +1,193 @@
+"""What an S3 store costs beside a bare loop of aiobotocore, and what is built on it beside it.
+
+All on versitygw, which runs on the same processors. Nothing is asserted about time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import SystemRandom
+
+import pytest
+import uvloop
+
+from shalekv.clock import LoopClock
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import KIB, MIB, CasChoice, StoreSettings
+from shalekv.store.api import Created, ObjectStore
+from shalekv.store.opening import open_store
+from shalekv.store.s3.store import S3Store
+from shalekv.store.two_phase.memory import MemoryRecords
+from shalekv.store.two_phase.store import TwoPhaseStore
+from shalekv.store.url import BucketUrl, Provider
+from tests.bench.bare_s3 import BareS3, bare_s3
+from tests.bench.interleaved import Costs, Way, at_once, load, measured
+from tests.servers.s3 import S3Server
+from tests.servers.versitygw import versitygw
+
+pytestmark = pytest.mark.timeout(900)
+
+BUCKET = "bench"
+FOLDER = "db"
+MULTIPART_BYTES = 32 * MIB
+PART_BYTES = 16 * MIB
+PARTS_AT_ONCE = 4
+CONNECTIONS = 32
+# Objects that one run takes when it is eight at a time (else a quarter of them), and rounds.
+COUNTS = {4 * KIB: 40, MIB: 16, 64 * MIB: 8}
+ROUNDS = {4 * KIB: 21, MIB: 21, 64 * MIB: 5}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """A real server with a bucket."""
+    with versitygw() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _credentials(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def settings_for(server: S3Server) -> StoreSettings:
+    """The default ones, but for a size above which 64 MiB are uploaded in parts."""
+    return StoreSettings(
+        endpoint_url=server.endpoint,
+        multipart_bytes=MULTIPART_BYTES,
+        multipart_part_bytes=PART_BYTES,
+        multipart_uploads_max=PARTS_AT_ONCE,
+        connections_max=CONNECTIONS,
+    )
+
+
+@asynccontextmanager
+async def opened(server: S3Server) -> AsyncIterator[tuple[S3Store, Runtime]]:
+    """The store under test."""
+    workers = ThreadWorkers(2)
+    runtime = Runtime(LoopClock(), SystemRandom(), workers)
+    store = S3Store(BucketUrl(Provider.S3, BUCKET, FOLDER), runtime, settings_for(server))
+    yield store, runtime
+    await store.close()
+    workers.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Objects of `size` bytes, so many, so many at a time."""
+
+    size: int
+    count: int
+    concurrency: int
+
+    def way(self, work: Callable[[int], Awaitable[object]]) -> Way:
+        """Do `work` for each."""
+        return partial(at_once, self.count, self.concurrency, work)
+
+    def tell(self, what: str, costs: Costs) -> None:
+        """Print the costs."""
+        size = f"{self.size // MIB} MiB" if self.size >= MIB else f"{self.size // KIB} KiB"
+        each_ms = costs.wall_s("store") / self.count * 1000
+        cpu_ms, bare_cpu_ms = (costs.cpu_s(way) / self.count * 1000 for way in ("store", "bare"))
+        print(
+            f"{what:9} {size:6} x{self.concurrency} {each_ms:8.2f} ms each"
+            f"   speed {costs.speed('store', 'bare')} of bare"
+            f"   CPU {cpu_ms:7.2f} ms, bare {bare_cpu_ms:7.2f}, {costs.cpu('store', 'bare')} x"
+        )
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("size", COUNTS, ids=lambda size: f"{size // KIB} KiB")
+def test_s3_beside_bare(server: S3Server, size: int, concurrency: int) -> None:
+    """Prints the speed of creates, gets and gets of a range in units of a bare loop's."""
+
+    async def campaign() -> None:
+        at = Load(size, COUNTS[size] if concurrency > 1 else COUNTS[size] // 4, concurrency)
+        print(f"\n{load()}")
+        async with opened(server) as (store, _), bare_s3(server, BUCKET, CONNECTIONS) as bare:
+            await compare_creates(at, store, bare)
+            await compare_gets(at, store, bare)
+
+    uvloop.run(campaign())
+
+
+async def compare_creates(at: Load, store: ObjectStore, bare: BareS3) -> None:
+    """Of new objects, which are deleted afterwards."""
+    data, numbers, made = os.urandom(at.size), itertools.count(), list[str]()
+    is_large = at.size > MULTIPART_BYTES
+
+    def new_name() -> str:
+        made.append(f"levels/{at.concurrency}-{next(numbers)}")
+        return made[-1]
+
+    async def create(_: int) -> None:
+        assert await store.create(new_name(), data) == Created()
+
+    async def create_bare(_: int) -> None:
+        key = f"{FOLDER}/{new_name()}"
+        if is_large:
+            await bare.create_in_parts(key, data, PART_BYTES, PARTS_AT_ONCE)
+        else:
+            await bare.create(key, data)
+
+    async def delete() -> None:
+        await store.delete(made)
+        made.clear()
+
+    ways = {"store": at.way(create), "bare": at.way(create_bare)}
+    at.tell("create", await measured(ways, ROUNDS[at.size], delete))
+
+
+async def compare_gets(at: Load, store: ObjectStore, bare: BareS3) -> None:
+    """Of one object, and of the half in its middle."""
+    name, first, length = "levels/read", at.size // 4, at.size // 2
+    await store.create(name, os.urandom(at.size))
+    key, wanted = f"{FOLDER}/{name}", f"bytes={first}-{first + length - 1}"
+    whole = {"store": at.way(lambda _: store.get(name)), "bare": at.way(lambda _: bare.get(key))}
+    at.tell("get", await measured(whole, ROUNDS[at.size]))
+    half = {
+        "store": at.way(lambda _: store.get_range(name, first, length)),
+        "bare": at.way(lambda _: bare.get(key, wanted)),
+    }
+    at.tell("get_range", await measured(half, ROUNDS[at.size]))
+    await store.delete([name])
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_two_phase_beside_native(server: S3Server, tmp_path: Path, concurrency: int) -> None:
+    """Prints what a create of 4 KiB takes in two phases, in units of a conditional one."""
+
+    async def campaign() -> None:
+        at = Load(4 * KIB, 5 * concurrency, concurrency)
+        data, numbers = os.urandom(at.size), itertools.count()
+
+        def creating(store: ObjectStore) -> Way:
+            async def create(_: int) -> None:
+                assert await store.create(f"wal/{next(numbers)}", data) == Created()
+
+            return at.way(create)
+
+        async with opened(server) as (native, runtime), opened(server) as (plain, _):
+            in_memory = TwoPhaseStore(plain, MemoryRecords(), runtime)
+            choice = {"cas": CasChoice.TWO_PHASE, "records_url": f"sqlite://{tmp_path}/records"}
+            settings = settings_for(server).model_copy(update=choice)
+            in_sqlite = open_store(native.url, runtime, settings)
+            stores = {"native": native, "memory": in_memory, "sqlite": in_sqlite}
+            ways = {name: creating(store) for name, store in stores.items()}
+            costs = await measured(ways, ROUNDS[at.size])
+            await in_sqlite.close()
+        print(f"\n{load()}")
+        for name in stores:
+            each_ms = costs.wall_s(name) / at.count * concurrency * 1000
+            text = f"create, {name:6} x{concurrency} {each_ms:8.2f} ms"
+            print(f"{text}   {costs.latency(name, 'native')} native creates")
+
+    uvloop.run(campaign())
