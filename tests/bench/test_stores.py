@@ -75,9 +75,11 @@ async def opened(server: S3Server) -> AsyncIterator[tuple[S3Store, Runtime]]:
     workers = ThreadWorkers(2)
     runtime = Runtime(LoopClock(), SystemRandom(), workers)
     store = S3Store(BucketUrl(Provider.S3, BUCKET, FOLDER), runtime, settings_for(server))
-    yield store, runtime
-    await store.close()
-    workers.close()
+    try:
+        yield store, runtime
+    finally:
+        await store.close()
+        workers.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def test_two_phase_beside_native(server: S3Server, tmp_path: Path, concurrency: 
 
         def creating(store: ObjectStore) -> Way:
             async def create(_: int) -> None:
-                assert await store.create(f"wal/{next(numbers)}", data) == Created()
+                assert await store.create(f"wal/{concurrency}-{next(numbers)}", data) == Created()
 
             return at.way(create)
 

@@ -11,7 +11,6 @@ from shalekv.engine.collection.collecting import Collecting
 from shalekv.roles.collector import Collector
 from shalekv.roles.compactor import Compactor
 from shalekv.roles.database import create_database
-from shalekv.roles.service import Call
 from shalekv.roles.writer import Writer
 from shalekv.settings import (
     CollectorSettings,
@@ -23,12 +22,11 @@ from shalekv.settings import (
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.requests import RequestKind
-from shalekv.v1 import kv_pb2
+from tests.e2e.in_process import put_at
 from tests.sim.run import simulate
 from tests.sim.world import World
 
 URL = "s3://simulated/database"
-CALL = Call(peer="test")
 SETTLING_MS = 30 * 60_000
 HOUR_MS = 3_600_000
 PUTS = 20
@@ -91,8 +89,7 @@ def test_an_idle_database_costs_less_than_a_request_a_second() -> None:
             writer = await it.start_writer(tasks)
             await it.start_others(tasks)
             for number in range(PUTS):
-                put = kv_pb2.PutRequest(key=b"%d" % number, value=b"value")
-                await writer.kv.put(put, CALL)
+                await put_at(writer, b"%d" % number, b"value")
             await world.sleep_ms(SETTLING_MS)
             before = it.sent()
             await world.sleep_ms(HOUR_MS)
@@ -116,8 +113,7 @@ def test_a_group_commit_is_one_request() -> None:
             writer = await it.start_writer(tasks)
             before, last = it.sent(), writer.engine.prefix.wal_id or 0
             for number in range(PUTS):
-                put = kv_pb2.PutRequest(key=b"%d" % number, value=b"value")
-                await writer.kv.put(put, CALL)
+                await put_at(writer, b"%d" % number, b"value")
             spent, commits = it.sent() - before, (writer.engine.prefix.wal_id or 0) - last
             writer.close()
         return spent, commits
@@ -135,7 +131,7 @@ def test_opening_lists_pages_and_not_objects() -> None:
         async with asyncio.TaskGroup() as tasks:
             first = await it.start_writer(tasks)
             for number in range(objects):
-                await first.kv.put(kv_pb2.PutRequest(key=b"%d" % number, value=b"value"), CALL)
+                await put_at(first, b"%d" % number, b"value")
             first.close()
         store, runtime = world.store_for("second"), world.runtime_for("second")
         settings = ServeSettings(database=DatabaseSettings(url=URL))

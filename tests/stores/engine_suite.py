@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from tests.contract.opening import names_in
+from tests.e2e.in_process import put_at
 from tests.stores.fencing_suite import OnAStore
-from tests.stores.household import Household, everything, put, running, write_all
+from tests.stores.household import Household, everything, running, write_all
 
 KEYS = 400
 VALUE_BYTES = 200
@@ -23,7 +24,7 @@ class EngineSuite(OnAStore):
                 assert await everything(writer) == expected
                 for number in range(8):
                     key, value = b"%d" % (number % 5), b"%d/%d" % (life, number)
-                    await put(writer, key, value)
+                    await put_at(writer, key, value)
                     expected[key] = value
         async with it.writing() as writer:
             assert await everything(writer) == expected

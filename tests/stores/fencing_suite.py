@@ -11,8 +11,8 @@ import pytest
 from shalekv.errors import Fenced, ManifestVersionExists
 from shalekv.roles.writer import Writer
 from tests.contract.opening import OpenStore, names_in
-from tests.e2e.in_process import real_runtime
-from tests.stores.household import Household, everything, put, running
+from tests.e2e.in_process import put_at, real_runtime
+from tests.stores.household import Household, everything, running
 
 OPENERS = 4
 
@@ -48,7 +48,7 @@ class FencingSuite(OnAStore):
         """Seed 000, "Writer Protocol", 1: the first writer fences slot 0, writes 1, 2 and 3."""
         async with it.writing() as writer:
             for number in range(3):
-                await put(writer, b"key", b"%d" % number)
+                await put_at(writer, b"key", b"%d" % number)
             assert await names_in(it.store(), "wal/") == wal_names(0, 1, 2, 3)
             assert await everything(writer) == {b"key": b"2"}
 
@@ -56,15 +56,15 @@ class FencingSuite(OnAStore):
         """Example 2: the new writer's fence takes the slot; the old one's next write is refused."""
         old = await it.open_writer()
         async with running(old) as ended:
-            await put(old, b"key", b"old 1")
-            await put(old, b"key", b"old 2")
+            await put_at(old, b"key", b"old 1")
+            await put_at(old, b"key", b"old 2")
             async with it.writing() as new:
                 assert new.epoch == old.epoch + 1
                 with pytest.raises(Fenced):
-                    await put(old, b"key", b"too late")
+                    await put_at(old, b"key", b"too late")
                 with pytest.raises(Fenced):
                     await ended
-                await put(new, b"other", b"new")
+                await put_at(new, b"other", b"new")
                 assert await everything(new) == {b"key": b"old 2", b"other": b"new"}
                 # A fence and two writes of the old one, then the same of the new one.
                 assert await names_in(it.store(), "wal/") == wal_names(*range(5))
@@ -77,7 +77,7 @@ class FencingSuite(OnAStore):
         async def try_to_put(number: int) -> None:
             key = b"%03d" % number
             try:
-                await put(old, key, b"old")
+                await put_at(old, key, b"old")
             except Fenced:
                 told[key] = False
             else:
@@ -89,7 +89,7 @@ class FencingSuite(OnAStore):
                 await asyncio.sleep(0)
             async with it.writing() as new:
                 found = await everything(new)
-                await put(new, b"new", b"1")
+                await put_at(new, b"new", b"1")
         acknowledged = {key for key, is_done in told.items() if is_done}
         assert acknowledged <= found.keys()
 
@@ -107,7 +107,7 @@ class FencingSuite(OnAStore):
         for writer in writers:
             async with running(writer):
                 try:
-                    await put(writer, b"key", b"%d" % writer.epoch)
+                    await put_at(writer, b"key", b"%d" % writer.epoch)
                 except Fenced:
                     continue
                 done.append(writer.epoch)
@@ -119,13 +119,13 @@ class FencingSuite(OnAStore):
         stalled = await it.open_writer()
         async with it.writing() as new:
             for number in range(5):
-                await put(new, b"key", b"%d" % number)
+                await put_at(new, b"key", b"%d" % number)
             await it.compact()
-            await put(new, b"key", b"last")
+            await put_at(new, b"key", b"last")
             assert (await it.collect()).deleted_objects > 0
             async with running(stalled):
                 with pytest.raises(Fenced):
-                    await put(stalled, b"key", b"from the past")
+                    await put_at(stalled, b"key", b"from the past")
             assert await everything(new) == {b"key": b"last"}
         async with it.writing() as later:
             assert await everything(later) == {b"key": b"last"}

@@ -113,13 +113,6 @@ async def running(writer: Writer) -> AsyncIterator[asyncio.Task[None]]:
                 await task
 
 
-async def put(writer: Writer, key: bytes, value: bytes) -> None:
-    """A put, until it is acknowledged."""
-    answer = writer.kv.put(kv_pb2.PutRequest(key=key, value=value), CALL)
-    if not isinstance(answer, kv_pb2.PutReply):
-        await answer
-
-
 async def write_all(writer: Writer, pairs: Mapping[bytes, bytes]) -> None:
     """All of them in one commit."""
     request = kv_pb2.WriteRequest()

@@ -144,11 +144,17 @@ async def give_back(client: SharedClient) -> None:
 
 
 def keep_secrets_out_of_logs() -> None:
-    """Below INFO, botocore logs requests with their signatures and tokens: that is never wanted."""
+    """Below INFO, botocore logs requests with their signatures and tokens: that is never wanted.
+
+    Nor is what it says of credentials at INFO, in each process: that it has found some.
+    """
     for name in ("botocore", "aiobotocore"):
-        logger = logging.getLogger(name)
-        if logger.getEffectiveLevel() < logging.INFO:
-            logger.setLevel(logging.INFO)
+        for logger, least in (
+            (logging.getLogger(name), logging.INFO),
+            (logging.getLogger(f"{name}.credentials"), logging.WARNING),
+        ):
+            if logger.getEffectiveLevel() < least:
+                logger.setLevel(least)
 
 
 @cache

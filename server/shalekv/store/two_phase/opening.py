@@ -111,7 +111,10 @@ def _sqlite_path(parts: SplitResult) -> Path:
             "records_url names no file: write sqlite:// and its absolute path, as in "
             "sqlite:///var/lib/shalekv-records.db"
         )
-    return Path("/", *names)
+    path = Path("/", *names)
+    if not path.parent.is_dir():
+        raise InvalidSetting(f"records_url names a file in {path.parent}, which is no folder")
+    return path
 
 
 def _missing(scheme: str, extra: str) -> InvalidSetting:

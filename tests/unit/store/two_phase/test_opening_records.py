@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 import traceback
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from shalekv.core.two_phase import Destination, Record
-from shalekv.errors import InvalidSetting, StoreError
+from shalekv.errors import InvalidSetting, StoreError, StoreRefused, StoreUnavailable
 from shalekv.settings import CasChoice, StoreSettings
+from shalekv.store.two_phase import sql_engines
 from shalekv.store.two_phase.opening import open_records
-from shalekv.store.two_phase.records import RecordStore
+from shalekv.store.two_phase.records import Inserted, RecordStore
 from tests.unit.store.inline_runtime import inline_runtime
 
 SECRET = "SENTINEL-p4ss"
@@ -88,9 +92,32 @@ async def test_a_server_that_is_down(scheme: str) -> None:
     await records.close()
 
 
-async def test_a_file_that_cannot_be_made() -> None:
-    """A folder that is not there is a refusal that names the file."""
-    records = opened("sqlite:///nowhere/at/all/records.db")
-    with pytest.raises(StoreError, match="sqlite:///nowhere/at/all/records.db.*unable to open"):
+def test_a_file_in_no_folder() -> None:
+    """A mistyped path is refused: a new file somewhere else would see no conflicts."""
+    with pytest.raises(InvalidSetting, match="/nowhere/at/all, which is no folder"):
+        opened("sqlite:///nowhere/at/all/records.db")
+
+
+async def test_a_file_of_something_else(tmp_path: Path) -> None:
+    """A file that is no database is refused, and is left as it is."""
+    path = tmp_path / "records.db"
+    path.write_bytes(b"something else " * 100)
+    records = opened(f"sqlite://{path}")
+    with pytest.raises(StoreRefused, match="file is not a database"):
         await records.insert(RECORD)
+    assert path.read_bytes() == b"something else " * 100
+    await records.close()
+
+
+async def test_a_database_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody else holds the lock nothing is inserted, and it can be tried again."""
+    monkeypatch.setattr(sql_engines, "SQLITE_BUSY_MS", 10)
+    records = opened(f"sqlite://{tmp_path}/records.db")
+    await records.ensure_schema()
+    with closing(sqlite3.connect(tmp_path / "records.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await records.insert(RECORD)
+        other.execute("ROLLBACK")
+    assert await records.insert(RECORD) == Inserted()
     await records.close()

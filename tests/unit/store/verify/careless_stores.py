@@ -183,6 +183,18 @@ class TellsNoTime(Careful):
         raise StoreUnavailable(self.url, "now", "clock", "the reply has no Date")
 
 
+class StepsBack(Careful):
+    """Its clock goes back by an hour for a moment."""
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        super().__init__(objects)
+        self._looks = 0
+
+    async def now_ms(self) -> int:
+        self._looks += 1
+        return NOW_MS - HOUR_MS if self._looks == 2 else NOW_MS
+
+
 class GoesBack(Careful):
     """Its clock goes back by an hour with every look."""
 

@@ -73,6 +73,7 @@ async def test_the_local_store_passes(tmp_path: Path) -> None:
         (careless.CutsTheLarge, "large-object", "bytes as they were written"),
         (careless.ChangesMetadata, "metadata", "bytes as they were written"),
         (careless.TellsNoTime, "store-clock", "protection by snapshots"),
+        (careless.StepsBack, "store-clock", "protection by snapshots"),
         (careless.GoesBack, "store-clock", "protection by snapshots"),
         (careless.DatesByAnotherClock, "store-clock", "protection by snapshots"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from random import Random
 
@@ -11,6 +12,7 @@ from shalekv.errors import StoreUnavailable, StoreUnfit
 from shalekv.format import names
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
+from shalekv.store.api import NO_METADATA, CreateOutcome, Unknown
 from shalekv.store.memory import MemoryObjects
 from shalekv.store.requests import RequestKind
 from shalekv.store.two_phase.memory import MemoryRecords
@@ -86,6 +88,36 @@ async def test_lost_replies_do_not_look_like_an_unfit_store() -> None:
             await store.now_ms()  # which is 0 at first
             store.creates = [Fate.ANSWERED] * before + [fate]
             await check_fit(store, inline_runtime(), StoreSettings())
+
+
+class LandsAfterTheDelete(Careful):
+    """Of two creates of one name the second has no answer, and lands when the first is deleted."""
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        super().__init__(objects)
+        self._creates = 0
+        self._late: list[tuple[str, bytes]] = []
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        self._creates += 1
+        if self._creates == 2:
+            self._late.append((name, data))
+            return Unknown("no answer")
+        return await super().create(name, data, metadata)
+
+    async def delete(self, names: Iterable[str]) -> None:
+        await super().delete(names)
+        while self._late:
+            await super().create(*self._late.pop())
+
+
+async def test_a_late_create_does_not_look_like_a_lost_delete() -> None:
+    """What lands after its name was deleted is the network's doing, and not the store's."""
+    objects = MemoryObjects()
+    await check_fit(LandsAfterTheDelete(objects), inline_runtime(), StoreSettings())
+    assert await gathered(Careful(objects).list(FOLDER)) == []
 
 
 @pytest.mark.parametrize("seed", range(60))
