@@ -22,6 +22,7 @@ from shalekv.format.coding import crc32c
 from shalekv_client import Add, Client, DeleteRange, Put, RetryPolicy
 from tests.e2e.child import Child
 from tests.e2e.processes import Processes
+from tests.golden.places import Place, place
 from tests.judging import commits as judging
 from tests.judging.commits import Between, Commits
 
@@ -35,13 +36,15 @@ ALL = KeyRange(b"", b"")
 class Making:
     """A database that is being made, and what it must hold."""
 
-    def __init__(self, processes: Processes, folder: Path, source: Path | None) -> None:
+    def __init__(self, processes: Processes, place: Place, source: Path | None) -> None:
         """Nothing is written yet."""
-        self.url = f"file://{folder}"
+        self.url = place.url
         self.repeats: list[dict[str, Any]] = []
         self.commits = Commits()
         self._processes = processes
-        self._env = {} if source is None else {"PYTHONPATH": str(source / "server")}
+        self._env = dict(place.env)
+        if source is not None:
+            self._env["PYTHONPATH"] = str(source / "server")
 
     async def serve(self, *flags: str) -> Child:
         """Start the server."""
@@ -193,21 +196,20 @@ PLANS: Mapping[str, Callable[[Making], Awaitable[dict[str, Any]]]] = {
     "v0_1": plain,
     "v0_2_before_levels": whole_api,
     "v0_3_levels": levels,
+    "v0_4_two_phase": levels,
 }
+TWO_PHASE = frozenset({"v0_4_two_phase"})
 
 
 async def make(name: str, source: Path | None) -> None:
     """Make the database of this name. `FileExistsError`: it is there already."""
     target = DATABASES / name
     with tempfile.TemporaryDirectory() as scratch, Processes() as processes:
-        folder = Path(scratch) / "database"
-        making = Making(processes, folder, source)
-        description = await PLANS[name](making)
-        target.mkdir(parents=True)
-        for path in sorted(folder.glob("*/*")):
-            copy = target / path.relative_to(folder)
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_bytes(path.read_bytes())
+        async with place(Path(scratch), is_two_phase=name in TWO_PHASE) as where:
+            making = Making(processes, where, source)
+            description = await PLANS[name](making)
+            target.mkdir(parents=True)
+            await where.copy_to(target)
         description |= {"repeats": making.repeats}
         text = json.dumps(description, indent=1) + "\n"
         (target / "database.json").write_text(text, "ascii")

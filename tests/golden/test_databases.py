@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.manifest import Manifest
+from shalekv.core.manifest import CasMode, Manifest
 from shalekv.core.tree import SYSTEM_LEVEL, Tree
 from shalekv.engine.fsck.check import Fsck
+from shalekv.errors import DatabaseMismatch
 from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.manifest.stored import StoredManifest
@@ -22,8 +23,9 @@ from shalekv.settings import (
     StoreSettings,
     UrlSettings,
 )
+from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.store.memory import MemoryStore
+from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv_client import Client, Entry
 from tests.e2e.in_process import real_runtime, serving
 from tests.golden.databases import NAMES, description_of, store_of
@@ -102,7 +104,19 @@ async def test_the_levels_have_every_kind_of_object() -> None:
     assert any([*sst.system_entries()] for sst in tail)
 
 
-async def check(store: MemoryStore, description: dict[str, Any]) -> None:
+async def test_a_database_keeps_to_its_mode() -> None:
+    """One that was created in two phases has its records, and is not written to without them."""
+    store = store_of("v0_4_two_phase")
+    assert (await manifest_of(store)).cas_mode is store.cas_mode is CasMode.TWO_PHASE
+    assert isinstance(store, TwoPhaseStore)
+    names_there = {info.name async for info in store.list(names.WAL_FOLDER)}
+    records = [each async for each in store.records.list(store.url, uncommitted_only=False)]
+    assert names_there <= {each.destination.name for each in records if each.is_committed}
+    with pytest.raises(DatabaseMismatch):
+        await compact(store.plain, seed=4)
+
+
+async def check(store: ObjectStore, description: dict[str, Any]) -> None:
     """Open the database, and read all of it by scans in both directions and by gets."""
     expected = description["entries"]
     async with serving(store) as served, Client(served.listen) as client:
@@ -126,7 +140,7 @@ def row(entry: Entry) -> dict[str, Any]:
     }
 
 
-async def compact(store: MemoryStore, *, seed: int) -> None:
+async def compact(store: ObjectStore, *, seed: int) -> None:
     """Merge all that is there, in small SSTs."""
     settings = CompactSettings(
         database=UrlSettings(url=store.url),
@@ -143,7 +157,7 @@ async def compact(store: MemoryStore, *, seed: int) -> None:
     assert not Tree.of(await manifest_of(store)).l0
 
 
-async def manifest_of(store: MemoryStore) -> Manifest:
+async def manifest_of(store: ObjectStore) -> Manifest:
     """The current one."""
     with real_runtime() as runtime:
         return await StoredManifest(CasStore(store, runtime, StoreSettings())).refresh()

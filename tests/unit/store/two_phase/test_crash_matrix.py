@@ -145,7 +145,7 @@ def test_a_collected_name_is_forgotten(name: str, stalled_at: int) -> None:
     assert world.table == {}
 
 
-def interleavings(begin: Callable[[], tuple[World, list[Process]]]) -> int:
+def interleavings(name: str, begin: Callable[[], tuple[World, list[Process]]]) -> int:
     """Run every order in which the processes can make their requests; how many there were.
 
     Depth first: a run follows a given prefix of choices, and then the first that is possible;
@@ -161,11 +161,11 @@ def interleavings(begin: Callable[[], tuple[World, list[Process]]]) -> int:
             at = choices[len(seen)] if len(seen) < len(choices) else 0
             seen.append((at, len(going)))
             going[at].step()
-            data = world.data(watched(world))
+            data = world.data(name)
             assert first is None or data == first, "an object was changed or lost"
             first = data
         runs += 1
-        check_all(world, processes)
+        check_all(world, name, processes)
         while seen and seen[-1][0] + 1 == seen[-1][1]:
             seen.pop()
         if not seen:
@@ -173,15 +173,10 @@ def interleavings(begin: Callable[[], tuple[World, list[Process]]]) -> int:
         choices = [at for at, _ in seen[:-1]] + [seen[-1][0] + 1]
 
 
-def watched(_world: World) -> str:
-    """The name that everybody wants."""
-    return NAMES[1]
-
-
-def check_all(world: World, processes: list[Process]) -> None:
+def check_all(world: World, name: str, processes: list[Process]) -> None:
     """At most one was told that it created, and whoever was has its bytes there."""
     told = [process.result for process in processes]
-    data = world.data(watched(world))
+    data = world.data(name)
     assert told.count(Created()) + told.count(Claimed()) <= 1, told
     for outcome, written in zip(told, (OURS, THEIRS), strict=False):
         if outcome in (Created(), Claimed()):
@@ -190,20 +185,21 @@ def check_all(world: World, processes: list[Process]) -> None:
             assert data not in (None, written)
         if isinstance(outcome, Taken):
             assert outcome.data == data
-    check_nothing_is_left(world, watched(world))
-    assert world.data(watched(world)) == data
+    check_nothing_is_left(world, name)
+    assert world.data(name) == data
 
 
+@names
 @pytest.mark.parametrize(
     ("rival", "least"), [(creates, 1_500), (claims, 2_000), (recovers, 100), (sweeps, 800)]
 )
-def test_both_at_once(rival: Rival, least: int) -> None:
+def test_both_at_once(name: str, rival: Rival, least: int) -> None:
     """In every order of the requests of owner and rival there is one winner, and no orphan."""
 
     def begin() -> tuple[World, list[Process]]:
         world = World()
-        owner = Process(claim(world.open(), NAMES[1], OURS, runtime=world.runtime))
-        return world, [owner, Process(rival(world, NAMES[1]))]
+        owner = Process(claim(world.open(), name, OURS, runtime=world.runtime))
+        return world, [owner, Process(rival(world, name))]
 
-    runs = interleavings(begin)
+    runs = interleavings(name, begin)
     assert runs >= least, "the processes hardly met"
