@@ -207,19 +207,20 @@ class RecordContract:
     async def test_lists_of_many_pages(self, open_records: OpenRecords) -> None:
         """A list shows every record of its database once, in order, the open ones if so asked."""
         records = open_records()
-        wanted = [record(f"wal/{number:05d}", f"source {number}") for number in range(MANY)]
+        here = HERE + 1_100 * "d"  # DynamoDB ends a page at a megabyte
+        wanted = [record(f"wal/{number:05d}", f"s{number}", here) for number in range(MANY)]
         committed = wanted[::3]
         for first in range(0, MANY, AT_ONCE):
             some = wanted[first : first + AT_ONCE]
             await asyncio.gather(*(records.insert(each) for each in some))
             await asyncio.gather(*(records.commit(each) for each in some if each in committed))
         is_committed = {each.destination for each in committed}
-        await records.insert(record("wal/00000", database=f"{HERE}/nested"))
-        await records.insert(record("wal/00000", database=f"{HERE}2"))
-        assert await listed(records) == [
+        await records.insert(record("wal/00000", database=f"{here}/nested"))
+        await records.insert(record("wal/00000", database=f"{here}2"))
+        assert await listed(records, here) == [
             done(each) if each.destination in is_committed else each for each in wanted
         ]
-        assert await listed(records, uncommitted_only=True) == [
+        assert await listed(records, here, uncommitted_only=True) == [
             each for each in wanted if each.destination not in is_committed
         ]
         assert await listed(records, "s3://bucket") == []

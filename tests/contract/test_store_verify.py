@@ -165,24 +165,16 @@ async def test_two_phases_need_no_condition(real: S3Server, tmp_path: Path) -> N
     assert_fit(found)
 
 
-async def test_lists_out_of_order_are_noticed(real: S3Server) -> None:
-    """A server is unfit whose lists come in another order."""
+async def test_lists_out_of_order_are_noticed_and_lost_metadata_is_told(real: S3Server) -> None:
+    """A server is unfit whose lists come in another order; that metadata is lost it is told."""
     async with proxy_before(real) as proxy:
-        proxy.lists_reversed = True
+        proxy.lists_reversed = proxy.metadata_hidden = True
         found = await verified_on(proxy.server, *LITTLE)
     assert found.code == ExitCode.STORE
     assert "list-order" in found.having("failed"), found
     assert found.lost["list-order"].startswith("one current manifest")
-    assert "create-races" in found.having("passed")
-
-
-async def test_lost_metadata_is_told(real: S3Server) -> None:
-    """A server that loses metadata is fit, and it is told."""
-    async with proxy_before(real) as proxy:
-        proxy.metadata_hidden = True
-        found = await verified_on(proxy.server, *LITTLE)
-    assert found.code == ExitCode.OK, found
     assert found.having("told") == {"metadata"}
+    assert "create-races" in found.having("passed")
 
 
 async def test_a_bucket_that_is_not_there(real: S3Server) -> None:

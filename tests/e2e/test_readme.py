@@ -1,8 +1,8 @@
 """What README.md tells a reader to type, command by command, in a folder of its own.
 
-The blocks that start a server are the first terminal, all other shell blocks the second one; what it
-shows as text must come out. Few things differ from a reader's terminal: the port is a free one, make
-does not look whether the environment is up to date, and the bucket is that of a server on this
+The blocks that start a server are the first terminal, all other shell blocks the second one; what
+it shows as text must come out. Few things differ from a reader's terminal: the port is a free one,
+make does not look whether the environment is up to date, and the bucket is that of a server on this
 machine, which the environment names as the section says.
 """
 

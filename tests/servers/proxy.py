@@ -162,10 +162,13 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxy_before(server: S3Server) -> AsyncIterator[Proxy]:
-    """A proxy before `server`, on a free port; it changes nothing until it is told to."""
+async def proxy_before(server: S3Server, port: int = 0) -> AsyncIterator[Proxy]:
+    """A proxy before `server`, which changes nothing until it is told to.
+
+    It is on a free port, or on `port`, such as that of a proxy which has ended.
+    """
     proxy = Proxy(server, server.endpoint)
-    async with serving(proxy.reply) as endpoint:
+    async with serving(proxy.reply, port) as endpoint:
         proxy.server = replace(server, endpoint=endpoint)
         try:
             yield proxy

@@ -13,10 +13,15 @@ Answering = Callable[[Message], Awaitable[Message | None]]
 
 
 @asynccontextmanager
-async def serving(answer: Answering) -> AsyncIterator[str]:
-    """The URL of a server that replies what `answer` returns; at None the connection is closed."""
+async def serving(answer: Answering, port: int = 0) -> AsyncIterator[str]:
+    """The URL of a server that replies what `answer` returns; at None the connection is closed.
+
+    Its port is a free one unless one is given.
+    """
     connections = _Connections(answer)
-    listener = await asyncio.start_server(connections.accept, "127.0.0.1", 0, limit=LINE_BYTES_MAX)
+    listener = await asyncio.start_server(
+        connections.accept, "127.0.0.1", port, limit=LINE_BYTES_MAX
+    )
     host, port = listener.sockets[0].getsockname()[:2]
     try:
         yield f"http://{host}:{port}"

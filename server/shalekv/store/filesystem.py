@@ -13,8 +13,8 @@ from pathlib import Path
 NEW_FILE_MODE = 0o666  # the umask of the process decides
 NEW_FOLDER_MODE = 0o777  # as above
 
-# A longer write has the page cache look for blocks of 2 MiB, which take much longer to be had on
-# a virtual machine that gives free memory back: 64 MiB at once took up to five times as long.
+# 64 MiB in one write took up to five times as long as in such pieces, presumably because the page
+# cache wants larger blocks then. After each piece the thread has to wait for the GIL: not smaller.
 WRITE_BYTES_MAX = 1 << 20
 
 

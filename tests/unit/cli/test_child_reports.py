@@ -76,10 +76,36 @@ def counts_of(reports: ChildReports, role: str = "test") -> Mapping[RequestKind,
     return next((use.sent for use in reports.processes() if use.role == role), {})
 
 
-async def until(is_enough: Callable[[], bool]) -> None:
-    """Wait until it is so; the test has a time-out."""
-    while not is_enough():  # noqa: ASYNC110 - it is about another process
-        await asyncio.sleep(0.001)
+class _Lines(asyncio.StreamReader):
+    """Lines of another reader; `on_line` is called for each, and what was read is known then."""
+
+    def __init__(self, inner: asyncio.StreamReader, on_line: Callable[[], None]) -> None:
+        super().__init__()
+        self._inner = inner
+        self._on_line = on_line
+
+    async def readline(self) -> bytes:
+        line = await self._inner.readline()
+        # Whoever waits runs after the one who reads, which goes on at once.
+        self._on_line()
+        return line
+
+
+class HeardReports(ChildReports):
+    """Reports that can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(LoopClock())
+        self._heard = asyncio.Event()
+
+    async def read(self, name: str, stdout: asyncio.StreamReader) -> None:
+        await super().read(name, _Lines(stdout, self._heard.set))
+
+    async def until(self, is_enough: Callable[[ChildReports], bool]) -> None:
+        """Wait until what was told is enough."""
+        while not is_enough(self):
+            self._heard.clear()
+            await self._heard.wait()
 
 
 async def beside(program: str, *argv: str, until_: Callable[[ChildReports], bool]) -> ChildReports:
@@ -87,8 +113,9 @@ async def beside(program: str, *argv: str, until_: Callable[[ChildReports], bool
     runtime = Runtime(LoopClock(), Random(0), ThreadWorkers(1))
     command = ChildCommand("test", ["-c", program, *argv])
     children = Children([command], QUICK, runtime, is_pressed=lambda: False)
-    await children.beside(until(lambda: until_(children.reports)))
-    return children.reports
+    children.reports = reports = HeardReports()
+    await children.beside(reports.until(until_))
+    return reports
 
 
 @pytest.fixture
