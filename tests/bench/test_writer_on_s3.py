@@ -38,7 +38,7 @@ URL = f"s3://{BUCKET}/db"
 LONE_PUTS = 100
 CLIENTS = 64
 PUTS_PER_CLIENT = 20
-IDLE_S = 0.06  # longer than WAL objects are apart: the next put finds an idle log
+IDLE_MS = 60  # longer than WAL objects are apart: the next put finds an idle log
 VALUE = bytes(100)
 CALL = Call(peer="bench")
 
@@ -110,9 +110,9 @@ async def lone_puts(writer: Writer, store: ObjectStore) -> None:
     data = os.urandom(wal[-1].size_bytes)
     lone_ms, bare_ms = [], []
     for number in range(LONE_PUTS):
-        await asyncio.sleep(IDLE_S)  # before both, so that both find everything as cold
+        await LoopClock().sleep_ms(IDLE_MS)  # before both, so that both find everything as cold
         lone_ms.append(await took_ms(put(writer, number)))
-        await asyncio.sleep(IDLE_S)
+        await LoopClock().sleep_ms(IDLE_MS)
         bare_ms.append(await took_ms(create(store, number, data)))
     lone, bare = statistics.median(lone_ms), statistics.median(bare_ms)
     print(f"\n{load()}")

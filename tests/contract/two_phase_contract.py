@@ -32,6 +32,7 @@ class TwoPhaseContract(StoreContract):
 
     clock_slack_ms = 2_000
     passing_objects = 8
+    rounds = 12
 
     @pytest.fixture
     def open_records(self) -> OpenRecords:

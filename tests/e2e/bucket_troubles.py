@@ -1,8 +1,8 @@
 """A database in a bucket whose store gets into trouble, the load on it, and the judgement over it.
 
 Between its processes and a real S3 server stands a proxy, which a test tells what to do and which
-can go away as a whole. Clients write, count and read all the time; whatever they were told must hold
-to the end, as seen through a server and by `shalekv fsck`.
+can go away as a whole. Clients write, count and read all the time; whatever they were told must
+hold to the end, as seen through a server and by `shalekv fsck`.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
     errors.DatabaseNotFound: ExitCode.DATABASE_NOT_FOUND,
     errors.Fenced: ExitCode.FENCED,
     errors.Superseded: ExitCode.FENCED,
+    errors.Stopping: ExitCode.STORE,  # of a writer whose store took nothing until the grace ended
     errors.SnapshotNotFound: ExitCode.USAGE,
     errors.SnapshotExists: ExitCode.USAGE,
     errors.LeaseLost: ExitCode.CONFLICT,

@@ -197,7 +197,9 @@ async def _win_epoch(
 
     What others have left half done is completed first: nobody lists what is not there yet.
     """
-    check_openable(await stored.refresh())
+    current = await stored.refresh()
+    check_openable(current)
+    stored.check_cas_mode(current)
     await store.recover()
     nonce = store.runtime.random.randbytes(16)
     now_s = await store.reads.now_ms() // 1000

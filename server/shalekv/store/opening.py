@@ -28,10 +28,10 @@ def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectSto
         raise InvalidSetting(
             f"{store.url} has conditional writes: --cas two_phase is for s3:// stores without them"
         )
-    from shalekv.store.two_phase.opening import open_records  # noqa: PLC0415  (see above)
-    from shalekv.store.two_phase.store import TwoPhaseStore  # noqa: PLC0415
+    from shalekv.store.two_phase.belonging import BelongingStore  # noqa: PLC0415  (see above)
+    from shalekv.store.two_phase.opening import open_records  # noqa: PLC0415
 
-    return TwoPhaseStore(store, open_records(runtime, settings), runtime)
+    return BelongingStore(store, open_records(runtime, settings), runtime)
 
 
 def _open(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import pytest
 import structlog
-import uvloop
 
 from shalekv.cli.child_reports import (
     LINE_BYTES_MAX,
@@ -58,6 +57,7 @@ import os, sys, time
 child = os.getpid()
 if os.fork() == 0:
     while os.getppid() == child: time.sleep(0.001)
+    time.sleep(0.2)  # its parent has long been told of the end
     sys.stdout.write('{"sent":{"write":5}}\\n')
 """
 CHATTY = """
@@ -197,10 +197,18 @@ async def test_restarts_are_added_up() -> None:
     assert counts_of(reports)[RequestKind.WRITE] % 5 == 0
 
 
+async def hear_of_late() -> None:
+    """For a process of its own, with the loop of a server."""
+    reports = await beside(LATE, until_=lambda r: counts_of(r).get(RequestKind.WRITE, 0) >= 5)
+    assert counts_of(reports)[RequestKind.WRITE] >= 5
+
+
 def test_what_stands_in_the_pipe_at_the_end_is_read() -> None:
     """The loop of a server may hear of the end of the process before it has its last line."""
-    reports = uvloop.run(beside(LATE, until_=lambda r: counts_of(r).get(RequestKind.WRITE, 0) >= 5))
-    assert counts_of(reports)[RequestKind.WRITE] >= 5
+    script = f"import uvloop, {__name__} as here; uvloop.run(here.hear_of_late())"
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True, timeout=30
+    )
 
 
 async def test_bad_lines_are_ignored_and_told_once(warnings: list[str]) -> None:

@@ -15,6 +15,7 @@ from shalekv.cli.exit_codes import MEANING, ExitCode, exit_code_of, exit_codes_t
     [
         (errors.DatabaseNotFound("none"), 3),
         (errors.Fenced("taken over", own_epoch=1, newer_epoch=2), 4),
+        (errors.Stopping("before all was durable"), 6),
         (errors.IllegalState("impossible"), 5),
         (errors.BadChecksum("wal/1", 0, "differs"), 5),
         (errors.UnsupportedVersion("manifest/1", 8, "version 2"), 5),

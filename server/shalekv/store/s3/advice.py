@@ -28,6 +28,8 @@ _PERMISSIONS: Final = {
     "delete": "s3:DeleteObject",
 }
 _READING: Final = "s3:GetObject and s3:ListBucket"
+# Operations whose name does not do in a sentence.
+_DOING: Final = {"now": "ask for the time"}
 
 _DENIED: Final = "these credentials may not {operation} in {place}: they need {permissions}"
 _WRONG_REGION: Final = (
@@ -66,7 +68,7 @@ REFUSALS: Final = {
 def refusal(code: str, place: Place, operation: str, region: str | None = None) -> str:
     """The problem, and what to do. `region` is that of the bucket, where the store has told."""
     return REFUSALS[code].format(
-        operation=operation,
+        operation=_DOING.get(operation, operation),
         place=place,
         permissions=_PERMISSIONS.get(operation, _READING),
         region=place.region or "the default one",

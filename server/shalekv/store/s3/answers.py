@@ -21,6 +21,7 @@ from botocore.parsers import ResponseParserError
 
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
 from shalekv.store.s3.advice import REFUSALS, Place, refusal
+from shalekv.store.s3.credentials import CredentialsFailed
 
 # All that botocore and aiohttp raise when a request fails.
 FAILURES = (
@@ -30,6 +31,7 @@ FAILURES = (
     aiohttp.ClientError,
     asyncio.TimeoutError,
     OSError,
+    CredentialsFailed,
 )
 
 
@@ -58,18 +60,22 @@ _CONFIGURATION = (
     boto.TokenRetrievalError,
     boto.UnknownCredentialError,
 )
-_CREDENTIALS_LATER = (boto.CredentialRetrievalError, boto.MetadataRetrievalError)
+# A program or a token for credentials that is not there will not come by itself.
+_NO_SOURCE = (FileNotFoundError, PermissionError)
 _CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 # 4xx that may pass: the request came broken, late, too often, or beside another one.
 _PASSING_CODES = frozenset(
-    "BadDigest ConditionalRequestConflict IncompleteBody OperationAborted RequestThrottled "
+    "BadDigest ConditionalRequestConflict IDPCommunicationError IncompleteBody OperationAborted "
+    "RequestThrottled "
     "RequestTimeout RequestTimeoutException SlowDown Throttling ThrottlingException "
     "TooManyRequests XAmzContentChecksumMismatch XAmzContentSHA256Mismatch".split()
 )
-# What a 404 about an object says; a reply to HEAD says its number alone. Any other 404 is about
-# something else that is missing, such as a user, and no news of the object.
-_NO_OBJECT = frozenset({"", "404", "NoSuchKey", "NoSuchUpload", "NotFound"})
+# What a 404 about an object says; a reply to HEAD says its number alone. Any other 404 that has a
+# code is about something else that is missing, such as a user. One without a code is that of a
+# proxy which finds no server behind it: no news of the object, which may be there.
+_NO_OBJECT = frozenset({"NoSuchKey", "NoSuchUpload", "NotFound"})
+_NO_CODE = frozenset({"", "404"})
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
 _NOT_IMPLEMENTED = 501
 _TOKEN = re.compile(r"[A-Za-z0-9+/=_%-]{16,}")  # may be a key, a signature or a part of a query
@@ -104,17 +110,38 @@ class Failed(Exception):
 
 def judge(error: Exception, place: Place, operation: str) -> Failure:
     """What `error`, one of `FAILURES`, says of a request of `operation`."""
+    if isinstance(error, CredentialsFailed):
+        return _judge_credentials(error.cause, place)
     if isinstance(error, boto.ClientError):
-        return judge_reply(error.response, place, operation)
+        is_head = error.operation_name == "HeadObject"
+        return judge_reply(error.response, place, operation, is_head=is_head)
     if isinstance(error, _CONFIGURATION):
-        problem = (
-            f"no request could be sent: {_named(error)}. Set the credentials and the region of "
-            f"{place} in the environment or in AWS's files, or use --anonymous"
-        )
-        return Failure(Verdict.REFUSED, problem)
-    if isinstance(error, _CREDENTIALS_LATER):
-        return Failure(Verdict.NOT_APPLIED, f"the source of credentials failed: {_named(error)}")
+        return _judge_configuration(error, place)
     return _judge_connection(error, place)
+
+
+def _judge_credentials(error: Exception, place: Place) -> Failure:
+    """Nothing was sent to the store: what was answered is of another service."""
+    if isinstance(error, _CONFIGURATION):
+        return _judge_configuration(error, place)
+    told = f"the source of credentials for {place} failed: {_named(error)}"
+    if isinstance(error, boto.ClientError):
+        code = error.response.get("Error", {}).get("Code", "")
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        told = f"the source of credentials for {place} answered {status} {code}"
+        if 400 <= status < 500 and code not in _PASSING_CODES:  # noqa: PLR2004
+            return Failure(Verdict.REFUSED, f"{told}: check the role and its token")
+    if isinstance(error, _NO_SOURCE):
+        return Failure(Verdict.REFUSED, f"{told}: check what AWS's files and variables name")
+    return Failure(Verdict.NOT_APPLIED, told)
+
+
+def _judge_configuration(error: Exception, place: Place) -> Failure:
+    problem = (
+        f"no request could be sent: {_named(error)}. Set the credentials and the region of "
+        f"{place} in the environment or in AWS's files, or use --anonymous"
+    )
+    return Failure(Verdict.REFUSED, problem)
 
 
 def _judge_connection(error: Exception, place: Place) -> Failure:
@@ -135,7 +162,9 @@ def _judge_connection(error: Exception, place: Place) -> Failure:
     return Failure(Verdict.UNCERTAIN, f"{place.endpoint} broke off the request: {_named(cause)}")
 
 
-def judge_reply(reply: Mapping[str, Any], place: Place, operation: str) -> Failure:
+def judge_reply(
+    reply: Mapping[str, Any], place: Place, operation: str, *, is_head: bool = False
+) -> Failure:
     """What an error that the store answered says, `reply` being as botocore parses it."""
     details = reply.get("Error", {})
     metadata = reply.get("ResponseMetadata", {})
@@ -146,6 +175,8 @@ def judge_reply(reply: Mapping[str, Any], place: Place, operation: str) -> Failu
     if code in REFUSALS:
         region = details.get("Region") or metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
         return Failure(Verdict.REFUSED, refusal(code, place, operation, region))
+    if is_head and status == 404 and code in _NO_CODE:  # noqa: PLR2004
+        return Failure(Verdict.ABSENT, f"{place.endpoint} answered {status}")
     return _judge_status(status, code, str(details.get("Message", "")), place, operation)
 
 
@@ -166,6 +197,8 @@ def _judge_status(status: int, code: str, message: str, place: Place, operation:
         return Failure(Verdict.ABSENT, told)
     if status == 416:  # noqa: PLR2004
         return Failure(Verdict.BEHIND_THE_END, told)
+    if status == 404 and code in _NO_CODE:  # noqa: PLR2004
+        return Failure(Verdict.UNCERTAIN, f"{told}, and not as S3 does: is it an S3 server?")
     if code in _PASSING_CODES or status in _PASSING_STATUSES or 300 <= status < 400:  # noqa: PLR2004
         return Failure(Verdict.UNCERTAIN, told)
     if status == _NOT_IMPLEMENTED:

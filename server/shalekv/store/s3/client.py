@@ -24,10 +24,12 @@ from botocore.loaders import Loader, create_loader
 from shalekv.errors import InvalidSetting
 from shalekv.runtime import Workers
 from shalekv.settings import StoreSettings
+from shalekv.store.s3.credentials import find_credentials, renew_credentials
 from shalekv.store.s3.headers import is_tigris, register_headers
 from shalekv.store.s3.wire import OneAttempt, kept_alive_socket
 
 if TYPE_CHECKING:
+    from aiobotocore.credentials import AioCredentials
     from types_aiobotocore_s3.client import S3Client
 
 DEFAULT_REGION = "us-east-1"
@@ -92,13 +94,19 @@ class SharedClient:
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._client: S3Client | None = None
+        self._credentials: AioCredentials | None = None
 
     async def opened(self, workers: Workers) -> S3Client:
-        """The client. Whoever comes first opens it, the others wait for that."""
+        """The client, ready to sign. Whoever comes first opens it, the others wait for that.
+
+        Raises `CredentialsFailed` and the errors of botocore. Nothing was sent then.
+        """
         if self._client is None:
             async with self._opening:
                 if self._client is None:
                     self._client = await self._open(workers)
+        if self._credentials is not None:
+            await renew_credentials(self._credentials)
         return self._client
 
     async def close(self) -> None:
@@ -110,6 +118,8 @@ class SharedClient:
         session = AioSession(session_vars=_REGION_VARIABLES)
         # A third of a second of reading JSON, which would hold up everything else here.
         await workers.run(_read_models, session)
+        if not self.options.anonymous:  # a client that was made without any would never look again
+            self._credentials = await find_credentials(session)
         region = self.options.region or session.get_config_variable("region") or DEFAULT_REGION
         client: S3Client = await self._stack.enter_async_context(
             session.create_client(
@@ -146,7 +156,8 @@ async def give_back(client: SharedClient) -> None:
 def keep_secrets_out_of_logs() -> None:
     """Below INFO, botocore logs requests with their signatures and tokens: that is never wanted.
 
-    Nor is what it says of credentials at INFO, in each process: that it has found some.
+    Nor is what it says of credentials at INFO, in each process: that it has found some. And the
+    traceback of a source that failed ends with whatever that has said.
     """
     for name in ("botocore", "aiobotocore"):
         for logger, least in (
@@ -155,6 +166,12 @@ def keep_secrets_out_of_logs() -> None:
         ):
             if logger.getEffectiveLevel() < least:
                 logger.setLevel(least)
+        logging.getLogger(f"{name}.credentials").addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = record.exc_text = None
+    return True
 
 
 @cache

@@ -10,6 +10,7 @@ from shalekv.errors import InvalidRequest
 from shalekv.store.api import ObjectInfo
 from shalekv.store.arguments import check_name
 from shalekv.store.requests import RequestKind
+from shalekv.store.s3.answers import Failed, Failure, Verdict
 from shalekv.store.s3.calls import Calls
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ async def list_objects(
         if not page.get("IsTruncated", False):
             return
         token = page.get("NextContinuationToken")
+        if not token and not contents:
+            problem = "a list said that more follows, and not where"
+            raise Failed(Failure(Verdict.UNCERTAIN, problem))
         start = {"ContinuationToken": token} if token else {"StartAfter": contents[-1]["Key"]}
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shalekv.store.requests import RequestKind
 from shalekv.store.s3.answers import Failed, Failure, Verdict
 from shalekv.store.s3.calls import Call, Calls, T
+from shalekv.store.s3.objects import check_stored
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
@@ -64,6 +65,9 @@ class Upload:
                 ContentType="application/octet-stream",
                 Metadata=self.metadata,
             )
+            if "UploadId" not in reply:
+                problem = "an upload without an id: another server than the store's answered"
+                raise Failed(Failure(Verdict.UNCERTAIN, problem))
             return reply["UploadId"]
 
         try:
@@ -99,16 +103,19 @@ class Upload:
     async def _send(self, client: S3Client, upload_id: str, number: int, part: memoryview) -> str:
         # The stubs know bytes and files; what sends it takes slices of memory (see `wire`).
         options: dict[str, Any] = {"PartNumber": number, "UploadId": upload_id, "Body": part}
-        return (await client.upload_part(**self.target, **options))["ETag"]
+        reply = await client.upload_part(**self.target, **options)
+        check_stored(reply)
+        return reply["ETag"]
 
     async def _complete(self, upload_id: str, done: list[CompletedPartTypeDef]) -> None:
         async def complete(client: S3Client) -> None:
-            await client.complete_multipart_upload(
+            reply = await client.complete_multipart_upload(
                 **self.target,
                 UploadId=upload_id,
                 MultipartUpload={"Parts": done},
                 **self.condition,
             )
+            check_stored(reply)
 
         try:
             await self._attempt(complete)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
+from shalekv.store.s3.answers import Failed, Failure, Verdict
 from shalekv.store.s3.calls import Call
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def put(
         # Of bytes, botocore makes a file, and for files it waits for the server's "100 Continue":
         # another round trip in every commit. Memory it leaves as it is.
         options: dict[str, Any] = {**target, **condition, "Body": memoryview(data)}
-        await client.put_object(**options, Metadata=dict(metadata), ContentType=CONTENT_TYPE)
+        check_stored(
+            await client.put_object(**options, Metadata=dict(metadata), ContentType=CONTENT_TYPE)
+        )
 
     return call
 
@@ -52,12 +55,13 @@ def copy(bucket: str, source: str, destination: str) -> Call[None]:
 
     async def call(client: S3Client) -> None:
         # An error that comes when the status 200 was sent already is one to botocore as well.
-        await client.copy_object(
+        reply = await client.copy_object(
             Bucket=bucket,
             Key=destination,
             CopySource={"Bucket": bucket, "Key": source},
             MetadataDirective="COPY",
         )
+        check_stored(reply.get("CopyObjectResult", {}))
 
     return call
 
@@ -73,7 +77,7 @@ def get(bucket: str, key: str, wanted: str = "") -> Call[Found]:
         return Found(
             data,
             len(data),
-            _seconds_as_ms(reply["LastModified"]),
+            _modified_ms(reply),
             MappingProxyType(dict(reply.get("Metadata", {}))),
             is_part="ContentRange" in reply,
         )
@@ -89,7 +93,7 @@ def head(bucket: str, key: str) -> Call[Found]:
         return Found(
             b"",
             reply["ContentLength"],
-            _seconds_as_ms(reply["LastModified"]),
+            _modified_ms(reply),
             MappingProxyType(dict(reply.get("Metadata", {}))),
             is_part=False,
         )
@@ -117,5 +121,19 @@ def time_of_day(bucket: str, key: str) -> Call[Mapping[str, Any]]:
     return call
 
 
-def _seconds_as_ms(moment: datetime) -> int:
+def check_stored(reply: Mapping[str, Any]) -> None:
+    """Raise `Failed` unless the reply to an upload or a copy is that of a store: it has an ETag.
+
+    A success that a proxy tells in its place, or a reply that was cut to nothing, is no answer.
+    """
+    if not reply.get("ETag"):
+        problem = "a success without an ETag: another server than the store's answered"
+        raise Failed(Failure(Verdict.UNCERTAIN, problem))
+
+
+def _modified_ms(reply: Mapping[str, Any]) -> int:
+    moment: datetime | None = reply.get("LastModified")
+    if moment is None:
+        problem = "an object without Last-Modified: another server than the store's answered"
+        raise Failed(Failure(Verdict.UNCERTAIN, problem))
     return int(moment.timestamp()) * 1000

@@ -69,7 +69,7 @@ class S3Store(PlainStore):
             match failed.failure.verdict:
                 case Verdict.EXISTS:
                     return Exists()
-                case Verdict.UNCERTAIN:
+                case Verdict.UNCERTAIN | Verdict.ABSENT:  # no store answers that to a create
                     return Unknown(failed.failure.problem)
                 case _:
                     raise failed.failure.error(self.url, "create", name) from None

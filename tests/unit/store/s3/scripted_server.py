@@ -110,6 +110,11 @@ def refused(status: int, code: str, message: str = "no", **details: str) -> Repl
     return Reply(status, f"<?xml version='1.0'?><Error>{xml}</Error>".encode())
 
 
+def stored() -> Reply:
+    """An object was created."""
+    return Reply(200, b"", {"ETag": '"e"'})
+
+
 def found(body: bytes) -> Reply:
     """An object, or a part of one."""
     return Reply(200, body, {"Last-Modified": formatdate(usegmt=True), "ETag": '"e"'})

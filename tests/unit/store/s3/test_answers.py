@@ -10,7 +10,7 @@ import pytest
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
 from shalekv.store.api import Created, Exists, Unknown
 from tests.unit.store.s3.opening import BUCKET, URL, opened
-from tests.unit.store.s3.scripted_server import Broken, Reply, Request, refused, scripted
+from tests.unit.store.s3.scripted_server import Broken, Reply, Request, refused, scripted, stored
 
 NAME = "wal/1.sst"
 FOR_GOOD = [
@@ -109,11 +109,36 @@ async def test_missing_objects_and_missing_buckets() -> None:
         assert len(server.requests) == s3.sent.total
 
 
-async def test_a_create_into_no_bucket_that_hides() -> None:
-    """A bare 404 to a create is no success, and is nothing that waiting mends."""
-    async with scripted(lambda _: Reply(404)) as server, opened(server.endpoint) as s3:
-        with pytest.raises(StoreError):
-            await s3.create(NAME, b"x")
+@pytest.mark.parametrize("body", [b"", b"default backend", b"<html>Not found", b"<a>404</a>"])
+async def test_a_404_of_somebody_else(body: bytes) -> None:
+    """A 404 without a code of S3, as proxies answer whose servers restart, is no news of an object:
+    one that is there must not look as if it were gone.
+    """
+    async with scripted(lambda _: Reply(404, body)) as server, opened(server.endpoint) as s3:
+        assert isinstance(await s3.create(NAME, b"x"), Unknown)
+        reads = (s3.get(NAME), s3.get_range(NAME, 0, 1), s3.head(NAME), s3.now_ms())
+        for call in (*reads, s3.copy(NAME, "wal/2"), s3.delete([NAME]), anext(s3.list("wal/"))):
+            with pytest.raises(StoreUnavailable, match="404"):
+                await call
+
+
+async def test_a_create_never_misses_an_object() -> None:
+    """Even a 404 of S3's own is none that a create passes on: no object is asked for."""
+    answer = refused(404, "NoSuchKey")
+    async with scripted(lambda _: answer) as server, opened(server.endpoint) as s3:
+        assert isinstance(await s3.create(NAME, b"x"), Unknown)
+
+
+@pytest.mark.parametrize(
+    "reply", [Reply(), Reply(204), Reply(200, b"<html><body>Log in</body></html>")]
+)
+async def test_a_success_of_somebody_else(reply: Reply) -> None:
+    """A success that does not say of which object is that of a proxy, and acknowledges nothing."""
+    async with scripted(lambda _: reply) as server, opened(server.endpoint) as s3:
+        assert isinstance(await s3.create(NAME, b"x"), Unknown)
+        for call in (s3.put(NAME, b"x"), s3.copy(NAME, "wal/2"), s3.get(NAME), s3.head(NAME)):
+            with pytest.raises(StoreUnavailable, match="another server"):
+                await call
 
 
 @pytest.mark.parametrize(("shift_s", "side"), [(3_600, "behind"), (-3_600, "ahead of")])
@@ -143,7 +168,7 @@ async def test_the_region_of_the_bucket_is_told() -> None:
 
 async def test_redirections_are_not_followed() -> None:
     """A PUT that is redirected is not sent to a second place: it would not be counted."""
-    async with scripted(lambda _: Reply()) as other, opened(other.endpoint) as s3:
+    async with scripted(lambda _: stored()) as other, opened(other.endpoint) as s3:
         assert await s3.create(NAME, b"x") == Created()
     moved = Reply(307, b"", {"Location": f"{other.endpoint}/bucket/folder/wal/1.sst"})
     async with scripted(lambda _: moved) as server, opened(server.endpoint) as s3:
@@ -184,7 +209,7 @@ async def test_a_connection_that_breaks() -> None:
     def broken(_: Request) -> Reply:
         raise Broken
 
-    async with scripted(lambda _: Reply()) as server, opened(server.endpoint) as s3:
+    async with scripted(lambda _: stored()) as server, opened(server.endpoint) as s3:
         assert await s3.create(NAME, b"x") == Created()  # leaves a connection that is kept
         server.answer = broken
         assert isinstance(await s3.create(NAME, b"x"), Unknown)

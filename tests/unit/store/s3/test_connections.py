@@ -13,7 +13,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Unknown
 from shalekv.store.s3.client import ClientOptions
 from tests.unit.store.s3.opening import MIB, URL, new_store, opened
-from tests.unit.store.s3.scripted_server import Reply, Request, found, scripted
+from tests.unit.store.s3.scripted_server import Reply, Request, found, scripted, stored
 
 
 def free_endpoint() -> str:
@@ -93,7 +93,7 @@ async def test_a_server_that_stops_reading() -> None:
 async def test_large_bodies_arrive_as_they_are() -> None:
     """A body of many slices is sent whole, and once."""
     data = bytes(range(256)) * (3 * MIB // 256) + b"end"
-    async with scripted(lambda _: Reply()) as server, opened(server.endpoint) as s3:
+    async with scripted(lambda _: stored()) as server, opened(server.endpoint) as s3:
         assert await s3.create("wal/1", data) == Created()
         assert [request.body for request in server.requests] == [data]
         assert "expect" not in server.requests[0].headers  # which would cost a round trip
@@ -134,7 +134,7 @@ async def test_missing_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without credentials nothing is sent, and the error says where they are looked for."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    async with scripted(lambda _: Reply()) as server:
+    async with scripted(lambda _: stored()) as server:
         async with opened(server.endpoint) as s3:
             for call in (partial(s3.create, "wal/1", b"x"), partial(s3.get, "wal/1")):
                 with pytest.raises(StoreRefused, match=r"no credentials error.*--anonymous"):

@@ -85,9 +85,13 @@ async def test_a_part_whose_connection_breaks() -> None:
         assert uploads.steps[-1] == "abort"
 
 
-async def test_an_upload_that_does_not_begin() -> None:
+@pytest.mark.parametrize(
+    "reply",
+    [refused(500, "InternalError"), Reply(200, b"<html><body>Log in</body></html>")],
+)
+async def test_an_upload_that_does_not_begin(reply: Reply) -> None:
     """An upload whose beginning failed has created nothing, and there is nothing to abort."""
-    uploads = Uploads(on_begin=lambda: refused(500, "InternalError"))
+    uploads = Uploads(on_begin=lambda: reply)
     async with scripted(uploads.answer) as server, opened(server.endpoint, **SIZES) as s3:
         with pytest.raises(StoreUnavailable):
             await s3.create(NAME, DATA)
@@ -109,6 +113,8 @@ async def test_a_rival_completes_first() -> None:
         refused(409, "ConditionalRequestConflict"),
         refused(404, "NoSuchUpload"),
         Reply(200, refused(500, "InternalError").body),
+        Reply(200, b""),
+        Reply(200, b"<html><body>Log in</body></html>"),
         None,
     ],
 )

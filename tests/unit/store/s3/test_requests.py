@@ -14,7 +14,7 @@ from shalekv.store.api import Created, Recovered
 from shalekv.store.requests import RequestKind
 from shalekv.store.s3.headers import _be_consistent
 from tests.unit.store.s3.opening import opened
-from tests.unit.store.s3.scripted_server import Reply, Request, found, refused, scripted
+from tests.unit.store.s3.scripted_server import Reply, Request, found, refused, scripted, stored
 
 WHEN = "2028-01-01T00:00:00.123Z"
 
@@ -32,7 +32,7 @@ def page(keys: list[str], *, token: str = "") -> Reply:
 
 async def test_a_commit_is_one_request() -> None:
     """A create is exactly one request over the wire, and is counted as one write."""
-    async with scripted(lambda _: Reply()) as server, opened(server.endpoint) as s3:
+    async with scripted(lambda _: stored()) as server, opened(server.endpoint) as s3:
         assert await s3.create("wal/1.sst", b"x", {"writer_epoch": "7"}) == Created()
         (request,) = server.requests
         assert (request.method, request.target) == ("PUT", "/bucket/folder/wal/1.sst")
@@ -42,7 +42,10 @@ async def test_a_commit_is_one_request() -> None:
 
 def obliging(request: Request) -> Reply:
     """A success of whatever is asked."""
-    return found(b"x") if request.method == "GET" else Reply(200, b"", found(b"").headers)
+    if request.method == "GET":
+        return found(b"x")
+    copied = b"<R><ETag>e</ETag></R>" if "x-amz-copy-source" in request.headers else b""
+    return Reply(200, copied, found(b"").headers)
 
 
 async def test_no_checksums_of_their_own_kind() -> None:
@@ -105,6 +108,14 @@ async def test_lists_are_counted_by_pages() -> None:
         assert "continuation-token=a%2Bb%2Fc%3D" in second
         assert "start-after" not in second
         assert "continuation-token=next" in third
+
+
+async def test_a_list_that_stops_in_the_middle() -> None:
+    """A page that says more follows, and not where, is no end of the list."""
+    cut = Reply(200, b"<R><IsTruncated>true</IsTruncated></R>")
+    async with scripted(lambda _: cut) as server, opened(server.endpoint) as s3:
+        with pytest.raises(StoreUnavailable, match="not where"):
+            await anext(s3.list("wal/"))
 
 
 async def test_times_have_whole_seconds() -> None:

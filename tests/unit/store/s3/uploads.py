@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
 
-from tests.unit.store.s3.scripted_server import Reply, Request
+from tests.unit.store.s3.scripted_server import Reply, Request, stored
 
 UPLOAD_ID = "upload-1"
 
@@ -43,7 +43,7 @@ class Uploads:
             return self.on_abort() if self.on_abort else Reply(204)
         self.steps.append("whole")
         self.stored = request.body
-        return Reply()
+        return stored()
 
     def _begin(self) -> Reply:
         self.steps.append("begin")

@@ -137,7 +137,7 @@ async def test_a_server_ends_while_the_store_refuses(processes: Processes, s3: S
 async def test_a_server_is_killed(
     processes: Processes, s3: S3Server, tmp_path: Path, *, is_two_phase: bool
 ) -> None:
-    """kill -9 while replies are lost: the next server has all that was acknowledged, once."""
+    """Killed while replies are lost: the next server has all that was acknowledged, once."""
     records = tmp_path / "records.db" if is_two_phase else None
     async with household(processes, s3, records) as home:
         server = await home.serve()
