@@ -13,7 +13,7 @@ import sys
 import threading
 from contextlib import suppress
 
-GRACE_S = 5.0
+GRACE_S = 2.0
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 START_S = 60.0
-END_S = 15.0  # longer than the leash waits before it kills
+END_S = 5.0  # longer than the leash waits before it kills
 POLL_S = 0.02
 LOG_CHARS = 4_000  # of the end of a log are shown
 LEASH = str(Path(__file__).with_name("leash.py"))
