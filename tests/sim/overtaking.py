@@ -66,7 +66,8 @@ async def _meet_fence(
 
 async def _stop(cluster: Cluster, callers: Callers, name: str, serves: asyncio.Event) -> None:
     """A writer stops while nothing that tells the news is on its way to it; then it is asked."""
-    world, random = cluster.world, cluster.world.random_for(f"stopping at {cluster.world.now_ms}")
+    world = cluster.world
+    random = world.random_for(f"stopping {name} at {world.now_ms}")
     await _quieten(cluster, name)
     node = cluster.running.get(name)
     if node is None:
@@ -85,7 +86,8 @@ async def _stop(cluster: Cluster, callers: Callers, name: str, serves: asyncio.E
 
 async def _be_late(cluster: Cluster, callers: Callers, name: str, serves: asyncio.Event) -> None:
     """All that a writer has sent, and may send, arrives when it was overtaken."""
-    world, random = cluster.world, cluster.world.random_for(f"late from {cluster.world.now_ms}")
+    world = cluster.world
+    random = world.random_for(f"{name} is late from {world.now_ms}")
     gate = cluster.hold_objects(name)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(LATE_WRITES):

@@ -26,6 +26,7 @@ class World:
         """Use `tests.sim.run.simulate`."""
         self.seed = seed
         self.loop = loop
+        self._purposes: set[str] = set()  # that have their generator
         self.rng = self.random_for("workload")
         self.store = SimStore(loop, self.random_for("store"), faults)
         self._nodes: dict[str, list[Node]] = {}
@@ -104,7 +105,14 @@ class World:
         self.loop.note(text)
 
     def random_for(self, purpose: str) -> Random:
-        """A generator of its own for `purpose`, derived from the seed."""
+        """A generator of its own for `purpose`, derived from the seed.
+
+        A second one would draw what the first draws: clients would ask for the same in step, under
+        the same idempotency keys. So each purpose has one only.
+        """
+        if purpose in self._purposes:
+            raise ValueError(f"{purpose!r} has its generator already: say what sets this one apart")
+        self._purposes.add(purpose)
         return Random(f"{self.seed}/{purpose}")
 
     def _resolve(self, node: Node | str) -> Node:

@@ -32,6 +32,8 @@ async def create_database(store: ObjectStore, runtime: Runtime, settings: StoreS
             f"{store.url} holds {left} and no manifest: the manifests of this database are lost. "
             "Put them back, restore the database from a copy, or create one at another URL"
         )
+    # What decides creates, if it is another store, has to answer: creates are repeated for ever.
+    await cas.recover()
     await check_fit(store, runtime, settings)
     manifest = Manifest(
         database_id=runtime.random.randbytes(16),

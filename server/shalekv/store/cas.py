@@ -37,7 +37,7 @@ class CasStore:
             runtime,
             attempts=settings.read_attempts,
             backoff=self.backoff,
-            listener=_log_retry,
+            listener=log_retry,
         )
         self._store = store
 
@@ -57,7 +57,7 @@ class CasStore:
             runtime=self.runtime,
             metadata=metadata,
             backoff=self.backoff,
-            listener=_log_retry,
+            listener=log_retry,
             is_patient=is_patient,
         )
 
@@ -74,5 +74,6 @@ class CasStore:
         await self.runtime.clock.sleep_ms(wait_ms)
 
 
-def _log_retry(failed_attempts: int, error: BaseException) -> None:
+def log_retry(failed_attempts: int, error: BaseException) -> None:
+    """The listener that says in the log what is repeated, and why."""
     log.warning("store request repeated", failed_attempts=failed_attempts, error=str(error))

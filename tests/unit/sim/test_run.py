@@ -85,6 +85,19 @@ def test_libraries_draw_the_same_jitter() -> None:
     assert random.getstate() == before
 
 
+def test_each_purpose_has_one_generator() -> None:
+    """Generators differ by purpose and by seed; a second one for a purpose is refused."""
+
+    async def main(world: World) -> tuple[float, float]:
+        drawn = world.random_for("one").random(), world.random_for("another").random()
+        with pytest.raises(ValueError, match="'one' has its generator already"):
+            world.random_for("one")
+        return drawn
+
+    assert simulate(1, main).value == simulate(1, main).value
+    assert len({*simulate(1, main).value, *simulate(2, main).value}) == 4
+
+
 def test_a_failure_prints_seed_timeline_and_replay(capsys: pytest.CaptureFixture[str]) -> None:
     """What a run that fails prints is enough to see what happened, and to see it again."""
 

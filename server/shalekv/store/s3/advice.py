@@ -71,6 +71,6 @@ def refusal(code: str, place: Place, operation: str, region: str | None = None) 
         operation=_DOING.get(operation, operation),
         place=place,
         permissions=_PERMISSIONS.get(operation, _READING),
-        region=place.region or "the default one",
+        region=place.region or "the one that requests are signed for",
         to=f" {region}" if region else "",
     )

@@ -159,7 +159,8 @@ def _judge_connection(error: Exception, place: Place) -> Failure:
         return Failure(Verdict.NOT_APPLIED, problem)
     if isinstance(error, (boto.ReadTimeoutError, asyncio.TimeoutError)):
         return Failure(Verdict.UNCERTAIN, f"{place.endpoint} did not answer in time")
-    return Failure(Verdict.UNCERTAIN, f"{place.endpoint} broke off the request: {_named(cause)}")
+    told = f"{place.endpoint} broke off the request: {_named(cause)}"
+    return Failure(Verdict.UNCERTAIN, f"{told}. If it always does: is it an S3 server?")
 
 
 def judge_reply(
@@ -177,6 +178,10 @@ def judge_reply(
         return Failure(Verdict.REFUSED, refusal(code, place, operation, region))
     if is_head and status == 404 and code in _NO_CODE:  # noqa: PLR2004
         return Failure(Verdict.ABSENT, f"{place.endpoint} answered {status}")
+    if not is_head and status == 500 and code in {"", "500"}:  # noqa: PLR2004
+        # botocore makes one of a success that is no XML, such as a page for people.
+        problem = f"{place.endpoint} answered 500, or what S3 never does: is it an S3 server?"
+        return Failure(Verdict.UNCERTAIN, problem)
     return _judge_status(status, code, str(details.get("Message", "")), place, operation)
 
 

@@ -34,17 +34,24 @@ async def list_objects(
         contents = page.get("Contents", [])
         for info in _infos(contents, root):
             yield info
-        if not page.get("IsTruncated", False):
+        if not page["IsTruncated"]:
             return
         token = page.get("NextContinuationToken")
         if not token and not contents:
-            problem = "a list said that more follows, and not where"
-            raise Failed(Failure(Verdict.UNCERTAIN, problem))
+            raise _no_page("said that more follows, and not where")
         start = {"ContinuationToken": token} if token else {"StartAfter": contents[-1]["Key"]}
 
 
 async def _page(client: S3Client, options: dict[str, Any]) -> ListObjectsV2OutputTypeDef:
-    return await client.list_objects_v2(**options)
+    page = await client.list_objects_v2(**options)
+    # Whatever a proxy answers in the place of a list would be a list of nothing.
+    if "IsTruncated" not in page:
+        raise _no_page("did not say whether it is whole: another server than the store's answered")
+    return page
+
+
+def _no_page(problem: str) -> Failed:
+    return Failed(Failure(Verdict.UNCERTAIN, f"a list {problem}"))
 
 
 def _infos(contents: list[ObjectTypeDef], root: str) -> Iterator[ObjectInfo]:

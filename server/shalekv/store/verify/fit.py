@@ -9,6 +9,7 @@ from shalekv.errors import StoreError, StoreUnfit
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
+from shalekv.store.cas import log_retry
 from shalekv.store.verify.guarantees import NO_GAP, NOT_BACK, ONE_WINNER, TIMELY
 from shalekv.store.verify.listing import shown
 from shalekv.store.verify.moments import now_ms
@@ -27,7 +28,7 @@ async def check_fit(store: ObjectStore, runtime: Runtime, settings: StoreSetting
     is made is deleted again.
     """
     effort = Effort(racers=RACERS, rounds=ROUNDS, create_attempts=None)
-    ground = Scratch([store], runtime, settings, effort)
+    ground = Scratch([store], runtime, settings, effort, log_retry)
     guarantee = ONE_WINNER
     try:
         name, is_over = await refused(ground)

@@ -27,7 +27,7 @@ from shalekv.store.api import (
     Unknown,
 )
 from shalekv.store.cas import CasStore
-from shalekv.store.retry import Backoff, repeating, unheard
+from shalekv.store.retry import Backoff, RetryListener, repeating, unheard
 from shalekv.store.two_phase.store import TwoPhaseStore
 
 T = TypeVar("T")
@@ -71,14 +71,19 @@ class Scratch:
         runtime: Runtime,
         settings: StoreSettings,
         effort: Effort,
+        listener: RetryListener = unheard,
     ) -> None:
-        """`stores` are views of one database, with connections of their own where that can be."""
+        """`stores` are views of one database, with connections of their own where that can be.
+
+        `listener` hears of creates that are repeated.
+        """
         self.stores = stores
         self.reads = [CasStore(store, runtime, settings).reads for store in stores]
         self.runtime = runtime
         self.effort = effort
         self.own = f"{OWN}{runtime.random.getrandbits(RANDOM_BITS):016x}-"
         self._backoff = Backoff(settings.retry_initial_ms, settings.retry_max_ms)
+        self._listener = listener
         self._names: list[str] = []
 
     def reader(self, number: int) -> ObjectStore:
@@ -119,7 +124,7 @@ class Scratch:
             self._backoff,
             after=(StoreUnavailable, _NoAnswer),
             attempts=self.effort.create_attempts,
-            listener=unheard,
+            listener=self._listener,
         )
         try:
             outcome: CreateOutcome = await repeat(attempt)
@@ -175,6 +180,8 @@ class Scratch:
 
     async def clear(self) -> Sequence[str]:
         """Delete all that was made here; the names of what is still there, or may be."""
+        if not self._names:
+            return []
         try:
             await self.delete_all()
             # Of a create that was cancelled, and ended only now; and temporary ones of two phases.

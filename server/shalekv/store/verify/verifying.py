@@ -33,6 +33,7 @@ class Verification:
     async def findings(self) -> AsyncIterator[Finding]:
         """What each check came to. Raises the errors of a store that cannot be reached at all."""
         await self._ground.listed()
+        await self._ground.reader(0).recover()  # asks the records, where there are any
         for check in self.checks:
             yield Finding(check, await self._verdict(check))
 

@@ -136,7 +136,8 @@ async def test_a_success_of_somebody_else(reply: Reply) -> None:
     """A success that does not say of which object is that of a proxy, and acknowledges nothing."""
     async with scripted(lambda _: reply) as server, opened(server.endpoint) as s3:
         assert isinstance(await s3.create(NAME, b"x"), Unknown)
-        for call in (s3.put(NAME, b"x"), s3.copy(NAME, "wal/2"), s3.get(NAME), s3.head(NAME)):
+        writes, reads = (s3.put(NAME, b"x"), s3.copy(NAME, "wal/2")), (s3.get(NAME), s3.head(NAME))
+        for call in (*writes, *reads, anext(s3.list("wal/"))):
             with pytest.raises(StoreUnavailable, match="another server"):
                 await call
 

@@ -26,7 +26,8 @@ def page(keys: list[str], *, token: str = "") -> Reply:
         for key in keys
     )
     more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>"
-    xml = f"<ListBucketResult>{objects}{more if token else ''}</ListBucketResult>"
+    end = more if token else "<IsTruncated>false</IsTruncated>"
+    xml = f"<ListBucketResult>{objects}{end}</ListBucketResult>"
     return Reply(200, xml.encode())
 
 
