@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
+from shalekv.store.aws.credentials import CONFIGURATION, CredentialsFailed, not_configured
+from shalekv.store.aws.discretion import masked, named
 from shalekv.store.s3.advice import REFUSALS, Place, refusal
-from shalekv.store.s3.credentials import CredentialsFailed
 
 # All that botocore and aiohttp raise when a request fails.
 FAILURES = (
@@ -46,22 +46,6 @@ class Verdict(enum.Enum):
     REFUSED = "refused"  # not applied, and it will not pass by itself
 
 
-# Raised before anything is sent, until somebody mends the configuration.
-_CONFIGURATION = (
-    boto.ConfigNotFound,
-    boto.ConfigParseError,
-    boto.InvalidConfigError,
-    boto.InvalidRegionError,
-    boto.NoAuthTokenError,
-    boto.NoCredentialsError,
-    boto.PartialCredentialsError,
-    boto.ProfileNotFound,
-    boto.SSOError,
-    boto.TokenRetrievalError,
-    boto.UnknownCredentialError,
-)
-# A program or a token for credentials that is not there will not come by itself.
-_NO_SOURCE = (FileNotFoundError, PermissionError)
 _CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 # 4xx that may pass: the request came broken, late, too often, or beside another one.
@@ -78,8 +62,6 @@ _NO_OBJECT = frozenset({"NoSuchKey", "NoSuchUpload", "NotFound"})
 _NO_CODE = frozenset({"", "404"})
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
 _NOT_IMPLEMENTED = 501
-_TOKEN = re.compile(r"[A-Za-z0-9+/=_%-]{16,}")  # may be a key, a signature or a part of a query
-_MESSAGE_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,37 +93,25 @@ class Failed(Exception):
 def judge(error: Exception, place: Place, operation: str) -> Failure:
     """What `error`, one of `FAILURES`, says of a request of `operation`."""
     if isinstance(error, CredentialsFailed):
-        return _judge_credentials(error.cause, place)
+        return _judge_credentials(error, place)
     if isinstance(error, boto.ClientError):
         is_head = error.operation_name == "HeadObject"
         return judge_reply(error.response, place, operation, is_head=is_head)
-    if isinstance(error, _CONFIGURATION):
-        return _judge_configuration(error, place)
+    if isinstance(error, CONFIGURATION):
+        return _not_configured(not_configured(error, place))
     return _judge_connection(error, place)
 
 
-def _judge_credentials(error: Exception, place: Place) -> Failure:
+def _judge_credentials(error: CredentialsFailed, place: Place) -> Failure:
     """Nothing was sent to the store: what was answered is of another service."""
-    if isinstance(error, _CONFIGURATION):
-        return _judge_configuration(error, place)
-    told = f"the source of credentials for {place} failed: {_named(error)}"
-    if isinstance(error, boto.ClientError):
-        code = error.response.get("Error", {}).get("Code", "")
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        told = f"the source of credentials for {place} answered {status} {code}"
-        if 400 <= status < 500 and code not in _PASSING_CODES:  # noqa: PLR2004
-            return Failure(Verdict.REFUSED, f"{told}: check the role and its token")
-    if isinstance(error, _NO_SOURCE):
-        return Failure(Verdict.REFUSED, f"{told}: check what AWS's files and variables name")
-    return Failure(Verdict.NOT_APPLIED, told)
+    told = error.told(place)
+    if isinstance(error.cause, CONFIGURATION):
+        return _not_configured(told)
+    return Failure(Verdict.NOT_APPLIED if error.may_pass else Verdict.REFUSED, told)
 
 
-def _judge_configuration(error: Exception, place: Place) -> Failure:
-    problem = (
-        f"no request could be sent: {_named(error)}. Set the credentials and the region of "
-        f"{place} in the environment or in AWS's files, or use --anonymous"
-    )
-    return Failure(Verdict.REFUSED, problem)
+def _not_configured(told: str) -> Failure:
+    return Failure(Verdict.REFUSED, f"{told}, or use --anonymous")
 
 
 def _judge_connection(error: Exception, place: Place) -> Failure:
@@ -154,12 +124,12 @@ def _judge_connection(error: Exception, place: Place) -> Failure:
         return Failure(Verdict.NOT_APPLIED, problem)
     if isinstance(error, boto.ProxyConnectionError) or isinstance(cause, _CONNECTING):
         os_error = getattr(cause, "os_error", None)
-        reason = getattr(os_error, "strerror", None) or _named(cause)
+        reason = getattr(os_error, "strerror", None) or named(cause)
         problem = f"cannot connect to {place.endpoint}: {reason}. Is it up, and its address right?"
         return Failure(Verdict.NOT_APPLIED, problem)
     if isinstance(error, (boto.ReadTimeoutError, asyncio.TimeoutError)):
         return Failure(Verdict.UNCERTAIN, f"{place.endpoint} did not answer in time")
-    told = f"{place.endpoint} broke off the request: {_named(cause)}"
+    told = f"{place.endpoint} broke off the request: {named(cause)}"
     return Failure(Verdict.UNCERTAIN, f"{told}. If it always does: is it an S3 server?")
 
 
@@ -215,7 +185,7 @@ def _judge_status(status: int, code: str, message: str, place: Place, operation:
     if status in {401, 403}:
         return Failure(Verdict.REFUSED, f"{told}. {refusal('AccessDenied', place, operation)}")
     if 400 <= status < 500:  # noqa: PLR2004
-        said = _TOKEN.sub("***", message)[:_MESSAGE_CHARACTERS]
+        said = masked(message)
         return Failure(Verdict.REFUSED, f"{told}: {said}" if said else told)
     return Failure(Verdict.UNCERTAIN, told)
 
@@ -235,8 +205,3 @@ def _cause(error: Exception) -> Exception:
     """What aiohttp raised, where botocore hides it."""
     inner = getattr(error, "kwargs", {}).get("error")
     return inner if isinstance(inner, Exception) else error
-
-
-def _named(error: Exception) -> str:
-    """The kind of an error; its text may hold what a URL or a process has said."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()

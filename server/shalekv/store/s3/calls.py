@@ -52,7 +52,7 @@ class Calls:
     def clock_ms(self, reply: Mapping[str, Any]) -> int:
         """The store's time by the header of a reply, in whole seconds; it never goes back.
 
-        Raises `Failed` when there is no such header.
+        Raises `Failed` when there is no such header, or when it tells too much more than others.
         """
         date = reply["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         try:
@@ -60,9 +60,11 @@ class Calls:
         except ValueError:
             problem = f"{self._place.endpoint} puts no Date into its replies, as HTTP demands"
             raise Failed(Failure(Verdict.REFUSED, problem)) from None
-        leased = self._leased()
-        leased.latest_ms = max(leased.latest_ms, told_ms)
-        return leased.latest_ms
+        now_ms = self._leased().clock.heard(told_ms, self._runtime.clock.monotonic_ms())
+        if now_ms is None:
+            problem = f"a reply of {self._place.endpoint} is far ahead of its clock: ask again"
+            raise Failed(Failure(Verdict.UNCERTAIN, problem))
+        return now_ms
 
     async def close(self) -> None:
         """Give the client back."""

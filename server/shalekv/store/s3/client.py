@@ -8,7 +8,6 @@ store that used it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +23,9 @@ from botocore.loaders import Loader, create_loader
 from shalekv.errors import InvalidSetting
 from shalekv.runtime import Workers
 from shalekv.settings import StoreSettings
-from shalekv.store.s3.credentials import find_credentials, renew_credentials
+from shalekv.store.aws.credentials import find_credentials, renew_credentials
+from shalekv.store.aws.discretion import keep_secrets_out_of_logs
+from shalekv.store.s3.clock import StoreClock
 from shalekv.store.s3.headers import is_tigris, register_headers
 from shalekv.store.s3.wire import OneAttempt, kept_alive_socket
 
@@ -84,13 +85,13 @@ def _check_endpoint(endpoint_url: str) -> None:
 
 
 class SharedClient:
-    """A client, how many stores use it, and the latest time that its servers told."""
+    """A client, how many stores use it, and the time that its servers tell."""
 
     def __init__(self, options: ClientOptions) -> None:
         """Nothing is opened yet."""
         self.options = options
         self.users = 0
-        self.latest_ms = 0
+        self.clock = StoreClock()
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._client: S3Client | None = None
@@ -151,27 +152,6 @@ async def give_back(client: SharedClient) -> None:
     if client.users == 0:
         del _shared[asyncio.get_running_loop()][client.options]
         await client.close()
-
-
-def keep_secrets_out_of_logs() -> None:
-    """Below INFO, botocore logs requests with their signatures and tokens: that is never wanted.
-
-    Nor is what it says of credentials at INFO, in each process: that it has found some. And the
-    traceback of a source that failed ends with whatever that has said.
-    """
-    for name in ("botocore", "aiobotocore"):
-        for logger, least in (
-            (logging.getLogger(name), logging.INFO),
-            (logging.getLogger(f"{name}.credentials"), logging.WARNING),
-        ):
-            if logger.getEffectiveLevel() < least:
-                logger.setLevel(least)
-        logging.getLogger(f"{name}.credentials").addFilter(_without_traceback)
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    record.exc_info = record.exc_text = None
-    return True
 
 
 @cache

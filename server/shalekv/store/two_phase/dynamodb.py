@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
 from botocore.exceptions import ClientError
 
 from shalekv.core.two_phase import Destination, Record
@@ -27,7 +24,8 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.requests import RequestCounts, RequestKind
 from shalekv.store.two_phase.answers import Answer
-from shalekv.store.two_phase.dynamodb_errors import FAILURES, answer_in
+from shalekv.store.two_phase.dynamodb_client import DynamoClient
+from shalekv.store.two_phase.dynamodb_errors import FAILURES, answer_in, problem_in
 from shalekv.store.two_phase.dynamodb_table import ensure_table
 from shalekv.store.two_phase.records import (
     Inserted,
@@ -40,7 +38,6 @@ from shalekv.store.two_phase.records import (
 if TYPE_CHECKING:
     from types_aiobotocore_dynamodb import DynamoDBClient
 
-DEFAULT_REGION = "us-east-1"
 DELETES_AT_ONCE = 16
 # Several of these are reserved words.
 SOURCE = {"#source": "source"}
@@ -55,27 +52,23 @@ class DynamoRecords(RecordStore):
         self.sent = RequestCounts()
         self._table = table
         self._runtime = runtime
-        self._settings = settings
-        self._stack = AsyncExitStack()
-        self._opening = asyncio.Lock()
-        self._opened: DynamoDBClient | None = None
+        self._client = DynamoClient(settings)
+        self._preparing = asyncio.Lock()
         self._is_prepared = False
 
     async def ensure_schema(self) -> None:
-        async with self._opening:
+        async with self._preparing:
             if self._is_prepared:
                 return
-            if self._opened is None:
-                self._opened = await self._open()
             try:
-                await ensure_table(self._opened, self._table, self._runtime.clock)
+                await ensure_table(self._client.opened, self._table, self._runtime.clock)
             except FAILURES as error:
-                raise self._error(error, "prepare", self._table) from error
+                raise self._error(error, "prepare", self._table) from None
             self._is_prepared = True
 
     async def insert(self, record: Record) -> InsertOutcome:
-        client = await self._client(RequestKind.RECORD_WRITE)
         try:
+            client = await self._ready(RequestKind.RECORD_WRITE)
             await client.put_item(
                 TableName=self._table,
                 Item=_item(record),
@@ -86,9 +79,9 @@ class DynamoRecords(RecordStore):
         except FAILURES as error:
             answer = answer_in(error)
             if answer is Answer.UNKNOWN:
-                return InsertUnknown(f"{self.url}: {_said(error)}")
+                return InsertUnknown(f"{self.url}: {problem_in(error, self.url)}")
             if answer is not Answer.CONFLICT:
-                raise self._error(error, "insert", str(record.destination)) from error
+                raise self._error(error, "insert", str(record.destination)) from None
             return await self._occupied(record, error)
         return Inserted()
 
@@ -103,13 +96,13 @@ class DynamoRecords(RecordStore):
         return Occupied(found)
 
     async def find(self, destination: Destination) -> Record | None:
-        client = await self._client(RequestKind.RECORD_READ)
         try:
+            client = await self._ready(RequestKind.RECORD_READ)
             reply = await client.get_item(
                 TableName=self._table, Key=_key(destination), ConsistentRead=True
             )
         except FAILURES as error:
-            raise self._error(error, "find", str(destination)) from error
+            raise self._error(error, "find", str(destination)) from None
         item = reply.get("Item")
         return None if item is None else _record(destination.database, item)
 
@@ -134,9 +127,9 @@ class DynamoRecords(RecordStore):
     async def _update(
         self, operation: str, record: Record, *, update: str, condition: str, values: Any
     ) -> bool:
-        client = await self._client(RequestKind.RECORD_WRITE)
         used = {n: a for n, a in (SOURCE | COMMITTED).items() if n in f"{update} {condition}"}
         try:
+            client = await self._ready(RequestKind.RECORD_WRITE)
             await client.update_item(
                 TableName=self._table,
                 Key=_key(record.destination),
@@ -148,7 +141,7 @@ class DynamoRecords(RecordStore):
         except FAILURES as error:
             if answer_in(error) is Answer.CONFLICT:
                 return False
-            raise self._error(error, operation, str(record.destination)) from error
+            raise self._error(error, operation, str(record.destination)) from None
         return True
 
     async def withdraw(self, record: Record) -> None:
@@ -173,8 +166,8 @@ class DynamoRecords(RecordStore):
     async def _delete(
         self, destination: Destination, condition: str, names: dict[str, str], values: Any
     ) -> None:
-        client = await self._client(RequestKind.RECORD_WRITE)
         try:
+            client = await self._ready(RequestKind.RECORD_WRITE)
             await client.delete_item(
                 TableName=self._table,
                 Key=_key(destination),
@@ -184,7 +177,7 @@ class DynamoRecords(RecordStore):
             )
         except FAILURES as error:
             if answer_in(error) is not Answer.CONFLICT:
-                raise self._error(error, "delete", str(destination)) from error
+                raise self._error(error, "delete", str(destination)) from None
 
     async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
         arguments: dict[str, Any] = {
@@ -197,11 +190,11 @@ class DynamoRecords(RecordStore):
             arguments["ExpressionAttributeNames"] |= COMMITTED
             arguments["ExpressionAttributeValues"] |= {":false": {"BOOL": False}}
         while True:
-            client = await self._client(RequestKind.RECORD_READ)
             try:
+                client = await self._ready(RequestKind.RECORD_READ)
                 page = await client.query(TableName=self._table, ConsistentRead=True, **arguments)
             except FAILURES as error:
-                raise self._error(error, "list", database) from error
+                raise self._error(error, "list", database) from None
             for item in page["Items"]:
                 yield _record(database, item)
             if "LastEvaluatedKey" not in page:
@@ -209,39 +202,19 @@ class DynamoRecords(RecordStore):
             arguments["ExclusiveStartKey"] = page["LastEvaluatedKey"]
 
     async def close(self) -> None:
-        await self._stack.aclose()
+        await self._client.close()
 
-    async def _client(self, kind: RequestKind) -> DynamoDBClient:
+    async def _ready(self, kind: RequestKind) -> DynamoDBClient:
+        """The client, for one request of `kind`; raises `FAILURES` when there can be none."""
         await self.ensure_schema()
+        client = await self._client.opened()
         self.sent.add(kind)
-        assert self._opened is not None
-        return self._opened
-
-    async def _open(self) -> DynamoDBClient:
-        session = get_session()
-        region = self._settings.region or session.get_config_variable("region")
-        config = AioConfig(
-            connect_timeout=self._settings.connect_timeout_ms / 1_000,
-            read_timeout=self._settings.request_timeout_ms / 1_000,
-            max_pool_connections=self._settings.connections_max,
-            retries={"total_max_attempts": 1},
-        )
-        client = session.create_client(
-            "dynamodb",
-            region_name=region or DEFAULT_REGION,
-            endpoint_url=self._settings.records_endpoint_url or None,
-            config=config,
-        )
-        return await self._stack.enter_async_context(client)
+        return client
 
     def _error(self, error: Exception, operation: str, name: str) -> StoreError:
         refused = answer_in(error) is Answer.REFUSED
         kind = StoreRefused if refused else StoreUnavailable
-        return kind(self.url, operation, name, _said(error))
-
-
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+        return kind(self.url, operation, name, problem_in(error, self.url))
 
 
 def _key(destination: Destination) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
 from shalekv.clock import Clock
 from shalekv.errors import InvalidSetting
+from shalekv.store.two_phase.answers import Answer
+from shalekv.store.two_phase.dynamodb_errors import NoAnswer
 
 if TYPE_CHECKING:
     from types_aiobotocore_dynamodb import DynamoDBClient
@@ -18,9 +21,15 @@ POLLS_MAX = 300  # a minute: making a table takes some seconds
 KEYS = {"HASH": "database", "RANGE": "destination"}
 
 
-async def ensure_table(client: DynamoDBClient, table: str, clock: Clock) -> None:
-    """Returns when the table can be used. Raises what botocore does, and `InvalidSetting`."""
+async def ensure_table(
+    opened: Callable[[], Awaitable[DynamoDBClient]], table: str, clock: Clock
+) -> None:
+    """Returns when the table can be used. Raises `FAILURES`, and `InvalidSetting`.
+
+    `opened` gives a client whose credentials are good.
+    """
     for _ in range(POLLS_MAX):
+        client = await opened()
         found = await _describe(client, table)
         if found is None:
             await _create(client, table)
@@ -29,7 +38,8 @@ async def ensure_table(client: DynamoDBClient, table: str, clock: Clock) -> None
         if found.get("TableStatus", "ACTIVE") in {"ACTIVE", "UPDATING"}:
             return
         await clock.sleep_ms(POLL_MS)
-    raise TimeoutError(f"the table is not active after {POLLS_MAX * POLL_MS / 1_000:.0f} s")
+    problem = f"the table is not active after {POLLS_MAX * POLL_MS / 1_000:.0f} s"
+    raise NoAnswer(problem, Answer.NOT_DONE)
 
 
 async def _describe(client: DynamoDBClient, table: str) -> TableDescriptionTypeDef | None:

@@ -31,6 +31,8 @@ from shalekv.store.two_phase.sql_table import RECORDS
 
 DELETED_AT_ONCE = 200
 INSERTS_MAX = 4
+CHECK_URL = "Check the place and the credentials in records_url"
+IS_IT_UP = "Is it up, and its address in records_url right?"
 
 # What drivers raise besides what SQLAlchemy makes of it, when a connection goes away under them.
 FAILURES = (SQLAlchemyError, OSError, EOFError, RuntimeError, AttributeError)
@@ -219,7 +221,9 @@ class SqlRecords(RecordStore):
             await self._timed(connection.start())
         except _Failed as failed:
             refused = failed.answer is Answer.REFUSED
-            raise _Failed(Answer.REFUSED if refused else Answer.NOT_DONE, str(failed)) from failed
+            advice = CHECK_URL if refused else IS_IT_UP
+            answer = Answer.REFUSED if refused else Answer.NOT_DONE
+            raise _Failed(answer, f"{failed}. {advice}") from failed
         try:
             yield connection
         finally:

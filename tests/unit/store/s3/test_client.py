@@ -8,7 +8,8 @@ import logging
 import pytest
 
 from shalekv.settings import StoreSettings
-from shalekv.store.s3.client import ClientOptions, give_back, keep_secrets_out_of_logs, lease
+from shalekv.store.aws.discretion import keep_secrets_out_of_logs
+from shalekv.store.s3.client import ClientOptions, give_back, lease
 from tests.unit.store.inline_runtime import InlineWorkers
 from tests.unit.store.s3.opening import new_store, opened
 from tests.unit.store.s3.scripted_server import found, scripted

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,15 +10,18 @@ import pytest
 
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
 from shalekv.store.api import Created
+from tests.unit.store.credential_program import (
+    FAILING,
+    GOOD,
+    KEYS,
+    SECRET,
+    STALE,
+    Program,
+    program_in,
+    saying,
+)
 from tests.unit.store.s3.opening import opened
 from tests.unit.store.s3.scripted_server import Reply, refused, scripted, stored
-
-KEYS = "[default]\naws_access_key_id = K\naws_secret_access_key = S\n"
-SECRET = "SENTINELofThePrograms/Own+Words"
-STALE = {"AccessKeyId": "K", "SecretAccessKey": SECRET, "Expiration": "2020-01-01T00:00:00Z"}
-GOOD = {**STALE, "Expiration": "2100-01-01T00:00:00Z"}
-
-Program = Callable[[str], None]
 
 
 @pytest.fixture(autouse=True)
@@ -32,16 +33,7 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch, credentials: None) -> None:  # noq
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     """Sets the shell script that is the source of credentials."""
-    script = tmp_path / "program"
-    config = tmp_path / "config"
-    config.write_text(f"[default]\ncredential_process = /bin/sh {script}\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    return lambda text: (script.write_text(text), None)[1]
-
-
-def saying(told: object) -> str:
-    """A program that prints this as JSON."""
-    return f"echo '{json.dumps({'Version': 1, **told} if isinstance(told, dict) else told)}'"
+    return program_in(tmp_path, monkeypatch)
 
 
 async def test_they_are_looked_for_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,17 +48,7 @@ async def test_they_are_looked_for_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        saying(STALE),
-        saying({**STALE, "Expiration": "soon"}),
-        saying({}),
-        saying([1]),
-        "echo no JSON",
-        f"echo {SECRET} >&2; exit 1",
-    ],
-)
+@pytest.mark.parametrize("text", FAILING)
 async def test_a_program_that_fails(
     program: Program, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:

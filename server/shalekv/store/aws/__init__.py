@@ -1,0 +1,1 @@
+"""What clients of any service of Amazon's need: credentials, and discretion about them."""

@@ -1,0 +1,254 @@
+"""Records in DynamoDB, when credentials are missing or another server answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from shalekv.core.two_phase import Destination, Record
+from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
+from shalekv.settings import CasChoice, StoreSettings
+from shalekv.store.two_phase.opening import open_records
+from shalekv.store.two_phase.records import Inserted, InsertUnknown, RecordStore
+from tests.unit.store.credential_program import (
+    FAILING,
+    GOOD,
+    KEYS,
+    SECRET,
+    STALE,
+    Program,
+    program_in,
+    saying,
+)
+from tests.unit.store.inline_runtime import gathered
+from tests.unit.store.s3.opening import real_runtime
+from tests.unit.store.s3.scripted_server import Broken, Reply, Request, ScriptedServer, scripted
+
+RECORD = Record(Destination("s3://bucket", "wal/1"), "wal/1.source")
+CALLS: dict[str, Callable[[RecordStore], Awaitable[object]]] = {
+    "insert": lambda records: records.insert(RECORD),
+    "find": lambda records: records.find(RECORD.destination),
+    "commit": lambda records: records.commit(RECORD),
+    "take_over": lambda records: records.take_over(RECORD, "wal/1.other"),
+    "withdraw": lambda records: records.withdraw(RECORD),
+    "delete_committed": lambda records: records.delete_committed([RECORD.destination]),
+    "list": lambda records: gathered(records.list("s3://bucket", uncommitted_only=False)),
+}
+KEY_SCHEMA = [
+    {"KeyType": "HASH", "AttributeName": "database"},
+    {"KeyType": "RANGE", "AttributeName": "destination"},
+]
+HTML = b"<html>Sign in to the hotel's network</html>"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PROFILE", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "ENDPOINT_URL"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent/config")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent/credentials")
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that are good."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "K")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
+    """Sets the shell script that is the source of credentials."""
+    return program_in(tmp_path, monkeypatch)
+
+
+@asynccontextmanager
+async def opened(server: ScriptedServer) -> AsyncIterator[RecordStore]:
+    """Records on this server."""
+    settings = StoreSettings(
+        cas=CasChoice.TWO_PHASE,
+        records_url="dynamodb://records",
+        records_endpoint_url=server.endpoint,
+    )
+    records = open_records(real_runtime(), settings)
+    try:
+        yield records
+    finally:
+        await records.close()
+
+
+def said(content: object, status: int = 200) -> Reply:
+    """As DynamoDB answers."""
+    return Reply(status, json.dumps(content).encode(), {"x-amzn-RequestId": "4711"})
+
+
+def obliging(request: Request) -> Reply:
+    """The table is there, and whatever else is asked succeeds."""
+    if request.headers["x-amz-target"].endswith(".DescribeTable"):
+        return said({"Table": {"TableStatus": "ACTIVE", "KeySchema": KEY_SCHEMA}})
+    return said({})
+
+
+async def test_credentials_are_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that has found no credentials finds those that come later."""
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    async with scripted(obliging) as server, opened(server) as records:
+        with pytest.raises(StoreRefused, match="no credentials"):
+            await records.insert(RECORD)
+        assert not server.requests
+        file.write_text(KEYS)
+        assert await records.insert(RECORD) == Inserted()
+
+
+@pytest.mark.parametrize("text", FAILING)
+async def test_a_program_that_fails(
+    program: Program, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a source of credentials says instead, nothing was inserted; it may pass, and does."""
+    program(text)
+    async with scripted(obliging) as server, opened(server) as records:
+        with pytest.raises(StoreUnavailable, match="source of credentials") as raised:
+            await records.insert(RECORD)
+        assert SECRET not in "".join(traceback.format_exception(raised.value)) + caplog.text
+        assert records.sent.total == len(server.requests) == 0
+        program(saying(GOOD))
+        assert await records.insert(RECORD) == Inserted()
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("text", FAILING)
+async def test_a_renewal_that_fails(
+    program: Program, call: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was good and is too old is renewed before a request. When that fails, nothing is sent,
+    and nothing is told in the program's own words, which may hold secrets.
+    """
+    logging.getLogger("botocore").setLevel(logging.NOTSET)
+    logging.getLogger("aiobotocore").setLevel(logging.NOTSET)
+    caplog.set_level(logging.DEBUG)
+    soon = datetime.now(UTC) + timedelta(seconds=5)  # botocore renews earlier than that
+    program(saying({**STALE, "Expiration": soon.isoformat()}))
+    async with scripted(obliging) as server, opened(server) as records:
+        assert await records.insert(RECORD) == Inserted()
+        before = len(server.requests), records.sent.total
+        program(text)
+        with pytest.raises(StoreUnavailable, match="source of credentials"):
+            await CALLS[call](records)
+        assert SECRET not in caplog.text
+        assert "Signature=" not in caplog.text
+        assert (len(server.requests), records.sent.total) == before
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(200, HTML, {"Content-Type": "text/html"}),
+        Reply(200),
+        Reply(200, b"{}"),
+        Reply(200, b"[1]"),
+        Reply(404, b"[1]"),
+        Reply(502, HTML),
+    ],
+)
+async def test_answers_of_another_server(call: str, reply: Reply) -> None:
+    """A success that DynamoDB has not told, such as a page for people, says nothing of records:
+    an insert may have been carried out, and reads are not answered.
+    """
+    async with scripted(obliging) as server, opened(server) as records:
+        await records.ensure_schema()
+        server.answer = lambda _: reply
+        if call == "insert":
+            outcome = await records.insert(RECORD)
+            assert isinstance(outcome, InsertUnknown)
+            assert f"answered {reply.status}" in outcome.cause
+        else:
+            with pytest.raises(StoreUnavailable, match=f"answered {reply.status}"):
+                await CALLS[call](records)
+
+
+@pytest.mark.usefixtures("keys")
+async def test_another_server_at_the_beginning() -> None:
+    """No table is taken for one that is there, or that was made, when DynamoDB has not said so."""
+    async with scripted(lambda _: Reply(200, HTML)) as server, opened(server) as records:
+        with pytest.raises(StoreUnavailable, match="prepare records: .*not as DynamoDB does"):
+            await records.insert(RECORD)
+        assert len(server.requests) == 1
+        server.answer = lambda _: Reply(403, HTML)
+        with pytest.raises(StoreRefused, match="answered 403"):
+            await records.insert(RECORD)
+
+
+@pytest.mark.usefixtures("keys")
+async def test_replies_that_are_cut() -> None:
+    """A reply that ends too early leaves a doubt."""
+    async with scripted(obliging) as server, opened(server) as records:
+        await records.ensure_schema()
+        cut = Reply(200, b"{", {"x-amzn-RequestId": "4711"}, said_bytes=99)
+        server.answer = lambda _: cut
+        assert isinstance(await records.insert(RECORD), InsertUnknown)
+        with pytest.raises(StoreUnavailable):
+            await records.find(RECORD.destination)
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize("status", [400, 500])
+async def test_errors_are_discreet(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither an error nor a log says what the server repeats of the request's own headers."""
+    logging.getLogger("botocore").setLevel(logging.NOTSET)
+    caplog.set_level(logging.DEBUG)
+
+    def gossip(request: Request) -> Reply:
+        told = f"no: {request.headers['authorization']} {SECRET}"
+        return said({"__type": "x#InvalidSignatureException", "message": told}, status)
+
+    async with scripted(obliging) as server, opened(server) as records:
+        await records.ensure_schema()
+        server.answer = gossip
+        texts = [await told(records, call) for call in CALLS]
+        signature = server.requests[-1].headers["authorization"].partition("Signature=")[2]
+    for text in [*texts, caplog.text]:
+        assert SECRET not in text
+        assert signature not in text
+        assert "Signature=" not in text
+    assert "InvalidSignatureException: no: " in texts[1]
+
+
+async def told(records: RecordStore, call: str) -> str:
+    """All that a failed call says, tracebacks included."""
+    try:
+        outcome = await CALLS[call](records)
+    except StoreError as error:
+        return "".join(traceback.format_exception(error))
+    assert isinstance(outcome, InsertUnknown), outcome
+    return outcome.cause
+
+
+@pytest.mark.usefixtures("keys")
+async def test_connections_that_break() -> None:
+    """A connection that breaks after the request leaves a doubt; without one nothing was done."""
+
+    def broken(_: Request) -> Reply:
+        raise Broken
+
+    async with scripted(obliging) as server:
+        async with opened(server) as records:
+            await records.ensure_schema()
+            server.answer = broken
+            assert isinstance(await records.insert(RECORD), InsertUnknown)
+    server.endpoint = "http://127.0.0.1:1"
+    async with opened(server) as records:
+        with pytest.raises(StoreUnavailable, match="cannot connect"):
+            await records.insert(RECORD)
