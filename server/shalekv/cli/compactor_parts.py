@@ -48,35 +48,44 @@ class ProcessParts:
             return await self._here.run(parts, is_lifted)
         results: dict[int, PartResult] = {}
         failures: list[ShaleError] = []
+        started: list[Process] = []
 
         async def run(number: int, part: Part) -> None:
             try:
-                results[number] = await self._run(part, is_lifted)
+                process = await self._start()
+                started.append(process)
+                if failures:
+                    _kill(process)
+                results[number] = await self._run(process, part, is_lifted)
             except ShaleError as error:  # raised below, because the group would wrap it
                 failures.append(error)
-                for each in running:
-                    each.cancel()
+                # Not cancelled: one that is being started would be left behind.
+                for each in started:
+                    _kill(each)
 
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(run(*numbered)) for numbered in enumerate(parts)]
+            for numbered in enumerate(parts):
+                tasks.create_task(run(*numbered))
         if failures:
             raise failures[0]
         return [results[number] for number in range(len(parts))]
 
-    async def _run(self, part: Part, is_lifted: Callable[[], bool]) -> PartResult:
-        settings = self._settings
-        task = PartTask(
-            url=settings.database.url, part=part, store=settings.store, process=settings.server
-        )
+    async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES_MAX
         )
         log.debug("part started", pid=process.pid)
+        return process
+
+    async def _run(self, process: Process, part: Part, is_lifted: Callable[[], bool]) -> PartResult:
+        settings = self._settings
+        task = PartTask(
+            url=settings.database.url, part=part, store=settings.store, process=settings.server
+        )
         try:
             line = await _converse(process, task, is_lifted)
         finally:
-            if process.returncode is None:
-                process.kill()
+            _kill(process)
             code = await process.wait()
         if not line.endswith(b"\n"):
             raise PartFailed(f"the process of a part of a merge ended with {code}, and no result")
@@ -88,6 +97,11 @@ class ProcessParts:
         if reply.reason in _MAY_PASS:
             raise StoreUnavailable(self._store.url, "compact", "levels/", reply.problem)
         raise PartFailed(f"a part of a merge failed: {reply.reason}: {reply.problem}")
+
+
+def _kill(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
 
 
 async def _converse(process: Process, task: PartTask, is_lifted: Callable[[], bool]) -> bytes:

@@ -71,13 +71,13 @@ async def test_requests_of_a_part_that_failed_are_counted(
     """They were sent, and are paid for."""
     runner, store = parts(PartReply(reason=reason, problem="made up", sent=SENT))
     with pytest.raises(error, match="made up"):
-        await runner.run([PART], lambda: False)
-    assert store.sent.by_kind[RequestKind.READ] == 4
+        await runner.run([PART, PART], lambda: False)
+    assert store.sent.by_kind[RequestKind.READ] in {4, 8}  # the other one may have been ended
 
 
 async def test_a_part_that_dies_has_no_last_word() -> None:
     """What it has sent is not known; the failure is told."""
     runner, store = parts(PartReply(), program="import sys; sys.stdin.readline()")
     with pytest.raises(PartFailed, match="no result"):
-        await runner.run([PART], lambda: False)
+        await runner.run([PART, PART], lambda: False)
     assert store.sent.total == 0

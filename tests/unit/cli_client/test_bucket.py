@@ -216,10 +216,10 @@ def test_places_without_a_database(command: click.Command, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("command", [manifest, wal])
 @pytest.mark.parametrize(
-    "args", [[], ["--url", "/var/lib"], ["--url", "s3://bucket/db"], ["--url", "memory://a"]]
+    "args", [[], ["--url", "/var/lib"], ["--url", "s3://b/db"], ["--url", "memory://a"]]
 )
 def test_urls_are_checked(command: click.Command, args: list[str]) -> None:
-    """No URL, no scheme, a store that is not there or is another's memory: usage errors."""
+    """No URL, no scheme, no bucket's name, or another process's memory: usage errors."""
     result = run(command, *args)
     assert result.exit_code == 2
     assert "--url" in result.stderr

@@ -115,7 +115,7 @@ async def test_credentials_are_looked_for_again(
 async def test_a_program_that_fails(
     program: Program, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever a source of credentials says instead, nothing was inserted; it may pass, and does."""
+    """Whatever a source of credentials says instead, nothing was inserted; it may pass."""
     program(text)
     async with scripted(obliging) as server, opened(server) as records:
         with pytest.raises(StoreUnavailable, match="source of credentials") as raised:
@@ -183,7 +183,7 @@ async def test_answers_of_another_server(call: str, reply: Reply) -> None:
 async def test_another_server_at_the_beginning() -> None:
     """No table is taken for one that is there, or that was made, when DynamoDB has not said so."""
     async with scripted(lambda _: Reply(200, HTML)) as server, opened(server) as records:
-        with pytest.raises(StoreUnavailable, match="prepare records: .*not as DynamoDB does"):
+        with pytest.raises(StoreUnavailable, match=r"prepare records: .*not as DynamoDB does"):
             await records.insert(RECORD)
         assert len(server.requests) == 1
         server.answer = lambda _: Reply(403, HTML)
@@ -243,11 +243,10 @@ async def test_connections_that_break() -> None:
     def broken(_: Request) -> Reply:
         raise Broken
 
-    async with scripted(obliging) as server:
-        async with opened(server) as records:
-            await records.ensure_schema()
-            server.answer = broken
-            assert isinstance(await records.insert(RECORD), InsertUnknown)
+    async with scripted(obliging) as server, opened(server) as records:
+        await records.ensure_schema()
+        server.answer = broken
+        assert isinstance(await records.insert(RECORD), InsertUnknown)
     server.endpoint = "http://127.0.0.1:1"
     async with opened(server) as records:
         with pytest.raises(StoreUnavailable, match="cannot connect"):
