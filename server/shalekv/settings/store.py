@@ -83,6 +83,13 @@ class StoreSettings(Settings):
     multipart_uploads_max: int = Field(
         default=4, ge=1, le=64, description="Parts of one SST that are uploaded at once."
     )
+    multipart_abort_age_s: int = Field(
+        default=86_400,
+        ge=3_600,
+        le=31_536_000,
+        description="Age at which the collector aborts an upload in parts that was not completed, "
+        "seconds. A process that is killed leaves one, whose parts are paid for.",
+    )
     retry_initial_ms: int = Field(
         default=50, ge=1, le=60_000, description="First delay before a request is repeated."
     )

@@ -67,6 +67,7 @@ class Recovered:
     completed: int = 0  # creates that a crash had left half done, and that stand now
     unfinished: int = 0  # ... that nobody can complete: whoever wants the name takes it over
     forgotten: int = 0  # records of objects that were collected
+    aborted: int = 0  # uploads in parts that were begun long ago
 
 
 # Tells of a name whether its object was collected, or may be: nobody will ever miss it.
@@ -139,8 +140,9 @@ class ObjectStore(abc.ABC):
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
         """Complete what crashed creates have left; forget what belonged to collected objects.
 
-        Where `create` is one request, there is nothing to do, and no request is sent. Safe at
-        any time, in any number of processes at once.
+        Where `create` is one request, there is nothing to do, and no request is sent, but for
+        collectors: these also end uploads that nobody will complete. Safe at any time, in any
+        number of processes at once.
         """
 
     @abc.abstractmethod

@@ -26,6 +26,7 @@ _PERMISSIONS: Final = {
     "copy": "s3:GetObject and s3:PutObject",
     "list": "s3:ListBucket",
     "delete": "s3:DeleteObject",
+    "abort": "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload",
 }
 _READING: Final = "s3:GetObject and s3:ListBucket"
 # Operations whose name does not do in a sentence.

@@ -6,9 +6,12 @@ in parts, and the condition stands on the request that completes the upload.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+
+import structlog
 
 from shalekv.format.names import LEVELS_FOLDER
 from shalekv.runtime import Runtime
@@ -36,12 +39,16 @@ from shalekv.store.s3.client import ClientOptions
 from shalekv.store.s3.deleting import delete_batch
 from shalekv.store.s3.listing import list_objects
 from shalekv.store.s3.multipart import Parts, Upload
+from shalekv.store.s3.stale_uploads import abort_stale_uploads
 from shalekv.store.url import BucketUrl
 
 DELETED_AT_ONCE = 1_000  # the most that S3 takes
 IF_ABSENT: Mapping[str, str] = MappingProxyType({"IfNoneMatch": "*"})
 ALWAYS: Mapping[str, str] = MappingProxyType({})
+LOOK_FOR_UPLOADS_MS = 3_600_000
 NO_OBJECT = "clock"  # beside the folders of objects; asked for to hear what time it is
+
+log = structlog.get_logger()
 
 
 class S3Store(PlainStore):
@@ -56,6 +63,9 @@ class S3Store(PlainStore):
         self._root = f"{place.folder}/" if place.folder else ""
         self._parts = Parts(settings.multipart_part_bytes, settings.multipart_uploads_max)
         self._multipart_bytes = settings.multipart_bytes
+        self._abort_age_ms = 1_000 * settings.multipart_abort_age_s
+        self._clock = runtime.clock
+        self._next_look_ms = -math.inf
         told = Place(place.bucket, options.endpoint_url or "Amazon S3", options.region)
         self._calls = Calls(told, options, runtime, self.sent)
 
@@ -148,8 +158,24 @@ class S3Store(PlainStore):
             call = objects.time_of_day(self._bucket, self._key(NO_OBJECT))
             return self._calls.clock_ms(await self._calls.attempt(RequestKind.READ, "now", call))
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
-        return Recovered()
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        """As the interface says. Uploads are looked for once an hour, and only by collectors."""
+        clock_ms = self._clock.monotonic_ms()
+        if is_collected is nothing_is_collected or clock_ms < self._next_look_ms:
+            return Recovered()
+        self._next_look_ms = clock_ms + LOOK_FOR_UPLOADS_MS
+        before_ms = await self.now_ms() - self._abort_age_ms
+        prefix = self._root + LEVELS_FOLDER
+        try:
+            aborted = await abort_stale_uploads(
+                self._calls, self._bucket, prefix, before_ms=before_ms
+            )
+        except Failed as failed:
+            # Parts that stay cost money and nothing else: no reason not to collect.
+            error = failed.failure.error(self.url, "abort", LEVELS_FOLDER)
+            log.warning("stale uploads are left", problem=str(error))
+            return Recovered()
+        return Recovered(aborted=aborted)
 
     async def close(self) -> None:
         await self._calls.close()

@@ -38,7 +38,8 @@ class Recovering:
                 case Completion.DEAD:
                     unfinished += 1
         forgotten = 0 if self._is_collected is nothing_is_collected else await self._forget()
-        return Recovered(completed, unfinished, forgotten)
+        aborted = (await self._plain.recover(self._is_collected)).aborted
+        return Recovered(completed, unfinished, forgotten, aborted)
 
     async def _forget(self) -> int:
         """Delete the records of objects that were collected and are gone."""
