@@ -144,6 +144,7 @@ def test_native_databases_have_nothing_to_recover(tmp_path: Path) -> None:
         "completed": 0,
         "unfinished": 0,
         "forgotten": 0,
+        "aborted": 0,
     }
     assert "nothing to recover" in result.stderr
 

@@ -25,6 +25,7 @@ from shalekv.runtime import Workers
 from shalekv.settings import StoreSettings
 from shalekv.store.aws.credentials import find_credentials, renew_credentials
 from shalekv.store.aws.discretion import keep_secrets_out_of_logs
+from shalekv.store.aws.region import DEFAULT_REGION, REGION_VARIABLES
 from shalekv.store.s3.clock import StoreClock
 from shalekv.store.s3.headers import is_tigris, register_headers
 from shalekv.store.s3.wire import OneAttempt, kept_alive_socket
@@ -33,11 +34,7 @@ if TYPE_CHECKING:
     from aiobotocore.credentials import AioCredentials
     from types_aiobotocore_s3.client import S3Client
 
-DEFAULT_REGION = "us-east-1"
 IDLE_S = 12.0  # how long a connection is kept: Amazon closes what is idle for some 20 seconds
-
-# botocore looks at AWS_DEFAULT_REGION alone; every other kit of Amazon's knows AWS_REGION.
-_REGION_VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class SharedClient:
 
     async def _open(self, workers: Workers) -> S3Client:
         keep_secrets_out_of_logs()
-        session = AioSession(session_vars=_REGION_VARIABLES)
+        session = AioSession(session_vars=REGION_VARIABLES)
         # A third of a second of reading JSON, which would hold up everything else here.
         await workers.run(_read_models, session)
         if not self.options.anonymous:  # a client that was made without any would never look again

@@ -8,11 +8,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
+from aiobotocore.session import AioSession
 
 from shalekv.settings import StoreSettings
 from shalekv.store.aws.credentials import find_credentials, renew_credentials
 from shalekv.store.aws.discretion import keep_secrets_out_of_logs
+from shalekv.store.aws.region import DEFAULT_REGION, REGION_VARIABLES
 from shalekv.store.two_phase.answers import Answer
 from shalekv.store.two_phase.dynamodb_errors import NoAnswer
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from aiobotocore.credentials import AioCredentials
     from types_aiobotocore_dynamodb import DynamoDBClient
 
-DEFAULT_REGION = "us-east-1"
 REQUEST_ID = "x-amzn-requestid"  # in each answer of DynamoDB
 _FORBIDDEN = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 
@@ -55,7 +55,7 @@ class DynamoClient:
 
     async def _open(self) -> DynamoDBClient:
         keep_secrets_out_of_logs()
-        session = get_session()
+        session = AioSession(session_vars=REGION_VARIABLES)
         # A client that was made without any would never look again.
         self._credentials = await find_credentials(session)
         region = self._settings.region or session.get_config_variable("region")
