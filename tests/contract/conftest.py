@@ -12,26 +12,16 @@ for module in ("creating", "listing", "reading", "record_contract", "two_phase_c
 
 from tests.contract.record_servers import (  # noqa: E402  (after what rewrites their asserts)
     dynamo_records,
-    dynamo_server,
     maria_records,
-    maria_server,
-    moto_dynamo_server,
     moto_records,
-    plain_server,
     postgres_records,
-    postgres_server,
     sqlite_records,
 )
 
 __all__ = [
     "dynamo_records",
-    "dynamo_server",
     "maria_records",
-    "maria_server",
-    "moto_dynamo_server",
     "moto_records",
-    "plain_server",
     "postgres_records",
-    "postgres_server",
     "sqlite_records",
 ]

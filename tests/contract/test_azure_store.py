@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
 from random import Random
 
@@ -16,29 +15,22 @@ from shalekv.store.url import BucketUrl, Provider
 from tests.contract.listing import create_many
 from tests.contract.opening import OpenStore, names_in
 from tests.contract.store_contract import StoreContract
-from tests.servers.azurite import AzureServer, azurite
+from tests.servers.azurite import AzureServer
 from tests.unit.store.inline_runtime import inline_runtime
 
 LARGE_BYTES = 64 * 1024 * 1024
 numbers = count(1)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[AzureServer]:
-    """One server for all tests: each has a container of its own."""
-    with azurite() as started:
-        yield started
-
-
 @pytest.fixture
-def open_store(server: AzureServer, monkeypatch: pytest.MonkeyPatch) -> OpenStore:
+def open_store(azure_server: AzureServer, monkeypatch: pytest.MonkeyPatch) -> OpenStore:
     """Instances on one folder of one container that share nothing else."""
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", server.account)
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", server.key)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", azure_server.account)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azure_server.key)
     container = f"bucket-{next(numbers)}"
-    server.create_container(container)
+    azure_server.create_container(container)
     place = BucketUrl(Provider.AZURE, container, "a folder/database")
-    settings = StoreSettings(endpoint_url=server.endpoint)
+    settings = StoreSettings(endpoint_url=azure_server.endpoint)
     return lambda: open_bucket(place, inline_runtime(), settings)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
 from random import Random
 
@@ -16,28 +15,21 @@ from shalekv.store.url import BucketUrl, Provider
 from tests.contract.listing import create_many
 from tests.contract.opening import OpenStore, names_in
 from tests.contract.store_contract import StoreContract
-from tests.servers.google import GoogleServer, google
+from tests.servers.google import GoogleServer
 from tests.unit.store.inline_runtime import inline_runtime
 
 LARGE_BYTES = 64 * 1024 * 1024
 numbers = count(1)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[GoogleServer]:
-    """One server for all tests: each has a bucket of its own."""
-    with google() as started:
-        yield started
-
-
 class TestGoogleStore(StoreContract):
     @pytest.fixture
-    def open_store(self, server: GoogleServer) -> OpenStore:
+    def open_store(self, google_server: GoogleServer) -> OpenStore:
         """Instances on one whole bucket that share nothing else."""
         bucket = f"bucket-{next(numbers)}"
-        server.create_bucket(bucket)
+        google_server.create_bucket(bucket)
         place = BucketUrl(Provider.GOOGLE, bucket, "")
-        settings = StoreSettings(endpoint_url=server.endpoint, anonymous=True)
+        settings = StoreSettings(endpoint_url=google_server.endpoint, anonymous=True)
         return lambda: open_bucket(place, inline_runtime(), settings)
 
     async def test_metadata_is_kept(self, store: ObjectStore) -> None:

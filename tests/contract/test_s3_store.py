@@ -19,28 +19,10 @@ from shalekv.store.s3.store import S3Store
 from shalekv.store.url import BucketUrl, Provider
 from tests.contract.opening import OpenStore
 from tests.contract.store_contract import StoreContract
-from tests.servers.moto import moto
+from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
-from tests.servers.versitygw import versitygw
 
-BUCKET = "contract"
 THREADS = 1  # reads the models of botocore
-
-
-@pytest.fixture(scope="session")
-def versitygw_server() -> Iterator[S3Server]:
-    """A real server with a bucket, for all tests here."""
-    with versitygw() as server:
-        server.create_bucket(BUCKET)
-        yield server
-
-
-@pytest.fixture(scope="session")
-def moto_server() -> Iterator[S3Server]:
-    """A simulated one."""
-    with moto() as server:
-        server.create_bucket(BUCKET)
-        yield server
 
 
 class S3Contract(StoreContract):
@@ -68,9 +50,9 @@ class S3Contract(StoreContract):
 
 class TestOnVersitygw(S3Contract):
     @pytest.fixture
-    def server(self, versitygw_server: S3Server) -> S3Server:
+    def server(self, s3_server: S3Server) -> S3Server:
         """A real server, whose conditions hold under races."""
-        return versitygw_server
+        return s3_server
 
 
 class TestOnMoto(S3Contract):

@@ -20,9 +20,9 @@ from tests.contract.listing import create_many
 from tests.contract.opening import OpenStore, names_in
 from tests.contract.record_contract import OpenRecords
 from tests.contract.store_contract import StoreContract
+from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 
-BUCKET = "two-phase"
 THREADS = 1
 SOME = 60
 
@@ -42,17 +42,17 @@ class TwoPhaseContract(StoreContract):
     @pytest.fixture
     def open_store(
         self,
-        plain_server: S3Server,
+        s3_server: S3Server,
         open_records: OpenRecords,
         monkeypatch: pytest.MonkeyPatch,
     ) -> Iterator[OpenStore]:
         """Stores on one new folder of the bucket."""
-        for name, value in plain_server.environment.items():
+        for name, value in s3_server.environment.items():
             monkeypatch.setenv(name, value)
         place = BucketUrl(Provider.S3, BUCKET, f"new/{uuid4()}")
         workers = ThreadWorkers(THREADS)
         runtime = Runtime(LoopClock(), SystemRandom(), workers)
-        settings = StoreSettings(endpoint_url=plain_server.endpoint)
+        settings = StoreSettings(endpoint_url=s3_server.endpoint)
         yield lambda: TwoPhaseStore(S3Store(place, runtime, settings), open_records(), runtime)
         workers.close()
 

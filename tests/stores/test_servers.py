@@ -11,47 +11,12 @@ from shalekv.settings import StoreSettings
 from shalekv.store.opening import open_store as open_any
 from tests.contract.opening import OpenStore
 from tests.e2e.in_process import real_runtime
-from tests.servers.azurite import AzureServer, azurite
-from tests.servers.google import GoogleServer, google
-from tests.servers.moto import moto
+from tests.servers.azurite import AzureServer
+from tests.servers.fixtures import BUCKET
+from tests.servers.google import GoogleServer
 from tests.servers.s3 import S3Server
-from tests.servers.versitygw import versitygw
 from tests.stores.engine_suite import EngineSuite
 from tests.stores.fencing_suite import FencingSuite
-
-BUCKET = "suites"
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    """A server with a bucket."""
-    with versitygw() as server:
-        server.create_bucket(BUCKET)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def moto_server() -> Iterator[S3Server]:
-    """A simulated one."""
-    with moto() as server:
-        server.create_bucket(BUCKET)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def azure_server() -> Iterator[AzureServer]:
-    """Azurite with a container."""
-    with azurite() as server:
-        server.create_container(BUCKET)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def google_server() -> Iterator[GoogleServer]:
-    """An emulator of Google's storage with a bucket."""
-    with google() as server:
-        server.create_bucket(BUCKET)
-        yield server
 
 
 def opener(scheme: str, endpoint_url: str, *, anonymous: bool = False) -> Iterator[OpenStore]:

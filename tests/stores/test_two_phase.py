@@ -15,44 +15,13 @@ from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.opening import open_store as open_any
 from tests.contract.opening import OpenStore
 from tests.e2e.in_process import real_runtime
-from tests.servers.dynamodb import DynamoServer, dynamodb_local
-from tests.servers.mariadb import mariadb
-from tests.servers.postgres import postgres
+from tests.servers.dynamodb import DynamoServer
+from tests.servers.fixtures import BUCKET
+from tests.servers.mariadb import MariaServer
+from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
-from tests.servers.versitygw import versitygw
 from tests.stores.engine_suite import EngineSuite
 from tests.stores.fencing_suite import FencingSuite
-
-BUCKET = "two-phase"
-
-
-@pytest.fixture(scope="module")
-def plain_server() -> Iterator[S3Server]:
-    """A server with a bucket; a PUT without a condition overwrites."""
-    with versitygw() as server:
-        server.create_bucket(BUCKET)
-        yield server
-
-
-@pytest.fixture(scope="module")
-def dynamo_server() -> Iterator[DynamoServer]:
-    """DynamoDB."""
-    with dynamodb_local() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def maria_url() -> Iterator[str]:
-    """MariaDB."""
-    with mariadb() as server:
-        yield server.url("mysql")
-
-
-@pytest.fixture(scope="module")
-def postgres_url() -> Iterator[str]:
-    """PostgreSQL."""
-    with postgres() as server:
-        yield server.url("postgresql")
 
 
 class OnTwoPhases(FencingSuite, EngineSuite):
@@ -63,12 +32,12 @@ class OnTwoPhases(FencingSuite, EngineSuite):
 
     @pytest.fixture
     def open_store(
-        self, plain_server: S3Server, records: StoreSettings, monkeypatch: pytest.MonkeyPatch
+        self, s3_server: S3Server, records: StoreSettings, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[OpenStore]:
         """Stores on one new folder of the bucket."""
-        for name, value in plain_server.environment.items():
+        for name, value in s3_server.environment.items():
             monkeypatch.setenv(name, value)
-        given = {"cas": CasChoice.TWO_PHASE, "endpoint_url": plain_server.endpoint}
+        given = {"cas": CasChoice.TWO_PHASE, "endpoint_url": s3_server.endpoint}
         settings = records.model_copy(update=given)
         url = f"s3://{BUCKET}/{uuid4()}"
         with real_runtime() as runtime:
@@ -84,16 +53,16 @@ class TestBySqlite(OnTwoPhases):
 
 class TestByMariaDb(OnTwoPhases):
     @pytest.fixture
-    def records(self, maria_url: str) -> StoreSettings:
+    def records(self, maria_server: MariaServer) -> StoreSettings:
         """One table for the databases of all tests."""
-        return StoreSettings(records_url=maria_url)
+        return StoreSettings(records_url=maria_server.url("mysql"))
 
 
 class TestByPostgres(OnTwoPhases):
     @pytest.fixture
-    def records(self, postgres_url: str) -> StoreSettings:
+    def records(self, postgres_server: PostgresServer) -> StoreSettings:
         """One table for the databases of all tests."""
-        return StoreSettings(records_url=postgres_url)
+        return StoreSettings(records_url=postgres_server.url("postgresql"))
 
 
 class TestByDynamoDb(OnTwoPhases):

@@ -1,0 +1,71 @@
+"""Servers that are started once, when the first test wants one; each object store has `BUCKET`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers.azurite import AzureServer, azurite
+from tests.servers.dynamodb import DynamoServer, dynamodb_local
+from tests.servers.google import GoogleServer, google
+from tests.servers.mariadb import MariaServer, mariadb
+from tests.servers.moto import moto
+from tests.servers.postgres import PostgresServer, postgres
+from tests.servers.s3 import S3Server
+from tests.servers.versitygw import versitygw
+
+BUCKET = "tests"  # a test uses a folder of it that no other test has
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real server, whose conditions hold under races."""
+    with versitygw() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[S3Server]:
+    """A simulated one, which takes one request at a time; it has DynamoDB, too."""
+    with moto() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[AzureServer]:
+    """Azurite."""
+    with azurite() as server:
+        server.create_container(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def google_server() -> Iterator[GoogleServer]:
+    """An emulator of Google's storage."""
+    with google() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def maria_server() -> Iterator[MariaServer]:
+    """MariaDB."""
+    with mariadb() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """PostgreSQL."""
+    with postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dynamo_server() -> Iterator[DynamoServer]:
+    """DynamoDB Local."""
+    with dynamodb_local() as server:
+        yield server
