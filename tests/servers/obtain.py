@@ -7,7 +7,7 @@
     mariadb      Debian's archive, or what is installed
     postgres     Debian's archive, or what is installed
 
-moto and SeaweedFS are not among them: they are packages of the Python environment. A server is
+moto is not among them: it is a package of the Python environment. A server is
 installed again when the file or the version that names it here has changed.
 """
 

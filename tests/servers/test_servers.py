@@ -25,7 +25,6 @@ from tests.servers.postgres import postgres
 from tests.servers.process import Program, ServerFailed, answers_http, running
 from tests.servers.s3 import S3Server
 from tests.servers.s3rver import s3rver
-from tests.servers.seaweedfs import seaweedfs
 from tests.servers.versitygw import versitygw
 
 OBTAIN_S = 900  # the first test of a server may have to install it
@@ -35,7 +34,7 @@ pytestmark = pytest.mark.timeout(OBTAIN_S)
 Start = Callable[[], AbstractContextManager[S3Server]]
 
 
-@pytest.mark.parametrize("start", [versitygw, seaweedfs, moto, s3rver])
+@pytest.mark.parametrize("start", [versitygw, moto, s3rver])
 def test_s3(start: Start) -> None:
     """A bucket can be created, and what was written is read again."""
     with start() as s3:
