@@ -72,8 +72,10 @@ class CredentialsFailed(Exception):
 
 def not_configured(error: Exception, place: object) -> str:
     """What to do about `error`, one of `CONFIGURATION`."""
+    is_none = isinstance(error, boto.NoCredentialsError)
+    why = "no credentials were found" if is_none else named(error)
     return (
-        f"no request could be sent: {named(error)}. Set the credentials and the region of {place} "
+        f"no request could be sent: {why}. Set the credentials and the region of {place} "
         "in the environment or in AWS's files"
     )
 

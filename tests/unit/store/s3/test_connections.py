@@ -137,7 +137,7 @@ async def test_missing_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scripted(lambda _: stored()) as server:
         async with opened(server.endpoint) as s3:
             for call in (partial(s3.create, "wal/1", b"x"), partial(s3.get, "wal/1")):
-                with pytest.raises(StoreRefused, match=r"no credentials error.*--anonymous"):
+                with pytest.raises(StoreRefused, match=r"no credentials were found.*--anonymous"):
                     await call()
             assert s3.sent.total == len(server.requests) == 0
         async with opened(server.endpoint, anonymous=True) as s3:
