@@ -51,9 +51,11 @@ def instructions() -> Iterator[tuple[str, str]]:
 def parsed(argv: list[str]) -> click.Context:
     """What click makes of the arguments behind `shalekv`; raises `click.UsageError`."""
     name, *rest = argv
-    command = shalekv.get_command(click.Context(shalekv), name)
+    # A command keeps the help option of its first context: it has to be that of the users.
+    above = click.Context(shalekv, **shalekv.context_settings)
+    command = shalekv.get_command(above, name)
     assert command is not None, name
-    return command.make_context(name, rest)
+    return command.make_context(name, rest, parent=above)
 
 
 def test_hadolint_has_nothing_to_say() -> None:
