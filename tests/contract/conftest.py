@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-for module in ("creating", "listing", "reading", "record_contract", "two_phase_contract"):
+for module in (
+    "bucket_contract",
+    "creating",
+    "listing",
+    "reading",
+    "record_contract",
+    "two_phase_contract",
+):
     pytest.register_assert_rewrite(f"tests.contract.{module}")
 
 from tests.contract.record_servers import (  # noqa: E402  (after what rewrites their asserts)

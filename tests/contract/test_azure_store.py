@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from itertools import count
-from random import Random
 
 import pytest
 
 from shalekv.settings import StoreSettings
-from shalekv.store.api import Created, ObjectStore
+from shalekv.store.api import ObjectStore
 from shalekv.store.obstores.opening import open_bucket
 from shalekv.store.requests import RequestKind
 from shalekv.store.url import BucketUrl, Provider
+from tests.contract.bucket_contract import BucketContract
 from tests.contract.listing import create_many
 from tests.contract.opening import OpenStore, names_in
-from tests.contract.store_contract import StoreContract
 from tests.servers.azurite import AzureServer
 from tests.unit.store.inline_runtime import inline_runtime
 
-LARGE_BYTES = 64 * 1024 * 1024
 numbers = count(1)
 
 
@@ -34,23 +32,11 @@ def open_store(azure_server: AzureServer, monkeypatch: pytest.MonkeyPatch) -> Op
     return lambda: open_bucket(place, inline_runtime(), settings)
 
 
-class TestAzureStore(StoreContract):
+class TestAzureStore(BucketContract):
     @pytest.fixture
     def open_store(self, open_store: OpenStore) -> OpenStore:
         """That of this module."""
         return open_store
-
-    async def test_metadata_is_kept(self, store: ObjectStore) -> None:
-        """The epoch of the writer comes back with the object, and nothing else does."""
-        await store.create("wal/1.sst", b"x", {"writer_epoch": "7"})
-        assert dict((await store.get("wal/1.sst")).metadata) == {"writer_epoch": "7"}
-
-    async def test_a_large_object_is_one_request(self, store: ObjectStore) -> None:
-        """64 MiB are created on a condition, in one piece, and read as they were written."""
-        data = Random(1).randbytes(LARGE_BYTES)
-        assert await store.create("levels/1.sst", data) == Created()
-        assert store.sent.by_kind[RequestKind.WRITE] == 1
-        assert (await store.get("levels/1.sst")).data == data
 
     async def test_requests_are_counted(self, store: ObjectStore) -> None:
         """Deletes count by the batch, lists by the page, the clock as a write and a read."""
