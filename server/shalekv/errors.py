@@ -13,13 +13,18 @@ ShaleError
 ├── CounterOverflow            an add beyond 64 bits
 ├── KeyReused                  an idempotency key was used for another request
 ├── KeyExpired                 an idempotency key was used longer ago than is remembered
+├── NotTheWriter               a reader was asked for what only the writer can do
+├── TooStale                   this reader is further behind than the call allows
 ├── PageExpired                the view of a scan or of its page token is gone
 ├── SnapshotNotFound           a snapshot is gone, or has expired
 ├── SnapshotExists             another snapshot has the name
 ├── LeaseLost                  what a job has written may be deleted: nothing was published
+├── WalCollected               a watch begins before what is left of the WAL
+├── WatchTooSlow               a watch was closed: it was not taken in time
 ├── PartFailed                 a process that merged a part of a compaction has failed
 ├── LoadUnknown                a load was registered too long ago, or never
 ├── DeadlinePassed             the deadline of a call had passed before any work was done
+├── SeqNotReached              ... before this server had applied the commit that it asked for
 ├── Stopping                   this process no longer serves; nothing was applied
 │   ├── Fenced                 because another writer has taken over
 │   └── Superseded             because another compactor has taken over
@@ -159,6 +164,32 @@ class KeyExpired(ShaleError):
     reason = "IDEMPOTENCY_KEY_EXPIRED"
 
 
+class NotTheWriter(ShaleError):
+    """Only the writer can do this, and this process is a reader. Ask the writer."""
+
+    reason = "NOT_THE_WRITER"
+
+    def __init__(self, what: str, *, writer_address: str) -> None:
+        """`what` needs the writer, whose HOST:PORT may be unknown, and empty then."""
+        where = f"at {writer_address}" if writer_address else "whose address is not known here"
+        super().__init__(f"{what} is for the writer, {where}: this server is a reader")
+        self.writer_address = writer_address
+
+
+class TooStale(ShaleError):
+    """This reader is further behind than the call allows. Ask the writer, or another reader."""
+
+    reason = "TOO_STALE"
+
+    def __init__(self, *, staleness_ms: int, max_staleness_ms: int) -> None:
+        """How old the state is, and how old it might have been."""
+        super().__init__(
+            f"the state of this reader may be {staleness_ms} ms old, and max_staleness_ms is "
+            f"{max_staleness_ms}: ask the writer or another reader, or allow more"
+        )
+        self.staleness_ms = staleness_ms
+
+
 class PageExpired(ShaleError):
     """The view of a scan, or of its page token, is gone. Begin the scan again."""
 
@@ -183,6 +214,31 @@ class LeaseLost(ShaleError):
     reason = "LEASE_LOST"
 
 
+class WalCollected(ShaleError):
+    """A watch begins before the oldest commit that is left of the WAL. Read the state anew."""
+
+    reason = "WAL_COLLECTED"
+
+    def __init__(self, *, start_seq: int, oldest_seq: int) -> None:
+        """Where the watch was to begin, and the first commit with which it can."""
+        super().__init__(
+            f"the commits from {start_seq} on are not all in the WAL any more: the oldest that a "
+            f"watch can begin with is {oldest_seq}. Scan, and watch from behind that scan's seq"
+        )
+        self.oldest_seq = oldest_seq
+
+
+class WatchTooSlow(ShaleError):
+    """A watch was closed: it was not taken in time. Open it again where it was closed."""
+
+    reason = "WATCH_TOO_SLOW"
+
+    def __init__(self, message: str, *, next_seq: int) -> None:
+        """All before commit `next_seq` was told."""
+        super().__init__(message)
+        self.next_seq = next_seq
+
+
 class PartFailed(ShaleError):
     """A process that merged a part of a compaction has failed. Nothing was published."""
 
@@ -199,6 +255,20 @@ class DeadlinePassed(ShaleError):
     """The deadline had passed before any work was done: nothing was applied."""
 
     reason = "DEADLINE_PASSED"
+
+
+class SeqNotReached(ShaleError):
+    """This server has not applied, within the deadline, the commit that a read asked for."""
+
+    reason = "SEQ_NOT_REACHED"
+
+    def __init__(self, *, min_seq: int, seq: int) -> None:
+        """What was asked for, and how far this server has come."""
+        super().__init__(
+            f"this server has applied commits up to {seq}, and not up to min_seq {min_seq} before "
+            "the deadline: try again, or ask the writer"
+        )
+        self.seq = seq
 
 
 class Stopping(ShaleError):

@@ -17,8 +17,10 @@ from shalekv.settings.levels import LevelCodec, LevelSettings
 from shalekv.settings.limits import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.settings.memory import MemorySettings
 from shalekv.settings.model import GIB, KIB, MIB, Settings
+from shalekv.settings.reader import DiskCacheSettings, ReaderSettings, SnapshotChoice
 from shalekv.settings.server import LogFormat, LogLevel, ProcessSettings, ServerSettings
 from shalekv.settings.store import CasChoice, StoreSettings
+from shalekv.settings.watches import WatchSettings
 from shalekv.settings.writer import WalCodec, WriterSettings
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "CompactSettings",
     "CompactorSettings",
     "DatabaseSettings",
+    "DiskCacheSettings",
     "LevelCodec",
     "LevelSettings",
     "LimitSettings",
@@ -41,12 +44,16 @@ __all__ = [
     "LogLevel",
     "MemorySettings",
     "ProcessSettings",
+    "ReadSettings",
+    "ReaderSettings",
     "ServeSettings",
     "ServerSettings",
     "Settings",
+    "SnapshotChoice",
     "StoreSettings",
     "UrlSettings",
     "WalCodec",
+    "WatchSettings",
     "WriterSettings",
 ]
 
@@ -77,10 +84,26 @@ class ServeSettings(Settings):
     writer: WriterSettings = WriterSettings()
     limits: LimitSettings = LimitSettings()
     cache: CacheSettings = CacheSettings()
+    disk_cache: DiskCacheSettings = DiskCacheSettings()
+    watches: WatchSettings = WatchSettings()
     levels: LevelSettings = LevelSettings()
     compactor: CompactorSettings = CompactorSettings()
     collector: CollectorSettings = CollectorSettings()
     children: ChildrenSettings = ChildrenSettings()
+    store: StoreSettings = StoreSettings()
+
+
+class ReadSettings(Settings):
+    """Everything that `shalekv reader` needs."""
+
+    database: UrlSettings
+    server: ServerSettings = ServerSettings()
+    memory: MemorySettings = MemorySettings()
+    reader: ReaderSettings = ReaderSettings()
+    limits: LimitSettings = LimitSettings()
+    cache: CacheSettings = CacheSettings()
+    disk_cache: DiskCacheSettings = DiskCacheSettings()
+    watches: WatchSettings = WatchSettings()
     store: StoreSettings = StoreSettings()
 
 

@@ -99,3 +99,24 @@ class LimitSettings(Settings):
         description="Size at which a scan cuts its stream into messages, bytes. A larger entry "
         "stands alone.",
     )
+    seq_wait_ms_max: int = Field(
+        default=30_000,
+        ge=1,
+        le=3_600_000,
+        description="How long a read without a deadline waits for the commit of its `min_seq`, "
+        "milliseconds.",
+    )
+    snapshot_view_count_max: int = Field(
+        default=32,
+        ge=1,
+        le=10_000,
+        description="Snapshots whose state is kept ready for reads. Past it the one that was read "
+        "longest ago goes, and is made ready again when it is read.",
+    )
+    snapshot_view_bytes_max: int = Field(
+        default=64 * MIB,
+        ge=1 * MIB,
+        le=64 * GIB,
+        description="Memory for what these snapshots hold that was not compacted when they were "
+        "made. A snapshot that holds more than this is read, but not kept.",
+    )

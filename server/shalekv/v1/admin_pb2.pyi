@@ -104,6 +104,9 @@ class StatusReply(_message.Message):
     READS_FIELD_NUMBER: _builtins.int
     STORE_REQUESTS_FIELD_NUMBER: _builtins.int
     SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
+    WATCHES_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server, such as "0.1.0"."""
     url: _builtins.str
@@ -152,6 +155,20 @@ class StatusReply(_message.Message):
     def snapshots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotStatus]:
         """The snapshots that have not expired, and what each of them keeps from being deleted."""
 
+    @_builtins.property
+    def reader(self) -> Global___ReaderStatus:
+        """How a reader follows the writer. Not set at the writer."""
+
+    @_builtins.property
+    def watches(self) -> Global___WatchStatus:
+        """The watches of this process."""
+
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallStatus]:
+        """The calls that were answered since this process began to serve, by method; those that were
+        never called are left out.
+        """
+
     def __init__(
         self,
         *,
@@ -168,14 +185,204 @@ class StatusReply(_message.Message):
         reads: Global___ReadStatus | None = ...,
         store_requests: _abc.Iterable[Global___StoreRequestStatus] | None = ...,
         snapshots: _abc.Iterable[Global___SnapshotStatus] | None = ...,
+        reader: Global___ReaderStatus | None = ...,
+        watches: Global___WatchStatus | None = ...,
+        calls: _abc.Iterable[Global___CallStatus] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "reads", b"reads", "writer", b"writer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "reader", b"reader", "reads", b"reads", "watches", b"watches", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class ReaderStatus(_message.Message):
+    """How a reader follows the writer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ReaderStatus._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: ReaderStatus._State.ValueType  # 0
+        """Never sent."""
+        STATE_LOADING: ReaderStatus._State.ValueType  # 1
+        """It reads what was there when it began, and answers nothing yet."""
+        STATE_FOLLOWING: ReaderStatus._State.ValueType  # 2
+        """It follows the WAL."""
+        STATE_GAP: ReaderStatus._State.ValueType  # 3
+        """It waits for a WAL object although later ones are there."""
+        STATE_CUT_OFF: ReaderStatus._State.ValueType  # 4
+        """The store does not answer: it answers from what it has."""
+        STATE_FULL: ReaderStatus._State.ValueType  # 5
+        """Its memory is full: it waits until the compactor has caught up."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """What a reader does."""
+
+    STATE_UNSPECIFIED: ReaderStatus.State.ValueType  # 0
+    """Never sent."""
+    STATE_LOADING: ReaderStatus.State.ValueType  # 1
+    """It reads what was there when it began, and answers nothing yet."""
+    STATE_FOLLOWING: ReaderStatus.State.ValueType  # 2
+    """It follows the WAL."""
+    STATE_GAP: ReaderStatus.State.ValueType  # 3
+    """It waits for a WAL object although later ones are there."""
+    STATE_CUT_OFF: ReaderStatus.State.ValueType  # 4
+    """The store does not answer: it answers from what it has."""
+    STATE_FULL: ReaderStatus.State.ValueType  # 5
+    """Its memory is full: it waits until the compactor has caught up."""
+
+    STATE_FIELD_NUMBER: _builtins.int
+    NEXT_WAL_ID_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_EXPIRE_TIME_S_FIELD_NUMBER: _builtins.int
+    SNAPSHOTS_LOST_FIELD_NUMBER: _builtins.int
+    WAL_OBJECTS_APPLIED_FIELD_NUMBER: _builtins.int
+    EMPTY_POLLS_FIELD_NUMBER: _builtins.int
+    POLL_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    GAPS_FIELD_NUMBER: _builtins.int
+    GAP_MS_FIELD_NUMBER: _builtins.int
+    WRITER_ADDRESS_FIELD_NUMBER: _builtins.int
+    OPEN_MS_FIELD_NUMBER: _builtins.int
+    state: Global___ReaderStatus.State.ValueType
+    """What it does now."""
+    next_wal_id: _builtins.int
+    """The next WAL object that it waits for."""
+    snapshot_id: _builtins.bytes
+    """The snapshot that protects what it reads. Empty: it reads without one."""
+    snapshot_expire_time_s: _builtins.int
+    """When that snapshot expires, in seconds since the Unix epoch."""
+    snapshots_lost: _builtins.int
+    """How often the snapshot was lost, and another made."""
+    wal_objects_applied: _builtins.int
+    """WAL objects that it has applied since it began to serve."""
+    empty_polls: _builtins.int
+    """How often it has asked for a WAL object that was not there yet."""
+    poll_interval_ms: _builtins.int
+    """Milliseconds until it asks again, as it is paced now."""
+    gaps: _builtins.int
+    """How often it has waited for a gap, and for how many milliseconds in all."""
+    gap_ms: _builtins.int
+    """As above."""
+    writer_address: _builtins.str
+    """Where the writer says it can be reached, as HOST:PORT. Empty: it did not say."""
+    open_ms: _builtins.int
+    """Milliseconds until the first read could be answered."""
+    def __init__(
+        self,
+        *,
+        state: Global___ReaderStatus.State.ValueType = ...,
+        next_wal_id: _builtins.int = ...,
+        snapshot_id: _builtins.bytes = ...,
+        snapshot_expire_time_s: _builtins.int = ...,
+        snapshots_lost: _builtins.int = ...,
+        wal_objects_applied: _builtins.int = ...,
+        empty_polls: _builtins.int = ...,
+        poll_interval_ms: _builtins.int = ...,
+        gaps: _builtins.int = ...,
+        gap_ms: _builtins.int = ...,
+        writer_address: _builtins.str = ...,
+        open_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["empty_polls", b"empty_polls", "gap_ms", b"gap_ms", "gaps", b"gaps", "next_wal_id", b"next_wal_id", "open_ms", b"open_ms", "poll_interval_ms", b"poll_interval_ms", "snapshot_expire_time_s", b"snapshot_expire_time_s", "snapshot_id", b"snapshot_id", "snapshots_lost", b"snapshots_lost", "state", b"state", "wal_objects_applied", b"wal_objects_applied", "writer_address", b"writer_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReaderStatus: _TypeAlias = ReaderStatus  # noqa: Y015
+
+@_typing.final
+class WatchStatus(_message.Message):
+    """The watches of a process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WATCHES_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    BUFFERED_BYTES_FIELD_NUMBER: _builtins.int
+    BUFFERED_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    COMMITS_TOLD_FIELD_NUMBER: _builtins.int
+    CATCHING_UP_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    watches: _builtins.int
+    """Watches that are open."""
+    streams: _builtins.int
+    """Streams that are open."""
+    buffered_bytes: _builtins.int
+    """Bytes that wait to be taken, and the bound of each stream."""
+    buffered_bytes_max: _builtins.int
+    """As above."""
+    commits_told: _builtins.int
+    """Commits that were told, one for each watch that was told of it."""
+    catching_up: _builtins.int
+    """Watches that read the WAL from the store now, since they began in the past or were slow."""
+    cut: _builtins.int
+    """Watches that were closed because they were too slow."""
+    def __init__(
+        self,
+        *,
+        watches: _builtins.int = ...,
+        streams: _builtins.int = ...,
+        buffered_bytes: _builtins.int = ...,
+        buffered_bytes_max: _builtins.int = ...,
+        commits_told: _builtins.int = ...,
+        catching_up: _builtins.int = ...,
+        cut: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffered_bytes", b"buffered_bytes", "buffered_bytes_max", b"buffered_bytes_max", "catching_up", b"catching_up", "commits_told", b"commits_told", "cut", b"cut", "streams", b"streams", "watches", b"watches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStatus: _TypeAlias = WatchStatus  # noqa: Y015
+
+@_typing.final
+class CallStatus(_message.Message):
+    """The calls of one method."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    TOTAL_US_FIELD_NUMBER: _builtins.int
+    HISTOGRAM_US_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """Such as "KV.Get". An operation of a session counts as "Session.get"."""
+    calls: _builtins.int
+    """How many were answered."""
+    failures: _builtins.int
+    """How many of them with an error."""
+    total_us: _builtins.int
+    """How long they took together, in microseconds."""
+    @_builtins.property
+    def histogram_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Element i: how many took from 2^i to 2^(i+1) microseconds; the first one, also less."""
+
+    def __init__(
+        self,
+        *,
+        method: _builtins.str = ...,
+        calls: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        total_us: _builtins.int = ...,
+        histogram_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "failures", b"failures", "histogram_us", b"histogram_us", "method", b"method", "total_us", b"total_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallStatus: _TypeAlias = CallStatus  # noqa: Y015
 
 @_typing.final
 class WriterStatus(_message.Message):
@@ -495,6 +702,7 @@ class ReadStatus(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     FILTER_NEGATIVES_FIELD_NUMBER: _builtins.int
     FILTER_FALSE_POSITIVES_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     filter_negatives: _builtins.int
     """Lookups of a key in an SST that its filter answered: the key is not there."""
     filter_false_positives: _builtins.int
@@ -507,6 +715,10 @@ class ReadStatus(_message.Message):
     def metadata(self) -> Global___CacheStatus:
         """The cache of footers, indexes and filters."""
 
+    @_builtins.property
+    def disk(self) -> Global___CacheStatus:
+        """The cache on disk. Not set: there is none."""
+
     def __init__(
         self,
         *,
@@ -514,10 +726,11 @@ class ReadStatus(_message.Message):
         metadata: Global___CacheStatus | None = ...,
         filter_negatives: _builtins.int = ...,
         filter_false_positives: _builtins.int = ...,
+        disk: Global___CacheStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "metadata", b"metadata"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "disk", b"disk", "metadata", b"metadata"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "filter_false_positives", b"filter_false_positives", "filter_negatives", b"filter_negatives", "metadata", b"metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "disk", b"disk", "filter_false_positives", b"filter_false_positives", "filter_negatives", b"filter_negatives", "metadata", b"metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -724,7 +937,7 @@ class ProcessRequests(_message.Message):
     UPTIME_MS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"writer", "compactor" or "collector"."""
+    """"writer", "reader", "compactor" or "collector"."""
     uptime_ms: _builtins.int
     """Milliseconds since this server has begun with the role, restarts included."""
     @_builtins.property
@@ -888,12 +1101,15 @@ class RenewSnapshotRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
     FOREVER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
-    """The id. Required."""
+    """The id. Required, unless there is a name."""
     ttl_s: _builtins.int
     """It expires this many seconds from now. 0: never; then `forever` must be true."""
     forever: _builtins.bool
     """Must be true when `ttl_s` is 0."""
+    name: _builtins.str
+    """The name, in place of the id."""
     @_builtins.property
     def header(self) -> _kv_pb2.RequestHeader:
         """Optional requirements."""
@@ -905,10 +1121,11 @@ class RenewSnapshotRequest(_message.Message):
         id: _builtins.bytes = ...,
         ttl_s: _builtins.int = ...,
         forever: _builtins.bool = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forever", b"forever", "header", b"header", "id", b"id", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forever", b"forever", "header", b"header", "id", b"id", "name", b"name", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1006,8 +1223,11 @@ class DeleteSnapshotRequest(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
-    """The id. Required."""
+    """The id. Required, unless there is a name."""
+    name: _builtins.str
+    """The name, in place of the id."""
     @_builtins.property
     def header(self) -> _kv_pb2.RequestHeader:
         """Optional requirements."""
@@ -1017,10 +1237,11 @@ class DeleteSnapshotRequest(_message.Message):
         *,
         header: _kv_pb2.RequestHeader | None = ...,
         id: _builtins.bytes = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "id", b"id", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

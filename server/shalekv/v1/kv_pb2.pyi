@@ -41,15 +41,18 @@ class _ReadLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReadLevel.V
     READ_LEVEL_UNSPECIFIED: _ReadLevel.ValueType  # 0
     """The default: COMMITTED."""
     READ_LEVEL_COMMITTED: _ReadLevel.ValueType  # 1
-    """The newest durable state that this server knows. May lag by one poll of the manifest after
-    another writer took over.
+    """The newest durable state that this server knows. At the writer it may lag by one poll of the
+    manifest after another writer took over; at a reader by its `staleness_ms`.
     """
     READ_LEVEL_LINEARIZABLE: _ReadLevel.ValueType  # 2
     """Durable state, after the server has made sure that no other writer took over before the
-    request arrived. Costs a list request to the store, shared by all reads that wait.
+    request arrived. Costs a list request to the store, shared by all reads that wait. A reader
+    refuses it with FAILED_PRECONDITION (reason NOT_THE_WRITER).
     """
     READ_LEVEL_UNCOMMITTED: _ReadLevel.ValueType  # 3
-    """The newest state in the writer's memory, durable or not. May show what a crash takes back."""
+    """The newest state in the writer's memory, durable or not. May show what a crash takes back. A
+    reader refuses it, as LINEARIZABLE.
+    """
 
 class ReadLevel(_ReadLevel, metaclass=_ReadLevelEnumTypeWrapper):
     """How new the state must be that a read sees."""
@@ -57,15 +60,18 @@ class ReadLevel(_ReadLevel, metaclass=_ReadLevelEnumTypeWrapper):
 READ_LEVEL_UNSPECIFIED: ReadLevel.ValueType  # 0
 """The default: COMMITTED."""
 READ_LEVEL_COMMITTED: ReadLevel.ValueType  # 1
-"""The newest durable state that this server knows. May lag by one poll of the manifest after
-another writer took over.
+"""The newest durable state that this server knows. At the writer it may lag by one poll of the
+manifest after another writer took over; at a reader by its `staleness_ms`.
 """
 READ_LEVEL_LINEARIZABLE: ReadLevel.ValueType  # 2
 """Durable state, after the server has made sure that no other writer took over before the
-request arrived. Costs a list request to the store, shared by all reads that wait.
+request arrived. Costs a list request to the store, shared by all reads that wait. A reader
+refuses it with FAILED_PRECONDITION (reason NOT_THE_WRITER).
 """
 READ_LEVEL_UNCOMMITTED: ReadLevel.ValueType  # 3
-"""The newest state in the writer's memory, durable or not. May show what a crash takes back."""
+"""The newest state in the writer's memory, durable or not. May show what a crash takes back. A
+reader refuses it, as LINEARIZABLE.
+"""
 Global___ReadLevel: _TypeAlias = ReadLevel  # noqa: Y015
 
 class _Durability:
@@ -146,13 +152,22 @@ class RequestHeader(_message.Message):
     READ_LEVEL_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     min_seq: _builtins.int
-    """The reply must show at least this sequence number; the server waits for it within the
-    deadline of the call. 0: no requirement.
+    """Of a read: the state must contain the commit with this sequence number. The server waits for
+    it within the deadline of the call, or for `seq_wait_ms_max` (server setting) if it has none;
+    then the call ends with DEADLINE_EXCEEDED (reason SEQ_NOT_REACHED), which tells how far the
+    server got. Ignored by writes. 0: no requirement.
     """
     max_staleness_ms: _builtins.int
-    """The state must not be older than this many milliseconds. 0: no requirement."""
+    """Of a read: the state must not be older than this many milliseconds. A reader that is behind
+    looks for news first, and then refuses with FAILED_PRECONDITION (reason TOO_STALE). Holds at the
+    writer, and for a snapshot, whatever the number. Ignored by writes. 0: no requirement.
+    """
     snapshot_id: _builtins.bytes
-    """Read at this snapshot: 16 bytes, as returned by Admin.CreateSnapshot. Empty: the newest state."""
+    """Of a read: read at this snapshot: 16 bytes, as returned by Admin.CreateSnapshot, at any server
+    of the database. When the snapshot has expired or was deleted, the read ends with NOT_FOUND
+    (reason SNAPSHOT_NOT_FOUND), never with less than there was. Refused by writes. Empty: the
+    newest state.
+    """
     read_level: Global___ReadLevel.ValueType
     """How new the state must be that a read sees. For a write with a condition or an `add`, and for
     Txn: how sure the answer must be when nothing was written; there the default is LINEARIZABLE,
@@ -211,7 +226,9 @@ class ReplyHeader(_message.Message):
     there is none, as for a write acknowledged from memory.
     """
     staleness_ms: _builtins.int
-    """How old the view may be, in milliseconds, by the clock of the store. 0 at the writer."""
+    """How old the view may be, in milliseconds, by the clock of the store: everything that was
+    acknowledged so long ago is in it. 0 at the writer, and in a view of a snapshot.
+    """
     def __init__(
         self,
         *,
@@ -1170,6 +1187,7 @@ class ScanRequest(_message.Message):
     KEYS_ONLY_FIELD_NUMBER: _builtins.int
     LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
     reverse: _builtins.bool
     """From the last key of the range to the first."""
     limit: _builtins.int
@@ -1182,7 +1200,12 @@ class ScanRequest(_message.Message):
     """Continue after the page that gave this token, at the same view: range, `reverse` and
     `keys_only` must be as they were, limits may differ. The server keeps the view for
     `scan_view_ttl_ms` (server setting) after its last page; then, and after a restart, the token
-    is refused with ABORTED (reason PAGE_EXPIRED): begin again. Empty: begin.
+    is refused with ABORTED (reason PAGE_EXPIRED): begin again. The token of a scan at a snapshot
+    is good at any server as long as the snapshot is there. Empty: begin.
+    """
+    resumable: _builtins.bool
+    """Give a page token with every message, with which the scan goes on behind that message after a
+    disconnect.
     """
     @_builtins.property
     def header(self) -> Global___RequestHeader:
@@ -1202,10 +1225,11 @@ class ScanRequest(_message.Message):
         keys_only: _builtins.bool = ...,
         limit_bytes: _builtins.int = ...,
         page_token: _builtins.bytes = ...,
+        resumable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "keys_only", b"keys_only", "limit", b"limit", "limit_bytes", b"limit_bytes", "page_token", b"page_token", "range", b"range", "reverse", b"reverse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "keys_only", b"keys_only", "limit", b"limit", "limit_bytes", b"limit_bytes", "page_token", b"page_token", "range", b"range", "resumable", b"resumable", "reverse", b"reverse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1222,7 +1246,9 @@ class ScanReply(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     page_token: _builtins.bytes
-    """In the last message of a scan that a limit has ended: how to go on. Empty otherwise."""
+    """In the last message of a scan that a limit has ended, and in each but the last of a scan that
+    is `resumable`: how to go on behind this message. Empty otherwise.
+    """
     more: _builtins.bool
     """In the last message: whether a limit has ended the scan before the end of its range."""
     @_builtins.property
@@ -1501,12 +1527,15 @@ Global___SessionResult: _TypeAlias = SessionResult  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):
-    """Opens or closes a watch on the stream. Exactly one of the fields is set."""
+    """Opens or closes a watch on the stream, or tells how far one was processed. Exactly one of the
+    fields is set.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CREATE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    ACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def create(self) -> Global___WatchCreate:
         """Open a watch."""
@@ -1515,17 +1544,22 @@ class WatchRequest(_message.Message):
     def cancel(self) -> Global___WatchCancel:
         """Close a watch."""
 
+    @_builtins.property
+    def ack(self) -> Global___WatchAck:
+        """Tell how far the consumer of a watch has come."""
+
     def __init__(
         self,
         *,
         create: Global___WatchCreate | None = ...,
         cancel: Global___WatchCancel | None = ...,
+        ack: Global___WatchAck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "create", b"create", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "cancel", b"cancel", "create", b"create", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "create", b"create", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "cancel", b"cancel", "create", b"create", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["create", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["create", "cancel", "ack"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -1546,14 +1580,24 @@ class WatchCreate(_message.Message):
     watch_id: _builtins.int
     """Chosen by the client; comes back in every reply. Unique on the stream."""
     start_seq: _builtins.int
-    """The first commit to report. 0: the next one. OUT_OF_RANGE when it is no longer in the WAL."""
+    """The first commit to report. 0: the next one; for a consumer that has a lease, the first that
+    it has not acknowledged. When it is no longer in the WAL, the watch is closed with
+    OUT_OF_RANGE (reason WAL_COLLECTED), which tells the oldest that is.
+    """
     previous_value: _builtins.bool
-    """Also report the value that each change replaced."""
+    """Also report the value that each change replaced, as far as it is known: a watch that begins
+    in the past knows it from the first commit after the levels on, and of keys that it has met.
+    """
     consumer: _builtins.str
-    """Keep the WAL for this consumer while it is away. Empty: no lease."""
+    """1 to 128 characters: keep the WAL for the consumer of this name, from what it has not
+    acknowledged on, for `consumer_lease_ttl_s` (server setting) after it was last here. One watch
+    at a time has the name. Empty: no lease.
+    """
     @_builtins.property
     def header(self) -> Global___RequestHeader:
-        """Optional requirements."""
+        """Optional requirements; `min_seq`, `max_staleness_ms`, `snapshot_id` and `read_level` are
+        refused.
+        """
 
     @_builtins.property
     def range(self) -> Global___KeyRange:
@@ -1576,6 +1620,32 @@ class WatchCreate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchCreate: _TypeAlias = WatchCreate  # noqa: Y015
+
+@_typing.final
+class WatchAck(_message.Message):
+    """Tells that a consumer needs nothing of the WAL before a commit any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WATCH_ID_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    watch_id: _builtins.int
+    """The id that the watch was opened with, which must have a consumer."""
+    seq: _builtins.int
+    """The last commit that was processed, with all before it."""
+    def __init__(
+        self,
+        *,
+        watch_id: _builtins.int = ...,
+        seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seq", b"seq", "watch_id", b"watch_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchAck: _TypeAlias = WatchAck  # noqa: Y015
 
 @_typing.final
 class WatchCancel(_message.Message):
@@ -1627,7 +1697,10 @@ class WatchReply(_message.Message):
 
     @_builtins.property
     def closed(self) -> Global___OperationError:
-        """The watch is closed."""
+        """The watch is closed, by an error or because that was asked for (code 0). ABORTED (reason
+        WATCH_TOO_SLOW): it was not taken in time, and goes on if it is opened again at `next_seq` of
+        the metadata.
+        """
 
     def __init__(
         self,
@@ -1658,13 +1731,16 @@ class WatchCommit(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     WAL_ID_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Its sequence number."""
     wal_id: _builtins.int
     """The WAL object that holds it."""
+    more: _builtins.bool
+    """The next reply of this watch goes on with the same commit, which is too large for one message."""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchChange]:
-        """Its changes inside the range, in the order of their keys."""
+        """Its changes inside the range, in the order of their keys: deletes of ranges first."""
 
     def __init__(
         self,
@@ -1672,10 +1748,11 @@ class WatchCommit(_message.Message):
         seq: _builtins.int = ...,
         wal_id: _builtins.int = ...,
         changes: _abc.Iterable[Global___WatchChange] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "seq", b"seq", "wal_id", b"wal_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "more", b"more", "seq", b"seq", "wal_id", b"wal_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1702,7 +1779,9 @@ class WatchChange(_message.Message):
         KIND_DELETE_RANGE: WatchChange._Kind.ValueType  # 3
         """All keys from `entry.key` to `end` (exclusive, empty: to the last) were deleted."""
         KIND_EXPIRED: WatchChange._Kind.ValueType  # 4
-        """The value expired."""
+        """The value had expired, and the writer has removed it. It was hidden from reads before, since
+        `entry.expire_at_ms`.
+        """
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
         """What happened to the key."""
@@ -1716,23 +1795,28 @@ class WatchChange(_message.Message):
     KIND_DELETE_RANGE: WatchChange.Kind.ValueType  # 3
     """All keys from `entry.key` to `end` (exclusive, empty: to the last) were deleted."""
     KIND_EXPIRED: WatchChange.Kind.ValueType  # 4
-    """The value expired."""
+    """The value had expired, and the writer has removed it. It was hidden from reads before, since
+    `entry.expire_at_ms`.
+    """
 
     KIND_FIELD_NUMBER: _builtins.int
     ENTRY_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
+    PREVIOUS_UNKNOWN_FIELD_NUMBER: _builtins.int
     kind: Global___WatchChange.Kind.ValueType
     """What happened."""
     end: _builtins.bytes
     """The end of a range delete."""
+    previous_unknown: _builtins.bool
+    """The value before was asked for, and nobody knows any more whether there was one."""
     @_builtins.property
     def entry(self) -> Global___Entry:
         """The key and its new value."""
 
     @_builtins.property
     def previous(self) -> Global___Entry:
-        """The value before, when it was asked for and there was one."""
+        """The value before, when it was asked for and there was one. Not told of a range delete."""
 
     def __init__(
         self,
@@ -1741,10 +1825,11 @@ class WatchChange(_message.Message):
         entry: Global___Entry | None = ...,
         end: _builtins.bytes = ...,
         previous: Global___Entry | None = ...,
+        previous_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "previous", b"previous"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "entry", b"entry", "kind", b"kind", "previous", b"previous"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "entry", b"entry", "kind", b"kind", "previous", b"previous", "previous_unknown", b"previous_unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,7 +160,8 @@ class KVServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request_iterator, context):
-        """Many watches on one stream: every commit to a range, in order, whole and exactly once.
+        """Many watches on one stream: every commit to a range, in order, whole and exactly once. Served
+        by the writer and by readers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

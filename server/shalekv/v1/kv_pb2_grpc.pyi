@@ -55,7 +55,9 @@ class KVStub:
     while unanswered operations hold more than `session_bytes_max` bytes (server setting).
     """
     Watch: _aio.StreamStreamMultiCallable[_kv_pb2.WatchRequest, _kv_pb2.WatchReply]
-    """Many watches on one stream: every commit to a range, in order, whole and exactly once."""
+    """Many watches on one stream: every commit to a range, in order, whole and exactly once. Served
+    by the writer and by readers.
+    """
 
 class KVServicer(metaclass=_abc_1.ABCMeta):
     """Keys and values."""
@@ -145,6 +147,8 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_kv_pb2.WatchRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_kv_pb2.WatchRequest], _abc.AsyncIterator[_kv_pb2.WatchReply]],
     ) -> _abc.AsyncIterator[_kv_pb2.WatchReply]:
-        """Many watches on one stream: every commit to a range, in order, whole and exactly once."""
+        """Many watches on one stream: every commit to a range, in order, whole and exactly once. Served
+        by the writer and by readers.
+        """
 
 def add_KVServicer_to_server(servicer: KVServicer, server: _aio.Server) -> None: ...

@@ -106,6 +106,7 @@ class Manifest(_message.Message):
     RECENT_LOADS_FIELD_NUMBER: _builtins.int
     WRITER_FIRST_SEQ_FIELD_NUMBER: _builtins.int
     LOADS_FORGOTTEN_MS_FIELD_NUMBER: _builtins.int
+    ORIGINS_FIELD_NUMBER: _builtins.int
     manifest_format_version: _builtins.int
     """The version of this format: 1."""
     writer_epoch: _builtins.int
@@ -176,6 +177,12 @@ class Manifest(_message.Message):
     def recent_loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentLoad]:
         """The ids of loads that were committed lately."""
 
+    @_builtins.property
+    def origins(self) -> _containers.RepeatedCompositeFieldContainer[Global___Origin]:
+        """The databases whose SSTs this one reads, because it is a clone of them or was restored from
+        one that was.
+        """
+
     def __init__(
         self,
         *,
@@ -206,10 +213,11 @@ class Manifest(_message.Message):
         recent_loads: _abc.Iterable[Global___RecentLoad] | None = ...,
         writer_first_seq: _builtins.int = ...,
         loads_forgotten_ms: _builtins.int = ...,
+        origins: _abc.Iterable[Global___Origin] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "leveled_ssts", b"leveled_ssts", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "loads_forgotten_ms", b"loads_forgotten_ms", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_members", b"wal_members", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "loads_forgotten_ms", b"loads_forgotten_ms", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "origins", b"origins", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_members", b"wal_members", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wal_id_last_compacted: _TypeAlias = _typing.Literal["wal_id_last_compacted"]  # noqa: Y015
     _WhichOneofArgType__wal_id_last_compacted: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted"]  # noqa: Y015
@@ -221,6 +229,40 @@ class Manifest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wal_id_last_seen) -> _WhichOneofReturnType__wal_id_last_seen | None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
+
+@_typing.final
+class Origin(_message.Message):
+    """Another database, some of whose SSTs are read by this one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATABASE_ID_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    SST_IDS_FIELD_NUMBER: _builtins.int
+    database_id: _builtins.bytes
+    """16 bytes: the database that wrote them, as they say themselves."""
+    url: _builtins.str
+    """Where they are, without credentials. Empty: in the `levels` folder of this database."""
+    snapshot_id: _builtins.bytes
+    """The snapshot in the manifest of that database which keeps them. Empty where the URL is."""
+    sst_ids: _builtins.bytes
+    """16 bytes each: their UUIDs."""
+    def __init__(
+        self,
+        *,
+        database_id: _builtins.bytes = ...,
+        url: _builtins.str = ...,
+        snapshot_id: _builtins.bytes = ...,
+        sst_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database_id", b"database_id", "snapshot_id", b"snapshot_id", "sst_ids", b"sst_ids", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Origin: _TypeAlias = Origin  # noqa: Y015
 
 @_typing.final
 class SstInfo(_message.Message):
