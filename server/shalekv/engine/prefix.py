@@ -7,38 +7,23 @@ from __future__ import annotations
 
 from shalekv.engine.commit import Group
 from shalekv.engine.memtable import Memtable
-from shalekv.engine.waiting import Waiter, new_waiter, tell
-from shalekv.errors import ShaleError
+from shalekv.engine.progress import Progress
 
 
-class Prefix:
+class Prefix(Progress):
     """Follows the uploads of one log in slot order."""
 
     def __init__(self, memtable: Memtable, *, seq: int, wal_id: int | None) -> None:
         """`seq` and `wal_id` are the last commit and object that are durable at the start."""
+        super().__init__(seq=seq, wal_id=wal_id)
         self._memtable = memtable
         self._window: dict[int, Group] = {}  # by slot, in slot order
-        self._waiters: dict[Waiter, int] = {}  # which commit each waits for
-        self._failed: ShaleError | None = None
-        self.seq = seq
-        self.wal_id = wal_id
-        self.landed_seq = seq  # the greatest that is durable, gaps or not
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing has landed behind a gap."""
-        return self.landed_seq == self.seq
 
     @property
     def next_wal_id(self) -> int:
         """The slot after all that are in the prefix or on their way to it."""
         last = max(self._window, default=self.wal_id)
         return 0 if last is None else last + 1
-
-    @property
-    def waiting_count(self) -> int:
-        """Calls that wait for the prefix to grow."""
-        return len(self._waiters)
 
     def add(self, group: Group) -> None:
         """A group has been given the next slot."""
@@ -63,27 +48,3 @@ class Prefix:
     def landed_ahead(self) -> list[Group]:
         """Groups that are durable behind a gap, in slot order."""
         return [group for group in self._window.values() if group.landed]
-
-    async def cover(self, seq: int) -> None:
-        """Wait until the prefix contains commit `seq`. Raises what `fail` was given."""
-        if self.seq >= seq:
-            return
-        if self._failed is not None:
-            raise self._failed.with_traceback(None)  # or it would grow with each call
-        waiter = new_waiter()
-        self._waiters[waiter] = seq
-        try:
-            await waiter
-        finally:
-            del self._waiters[waiter]
-
-    def fail(self, error: ShaleError) -> None:
-        """The prefix will not grow any more: tell those who wait for it."""
-        self._failed = error
-        for waiter in self._waiters:
-            tell(waiter, error)
-
-    def _wake(self) -> None:
-        for waiter, seq in self._waiters.items():
-            if seq <= self.seq:
-                tell(waiter)
