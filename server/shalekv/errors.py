@@ -20,6 +20,7 @@ ShaleError
 ├── SnapshotExists             another snapshot has the name
 ├── LeaseLost                  what a job has written may be deleted: nothing was published
 ├── WalCollected               a watch begins before what is left of the WAL
+├── WalUnprotected             a lease on WAL objects that may be deleted at any moment
 ├── WatchTooSlow               a watch was closed: it was not taken in time
 ├── PartFailed                 a process that merged a part of a compaction has failed
 ├── LoadUnknown                a load was registered too long ago, or never
@@ -226,6 +227,21 @@ class WalCollected(ShaleError):
             f"watch can begin with is {oldest_seq}. Scan, and watch from behind that scan's seq"
         )
         self.oldest_seq = oldest_seq
+
+
+class WalUnprotected(ShaleError):
+    """A lease was asked for WAL objects that may be deleted at any moment. Ask for later ones."""
+
+    reason = "WAL_UNPROTECTED"
+
+    def __init__(self, *, wal_id_min: int, first_wal_id: int) -> None:
+        """The first object that was to be kept, and the first that can be."""
+        super().__init__(
+            f"WAL object {wal_id_min} may be deleted at any moment: nothing keeps what is before "
+            f"{first_wal_id}. Begin there, or read the state anew"
+        )
+        self.wal_id_min = wal_id_min
+        self.first_wal_id = first_wal_id
 
 
 class WatchTooSlow(ShaleError):

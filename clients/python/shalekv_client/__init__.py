@@ -59,6 +59,7 @@ from shalekv_client.levels_status import (
     StoreRequestStatus,
 )
 from shalekv_client.operations import Get, TxnOperation
+from shalekv_client.process_status import CallStatus, ReaderState, ReaderStatus, WatchStatus
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.scan import Scan
@@ -82,6 +83,7 @@ __all__ = [
     "Add",
     "Batch",
     "CacheStatus",
+    "CallStatus",
     "Cancelled",
     "Change",
     "Client",
@@ -127,6 +129,8 @@ __all__ = [
     "RangeTooCostly",
     "ReadLevel",
     "ReadStatus",
+    "ReaderState",
+    "ReaderStatus",
     "ReplyTooLarge",
     "RequestKind",
     "RetryPolicy",
@@ -152,5 +156,6 @@ __all__ = [
     "Value",
     "ValueIs",
     "View",
+    "WatchStatus",
     "WriterStatus",
 ]

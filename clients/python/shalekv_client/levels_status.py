@@ -57,6 +57,7 @@ class ReadStatus:
     metadata: CacheStatus  # footers, indexes, filters
     filter_negatives: int
     filter_false_positives: int
+    disk: CacheStatus | None = None  # None: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def reads_of(status: admin_pb2.ReadStatus) -> ReadStatus:
         metadata=_cache(status.metadata),
         filter_negatives=status.filter_negatives,
         filter_false_positives=status.filter_false_positives,
+        disk=_cache(status.disk) if status.HasField("disk") else None,
     )
 
 

@@ -15,6 +15,14 @@ from shalekv_client.levels_status import (
     request_of,
     snapshot_of,
 )
+from shalekv_client.process_status import (
+    CallStatus,
+    ReaderStatus,
+    WatchStatus,
+    call_of,
+    reader_of,
+    watches_of,
+)
 from shalekv_client.results import View, view_of
 
 
@@ -89,6 +97,9 @@ class Status:
     reads: ReadStatus | None
     store_requests: tuple[StoreRequestStatus, ...]
     snapshots: tuple[SnapshotStatus, ...]  # that have not expired
+    reader: ReaderStatus | None = None  # None at the writer
+    watches: WatchStatus | None = None  # None: the server does not tell
+    calls: tuple[CallStatus, ...] = ()  # methods that were called, by name
 
 
 def status_of(reply: admin_pb2.StatusReply) -> Status:
@@ -111,6 +122,9 @@ def status_of(reply: admin_pb2.StatusReply) -> Status:
         reads=reads_of(reply.reads) if reply.HasField("reads") else None,
         store_requests=tuple(map(request_of, reply.store_requests)),
         snapshots=tuple(map(snapshot_of, reply.snapshots)),
+        reader=reader_of(reply.reader) if reply.HasField("reader") else None,
+        watches=watches_of(reply.watches) if reply.HasField("watches") else None,
+        calls=tuple(map(call_of, reply.calls)),
     )
 
 

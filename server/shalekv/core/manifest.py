@@ -39,6 +39,7 @@ class Snapshot:
     snapshot_expire_time_s: int  # by the store's clock; 0: never
     name: str = ""
     manifest_checksum: int = 0
+    created_ms: int = 0  # by the store's clock; 0: it is read as of its last commit
 
 
 @dataclass(frozen=True, slots=True)

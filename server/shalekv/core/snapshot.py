@@ -38,7 +38,12 @@ def active_manifest_ids(manifest: Manifest, now_s: float) -> frozenset[int]:
 
 
 def create_snapshot(
-    manifest: Manifest, snapshot_id: bytes, *, expire_time_s: int, name: str = ""
+    manifest: Manifest,
+    snapshot_id: bytes,
+    *,
+    expire_time_s: int,
+    name: str = "",
+    created_ms: int = 0,
 ) -> Manifest:
     """The manifest with a snapshot of itself, that is of the manifest that this edit makes.
 
@@ -53,6 +58,7 @@ def create_snapshot(
         manifest_id=manifest.manifest_id + 1,
         snapshot_expire_time_s=expire_time_s,
         name=name,
+        created_ms=created_ms,
     )
     return replace(manifest, snapshots=(*others, snapshot))
 
@@ -83,6 +89,7 @@ def share_snapshot(
         snapshot,
         manifest_id=shared.manifest_id,
         manifest_checksum=shared.manifest_checksum or manifest_checksum,
+        created_ms=shared.created_ms,
     )
     return replace(created, snapshots=(*others, twin))
 

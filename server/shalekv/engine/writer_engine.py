@@ -169,6 +169,26 @@ class WriterEngine:
         return loads
 
     @property
+    def database_id(self) -> bytes:
+        """16 bytes."""
+        return self.manifest.current.database_id
+
+    @property
+    def held(self) -> HeldTree:
+        """The levels that a read uses that begins now."""
+        return self.levels.current
+
+    @property
+    def newest_seq(self) -> int:
+        """The greatest sequence number that was given out."""
+        return self.log.next_seq - 1
+
+    @property
+    def staleness_ms(self) -> int:
+        """How old the state may be: a writer is never behind."""
+        return 0
+
+    @property
     def memory_bytes(self) -> int:
         """What is durable and not compacted, as accounted: entries and idempotency records.
 
@@ -212,6 +232,16 @@ class WriterEngine:
         held = self.levels.current
         view = self.memtable.view(seq, self.prefix.wal_id)
         return view if held.tree.is_empty else replace(view, held=held)
+
+    async def confirm(self) -> None:
+        """Return when the store has said, asked after this call, that the database is ours.
+
+        Raises `Fenced` and `StoreUnavailable`.
+        """
+        await self.ownership.confirm()
+
+    async def catch_up(self) -> None:
+        """There is no news that this writer has not made itself."""
 
     async def explain(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
         """Why an object of a tree that is read is not there.

@@ -133,6 +133,7 @@ def _snapshot_message(snapshot: Snapshot) -> manifest_pb2.Snapshot:
         snapshot_expire_time_s=snapshot.snapshot_expire_time_s,
         name=snapshot.name,
         manifest_checksum=snapshot.manifest_checksum,
+        created_ms=snapshot.created_ms,
     )
 
 
@@ -143,6 +144,7 @@ def _snapshot_of(message: manifest_pb2.Snapshot) -> Snapshot:
         snapshot_expire_time_s=message.snapshot_expire_time_s,
         name=message.name,
         manifest_checksum=message.manifest_checksum,
+        created_ms=message.created_ms,
     )
 
 

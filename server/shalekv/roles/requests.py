@@ -1,7 +1,7 @@
 """Requests, checked: from messages to the values that the engine works with.
 
-Everything here is pure: it raises `InvalidRequest` with the path of the field, or
-`NotImplementedYet`, before any work is done. Transactions are in `roles.transactions`.
+Everything here is pure: it raises `InvalidRequest` with the path of the field before any work is
+done. Transactions are in `roles.transactions`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, TypeAlias
 
+from shalekv.clock import Clock
 from shalekv.core.entry import NO_EXPIRY, Kind
 from shalekv.core.key_range import KEY_BYTES_MAX, KeyRange, prefix_end
 from shalekv.core.transaction import Change
-from shalekv.errors import InvalidRequest, NotImplementedYet
+from shalekv.errors import DeadlinePassed, InvalidRequest
 from shalekv.format.system_key import CLIENT_KEY_BYTES_MAX
+from shalekv.roles.service import Call
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 
@@ -26,6 +28,7 @@ LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
 UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
 DURABLE = kv_pb2.DURABILITY_DURABLE
 MEMORY = kv_pb2.DURABILITY_MEMORY
+SNAPSHOT_ID_BYTES = 16
 _LEVELS = frozenset(kv_pb2.ReadLevel.values())
 _DURABILITIES = frozenset(kv_pb2.Durability.values())
 _SUPPORTED_DURABILITIES: dict[int, DurabilityValue] = {
@@ -119,19 +122,29 @@ def condition_level(header: kv_pb2.RequestHeader) -> LevelValue:
 
 
 def check_header(header: kv_pb2.RequestHeader) -> None:
-    """Refuse what is unknown, and what this version does not do: nothing is ignored in silence.
-
-    `max_staleness_ms` holds for every value at a writer, which is never stale.
-    """
+    """Refuse what is unknown, or out of its limits: nothing is ignored in silence."""
     _check_enum(header.read_level, _LEVELS, "header.read_level")
-    if header.min_seq:
-        raise NotImplementedYet("header.min_seq")
-    if header.snapshot_id:
-        raise NotImplementedYet("header.snapshot_id")
+    length = len(header.snapshot_id)
+    if length not in (0, SNAPSHOT_ID_BYTES):
+        problem = f"{length} bytes, and the id of a snapshot has {SNAPSHOT_ID_BYTES}"
+        raise InvalidRequest("header.snapshot_id", problem)
     length = len(header.idempotency_key)
     if length > CLIENT_KEY_BYTES_MAX:
         problem = f"{length} bytes, and an idempotency key has {CLIENT_KEY_BYTES_MAX} at most"
         raise InvalidRequest("header.idempotency_key", problem)
+
+
+def check_write_header(header: kv_pb2.RequestHeader) -> None:
+    """The header of a request that changes something."""
+    check_header(header)
+    if header.snapshot_id:
+        raise InvalidRequest("header.snapshot_id", "a snapshot is read, and never written")
+
+
+def check_deadline(call: Call, clock: Clock) -> None:
+    """Raise `DeadlinePassed` when nobody waits for the answer any more."""
+    if call.deadline_ms is not None and call.deadline_ms <= clock.monotonic_ms():
+        raise DeadlinePassed("the deadline had passed when the call arrived: nothing was done")
 
 
 def key_range(message: kv_pb2.KeyRange, field: str = "range") -> KeyRange:

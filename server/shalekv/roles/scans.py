@@ -1,4 +1,4 @@
-"""What the writer answers to `Scan`: which view is read, from where, and how to go on."""
+"""What is answered to `Scan`: which view is read, from where, and how to go on."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from shalekv.clock import Clock
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
 from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.read_engine import ReadEngine
 from shalekv.engine.result_room import ResultRoom
 from shalekv.engine.scan import scan_slices
-from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ObjectNotFound
 from shalekv.roles import requests
+from shalekv.roles.freshness import Freshness
 from shalekv.roles.open_scan import OpenScan
 from shalekv.roles.open_views import OpenView, OpenViews
 from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
 from shalekv.roles.scan_stream import scan_messages
+from shalekv.roles.service import Call
 from shalekv.settings import KIB, LimitSettings
 from shalekv.v1 import kv_pb2
 
@@ -34,25 +36,27 @@ Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 
 class Scans:
-    """Scans of a `WriterEngine`."""
+    """Scans of a `ReadEngine`."""
 
     def __init__(
         self,
-        engine: WriterEngine,
+        engine: ReadEngine,
         limits: LimitSettings,
         clock: Clock,
         random: Random,
         *,
+        freshness: Freshness,
         header: Header,
     ) -> None:
         """`header` makes that of a reply, of a sequence number and a WAL id."""
         self._engine = engine
         self._limits = limits
         self._clock = clock
+        self._freshness = freshness
         self._header = header
         self._views = OpenViews(limits, random)
         self.room = ResultRoom(limits.result_bytes_max)  # for messages that were not taken
-        self._database_id = engine.manifest.current.database_id
+        self._database_id = engine.database_id
         # Since when a message waits to be taken; None: it is being read. In the order of beginning.
         self._open_scans: dict[OpenScan, float | None] = {}
         engine.shed_views = self.shed
@@ -85,7 +89,7 @@ class Scans:
         return self._views
 
     async def scan(
-        self, request: kv_pb2.ScanRequest, level: LevelValue
+        self, request: kv_pb2.ScanRequest, level: LevelValue, call: Call
     ) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
         keys = requests.key_range(request.range)
@@ -98,6 +102,8 @@ class Scans:
             self._views.keep(opened, view_id)
             rest = token.rest(keys, reverse=request.reverse)
         else:
+            if self._freshness.is_due(request.header):
+                await self._freshness.reach(request.header, call)
             opened = await self._open(level)
         view = opened.view
         header = self._header(view.seq, view.wal_id)
@@ -151,7 +157,7 @@ class Scans:
     async def _open(self, level: LevelValue) -> OpenView:
         engine = self._engine
         if level == LINEARIZABLE:
-            await engine.ownership.confirm()
+            await engine.confirm()
         if level == UNCOMMITTED:
             view = await engine.newest_view()
         else:

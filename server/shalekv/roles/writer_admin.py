@@ -5,7 +5,6 @@ from __future__ import annotations
 import shalekv
 from shalekv.clock import Clock
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import DeadlinePassed
 from shalekv.roles import requests
 from shalekv.roles.ingests import Ingests
 from shalekv.roles.levels_status import LevelsReport
@@ -64,8 +63,7 @@ class WriterAdmin:
         self, request: admin_pb2.IngestSstRequest, call: Call
     ) -> Answer[admin_pb2.IngestSstReply]:
         """Commit files that stand ready."""
-        if call.deadline_ms is not None and call.deadline_ms <= self._clock.monotonic_ms():
-            raise DeadlinePassed("the deadline had passed when the call arrived: nothing was done")
+        requests.check_deadline(call, self._clock)
         self._engine.check_serving()
         return self._ingests.ingest_sst(request)
 

@@ -28,6 +28,7 @@ from shalekv.errors import (
     ShaleError,
 )
 from shalekv.roles.service import Answer, Call, KvService
+from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.runtime import Runtime
@@ -58,6 +59,7 @@ class Adapter:
         """
         self._session_room = session_room or ResultRoom(LimitSettings().sessions_bytes_max)
         self._runtime = runtime
+        self.counts = CallCounts(runtime.clock)
         self._calls_max = calls_max
         self._calls = 0
         self._refusal: ShaleError | None = None
@@ -81,10 +83,11 @@ class Adapter:
         request_type: type[RequestT],
     ) -> Handler:
         """The handler of a method with one request and one reply."""
+        count = self.counts.of_request(request_type)
 
         async def handle(data: bytes, context: Context) -> ReplyT:
             try:
-                with self._in_progress():
+                with self._timed(count), self._in_progress():
                     call = self._call(context)
                     reply = answer(_parsed(request_type, data), call)
                     return reply if isinstance(reply, Message) else await reply
@@ -104,6 +107,7 @@ class Adapter:
         request_type: type[RequestT],
     ) -> Handler:
         """The handler of a method with one request and a stream of replies."""
+        count = self.counts.of_request(request_type)
 
         async def handle(data: bytes, context: Context) -> None:
             async def serve(call: Call) -> None:
@@ -114,12 +118,13 @@ class Adapter:
                 finally:
                     await _close(replies)
 
-            await self._serve_stream(context, serve)
+            await self._serve_stream(context, serve, count)
 
         return grpc.unary_stream_rpc_method_handler(handle, None, _serialized)
 
     def session(self, service: KvService, limits: LimitSettings) -> Handler:
         """The handler of `KV.Session`."""
+        count = self.counts.of_request(SessionRequest)
 
         async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
             async def serve(call: Call) -> None:
@@ -129,19 +134,20 @@ class Adapter:
                     call,
                     room=self._session_room,
                     describe=self._operation_error,
+                    counts=self.counts,
                 )
                 await self._run_session(session, messages, context)
 
-            await self._serve_stream(context, serve)
+            await self._serve_stream(context, serve, count)
 
         return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
 
     async def _serve_stream(
-        self, context: Context, serve: Callable[[Call], Awaitable[None]]
+        self, context: Context, serve: Callable[[Call], Awaitable[None]], count: MethodCount
     ) -> None:
         """Let `serve` write the replies of a stream, and end the call as it ends."""
         try:
-            with self._in_progress():
+            with self._timed(count, is_stream=True), self._in_progress():
                 await serve(self._call(context))
         except asyncio.CancelledError as cancelled:
             _raise_if_ours(cancelled)
@@ -186,6 +192,9 @@ class Adapter:
         if streaming:
             return grpc.stream_stream_rpc_method_handler(handle_stream)
         return grpc.unary_unary_rpc_method_handler(handle)
+
+    def _timed(self, count: MethodCount, *, is_stream: bool = False) -> TimedCall:
+        return TimedCall(count, self._runtime.clock, is_stream=is_stream)
 
     @contextmanager
     def _in_progress(self) -> Iterator[None]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import grpc
+from google.protobuf.message import Message
 
-from shalekv.roles.service import AdminService
+from shalekv.roles.service import AdminService, Call
 from shalekv.rpc.adapter import Adapter
 from shalekv.v1 import admin_pb2 as admin
 
@@ -13,8 +14,16 @@ SERVICE = admin.DESCRIPTOR.services_by_name["Admin"].full_name
 
 def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHandler:
     """The methods of the operator's API."""
+
+    async def status(request: admin.StatusRequest, call: Call) -> admin.StatusReply:
+        """What the role tells, and the calls, of which only this side of it knows."""
+        answer = service.status(request, call)
+        reply = answer if isinstance(answer, Message) else await answer
+        reply.calls.extend(adapter.counts.statuses())
+        return reply
+
     methods = {
-        "Status": adapter.unary(service.status, admin.StatusRequest),
+        "Status": adapter.unary(status, admin.StatusRequest),
         "Stats": adapter.unary(service.stats, admin.StatsRequest),
         "CreateSnapshot": adapter.absent("Admin.CreateSnapshot"),
         "RenewSnapshot": adapter.absent("Admin.RenewSnapshot"),

@@ -40,7 +40,7 @@ class MethodCount:
 
     def add(self, duration_ms: float, *, has_failed: bool) -> None:
         """Count a call that is over."""
-        duration_us = int(duration_ms * _US_PER_MS)
+        duration_us = round(duration_ms * _US_PER_MS)
         self.calls += 1
         self.failures += has_failed
         self.total_us += duration_us

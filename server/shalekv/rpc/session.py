@@ -19,6 +19,7 @@ from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
 from shalekv.errors import InvalidRequest, ShaleError
 from shalekv.roles.service import Answer, Call, KvService
 from shalekv.roles.turns import Turns
+from shalekv.rpc.call_counts import CallCounts
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 
@@ -44,6 +45,7 @@ class Session:
         *,
         room: ResultRoom | None = None,
         describe: Describe,
+        counts: CallCounts,
     ) -> None:
         """`describe` makes of the exception of an operation what its client is told.
 
@@ -62,6 +64,8 @@ class Session:
             "write": service.write,
             "txn": service.txn,
         }
+        self._clock = counts.clock
+        self._counts = counts.of_operations(self._methods)
         self._waiting: dict[int, int] = {}  # id -> bytes of the operation
         self._answers: set[asyncio.Future[Any]] = set()  # futures and tasks that are waited for
         self._ready: list[kv_pb2.SessionResult] = []
@@ -158,16 +162,19 @@ class Session:
         """Begin an operation; whether a task was made that has not run yet."""
         kind: str = operation.WhichOneof("operation") or ""
         size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
+        began_ms = self._clock.monotonic_ms()
         self._hold(size_bytes)
         try:
             answer = self._answer(operation, kind, index)
         except Exception as error:  # noqa: BLE001 - one operation must not end the others
             self._hold(-size_bytes)
             self._add(kv_pb2.SessionResult(id=operation.id, error=self._describe(error)))
+            self._count(kind, began_ms, has_failed=True)
             return False
         if isinstance(answer, Message):
             self._hold(-size_bytes)
             self._add_reply(operation.id, kind, answer)
+            self._count(kind, began_ms, has_failed=False)
             return False
         self._waiting[operation.id] = size_bytes
         future: asyncio.Future[Any]
@@ -178,7 +185,7 @@ class Session:
             if isinstance(answer, Coroutine):  # its task may be cancelled before it begins
                 future.add_done_callback(lambda _: answer.close())
         self._answers.add(future)
-        future.add_done_callback(partial(self._done, operation.id, kind))
+        future.add_done_callback(partial(self._done, operation.id, kind, began_ms))
         return future is not answer
 
     def _answer(self, operation: kv_pb2.SessionOperation, kind: str, index: int) -> Answer[Message]:
@@ -191,9 +198,12 @@ class Session:
             raise self._refusal.with_traceback(None)
         return self._methods[kind](getattr(operation, kind), self._call)
 
-    def _done(self, operation_id: int, kind: str, future: asyncio.Future[_Outcome]) -> None:
+    def _done(
+        self, operation_id: int, kind: str, began_ms: float, future: asyncio.Future[_Outcome]
+    ) -> None:
         self._answers.discard(future)
         outcome = _outcome_of(future)
+        self._count(kind, began_ms, has_failed=not isinstance(outcome, Message))
         if self._is_closed:
             return
         self._hold(-self._waiting.pop(operation_id))
@@ -201,6 +211,12 @@ class Session:
             self._add_reply(operation_id, kind, outcome)
         else:
             self._add(kv_pb2.SessionResult(id=operation_id, error=self._describe(outcome)))
+
+    def _count(self, kind: str, began_ms: float, *, has_failed: bool) -> None:
+        """Count an operation that is over, one that nobody waits for any more included."""
+        count = self._counts.get(kind)
+        if count is not None:  # an operation that none of the known is was no call
+            count.add(self._clock.monotonic_ms() - began_ms, has_failed=has_failed)
 
     def _add_reply(self, operation_id: int, kind: str, reply: Message) -> None:
         result = kv_pb2.SessionResult(id=operation_id)

@@ -69,6 +69,7 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.SnapshotExists: Row(_Code.ALREADY_EXISTS, _NO),
     errors.LeaseLost: Row(_Code.ABORTED, _NO),
     errors.WalCollected: Row(_Code.OUT_OF_RANGE, _NO),
+    errors.WalUnprotected: Row(_Code.OUT_OF_RANGE, _NO),
     errors.WatchTooSlow: Row(_Code.ABORTED, _NO),
     errors.PartFailed: Row(_Code.INTERNAL, _NO, log=True),
     errors.LoadUnknown: Row(_Code.FAILED_PRECONDITION, _UNKNOWN),

@@ -441,6 +441,7 @@ class Snapshot(_message.Message):
     SNAPSHOT_EXPIRE_TIME_S_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     MANIFEST_CHECKSUM_FIELD_NUMBER: _builtins.int
+    CREATED_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     """16 bytes, unique among the open snapshots."""
     manifest_id: _builtins.int
@@ -451,6 +452,10 @@ class Snapshot(_message.Message):
     """A name given by a user. Empty: none."""
     manifest_checksum: _builtins.int
     """CRC-32C of the manifest object that it reads; 0 for the manifest that creates it."""
+    created_ms: _builtins.int
+    """When it was created, by the store's clock, milliseconds: what had expired by then is not there
+    when it is read. 0: reads are as of the last commit that it holds.
+    """
     def __init__(
         self,
         *,
@@ -459,10 +464,11 @@ class Snapshot(_message.Message):
         snapshot_expire_time_s: _builtins.int = ...,
         name: _builtins.str = ...,
         manifest_checksum: _builtins.int = ...,
+        created_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "manifest_checksum", b"manifest_checksum", "manifest_id", b"manifest_id", "name", b"name", "snapshot_expire_time_s", b"snapshot_expire_time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "id", b"id", "manifest_checksum", b"manifest_checksum", "manifest_id", b"manifest_id", "name", b"name", "snapshot_expire_time_s", b"snapshot_expire_time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ import pytest
 from shalekv.core.entry import NO_EXPIRY, Kind
 from shalekv.core.key_range import KEY_BYTES_MAX, KeyRange
 from shalekv.core.transaction import Change
-from shalekv.errors import InvalidRequest, NotImplementedYet
+from shalekv.errors import InvalidRequest
 from shalekv.format.system_key import CLIENT_KEY_BYTES_MAX
 from shalekv.roles import requests
 from shalekv.settings import LimitSettings
@@ -141,12 +141,6 @@ INVALID: list[tuple[str, Callable[[], Any]]] = [
     ("durability", lambda: requests.durability(kv_pb2.DURABILITY_QUORUM)),
 ]
 
-NOT_IMPLEMENTED: list[tuple[str, Callable[[], Any]]] = [
-    ("header.min_seq", lambda: check_header(min_seq=1)),
-    ("header.snapshot_id", lambda: check_header(snapshot_id=b"s")),
-]
-
-
 @pytest.mark.parametrize(("what", "check"), ACCEPTED, ids=[what for what, _ in ACCEPTED])
 def test_limit_is_accepted(what: str, check: Callable[[], Any]) -> None:
     """What is at its limit is accepted."""
@@ -163,12 +157,11 @@ def test_bad_field_is_named(field: str, check: Callable[[], Any]) -> None:
     assert str(caught.value).startswith(f"{field}: ")
 
 
-@pytest.mark.parametrize(("feature", "check"), NOT_IMPLEMENTED)
-def test_what_is_not_there_is_not_ignored(feature: str, check: Callable[[], Any]) -> None:
-    """An option that this version does not have is refused by name, never ignored."""
-    with pytest.raises(NotImplementedYet) as caught:
-        check()
-    assert caught.value.feature == feature
+def test_snapshot_is_not_written() -> None:
+    """A write that names a snapshot is refused: it cannot change what was."""
+    with pytest.raises(InvalidRequest) as caught:
+        requests.check_write_header(kv_pb2.RequestHeader(snapshot_id=bytes(16)))
+    assert caught.value.field == "header.snapshot_id"
 
 
 def test_limit_of_idempotency_keys_is_that_of_their_records() -> None:

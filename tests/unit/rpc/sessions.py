@@ -11,9 +11,11 @@ import grpc
 from google.protobuf.message import Message
 from grpc_status.rpc_status import aio
 
+from shalekv.clock import LoopClock
 from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
 from shalekv.roles.service import Call, KvService
+from shalekv.rpc.call_counts import CallCounts
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, status_of, status_of_bug
 from shalekv.settings import LimitSettings
@@ -104,7 +106,14 @@ class DrivenSession:
     def __init__(
         self, service: KvService, limits: LimitSettings, room: ResultRoom | None = None
     ) -> None:
-        self.session = Session(service, limits, Call(peer="test"), room=room, describe=described)
+        self.session = Session(
+            service,
+            limits,
+            Call(peer="test"),
+            room=room,
+            describe=described,
+            counts=CallCounts(LoopClock()),
+        )
         self.read_count = 0  # messages that were asked for
         self._requests: asyncio.Queue[kv_pb2.SessionRequest | None] = asyncio.Queue()
         self._replies = self.session.replies()

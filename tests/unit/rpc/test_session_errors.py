@@ -89,7 +89,6 @@ CASES: list[Case] = [
     Case("INVALID_REQUEST", kv_pb2.WriteRequest(changes=[put(b"a"), put(b"")])),
     Case("INVALID_REQUEST", kv_pb2.TxnRequest(then=[kv_pb2.TxnOperation()])),
     Case("INVALID_REQUEST", kv_pb2.TxnRequest(header=header(UNCOMMITTED), then=[get()])),
-    Case("NOT_IMPLEMENTED", kv_pb2.GetRequest(key=b"a", header=kv_pb2.RequestHeader(min_seq=1))),
     Case("CONDITION_FAILED", kv_pb2.PutRequest(key=b"n", precondition=absent())),
     Case("CONDITION_FAILED", kv_pb2.DeleteRequest(key=b"none", precondition=present())),
     Case("NOT_A_COUNTER", kv_pb2.WriteRequest(changes=[add(b"s")])),

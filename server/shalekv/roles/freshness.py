@@ -1,0 +1,54 @@
+"""How new the state must be that a read sees: `min_seq` and `max_staleness_ms` of its header."""
+
+from __future__ import annotations
+
+import asyncio
+
+from shalekv.clock import Clock
+from shalekv.engine.read_engine import ReadEngine
+from shalekv.errors import SeqNotReached, TooStale
+from shalekv.roles.service import Call
+from shalekv.settings import LimitSettings
+from shalekv.v1 import kv_pb2
+
+# An answer that says how far this server has come must be on its way before the caller gives up.
+ANSWER_PARTS, ANSWER_MS_MAX = 10, 100
+
+
+class Freshness:
+    """Waits until the state of an engine is as new as a read demands."""
+
+    def __init__(self, engine: ReadEngine, limits: LimitSettings, clock: Clock) -> None:
+        """Calls without a deadline wait for `limits.seq_wait_ms_max`."""
+        self._engine = engine
+        self._limits = limits
+        self._clock = clock
+
+    def is_due(self, header: kv_pb2.RequestHeader) -> bool:
+        """Whether the read has to wait, or to be refused."""
+        return header.min_seq > self._engine.prefix.seq or self._is_too_stale(header)
+
+    async def reach(self, header: kv_pb2.RequestHeader, call: Call) -> None:
+        """Return when the state is as new as demanded. Raises `SeqNotReached` and `TooStale`."""
+        engine, min_seq = self._engine, header.min_seq
+        try:
+            async with asyncio.timeout(self._wait_ms(call) / 1_000):
+                if header.min_seq > engine.prefix.seq or self._is_too_stale(header):
+                    await engine.catch_up()
+                await engine.prefix.cover(min_seq)
+        except TimeoutError:
+            if min_seq > engine.prefix.seq:
+                raise SeqNotReached(min_seq=min_seq, seq=engine.prefix.seq) from None
+        if self._is_too_stale(header):
+            raise TooStale(
+                staleness_ms=engine.staleness_ms, max_staleness_ms=header.max_staleness_ms
+            )
+
+    def _is_too_stale(self, header: kv_pb2.RequestHeader) -> bool:
+        return 0 < header.max_staleness_ms < self._engine.staleness_ms
+
+    def _wait_ms(self, call: Call) -> float:
+        if call.deadline_ms is None:
+            return self._limits.seq_wait_ms_max
+        left_ms = call.deadline_ms - self._clock.monotonic_ms()
+        return max(left_ms - min(left_ms / ANSWER_PARTS, ANSWER_MS_MAX), 0)

@@ -1,0 +1,223 @@
+"""What any serving process answers to `Get`, `BatchGet` and `Scan`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from shalekv.core.entry import Entry
+from shalekv.core.transaction import RESULT_FRAME_BYTES
+from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.read_engine import ReadEngine
+from shalekv.errors import ObjectNotFound, ReplyTooLarge, SnapshotNotFound
+from shalekv.roles import requests
+from shalekv.roles.freshness import Freshness
+from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue, check_deadline
+from shalekv.roles.scans import Scans
+from shalekv.roles.service import Answer, Call
+from shalekv.runtime import Runtime
+from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
+from shalekv.v1 import kv_pb2
+
+NOT_FOUND_BYTES = 2  # of a result that holds nothing
+LOST_TREES_MAX = 3  # that a read of some keys survives: it begins again in a newer one
+ReadReplyT = TypeVar("ReadReplyT", kv_pb2.GetReply, kv_pb2.BatchGetReply)
+Lookup: TypeAlias = Callable[[bytes], Entry | None]  # the version of a key in one state
+Reading: TypeAlias = Callable[[Lookup, kv_pb2.ReplyHeader], ReadReplyT]
+Again: TypeAlias = Callable[[], Awaitable[ReadReplyT]]
+Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+
+
+class Reads:
+    """Reads of a `ReadEngine`."""
+
+    def __init__(
+        self, engine: ReadEngine, limits: LimitSettings, runtime: Runtime, *, header: Header
+    ) -> None:
+        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        self._engine = engine
+        self._limits = limits
+        self._clock = runtime.clock
+        self._header = header
+        self._freshness = Freshness(engine, limits, runtime.clock)
+        self.scans = Scans(
+            engine,
+            limits,
+            runtime.clock,
+            runtime.random,
+            freshness=self._freshness,
+            header=header,
+        )
+
+    def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
+        """The value of one key, at the newest state of the read level."""
+        level = self._read_level(request.header, call)
+        requests.check_key(request.key, "key")
+        answer = partial(self._get_reply, request.key)
+        if self._freshness.is_due(request.header):
+            return self._read_fresh(request.header, call, level, (request.key,), answer)
+        return self._read(level, (request.key,), answer)
+
+    def batch_get(
+        self, request: kv_pb2.BatchGetRequest, call: Call
+    ) -> Answer[kv_pb2.BatchGetReply]:
+        """The values of many keys at one moment."""
+        level = self._read_level(request.header, call)
+        requests.check_keys(request, self._limits)
+        answer = partial(self._batch_get_reply, request)
+        if self._freshness.is_due(request.header):
+            return self._read_fresh(request.header, call, level, request.keys, answer)
+        return self._read(level, request.keys, answer)
+
+    def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
+        """Read a range at one sequence number and one logical time."""
+        level = self._read_level(request.header, call)
+        return self.scans.scan(request, level, call)
+
+    def _read_level(self, header: kv_pb2.RequestHeader, call: Call) -> LevelValue:
+        level = requests.read_level(header)
+        check_deadline(call, self._clock)
+        self._engine.check_serving()
+        return level
+
+    async def _read_fresh(
+        self,
+        header: kv_pb2.RequestHeader,
+        call: Call,
+        level: LevelValue,
+        keys: Sequence[bytes],
+        answer: Reading[ReadReplyT],
+    ) -> ReadReplyT:
+        """Answer when the state is as new as the header demands."""
+        await self._freshness.reach(header, call)
+        found = self._read(level, keys, answer)
+        return await found if isinstance(found, Awaitable) else found
+
+    def _read(
+        self, level: LevelValue, keys: Sequence[bytes], answer: Reading[ReadReplyT]
+    ) -> Answer[ReadReplyT]:
+        """Answer from the newest state of the level: at once if it is there and known to be ours.
+
+        A read shows a prefix of the log, as a scan does. While objects land out of order it waits
+        for those before what has landed: two reads that saw one and not the other would show an
+        order of commits that never was (I14).
+        """
+        engine = self._engine
+        if level == LINEARIZABLE:
+            return self._read_confirmed(keys, answer)
+        if level == UNCOMMITTED:
+            return self._look_up(keys, answer, engine.newest, engine.newest_seq, None, None)
+        if not engine.prefix.is_whole:
+            return self._read_view(keys, answer)
+        return self._read_whole(keys, answer, LOST_TREES_MAX)
+
+    async def _read_confirmed(
+        self, keys: Sequence[bytes], answer: Reading[ReadReplyT]
+    ) -> ReadReplyT:
+        await self._engine.confirm()
+        return await self._read_view(keys, answer)
+
+    async def _read_view(
+        self, keys: Sequence[bytes], answer: Reading[ReadReplyT], trees_left: int = LOST_TREES_MAX
+    ) -> ReadReplyT:
+        engine = self._engine
+        if engine.prefix.is_whole:
+            found = self._read_whole(keys, answer, trees_left)
+        else:
+            view = await engine.committed_view()
+            again = self._again(keys, answer, trees_left)
+            found = self._look_up(keys, answer, view.get, view.seq, view.wal_id, again)
+        return await found if isinstance(found, Awaitable) else found
+
+    def _read_whole(
+        self, keys: Sequence[bytes], answer: Reading[ReadReplyT], trees_left: int
+    ) -> Answer[ReadReplyT]:
+        engine, prefix = self._engine, self._engine.prefix
+        again = self._again(keys, answer, trees_left)
+        return self._look_up(keys, answer, engine.committed, prefix.seq, prefix.wal_id, again)
+
+    def _again(
+        self, keys: Sequence[bytes], answer: Reading[ReadReplyT], trees_left: int
+    ) -> Again[ReadReplyT] | None:
+        """How to read once more, in another tree, if this one was lost while it was read."""
+        if not trees_left:
+            return None
+        return lambda: self._read_view(keys, answer, trees_left - 1)
+
+    def _look_up(
+        self,
+        keys: Sequence[bytes],
+        answer: Reading[ReadReplyT],
+        in_memory: Lookup,
+        seq: int,
+        wal_id: int | None,
+        again: Again[ReadReplyT] | None,
+    ) -> Answer[ReadReplyT]:
+        """Answer from memory, and from the levels for keys of which memory does not speak.
+
+        The levels are those of this moment: what memory lets go of later is in them.
+        """
+        header = self._header(seq, wal_id)
+        held = self._engine.held
+        if held.tree.is_empty:
+            return answer(in_memory, header)
+        known = {key: in_memory(key) for key in keys}
+        below = [key for key, entry in known.items() if entry is None and held.may_hold(key)]
+        if not below:
+            return answer(known.get, header)
+        return self._read_below(held, below, known, lambda lookup: answer(lookup, header), again)
+
+    async def _read_below(
+        self,
+        held: HeldTree,
+        keys: Sequence[bytes],
+        known: dict[bytes, Entry | None],
+        answer: Callable[[Lookup], ReadReplyT],
+        again: Again[ReadReplyT] | None,
+    ) -> ReadReplyT:
+        try:
+            known.update(await held.find_many(keys))
+        except ObjectNotFound as missing:
+            reason = await self._engine.explain(missing, held)
+            if again is None or not isinstance(reason, SnapshotNotFound):
+                raise reason from missing
+            return await again()
+        return answer(known.get)
+
+    def _get_reply(self, key: bytes, lookup: Lookup, header: kv_pb2.ReplyHeader) -> kv_pb2.GetReply:
+        entry = lookup(key)
+        if entry is None or not entry.is_visible(self._engine.time.now_ms()):
+            return kv_pb2.GetReply(header=header)
+        return kv_pb2.GetReply(
+            header=header,
+            found=True,
+            value=entry.value,
+            seq=entry.seq,
+            expire_at_ms=entry.expire_at_ms,
+        )
+
+    def _batch_get_reply(
+        self, request: kv_pb2.BatchGetRequest, lookup: Lookup, header: kv_pb2.ReplyHeader
+    ) -> kv_pb2.BatchGetReply:
+        now_ms = self._engine.time.now_ms()
+        reply = kv_pb2.BatchGetReply(header=header)
+        reply_bytes = 0
+        for key in request.keys:
+            entry = lookup(key)
+            if entry is not None and not entry.is_visible(now_ms):
+                entry = None
+            reply_bytes += RESULT_FRAME_BYTES + len(entry.value) if entry else NOT_FOUND_BYTES
+            if reply_bytes > STREAM_MESSAGE_BYTES_MAX:
+                message = (
+                    f"the results for these {len(request.keys)} keys pass the "
+                    f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
+                )
+                raise ReplyTooLarge(message)
+            if entry is None:
+                reply.results.add()
+            else:
+                reply.results.add(
+                    found=True, value=entry.value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
+                )
+        return reply
