@@ -34,6 +34,7 @@ ShaleError
 │   ├── DatabaseNotFound       there is none at this URL
 │   ├── DatabaseExists         there is one already
 │   ├── DatabaseMismatch       it was created in another way than it is opened in
+│   ├── OriginLost             what it was cloned from does not keep its SSTs any more
 │   ├── ManifestVersionExists  another process edited the manifest first
 │   ├── ManifestConflict       ... again and again, until the deadline
 │   └── IllegalState           the protocol rules this out: stop, touch nothing, tell a human
@@ -345,6 +346,15 @@ class DatabaseMismatch(DatabaseError):
     """The database was created in another way than it is opened in."""
 
     reason = "DATABASE_MISMATCH"
+
+
+class OriginLost(DatabaseError):
+    """The database that this one was cloned from does not keep the SSTs any more that both share.
+
+    They may be deleted. Restore the clone from a copy, or make it anew.
+    """
+
+    reason = "ORIGIN_LOST"
 
 
 class ManifestVersionExists(DatabaseError):

@@ -35,6 +35,7 @@ IMPATIENT_MS = 1_500  # a deadline that passes while the store is in trouble
 RESTLESS = (
     *("--compactor-poll-ms", "100", "--compactor-idle-poll-ms", "200"),
     *("--wal-trigger-age-ms", "200", "--collect-interval-ms", "200", "--collect-age-s", "1"),
+    *("--wal-retention-s", "0"),
     *("--snapshot-ttl-s", "2", "--fence-poll-ms", "200", "--child-restart-initial-ms", "100"),
     *("--flush-interval-ms", "5", "--retry-max-ms", "200"),
 )

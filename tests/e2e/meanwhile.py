@@ -27,7 +27,10 @@ NEVER_LOOKS = ("--fence-poll-ms", "3600000")  # for a successor, unless somethin
 SERVE = ("serve", "--listen", "127.0.0.1:0", "--log-format", "json")
 SHORT_LIVED = (*ALONE, *NEVER_LOOKS, "--snapshot-ttl-s", str(LIFE_S))
 COMPACT_ALL = ("--wal-trigger-age-ms", "0", "--sst-bytes", "65536", "--log-format", "json")
-COLLECT_ALL = ("--collect-age-s", "0", "--collect-interval-ms", "100", "--log-format", "json")
+COLLECT_ALL = (
+    *("--collect-age-s", "0", "--wal-retention-s", "0"),
+    *("--collect-interval-ms", "100", "--log-format", "json"),
+)
 
 
 class Meanwhile:

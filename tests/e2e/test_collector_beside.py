@@ -8,7 +8,10 @@ from shalekv.cli.exit_codes import ExitCode
 from tests.e2e.cli import output
 from tests.e2e.processes import Processes
 
-RESTLESS = ("--collect-interval-ms", "10", "--collect-age-s", "0", "--log-format", "json")
+RESTLESS = (
+    *("--collect-interval-ms", "10", "--collect-age-s", "0", "--wal-retention-s", "0"),
+    *("--log-format", "json"),
+)
 
 
 async def test_writers_come_and_go_while_everything_inactive_is_deleted(

@@ -77,6 +77,7 @@ async def check_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
     settings = fill.settings(url)
     flags = ["--memory-bytes", str(fill.memory_bytes)]
     flags += ["--collect-interval-ms", "500", "--collect-age-s", "1"]
+    flags += ["--wal-retention-s", "0"]
     filling, footprint = Filling(fill.workload), Footprint(tmp_path / "db")
     server = await processes.serve(url, *flags)
     idle_bytes = resident_bytes(server.pid)

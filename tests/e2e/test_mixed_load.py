@@ -37,6 +37,7 @@ TINY = {
     "compactor-lease-ttl-s": LEASE_S,
     "collect-interval-ms": 300,
     "collect-age-s": 1,
+    "wal-retention-s": 0,
     "foreign-age-s": 5,
     "memtable-segment-bytes": 64 << 10,
     "skip-memtable-bytes": 64 << 10,

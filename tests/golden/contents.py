@@ -316,3 +316,13 @@ MANIFEST_LOADS = Manifest(
     ),
     loads_forgotten_ms=1_699_999_999_000,
 )
+MANIFEST_SNAPSHOTS = Manifest(
+    database_id=DATABASE_ID,
+    manifest_id=44,
+    write_id=bytes(range(0x62, 0x72)),
+    wal_id_last_seen=3,
+    snapshots=(
+        Snapshot(bytes(range(0x81, 0x91)), 43, 0, "monthly", 0x89ABCDEF, 1_700_000_000_900),
+        Snapshot(bytes(range(0x91, 0xA1)), 44, 1_700_000_700, "", 0, 1_700_000_001_000),
+    ),
+)

@@ -143,7 +143,7 @@ def describe_manifest(manifest: Manifest) -> Json:
         "wal_mode": manifest.wal_mode.name,
         "wal_members": list(manifest.wal_members),
         "leveled_ssts": _rows(manifest.leveled_ssts),
-        "snapshots": _rows(manifest.snapshots),
+        "snapshots": [_without_zero(row, "created_ms") for row in _rows(manifest.snapshots)],
         "leases": _rows(manifest.leases),
         "pending_loads": [
             {"load_id": load.load_id, "ssts": _rows(load.ssts)} for load in manifest.pending_loads

@@ -22,6 +22,7 @@ from tests.golden.contents import (
     LEVEL_ZSTD,
     MANIFEST_FULL,
     MANIFEST_LOADS,
+    MANIFEST_SNAPSHOTS,
     WAL_ENTRIES,
     WAL_FENCE,
     WAL_LOAD,
@@ -47,12 +48,14 @@ SSTS = {
         "wal_load_system": WAL_LOAD_SYSTEM,
         "level_unnumbered": LEVEL_UNNUMBERED,
     },
+    "v1_snapshots": {},
 }
 MANIFESTS = {
     "v1": {"manifest_full": MANIFEST_FULL},
     "v1_system": {},
     "v1_levels": {},
     "v1_ingest": {"manifest_loads": MANIFEST_LOADS},
+    "v1_snapshots": {"manifest_snapshots": MANIFEST_SNAPSHOTS},
 }
 
 

@@ -76,4 +76,5 @@ def draw_collector(random: Random, pace: float) -> CollectorSettings:
         collect_interval_ms=max(10, int(random.choice([100, 1_000]) * pace)),
         collect_age_s=random.choice([0, 0, 1, 5]),
         foreign_age_s=5,
+        wal_retention_s=0,
     )

@@ -89,7 +89,7 @@ class Household:
     async def collect(self) -> Report:
         """Delete what nothing needs, however young."""
         await self.runtime.clock.sleep_ms(self.tick_ms + 10)
-        settings = CollectorSettings(collect_age_s=0, foreign_age_s=0)
+        settings = CollectorSettings(collect_age_s=0, foreign_age_s=0, wal_retention_s=0)
         cas = CasStore(self.store(), self.runtime, StoreSettings())
         return await Collecting(cas, settings).collect()
 

@@ -35,6 +35,11 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "IDEMPOTENCY_KEY_REUSED": errors.KeyReused,
         "IDEMPOTENCY_KEY_EXPIRED": errors.KeyExpired,
         "PAGE_EXPIRED": errors.PageExpired,
+        "NOT_THE_WRITER": errors.NotTheWriter,
+        "TOO_STALE": errors.TooStale,
+        "SEQ_NOT_REACHED": errors.SeqNotReached,
+        "WAL_COLLECTED": errors.WalCollected,
+        "WATCH_TOO_SLOW": errors.WatchTooSlow,
         "NOT_IMPLEMENTED": errors.Unimplemented,
         "OVERLOADED": errors.Overloaded,
         "QUEUE_FULL": errors.Overloaded,
@@ -49,8 +54,8 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "DATABASE_MISMATCH": errors.NotApplied,
         "MANIFEST_VERSION_EXISTS": errors.NotApplied,
         "MANIFEST_CONFLICT": errors.NotApplied,
-        "SNAPSHOT_NOT_FOUND": errors.NotApplied,
-        "SNAPSHOT_EXISTS": errors.NotApplied,
+        "SNAPSHOT_NOT_FOUND": errors.SnapshotNotFound,
+        "SNAPSHOT_EXISTS": errors.SnapshotExists,
         "LEASE_LOST": errors.NotApplied,
         "PART_FAILED": errors.NotApplied,
         "SUPERSEDED": errors.NotApplied,
@@ -169,3 +174,12 @@ def _retry_after_ms(status: status_pb2.Status | None) -> int | None:
         if detail.Unpack(info):
             return max(0, info.retry_delay.ToMilliseconds())
     return None
+
+
+def not_reached(address: str, seq: int, min_seq: int) -> errors.SeqNotReached:
+    """The error for a reply that shows less than the caller has seen before."""
+    message = f"the server is at seq {seq}, and this client has seen seq {min_seq}"
+    found = ErrorDetails(
+        address, "DEADLINE_EXCEEDED", message, "SEQ_NOT_REACHED", {"seq": str(seq)}
+    )
+    return errors.SeqNotReached(found)

@@ -9,6 +9,15 @@ ShaleKVError
 │   ├── RangeTooCostly    too much is deleted in a range that was to be compared
 │   ├── KeyReused         the idempotency key belongs to a write with other content
 │   ├── PageExpired       the view of a scan is gone: begin it again
+│   ├── NotTheWriter      this server is a reader; `writer_address` says who is the writer
+│   ├── NoWriter          none of the servers is the writer, or knows one that answers
+│   ├── TooStale          this reader is further behind than the read allows
+│   ├── SeqNotReached     this server has not got so far within the time given; `seq` says how far
+│   ├── SnapshotNotFound  the snapshot has expired, was deleted, or never was
+│   ├── SnapshotExists    another snapshot has this name
+│   ├── WalCollected      a watch can't begin there any more; `oldest_seq` says where it can
+│   ├── WatchTooSlow      a watch was not taken in time; go on at `next_seq`
+│   ├── WrongDatabase     the server, or the token, is of another database
 │   ├── Unimplemented     this server does not have the call or the option
 │   ├── Overloaded        come back after `retry_after_ms`
 │   ├── ReplyTooLarge     ask for less at once
@@ -102,8 +111,7 @@ class ConditionFailed(NotApplied):
     @property
     def found_seq(self) -> int:
         """The number of the commit that wrote the value that is there; 0: there is none."""
-        told = self.details.metadata.get("found_seq", "")
-        return int(told) if told.isdecimal() else 0
+        return _number(self, "found_seq")
 
 
 class NotACounter(NotApplied):
@@ -124,6 +132,67 @@ class KeyReused(NotApplied):
 
 class PageExpired(NotApplied):
     """The view of the scan, or of its page token, is gone. Begin the scan again."""
+
+
+class NotTheWriter(NotApplied):
+    """Only the writer can do this, and this server is a reader. Ask the writer."""
+
+    @property
+    def writer_address(self) -> str:
+        """HOST:PORT of the writer; empty if this server does not know it."""
+        return self.details.metadata.get("writer_address", "")
+
+
+class NoWriter(NotApplied):
+    """None of the servers is the writer, or knows one that answers. Try again, or start one."""
+
+
+class TooStale(NotApplied):
+    """This reader is further behind than the read allows. Ask the writer, or allow more."""
+
+    @property
+    def staleness_ms(self) -> int:
+        """How old its state may be, in milliseconds."""
+        return _number(self, "staleness_ms")
+
+
+class SeqNotReached(NotApplied, TimeoutError):
+    """This server has not applied, within the time given, the commit that a read asked for."""
+
+    @property
+    def seq(self) -> int:
+        """How far it has got."""
+        return _number(self, "seq")
+
+
+class SnapshotNotFound(NotApplied):
+    """The snapshot has expired, was deleted, or never was."""
+
+
+class SnapshotExists(NotApplied):
+    """Another snapshot has this name. Choose a new one, or delete the other."""
+
+
+class WalCollected(NotApplied):
+    """What a watch asks for is no longer in the WAL. Read the state, and watch from there on."""
+
+    @property
+    def oldest_seq(self) -> int:
+        """The oldest commit at which a watch can begin."""
+        return _number(self, "oldest_seq")
+
+
+class WatchTooSlow(NotApplied):
+    """A watch was not taken in time, and is closed. Open it again at `next_seq`."""
+
+    @property
+    def next_seq(self) -> int:
+        """The first commit that the watch has not told of."""
+        return _number(self, "next_seq")
+
+
+class WrongDatabase(NotApplied):
+    """The server, or the session token, is of another database. Correct the one or the other."""
 
 
 class Unimplemented(NotApplied):
@@ -202,3 +271,9 @@ class KeyExpired(OutcomeUnknown):
 
 class ServerFailed(OutcomeUnknown):
     """The server could not do it. `reason` and message say why."""
+
+
+def _number(error: ShaleKVError, name: str) -> int:
+    """A number of the metadata; 0: the server told none."""
+    told = error.details.metadata.get(name, "")
+    return int(told) if told.isdecimal() else 0

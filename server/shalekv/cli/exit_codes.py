@@ -58,6 +58,7 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
     errors.SnapshotExists: ExitCode.USAGE,
     errors.LeaseLost: ExitCode.CONFLICT,
     errors.IllegalState: ExitCode.DAMAGED,
+    errors.OriginLost: ExitCode.DAMAGED,
     errors.CorruptObject: ExitCode.DAMAGED,
     errors.ObjectNotFound: ExitCode.DAMAGED,
     errors.StoreError: ExitCode.STORE,

@@ -35,6 +35,7 @@ COMMANDS: CommandTable = {
     "compactor": ("shalekv.cli.compactor:compactor", "Merge the WAL and the levels."),
     "collector": ("shalekv.cli.collector:collector", "Delete objects that nothing needs."),
     "snapshot": ("shalekv.cli.snapshot:snapshot", "Create, list, renew, share, delete snapshots."),
+    "consumers": ("shalekv.cli.consumers:consumers", "List and delete consumers of the WAL."),
     "manifest": ("shalekv.cli.manifest:manifest", "Print a manifest, read from the store."),
     "wal": ("shalekv.cli.wal:wal", "List the WAL objects, read from the store."),
     "levels": (

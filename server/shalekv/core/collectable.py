@@ -27,6 +27,7 @@ class Reason(enum.Enum):
     PENDING_LOAD = "pending load"
     FENCE = "fence"
     NOT_BELOW_C = "not below c"
+    RETAINED = "wal retention"
     YOUNG = "not old enough"
     YOUNG_FOREIGN = "not ours, not old enough"
 

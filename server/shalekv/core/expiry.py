@@ -13,6 +13,7 @@ from dataclasses import replace
 from shalekv.core.collectable import Folder, Listed
 from shalekv.core.manifest import Lease, Manifest
 from shalekv.core.snapshot import NEVER, is_expired
+from shalekv.core.wal_retention import retain_wal
 
 
 def is_lease_expired(lease: Lease, now_s: float) -> bool:
@@ -20,22 +21,30 @@ def is_lease_expired(lease: Lease, now_s: float) -> bool:
     return lease.expire_time_s != NEVER and lease.expire_time_s < now_s
 
 
-def expire(manifest: Manifest, now_s: float, cutoff_ms: int) -> Manifest:
-    """The manifest without what has expired at `now_s`, and with this cutoff or a later one."""
-    return replace(
+def expire(
+    manifest: Manifest, now_s: float, cutoff_ms: int, *, retained: int | None = None
+) -> Manifest:
+    """The manifest without what has expired at `now_s`, and with this cutoff or a later one.
+
+    WAL objects from `retained` on stay, see `retain_wal`.
+    """
+    expired = replace(
         manifest,
         snapshots=tuple(s for s in manifest.snapshots if not is_expired(s, now_s)),
         leases=tuple(lease for lease in manifest.leases if not is_lease_expired(lease, now_s)),
         gc_cutoff_ms=max(manifest.gc_cutoff_ms, cutoff_ms),
     )
+    return retain_wal(expired, retained)
 
 
-def has_expired(manifest: Manifest, now_s: float, cutoff_ms: int) -> bool:
+def has_expired(
+    manifest: Manifest, now_s: float, cutoff_ms: int, *, retained: int | None = None
+) -> bool:
     """Whether the manifest contains the edit `expire` with these arguments (F2).
 
     Another collector's edit is as good as ours: what counts is what the manifest says.
     """
-    return manifest == expire(manifest, now_s, cutoff_ms)
+    return manifest == expire(manifest, now_s, cutoff_ms, retained=retained)
 
 
 def is_edit_needed(current: Manifest, expired: Manifest, doomed: Iterable[Listed]) -> bool:

@@ -40,6 +40,17 @@ class Snapshot:
     name: str = ""
     manifest_checksum: int = 0
     created_ms: int = 0  # by the store's clock; 0: it is read as of its last commit
+    ssts_only: bool = False  # it keeps no WAL object, and cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Another database, some of whose SSTs are read by this one: see `core.origins`."""
+
+    database_id: bytes  # that wrote them, as they say themselves
+    url: str  # where they are; empty: in the levels folder of this database
+    snapshot_id: bytes  # in the manifest there, which keeps them; empty where the URL is
+    sst_ids: bytes  # 16 bytes each; empty: none is read any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,7 @@ class Manifest:
     pending_loads: tuple[PendingLoad, ...] = ()
     recent_loads: tuple[RecentLoad, ...] = ()
     loads_forgotten_ms: int = 0  # logical time of the latest load that is not remembered
+    origins: tuple[Origin, ...] = ()
 
     @property
     def first_uncompacted_wal_id(self) -> int:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.origins import foreign_ids
 from shalekv.core.snapshot import is_expired
-from shalekv.core.sst_table import ID_BYTES
+from shalekv.core.sst_table import ID_BYTES, SstTable
 
 Sizes = dict[bytes | int, int]  # object -> bytes: SSTs by their ids, WAL objects by theirs
 
@@ -25,8 +26,12 @@ class Holdings:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Holdings:
-        """What this manifest keeps, pending loads included."""
-        tables = (manifest.leveled_ssts, *(load.ssts for load in manifest.pending_loads))
+        """What this manifest keeps in its own folders, pending loads included."""
+        levels = manifest.leveled_ssts
+        if manifest.origins:
+            foreign = foreign_ids(manifest.origins)
+            levels = SstTable.from_infos(info for info in levels if info.id not in foreign)
+        tables = (levels, *(load.ssts for load in manifest.pending_loads))
         return cls(
             b"".join(table.ids for table in tables),
             b"".join(table.sizes_bytes for table in tables),
@@ -76,7 +81,7 @@ def pinned_by_snapshots(
         is_own = snapshot.manifest_id == current.manifest_id
         holdings = own if is_own else known.get(snapshot.manifest_id)
         if holdings is not None:
-            sizes = holdings.sizes(wal)
+            sizes = holdings.sizes({} if snapshot.ssts_only else wal)
             beyond[snapshot.id] = {key: sizes[key] for key in sizes.keys() - kept.keys()}
     holders = Counter(chain.from_iterable(beyond.values()))
     return [_pinned(snapshot, beyond.get(snapshot.id), holders) for snapshot in snapshots]

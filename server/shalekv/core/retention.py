@@ -18,7 +18,9 @@ from datetime import UTC, datetime
 from shalekv.core.collectable import Folder, Listed, Reason, Verdict
 from shalekv.core.lease import protects
 from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.origins import needed_pins
 from shalekv.core.sst_table import ID_BYTES
+from shalekv.core.wal_retention import WalRetention
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Pins:
     wal_id_last_compacted: int | None
     sst_ids: bytes  # 16 bytes each
     loads: tuple[tuple[str, bytes], ...] = ()  # id of a pending load, and its SSTs
+    origin_pins: frozenset[bytes] = frozenset()  # snapshots of other databases: `core.origins`
 
     @classmethod
     def of(cls, manifest: Manifest) -> Pins:
@@ -38,6 +41,7 @@ class Pins:
             manifest.wal_id_last_compacted,
             manifest.leveled_ssts.ids,
             tuple((load.load_id, load.ssts.ids) for load in manifest.pending_loads),
+            frozenset(needed_pins(manifest)),
         )
 
     @property
@@ -53,15 +57,27 @@ class Cutoffs:
     cutoff_ms: int
     foreign_ms: int
     fence_ms: int | None  # None: fences never go
+    wal: WalRetention | None = None  # of what is compacted; None: none
 
     @classmethod
     def at(
-        cls, now_ms: int, *, collect_age_s: int, foreign_age_s: int, fence_age_s: int
+        cls,
+        now_ms: int,
+        *,
+        collect_age_s: int,
+        foreign_age_s: int,
+        fence_age_s: int,
+        wal_retention_s: int = 0,
+        wal_retention_bytes: int = 0,
     ) -> Cutoffs:
         """The cutoffs at `now_ms`. Nothing goes that is younger than `collect_age_s`."""
         cutoff_ms = max(now_ms - 1_000 * collect_age_s, 0)
         fence_ms = min(cutoff_ms, now_ms - 1_000 * fence_age_s) if fence_age_s else None
-        return cls(cutoff_ms, min(cutoff_ms, now_ms - 1_000 * foreign_age_s), fence_ms)
+        foreign_ms = min(cutoff_ms, now_ms - 1_000 * foreign_age_s)
+        if not wal_retention_s:
+            return cls(cutoff_ms, foreign_ms, fence_ms)
+        retention = WalRetention(now_ms - 1_000 * wal_retention_s, wal_retention_bytes)
+        return cls(cutoff_ms, foreign_ms, fence_ms, retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +96,11 @@ class Retention:
         cutoffs: Cutoffs,
         *,
         fences: Collection[str] = (),
+        retained: int | None = None,
     ) -> None:
         """`pins` are those of all active manifests, `fences` the names of WAL objects that are.
 
+        From `retained` on the WAL stays, whatever else lets it go (see `retained_from`).
         Raises `ValueError` when the pins of an active manifest are missing.
         """
         by_id = _by_id(manifest, pins)
@@ -95,6 +113,7 @@ class Retention:
         self._manifests = _kept_manifests(manifest)
         self._ssts = _kept_ssts(manifest, by_id)
         self._wal = _wal_keepers(manifest, by_id)
+        self._retained = retained
 
     def judge(self, listed: Listed) -> Verdict:
         """What becomes of this object."""
@@ -120,6 +139,8 @@ class Retention:
         for keeper in self._wal:
             if number >= keeper.first:
                 return keeper.verdict
+        if self._retained is not None and number >= self._retained:
+            return Verdict(Reason.RETAINED)
         if listed.name not in self._fences:
             return _unless_young(listed, self._sst_cutoff_ms, Reason.BELOW_C)
         fence_ms = self._cutoffs.fence_ms
@@ -171,9 +192,14 @@ def _unless_young(listed: Listed, cutoff_ms: int, going: Reason) -> Verdict:
     return Verdict(Reason.YOUNG, f"the cutoff is {moment}")
 
 
-def _pinned(manifest: Manifest) -> Iterator[tuple[int, str]]:
-    """Manifests that snapshots name, and which snapshot it is; an id may come twice."""
+def _pinned(manifest: Manifest, *, with_wal: bool = False) -> Iterator[tuple[int, str]]:
+    """Manifests that snapshots name, and which snapshot it is; an id may come twice.
+
+    `with_wal`: only by those that keep WAL objects, too.
+    """
     for snapshot in manifest.snapshots:
+        if with_wal and snapshot.ssts_only:
+            continue
         if snapshot.manifest_id != manifest.manifest_id:
             detail = f"{snapshot_label(snapshot)} of manifest {snapshot.manifest_id}"
             yield snapshot.manifest_id, detail
@@ -212,7 +238,7 @@ def _wal_keepers(manifest: Manifest, by_id: dict[int, Pins]) -> tuple[_WalKeeper
     own = by_id[manifest.manifest_id]
     current = _WalKeeper(own.first_wal_id, Verdict(Reason.NOT_BELOW_C, _c_of(own)))
     others = [current]
-    for manifest_id, detail in _pinned(manifest):
+    for manifest_id, detail in _pinned(manifest, with_wal=True):
         pins = by_id[manifest_id]
         verdict = Verdict(Reason.NOT_BELOW_C, f"{_c_of(pins)}, snapshot {detail}")
         others.append(_WalKeeper(pins.first_wal_id, verdict))

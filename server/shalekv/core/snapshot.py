@@ -89,6 +89,7 @@ def share_snapshot(
         snapshot,
         manifest_id=shared.manifest_id,
         manifest_checksum=shared.manifest_checksum or manifest_checksum,
+        ssts_only=shared.ssts_only,
         created_ms=shared.created_ms,
     )
     return replace(created, snapshots=(*others, twin))

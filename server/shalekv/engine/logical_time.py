@@ -27,3 +27,7 @@ class LogicalTime:
     def raise_to(self, floor_ms: int) -> None:
         """Never show less than `floor_ms` from now on."""
         self._last_ms = max(self._last_ms, floor_ms)
+
+    def set(self, store_now_ms: int) -> None:
+        """The store's clock shows this now; time does not go back for it."""
+        self._offset_ms = store_now_ms - self._clock.monotonic_ms()

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 
@@ -38,28 +39,53 @@ class Replayed:
 async def replay(
     store: CasStore, slots: range, *, database_id: bytes, replayed: Replayed, parallel_reads: int
 ) -> None:
-    """Apply the WAL objects in `slots`, in order, to `replayed`, while the next are on their way.
+    """Apply the WAL objects in `slots`, in order, to `replayed`.
 
-    REQUIRES: all of them are filled, and a manifest read afterwards will show that none was
-    collected meanwhile. Raises `CorruptObject`, `ObjectNotFound`, and `IllegalState` when the
-    order of slots is not the order of sequence numbers.
+    REQUIRES and raises as `apply_in_order` and `apply_object`.
+    """
+    await apply_in_order(
+        store,
+        slots,
+        database_id=database_id,
+        memtable=replayed.memtable,
+        apply=partial(apply_object, replayed=replayed),
+        parallel_reads=parallel_reads,
+    )
+
+
+async def apply_in_order(
+    store: CasStore,
+    slots: range,
+    *,
+    database_id: bytes,
+    memtable: Memtable,
+    apply: Callable[[Sst], None],
+    parallel_reads: int,
+) -> None:
+    """Give the WAL objects in `slots`, in order, to `apply`, while the next are on their way.
+
+    Runs of `memtable` are merged meanwhile. REQUIRES: all of them are filled, and a manifest read
+    afterwards will show that none was collected. Raises what `apply` raises, `CorruptObject`,
+    `ObjectNotFound` and `StoreUnavailable`.
     """
     failure: ShaleError | None = None
     async with asyncio.TaskGroup() as tasks:
         unread = iter(slots)
         reading = deque(
-            tasks.create_task(_read(store, wal_id, database_id))
+            tasks.create_task(read_slot(store, wal_id, database_id))
             for wal_id in islice(unread, parallel_reads)
         )
         while reading and failure is None:
             found = await reading.popleft()
             for wal_id in islice(unread, 1):
-                reading.append(tasks.create_task(_read(store, wal_id, database_id)))
+                reading.append(tasks.create_task(read_slot(store, wal_id, database_id)))
             try:
-                _apply(found, replayed)
+                if isinstance(found, ShaleError):
+                    raise found
+                apply(found)
             except ShaleError as error:
                 failure = error
-            await replayed.memtable.merge_runs(store.runtime.clock)
+            await memtable.merge_runs(store.runtime.clock)
             await store.runtime.clock.sleep_ms(0)
         for task in reading:
             task.cancel()
@@ -67,7 +93,7 @@ async def replay(
         raise failure
 
 
-async def _read(store: CasStore, wal_id: int, database_id: bytes) -> Sst | ShaleError:
+async def read_slot(store: CasStore, wal_id: int, database_id: bytes) -> Sst | ShaleError:
     """One object, or why it cannot be applied, which is told when it is its turn."""
     name = names.wal_name(wal_id)
     try:
@@ -99,9 +125,12 @@ def _loads(found: Sst) -> Iterator[CommittedLoad]:
             yield CommittedLoad(load.load_id, load.ssts, entry.seq, wal_id)
 
 
-def _apply(found: Sst | ShaleError, replayed: Replayed) -> None:
-    if isinstance(found, ShaleError):
-        raise found
+def apply_object(found: Sst, replayed: Replayed) -> None:
+    """Apply the next WAL object.
+
+    Raises `CorruptObject`, and `IllegalState` when the order of slots is not that of sequence
+    numbers.
+    """
     contents = found.footer.contents
     name = found.properties.name
     if contents.entry_count and contents.min_seq <= replayed.last_seq:

@@ -27,13 +27,22 @@ from shalekv.core.snapshot import (
 from shalekv.engine.collection.active import read_pinned, unless_overtaken
 from shalekv.engine.editing import edit_deadline
 from shalekv.engine.wal import list_wal
-from shalekv.errors import InvalidRequest, ManifestVersionExists, SnapshotNotFound
+from shalekv.errors import (
+    InvalidRequest,
+    ManifestVersionExists,
+    Overloaded,
+    SnapshotNotFound,
+)
 from shalekv.format import names
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 
 ID_BYTES = 16
 NAME_CHARS_MAX = 128
+# What stands behind a gap in the WAL may be acknowledged: its writer is about to fill it. Of one
+# that has crashed only the next writer fills it, so there is an end to waiting.
+GAP_WAIT_MS, GAP_LOOK_MS = 3_000, 20
+TOO_MANY_RETRY_MS = 1_000
 
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 
@@ -54,34 +63,52 @@ class _MovedOn(Exception):
 class Snapshots:
     """The snapshots of one database, for whoever may edit its manifest."""
 
-    def __init__(self, store: CasStore) -> None:
-        """Nothing is read yet."""
+    def __init__(self, store: CasStore, stored: StoredManifest | None = None) -> None:
+        """`stored` is the manifest, if it is followed here already."""
         self._store = store
-        self._stored = StoredManifest(store)
+        self._stored = stored or StoredManifest(store)
 
-    async def create(self, *, name: str = "", ttl_ms: int | None) -> Snapshot:
+    async def create(
+        self,
+        *,
+        name: str = "",
+        ttl_ms: int | None,
+        count_max: int | None = None,
+        logical_ms: int = 0,
+        timeout_ms: int = EDIT_TIMEOUT_MS,
+    ) -> Snapshot:
         """A snapshot of the current state, the last contiguous WAL object included.
 
-        `ttl_ms` None: it never expires. Raises `SnapshotExists` when another has the name,
-        `InvalidRequest` when it cannot be one, and as `StoredManifest.edit` does.
+        What is acknowledged before the call is in it, unless a writer has crashed since and left
+        it behind a gap. `ttl_ms` None: it never expires. `logical_ms` is the latest moment by which
+        a read is known to have judged what has expired.
+
+        Raises `SnapshotExists` when another has the name, `InvalidRequest` when it cannot be one,
+        `Overloaded` when `count_max` are there, and as `StoredManifest.edit` does.
         """
         check_snapshot_name(name)
         snapshot_id = self._new_id()
-        expire_time_s = await self._expire_time_s(ttl_ms)
+        now_ms = await self._store.reads.now_ms()
         landed = partial(has_snapshot, snapshot_id=snapshot_id)
         conflicts = 0
-        async with edit_deadline(self._store):
+        async with edit_deadline(self._store, timeout_ms):
             while True:
                 # The WAL is listed after the manifest was read, and again after a conflict: else
                 # what was seen might have been compacted and collected (seed 000, "Readers").
                 current = await self._stored.refresh()
+                try:
+                    last_seen = await self.last_contiguous(current)
+                except _MovedOn:
+                    continue
                 edit = partial(
                     _create,
                     seen=current,
-                    last_seen=await self._last_contiguous(current),
+                    last_seen=last_seen,
                     snapshot_id=snapshot_id,
-                    expire_time_s=expire_time_s,
+                    expire_time_s=_expire_time_s(now_ms, ttl_ms),
                     name=name,
+                    created_ms=max(now_ms, logical_ms),
+                    count_max=count_max,
                 )
                 try:
                     return _found(await self._stored.edit(edit, landed, retry=False), snapshot_id)
@@ -186,18 +213,27 @@ class Snapshots:
         async with edit_deadline(self._store):
             return _found(await self._stored.edit(edit, landed), snapshot_id)
 
-    async def _last_contiguous(self, current: Manifest) -> int | None:
-        """The last WAL object before the first gap; None: there is none."""
+    async def last_contiguous(self, current: Manifest) -> int | None:
+        """The last WAL object before the first gap; None: there is none.
+
+        All that stands behind a gap when this begins is waited for, for a while.
+        """
         folder = await list_wal(self._store, current.first_uncompacted_wal_id)
+        wanted = max(folder.filled, default=-1)
+        clock = self._store.runtime.clock
+        end_ms = clock.monotonic_ms() + GAP_WAIT_MS
+        while folder.first_gap <= wanted and clock.monotonic_ms() < end_ms:
+            await clock.sleep_ms(GAP_LOOK_MS)
+            if (await self._stored.refresh()).manifest_id != current.manifest_id:
+                raise _MovedOn
+            folder = await list_wal(self._store, current.first_uncompacted_wal_id)
         last = folder.first_gap - 1
         if current.wal_id_last_seen is not None:
             last = max(last, current.wal_id_last_seen)
         return None if last < 0 else last
 
     async def _expire_time_s(self, ttl_ms: int | None) -> int:
-        if ttl_ms is None:
-            return NEVER
-        return -(-(await self._store.reads.now_ms() + ttl_ms) // 1_000)
+        return _expire_time_s(await self._store.reads.now_ms(), ttl_ms)
 
     def _new_id(self) -> bytes:
         return self._store.runtime.random.randbytes(ID_BYTES)
@@ -234,11 +270,36 @@ def _create(
     snapshot_id: bytes,
     expire_time_s: int,
     name: str,
+    created_ms: int,
+    count_max: int | None,
 ) -> Manifest:
     if manifest.manifest_id != seen.manifest_id:
         raise _MovedOn
-    created = create_snapshot(manifest, snapshot_id, expire_time_s=expire_time_s, name=name)
+    if count_max is not None:
+        _check_count(manifest, created_ms / 1_000, count_max)
+    created = create_snapshot(
+        manifest,
+        snapshot_id,
+        expire_time_s=expire_time_s,
+        name=name,
+        created_ms=max(created_ms, manifest.logical_time_ms),
+    )
     return replace(created, wal_id_last_seen=last_seen)
+
+
+def _check_count(manifest: Manifest, now_s: float, count_max: int) -> None:
+    """Each snapshot makes every manifest larger, and keeps objects."""
+    count = sum(not is_expired(each, now_s) for each in manifest.snapshots)
+    if count >= count_max:
+        raise Overloaded(
+            f"there are {count} snapshots, and snapshot_count_max is {count_max}: delete some, or "
+            "wait until some have expired",
+            retry_after_ms=TOO_MANY_RETRY_MS,
+        )
+
+
+def _expire_time_s(now_ms: int, ttl_ms: int | None) -> int:
+    return NEVER if ttl_ms is None else -(-(now_ms + ttl_ms) // 1_000)
 
 
 def _found(manifest: Manifest, snapshot_id: bytes) -> Snapshot:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import structlog
 
@@ -26,9 +28,9 @@ from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.levels.loaded_tree import LoadedTree, Pin
 from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.memtable import Memtable
-from shalekv.engine.prefix import Prefix
-from shalekv.manifest.fenced import FencedManifest
+from shalekv.engine.progress import Progress
 from shalekv.manifest.named import named_manifest
+from shalekv.manifest.stored import Edit, Landed
 from shalekv.store.cas import CasStore
 
 log = structlog.get_logger()
@@ -36,27 +38,49 @@ log = structlog.get_logger()
 SNAPSHOT_ID_BYTES = 16
 RENEWED_PARTS = 3  # a snapshot is renewed when a third of its life is over
 WAIT_MS = 5  # between two looks whether something is over that takes some milliseconds
+# A snapshot lives for whole seconds, and for a little less by a clock that runs ahead.
+UNSURE_MS, UNSURE_PARTS = 1_000, 100
+NO_SNAPSHOT = b""
+
+
+class EditedManifest(Protocol):
+    """The manifest, as whoever keeps a tree sees it."""
+
+    @property
+    def current(self) -> Manifest:
+        """The newest that was seen."""
+        ...
+
+    async def edit(self, edit: Edit, landed: Landed) -> Manifest:
+        """As `StoredManifest.edit`."""
+        ...
 
 
 class TreeKeeper:
     """Keeps the current tree of one serving process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it connects, for a writer and for a replica
         self,
         store: CasStore,
-        manifest: FencedManifest,
+        manifest: EditedManifest,
         held: HeldTree,
         *,
         loads: Sequence[CommittedLoad],
         memtable: Memtable,
-        prefix: Prefix,
-        snapshot_ttl_s: int,
+        prefix: Progress,
+        snapshot_ttl_s: int | None,
         on_compacted: Callable[[int], Awaitable[None]],
+        jump: Callable[[Tree], None] | None = None,
+        protected_since_ms: float | None = None,
     ) -> None:
         """`held` is the tree of the current manifest, in which its snapshot stands.
 
         `loads` are those that were replayed, for each of which the memtable has set aside what is
-        older. `on_compacted` lets go of what is in memory up to a sequence number.
+        older. `on_compacted` lets go of what is in memory up to a sequence number. A replica gives
+        `jump`: its log goes on behind a tree that holds more than it has read, when what it had to
+        read next may be deleted. The life of the snapshot began at `protected_since_ms`; None: now.
+        Without `snapshot_ttl_s` nothing is protected, and the manifest
+        never edited.
         """
         self._store = store
         self._clock = store.runtime.clock
@@ -64,11 +88,13 @@ class TreeKeeper:
         self._prefix = prefix
         self._ttl_s = snapshot_ttl_s
         self._on_compacted = on_compacted
+        self._jump = jump
         # By the ids of their snapshots: who reads an older tree, or the files of a load.
         self._older: dict[bytes, weakref.ref[HeldTree] | weakref.ref[Pin]] = {}
         self._older_bases: list[weakref.ref[Base]] = []
         self._table = manifest.current.leveled_ssts
-        self._renewed_ms = self._clock.monotonic_ms()
+        now_ms = self._clock.monotonic_ms()
+        self._renewed_ms = now_ms if protected_since_ms is None else protected_since_ms
         self._keeping = asyncio.Lock()
         self._installed = asyncio.Event()
         self._memtable = memtable
@@ -88,8 +114,24 @@ class TreeKeeper:
     @property
     def is_renewal_due(self) -> bool:
         """Whether the snapshots should be given more time."""
+        if self._ttl_s is None:
+            return False
         age_ms = self._clock.monotonic_ms() - self._renewed_ms
         return age_ms >= self._ttl_s * 1_000 / RENEWED_PARTS
+
+    @property
+    def is_surely_protected(self) -> bool:
+        """Whether the snapshots cannot have expired by now, whatever others did to the manifest."""
+        if self._ttl_s is None or self.is_lost:
+            return False
+        age_ms = self._clock.monotonic_ms() - self._renewed_ms
+        life_ms = self._ttl_s * 1_000
+        return age_ms < life_ms - life_ms / UNSURE_PARTS - UNSURE_MS
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the manifest that was seen last does not protect the current tree any more."""
+        return self._ttl_s is not None and not self.protects(self.current)
 
     def keep_pin(self, pin: Pin) -> None:
         """Renew the snapshot of a load as long as somebody holds the pin."""
@@ -113,10 +155,22 @@ class TreeKeeper:
         async with self._keeping:
             await self._keep()
 
-    async def _keep(self) -> None:
+    async def move(self) -> None:
+        """Read the tree of the manifest that was seen last, also if it holds more than memory.
+
+        REQUIRES: `jump` was given. Raises as `keep`.
+        """
+        async with self._keeping:
+            await self._keep(is_forced=True)
+
+    async def _keep(self, *, is_forced: bool = False) -> None:
         seen = self._manifest.current
+        is_moved = is_forced or self._is_newer(seen) or self.is_lost
+        if self._ttl_s is None:
+            if is_moved:
+                await self._install(seen, NO_SNAPSHOT)
+            return
         dead = {each for each, ref in self._older.items() if ref() is None}
-        is_moved = self._is_newer(seen) or not has_snapshot(seen, self.current.snapshot_id)
         if not (is_moved or dead or self.is_renewal_due):
             return
         created = self._store.runtime.random.randbytes(SNAPSHOT_ID_BYTES) if is_moved else None
@@ -158,6 +212,8 @@ class TreeKeeper:
 
     async def close(self) -> None:
         """Remove all snapshots of this process: nothing is read from now on."""
+        if self._ttl_s is None:
+            return
         own = {self.current.snapshot_id, *self._older}
 
         def edit(manifest: Manifest) -> Manifest:
@@ -182,17 +238,19 @@ class TreeKeeper:
 
     async def _edit(self, dead: set[bytes], created: bytes | None) -> Manifest:
         began_ms = self._clock.monotonic_ms()
-        expire_time_s = await self._store.reads.now_ms() // 1_000 + self._ttl_s
+        expire_time_s = await self._store.reads.now_ms() // 1_000 + (self._ttl_s or 0)
+        seen_wal_id = None if self._jump is None else self._prefix.wal_id
         renewed = {self.current.snapshot_id, *self._older} - dead
 
         def edit(manifest: Manifest) -> Manifest:
-            return maintain_snapshots(
+            kept = maintain_snapshots(
                 manifest,
                 renewed=renewed,
                 removed=dead,
                 created=created,
                 expire_time_s=expire_time_s,
             )
+            return kept if created is None else _with_seen(kept, seen_wal_id)
 
         def landed(manifest: Manifest) -> bool:
             if created is not None:
@@ -209,8 +267,12 @@ class TreeKeeper:
         """Read the levels of `manifest` from now on, and let go of what they hold."""
         tree = await self._store.runtime.workers.run(Tree.of, manifest)
         while not self._has_landed(tree.wal_id):  # another edit came between
+            if self._jump is not None:
+                self._jump(tree)
+                break
             await self._clock.sleep_ms(WAIT_MS)
-        self._older[self.current.snapshot_id] = weakref.ref(self.current.base)
+        if self.current.snapshot_id != NO_SNAPSHOT:
+            self._older[self.current.snapshot_id] = weakref.ref(self.current.base)
         self._table = manifest.leveled_ssts
         self.current = self._with_loads(HeldTree(tree, self.ssts, snapshot_id))
         self.leaving_seq = tree.last_seq
@@ -230,3 +292,11 @@ class TreeKeeper:
         self._older_bases.append(weakref.ref(self.base))
         self.base = Base()
         self.nothing = Below(self.base)
+
+
+def _with_seen(manifest: Manifest, wal_id: int | None) -> Manifest:
+    """The manifest that knows of the WAL object (seed 000, "Snapshots"), if it is news."""
+    known = manifest.wal_id_last_seen
+    if wal_id is None or (known is not None and known >= wal_id):
+        return manifest
+    return replace(manifest, wal_id_last_seen=wal_id)

@@ -49,3 +49,15 @@ class View:
         if not tombstones:
             return self
         return replace(self, range_tombstones=self.range_tombstones.with_added(tombstones))
+
+    def above(self, held: HeldTree) -> View:
+        """This state, above what these levels hold."""
+        return replace(self, held=held)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class OpenView:
+    """One state of the database, and the moment at which it is read."""
+
+    view: View
+    now_ms: int  # logical time

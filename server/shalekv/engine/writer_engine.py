@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
@@ -231,7 +231,7 @@ class WriterEngine:
     def _view(self, seq: int) -> View:
         held = self.levels.current
         view = self.memtable.view(seq, self.prefix.wal_id)
-        return view if held.tree.is_empty else replace(view, held=held)
+        return view if held.tree.is_empty else view.above(held)
 
     async def confirm(self) -> None:
         """Return when the store has said, asked after this call, that the database is ours.

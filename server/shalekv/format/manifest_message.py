@@ -12,6 +12,7 @@ from shalekv.core.manifest import (
     CasMode,
     Lease,
     Manifest,
+    Origin,
     PendingLoad,
     RecentLoad,
     Snapshot,
@@ -68,6 +69,7 @@ def encode_message(manifest: Manifest) -> bytes:
         pending_loads=map(_pending_load_message, manifest.pending_loads),
         recent_loads=map(_recent_load_message, manifest.recent_loads),
         loads_forgotten_ms=manifest.loads_forgotten_ms,
+        origins=map(_origin_message, manifest.origins),
     )
     return message.SerializeToString(deterministic=True)
 
@@ -123,6 +125,7 @@ def _manifest_of(message: manifest_pb2.Manifest, piece: Piece) -> Manifest:
         pending_loads=tuple(_pending_load_of(load, piece) for load in message.pending_loads),
         recent_loads=tuple(map(_recent_load_of, message.recent_loads)),
         loads_forgotten_ms=message.loads_forgotten_ms,
+        origins=tuple(map(_origin_of, message.origins)),
     )
 
 
@@ -134,6 +137,7 @@ def _snapshot_message(snapshot: Snapshot) -> manifest_pb2.Snapshot:
         name=snapshot.name,
         manifest_checksum=snapshot.manifest_checksum,
         created_ms=snapshot.created_ms,
+        ssts_only=snapshot.ssts_only,
     )
 
 
@@ -145,6 +149,7 @@ def _snapshot_of(message: manifest_pb2.Snapshot) -> Snapshot:
         name=message.name,
         manifest_checksum=message.manifest_checksum,
         created_ms=message.created_ms,
+        ssts_only=message.ssts_only,
     )
 
 
@@ -183,6 +188,30 @@ def _recent_load_message(load: RecentLoad) -> manifest_pb2.RecentLoad:
 
 def _recent_load_of(message: manifest_pb2.RecentLoad) -> RecentLoad:
     return RecentLoad(message.load_id, message.seq, message.logical_time_ms)
+
+
+def _origin_message(origin: Origin) -> manifest_pb2.Origin:
+    _check_origin(origin)
+    return manifest_pb2.Origin(
+        database_id=origin.database_id,
+        url=origin.url,
+        snapshot_id=origin.snapshot_id,
+        sst_ids=origin.sst_ids,
+    )
+
+
+def _origin_of(message: manifest_pb2.Origin) -> Origin:
+    origin = Origin(message.database_id, message.url, message.snapshot_id, message.sst_ids)
+    _check_origin(origin)
+    return origin
+
+
+def _check_origin(origin: Origin) -> None:
+    _id("origins.database_id", origin.database_id)
+    if len(origin.snapshot_id) != (UUID_BYTES if origin.url else 0):
+        raise ValueError("origins.snapshot_id: there is one where there is a URL, of 16 bytes")
+    if len(origin.sst_ids) % UUID_BYTES:
+        raise ValueError(f"origins.sst_ids: has {len(origin.sst_ids)} bytes, which is no whole id")
 
 
 def _id(field: str, value: bytes) -> bytes:

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from typing import Self
 
 from shalekv.core.entry import Entry
+from shalekv.engine.view import OpenView
 from shalekv.errors import PageExpired
-from shalekv.roles.open_views import OpenView
 
 
 class OpenScan:

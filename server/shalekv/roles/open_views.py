@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from random import Random
 
-from shalekv.engine.view import View
+from shalekv.engine.view import OpenView
 from shalekv.errors import PageExpired
 from shalekv.settings import LimitSettings
 
 _ID_BITS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class OpenView:
-    """One state of the database, and the moment at which it is read."""
-
-    view: View
-    now_ms: int  # logical time
 
 
 class OpenViews:

@@ -14,11 +14,12 @@ from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.read_engine import ReadEngine
 from shalekv.engine.result_room import ResultRoom
 from shalekv.engine.scan import scan_slices
+from shalekv.engine.view import OpenView
 from shalekv.errors import ObjectNotFound
 from shalekv.roles import requests
 from shalekv.roles.freshness import Freshness
 from shalekv.roles.open_scan import OpenScan
-from shalekv.roles.open_views import OpenView, OpenViews
+from shalekv.roles.open_views import OpenViews
 from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
 from shalekv.roles.scan_stream import scan_messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from shalekv.settings.model import Settings
+from shalekv.settings.model import GIB, Settings
 
 
 class CollectorSettings(Settings):
@@ -36,6 +36,21 @@ class CollectorSettings(Settings):
         le=315_360_000,
         description="Fences below what is compacted are deleted at this age, seconds; 0: never. "
         "A writer that was stalled for longer could acknowledge a write that is lost.",
+    )
+    wal_retention_s: int = Field(
+        default=3_600,
+        ge=0,
+        le=31_536_000,
+        description="WAL objects that are compacted are kept until they are this old, seconds by "
+        "the store's clock, so that a watch can begin with a commit of that time. 0: they go as "
+        "all else does. Collectors of one database must agree on it.",
+    )
+    wal_retention_bytes: int = Field(
+        default=1 * GIB,
+        ge=0,
+        le=1024 * GIB,
+        description="Most bytes of compacted WAL objects that are kept for wal_retention_s: the "
+        "newest of them.",
     )
     deletes_per_s_count: int = Field(
         default=1_000,

@@ -106,6 +106,20 @@ class LimitSettings(Settings):
         description="How long a read without a deadline waits for the commit of its `min_seq`, "
         "milliseconds.",
     )
+    snapshot_ttl_s_max: int = Field(
+        default=3_155_760_000,
+        ge=1,
+        le=2**52,
+        description="Longest life that a call may give a snapshot, seconds. The default is 100 "
+        "years; for ever is not bounded by it.",
+    )
+    snapshot_count_max: int = Field(
+        default=1_000,
+        ge=1,
+        le=100_000,
+        description="Most snapshots of the database, those of servers included, with which a call "
+        "may create one more.",
+    )
     snapshot_view_count_max: int = Field(
         default=32,
         ge=1,

@@ -28,6 +28,7 @@ class CasStore:
     def __init__(self, store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> None:
         """`store` is asked once per attempt; `reads` repeats."""
         self.runtime = runtime
+        self.settings = settings
         self.backoff = Backoff(settings.retry_initial_ms, settings.retry_max_ms)
         self.url = store.url
         self.cas_mode = store.cas_mode

@@ -1,7 +1,11 @@
-"""The calls to the operating system that a local store makes, so that a test can stand below it."""
+"""The calls to the operating system that local stores and caches make.
+
+A test can stand below them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -9,6 +13,7 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 NEW_FILE_MODE = 0o666  # the umask of the process decides
 NEW_FOLDER_MODE = 0o777  # as above
@@ -36,6 +41,32 @@ class FolderEntry:
 
     name: str
     is_folder: bool
+
+
+class ListedFile(NamedTuple):
+    """A regular file in a folder."""
+
+    name: str
+    size_bytes: int
+    modified_ms: int
+
+
+class FileLock:
+    """A file that is locked until `release`, or until nobody holds this, or the process ends."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Unlock it, once."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class FileSystem:
@@ -116,6 +147,56 @@ class FileSystem:
             return _status(os.fstat(descriptor))
         finally:
             os.close(descriptor)
+
+    def touch_open(self, descriptor: int) -> None:
+        """Set the modification time of an open file to the present."""
+        os.utime(descriptor)
+
+    def rename(self, existing: Path, new: Path) -> None:
+        """Give a file another name, atomically; who has that name loses it."""
+        existing.replace(new)
+
+    def append(self, path: Path, data: bytes) -> FileStatus:
+        """Add `data` to the end of an existing file, in one piece whoever else does."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, data)
+            return _status(os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+
+    def resize(self, path: Path, size_bytes: int) -> None:
+        """Cut a file, or extend it with zeros; it is made if need be."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, NEW_FILE_MODE)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+        finally:
+            os.close(descriptor)
+
+    def try_lock(self, path: Path) -> FileLock | None:
+        """The lock of a file, which is made if need be; None: somebody else has it."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, NEW_FILE_MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError:
+            os.close(descriptor)
+            raise
+        return FileLock(descriptor)
+
+    def list_files(self, path: Path) -> list[ListedFile]:
+        """The regular files in a folder, in no order; those that vanish meanwhile are left out."""
+        files = []
+        with os.scandir(path) as entries:
+            for at in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if at.is_file(follow_symlinks=False):
+                        status = at.stat(follow_symlinks=False)
+                        modified_ms = status.st_mtime_ns // 1_000_000
+                        files.append(ListedFile(at.name, status.st_size, modified_ms))
+        return files
 
     def list_folder(self, path: Path) -> list[FolderEntry]:
         """The names in a folder, in no order."""

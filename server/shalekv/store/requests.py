@@ -28,10 +28,17 @@ class RequestCounts:
     def __init__(self) -> None:
         """Nothing was sent yet."""
         self._counts = dict.fromkeys(RequestKind, 0)
+        self._total: RequestCounts | None = None
 
     def add(self, kind: RequestKind, count: int = 1) -> None:
         """Count `count` requests more."""
         self._counts[kind] += count
+        if self._total is not None:
+            self._total.add(kind, count)
+
+    def add_up_in(self, total: RequestCounts) -> None:
+        """Whatever is counted from now on is counted in `total`, too."""
+        self._total = total
 
     @property
     def by_kind(self) -> Mapping[RequestKind, int]:

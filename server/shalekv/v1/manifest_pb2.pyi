@@ -247,7 +247,9 @@ class Origin(_message.Message):
     snapshot_id: _builtins.bytes
     """The snapshot in the manifest of that database which keeps them. Empty where the URL is."""
     sst_ids: _builtins.bytes
-    """16 bytes each: their UUIDs."""
+    """16 bytes each: their UUIDs. Empty: this manifest reads none of them any more; the origin stays
+    until a collector has removed the snapshot.
+    """
     def __init__(
         self,
         *,
@@ -442,6 +444,7 @@ class Snapshot(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MANIFEST_CHECKSUM_FIELD_NUMBER: _builtins.int
     CREATED_MS_FIELD_NUMBER: _builtins.int
+    SSTS_ONLY_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     """16 bytes, unique among the open snapshots."""
     manifest_id: _builtins.int
@@ -456,6 +459,10 @@ class Snapshot(_message.Message):
     """When it was created, by the store's clock, milliseconds: what had expired by then is not there
     when it is read. 0: reads are as of the last commit that it holds.
     """
+    ssts_only: _builtins.bool
+    """Whether it keeps SSTs alone, and no WAL object: then it cannot be read, nor can a clone be made
+    of it. It is for a clone that was made, which has the WAL in its own levels.
+    """
     def __init__(
         self,
         *,
@@ -465,10 +472,11 @@ class Snapshot(_message.Message):
         name: _builtins.str = ...,
         manifest_checksum: _builtins.int = ...,
         created_ms: _builtins.int = ...,
+        ssts_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "id", b"id", "manifest_checksum", b"manifest_checksum", "manifest_id", b"manifest_id", "name", b"name", "snapshot_expire_time_s", b"snapshot_expire_time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "id", b"id", "manifest_checksum", b"manifest_checksum", "manifest_id", b"manifest_id", "name", b"name", "snapshot_expire_time_s", b"snapshot_expire_time_s", "ssts_only", b"ssts_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

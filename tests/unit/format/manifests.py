@@ -89,7 +89,9 @@ manifests = st.builds(
     gc_cutoff_ms=u64s,
     logical_time_ms=u64s,
     leveled_ssts=tables,
-    snapshots=st.lists(st.builds(Snapshot, ids, u64s, u64s, st.text(max_size=9), u32s)).map(tuple),
+    snapshots=st.lists(st.builds(Snapshot, ids, u64s, u64s, st.text(max_size=9), u32s, u64s)).map(
+        tuple
+    ),
     leases=st.lists(st.builds(Lease, ids, u64s, st.text(max_size=9), st.none() | u64s)).map(tuple),
     pending_loads=st.lists(st.builds(PendingLoad, st.text(max_size=9), tables), max_size=3).map(
         tuple
@@ -121,7 +123,7 @@ FULL = Manifest(
     logical_time_ms=1_700_000_000_500,
     leveled_ssts=SstTable.from_infos(map(some_info, (1, 2, 3))),
     snapshots=(
-        Snapshot(b"snapshot number1", 40, 1_700_000_600, "nightly", 0xDEADBEEF),
+        Snapshot(b"snapshot number1", 40, 1_700_000_600, "nightly", 0xDEADBEEF, 1_700_000_000_200),
         Snapshot(b"snapshot number2", 41, 0),
     ),
     leases=(

@@ -10,10 +10,9 @@ import pytest
 
 from shalekv.core.entry import Entry
 from shalekv.engine.sorted_runs import Run
-from shalekv.engine.view import View
+from shalekv.engine.view import OpenView, View
 from shalekv.errors import PageExpired
 from shalekv.roles.open_scan import OpenScan
-from shalekv.roles.open_views import OpenView
 from tests.unit.engine.commits import put, run_of
 from tests.unit.store.inline_runtime import gathered
 

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from shalekv.engine.view import View
+from shalekv.engine.view import OpenView, View
 from shalekv.errors import PageExpired
-from shalekv.roles.open_views import OpenView, OpenViews
+from shalekv.roles.open_views import OpenViews
 from shalekv.settings import LimitSettings
 from tests.sim.run import simulate
 from tests.sim.world import World

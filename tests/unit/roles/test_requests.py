@@ -141,6 +141,7 @@ INVALID: list[tuple[str, Callable[[], Any]]] = [
     ("durability", lambda: requests.durability(kv_pb2.DURABILITY_QUORUM)),
 ]
 
+
 @pytest.mark.parametrize(("what", "check"), ACCEPTED, ids=[what for what, _ in ACCEPTED])
 def test_limit_is_accepted(what: str, check: Callable[[], Any]) -> None:
     """What is at its limit is accepted."""

@@ -14,6 +14,7 @@ from shalekv.core.compaction.jobs import MergeJob, MergeResult, Result, WalResul
 from shalekv.core.lease import check_lease, protects
 from shalekv.core.loads import level_rows, with_committed
 from shalekv.core.manifest import Manifest
+from shalekv.core.origins import without_unread
 from shalekv.core.sst_table import SstInfo
 from shalekv.errors import IllegalState, LeaseLost, Superseded
 
@@ -150,7 +151,8 @@ def _with_merge(manifest: Manifest, result: MergeResult) -> Manifest:
     job = result.job
     _check_inputs(manifest, job)
     removed = [info.id for info in (job.sources if job.is_move else job.inputs)]
-    return replace(manifest, leveled_ssts=manifest.leveled_ssts.replace(removed, result.outputs))
+    levels = manifest.leveled_ssts.replace(removed, result.outputs)
+    return without_unread(replace(manifest, leveled_ssts=levels))
 
 
 def _check_inputs(manifest: Manifest, job: MergeJob) -> None:

@@ -15,6 +15,7 @@ from shalekv.core.collectable import Folder, Listed
 from shalekv.core.expiry import expire, has_expired, is_edit_needed
 from shalekv.core.manifest import Manifest
 from shalekv.core.retention import Cutoffs, Pins, Retention, first_kept_wal_id
+from shalekv.core.wal_retention import retained_from
 from shalekv.engine.collection.active import ActiveManifests, unless_overtaken
 from shalekv.engine.collection.deleting import Deleter
 from shalekv.engine.collection.fences import Fences
@@ -36,6 +37,7 @@ class _Look:
     cutoffs: Cutoffs
     listing: Sequence[Listed]
     plan: Plan
+    retained: int | None  # the first WAL object that is retained; None: there is no retention
 
 
 class Collecting:
@@ -98,10 +100,13 @@ class Collecting:
             collect_age_s=self._settings.collect_age_s,
             foreign_age_s=self._settings.foreign_age_s,
             fence_age_s=self._settings.fence_age_s,
+            wal_retention_s=self._settings.wal_retention_s,
+            wal_retention_bytes=self._settings.wal_retention_bytes,
         )
         listing = await list_objects(self._store)
         current = await stored.refresh()
-        expired = expire(current, now_ms / 1_000, cutoffs.cutoff_ms)
+        retained = await self._retained(current, listing, cutoffs)
+        expired = expire(current, now_ms / 1_000, cutoffs.cutoff_ms, retained=retained)
         judged = await self._judge(expired, listing, cutoffs)
         doomed = (each.listed for each in judged if each.verdict.goes)
         is_needed = is_edit_needed(current, expired, doomed)
@@ -110,18 +115,26 @@ class Collecting:
             manifest=judge,
             is_edit_needed=is_needed,
             dropped_snapshots=len(current.snapshots) - len(expired.snapshots),
-            dropped_leases=len(current.leases) - len(expired.leases),
+            dropped_leases=_dropped_leases(current, expired),
             objects=await self._judge(judge, listing, cutoffs),
         )
-        return _Look(now_ms, cutoffs, listing, plan)
+        return _Look(now_ms, cutoffs, listing, plan, retained)
 
     async def _publish(self, stored: StoredManifest, look: _Look) -> Manifest:
-        now_s, cutoff_ms = look.now_ms / 1_000, look.cutoffs.cutoff_ms
+        now_s, cutoff_ms, retained = look.now_ms / 1_000, look.cutoffs.cutoff_ms, look.retained
         async with edit_deadline(self._store):
             return await stored.edit(
-                partial(expire, now_s=now_s, cutoff_ms=cutoff_ms),
-                partial(has_expired, now_s=now_s, cutoff_ms=cutoff_ms),
+                partial(expire, now_s=now_s, cutoff_ms=cutoff_ms, retained=retained),
+                partial(has_expired, now_s=now_s, cutoff_ms=cutoff_ms, retained=retained),
             )
+
+    async def _retained(
+        self, manifest: Manifest, listing: Sequence[Listed], cutoffs: Cutoffs
+    ) -> int | None:
+        if cutoffs.wal is None:
+            return None
+        run = self._store.runtime.workers.run
+        return await run(retained_from, manifest, listing, cutoffs.wal)
 
     async def _is_collected(self, manifest: Manifest, look: _Look) -> IsCollected:
         """Tells of the name of an object that is not there whether the rules let it go."""
@@ -145,8 +158,9 @@ class Collecting:
             for each in listing
             if each.folder is Folder.WAL and each.number is not None and each.number < first_kept
         )
+        retained = await self._retained(manifest, listing, cutoffs)
         run = self._store.runtime.workers.run
-        return await run(_judged, manifest, pins, cutoffs, fences, listing)
+        return await run(_judged, manifest, pins, cutoffs, fences, retained, listing)
 
 
 def _judged(
@@ -154,7 +168,14 @@ def _judged(
     pins: Sequence[Pins],
     cutoffs: Cutoffs,
     fences: frozenset[str],
+    retained: int | None,
     listing: Sequence[Listed],
 ) -> Sequence[Judged]:
-    retention = Retention(manifest, pins, cutoffs, fences=fences)
+    retention = Retention(manifest, pins, cutoffs, fences=fences, retained=retained)
     return [Judged(each, retention.judge(each)) for each in listing]
+
+
+def _dropped_leases(current: Manifest, expired: Manifest) -> int:
+    """How many leases are gone; that of the retention may have come."""
+    kept = {lease.id for lease in expired.leases}
+    return sum(lease.id not in kept for lease in current.leases)

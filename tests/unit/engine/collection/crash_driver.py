@@ -27,7 +27,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.filesystem import FileStatus, FileSystem, FolderEntry
 from shalekv.store.local import LocalStore
 
-AT_ONCE = CollectorSettings(collect_age_s=0, foreign_age_s=0)
+AT_ONCE = CollectorSettings(collect_age_s=0, foreign_age_s=0, wal_retention_s=0)
 
 
 class KillingFileSystem(FileSystem):

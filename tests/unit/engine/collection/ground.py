@@ -26,6 +26,7 @@ from shalekv.core.manifest import Lease, Manifest
 from shalekv.core.snapshot import is_expired
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.engine.collection.collecting import Collecting
+from shalekv.engine.consumer_leases import ConsumerLeases
 from shalekv.engine.snapshots import Snapshots
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
@@ -74,8 +75,13 @@ class Ground:
 
     def collecting(self, store: ObjectStore | None = None, **settings: Any) -> Collecting:
         """One more collector."""
-        ages = {"collect_age_s": AGE_S, "foreign_age_s": AGE_S} | settings
+        ages = {"collect_age_s": AGE_S, "foreign_age_s": AGE_S, "wal_retention_s": 0} | settings
         return Collecting(self.cas(store), CollectorSettings.model_validate(ages))
+
+    def consumers(self, store: ObjectStore | None = None, *, ttl_s: int = TTL_S) -> ConsumerLeases:
+        """One more process that holds leases of consumers."""
+        cas = self.cas(store)
+        return ConsumerLeases(cas, StoredManifest(cas), ttl_s)
 
     def snapshots(self, store: ObjectStore | None = None) -> Snapshots:
         """One more process that makes snapshots."""
@@ -198,7 +204,9 @@ class Ground:
         current = await self.manifest()
         unexpired = [s for s in current.snapshots if not is_expired(s, self.now_s)]
         active = {current.manifest_id, *(s.manifest_id for s in unexpired)}
-        found: set[str] = set()
+        claimed = [lease.wal_id_min for lease in current.leases if lease.wal_id_min is not None]
+        first = min(claimed, default=self.last_wal_id + 1)
+        found = {names.wal_name(n) for n in range(first, self.last_wal_id + 1)}
         for manifest_id in active:
             name = names.manifest_name(manifest_id)
             stored = self.objects.find(name)

@@ -1,6 +1,6 @@
 """Random histories of writes, compactions, snapshots, leases and collections.
 
-After every step all that active manifests name is there (I8), and so is what living leases protect;
+After every step all that active manifests name is there (I8), and so is what leases protect;
 and when all is over, one collection leaves nothing behind.
 """
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shalekv.core.manifest import Lease
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.collection.collecting import Collecting
-from shalekv.errors import LeaseLost, SnapshotExists, SnapshotNotFound
+from shalekv.errors import LeaseLost, SnapshotExists, SnapshotNotFound, WalUnprotected
 from shalekv.format import names
 from tests.unit.engine.collection.ground import AGE_S, Ground
 from tests.unit.engine.collection.interrupted_store import InterruptedStore
@@ -30,7 +30,11 @@ class History:
         self.ground = ground
         self.jobs: list[tuple[Lease, list[SstInfo]]] = []
         self.fences: set[str] = set()
-        self.collectors = [ground.collecting(), ground.collecting(deletes_per_s_count=2)]
+        self.collectors = [
+            ground.collecting(),
+            ground.collecting(deletes_per_s_count=2),
+            ground.collecting(wal_retention_s=2 * AGE_S, wal_retention_bytes=2_000),
+        ]
         self.acts: dict[str, Callable[[int], Awaitable[object]]] = {
             "wal": lambda n: ground.wal(n % 4 + 1),
             "fence": self.fence,
@@ -45,7 +49,9 @@ class History:
             "renew": self.renew,
             "delete": self.delete,
             "time": self.pass_time,
-            "collect": lambda n: self.collectors[n % 2].collect(),
+            "hold": self.hold,
+            "release": lambda n: ground.consumers().release(NAMES[n % 3]),
+            "collect": lambda n: self.collectors[n % 3].collect(),
             "collect while": self.collect_while,
         }
 
@@ -53,7 +59,7 @@ class History:
         """One step; what is refused as it must be is no failure."""
         try:
             await self.acts[act](number)
-        except (LeaseLost, SnapshotNotFound, SnapshotExists):
+        except (LeaseLost, SnapshotNotFound, SnapshotExists, WalUnprotected):
             return
 
     async def check(self) -> None:
@@ -98,6 +104,10 @@ class History:
         if self.jobs:
             del self.jobs[number % len(self.jobs)]
 
+    async def hold(self, number: int) -> None:
+        first = max(0, self.ground.last_wal_id - number)
+        await self.ground.consumers(ttl_s=3 * number).hold(NAMES[number % 3], first)
+
     async def create(self, number: int) -> None:
         name = NAMES[number % 3]
         ttl_ms = None if number % 5 == 0 else number * 1_000
@@ -124,7 +134,9 @@ class History:
                 await self.do(acts[number % len(acts)], number)
                 await self.check()
 
-        collecting: Collecting = self.ground.collecting(InterruptedStore(self.ground.store, act))
+        retained_s = 2 * AGE_S if number % 2 else 0
+        store = InterruptedStore(self.ground.store, act)
+        collecting: Collecting = self.ground.collecting(store, wal_retention_s=retained_s)
         await collecting.collect()
 
 

@@ -1,0 +1,70 @@
+"""What one process tells another, so that it reads what the first one has written or seen.
+
+    1 byte    1, the version
+    16 bytes  the id of the database
+    8 bytes   the sequence number, most significant byte first
+    4 bytes   the CRC-32 of all before, most significant byte first
+
+As text: URL-safe base64 without padding, 39 characters.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as NotBase64
+from dataclasses import dataclass
+from typing import Self
+
+VERSION = 1
+TEXT_LENGTH = 39
+DATABASE_ID_BYTES = 16
+SEQ_MAX = (1 << 64) - 1
+_CONTENT = struct.Struct(">B16sQ")
+_CHECKSUM = struct.Struct(">I")
+
+
+class InvalidToken(ValueError):
+    """This is not a token, or not one that this version can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionToken:
+    """A state of a database. Reads that are given it see this state or a newer one.
+
+    `str(token)` is text that can stand in a URL, a header or a cookie; `SessionToken.parse` reads
+    it. It is no secret and grants nothing: whoever makes one up can only make reads wait.
+    """
+
+    database_id: bytes
+    seq: int
+
+    def __post_init__(self) -> None:
+        """Raises InvalidToken for what no database has told."""
+        if len(self.database_id) != DATABASE_ID_BYTES or not 0 <= self.seq <= SEQ_MAX:
+            raise InvalidToken("a token has a database id of 16 bytes and a seq of 64 bits")
+
+    def __str__(self) -> str:
+        """39 characters of A-Z, a-z, 0-9, - and _."""
+        content = _CONTENT.pack(VERSION, self.database_id, self.seq)
+        checked = content + _CHECKSUM.pack(zlib.crc32(content))
+        return urlsafe_b64encode(checked).rstrip(b"=").decode()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The token that `str` has made this text from. Raises InvalidToken for other text."""
+        try:
+            checked = urlsafe_b64decode(text.encode("ascii") + b"=")
+        except (NotBase64, UnicodeEncodeError):
+            checked = b""
+        content, checksum = checked[: _CONTENT.size], checked[_CONTENT.size :]
+        if len(text) != TEXT_LENGTH or checksum != _CHECKSUM.pack(zlib.crc32(content)):
+            raise InvalidToken(f"{text[:60]!r} is not a session token, or was changed on its way")
+        version, database_id, seq = _CONTENT.unpack(content)
+        if version != VERSION:
+            raise InvalidToken(f"a session token of version {version}: this client reads {VERSION}")
+        token = cls(database_id, seq)
+        if str(token) != text:  # base64 has spare bits
+            raise InvalidToken(f"{text!r} is not a session token, or was changed on its way")
+        return token

@@ -1,0 +1,78 @@
+"""The first manifest of a clone, as a value: what it takes over of its parent, and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from shalekv.core.manifest import CasMode, Manifest, Origin
+from shalekv.core.origins import unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A database that is cloned: the manifest that is shared, and what keeps its SSTs.
+
+    `pins` are the snapshots that the clone has in the origins of the parent itself, by those that
+    the parent has there.
+    """
+
+    manifest: Manifest
+    url: str
+    snapshot_id: bytes
+    pins: Mapping[bytes, bytes]
+
+
+def clone_origins(parent: Parent, own_ids: Collection[bytes], ids: bytes) -> tuple[Origin, ...]:
+    """Where the SSTs `ids` of a clone are; `own_ids` are those that it has written itself.
+
+    What the parent reads of its origins, the clone reads there, too. What the parent has in its own
+    folder under the id of another database, because it was restored, is in that of the parent.
+    """
+    origin_of = {id_: each for each in parent.manifest.origins for id_ in unpacked(each.sst_ids)}
+    found: dict[tuple[bytes, str, bytes], list[bytes]] = {}
+    for sst_id in unpacked(ids):
+        if sst_id in own_ids:
+            continue
+        origin = origin_of.get(sst_id)
+        place = (parent.manifest.database_id, parent.url, parent.snapshot_id)
+        if origin is not None and origin.url:
+            place = (origin.database_id, origin.url, parent.pins[origin.snapshot_id])
+        elif origin is not None:
+            place = (origin.database_id, parent.url, parent.snapshot_id)
+        found.setdefault(place, []).append(sst_id)
+    return tuple(Origin(*place, b"".join(sst_ids)) for place, sst_ids in found.items())
+
+
+def first_manifest(
+    shared: Manifest,
+    *,
+    database_id: bytes,
+    write_id: bytes,
+    cas_mode: CasMode,
+    origins: tuple[Origin, ...],
+) -> Manifest:
+    """Manifest 0 of a clone. `shared` is the parent's, in which all of the WAL is compacted.
+
+    Epochs, numbers and the slots that are compacted go on from there, so that nothing in the levels
+    is newer than the manifest says. Which loads were committed is remembered, since the levels hold
+    them. Everything that belongs to processes, to the objects in the parent's folders or to its
+    clock is left behind.
+    """
+    return Manifest(
+        database_id=database_id,
+        manifest_id=0,
+        write_id=write_id,
+        cas_mode=cas_mode,
+        writer_epoch=shared.writer_epoch,
+        writer_first_seq=shared.writer_first_seq,
+        compactor_epoch=shared.compactor_epoch,
+        wal_id_last_compacted=shared.wal_id_last_compacted,
+        wal_id_last_seen=shared.wal_id_last_compacted,
+        last_compacted_seq=shared.last_compacted_seq,
+        logical_time_ms=shared.logical_time_ms,
+        leveled_ssts=shared.leveled_ssts,
+        recent_loads=shared.recent_loads,
+        loads_forgotten_ms=shared.loads_forgotten_ms,
+        origins=origins,
+    )

@@ -1,0 +1,1 @@
+"""Backups: consistent copies of a database in another store, and databases made of them again."""

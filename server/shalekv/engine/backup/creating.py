@@ -1,0 +1,157 @@
+"""Making a backup: protect, copy what is not there yet, and make it known last.
+
+Whatever this leaves when it is interrupted is copies that no backup names, and a mark: the next
+backup copies none of them again. A snapshot protects the source meanwhile, and expires by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from shalekv.core.manifest import Manifest
+from shalekv.core.sst_table import SstInfo
+from shalekv.engine.backup.checking import level_copy
+from shalekv.engine.backup.copying import CopyLimits, Copying, for_each
+from shalekv.engine.backup.log import CopiedLog, LogCopier
+from shalekv.engine.backup.plan import check_can_be_copied, wanted_ssts
+from shalekv.engine.backup.protecting import protected
+from shalekv.engine.backup.repository import Repository
+from shalekv.engine.collection.active import read_pinned
+from shalekv.engine.snapshots import Snapshots
+from shalekv.errors import IllegalState
+from shalekv.format.backup import Backup
+from shalekv.format.backup_names import Copy, LevelCopy, Mark, Work
+from shalekv.format.manifest import encode_manifest
+from shalekv.format.names import level_name, manifest_name
+from shalekv.manifest.stored import StoredManifest
+from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
+
+DEFAULT_TTL_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """The copies that are there, by what they are of."""
+
+    copies: Mapping[Copy, int]
+    levels: Mapping[bytes, LevelCopy]
+
+    @classmethod
+    def of(cls, copies: Mapping[Copy, int]) -> _There:
+        """Of a list of them."""
+        return cls(copies, {each.sst_id: each for each in copies if isinstance(each, LevelCopy)})
+
+
+class BackupCreation:
+    """Makes one backup of the database in `source`."""
+
+    def __init__(
+        self,
+        source: CasStore,
+        repository: Repository,
+        *,
+        limits: CopyLimits | None = None,
+        ttl_ms: int = DEFAULT_TTL_MS,
+    ) -> None:
+        """`ttl_ms` is how long the snapshot in the source lives on if this is interrupted."""
+        self._source = source
+        self._repository = repository
+        self._limits = limits or CopyLimits()
+        self._ttl_ms = ttl_ms
+        self.progress = Copying()
+
+    async def run(self) -> Backup:
+        """Make it. Its copies are verified before they are written.
+
+        Raises `DatabaseNotFound`, `DatabaseMismatch`, `BackupBusy`, `ManifestConflict`,
+        `CorruptObject` and `ObjectNotFound` when the source is damaged, `SnapshotNotFound` when
+        this stood still until the snapshot had expired, and `StoreError`.
+        """
+        current = await StoredManifest(self._source).refresh()
+        check_can_be_copied(current)
+        await self._repository.check_same_database(current.database_id)
+        mark = await self._repository.begin(Work.CREATION)
+        try:
+            backup = await self._copied(mark)
+            await self._repository.publish(backup, mark)
+        except BaseException:
+            await self._repository.abandon(mark)
+            raise
+        log.info("backup made", backup_id=backup.backup_id, url=self._repository.url)
+        return backup
+
+    async def _copied(self, mark: Mark) -> Backup:
+        snapshots = Snapshots(self._source)
+        snapshot = await snapshots.create(name=f"backup {mark.work_id}", ttl_ms=self._ttl_ms)
+
+        async def work() -> Backup:
+            current = await StoredManifest(self._source).refresh()
+            manifest, _ = await read_pinned(self._source, current, snapshot.manifest_id)
+            return await self._copy(mark, manifest)
+
+        backup = await protected(self._source, snapshots, snapshot, self._ttl_ms, work)
+        await snapshots.delete(snapshot.id.hex())
+        return backup
+
+    async def _copy(self, mark: Mark, manifest: Manifest) -> Backup:
+        data = (await self._source.reads.get(manifest_name(manifest.manifest_id))).data
+        if await self._source.runtime.workers.run(encode_manifest, manifest) != data:
+            name = manifest_name(manifest.manifest_id)
+            message = f"{name} has fields of a later version, which a restored database would lack"
+            raise IllegalState(message)
+        there = _There.of(await self._repository.copies())
+        copier = LogCopier(self._source, self._repository, there.copies, self.progress)
+        copied_log = await copier.copy(manifest, self._limits)
+        levels = await self._copy_levels(manifest, there)
+        return Backup(
+            backup_id=mark.work_id,
+            source_url=self._source.url,
+            seq=max(copied_log.seq, manifest.last_compacted_seq),
+            logical_time_ms=max(copied_log.logical_time_ms, manifest.logical_time_ms),
+            manifest=manifest,
+            manifest_bytes=data,
+            copies=(*_with_sizes(copied_log), *levels),
+        )
+
+    async def _copy_levels(self, manifest: Manifest, there: _There) -> list[tuple[Copy, int]]:
+        wanted = [*wanted_ssts(manifest)]
+        self.progress.expect(len(wanted), sum(info.size_bytes for info in wanted))
+        found: dict[bytes, LevelCopy] = {}
+        missing = []
+        for info in wanted:
+            copy = there.levels.get(info.id)
+            if copy is None:
+                missing.append(info)
+            else:
+                _check_size(copy, there.copies[copy], info)
+                found[info.id] = copy
+                self.progress.present(info.size_bytes)
+
+        async def act(info: SstInfo) -> None:
+            data = (await self._source.reads.get(level_name(info.id))).data
+            copy = await self._source.runtime.workers.run(level_copy, info, data)
+            await self._repository.put(str(copy), data)
+            found[info.id] = copy
+            self.progress.copied(info.size_bytes)
+
+        await for_each(missing, act, lambda info: info.size_bytes, self._limits)
+        return [(found[info.id], info.size_bytes) for info in wanted]
+
+
+def _with_sizes(copied: CopiedLog) -> list[tuple[Copy, int]]:
+    return [(copy, size_bytes) for copy, size_bytes in copied.copies]
+
+
+def _check_size(copy: LevelCopy, size_bytes: int, info: SstInfo) -> None:
+    """A copy is there whole or not at all: one of another size is damaged."""
+    if size_bytes != info.size_bytes:
+        message = (
+            f"{copy} has {size_bytes} bytes, expected {info.size_bytes}: it is damaged. Delete it, "
+            "and run the command again"
+        )
+        raise IllegalState(message)

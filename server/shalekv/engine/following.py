@@ -1,0 +1,279 @@
+"""Following the log: a replica asks for the next WAL object, and applies it (seed 000, "Readers").
+
+    GET wal/<next> --- there --> apply, and ask for those after it, more of them at once
+         |  ^
+     not there |  wait: `poll_interval_ms`, longer while nothing happens, less when a read asks
+         +--+
+
+An answer counts only if nothing can have been deleted when it was given: the own snapshot cannot
+have expired, or stands in a manifest that was listed after the answer. Without a snapshot, that
+manifest has compacted nothing from the slot on. Otherwise the tree of that manifest holds more than
+memory, and the log goes on behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from shalekv.core.idle_poll import IdlePoll
+from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.progress import Progress
+from shalekv.engine.replay import read_slot
+from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.engine.wal import list_wal
+from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError, StoreError
+from shalekv.format.sst import Sst
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import ReaderSettings, SnapshotChoice
+from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
+
+EMPTY_LOOKS = 8  # at the first interval, before it begins to double
+CORRUPT_LOOKS = 3  # an object that was read damaged may be whole in the store
+
+
+@dataclass(slots=True)
+class FollowerCounts:
+    """What following came to so far."""
+
+    applied: int = 0  # WAL objects
+    empty_looks: int = 0
+    gaps: int = 0
+    gap_ms: float = 0
+
+
+class Follower:
+    """Applies what the writer makes durable, in slot order (I4, I6)."""
+
+    def __init__(
+        self,
+        store: CasStore,
+        stored: StoredManifest,
+        levels: TreeKeeper,
+        memtable: Memtable,
+        progress: Progress,
+        settings: ReaderSettings,
+        *,
+        store_time: LogicalTime,
+        apply: Callable[[Sst], None],
+    ) -> None:
+        """`store_time` is the clock of the store; `apply` applies the next object."""
+        self._store = store
+        self._clock = store.runtime.clock
+        self._stored = stored
+        self._levels = levels
+        self._memtable = memtable
+        self._progress = progress
+        self._settings = settings
+        self._store_time = store_time
+        self._apply = apply
+        self._poll = IdlePoll(
+            settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_LOOKS
+        )
+        self._asked = asyncio.Event()
+        self._waiting: set[Waiter] = set()  # for the next look
+        self._looking: set[Waiter] = set()  # for the one that goes on
+        self._last_look_ms = -float(settings.poll_interval_min_ms)
+        self._corrupt_looks = 0
+        self._gap_since_ms: float | None = None
+        self._fresh_at_ms = 0  # by the store's clock
+        self.counts = FollowerCounts()
+        self.is_full = False
+        self.is_cut_off = False
+
+    @property
+    def next_wal_id(self) -> int:
+        """The slot that comes next."""
+        last = self._progress.wal_id
+        return 0 if last is None else last + 1
+
+    @property
+    def interval_ms(self) -> float:
+        """Between two looks, as they are paced now."""
+        return self._poll.wait_ms
+
+    @property
+    def is_in_gap(self) -> bool:
+        """Whether later objects are there than the one that comes next."""
+        return self._gap_since_ms is not None
+
+    @property
+    def gap_ms(self) -> float:
+        """How long gaps were waited for, the one that is waited for now included."""
+        since_ms = self._gap_since_ms
+        now_ms = 0 if since_ms is None else self._clock.monotonic_ms() - since_ms
+        return self.counts.gap_ms + now_ms
+
+    @property
+    def staleness_ms(self) -> int:
+        """Everything that was acknowledged so long ago has been applied."""
+        return max(self._store_time.now_ms() - self._fresh_at_ms, 0)
+
+    def is_fresh(self, at_ms: int) -> None:
+        """Everything that was acknowledged before this moment of the store's clock is applied."""
+        self._fresh_at_ms = max(self._fresh_at_ms, at_ms)
+
+    async def look(self) -> None:
+        """Look for news; return when a look that began after this call has ended."""
+        waiter = new_waiter()
+        self._waiting.add(waiter)
+        self._asked.set()
+        try:
+            await waiter
+        finally:
+            self._waiting.discard(waiter)
+
+    async def run(self) -> None:
+        """Follow until cancelled.
+
+        Raises `CorruptObject` when the next object is damaged however often it is read,
+        `IllegalState`, and what the manifest raises.
+        """
+        try:
+            while True:
+                await self._wait_for_turn()
+                self._looking, self._waiting = self._waiting, set()
+                await self._look_once()
+                self._answer()
+        finally:
+            self._looking |= self._waiting
+            self._answer()
+
+    async def _wait_for_turn(self) -> None:
+        self._asked.clear()
+        since_ms = self._clock.monotonic_ms() - self._last_look_ms
+        least_ms = self._settings.poll_interval_min_ms - since_ms
+        if least_ms > 0:
+            await self._clock.sleep_ms(least_ms)
+        if not self._waiting:
+            try:
+                async with asyncio.timeout(max(self._poll.wait_ms - since_ms, 0) / 1_000):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+        self._last_look_ms = self._clock.monotonic_ms()
+
+    def _answer(self) -> None:
+        for waiter in self._looking:
+            tell(waiter)
+        self._looking = set()
+
+    async def _look_once(self) -> None:
+        before = self._progress.wal_id
+        try:
+            await self._apply_all()
+        except CorruptObject as error:
+            self._corrupt_looks += 1
+            log.warning("a WAL object is damaged", problem=str(error), looks=self._corrupt_looks)
+            if self._corrupt_looks >= CORRUPT_LOOKS:
+                raise
+        except StoreError as error:
+            if not self.is_cut_off:
+                log.warning("the object store does not answer", problem=str(error))
+            self.is_cut_off = True
+        else:
+            if self.is_cut_off:
+                log.info("the object store answers again")
+            self.is_cut_off = False
+            self._corrupt_looks = 0
+        self._poll.look(self._progress.wal_id)
+        if self._progress.wal_id != before:
+            self._end_gap()
+
+    async def _apply_all(self) -> None:
+        """Apply everything that is there."""
+        count = 1
+        while not self._is_full():
+            asked_ms = self._store_time.now_ms()
+            first = self.next_wal_id
+            found, is_end = await self._read(first, count)
+            if not await self._counts(first):
+                continue
+            for each in found:
+                self._apply(each)
+                self.counts.applied += 1
+                await self._store.runtime.clock.sleep_ms(0)
+            await self._memtable.merge_runs(self._clock)
+            if is_end:
+                self.is_fresh(asked_ms)
+                self.counts.empty_looks += not found
+                await self._look_for_gap()
+                return
+            count = min(2 * count, self._settings.reader_parallel_reads) if found else 1
+
+    def _is_full(self) -> bool:
+        used_bytes = self._memtable.size_bytes + self._memtable.held_bytes
+        is_full = used_bytes >= self._settings.reader_memtable_bytes_max
+        if is_full and not self.is_full:
+            log.warning("memory is full: waiting for the compactor", used_bytes=used_bytes)
+        self.is_full = is_full
+        return is_full
+
+    async def _read(self, first: int, count: int) -> tuple[Sequence[Sst], bool]:
+        """The objects from slot `first` on, and whether one of the `count` was not there.
+
+        An error is raised when it is the turn of its object: what stands before it comes first.
+        """
+        database_id = self._stored.current.database_id
+        async with asyncio.TaskGroup() as tasks:
+            reading = [
+                tasks.create_task(read_slot(self._store, wal_id, database_id))
+                for wal_id in range(first, first + count)
+            ]
+        found: list[Sst] = []
+        for task in reading:
+            each = task.result()
+            if isinstance(each, ObjectNotFound):
+                return found, True
+            if not isinstance(each, ShaleError):
+                found.append(each)
+            elif found:
+                return found, False
+            else:
+                raise each
+        return found, False
+
+    async def _counts(self, first: int) -> bool:
+        """Whether what was read from slot `first` on, or its absence, is the log's."""
+        levels = self._levels
+        if levels.is_surely_protected:
+            return True
+        manifest = await self._stored.refresh()
+        if self._settings.snapshot is SnapshotChoice.OWN:
+            if not levels.is_lost:
+                return True
+            log.warning("the snapshot of this reader was lost: another is made")
+            await levels.keep()
+            return False
+        if manifest.first_uncompacted_wal_id <= first:
+            return True
+        await levels.move()
+        return False
+
+    async def _look_for_gap(self) -> None:
+        """Nothing stands in the next slot: tell whether anything stands behind it.
+
+        Only a writer with several objects in flight leaves gaps.
+        """
+        current = self._stored.current
+        if max(current.max_parallel_writes, current.fence_width) <= 1:
+            return
+        folder = await list_wal(self._store, self.next_wal_id)
+        if not folder.filled or self.next_wal_id in folder.filled:
+            return
+        if self._gap_since_ms is None:
+            self._gap_since_ms = self._clock.monotonic_ms()
+            self.counts.gaps += 1
+            log.info("waiting for a gap", wal_id=self.next_wal_id, behind=max(folder.filled))
+
+    def _end_gap(self) -> None:
+        if self._gap_since_ms is not None:
+            self.counts.gap_ms += self._clock.monotonic_ms() - self._gap_since_ms
+            self._gap_since_ms = None

@@ -1,0 +1,101 @@
+"""How a replica begins, statement by statement of seed 000, "Reader Protocol".
+
+1. read the current manifest, before the log is listed;
+2. list the log for the last contiguous object after what is compacted;
+3. put a snapshot into the next manifest, with that object as `wal_id_last_seen`; begin again with 1
+   when another edit came first;
+4. read the levels of that manifest, and the objects after them up to that one.
+
+Without a snapshot the third step is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shalekv.core.manifest import Manifest
+from shalekv.core.tree import Tree
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.progress import Progress
+from shalekv.engine.recover import check_openable
+from shalekv.engine.replay import read_slot
+from shalekv.engine.snapshots import Snapshots
+from shalekv.engine.tree_keeper import NO_SNAPSHOT
+from shalekv.errors import ShaleError
+from shalekv.manifest.named import named_manifest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import CacheSettings, ReaderSettings, SnapshotChoice
+from shalekv.store.cas import CasStore
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a replica begins with: a tree that is protected, and where the log goes on."""
+
+    manifest: StoredManifest
+    tree: Tree
+    ssts: LevelSsts
+    memtable: Memtable
+    progress: Progress
+    snapshot_id: bytes
+    snapshot_ttl_s: int | None  # None: nothing is protected
+    protected_since_ms: float
+    last_wal_id: int | None  # the last object that is known to be there
+    epoch: int
+    logical_time_ms: int
+
+
+async def join(
+    store: CasStore,
+    stored: StoredManifest,
+    settings: ReaderSettings,
+    cache: CacheSettings,
+    ssts: LevelSsts | None = None,
+) -> Joined:
+    """Join a database as a replica. `ssts` are those of an attempt before, with what they cached.
+
+    Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
+    `StoreError`; nothing protects what was read when it is `ObjectNotFound`: join again.
+    """
+    check_openable(await stored.refresh())
+    began_ms = store.runtime.clock.monotonic_ms()
+    snapshots = Snapshots(store, stored)
+    if settings.snapshot is SnapshotChoice.OWN:
+        ttl_ms = 1_000 * settings.reader_snapshot_ttl_s
+        snapshot = await snapshots.create(ttl_ms=ttl_ms, timeout_ms=settings.reader_open_timeout_ms)
+        snapshot_id, ttl_s = snapshot.id, settings.reader_snapshot_ttl_s
+        manifest = await named_manifest(store, stored.current, snapshot_id)
+        last_wal_id = manifest.wal_id_last_seen
+    else:
+        snapshot_id, ttl_s = NO_SNAPSHOT, None
+        manifest = stored.current
+        last_wal_id = await snapshots.last_contiguous(manifest)
+    tree = await store.runtime.workers.run(Tree.of, manifest)
+    return Joined(
+        manifest=stored,
+        tree=tree,
+        ssts=ssts or LevelSsts(store, database_id=manifest.database_id, settings=cache),
+        memtable=Memtable(),
+        progress=Progress(seq=tree.last_seq, wal_id=tree.wal_id),
+        snapshot_id=snapshot_id,
+        snapshot_ttl_s=ttl_s,
+        protected_since_ms=began_ms,
+        last_wal_id=last_wal_id,
+        epoch=await _epoch(store, manifest, last_wal_id),
+        logical_time_ms=manifest.logical_time_ms,
+    )
+
+
+async def _epoch(store: CasStore, manifest: Manifest, last_wal_id: int | None) -> int:
+    """The epoch of the newest object that is compacted, if none comes after it.
+
+    The collector keeps that object for this (seed 000, "Garbage Collectors").
+    """
+    c = manifest.wal_id_last_compacted
+    if c is None or (last_wal_id is not None and last_wal_id > c):
+        return 0  # the first that is applied will tell
+    found = await read_slot(store, c, manifest.database_id)
+    if isinstance(found, ShaleError):
+        return manifest.writer_epoch  # a restored copy may have no log at all
+    return found.properties.writer_epoch

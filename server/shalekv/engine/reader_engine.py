@@ -1,0 +1,338 @@
+"""The engine of a replica: what it has applied, and the tasks that keep it up to date.
+
+It is stateless: whatever it knows came from the object store, and goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from shalekv.clock import Clock
+from shalekv.core.entry import Entry
+from shalekv.core.tree import Tree
+from shalekv.engine.following import Follower
+from shalekv.engine.joining import Joined
+from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.replay import Replayed, apply_in_order, apply_object
+from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.engine.view import View
+from shalekv.engine.watching.feed import CommitFeed, Position
+from shalekv.engine.watching.seen_commit import AppliedObject
+from shalekv.errors import (
+    NotTheWriter,
+    ObjectNotFound,
+    ShaleError,
+    SnapshotNotFound,
+    Stopping,
+    StoreError,
+)
+from shalekv.format.sst import Sst
+from shalekv.settings import ReaderSettings
+from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
+
+HELD_PARTS = 4  # scans may keep a quarter of the memory that is compacted, or they are ended
+CLOCK_INTERVAL_MS = 600_000  # between two looks at the store's clock: ours may drift from it
+
+
+async def _keep_all() -> None:
+    """There are no views."""
+
+
+class ReplicaTime:
+    """Logical time as the log tells it: never ahead of the writer's."""
+
+    def __init__(self, replayed: Replayed) -> None:
+        """That of what was applied last."""
+        self._replayed = replayed
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch; never less than before."""
+        return self._replayed.logical_time_ms
+
+
+class ReaderEngine:
+    """The state of a database as one replica sees it: a `ReadEngine`."""
+
+    def __init__(
+        self, store: CasStore, joined: Joined, settings: ReaderSettings, *, store_now_ms: int
+    ) -> None:
+        """`store_now_ms` is what the clock of the store shows now."""
+        self._store = store
+        self._clock: Clock = store.runtime.clock
+        self._settings = settings
+        self.manifest = joined.manifest
+        self.memtable = joined.memtable
+        self.prefix = joined.progress
+        self.epoch = joined.epoch
+        self.snapshots_lost = 0
+        self._ended: ShaleError | None = None
+        self._closed = asyncio.Event()
+        self._manifest_asked = asyncio.Event()
+        self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # to be set by who keeps views
+        self._replayed = Replayed(
+            self.memtable,
+            joined.tree.last_seq,
+            joined.logical_time_ms,
+            land_load=lambda load: self.levels.land_load(load, None),
+        )
+        self.time = ReplicaTime(self._replayed)
+        self._store_time = LogicalTime(self._clock, store_now_ms=store_now_ms, floor_ms=0)
+        self.levels = TreeKeeper(
+            store,
+            joined.manifest,
+            HeldTree(joined.tree, joined.ssts, joined.snapshot_id),
+            loads=(),
+            memtable=self.memtable,
+            prefix=self.prefix,
+            snapshot_ttl_s=joined.snapshot_ttl_s,
+            on_compacted=self._drop_through,
+            jump=self._jump,
+            protected_since_ms=joined.protected_since_ms,
+        )
+        self.feed = CommitFeed(lambda: Position(self.prefix.seq, self.prefix.wal_id))
+        self.follower = Follower(
+            store,
+            joined.manifest,
+            self.levels,
+            self.memtable,
+            self.prefix,
+            settings,
+            store_time=self._store_time,
+            apply=self._apply,
+        )
+
+    @property
+    def database_id(self) -> bytes:
+        """16 bytes."""
+        return self.manifest.current.database_id
+
+    @property
+    def held(self) -> HeldTree:
+        """The levels that a read uses that begins now."""
+        return self.levels.current
+
+    @property
+    def held_bytes_max(self) -> int:
+        """So much may be compacted, and kept in memory by scans that began before."""
+        return self._settings.reader_memtable_bytes_max // HELD_PARTS
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is not compacted, as accounted, and what is kept by scans that began before."""
+        return self.memtable.size_bytes + self.memtable.held_bytes
+
+    @property
+    def newest_seq(self) -> int:
+        """Raises `NotTheWriter`."""
+        raise self.refusal("a read at UNCOMMITTED")
+
+    @property
+    def staleness_ms(self) -> int:
+        """Everything that was acknowledged so long ago has been applied."""
+        return self.follower.staleness_ms
+
+    @property
+    def writer_address(self) -> str:
+        """HOST:PORT of the writer, as the manifest says that was seen last; may be empty."""
+        return self.manifest.current.writer_address
+
+    def refusal(self, what: str) -> NotTheWriter:
+        """The answer to who asks for `what`; and the manifest is asked whether it is still so."""
+        self._manifest_asked.set()
+        return NotTheWriter(what, writer_address=self.writer_address)
+
+    def check_serving(self) -> None:
+        """Raise what has ended this engine; a graceful close still answers reads."""
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)  # or it would grow with each call
+
+    def committed(self, key: bytes) -> Entry | None:
+        """The newest version of `key` in memory; None: what the levels hold counts."""
+        return self.memtable.get(key)
+
+    def newest(self, key: bytes) -> Entry | None:
+        """Raises `NotTheWriter`."""
+        del key
+        raise self.refusal("a read at UNCOMMITTED")
+
+    async def committed_view(self) -> View:
+        """What was applied."""
+        return self._view()
+
+    async def newest_view(self) -> View:
+        """Raises `NotTheWriter`."""
+        raise self.refusal("a read at UNCOMMITTED")
+
+    async def confirm(self) -> None:
+        """Raises `NotTheWriter`: only the writer can tell that it has not been replaced."""
+        raise self.refusal("a read at LINEARIZABLE")
+
+    async def catch_up(self) -> None:
+        """Look for news now, and return when that was done, whatever came of it."""
+        self.check_serving()
+        await self.follower.look()
+
+    async def explain(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
+        """Why an object of a tree that is read is not there."""
+        try:
+            await self.manifest.refresh()
+            is_protected = bool(held.snapshot_id) and self.levels.protects(held)
+            if not is_protected:
+                await self.levels.keep()
+        except ShaleError as error:
+            return error
+        if is_protected:
+            return missing
+        return SnapshotNotFound(
+            f"{missing.name} is gone: the levels of manifest {held.tree.manifest_id} are not "
+            "protected any more, since this reader was stopped for long, or reads without a "
+            "snapshot. Read again, from the beginning"
+        )
+
+    async def load(self, last_wal_id: int | None) -> None:
+        """Apply what was there when this replica joined, and keep it protected meanwhile.
+
+        Raises `ObjectNotFound` when that was lost nevertheless: join again.
+        """
+        first = self.follower.next_wal_id
+        end = first if last_wal_id is None else last_wal_id + 1
+        keeping = asyncio.create_task(self._keep_tree())
+        try:
+            await apply_in_order(
+                self._store,
+                range(first, end),
+                database_id=self.database_id,
+                memtable=self.memtable,
+                apply=self._apply,
+                parallel_reads=self._settings.reader_parallel_reads,
+            )
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+    def close(self) -> None:
+        """`run` returns; reads are answered until the server ends."""
+        self._closed.set()
+
+    async def run(self) -> None:
+        """Follow the writer until `close`, or raise what has ended it."""
+        failure: ShaleError | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                others = [
+                    tasks.create_task(self._follow(), name="follow the log"),
+                    tasks.create_task(self._keep_tree(), name="keep the tree"),
+                    tasks.create_task(self._keep_clock(), name="look at the store's clock"),
+                    tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
+                    tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
+                ]
+                await self._closed.wait()
+                for task in others:
+                    task.cancel()
+        finally:
+            failure = self._ended
+            self.prefix.fail(failure or Stopping("this reader is shutting down"))
+        if failure is not None:
+            raise failure
+
+    async def leave(self) -> None:
+        """Remove the snapshots of this process; an error is logged: they expire by themselves.
+
+        REQUIRES: nobody reads any more.
+        """
+        try:
+            async with asyncio.timeout(self._settings.reader_open_timeout_ms / 1_000):
+                await self.levels.close()
+        except (ShaleError, TimeoutError) as error:
+            log.warning("snapshots are left to expire", error=str(error))
+
+    async def _follow(self) -> None:
+        try:
+            await self.follower.run()
+        except ShaleError as error:
+            self._end(error)
+
+    async def _keep_tree(self) -> None:
+        """Follow the manifest, and renew the snapshot in time."""
+        ttl_ms = 1_000 * self._settings.reader_snapshot_ttl_s
+        interval_ms = min(self._settings.manifest_interval_ms, ttl_ms / 6)
+        while True:
+            try:
+                async with asyncio.timeout(interval_ms / 1_000):
+                    await self._manifest_asked.wait()
+            except TimeoutError:
+                pass
+            self._manifest_asked.clear()
+            try:
+                await self.manifest.refresh()
+                self.snapshots_lost += self.levels.is_lost
+                await self.levels.keep()
+            except StoreError as error:
+                log.warning("the manifest could not be followed", error=str(error))
+            except ShaleError as error:
+                self._end(error)
+                return
+
+    async def _keep_clock(self) -> None:
+        while True:
+            await self._clock.sleep_ms(CLOCK_INTERVAL_MS)
+            try:
+                self._store_time.set(await self._store.reads.now_ms())
+            except StoreError as error:
+                log.warning("the store's clock could not be read", error=str(error))
+
+    def _end(self, error: ShaleError) -> None:
+        self._ended = self._ended or error
+        self._closed.set()
+
+    def _view(self) -> View:
+        held = self.levels.current
+        view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
+        return view if held.tree.is_empty else view.above(held)
+
+    def _apply(self, found: Sst) -> None:
+        """Apply the next WAL object, and tell who watches."""
+        before = self._view() if self.feed.wants_previous else None
+        apply_object(found, self._replayed)
+        self._replayed.records.clear()  # only a writer answers repeated writes
+        load = self._replayed.loads.pop() if self._replayed.loads else None
+        wal_id = self.follower.next_wal_id
+        self.prefix.advance(self._replayed.last_seq, wal_id)
+        self.follower.is_fresh(found.properties.logical_time_ms)
+        if found.properties.writer_epoch > self.epoch:
+            self.epoch = found.properties.writer_epoch
+            self._manifest_asked.set()  # which tells where the new writer is
+        if not self.feed.is_idle and found.footer.contents.entry_count:
+            self.feed.applied(
+                AppliedObject(
+                    wal_id=wal_id,
+                    max_seq=found.footer.contents.max_seq,
+                    points=[*found.entries()],
+                    range_tombstones=[*found.range_tombstones()],
+                    load=load,
+                ),
+                before,
+            )
+
+    def _jump(self, tree: Tree) -> None:
+        """Go on behind a tree that holds more than was applied: the log up to it may be gone."""
+        if tree.wal_id is None:
+            return
+        seq, wal_id = self.prefix.seq, self.follower.next_wal_id
+        log.warning("goes on behind the levels", wal_id=tree.wal_id, applied=self.prefix.wal_id)
+        self._replayed.last_seq = max(seq, tree.last_seq)
+        self.prefix.advance(self._replayed.last_seq, tree.wal_id)
+        self.feed.jumped(seq, wal_id)
+
+    async def _drop_through(self, seq: int) -> None:
+        """Let go of what the levels hold."""
+        await self.memtable.drop_through(seq, self._clock)
+        self.levels.forget_dropped()
+        if self.memtable.held_bytes > self.held_bytes_max:
+            await self.shed_views()

@@ -1,0 +1,161 @@
+"""Leases of consumers: what they keep from collectors, for how long, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shalekv.core.fencing import WriterId
+from shalekv.engine.consumer_leases import NAME_CHARS_MAX, ConsumerLeases, consumers_of
+from shalekv.errors import Fenced, InvalidRequest, WalUnprotected
+from shalekv.format import names
+from shalekv.manifest.fenced import FencedManifest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.store.requests import RequestKind
+from tests.unit.engine.collection.ground import AGE_S, TTL_S, Ground
+
+
+async def compacted(c: int = 4) -> Ground:
+    """A database with eight WAL objects."""
+    ground = await Ground.created()
+    await ground.wal(8)
+    await ground.compact(c)
+    return ground
+
+
+def wal_ids(ground: Ground) -> list[int]:
+    """The WAL objects that are there."""
+    found = map(names.parse_wal_name, ground.names())
+    return sorted(wal_id for wal_id in found if wal_id is not None)
+
+
+async def test_held_wal_stays_until_the_lease_is_moved_on() -> None:
+    """A consumer keeps what it still needs, however old, and lets go of it step by step."""
+    ground = await compacted()
+    consumers = ground.consumers(ttl_s=1_000)
+    await consumers.hold("mirror", 4)
+    await ground.compact(7)
+    ground.pass_time()
+    await ground.collecting().collect()
+    assert wal_ids(ground) == [4, 5, 6, 7]
+    await consumers.hold("mirror", 6)
+    await ground.collecting().collect()
+    assert wal_ids(ground) == [6, 7]
+    await consumers.release("mirror")
+    await ground.collecting().collect()
+    assert wal_ids(ground) == [7]
+
+
+async def test_lease_expires_by_the_clock_of_the_store() -> None:
+    """Renewed it lives on; once it is over, the collector removes it, and what it kept goes."""
+    ground = await compacted()
+    consumers = ground.consumers()
+    await consumers.hold("mirror", 4)
+    await ground.compact(7)
+    ground.pass_time(TTL_S - 1)
+    await consumers.hold("mirror", 4)
+    ground.pass_time(TTL_S - 1)
+    await ground.collecting().collect()
+    assert wal_ids(ground) == [4, 5, 6, 7]
+    ground.pass_time(3)
+    report = await ground.collecting().collect()
+    assert report.dropped_leases == 1
+    assert wal_ids(ground) == [7]
+    assert await consumers.find("mirror") is None
+
+
+async def test_what_may_be_deleted_cannot_be_held() -> None:
+    """Nobody claims what is below c and below every lease; a lease that lapsed cannot come back."""
+    ground = await compacted()
+    consumers = ground.consumers()
+    with pytest.raises(WalUnprotected) as refused:
+        await consumers.hold("mirror", 3)
+    assert refused.value.first_wal_id == 4
+    assert await consumers.find("mirror") is None
+    await consumers.hold("mirror", 4)
+    await ground.compact(7)
+    await consumers.hold("other", 4)
+    await consumers.release("mirror")
+    await consumers.release("other")
+    with pytest.raises(WalUnprotected):
+        await consumers.hold("mirror", 4)
+
+
+async def test_retention_can_be_claimed_by_a_consumer_that_comes_late() -> None:
+    """What the collector retains stands in the manifest, so a lease on it never breaks."""
+    ground = await compacted()
+    retaining: dict[str, Any] = {"wal_retention_s": 100}
+    await ground.collecting(**retaining).collect()
+    await ground.compact(7)
+    ground.pass_time()
+    await ground.collecting(**retaining).collect()
+    consumers = ground.consumers(ttl_s=1_000)
+    await consumers.hold("late", 5)
+    ground.pass_time(200)
+    await ground.collecting(**retaining).collect()
+    assert wal_ids(ground) == [5, 6, 7]
+    await ground.collecting().collect()
+    assert wal_ids(ground) == [5, 6, 7]
+
+
+async def test_hold_that_changes_nothing_edits_nothing() -> None:
+    """Until half of the life is over, a consumer that has not moved costs no write."""
+    ground = await compacted()
+    consumers = ground.consumers()
+    await consumers.hold("mirror", 5)
+    before = Counter(ground.store.sent.by_kind)
+    for _ in range(3):
+        await consumers.hold("mirror", 5)
+        await consumers.hold("mirror", 4)
+    spent = Counter(ground.store.sent.by_kind) - before
+    assert spent[RequestKind.WRITE] == 0
+    ground.pass_time(TTL_S / 2 + 1)
+    await consumers.hold("mirror", 4)
+    lease = await consumers.find("mirror")
+    assert lease is not None
+    assert (lease.wal_id_min, lease.holder) == (5, "consumer mirror")
+    assert lease.expire_time_s >= ground.now_s + TTL_S
+
+
+async def test_writer_holds_leases_as_long_as_it_owns_the_manifest() -> None:
+    """A writer edits its own manifest; once another has taken over, it is told so."""
+    ground = await compacted()
+    cas = ground.cas()
+    stored = StoredManifest(cas)
+    own = await own_manifest(ground, stored, epoch=1)
+    consumers = ConsumerLeases(cas, own, TTL_S)
+    await consumers.hold("mirror", 4)
+    assert [each.name for each in consumers_of(await ground.manifest())] == ["mirror"]
+    await own_manifest(ground, StoredManifest(ground.cas()), epoch=2)
+    with pytest.raises(Fenced):
+        await consumers.hold("mirror", 6)
+
+
+async def own_manifest(ground: Ground, stored: StoredManifest, epoch: int) -> FencedManifest:
+    """The manifest of the writer of this epoch."""
+    own = WriterId(epoch, bytes([epoch]) * 16)
+    await ground.edit(lambda m: replace(m, writer_epoch=own.epoch, writer_nonce=own.nonce))
+    await stored.refresh()
+    return FencedManifest(stored, own)
+
+
+async def test_consumers_are_listed_by_name() -> None:
+    """Leases of jobs and of the retention are none of them."""
+    ground = await compacted()
+    await ground.lease(wal_id_min=5)
+    await ground.collecting(wal_retention_s=AGE_S).collect()
+    for name in ("two", "one"):
+        await ground.consumers().hold(name, 6)
+    found = await ground.consumers().list()
+    assert [(each.name, each.lease.wal_id_min) for each in found] == [("one", 6), ("two", 6)]
+
+
+@pytest.mark.parametrize("name", ["", " x", "x\n", "x" * (NAME_CHARS_MAX + 1)])
+async def test_names_are_checked(name: str) -> None:
+    """A name can be printed, and is not too long."""
+    ground = await compacted()
+    with pytest.raises(InvalidRequest, match="consumer: expected"):
+        await ground.consumers().hold(name, 4)
