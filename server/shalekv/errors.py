@@ -19,6 +19,8 @@ ShaleError
 ├── SnapshotNotFound           a snapshot is gone, or has expired
 ├── SnapshotExists             another snapshot has the name
 ├── LeaseLost                  what a job has written may be deleted: nothing was published
+├── BackupNotFound             there is no such backup at this URL
+├── BackupBusy                 backups are made and deleted there at the same time
 ├── WalCollected               a watch begins before what is left of the WAL
 ├── WalUnprotected             a lease on WAL objects that may be deleted at any moment
 ├── WatchTooSlow               a watch was closed: it was not taken in time
@@ -208,6 +210,18 @@ class SnapshotExists(ShaleError):
     """Another snapshot has the name. Choose another one."""
 
     reason = "SNAPSHOT_EXISTS"
+
+
+class BackupNotFound(ShaleError):
+    """There is no such backup at this URL. List those that there are."""
+
+    reason = "BACKUP_NOT_FOUND"
+
+
+class BackupBusy(ShaleError):
+    """Backups are made and deleted at this URL at the same time. Try again when one has ended."""
+
+    reason = "BACKUP_BUSY"
 
 
 class LeaseLost(ShaleError):

@@ -26,12 +26,14 @@ from shalekv_client.errors import (
     DeadlinePassed,
     ErrorDetails,
     InvalidRequest,
+    NotSent,
     ShaleKVError,
     Unimplemented,
 )
 from shalekv_client.operations import Operation
 from shalekv_client.outbox import OVERHEAD_BYTES, Outbox, Pending
 from shalekv_client.stream import SessionCall, Stream
+from shalekv_client.unary import Note, note_nothing
 
 ResultT = TypeVar("ResultT")
 
@@ -55,11 +57,16 @@ class Coalescer:
         address: str,
         outbox: Outbox,
         stream_age_s: float = STREAM_AGE_S,
+        note: Note = note_nothing,
+        is_alone: Callable[[], bool] = lambda: True,
     ) -> None:
         """`open_call` begins a KV.Session call to the server at `address`; `outbox` is empty.
 
-        Needs a running loop.
+        While the server `is_alone`, operations wait for a session that has failed to be opened
+        again; otherwise they fail as not sent, and can go to another one. Needs a running loop.
         """
+        self._note = note
+        self._is_alone = is_alone
         self._open_call = open_call
         self._address = address
         self._stream_age_s = stream_age_s
@@ -93,6 +100,8 @@ class Coalescer:
         """
         if self._is_closed:
             raise client_closed(self._address)
+        if self._failures and self._stream is None and not self._is_alone():
+            self._refuse_while_failing()
         size_bytes = operation.size_bytes + OVERHEAD_BYTES
         future: asyncio.Future[ResultT] = self._loop.create_future()
         pending = Pending(next(self._numbers), operation, future, size_bytes, timeout_ms)
@@ -126,7 +135,9 @@ class Coalescer:
             if self._reopening is None:
                 self._reopening = self._loop.call_at(self._reopen_at_s, self._reopen)
             return
-        stream = self._stream = Stream(self._open_call(), self._outbox, self._address)
+        stream = self._stream = Stream(
+            self._open_call(), self._outbox, self._address, self._note
+        )
         task = self._loop.create_task(self._run(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -164,6 +175,9 @@ class Coalescer:
             self._failures = 1 if stream.has_answered else self._failures + 1
             self._reopen_at_s = self._loop.time() + _backoff_s(self._failures)
             self._last_failure = reason.details.message
+            if not self._is_alone():
+                for pending in self._outbox.clear():
+                    pending.fail(self._not_sent())
         stream.end(reason)
         self._replace(stream)
 
@@ -172,6 +186,14 @@ class Coalescer:
             self._stream = None
             if self._outbox:
                 self._open()
+
+    def _refuse_while_failing(self) -> None:
+        if self._loop.time() < self._reopen_at_s:
+            raise self._not_sent()
+
+    def _not_sent(self) -> NotSent:
+        message = f"not sent: the last session ended with: {self._last_failure}"
+        return NotSent(ErrorDetails(self._address, "UNAVAILABLE", message))
 
     def _expire(self, pending: Pending) -> None:
         if pending.is_sent:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from shalekv_client.levels import Role
 from shalekv_client.policies import Destination, ReadPolicy
 
-TOLD_MAX = 4  # addresses that are known only because a server told of them
 AVOID_INITIAL_S = 0.25
 AVOID_MAX_S = 5.0
 LATENCY_WEIGHT = 0.2  # of a new measurement
@@ -112,8 +111,6 @@ class Endpoints:
             self.writer = endpoint
         elif writer is not None and (writer is endpoint or writer.epoch < epoch):
             self.writer = None  # there is a newer one, or this one became something else
-        if self.writer is not None and self.writer is not writer:
-            self._drop_old()
 
     def overtaken(self, epoch: int) -> None:
         """A writer of this epoch was told of: one of a smaller epoch is none any more."""
@@ -124,11 +121,20 @@ class Endpoints:
     def answered(self, endpoint: Endpoint, latency_ms: float) -> None:
         """It has answered a read, after so long."""
         endpoint.failures, endpoint.avoid_until_s = 0, 0.0
+        self._measured(endpoint, latency_ms)
+
+    @staticmethod
+    def _measured(endpoint: Endpoint, latency_ms: float) -> None:
         known_ms = endpoint.latency_ms
         if known_ms is None:
             endpoint.latency_ms = latency_ms
         else:
             endpoint.latency_ms = known_ms + LATENCY_WEIGHT * (latency_ms - known_ms)
+
+    def outrun(self, endpoint: Endpoint, latency_ms: float) -> None:
+        """It had not answered a read after so long, and another one had."""
+        if endpoint.latency_ms is None or latency_ms > endpoint.latency_ms:
+            self._measured(endpoint, latency_ms)
 
     def failed(self, endpoint: Endpoint, now_s: float) -> None:
         """It does not serve, or is too far behind: ask others for a while."""
@@ -139,7 +145,7 @@ class Endpoints:
     def doubt(self, endpoint: Endpoint) -> None:
         """It may not be the writer, whatever it has said: find out before the next write."""
         if endpoint.role is Role.WRITER:
-            endpoint.role = None
+            endpoint.role, endpoint.epoch = None, 0
         if self.writer is endpoint:
             self.writer = None
 
@@ -148,23 +154,15 @@ class Endpoints:
         found = self._known.get(address)
         if found is None:
             found = self._known[address] = Endpoint(address, is_listed=False)
-            self._bound()
         return found
 
-    def drop(self, endpoint: Endpoint) -> None:
-        """Forget it, unless the user gave it: it is not the writer."""
-        if not endpoint.is_listed and endpoint is not self.writer:
-            self._known.pop(endpoint.address, None)
-
-    def _drop_old(self) -> None:
-        for each in self:
-            if each.role is not Role.WRITER:
-                self.drop(each)
-
-    def _bound(self) -> None:
-        told = [each for each in self._known.values() if not each.is_listed]
-        for each in told[:-TOLD_MAX]:
-            self.drop(each)
+    def forget_told(self) -> list[Endpoint]:
+        """Forget, and return, those that the user has not given, but for the writer."""
+        dropped = [each for each in self._known.values() if not each.is_listed]
+        dropped = [each for each in dropped if each is not self.writer]
+        for each in dropped:
+            del self._known[each.address]
+        return dropped
 
 
 def nearest(serving: Collection[Endpoint], chance: float) -> Endpoint:

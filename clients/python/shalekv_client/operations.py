@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
@@ -16,6 +16,7 @@ from shalekv.v1 import kv_pb2
 from shalekv_client.changes import Change, to_message
 from shalekv_client.conditions import Compare, Condition, comparison, precondition
 from shalekv_client.levels import Durability, ReadLevel
+from shalekv_client.policies import Destination
 from shalekv_client.results import (
     Commit,
     TxnResult,
@@ -38,6 +39,16 @@ class Get:
 TxnOperation: TypeAlias = Get | Change
 
 
+class Pinned(Protocol):
+    """A snapshot, in whatever form: it has an id of 16 bytes."""
+
+    @property
+    def id(self) -> bytes: ...
+
+
+At: TypeAlias = bytes | Pinned | None  # the snapshot that a read is made at; None: the newest state
+
+
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[ResultT]):
     """One operation, ready to be sent, as often as it takes."""
@@ -46,6 +57,15 @@ class Operation(Generic[ResultT]):
     request: Message
     decode: Callable[[Any], ResultT]  # from the reply; ValueError when it is not an answer
     is_repeatable: bool  # whether it does no harm to send it again when nobody knows what became
+    is_read: bool = False
+    read_level: ReadLevel = ReadLevel.COMMITTED  # of a read
+    is_at_snapshot: bool = False  # a read that is
+    min_seq: int = 0  # what the reply to a read has to show
+
+    @property
+    def destination(self) -> Destination:
+        """Who can answer it."""
+        return destination_of(self.read_level) if self.is_read else Destination.WRITER
 
     @property
     def method(self) -> str:
@@ -58,18 +78,43 @@ class Operation(Generic[ResultT]):
         return self.request.ByteSize()
 
 
-def get(key: bytes, *, read_level: ReadLevel = ReadLevel.COMMITTED) -> Operation[Value | None]:
+def get(
+    key: bytes,
+    *,
+    read_level: ReadLevel = ReadLevel.COMMITTED,
+    max_staleness_ms: int = 0,
+    at: At = None,
+    min_seq: int = 0,
+) -> Operation[Value | None]:
     """The value of `key`; None when it has none."""
-    request = kv_pb2.GetRequest(header=read_header(read_level), key=key)
-    return Operation("get", request, value_of, is_repeatable=True)
+    header = read_header(read_level, max_staleness_ms=max_staleness_ms, at=at)
+    request = kv_pb2.GetRequest(header=header, key=key)
+    is_at = at is not None
+    wanted_seq = 0 if is_at else min_seq
+    return Operation("get", request, value_of, True, True, read_level, is_at, wanted_seq)  # noqa: FBT003 (by name they cost a microsecond)
 
 
 def batch_get(
-    keys: Iterable[bytes], *, read_level: ReadLevel = ReadLevel.COMMITTED
+    keys: Iterable[bytes],
+    *,
+    read_level: ReadLevel = ReadLevel.COMMITTED,
+    max_staleness_ms: int = 0,
+    at: At = None,
+    min_seq: int = 0,
 ) -> Operation[list[Value | None]]:
     """The values of many keys at one view, in the order of `keys`; None where there is none."""
-    request = kv_pb2.BatchGetRequest(header=read_header(read_level), keys=keys)
-    return Operation("batch_get", request, _values, is_repeatable=True)
+    header = read_header(read_level, max_staleness_ms=max_staleness_ms, at=at)
+    request = kv_pb2.BatchGetRequest(header=header, keys=keys)
+    return Operation(
+        "batch_get",
+        request,
+        _values,
+        is_repeatable=True,
+        is_read=True,
+        read_level=read_level,
+        is_at_snapshot=at is not None,
+        min_seq=0 if at is not None else min_seq,
+    )
 
 
 def put(
@@ -174,10 +219,31 @@ def txn(
     return Operation("txn", request, txn_result_of, bool(idempotency_key))
 
 
-def read_header(read_level: ReadLevel) -> kv_pb2.RequestHeader:
+def read_header(
+    read_level: ReadLevel, *, max_staleness_ms: int = 0, at: At = None
+) -> kv_pb2.RequestHeader:
     """The header of a read."""
     level = kv_pb2.ReadLevel.ValueType(read_level.value)
-    return kv_pb2.RequestHeader(read_level=level)
+    if not max_staleness_ms and at is None:
+        return kv_pb2.RequestHeader(read_level=level)
+    snapshot_id = b"" if at is None else snapshot_id_of(at)
+    return kv_pb2.RequestHeader(
+        read_level=level, max_staleness_ms=max_staleness_ms, snapshot_id=snapshot_id
+    )
+
+
+def snapshot_id_of(at: bytes | Pinned) -> bytes:
+    """The id of a snapshot. Raises ValueError for one that is empty: it would mean none."""
+    snapshot_id = at if isinstance(at, bytes) else at.id
+    if not snapshot_id:
+        raise ValueError("the id of a snapshot is 16 bytes, not none: for no snapshot give None")
+    return snapshot_id
+
+
+def destination_of(read_level: ReadLevel) -> Destination:
+    """Who can answer a read of this level."""
+    is_committed = read_level is ReadLevel.COMMITTED
+    return Destination.BY_POLICY if is_committed else Destination.WRITER
 
 
 def _write_header(idempotency_key: bytes | None) -> kv_pb2.RequestHeader | None:

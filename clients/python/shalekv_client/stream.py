@@ -21,6 +21,7 @@ from shalekv_client.errors import (
     Unimplemented,
 )
 from shalekv_client.outbox import Message, Outbox, Pending
+from shalekv_client.unary import Note, note_nothing
 
 SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.SessionRequest, kv_pb2.SessionReply]"
 
@@ -36,13 +37,16 @@ class Stream:
     nobody waits for an answer on it.
     """
 
-    def __init__(self, call: SessionCall, outbox: Outbox, address: str) -> None:
+    def __init__(
+        self, call: SessionCall, outbox: Outbox, address: str, note: Note = note_nothing
+    ) -> None:
         """`call` has begun; `address` is that of the server, for errors."""
         self.has_answered = False  # at least once
         self.heard_at_s = asyncio.get_running_loop().time()  # when it was certainly alive
         self._call = call
         self._outbox = outbox
         self._address = address
+        self._note = note
         self._unanswered: dict[int, Pending] = {}
         self._is_retired = False
         self._ending: Ending | None = None
@@ -144,9 +148,13 @@ class Stream:
         if name == "error":
             future.set_exception(error_of_operation(self._address, result.error))
         elif name == operation.name:
+            reply = getattr(result, name)
             try:
-                future.set_result(operation.decode(getattr(result, name)))
+                self._note(operation, reply)
+                future.set_result(operation.decode(reply))
             except ValueError:
                 future.set_exception(not_an_answer(self._address, operation.method))
+            except ShaleKVError as refusal:  # it is not the reply that was asked for
+                future.set_exception(refusal)
         else:
             future.set_exception(not_an_answer(self._address, operation.method))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import grpc
 
@@ -18,6 +18,13 @@ RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
+Note: TypeAlias = Callable[[Operation[Any], Any], None]  # called with each reply; may raise
+
+
+def note_nothing(_operation: Operation[Any], _reply: Any) -> None:
+    """For whoever wants the results alone."""
+
+
 class Method(Protocol[RequestT_contra, ReplyT_co]):
     """A method of a gRPC stub with one request and one reply."""
 
@@ -29,15 +36,19 @@ class Method(Protocol[RequestT_contra, ReplyT_co]):
 class UnaryCalls:
     """Sends each operation in a call of its own."""
 
-    def __init__(self, stub: kv_pb2_grpc.KVStub, *, address: str) -> None:
+    def __init__(
+        self, stub: kv_pb2_grpc.KVStub, *, address: str, note: Note = note_nothing
+    ) -> None:
         """`stub` calls the server at `address`."""
         self._stub = stub
         self._address = address
+        self._note = note
 
     async def call(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
         """The result of `operation`; raises the errors of `shalekv_client.errors`."""
         method = getattr(self._stub, operation.method)
         reply = await attempt(self._address, method, operation.request, timeout_ms)
+        self._note(operation, reply)
         try:
             return operation.decode(reply)
         except ValueError:

@@ -101,14 +101,7 @@ class Watching:
     async def _run(self) -> None:
         failures = 0
         while self._watches:
-            try:
-                address, call = await self._open_call(self._reason)
-            except ShaleKVError as error:
-                reason, has_answered = error, False
-            else:
-                stream = WatchStream(call, address, self._numbers, self._closed)
-                reason = await self._run_stream(stream)
-                has_answered = stream.has_answered
+            reason, has_answered = await self._attempt()
             self._reason = reason
             if reason is None:  # nobody was left; perhaps somebody came meanwhile
                 continue
@@ -119,8 +112,13 @@ class Watching:
             if self._watches:
                 await asyncio.sleep(self._delay_s(failures, reason))
 
-    async def _run_stream(self, stream: WatchStream) -> ShaleKVError | None:
-        self._stream = stream
+    async def _attempt(self) -> tuple[ShaleKVError | None, bool]:
+        """Watch with one call until it is over: why, and whether the server had answered."""
+        try:
+            address, call = await self._open_call(self._reason)
+        except ShaleKVError as error:
+            return error, False
+        stream = self._stream = WatchStream(call, address, self._numbers, self._closed)
         for retry in self._retries.values():
             retry.cancel()
         self._retries.clear()
@@ -128,7 +126,8 @@ class Watching:
             if not watch.is_parked:
                 stream.open(watch)
         try:
-            return await stream.run()
+            reason = await stream.run()
+            return reason, stream.has_answered
         finally:
             self._stream = None
 

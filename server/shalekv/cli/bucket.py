@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 import click
 
 from shalekv.cli.catalog import settings_of
-from shalekv.cli.configuration import CONFIG_VARIABLE, load_settings
+from shalekv.cli.configuration import CONFIG_VARIABLE, load_settings, settings_in_file
 from shalekv.cli.flags import SettingFlag
 from shalekv.cli.logs import configure_logs
 from shalekv.clock import LoopClock
 from shalekv.errors import InvalidSetting, InvalidUrl, ObjectNotFound
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import LogFormat, LogLevel, Settings, StoreSettings
+from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from shalekv.store.url import MemoryUrl, parse_url
@@ -63,7 +64,7 @@ def read_store(url: str, read: Callable[[CasStore], Awaitable[ResultT]]) -> Resu
     settings = store_settings()
 
     async def opened() -> ResultT:
-        async with _store(url, settings) as store:
+        async with opened_store(url, settings) as (_, store):
             return await read(store)
 
     configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
@@ -75,6 +76,14 @@ def store_settings() -> StoreSettings:
     meta = click.get_current_context().meta
     try:
         return load_settings(meta.get(_META, {}), meta.get(_CONFIG), _OneStore).store
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from None
+
+
+def settings_of_store(file: Path) -> StoreSettings:
+    """How another store is reached, by a file alone; a usage error if that is wrong."""
+    try:
+        return settings_in_file(file, _OneStore).store
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
 
@@ -119,12 +128,15 @@ async def read_by_id(store: CasStore, name: str) -> bytes:
 
 
 @asynccontextmanager
-async def _store(url: str, settings: StoreSettings) -> AsyncIterator[CasStore]:
+async def opened_store(
+    url: str, settings: StoreSettings
+) -> AsyncIterator[tuple[ObjectStore, CasStore]]:
+    """The store at `url`, as it is, and as manifest and log use it."""
     workers = ThreadWorkers(settings.threads)
     runtime = Runtime(clock=LoopClock(), random=random.SystemRandom(), workers=workers)
     store = open_store(url, runtime, settings)
     try:
-        yield CasStore(store, runtime, settings)
+        yield store, CasStore(store, runtime, settings)
     finally:
         await store.close()
         workers.close()

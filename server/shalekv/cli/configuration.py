@@ -81,6 +81,23 @@ def load_settings(flags: Mapping[str, Any], file: Path | None, model: type[Setti
         raise InvalidSetting(_told(error, known, origins)) from None
 
 
+def settings_in_file(file: Path, model: type[SettingsT]) -> SettingsT:
+    """The settings of a file alone: flags and the environment have no say.
+
+    For a second place, where the ordinary settings are those of the first. Raises as
+    `load_settings`.
+    """
+    known = list(settings_of(ServeSettings))
+    values = _read_toml(file)
+    _refuse_unknown_keys(known, values, file)
+    needed = {setting.group for setting in settings_of(model)}
+    try:
+        return model.model_validate({key: values[key] for key in values if key in needed})
+    except ValidationError as error:
+        given = {(group, name): f"{file}" for group, members in values.items() for name in members}
+        raise InvalidSetting(_told(error, known, given)) from None
+
+
 def _read_toml(file: Path) -> Nested:
     try:
         with file.open("rb") as stream:

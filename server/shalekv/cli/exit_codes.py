@@ -57,6 +57,8 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
     errors.SnapshotNotFound: ExitCode.USAGE,
     errors.SnapshotExists: ExitCode.USAGE,
     errors.LeaseLost: ExitCode.CONFLICT,
+    errors.BackupNotFound: ExitCode.USAGE,
+    errors.BackupBusy: ExitCode.CONFLICT,
     errors.IllegalState: ExitCode.DAMAGED,
     errors.OriginLost: ExitCode.DAMAGED,
     errors.CorruptObject: ExitCode.DAMAGED,

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
-import structlog
-import uvloop
 
-from shalekv.cli.configuration import CONFIG_VARIABLE, load_settings
-from shalekv.cli.exit_codes import ExitCode, exit_code_of, exit_codes_text
+from shalekv.cli.configuration import CONFIG_VARIABLE
+from shalekv.cli.exit_codes import exit_codes_text
 from shalekv.cli.flags import SettingsCommand, settings_flags
-from shalekv.cli.logs import configure_logs
+from shalekv.cli.server_command import run_server, serving_settings
 from shalekv.cli.serving import serve_database
 from shalekv.cli.welcome import welcome
-from shalekv.errors import InvalidSetting, ShaleError
-from shalekv.settings import LogFormat, ServerSettings, ServeSettings
-from shalekv.settings.budget import with_memory_shares
+from shalekv.errors import InvalidSetting
+from shalekv.settings import ServeSettings
 
 _HELP = """Serve a database to gRPC clients, as its one writer.
 
@@ -56,62 +52,11 @@ class _ServeCommand(SettingsCommand):
 def serve(config: Path | None, **flags: Any) -> None:
     """Read the settings, serve, and exit with a documented code."""
     try:
-        settings = _with_memory(load_settings(flags, config, ServeSettings))
-        _refuse_exposure(settings.server)
+        settings = serving_settings(flags, config, ServeSettings)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
-    configure_logs(settings.server.log_format, settings.server.log_level)
-    sys.exit(_serve(settings))
+    sys.exit(run_server(settings, serve_database, _greet))
 
 
-def _serve(settings: ServeSettings) -> ExitCode:
-    log = structlog.get_logger(__name__)
-
-    def announce(listen: str) -> None:
-        log.info("serving", listen=listen, url=settings.database.url)
-        if settings.server.log_format is LogFormat.CONSOLE:
-            click.echo(welcome(listen, program=sys.argv[0], python=sys.executable), err=True)
-
-    try:
-        uvloop.run(serve_database(settings, announce))
-    except Exception as error:  # noqa: BLE001 - logged, in the format that was asked for
-        code = exit_code_of(error)
-        ended = log.bind(exit_code=code.value)
-        if isinstance(error, ShaleError):
-            # It says all there is to know: a traceback would only hide it.
-            ended.error("ended by an error", reason=error.reason, problem=str(error))
-        elif code is ExitCode.ADDRESS_IN_USE and isinstance(error, OSError):
-            problem = f"{error.strerror}: stop what listens there, or give another --listen"
-            ended.error("ended by an error", reason=code.name, problem=problem)
-        else:
-            ended.exception("ended by an unexpected error")
-        return code
-    return ExitCode.OK
-
-
-def _with_memory(settings: ServeSettings) -> ServeSettings:
-    try:
-        return with_memory_shares(settings)
-    except ValueError as error:
-        raise InvalidSetting(f"--{error}".replace("memory_bytes", "memory-bytes", 1)) from None
-
-
-def _refuse_exposure(settings: ServerSettings) -> None:
-    host = settings.listen.rpartition(":")[0].strip("[]")
-    if settings.insecure or _is_loopback(host):
-        return
-    raise InvalidSetting(
-        f"--listen {settings.listen} is open to the network, and connections are neither "
-        "encrypted nor authenticated: whoever reaches the port can read and change everything. "
-        "Listen on 127.0.0.1 and let something that does TLS stand in front, or accept this with "
-        "--insecure."
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: nobody knows what it will resolve to
-        return False
+def _greet(listen: str) -> None:
+    click.echo(welcome(listen, program=sys.argv[0], python=sys.executable), err=True)

@@ -23,7 +23,7 @@ from shalekv.cli.output import (
 )
 from shalekv.core.manifest import Snapshot
 from shalekv.core.snapshot import NEVER
-from shalekv.engine.snapshots import Snapshots, SnapshotView
+from shalekv.engine.snapshots import GAP_WAIT_MS, Snapshots, SnapshotView
 from shalekv.store.cas import CasStore
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -102,7 +102,10 @@ def create(
 ) -> None:
     """Create a snapshot of the current state, and print its id."""
     life_ms = _life_ms(ttl_ms, forever=forever)
-    found = read_store(url, lambda store: Snapshots(store).create(name=name, ttl_ms=life_ms))
+    found = read_store(
+        url,
+        lambda store: Snapshots(store).create(name=name, ttl_ms=life_ms, gap_wait_ms=GAP_WAIT_MS),
+    )
     _print(found, output_format)
 
 

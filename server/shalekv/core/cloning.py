@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shalekv.core.manifest import CasMode, Manifest, Origin
 from shalekv.core.origins import unpacked
+
+
+FIRST_SLOT = 0  # of the WAL of a clone: an empty object, which says whose clone this becomes
+_WRITE_ID_BYTES = 16
+
+
+def first_write_id(database_id: bytes) -> bytes:
+    """The write id of the object in `FIRST_SLOT`, by which it is known for what it is.
+
+    Everyone who makes the clone with this id makes the same object.
+    """
+    drawn = b"the first slot of the clone " + database_id
+    return hashlib.sha256(drawn).digest()[:_WRITE_ID_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +68,10 @@ def first_manifest(
 ) -> Manifest:
     """Manifest 0 of a clone. `shared` is the parent's, in which all of the WAL is compacted.
 
-    Epochs, numbers and the slots that are compacted go on from there, so that nothing in the levels
-    is newer than the manifest says. Which loads were committed is remembered, since the levels hold
-    them. Everything that belongs to processes, to the objects in the parent's folders or to its
-    clock is left behind.
+    Epochs, sequence numbers and logical time go on from there, so that nothing in the levels is
+    newer than the manifest says. Which loads were committed is remembered, since the levels hold
+    them. The WAL begins anew behind `FIRST_SLOT`. Everything that belongs to processes, to objects
+    in the parent's folders or to the clock of its store is left behind.
     """
     return Manifest(
         database_id=database_id,
@@ -67,8 +81,8 @@ def first_manifest(
         writer_epoch=shared.writer_epoch,
         writer_first_seq=shared.writer_first_seq,
         compactor_epoch=shared.compactor_epoch,
-        wal_id_last_compacted=shared.wal_id_last_compacted,
-        wal_id_last_seen=shared.wal_id_last_compacted,
+        wal_id_last_compacted=FIRST_SLOT,
+        wal_id_last_seen=FIRST_SLOT,
         last_compacted_seq=shared.last_compacted_seq,
         logical_time_ms=shared.logical_time_ms,
         leveled_ssts=shared.leveled_ssts,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.manifest import CasMode, Manifest, Snapshot
 from shalekv.core.origins import fix_pin, is_fixed, is_pin, needed_pins
 from shalekv.core.snapshot import find_snapshot, has_snapshot, is_expired, remove_snapshots
 from shalekv.engine.editing import edit_deadline
@@ -57,6 +57,10 @@ class OriginPins:
         stored = StoredManifest(self._origins.store_at(url))
         return find_snapshot(await stored.refresh(), snapshot_id)
 
+    async def cas_mode(self, url: str) -> CasMode:
+        """How objects are created there. Raises `DatabaseNotFound` and `StoreError`."""
+        return (await StoredManifest(self._origins.store_at(url)).refresh()).cas_mode
+
     async def check(self, url: str, snapshot_id: bytes, *, may_fix: bool) -> bool:
         """See `check_pins`; whether the pin had to be fixed."""
         try:
@@ -101,8 +105,7 @@ class OriginPins:
 
     async def _to_be_edited(self, url: str) -> tuple[CasStore, StoredManifest]:
         """The manifest there, with the compare-and-swap of that database."""
-        mode = (await StoredManifest(self._origins.store_at(url)).refresh()).cas_mode
-        store = self._origins.store_at(url, mode)
+        store = self._origins.store_at(url, await self.cas_mode(url))
         stored = StoredManifest(store)
         await stored.refresh()
         return store, stored

@@ -9,6 +9,7 @@ from shalekv.core.entry import Entry
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.progress import Progress
+from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.view import View
 from shalekv.errors import ObjectNotFound, ShaleError
 
@@ -64,6 +65,11 @@ class ReadEngine(Protocol):
     @property
     def staleness_ms(self) -> int:
         """Everything that was acknowledged so long ago is in the committed state."""
+        ...
+
+    @property
+    def snapshots(self) -> SnapshotViews:
+        """What snapshots show."""
         ...
 
     def check_serving(self) -> None:

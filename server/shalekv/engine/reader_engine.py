@@ -18,6 +18,7 @@ from shalekv.engine.joining import Joined
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.replay import Replayed, apply_in_order, apply_object
+from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
 from shalekv.engine.watching.feed import CommitFeed, Position
@@ -31,7 +32,7 @@ from shalekv.errors import (
     StoreError,
 )
 from shalekv.format.sst import Sst
-from shalekv.settings import ReaderSettings
+from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.cas import CasStore
 
 log = structlog.get_logger()
@@ -60,7 +61,13 @@ class ReaderEngine:
     """The state of a database as one replica sees it: a `ReadEngine`."""
 
     def __init__(
-        self, store: CasStore, joined: Joined, settings: ReaderSettings, *, store_now_ms: int
+        self,
+        store: CasStore,
+        joined: Joined,
+        settings: ReaderSettings,
+        *,
+        store_now_ms: int,
+        limits: LimitSettings | None = None,
     ) -> None:
         """`store_now_ms` is what the clock of the store shows now."""
         self._store = store
@@ -94,6 +101,9 @@ class ReaderEngine:
             on_compacted=self._drop_through,
             jump=self._jump,
             protected_since_ms=joined.protected_since_ms,
+        )
+        self.snapshots = SnapshotViews(
+            store, joined.manifest, joined.ssts, limits or LimitSettings()
         )
         self.feed = CommitFeed(lambda: Position(self.prefix.seq, self.prefix.wal_id))
         self.follower = Follower(
@@ -219,6 +229,11 @@ class ReaderEngine:
     def close(self) -> None:
         """`run` returns; reads are answered until the server ends."""
         self._closed.set()
+
+    async def ended(self) -> ShaleError | None:
+        """Wait until nothing more is followed: what ended it, None after `close`."""
+        await self._closed.wait()
+        return self._ended
 
     async def run(self) -> None:
         """Follow the writer until `close`, or raise what has ended it."""

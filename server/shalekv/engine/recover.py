@@ -50,6 +50,7 @@ from shalekv.manifest.named import named_manifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.disk_cache import DiskCache
 
 log = structlog.get_logger()
 
@@ -61,6 +62,7 @@ async def open_log(
     address: str,
     retry: bool = True,
     cache: CacheSettings | None = None,
+    disk: DiskCache | None = None,
 ) -> OpenedLog:
     """Take over the database in `store`. `address` is where this writer can be reached.
 
@@ -96,6 +98,7 @@ async def open_log(
         manifest,
         settings,
         cache or CacheSettings(),
+        disk,
         finish=partial(finish_opening, own=own, last_wal_id=last_wal_id, first_seq=first_seq),
         loads=[load.load_id for load in replayed.loads],
     )
@@ -144,6 +147,7 @@ async def _serve_levels(
     manifest: FencedManifest,
     settings: WriterSettings,
     cache: CacheSettings,
+    disk: DiskCache | None,
     *,
     finish: Callable[..., Manifest],
     loads: Sequence[str],
@@ -167,7 +171,7 @@ async def _serve_levels(
     # The levels may hold more by now than those that the replay went on from: never less.
     named = await named_manifest(store, served, snapshot_id)
     tree = await store.runtime.workers.run(Tree.of, named)
-    ssts = LevelSsts(store, database_id=served.database_id, settings=cache)
+    ssts = LevelSsts(store, database_id=served.database_id, settings=cache, disk=disk)
     return HeldTree(tree, ssts, snapshot_id)
 
 

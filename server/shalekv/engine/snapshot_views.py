@@ -66,7 +66,8 @@ class SnapshotViews:
         self, store: CasStore, manifest: Manifests, ssts: LevelSsts, limits: LimitSettings
     ) -> None:
         """Nothing is read yet."""
-        self._store = store
+        self.store = store
+        self.limits = limits
         self._clock = store.runtime.clock
         self._manifest = manifest
         self._ssts = ssts
@@ -150,7 +151,7 @@ class SnapshotViews:
                 return
             began_ms = self._clock.monotonic_ms()
             if self._measured_ms is None or began_ms - self._measured_ms >= CLOCK_MS:
-                told_ms = await self._store.reads.now_ms()
+                told_ms = await self.store.reads.now_ms()
                 self._ahead_ms = told_ms - self._clock.monotonic_ms()
                 self._measured_ms = began_ms
             await self._manifest.refresh()
@@ -172,8 +173,8 @@ class SnapshotViews:
     async def _read(self, snapshot: Snapshot) -> Sized[OpenView]:
         manifest = self._manifest.current
         if manifest.manifest_id != snapshot.manifest_id:
-            manifest, _ = await read_pinned(self._store, manifest, snapshot.manifest_id)
-        tree = await self._store.runtime.workers.run(Tree.of, manifest)
+            manifest, _ = await read_pinned(self.store, manifest, snapshot.manifest_id)
+        tree = await self.store.runtime.workers.run(Tree.of, manifest)
         replayed = await self._replay(manifest)
         memtable = replayed.memtable
         held = HeldTree(tree, self._ssts, snapshot.id)
@@ -196,7 +197,7 @@ class SnapshotViews:
         )
         last = manifest.wal_id_last_seen
         await replay(
-            self._store,
+            self.store,
             range(manifest.first_uncompacted_wal_id, 0 if last is None else last + 1),
             database_id=manifest.database_id,
             replayed=replayed,

@@ -25,7 +25,7 @@ from shalekv.core.snapshot import (
     share_snapshot,
 )
 from shalekv.engine.collection.active import read_pinned, unless_overtaken
-from shalekv.engine.editing import edit_deadline
+from shalekv.engine.editing import EDIT_TIMEOUT_MS, edit_deadline
 from shalekv.engine.wal import list_wal
 from shalekv.errors import (
     InvalidRequest,
@@ -75,13 +75,14 @@ class Snapshots:
         ttl_ms: int | None,
         count_max: int | None = None,
         logical_ms: int = 0,
+        gap_wait_ms: int = 0,
         timeout_ms: int = EDIT_TIMEOUT_MS,
     ) -> Snapshot:
         """A snapshot of the current state, the last contiguous WAL object included.
 
-        What is acknowledged before the call is in it, unless a writer has crashed since and left
-        it behind a gap. `ttl_ms` None: it never expires. `logical_ms` is the latest moment by which
-        a read is known to have judged what has expired.
+        What is acknowledged before the call is in it, if `gap_wait_ms` are enough for a writer to
+        fill a gap before it. `ttl_ms` None: it never expires. `logical_ms` is the latest moment by
+        which a read is known to have judged what has expired.
 
         Raises `SnapshotExists` when another has the name, `InvalidRequest` when it cannot be one,
         `Overloaded` when `count_max` are there, and as `StoredManifest.edit` does.
@@ -96,10 +97,7 @@ class Snapshots:
                 # The WAL is listed after the manifest was read, and again after a conflict: else
                 # what was seen might have been compacted and collected (seed 000, "Readers").
                 current = await self._stored.refresh()
-                try:
-                    last_seen = await self.last_contiguous(current)
-                except _MovedOn:
-                    continue
+                last_seen = await self._last_wanted(current, gap_wait_ms)
                 edit = partial(
                     _create,
                     seen=current,
@@ -214,18 +212,19 @@ class Snapshots:
             return _found(await self._stored.edit(edit, landed), snapshot_id)
 
     async def last_contiguous(self, current: Manifest) -> int | None:
-        """The last WAL object before the first gap; None: there is none.
+        """The last WAL object before the first gap; None: there is none."""
+        return await self._last_wanted(current, 0)
 
-        All that stands behind a gap when this begins is waited for, for a while.
-        """
+    async def _last_wanted(self, current: Manifest, gap_wait_ms: int) -> int | None:
+        """The same, when all is before the gap that stood behind it at first, or time is over."""
+        clock = self._store.runtime.clock
+        end_ms = clock.monotonic_ms() + gap_wait_ms
         folder = await list_wal(self._store, current.first_uncompacted_wal_id)
         wanted = max(folder.filled, default=-1)
-        clock = self._store.runtime.clock
-        end_ms = clock.monotonic_ms() + GAP_WAIT_MS
         while folder.first_gap <= wanted and clock.monotonic_ms() < end_ms:
             await clock.sleep_ms(GAP_LOOK_MS)
             if (await self._stored.refresh()).manifest_id != current.manifest_id:
-                raise _MovedOn
+                break  # the edit will find that out, too
             folder = await list_wal(self._store, current.first_uncompacted_wal_id)
         last = folder.first_gap - 1
         if current.wal_id_last_seen is not None:

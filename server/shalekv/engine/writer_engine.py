@@ -29,6 +29,7 @@ from shalekv.engine.newest_state import NewestState
 from shalekv.engine.overlay import Overlay
 from shalekv.engine.ownership import Ownership
 from shalekv.engine.prefix import Prefix
+from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
 from shalekv.engine.wal import WalSlots
@@ -112,6 +113,9 @@ class WriterEngine:
         self._settings = settings
         self.skip_memtable_bytes = settings.skip_memtable_bytes
         self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # to be set by who keeps views
+        self.snapshots = SnapshotViews(
+            opened.store, opened.manifest, opened.held.ssts, limits or LimitSettings()
+        )
         self._manifest_seen = asyncio.Event()
         self.ownership = Ownership(
             opened.manifest, poll_ms=self._poll_ms, on_seen=self._manifest_seen.set
@@ -296,6 +300,7 @@ class WriterEngine:
                     tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
+                    tasks.create_task(self.levels.ssts.keep_on_disk(), name="cache on disk"),
                     tasks.create_task(
                         self._bound_end(flusher, stop_grace_ms), name="bound the end"
                     ),

@@ -45,6 +45,15 @@ def metadata_range(info: SstInfo, *, with_filter: bool = True) -> ByteRange:
     return ByteRange(start, info.size_bytes - start)
 
 
+def metadata_ranges(info: SstInfo, *, with_filter: bool = True) -> list[ByteRange]:
+    """The same in two pieces, one after the other, if it has a filter: that, and the rest."""
+    rest = metadata_range(info, with_filter=False)
+    whole = metadata_range(info, with_filter=with_filter)
+    if whole == rest:
+        return [rest]
+    return [ByteRange(whole.start, rest.start - whole.start), rest]
+
+
 def read_metadata(
     info: SstInfo, data: bytes, *, database_id: bytes, with_filter: bool = True
 ) -> SstMetadata:

@@ -1,4 +1,4 @@
-"""What a writer tells of the levels: sizes, amplification, debt, caches, requests, snapshots.
+"""What a server tells of the levels: sizes, amplification, debt, caches, requests, snapshots.
 
 It explains a slow read (SSTs to look into, blocks that had to be fetched) and a full bucket (what
 is not compacted, what snapshots pin).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from shalekv.core.compaction.debt import debt_bytes
 from shalekv.core.compaction.shape import Shape
@@ -18,11 +19,14 @@ from shalekv.core.level_sizes import (
     space_amplification,
     total_bytes,
 )
+from shalekv.core.manifest import Manifest
 from shalekv.core.pins import Pinned
 from shalekv.core.sst_table import SstTable
 from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.progress import Progress
+from shalekv.engine.read_engine import Time
 from shalekv.engine.snapshot_pins import SnapshotPins
-from shalekv.engine.writer_engine import WriterEngine
+from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.settings import CompactorSettings
 from shalekv.store.counting import Count, Operation
 from shalekv.v1 import admin_pb2
@@ -32,12 +36,50 @@ PINS_TIMEOUT_MS = 1_000  # a status is not kept waiting by a store that does not
 RequestCounts = Mapping[tuple[Operation, str], Count]
 
 
+class ReportedManifest(Protocol):
+    """The manifest of an engine."""
+
+    @property
+    def current(self) -> Manifest:
+        """The newest that was seen."""
+        ...
+
+
+class ReportedEngine(Protocol):
+    """An engine, the writer's or a replica's."""
+
+    @property
+    def manifest(self) -> ReportedManifest:
+        """The manifest that it goes by."""
+        ...
+
+    @property
+    def levels(self) -> TreeKeeper:
+        """The levels that it reads."""
+        ...
+
+    @property
+    def prefix(self) -> Progress:
+        """How far the log is shown."""
+        ...
+
+    @property
+    def time(self) -> Time:
+        """Logical time."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is not compacted."""
+        ...
+
+
 class LevelsReport:
     """Fills in the parts of a status that are about the levels and the object store."""
 
     def __init__(
         self,
-        engine: WriterEngine,
+        engine: ReportedEngine,
         compactor: CompactorSettings,
         pins: SnapshotPins,
         requests: RequestCounts,
@@ -121,6 +163,18 @@ def fill_reads(status: admin_pb2.ReadStatus, ssts: LevelSsts) -> None:
             bytes_max=settings.metadata_cache_bytes,
         )
     )
+    if ssts.disk is not None and found.disk is not None:
+        disk = found.disk
+        status.disk.MergeFrom(
+            admin_pb2.CacheStatus(
+                hits=disk.hits,
+                misses=disk.misses,
+                requests=0,
+                fetched_bytes=0,
+                bytes=disk.held_bytes,
+                bytes_max=ssts.disk.bytes_max,
+            )
+        )
 
 
 def request_statuses(requests: RequestCounts) -> Iterator[admin_pb2.StoreRequestStatus]:

@@ -16,6 +16,7 @@ from shalekv.roles.freshness import Freshness
 from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue, check_deadline
 from shalekv.roles.scans import Scans
 from shalekv.roles.service import Answer, Call
+from shalekv.roles.snapshot_reads import SnapshotReads
 from shalekv.runtime import Runtime
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
@@ -24,7 +25,8 @@ NOT_FOUND_BYTES = 2  # of a result that holds nothing
 LOST_TREES_MAX = 3  # that a read of some keys survives: it begins again in a newer one
 ReadReplyT = TypeVar("ReadReplyT", kv_pb2.GetReply, kv_pb2.BatchGetReply)
 Lookup: TypeAlias = Callable[[bytes], Entry | None]  # the version of a key in one state
-Reading: TypeAlias = Callable[[Lookup, kv_pb2.ReplyHeader], ReadReplyT]
+# A reply from the versions of keys, a header, and the time by which values have expired.
+Reading: TypeAlias = Callable[[Lookup, kv_pb2.ReplyHeader, int], ReadReplyT]
 Again: TypeAlias = Callable[[], Awaitable[ReadReplyT]]
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
@@ -41,12 +43,14 @@ class Reads:
         self._clock = runtime.clock
         self._header = header
         self._freshness = Freshness(engine, limits, runtime.clock)
+        self._snapshots = SnapshotReads(engine.snapshots, header)
         self.scans = Scans(
             engine,
             limits,
             runtime.clock,
             runtime.random,
             freshness=self._freshness,
+            snapshots=self._snapshots,
             header=header,
         )
 
@@ -54,7 +58,9 @@ class Reads:
         """The value of one key, at the newest state of the read level."""
         level = self._read_level(request.header, call)
         requests.check_key(request.key, "key")
-        answer = partial(self._get_reply, request.key)
+        answer = partial(_get_reply, request.key)
+        if request.header.snapshot_id:
+            return self._snapshots.look_up(request.header, (request.key,), answer)
         if self._freshness.is_due(request.header):
             return self._read_fresh(request.header, call, level, (request.key,), answer)
         return self._read(level, (request.key,), answer)
@@ -65,7 +71,9 @@ class Reads:
         """The values of many keys at one moment."""
         level = self._read_level(request.header, call)
         requests.check_keys(request, self._limits)
-        answer = partial(self._batch_get_reply, request)
+        answer = partial(_batch_get_reply, request)
+        if request.header.snapshot_id:
+            return self._snapshots.look_up(request.header, request.keys, answer)
         if self._freshness.is_due(request.header):
             return self._read_fresh(request.header, call, level, request.keys, answer)
         return self._read(level, request.keys, answer)
@@ -161,12 +169,12 @@ class Reads:
         header = self._header(seq, wal_id)
         held = self._engine.held
         if held.tree.is_empty:
-            return answer(in_memory, header)
+            return answer(in_memory, header, self._engine.time.now_ms())
         known = {key: in_memory(key) for key in keys}
         below = [key for key, entry in known.items() if entry is None and held.may_hold(key)]
         if not below:
-            return answer(known.get, header)
-        return self._read_below(held, below, known, lambda lookup: answer(lookup, header), again)
+            return answer(known.get, header, self._engine.time.now_ms())
+        return self._read_below(held, below, known, partial(self._answer, answer, header), again)
 
     async def _read_below(
         self,
@@ -185,39 +193,47 @@ class Reads:
             return await again()
         return answer(known.get)
 
-    def _get_reply(self, key: bytes, lookup: Lookup, header: kv_pb2.ReplyHeader) -> kv_pb2.GetReply:
-        entry = lookup(key)
-        if entry is None or not entry.is_visible(self._engine.time.now_ms()):
-            return kv_pb2.GetReply(header=header)
-        return kv_pb2.GetReply(
-            header=header,
-            found=True,
-            value=entry.value,
-            seq=entry.seq,
-            expire_at_ms=entry.expire_at_ms,
-        )
+    def _answer(
+        self, answer: Reading[ReadReplyT], header: kv_pb2.ReplyHeader, lookup: Lookup
+    ) -> ReadReplyT:
+        return answer(lookup, header, self._engine.time.now_ms())
 
-    def _batch_get_reply(
-        self, request: kv_pb2.BatchGetRequest, lookup: Lookup, header: kv_pb2.ReplyHeader
-    ) -> kv_pb2.BatchGetReply:
-        now_ms = self._engine.time.now_ms()
-        reply = kv_pb2.BatchGetReply(header=header)
-        reply_bytes = 0
-        for key in request.keys:
-            entry = lookup(key)
-            if entry is not None and not entry.is_visible(now_ms):
-                entry = None
-            reply_bytes += RESULT_FRAME_BYTES + len(entry.value) if entry else NOT_FOUND_BYTES
-            if reply_bytes > STREAM_MESSAGE_BYTES_MAX:
-                message = (
-                    f"the results for these {len(request.keys)} keys pass the "
-                    f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
-                )
-                raise ReplyTooLarge(message)
-            if entry is None:
-                reply.results.add()
-            else:
-                reply.results.add(
-                    found=True, value=entry.value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
-                )
-        return reply
+
+def _get_reply(
+    key: bytes, lookup: Lookup, header: kv_pb2.ReplyHeader, now_ms: int
+) -> kv_pb2.GetReply:
+    entry = lookup(key)
+    if entry is None or not entry.is_visible(now_ms):
+        return kv_pb2.GetReply(header=header)
+    return kv_pb2.GetReply(
+        header=header,
+        found=True,
+        value=entry.value,
+        seq=entry.seq,
+        expire_at_ms=entry.expire_at_ms,
+    )
+
+
+def _batch_get_reply(
+    request: kv_pb2.BatchGetRequest, lookup: Lookup, header: kv_pb2.ReplyHeader, now_ms: int
+) -> kv_pb2.BatchGetReply:
+    reply = kv_pb2.BatchGetReply(header=header)
+    reply_bytes = 0
+    for key in request.keys:
+        entry = lookup(key)
+        if entry is not None and not entry.is_visible(now_ms):
+            entry = None
+        reply_bytes += RESULT_FRAME_BYTES + len(entry.value) if entry else NOT_FOUND_BYTES
+        if reply_bytes > STREAM_MESSAGE_BYTES_MAX:
+            message = (
+                f"the results for these {len(request.keys)} keys pass the "
+                f"{STREAM_MESSAGE_BYTES_MAX} bytes of one reply: ask for fewer keys at once"
+            )
+            raise ReplyTooLarge(message)
+        if entry is None:
+            reply.results.add()
+        else:
+            reply.results.add(
+                found=True, value=entry.value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
+            )
+    return reply

@@ -11,7 +11,7 @@ from shalekv.core.snapshot import is_expired
 from shalekv.engine.collection.active import unless_overtaken
 from shalekv.engine.snapshot_seqs import SnapshotSeqs
 from shalekv.engine.snapshot_views import SnapshotViews
-from shalekv.engine.snapshots import ID_BYTES, Snapshots, check_snapshot_name
+from shalekv.engine.snapshots import GAP_WAIT_MS, ID_BYTES, Snapshots, check_snapshot_name
 from shalekv.errors import InvalidRequest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles import requests
@@ -68,6 +68,7 @@ class SnapshotAdmin:
             ttl_ms=ttl_ms,
             count_max=self._limits.snapshot_count_max,
             logical_ms=self._logical_ms(),
+            gap_wait_ms=GAP_WAIT_MS,
         )
         info = await self._info(created)
         return admin_pb2.CreateSnapshotReply(header=self._header(), snapshot=info)

@@ -20,6 +20,7 @@ from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
+from shalekv.store.disk_cache import open_disk_cache
 
 log = structlog.get_logger()
 
@@ -63,7 +64,12 @@ class Writer:
         counting = CountingStore(store)
         cas = CasStore(counting, runtime, settings.store)
         opened = await open_log(
-            cas, writer_settings, address=advertise, retry=retry, cache=settings.cache
+            cas,
+            writer_settings,
+            address=advertise,
+            retry=retry,
+            cache=settings.cache,
+            disk=open_disk_cache(settings.disk_cache, runtime),
         )
         open_ms = clock.monotonic_ms() - began_ms
         engine = WriterEngine(

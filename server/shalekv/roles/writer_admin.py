@@ -8,6 +8,7 @@ from shalekv.engine.writer_engine import WriterEngine
 from shalekv.roles import requests
 from shalekv.roles.ingests import Ingests
 from shalekv.roles.levels_status import LevelsReport
+from shalekv.roles.manifest_status import manifest_status
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.store_use import StoreUse
@@ -98,7 +99,7 @@ class WriterAdmin:
                 range_tombstones=engine.memtable.range_tombstone_count,
                 idempotency_records=len(engine.idempotency),
             ),
-            manifest=self._manifest_status(),
+            manifest=manifest_status(self._engine.manifest.current),
             memory=self.memory.status(),
         )
 
@@ -115,14 +116,4 @@ class WriterAdmin:
             commits=engine.log.commits_landed,
             open_ms=int(self._open_ms),
             wal_objects_replayed=engine.objects_replayed,
-        )
-
-    def _manifest_status(self) -> admin_pb2.ManifestStatus:
-        manifest = self._engine.manifest.current
-        return admin_pb2.ManifestStatus(
-            manifest_id=manifest.manifest_id,
-            wal_id_last_compacted=manifest.wal_id_last_compacted,
-            compactor_epoch=manifest.compactor_epoch,
-            leveled_ssts=len(manifest.leveled_ssts),
-            snapshots=len(manifest.snapshots),
         )

@@ -68,6 +68,8 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.SnapshotNotFound: Row(_Code.NOT_FOUND, _NO),
     errors.SnapshotExists: Row(_Code.ALREADY_EXISTS, _NO),
     errors.LeaseLost: Row(_Code.ABORTED, _NO),
+    errors.BackupNotFound: Row(_Code.NOT_FOUND, _NO),
+    errors.BackupBusy: Row(_Code.ABORTED, _NO),
     errors.WalCollected: Row(_Code.OUT_OF_RANGE, _NO),
     errors.WalUnprotected: Row(_Code.OUT_OF_RANGE, _NO),
     errors.WatchTooSlow: Row(_Code.ABORTED, _NO),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from shalekv.settings import GIB, KIB, MIB, ServeSettings, Settings
+from shalekv.settings import GIB, KIB, MIB, ReadSettings, ServeSettings, Settings
+
+ServingSettings: TypeAlias = ServeSettings | ReadSettings
+ServingT = TypeVar("ServingT", ServeSettings, ReadSettings)
 
 
 class _Share(NamedTuple):
@@ -15,9 +18,11 @@ class _Share(NamedTuple):
     weight: int
 
 
-# Of what is not set, these parts: 64 together, so that round budgets have round parts.
+# Of what is not set, these parts, as far as the process has the group: 64 together of a writer, so
+# that round budgets have round parts.
 _SHARES = (
     _Share("writer", "memtable_bytes_max", 22),
+    _Share("reader", "reader_memtable_bytes_max", 22),
     _Share("writer", "queued_bytes_max", 4),
     _Share("writer", "waiting_bytes_max", 4),
     _Share("cache", "block_cache_bytes", 16),
@@ -75,13 +80,14 @@ class MemoryBudget:
         return sum(self.parts.values())
 
 
-def memory_budget(settings: ServeSettings) -> MemoryBudget:
+def memory_budget(settings: ServingSettings) -> MemoryBudget:
     """The parts as `settings` have them."""
-    parts = {share.name: _value(settings, share.group, share.name) for share in _SHARES}
+    shares = [share for share in _SHARES if hasattr(settings, share.group)]
+    parts = {share.name: _value(settings, share.group, share.name) for share in shares}
     return MemoryBudget(settings.memory.memory_bytes, parts)
 
 
-def with_memory_shares(settings: ServeSettings) -> ServeSettings:
+def with_memory_shares(settings: ServingT) -> ServingT:
     """`settings` with all that follows from `memory_bytes` and was not set.
 
     Raises ValueError when what was set leaves too little; the message begins with the name of the
@@ -90,17 +96,18 @@ def with_memory_shares(settings: ServeSettings) -> ServeSettings:
     settings = _replaced(settings, dict(_shares(settings)))
     followers: dict[tuple[str, str], int] = {}
     for each in _FOLLOWERS:
-        if not _is_set(settings, each.group, each.name):
+        if hasattr(settings, each.group) and not _is_set(settings, each.group, each.name):
             base = _value(settings, *each.of)
             wanted = min(base * each.numerator // each.denominator, each.bytes_max)
             followers[each.group, each.name] = max(wanted, _least(settings, each.group, each.name))
     return _replaced(settings, followers)
 
 
-def _shares(settings: ServeSettings) -> Iterator[tuple[tuple[str, str], int]]:
+def _shares(settings: ServingSettings) -> Iterator[tuple[tuple[str, str], int]]:
     memory_bytes = settings.memory.memory_bytes
-    given = [share for share in _SHARES if _is_set(settings, share.group, share.name)]
-    open_ = [share for share in _SHARES if share not in given]
+    shares = [share for share in _SHARES if hasattr(settings, share.group)]
+    given = [share for share in shares if _is_set(settings, share.group, share.name)]
+    open_ = [share for share in shares if share not in given]
     given_bytes = sum(_value(settings, share.group, share.name) for share in given)
     rest_bytes = memory_bytes - given_bytes
     weights = sum(share.weight for share in open_)
@@ -113,7 +120,7 @@ def _shares(settings: ServeSettings) -> Iterator[tuple[tuple[str, str], int]]:
         raise ValueError(_too_little(settings, given, None))
 
 
-def _too_little(settings: ServeSettings, given: list[_Share], short: _Share | None) -> str:
+def _too_little(settings: ServingSettings, given: list[_Share], short: _Share | None) -> str:
     memory_bytes = settings.memory.memory_bytes
     amounts = [f"{each.name} {_amount(_value(settings, each.group, each.name))}" for each in given]
     taken = " and ".join(", ".join(amounts).rsplit(", ", 1))
@@ -131,23 +138,23 @@ def _amount(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-def _is_set(settings: ServeSettings, group: str, name: str) -> bool:
+def _is_set(settings: ServingSettings, group: str, name: str) -> bool:
     model: Settings = getattr(settings, group)
     return name in model.model_fields_set
 
 
-def _value(settings: ServeSettings, group: str, name: str) -> int:
+def _value(settings: ServingSettings, group: str, name: str) -> int:
     value: int = getattr(getattr(settings, group), name)
     return value
 
 
-def _least(settings: ServeSettings, group: str, name: str) -> int:
+def _least(settings: ServingSettings, group: str, name: str) -> int:
     rules = type(getattr(settings, group)).model_fields[name].metadata
     least: int = next(rule.ge for rule in rules if hasattr(rule, "ge"))
     return least
 
 
-def _replaced(settings: ServeSettings, values: dict[tuple[str, str], int]) -> ServeSettings:
+def _replaced(settings: ServingT, values: dict[tuple[str, str], int]) -> ServingT:
     groups: dict[str, dict[str, int]] = {}
     for (group, name), value in values.items():
         groups.setdefault(group, {})[name] = value

@@ -29,6 +29,11 @@ class StoreSettings(Settings):
         description="Region of an s3:// bucket. Not set: that of AWS_REGION or AWS's files, else "
         "us-east-1.",
     )
+    aws_profile: str = Field(
+        default="",
+        description="Profile of AWS's files whose credentials are used for s3:// and DynamoDB. "
+        "Not set: those of the environment, else the profile that AWS_PROFILE names.",
+    )
     path_style: bool = Field(
         default=False,
         description="Put the bucket of s3:// into the path of requests and not into the host name. "

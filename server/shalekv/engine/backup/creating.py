@@ -14,17 +14,16 @@ import structlog
 from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.backup.checking import level_copy
-from shalekv.engine.backup.copying import CopyLimits, Copying, for_each
-from shalekv.engine.backup.log import CopiedLog, LogCopier
+from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
+from shalekv.engine.backup.log import LogCopier
 from shalekv.engine.backup.plan import check_can_be_copied, wanted_ssts
 from shalekv.engine.backup.protecting import protected
 from shalekv.engine.backup.repository import Repository
-from shalekv.engine.collection.active import read_pinned
 from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import IllegalState
 from shalekv.format.backup import Backup
 from shalekv.format.backup_names import Copy, LevelCopy, Mark, Work
-from shalekv.format.manifest import encode_manifest
+from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import level_name, manifest_name
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
@@ -90,20 +89,16 @@ class BackupCreation:
         snapshot = await snapshots.create(name=f"backup {mark.work_id}", ttl_ms=self._ttl_ms)
 
         async def work() -> Backup:
-            current = await StoredManifest(self._source).refresh()
-            manifest, _ = await read_pinned(self._source, current, snapshot.manifest_id)
-            return await self._copy(mark, manifest)
+            name = manifest_name(snapshot.manifest_id)
+            data = (await self._source.reads.get(name)).data
+            manifest = await self._source.runtime.workers.run(decode_manifest, name, data)
+            return await self._copy(mark, manifest, data)
 
         backup = await protected(self._source, snapshots, snapshot, self._ttl_ms, work)
         await snapshots.delete(snapshot.id.hex())
         return backup
 
-    async def _copy(self, mark: Mark, manifest: Manifest) -> Backup:
-        data = (await self._source.reads.get(manifest_name(manifest.manifest_id))).data
-        if await self._source.runtime.workers.run(encode_manifest, manifest) != data:
-            name = manifest_name(manifest.manifest_id)
-            message = f"{name} has fields of a later version, which a restored database would lack"
-            raise IllegalState(message)
+    async def _copy(self, mark: Mark, manifest: Manifest, data: bytes) -> Backup:
         there = _There.of(await self._repository.copies())
         copier = LogCopier(self._source, self._repository, there.copies, self.progress)
         copied_log = await copier.copy(manifest, self._limits)
@@ -115,7 +110,7 @@ class BackupCreation:
             logical_time_ms=max(copied_log.logical_time_ms, manifest.logical_time_ms),
             manifest=manifest,
             manifest_bytes=data,
-            copies=(*_with_sizes(copied_log), *levels),
+            copies=(*copied_log.copies, *levels),
         )
 
     async def _copy_levels(self, manifest: Manifest, there: _There) -> list[tuple[Copy, int]]:
@@ -141,10 +136,6 @@ class BackupCreation:
 
         await for_each(missing, act, lambda info: info.size_bytes, self._limits)
         return [(found[info.id], info.size_bytes) for info in wanted]
-
-
-def _with_sizes(copied: CopiedLog) -> list[tuple[Copy, int]]:
-    return [(copy, size_bytes) for copy, size_bytes in copied.copies]
 
 
 def _check_size(copy: LevelCopy, size_bytes: int, info: SstInfo) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shalekv.core.manifest import Manifest
 from shalekv.engine.backup.checking import wal_copy
-from shalekv.engine.backup.copying import CopyLimits, Copying, for_each
+from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
 from shalekv.engine.backup.plan import wanted_slots
 from shalekv.engine.backup.repository import Repository
 from shalekv.errors import IllegalState
@@ -115,9 +115,7 @@ class LogCopier:
             tail = await self._source.reads.get_range(name, -needed, needed)
         return tail
 
-    async def _copy(
-        self, wal_id: int, tail: bytes, size_bytes: int, database_id: bytes
-    ) -> WalCopy:
+    async def _copy(self, wal_id: int, tail: bytes, size_bytes: int, database_id: bytes) -> WalCopy:
         name = wal_name(wal_id)
         is_all = len(tail) == size_bytes
         data = tail if is_all else (await self._source.reads.get(name)).data

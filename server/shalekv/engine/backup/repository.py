@@ -2,9 +2,9 @@
 
 One repository has backups of one database. Copies are shared by all backups that need them, so
 somebody who deletes must not meet somebody who counts on what is there. Both put a mark there and
-then look for marks of the other kind; lists are consistent, so one of the two sees the other. A mark
-of somebody who was interrupted may be taken away: who makes a backup looks for the own one after
-the backup was made known, and takes that back if it is gone. So no clock decides.
+then look for marks of the other kind; lists are consistent, so one of the two sees the other. The
+mark of somebody who was interrupted may be taken away: who makes a backup looks for the own one
+after the backup was made known, and takes that back if it is gone. So no clock decides.
 """
 
 from __future__ import annotations

@@ -28,9 +28,7 @@ class Place(NamedTuple):
 class Origins:
     """The places of SSTs, and the stores of other databases that this process has opened."""
 
-    def __init__(
-        self, store: CasStore, database_id: bytes, origins: Iterable[Origin] = ()
-    ) -> None:
+    def __init__(self, store: CasStore, database_id: bytes, origins: Iterable[Origin] = ()) -> None:
         """`store` and `database_id` are those of the database whose manifests name the SSTs."""
         self._own = Place(store, database_id)
         self._origin_of: dict[bytes, Origin] = {}

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.levels.cache import Cache, Sized
 from shalekv.engine.levels.parallel import in_parallel
+from shalekv.engine.levels.pieces import Parse, Pieces, Requests
 from shalekv.engine.levels.read_budget import ReadBudget
+from shalekv.engine.levels.read_counters import FilterCounts, ReadCounters
 from shalekv.engine.result_room import ResultRoom
 from shalekv.format.block import Block
 from shalekv.format.filter import Filter
@@ -23,9 +26,10 @@ from shalekv.format.index import BlockHandle, BlockIndex
 from shalekv.format.names import level_name
 from shalekv.format.section import Section
 from shalekv.format.sst import open_filter, read_block, read_block_at
-from shalekv.format.sst_metadata import ByteRange, metadata_range, read_metadata
+from shalekv.format.sst_metadata import ByteRange, SstMetadata, metadata_ranges, read_metadata
 from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.disk_cache import DiskCache
 
 # Objects, tuples and dictionary slots beside the bytes that were read, measured: 600 of a block,
 # 1,900 of the rest.
@@ -36,6 +40,7 @@ PARSED_AT_ONCE_BYTES = 1 << 20  # then other tasks have their turn: about 2 ms
 OPENED_AT_ONCE = 16  # requests of one caller; the read budget bounds those of all
 
 _BlockKey = tuple[bytes, int, int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,53 +82,24 @@ class Fetched:
         return read_block(self.opened.index, number, self.data[start : start + handle.length])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadCounters:
-    """What reading the levels came to so far. Hits and misses are those of the caches."""
-
-    block_hits: int
-    block_misses: int
-    block_evictions: int
-    block_held_bytes: int
-    block_requests: int
-    blocks_fetched: int
-    block_fetched_bytes: int
-    metadata_hits: int
-    metadata_misses: int
-    metadata_held_bytes: int
-    metadata_requests: int
-    metadata_fetched_bytes: int
-    filter_negatives: int  # SSTs that were not looked into
-    filter_positives: int
-    filter_false_positives: int  # ... that held no version of the key
-    in_flight_bytes: int
-    in_flight_bytes_peak: int
-    in_flight_waits: int  # requests that waited for the read budget
-
-
-@dataclass(slots=True)
-class FilterCounts:
-    """What filters said, counted by who asks them."""
-
-    negatives: int = 0
-    positives: int = 0
-    false_positives: int = 0
-
-
-@dataclass(slots=True)
-class _Requests:
-    requests: int = 0
-    fetched_bytes: int = 0
-
-
 class LevelSsts:
     """Reads the SSTs of the levels of one database; one for each process.
 
     All methods that read may raise `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
     """
 
-    def __init__(self, store: CasStore, *, database_id: bytes, settings: CacheSettings) -> None:
-        """Nothing is read before it is asked for."""
+    def __init__(
+        self,
+        store: CasStore,
+        *,
+        database_id: bytes,
+        settings: CacheSettings,
+        disk: DiskCache | None = None,
+    ) -> None:
+        """Nothing is read before it is asked for. What is fetched is kept in `disk`, too.
+
+        Who is not to trust that, or reads all there is, goes without.
+        """
         self.settings = settings
         self.filter_counts = FilterCounts()
         self._store = store.reads
@@ -134,9 +110,15 @@ class LevelSsts:
         self._blocks: Cache[_BlockKey, Block] = Cache(settings.block_cache_bytes)
         self.ahead = ResultRoom(settings.scan_ahead_bytes_max)
         self._budget = ReadBudget(settings.read_in_flight_bytes)
-        self._metadata_requests = _Requests()
-        self._block_requests = _Requests()
-        self._blocks_fetched = 0
+        self._metadata_requests = Requests()
+        self._block_requests = Requests()
+        self.disk = disk
+        self._pieces = Pieces(self._fetch, disk, self._budget)
+
+    async def keep_on_disk(self) -> None:
+        """Write what the cache on disk is to keep, until cancelled; returns if there is none."""
+        if self.disk is not None:
+            await self.disk.run()
 
     @property
     def counters(self) -> ReadCounters:
@@ -148,7 +130,7 @@ class LevelSsts:
             block_evictions=blocks.evictions,
             block_held_bytes=blocks.held_bytes,
             block_requests=self._block_requests.requests,
-            blocks_fetched=self._blocks_fetched,
+            blocks_fetched=self._block_requests.pieces,
             block_fetched_bytes=self._block_requests.fetched_bytes,
             metadata_hits=metadata.hits,
             metadata_misses=metadata.misses,
@@ -161,6 +143,7 @@ class LevelSsts:
             in_flight_bytes=budget.in_flight_bytes,
             in_flight_bytes_peak=budget.in_flight_bytes_peak,
             in_flight_waits=budget.waits,
+            disk=None if self.disk is None else self.disk.counters,
         )
 
     def held(self, info: SstInfo) -> OpenSst | None:
@@ -216,25 +199,17 @@ class LevelSsts:
     ) -> list[Block]:
         """Blocks from number `first` on, which are not in memory, with one request; cached.
 
-        These are their handles, one or more: who waits for many need not hold their indexes.
+        These are their handles, one or more: who waits for many need not hold their indexes. Those
+        that are on the disk are read there.
         """
         if len(handles) == 1:
             handle = handles[0]
             key = (sst_id, first, handle.listed_seq)
             return [await self._blocks.load(key, lambda: self._load_block(sst_id, handle))]
         self._blocks.misses += len(handles)
-        data = await self._fetch_blocks(sst_id, handles[0], handles[-1], len(handles))
-        blocks: list[Block] = []
-        parsed_bytes = 0
-        for number, handle in enumerate(handles, first):
-            start = handle.offset - handles[0].offset
-            piece = data[start : start + handle.length]
-            blocks.append(read_block_at(level_name(sst_id), handle, piece))
-            self._blocks.keep((sst_id, number, handle.listed_seq), *_sized(blocks[-1]))
-            parsed_bytes += len(blocks[-1].piece.data)
-            if parsed_bytes >= PARSED_AT_ONCE_BYTES:
-                parsed_bytes = 0
-                await asyncio.sleep(0)
+        blocks = await self._read_blocks(sst_id, handles)
+        for number, (handle, block) in enumerate(zip(handles, blocks, strict=True), first):
+            self._blocks.keep((sst_id, number, handle.listed_seq), *_sized(block))
         return blocks
 
     async def blocks(self, opened: OpenSst, numbers: range, *, keep: bool) -> list[Block]:
@@ -246,7 +221,10 @@ class LevelSsts:
         return [fetched.block(number) for number in numbers]
 
     async def fetch(self, opened: OpenSst, numbers: range, *, keep: bool) -> Fetched:
-        """The same. Without `keep` they stay as small as they are stored until asked for."""
+        """The same. Without `keep` they stay as small as they are stored until asked for.
+
+        And neither are they looked for on the disk nor kept there: that is for what is read again.
+        """
         id_, index = opened.info.id, opened.index
         find = self._blocks.find if keep else self._blocks.peek
         held = {number: find((id_, number, index.listed_seq)) for number in numbers}
@@ -265,32 +243,56 @@ class LevelSsts:
         return replace(fetched, offset=index[first].offset, data=data)
 
     async def _load_block(self, sst_id: bytes, handle: BlockHandle) -> Sized[Block]:
-        data = await self._fetch_blocks(sst_id, handle, handle, 1)
-        return _sized(read_block_at(level_name(sst_id), handle, data))
+        return _sized((await self._read_blocks(sst_id, [handle]))[0])
+
+    async def _read_blocks(self, sst_id: bytes, handles: Sequence[BlockHandle]) -> list[Block]:
+        """These neighbouring blocks, from the disk or the store."""
+        name = level_name(sst_id)
+
+        async def parse(pieces: Sequence[bytes]) -> list[Block]:
+            blocks: list[Block] = []
+            parsed_bytes = 0
+            for handle, piece in zip(handles, pieces, strict=True):
+                blocks.append(read_block_at(name, handle, piece))
+                parsed_bytes += len(blocks[-1].piece.data)
+                if parsed_bytes >= PARSED_AT_ONCE_BYTES:
+                    parsed_bytes = 0
+                    await asyncio.sleep(0)
+            return blocks
+
+        ranges = [ByteRange(handle.offset, handle.length) for handle in handles]
+        return await self._read(sst_id, ranges, self._block_requests, parse)
 
     async def _fetch_blocks(
         self, sst_id: bytes, first: BlockHandle, last: BlockHandle, count: int
     ) -> bytes:
-        """The bytes of so many neighbouring blocks."""
-        self._blocks_fetched += count
+        """The bytes of so many neighbouring blocks, from the store."""
+        self._block_requests.pieces += count
         return await self._fetch(sst_id, _span(first, last), self._block_requests)
 
     async def _load_metadata(self, info: SstInfo) -> Sized[OpenSst]:
         bare = self._metadata.peek(_key(info) + b"\0")
         if bare is None:
             return await self._read_metadata(info, with_filter=True)
+        footer = bare.footer
+
+        async def parse(pieces: Sequence[bytes]) -> Filter | None:
+            return open_filter(footer, pieces[0])
+
         at = ByteRange(info.filter_offset, info.filter_len)
-        data = await self._fetch(info.id, at, self._metadata_requests)
-        return _metadata_sized(replace(bare, filter=open_filter(bare.footer, data)))
+        found = await self._read(info.id, [at], self._metadata_requests, parse)
+        return _metadata_sized(replace(bare, filter=found))
 
     async def _load_bare(self, info: SstInfo) -> Sized[OpenSst]:
         return await self._read_metadata(info, with_filter=False)
 
     async def _read_metadata(self, info: SstInfo, *, with_filter: bool) -> Sized[OpenSst]:
-        at = metadata_range(info, with_filter=with_filter)
-        data = await self._fetch(info.id, at, self._metadata_requests)
-        found = read_metadata(info, data, database_id=self._database_id, with_filter=with_filter)
-        del data
+        async def parse(pieces: Sequence[bytes]) -> SstMetadata:
+            data = b"".join(pieces)
+            return read_metadata(info, data, database_id=self._database_id, with_filter=with_filter)
+
+        ranges = metadata_ranges(info, with_filter=with_filter)
+        found = await self._read(info.id, ranges, self._metadata_requests, parse)
         opened = OpenSst(info, found.footer, found.index, found.filter, NONE)
         if found.footer.contents.range_tombstone_count:
             opened = replace(opened, range_tombstones=await self._range_tombstones(opened))
@@ -299,15 +301,23 @@ class LevelSsts:
     async def _range_tombstones(self, opened: OpenSst) -> RangeTombstones:
         numbers = opened.index.blocks_of(Section.RANGE_TOMBSTONES)
         at = _span(opened.index[numbers[0]], opened.index[numbers[-1]])
-        data = await self._fetch(opened.info.id, at, self._metadata_requests)
-        fetched = Fetched(opened, {}, at.start, data)
-        found = NONE
-        for number in numbers:
-            found = found.with_added(fetched.block(number).columns().entries())
-            await asyncio.sleep(0)
-        return found
 
-    async def _fetch(self, sst_id: bytes, at: ByteRange, count: _Requests) -> bytes:
+        async def parse(pieces: Sequence[bytes]) -> RangeTombstones:
+            fetched = Fetched(opened, {}, at.start, pieces[0])
+            found = NONE
+            for number in numbers:
+                found = found.with_added(fetched.block(number).columns().entries())
+                await asyncio.sleep(0)
+            return found
+
+        return await self._read(opened.info.id, [at], self._metadata_requests, parse)
+
+    async def _read(
+        self, sst_id: bytes, ranges: Sequence[ByteRange], count: Requests, parse: Parse[T]
+    ) -> T:
+        return await self._pieces.read(self._database_id, sst_id, ranges, count, parse)
+
+    async def _fetch(self, sst_id: bytes, at: ByteRange, count: Requests) -> bytes:
         async with self._budget.room(at.length):
             count.requests += 1
             data = await self._store.get_range(level_name(sst_id), at.start, at.length)

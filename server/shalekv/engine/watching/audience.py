@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
@@ -38,7 +38,10 @@ class Watcher(Protocol):
         ...
 
 
-class Topic:
+W = TypeVar("W", bound=Watcher)
+
+
+class Topic(Generic[W]):
     """All who watch the same range."""
 
     __slots__ = ("asking", "keys", "watchers")
@@ -46,25 +49,25 @@ class Topic:
     def __init__(self, keys: KeyRange) -> None:
         """Nobody does yet."""
         self.keys = keys
-        self.watchers: dict[Watcher, None] = {}  # in the order of their coming
-        self.asking: dict[Watcher, None] = {}  # ... who want the values before
+        self.watchers: dict[W, None] = {}  # in the order of their coming
+        self.asking: dict[W, None] = {}  # ... who want the values before
 
     @property
     def is_empty(self) -> bool:
         """Whether nobody is left."""
         return not (self.watchers or self.asking)
 
-    def everybody(self) -> tuple[Watcher, ...]:
+    def everybody(self) -> tuple[W, ...]:
         """All of them, as of now: who is told something may leave."""
         return (*self.watchers, *self.asking)
 
 
-class Audience:
+class Audience(Generic[W]):
     """Those who watch."""
 
     def __init__(self) -> None:
         """Nobody does."""
-        self._topics: RangeIndex[Topic] = RangeIndex()
+        self._topics: RangeIndex[Topic[W]] = RangeIndex()
         self._asking_count = 0
         self.count = 0
 
@@ -83,21 +86,21 @@ class Audience:
         """What it has cost so far to find out whom changes concern, in lookups."""
         return self._topics.probes
 
-    def topics(self) -> list[Topic]:
+    def topics(self) -> list[Topic[W]]:
         """All ranges that are watched."""
         return [*self._topics]
 
-    def add(self, watcher: Watcher) -> None:
+    def add(self, watcher: W) -> None:
         """REQUIRES: it is not here, and its range not empty."""
         topic = self._topics.find(watcher.keys)
         if topic is None:
-            topic = Topic(watcher.keys)
+            topic = Topic[W](watcher.keys)
             self._topics.add(watcher.keys, topic)
         (topic.asking if watcher.wants_previous else topic.watchers)[watcher] = None
         self._asking_count += watcher.wants_previous
         self.count += 1
 
-    def remove(self, watcher: Watcher) -> None:
+    def remove(self, watcher: W) -> None:
         """Forget it, if it is here."""
         topic = self._topics.find(watcher.keys)
         members = {} if topic is None else _members(topic, watcher)
@@ -109,9 +112,9 @@ class Audience:
         if topic.is_empty:
             self._topics.remove(watcher.keys)
 
-    def topics_of_load(self, load: CommittedLoad) -> list[Topic]:
+    def topics_of_load(self, load: CommittedLoad) -> list[Topic[W]]:
         """The ranges that a load may have keys of."""
-        found: dict[Topic, None] = {}
+        found: dict[Topic[W], None] = {}
         for info in load.ssts:
             topics = self._topics.overlapping(info.first_key, info.last_key + b"\0")
             found.update(dict.fromkeys(topics))
@@ -119,7 +122,7 @@ class Audience:
 
     def commits_of(
         self, obj: AppliedObject, outside: Outside | None
-    ) -> Iterator[tuple[Sequence[Watcher], list[SeenCommit]]]:
+    ) -> Iterator[tuple[Sequence[W], list[SeenCommit]]]:
         """Who is to be told of which commits of an object, those of each in their order.
 
         `outside` is the state before, if anybody wants that. A load is none of its commits.
@@ -137,9 +140,9 @@ class Audience:
                 asked = [_asked(seq, obj.wal_id, c, inside, outside) for seq, c in commits]
                 yield (*topic.asking,), asked
 
-    def _changes(self, obj: AppliedObject) -> dict[Topic, list[tuple[Entry, int]]]:
+    def _changes(self, obj: AppliedObject) -> dict[Topic[W], list[tuple[Entry, int]]]:
         """What each range is told of, range deletes first; and which point of the object it is."""
-        found: dict[Topic, list[tuple[Entry, int]]] = {}
+        found: dict[Topic[W], list[tuple[Entry, int]]] = {}
         for entry in obj.range_tombstones:
             for topic in self._topics.overlapping(entry.key, entry.value):
                 found.setdefault(topic, []).append((_clipped(entry, topic.keys), -1))
@@ -150,7 +153,7 @@ class Audience:
         return found
 
 
-def _members(topic: Topic, watcher: Watcher) -> dict[Watcher, None]:
+def _members(topic: Topic[W], watcher: W) -> dict[W, None]:
     return topic.asking if watcher.wants_previous else topic.watchers
 
 

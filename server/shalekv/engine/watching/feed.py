@@ -28,7 +28,7 @@ class CommitFeed:
     def __init__(self, position: Callable[[], Position]) -> None:
         """`position` is that of the prefix at this moment."""
         self._position = position
-        self._audience = Audience()
+        self._audience: Audience[Watcher] = Audience()
 
     @property
     def is_idle(self) -> bool:
@@ -46,7 +46,7 @@ class CommitFeed:
         return self._position()
 
     @property
-    def audience(self) -> Audience:
+    def audience(self) -> Audience[Watcher]:
         """Those who watch."""
         return self._audience
 

@@ -67,6 +67,8 @@ class Met:
         self._tombstones = NONE
         self._size_bytes = 0
         self._size_bytes_max = size_bytes_max
+        self._later: list[Entry] = []
+        self._later_bytes = 0
         self.held: HeldTree | None = None
 
     def rest_on_base(self) -> None:
@@ -99,6 +101,21 @@ class Met:
             self._tombstones = self._tombstones.with_added(tombstones)
         if self._size_bytes + self._tombstones.size_bytes > self._size_bytes_max:
             self._forget()
+
+    def add_later(self, changes: Sequence[Entry]) -> None:
+        """As `add`, when `land` is called: others are to be told of the same commit."""
+        self._later_bytes += sum([ENTRY_BYTES + len(e.key) + len(e.value) for e in changes])
+        if self._later_bytes <= self._size_bytes_max:
+            self._later += changes
+        else:
+            self._later.clear()
+
+    def land(self) -> None:
+        """All are told of what was to be added later."""
+        if self._later_bytes > self._size_bytes_max:
+            self._forget()
+        self.add(self._later)
+        self._later, self._later_bytes = [], 0
 
     def _forget(self) -> None:
         self._known, self._tombstones, self._size_bytes = {}, NONE, 0

@@ -45,6 +45,7 @@ class ClientOptions:
     region: str
     path_style: bool
     anonymous: bool
+    aws_profile: str
     connections_max: int
     connect_timeout_ms: int
     request_timeout_ms: int
@@ -58,6 +59,7 @@ class ClientOptions:
             region=settings.region,
             path_style=settings.path_style,
             anonymous=settings.anonymous,
+            aws_profile=settings.aws_profile,
             connections_max=settings.connections_max,
             connect_timeout_ms=settings.connect_timeout_ms,
             request_timeout_ms=settings.request_timeout_ms,
@@ -113,7 +115,8 @@ class SharedClient:
 
     async def _open(self, workers: Workers) -> S3Client:
         keep_secrets_out_of_logs()
-        session = AioSession(session_vars=REGION_VARIABLES)
+        profile = self.options.aws_profile or None  # then the environment has no say
+        session = AioSession(session_vars=REGION_VARIABLES, profile=profile)
         # A third of a second of reading JSON, which would hold up everything else here.
         await workers.run(_read_models, session)
         if not self.options.anonymous:  # a client that was made without any would never look again

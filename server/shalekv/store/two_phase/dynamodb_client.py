@@ -55,7 +55,8 @@ class DynamoClient:
 
     async def _open(self) -> DynamoDBClient:
         keep_secrets_out_of_logs()
-        session = AioSession(session_vars=REGION_VARIABLES)
+        profile = self._settings.aws_profile or None
+        session = AioSession(session_vars=REGION_VARIABLES, profile=profile)
         # A client that was made without any would never look again.
         self._credentials = await find_credentials(session)
         region = self._settings.region or session.get_config_variable("region")

@@ -1,0 +1,40 @@
+"""What `shalekv reader` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from shalekv.cli.garbage import tame_garbage_collector
+from shalekv.cli.role_life import bind, open_database, open_runtime, run_role
+from shalekv.cli.stopping import StopRequest
+from shalekv.roles.reader import Reader
+from shalekv.settings import ReadSettings
+
+_log = structlog.get_logger(__name__)
+
+
+async def read_database(settings: ReadSettings, announce: Callable[[str], None]) -> None:
+    """Serve reads until a signal asks to stop; `announce` is told the HOST:PORT.
+
+    Raises:
+        OSError: EADDRINUSE, when another process listens on the address.
+        ShaleError: the database cannot be read, or the reader has failed.
+    """
+    with StopRequest() as stop:
+        async with open_runtime(settings) as runtime, open_database(settings, runtime) as store:
+            server = bind(settings, runtime)
+            reader = None
+            with stop.interrupts():
+                reader = await Reader.open(store, settings=settings, runtime=runtime)
+            if reader is None:
+                return
+            memory = reader.admin.memory
+            memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
+            _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
+            tame_garbage_collector()
+            await server.start(reader.kv, reader.admin)
+            announce(server.listen)
+            await run_role(reader, server, stop, settings.server.shutdown_grace_ms)
+    _log.info("stopped")

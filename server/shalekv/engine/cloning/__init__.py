@@ -1,0 +1,1 @@
+"""Cloning: a new database that shares SSTs of another one, copied on write."""

@@ -1,0 +1,179 @@
+"""The commits of the past: which of them are still in the WAL, where, and what they are.
+
+Everything above the levels is there. Below them stand what the collector has left, and whoever
+reads that may find it gone at any moment: then nobody can be told all that came after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Protocol
+
+from shalekv.core.entry import Entry
+from shalekv.core.key_range import KeyRange
+from shalekv.core.loads import CommittedLoad
+from shalekv.core.manifest import Manifest
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.replay import read_slot
+from shalekv.engine.watching.objects import load_parts, object_of
+from shalekv.engine.watching.seen_commit import AppliedObject
+from shalekv.errors import ObjectNotFound, ShaleError, Truncated, WalCollected
+from shalekv.format import names
+from shalekv.format.contents import SstContents
+from shalekv.format.footer_codec import read_footer
+from shalekv.store.cas import CasStore
+
+FOOTER_BYTES = 4_096  # which nearly all footers have less than
+READ_AT_ONCE = 4  # WAL objects of one pass
+LOCATE_TRIES = 3  # while the collector takes what was just listed
+
+
+class SeenManifest(Protocol):
+    """The manifest of one database."""
+
+    async def refresh(self) -> Manifest:
+        """The newest, by a list that is sent now."""
+        ...
+
+
+class History:
+    """The WAL of one database as it stands in the store."""
+
+    def __init__(
+        self, store: CasStore, manifest: SeenManifest, ssts: LevelSsts, *, database_id: bytes
+    ) -> None:
+        """`ssts` reads the files of loads."""
+        self._database_id = database_id
+        self._store = store
+        self._manifest = manifest
+        self._ssts = ssts
+
+    async def locate(self, start_seq: int, last_wal_id: int) -> int:
+        """A slot from which on all commits from `start_seq` on stand, and few before it.
+
+        Looks at the slots up to `last_wal_id`, which was filled. Raises `WalCollected` when not
+        all of these commits are there any more, `CorruptObject`, and what the manifest raises.
+        """
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return await self._locate(start_seq, last_wal_id)
+            except ObjectNotFound:
+                if tries == LOCATE_TRIES:
+                    raise
+
+    async def read(self, slots: range) -> Sequence[AppliedObject]:
+        """What stands in these slots, in their order, without fences.
+
+        REQUIRES: all of them were filled. Raises `CorruptObject`, `StoreUnavailable`, and
+        `ObjectNotFound` when one is gone.
+        """
+        database_id = self._database_id
+        async with asyncio.TaskGroup() as tasks:
+            reading = [
+                tasks.create_task(read_slot(self._store, wal_id, database_id)) for wal_id in slots
+            ]
+        found: list[AppliedObject] = []
+        for wal_id, task in zip(slots, reading, strict=True):
+            each = task.result()
+            if isinstance(each, ShaleError):
+                raise each
+            obj = object_of(each, wal_id)
+            if obj is not None:
+                found.append(obj)
+            await self._store.runtime.clock.sleep_ms(0)
+        return found
+
+    def load_parts(
+        self, load: CommittedLoad, keys: KeyRange
+    ) -> AsyncGenerator[Sequence[Entry], None]:
+        """What a load has put into a range, by key, in parts. Raises as `read`."""
+        return load_parts(self._ssts, load, keys)
+
+    async def why_missing(self, missing: ObjectNotFound, next_seq: int) -> ShaleError:
+        """Why an object is gone that was to be read for the commits from `next_seq` on."""
+        manifest = await self._manifest.refresh()
+        wal_id = names.parse_wal_name(missing.name)
+        if wal_id is not None and wal_id >= manifest.first_uncompacted_wal_id:
+            return missing
+        return WalCollected(start_seq=next_seq, oldest_seq=await self._oldest_seq(manifest))
+
+    async def _locate(self, start_seq: int, last_wal_id: int) -> int:
+        manifest = await self._manifest.refresh()
+        if start_seq > manifest.last_compacted_seq:
+            first = manifest.first_uncompacted_wal_id
+            sizes = await self._sizes(first)
+        else:
+            last = min(manifest.first_uncompacted_wal_id - 1, last_wal_id)
+            sizes = await self._sizes(0)
+            first = _run_start(sizes, last)
+            if first:
+                oldest_seq = await self._first_seq(range(first, last + 1), sizes)
+                oldest_seq = oldest_seq or manifest.last_compacted_seq + 1
+                if start_seq < oldest_seq:
+                    raise WalCollected(start_seq=start_seq, oldest_seq=oldest_seq)
+        return await self._search(range(first, last_wal_id + 1), sizes, start_seq)
+
+    async def _oldest_seq(self, manifest: Manifest) -> int:
+        sizes = await self._sizes(0)
+        last = manifest.first_uncompacted_wal_id - 1
+        found = await self._first_seq(range(_run_start(sizes, last), last + 1), sizes)
+        return found or manifest.last_compacted_seq + 1
+
+    async def _sizes(self, first: int) -> Mapping[int, int]:
+        """The bytes of the objects from slot `first` on."""
+        start_after = names.wal_name(first - 1) if first else ""
+        sizes: dict[int, int] = {}
+        async for info in self._store.reads.list(names.WAL_FOLDER, start_after=start_after):
+            wal_id = names.parse_wal_name(info.name)
+            if wal_id is not None:
+                sizes[wal_id] = info.size_bytes
+        return sizes
+
+    async def _first_seq(self, slots: range, sizes: Mapping[int, int]) -> int:
+        """The first commit in these slots; 0: they are all fences."""
+        for wal_id in slots:
+            contents = await self._contents(wal_id, sizes)
+            if contents.entry_count:
+                return contents.min_seq
+        return 0
+
+    async def _search(self, slots: range, sizes: Mapping[int, int], start_seq: int) -> int:
+        """The first of these slots with a commit from `start_seq` on, or a fence before it."""
+        low, high = slots.start, slots.stop
+        while low < high:
+            at = (low + high) // 2
+            middle = at
+            contents = await self._contents(at, sizes)
+            while not contents.entry_count and at + 1 < high:
+                at += 1
+                contents = await self._contents(at, sizes)
+            if contents.entry_count and contents.max_seq < start_seq:
+                low = at + 1
+            else:
+                high = middle
+        return low
+
+    async def _contents(self, wal_id: int, sizes: Mapping[int, int]) -> SstContents:
+        name = names.wal_name(wal_id)
+        if wal_id not in sizes:
+            raise ObjectNotFound(self._store.url, "list", name, "is not listed")
+        size_bytes = sizes[wal_id]
+        database_id = self._database_id
+        tail = await self._store.reads.get_range(name, -FOOTER_BYTES, FOOTER_BYTES)
+        try:
+            footer = read_footer(name, tail, size_bytes, database_id=database_id)
+        except Truncated:  # its first and last key are long
+            whole = await self._store.reads.get(name)
+            footer = read_footer(name, whole.data, len(whole.data), database_id=database_id)
+        return footer.contents
+
+
+def _run_start(sizes: Mapping[int, int], last: int) -> int:
+    """The first slot of the run of objects, without a hole, that ends at slot `last`."""
+    first = last + 1
+    while first and first - 1 in sizes:
+        first -= 1
+    return first

@@ -1,0 +1,17 @@
+"""What a status tells of the manifest."""
+
+from __future__ import annotations
+
+from shalekv.core.manifest import Manifest
+from shalekv.v1 import admin_pb2
+
+
+def manifest_status(manifest: Manifest) -> admin_pb2.ManifestStatus:
+    """What this manifest says."""
+    return admin_pb2.ManifestStatus(
+        manifest_id=manifest.manifest_id,
+        wal_id_last_compacted=manifest.wal_id_last_compacted,
+        compactor_epoch=manifest.compactor_epoch,
+        leveled_ssts=len(manifest.leveled_ssts),
+        snapshots=len(manifest.snapshots),
+    )

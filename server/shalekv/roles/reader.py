@@ -1,0 +1,122 @@
+"""The reader role: join a database, follow its writer, stop."""
+
+from __future__ import annotations
+
+import structlog
+
+from shalekv.engine.joining import Joined, join
+from shalekv.engine.reader_engine import ReaderEngine
+from shalekv.engine.snapshot_pins import SnapshotPins
+from shalekv.errors import ObjectNotFound, ShaleError
+from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.levels_status import LevelsReport
+from shalekv.roles.memory_use import MemoryUse
+from shalekv.roles.reader_admin import ReaderAdmin
+from shalekv.roles.reader_kv import ReaderKv
+from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
+from shalekv.runtime import Runtime
+from shalekv.settings import CompactorSettings, ReadSettings
+from shalekv.settings.budget import memory_budget
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+from shalekv.store.counting import CountingStore
+
+log = structlog.get_logger()
+
+JOINS_MAX = 5  # a reader that loses what it reads so often while it joins would never begin
+
+
+class Reader:
+    """One replica. `kv` and `admin` answer requests while `run` runs."""
+
+    def __init__(self, engine: ReaderEngine, kv: ReaderKv, admin: ReaderAdmin) -> None:
+        """Use `Reader.open`."""
+        self.engine = engine
+        self.kv = kv
+        self.admin = admin
+
+    @classmethod
+    async def open(cls, store: ObjectStore, *, settings: ReadSettings, runtime: Runtime) -> Reader:
+        """Join the database in `store`, and apply what is there.
+
+        Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
+        `IllegalState`, `StoreError`.
+        """
+        began_ms = runtime.clock.monotonic_ms()
+        counting = CountingStore(store)
+        cas = CasStore(counting, runtime, settings.store)
+        engine = await _join(cas, settings)
+        open_ms = runtime.clock.monotonic_ms() - began_ms
+        log.info(
+            "database joined",
+            epoch=engine.epoch,
+            seq=engine.prefix.seq,
+            wal_objects_applied=engine.follower.counts.applied,
+            open_ms=round(open_ms),
+        )
+        kv = ReaderKv(engine, settings.limits, runtime)
+        use = StoreUse(StorePlace.of(store.url, settings.store), runtime.clock)
+        use.measure(lambda: [ProcessUse("reader", began_ms, store.sent.by_kind)])
+        pins = SnapshotPins(cas)
+        admin = ReaderAdmin(
+            engine,
+            settings.reader,
+            runtime.clock,
+            _memory_use(settings, engine, kv),
+            use,
+            LevelsReport(engine, CompactorSettings(), pins, counting.counts_by_folder),
+            url=store.url,
+            open_ms=open_ms,
+        )
+        return cls(engine, kv, admin)
+
+    async def run(self) -> None:
+        """Follow the writer until `close`, or raise what ended it."""
+        try:
+            await self.engine.run()
+        finally:
+            self.kv.scans.views.close()
+
+    async def ended(self) -> ShaleError | None:
+        """Wait until this replica follows no more: what ended it, None after `close`."""
+        return await self.engine.ended()
+
+    async def leave(self) -> None:
+        """Let go of what protects reads. REQUIRES: `run` has returned, and nobody reads."""
+        await self.engine.leave()
+
+    def close(self) -> None:
+        """Follow no more; `run` returns."""
+        self.engine.close()
+
+
+async def _join(cas: CasStore, settings: ReadSettings) -> ReaderEngine:
+    """An engine that has applied what was there."""
+    stored = StoredManifest(cas)
+    joined: Joined | None = None
+    for left in reversed(range(JOINS_MAX)):
+        ssts = None if joined is None else joined.ssts
+        joined = await join(cas, stored, settings.reader, settings.cache, ssts)
+        engine = ReaderEngine(cas, joined, settings.reader, store_now_ms=await cas.reads.now_ms())
+        try:
+            await engine.load(joined.last_wal_id)
+        except ObjectNotFound as error:
+            log.warning("joining again: what was read is gone", problem=str(error))
+            await engine.leave()
+            if not left:
+                raise
+        else:
+            return engine
+    raise AssertionError
+
+
+def _memory_use(settings: ReadSettings, engine: ReaderEngine, kv: ReaderKv) -> MemoryUse:
+    memory = MemoryUse(memory_budget(settings))
+    levels = engine.levels.ssts
+    memory.measure("reader_memtable_bytes_max", lambda: engine.memory_bytes)
+    memory.measure("block_cache_bytes", lambda: levels.counters.block_held_bytes)
+    memory.measure("metadata_cache_bytes", lambda: levels.counters.metadata_held_bytes)
+    memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
+    memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
+    memory.measure("result_bytes_max", lambda: kv.scans.room.used_bytes)
+    return memory

@@ -1,0 +1,115 @@
+"""What a reader answers to the calls of `shalekv.v1.Admin`."""
+
+from __future__ import annotations
+
+import shalekv
+from shalekv.clock import Clock
+from shalekv.core.snapshot import find_snapshot
+from shalekv.engine.reader_engine import ReaderEngine
+from shalekv.roles import requests
+from shalekv.roles.levels_status import LevelsReport
+from shalekv.roles.manifest_status import manifest_status
+from shalekv.roles.memory_use import MemoryUse
+from shalekv.roles.reader_kv import reader_header
+from shalekv.roles.service import Answer, Call
+from shalekv.roles.store_use import StoreUse
+from shalekv.settings import ReaderSettings
+from shalekv.v1 import admin_pb2, kv_pb2
+
+_State = admin_pb2.ReaderStatus.State
+
+
+class ReaderAdmin:
+    """Implements `roles.service.AdminService` on a `ReaderEngine`."""
+
+    def __init__(
+        self,
+        engine: ReaderEngine,
+        settings: ReaderSettings,
+        clock: Clock,
+        memory: MemoryUse,
+        store_use: StoreUse,
+        levels: LevelsReport,
+        *,
+        url: str,
+        open_ms: float,
+    ) -> None:
+        """`url` without credentials; `open_ms` is how long joining took."""
+        self.memory = memory
+        self.store_use = store_use
+        self._levels = levels
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+        self._url = url
+        self._open_ms = open_ms
+        self._began_ms = clock.monotonic_ms()
+
+    async def status(self, request: admin_pb2.StatusRequest, call: Call) -> admin_pb2.StatusReply:
+        """What this process is and how it does."""
+        del call  # answered soon, whatever the deadline
+        requests.check_header(request.header)
+        reply = self._reply()
+        await self._levels.fill(reply)
+        return reply
+
+    def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
+        """What this process has sent to the object store."""
+        del call  # as above
+        requests.check_header(request.header)
+        return self.store_use.reply(self._header())
+
+    def ingest_sst(
+        self, request: admin_pb2.IngestSstRequest, call: Call
+    ) -> Answer[admin_pb2.IngestSstReply]:
+        """Raises `NotTheWriter`."""
+        del request, call
+        raise self._engine.refusal("a load")
+
+    def _header(self) -> kv_pb2.ReplyHeader:
+        return reader_header(self._engine, self._engine.prefix.seq, self._engine.prefix.wal_id)
+
+    def _reply(self) -> admin_pb2.StatusReply:
+        engine = self._engine
+        return admin_pb2.StatusReply(
+            header=self._header(),
+            version=shalekv.__version__,
+            url=self._url,
+            uptime_ms=int(self._clock.monotonic_ms() - self._began_ms),
+            reader=self._reader_status(),
+            memtable=admin_pb2.MemtableStatus(
+                keys=engine.memtable.key_count,
+                bytes=engine.memory_bytes,
+                bytes_max=self._settings.reader_memtable_bytes_max,
+                runs=engine.memtable.run_count,
+                range_tombstones=engine.memtable.range_tombstone_count,
+            ),
+            manifest=manifest_status(engine.manifest.current),
+            memory=self.memory.status(),
+        )
+
+    def _reader_status(self) -> admin_pb2.ReaderStatus:
+        engine, follower = self._engine, self._engine.follower
+        own = find_snapshot(engine.manifest.current, engine.held.snapshot_id)
+        return admin_pb2.ReaderStatus(
+            state=self._state(),
+            next_wal_id=follower.next_wal_id,
+            snapshot_id=b"" if own is None else own.id,
+            snapshot_expire_time_s=0 if own is None else own.snapshot_expire_time_s,
+            snapshots_lost=engine.snapshots_lost,
+            wal_objects_applied=follower.counts.applied,
+            empty_polls=follower.counts.empty_looks,
+            poll_interval_ms=int(follower.interval_ms),
+            gaps=follower.counts.gaps,
+            gap_ms=int(follower.gap_ms),
+            writer_address=engine.writer_address,
+            open_ms=int(self._open_ms),
+        )
+
+    def _state(self) -> admin_pb2.ReaderStatus.State.ValueType:
+        follower = self._engine.follower
+        if follower.is_cut_off:
+            return _State.STATE_CUT_OFF
+        if follower.is_full:
+            return _State.STATE_FULL
+        return _State.STATE_GAP if follower.is_in_gap else _State.STATE_FOLLOWING

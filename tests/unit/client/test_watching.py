@@ -1,0 +1,324 @@
+"""Watches of a client: one stream for all, and every commit once whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from shalekv import errors as server_errors
+from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from shalekv_client import RetryPolicy
+from shalekv_client.errors import (
+    Abandoned,
+    DeadlineExceeded,
+    InvalidRequest,
+    ShaleKVError,
+    Unreachable,
+    WalCollected,
+    WatchTooSlow,
+)
+from shalekv_client.watch import Watch
+from shalekv_client.watch_events import ChangeKind, WatchCommit, WatchProgress
+from shalekv_client.watch_stream import WatchCall
+from shalekv_client.watching import Watching
+from tests.unit.client.watch_server import History, WatchServer
+
+QUICK = RetryPolicy(attempts_max=3, backoff_initial_ms=1, backoff_max_ms=5)
+NOWHERE = "127.0.0.1:1"
+
+
+@asynccontextmanager
+async def watching(
+    *addresses: str, policy: RetryPolicy = QUICK, timeout_ms: int = 10_000
+) -> AsyncIterator[Watching]:
+    """Watches at the first of the servers, or at the next one when a call is over."""
+    channels = [grpc.aio.insecure_channel(address) for address in addresses]
+    attempts = 0
+
+    async def open_call(_reason: ShaleKVError | None) -> tuple[str, WatchCall]:
+        nonlocal attempts
+        number = attempts % len(addresses)
+        attempts += 1
+        return addresses[number], kv_pb2_grpc.KVStub(channels[number]).Watch()
+
+    watches = Watching(open_call, address=addresses[0], policy=policy, timeout_ms=timeout_ms)
+    try:
+        yield watches
+    finally:
+        await watches.aclose()
+        for channel in channels:
+            await channel.close()
+
+
+def watch(
+    watches: Watching,
+    prefix: bytes = b"",
+    *,
+    from_seq: int = 0,
+    consumer: str = "",
+    buffered_bytes_max: int = 1 << 20,
+) -> Watch:
+    """A watch that is not open yet."""
+    create = kv_pb2.WatchCreate(
+        range=kv_pb2.KeyRange(prefix=prefix), start_seq=from_seq, consumer=consumer
+    )
+    return Watch(watches, create, buffered_bytes_max=buffered_bytes_max)
+
+
+async def commits(it: Watch, count: int) -> list[tuple[int, list[bytes]]]:
+    """The next commits: numbers and keys."""
+    found = []
+    async for event in it:
+        if isinstance(event, WatchCommit):
+            found.append((event.seq, [change.key for change in event.changes]))
+        if len(found) == count:
+            break
+    return found
+
+
+async def test_a_watch_tells_commits_from_its_opening_on() -> None:
+    """Inside `async with` it is open: what is committed then is told, what was before is not."""
+    history = History()
+    await history.put(b"a")
+    async with (
+        WatchServer(history) as server,
+        watching(server.address) as watches,
+        watch(watches) as it,
+    ):
+        assert it.opened_at_seq == 2
+        assert it.next_seq == 2
+        await history.put(b"b", value=b"1")
+        event = await anext(it)
+    assert isinstance(event, WatchCommit)
+    assert (event.seq, event.wal_id) == (2, 2)
+    (change,) = event.changes
+    assert (change.kind, change.key, change.value) == (ChangeKind.PUT, b"b", b"1")
+    assert it.next_seq == 3
+
+
+async def test_a_commit_in_many_messages_is_one_event() -> None:
+    """It is told when all of it has come, and whole."""
+    history = History()
+    keys = [b"%d" % number for number in range(7)]
+    await history.put(*keys)
+    async with (
+        WatchServer(history) as server,
+        watching(server.address) as watches,
+        watch(watches, from_seq=1) as it,
+    ):
+        assert await commits(it, 1) == [(1, keys)]
+
+
+async def test_all_watches_travel_on_one_stream() -> None:
+    """Each gets its own, and the stream ends with the last of them."""
+    history = History()
+    async with WatchServer(history) as server, watching(server.address) as watches:
+        async with watch(watches, b"a") as first, watch(watches, b"b") as second:
+            await history.put(b"a1", b"b1")
+            await history.put(b"b2")
+            await history.put(b"a3")
+            assert await commits(first, 2) == [(1, [b"a1"]), (3, [b"a3"])]
+            assert await commits(second, 2) == [(1, [b"b1"]), (2, [b"b2"])]
+            assert server.streams == 1
+        await server.until(open_streams=0)
+        async with watch(watches, b"a") as third:
+            await history.put(b"a4")
+            assert await commits(third, 1) == [(4, [b"a4"])]
+        assert server.streams == 2
+
+
+@pytest.mark.parametrize("cut_after", [3, 4, 5, 8])
+async def test_broken_streams_are_replaced_and_every_commit_is_told_once(cut_after: int) -> None:
+    """Wherever a stream breaks, within a commit too: the user sees no gap, no double, no error."""
+    history = History()
+    expected = [
+        (await history.put(b"k%d" % n, b"l", b"m"), [b"k%d" % n, b"l", b"m"]) for n in range(9)
+    ]
+    async with WatchServer(history) as first, WatchServer(history) as second:
+        first.cut_after = second.cut_after = cut_after
+        async with (
+            watching(first.address, second.address) as watches,
+            watch(watches, from_seq=1) as it,
+        ):
+            assert await commits(it, 9) == expected
+        assert first.streams > 1
+        assert second.streams >= 1
+
+
+async def test_a_server_that_goes_away_is_replaced_by_another() -> None:
+    """The watch goes on at the next server of the list, behind what it was told."""
+    history = History()
+    async with (
+        WatchServer(history) as first,
+        WatchServer(history) as second,
+        watching(first.address, second.address) as watches,
+        watch(watches) as it,
+    ):
+        await history.put(b"a")
+        assert await commits(it, 1) == [(1, [b"a"])]
+        await first.stop()
+        await history.put(b"b")
+        assert await commits(it, 1) == [(2, [b"b"])]
+        assert [create.start_seq for create in second.creates] == [2]
+
+
+async def test_one_that_nobody_reads_is_parked_and_holds_nobody_up() -> None:
+    """Past its bound it is closed at the server; it goes on when it is read, and misses nothing."""
+    history = History()
+    async with (
+        WatchServer(history) as server,
+        watching(server.address) as watches,
+        watch(watches, buffered_bytes_max=4_000) as idle,
+        watch(watches) as busy,
+    ):
+        numbers = [await history.put(b"k", value=bytes(500)) for _ in range(30)]
+        assert [seq for seq, _ in await commits(busy, 30)] == numbers
+        assert idle.is_parked
+        assert idle._held_bytes < 6_000  # noqa: SLF001 - a bound shows nowhere else
+        assert [seq for seq, _ in await commits(idle, 30)] == numbers
+        assert len(server.creates) > 2
+        assert server.streams == 1
+
+
+async def test_watches_of_a_collected_past_fail_with_the_oldest_number() -> None:
+    """The typed error tells where a watch can begin; others on the stream go on."""
+    history = History(oldest_seq=3)
+    for _ in range(4):
+        await history.put(b"k")
+    async with (
+        WatchServer(history) as server,
+        watching(server.address) as watches,
+        watch(watches) as other,
+    ):
+        with pytest.raises(WalCollected) as raised:
+            await anext(watch(watches, from_seq=2))
+        assert raised.value.oldest_seq == 3
+        await history.put(b"k")
+        assert await commits(other, 1) == [(5, [b"k"])]
+
+
+async def test_a_watch_that_was_cut_tells_where_to_go_on() -> None:
+    """What was told before the error comes first."""
+    history = History()
+    async with WatchServer(history) as server, watching(server.address) as watches:
+        server.closures.append(server_errors.WatchTooSlow("not taken", next_seq=7))
+        it = watch(watches, from_seq=1)
+        with pytest.raises(WatchTooSlow) as raised:
+            await it.opened()
+        assert raised.value.next_seq == 7
+        with pytest.raises(WatchTooSlow):
+            await anext(it)
+
+
+async def test_refusals_that_may_pass_are_waited_out() -> None:
+    """A stream and a watch that are turned away for now are tried again."""
+    history = History()
+    async with WatchServer(history) as server, watching(server.address) as watches:
+        server.refusals.append(server_errors.Stopping("shutting down"))
+        server.closures.append(server_errors.Overloaded("too many watches", retry_after_ms=1))
+        async with watch(watches) as it:
+            await history.put(b"a")
+            assert await commits(it, 1) == [(1, [b"a"])]
+        assert server.streams == 2
+        assert len(server.creates) == 2
+
+
+async def test_a_wrong_request_fails_at_once() -> None:
+    """No repetition would mend it."""
+    async with WatchServer(History()) as server, watching(server.address) as watches:
+        server.closures.append(server_errors.InvalidRequest("create.consumer", "too long"))
+        with pytest.raises(InvalidRequest):
+            await watch(watches).opened()
+        assert len(server.creates) == 1
+
+
+async def test_a_watch_that_cannot_be_opened_gives_up() -> None:
+    """Without a server after the attempts of the policy; with a silent one after the timeout."""
+    async with watching(NOWHERE) as watches:
+        with pytest.raises(Unreachable):
+            await watch(watches).opened()
+    async with WatchServer(History()) as server:
+        server.is_silent = True
+        async with watching(server.address, timeout_ms=50) as watches:
+            with pytest.raises(DeadlineExceeded):
+                await watch(watches).opened()
+
+
+async def test_an_open_watch_never_gives_up() -> None:
+    """However often it fails to find a server, it goes on when there is one again."""
+    history = History()
+    async with WatchServer(history) as first, WatchServer(history) as last:
+        addresses = [first.address, *[NOWHERE] * 10, last.address]
+        async with watching(*addresses) as watches, watch(watches) as it:
+            await first.stop()
+            await history.put(b"a")
+            assert await commits(it, 1) == [(1, [b"a"])]
+
+
+async def test_acknowledgements_reach_the_server_before_the_watch_is_closed() -> None:
+    """The last one does at the latest by the end, and again on another stream."""
+    history = History()
+    async with (
+        WatchServer(history) as first,
+        WatchServer(history) as second,
+        watching(first.address, second.address) as watches,
+    ):
+        async with watch(watches, consumer="mirror") as it:
+            assert first.creates[0].consumer == "mirror"
+            await history.put(b"a")
+            assert await commits(it, 1) == [(1, [b"a"])]
+            it.ack(1)
+            it.ack(1)
+            await first.until(requests=2)
+            assert first.acks == [1]
+            await first.stop()
+            await second.until(requests=2)
+            assert second.acks == [1]
+            it.ack(5)
+        assert second.acks == [1, 5]
+        kinds = [request.WhichOneof("request") for request in second.requests]
+        assert kinds == ["create", "ack", "ack", "cancel"]
+        with pytest.raises(ValueError, match="consumer"):
+            watch(watches).ack(1)
+
+
+async def test_progress_is_told_once_for_what_was_not_taken() -> None:
+    """Marks that follow one another while nobody looks are one mark."""
+    history = History()
+    async with (
+        WatchServer(history) as server,
+        watching(server.address) as watches,
+        watch(watches, b"a") as it,
+        watch(watches, b"b") as other,
+    ):
+        for _ in range(5):
+            await history.put(b"b")
+        assert len(await commits(other, 5)) == 5
+        await history.put(b"a")
+        event = await anext(it)
+        while isinstance(event, WatchProgress) and event.seq < 5:
+            event = await anext(it)
+        assert event == WatchProgress(5)
+        assert await commits(it, 1) == [(6, [b"a"])]
+
+
+async def test_closing_ends_the_iteration() -> None:
+    """Of one watch quietly, whoever waits for it included; of the client with an error."""
+    async with WatchServer(History()) as server, watching(server.address) as watches:
+        first, second = watch(watches), watch(watches)
+        await first.opened()
+        await second.opened()
+        reading = asyncio.create_task(first.read())
+        failing = asyncio.create_task(second.read())
+        await asyncio.sleep(0)
+        await first.aclose()
+        await first.aclose()
+        assert await reading == []
+        await watches.aclose()
+        with pytest.raises(Abandoned):
+            await failing
+        await server.until(open_streams=0)

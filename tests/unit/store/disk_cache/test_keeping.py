@@ -1,0 +1,230 @@
+"""What is kept on disk is found again, within the bound, and nothing that is damaged is served."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+from structlog.testing import capture_logs
+
+from shalekv.settings import MIB
+from shalekv.store.disk_cache import PENDING_BYTES_MAX
+from shalekv.store.disk_cache_folder import FOLDER, TEMP_LIFE_MS
+from shalekv.store.disk_cache_part import HEADER_BYTES, Part
+from tests.unit.store.disk_cache.folders import (
+    BYTES_MAX,
+    data_of,
+    files,
+    finds,
+    kept,
+    open_cache,
+    part,
+    taken_bytes,
+)
+
+
+def set_age(path: Path, seconds: int) -> None:
+    """Make a file older."""
+    status = path.stat()
+    os.utime(path, (status.st_atime - seconds, status.st_mtime - seconds))
+
+
+async def test_parts_survive_a_restart(tmp_path: Path) -> None:
+    """What one process has kept, the next one finds: bytes, counters and what is held."""
+    parts = [part(number) for number in range(10)]
+    await kept(open_cache(tmp_path), *parts)
+    cache = open_cache(tmp_path)
+    assert await cache.find([*parts, part(11)]) == [*map(data_of, parts), None]
+    counters = cache.counters
+    assert (counters.hits, counters.misses, counters.hit_bytes) == (10, 1, 80_000)
+    await kept(cache, part(12))
+    assert cache.counters.held_bytes == taken_bytes(tmp_path) == 11 * 8_192
+
+
+async def test_another_range_sst_or_database_is_another_part(tmp_path: Path) -> None:
+    """A part goes by database, SST, offset and length: nothing else that is alike finds it."""
+    cache = open_cache(tmp_path)
+    wanted = part(1)
+    await kept(cache, wanted)
+    assert await finds(cache, wanted)
+    for other in (
+        wanted._replace(database_id=bytes(16)),
+        wanted._replace(sst_id=bytes(16)),
+        wanted._replace(offset=wanted.offset + 1),
+        wanted._replace(length=wanted.length - 1),
+    ):
+        assert await cache.find([other]) == [None]
+
+
+async def test_what_waits_to_be_written_is_found(tmp_path: Path) -> None:
+    """A part that is not on disk yet is served from memory."""
+    cache = open_cache(tmp_path)
+    cache.keep(part(1), data_of(part(1)))
+    assert not files(tmp_path)
+    assert await finds(cache, part(1))
+
+
+async def test_flipped_bits_are_not_served(tmp_path: Path) -> None:
+    """Any bit of a file may be wrong: then it is a miss, the file is deleted, and counted."""
+    cache, wanted = open_cache(tmp_path), part(3, 40)
+    await kept(cache, wanted)
+    (path,) = files(tmp_path)
+    sound = path.read_bytes()
+    assert len(sound) == HEADER_BYTES + 40
+    with capture_logs() as logs:
+        for bit in range(8 * len(sound)):
+            damaged = bytearray(sound)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            assert await cache.find([wanted]) == [None]
+            assert not path.exists()
+    assert cache.counters.damaged == 8 * len(sound)
+    assert len(logs) == 8 * len(sound)
+
+
+async def test_cut_and_longer_files_are_not_served(tmp_path: Path) -> None:
+    """A file of any other length is a miss, and deleted."""
+    cache, wanted = open_cache(tmp_path), part(3, 40)
+    await kept(cache, wanted)
+    (path,) = files(tmp_path)
+    sound = path.read_bytes()
+    with capture_logs():
+        for damaged in [*(sound[:length] for length in range(len(sound))), sound + b"\0", b""]:
+            path.write_bytes(damaged)
+            assert await cache.find([wanted]) == [None]
+            assert not path.exists()
+    path.write_bytes(sound)
+    assert await finds(cache, wanted)
+
+
+async def test_swapped_files_are_not_served(tmp_path: Path) -> None:
+    """A sound file under the name of another part is a miss, and deleted."""
+    cache = open_cache(tmp_path)
+    one, two = part(1), part(2)
+    await kept(cache, one, two)
+    first, second = sorted(files(tmp_path))
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+    with capture_logs():
+        assert await cache.find([one, two]) == [None, None]
+    assert not files(tmp_path)
+    await kept(cache, one)
+    assert await finds(cache, one)
+
+
+async def test_the_bound_holds_after_every_write(tmp_path: Path) -> None:
+    """However large the parts, the files of a lone process never take more than the bound."""
+    cache, random = open_cache(tmp_path), Random(5)
+    await kept(cache)
+    for number in range(1_500):
+        await kept(cache, part(number, random.choice([100, 5_000, 30_000])))
+        if number % 10 == 0:
+            assert taken_bytes(tmp_path) <= BYTES_MAX
+    assert taken_bytes(tmp_path) > BYTES_MAX * 3 // 4
+    counters = cache.counters
+    assert counters.written == 1_500
+    assert counters.evicted == 1_500 - len(files(tmp_path))
+    assert counters.dropped == counters.errors == 0
+
+
+async def test_a_smaller_bound_frees_what_is_too_much(tmp_path: Path) -> None:
+    """A process that starts with a smaller bound brings the folder below it."""
+    await kept(open_cache(tmp_path, bytes_max=4 * MIB), *(part(n) for n in range(300)))
+    assert taken_bytes(tmp_path) > BYTES_MAX
+    cache = open_cache(tmp_path)
+    await kept(cache, part(1_000))
+    assert taken_bytes(tmp_path) <= BYTES_MAX
+    assert await finds(cache, part(1_000))
+
+
+async def test_what_is_used_stays(tmp_path: Path) -> None:
+    """Of parts that are equally old those that were read since the last scan are not deleted."""
+    cache = open_cache(tmp_path)
+    hot = [part(number) for number in range(20)]
+    await kept(cache, *hot)
+    for number in range(100, 1_000):
+        if number % 5 == 0:
+            for path in files(tmp_path):
+                set_age(path, 10)
+            for each in hot:
+                assert await finds(cache, each)
+        await kept(cache, part(number))
+    assert cache.counters.evicted > 700
+
+
+async def test_a_use_is_noted_once_between_scans(tmp_path: Path) -> None:
+    """Reading a file again and again changes it once, so a hit does not write to the disk."""
+    cache = open_cache(tmp_path)
+    await kept(cache, part(1))
+    (path,) = files(tmp_path)
+    set_age(path, 100)
+    old = path.stat().st_mtime_ns
+    assert await finds(cache, part(1))
+    assert path.stat().st_mtime_ns > old
+    set_age(path, -50)
+    noted = path.stat().st_mtime_ns
+    assert await finds(cache, part(1))
+    assert path.stat().st_mtime_ns == noted
+
+
+async def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    """Whatever else stands in the folder is neither deleted nor counted."""
+    (tmp_path / "precious").write_bytes(bytes(2 * MIB))
+    cache = open_cache(tmp_path)
+    await kept(cache, part(1))
+    (shard,) = {path.parent for path in files(tmp_path)}
+    strange = [shard / "notes.txt", shard / f"{'0' * 32}.bak", shard / ("A" * 32)]
+    for path in strange:
+        path.write_bytes(bytes(MIB))
+    (shard / ("0" * 32)).mkdir()
+    await kept(cache, *(part(number) for number in range(2, 400)))
+    assert cache.counters.evicted > 200
+    assert cache.counters.errors == 0
+    assert all(path.exists() for path in [*strange, tmp_path / "precious"])
+
+
+async def test_what_a_dead_writer_left_goes(tmp_path: Path) -> None:
+    """A temporary file is deleted when it is old, and counts until then."""
+    cache = open_cache(tmp_path)
+    await kept(cache, part(1))
+    (path,) = files(tmp_path)
+    fresh, stale = (path.with_name(f"{path.name}.{n}-{n}.tmp") for n in "ab")
+    for left in (fresh, stale):
+        left.write_bytes(bytes(8_000))
+    set_age(stale, TEMP_LIFE_MS // 1_000 + 10)
+    again = open_cache(tmp_path)
+    (tmp_path / FOLDER / "tally").unlink()
+    await kept(again, part(2))
+    assert fresh.exists()
+    assert not stale.exists()
+    assert again.counters.held_bytes == taken_bytes(tmp_path)
+
+
+async def test_large_parts_are_not_kept(tmp_path: Path) -> None:
+    """A part that is more than a small share of the bound is not worth all that it pushes out."""
+    cache = open_cache(tmp_path)
+    await kept(cache, part(1, BYTES_MAX // 32 - HEADER_BYTES), part(2, BYTES_MAX // 32))
+    assert await finds(cache, part(1, BYTES_MAX // 32 - HEADER_BYTES))
+    assert cache.counters.dropped == 1
+
+
+def test_waiting_parts_take_bounded_memory(tmp_path: Path) -> None:
+    """While nothing is written, parts wait up to a bound; more are dropped."""
+    cache = open_cache(tmp_path, bytes_max=64 * MIB)
+    count = 2 * PENDING_BYTES_MAX // 8_000
+    for number in range(count):
+        cache.keep(part(number), bytes(8_000))
+    assert PENDING_BYTES_MAX - 8_000 <= cache.pending_bytes <= PENDING_BYTES_MAX
+    assert cache.counters.dropped == count - cache.pending_bytes // 8_000
+
+
+@pytest.mark.parametrize("length", [1, 4_035, 4_036, 4_037, 1_100_000])
+async def test_any_length(tmp_path: Path, length: int) -> None:
+    """Parts of any length come back whole, those around a page and above a write included."""
+    cache = open_cache(tmp_path, bytes_max=64 * MIB)
+    wanted: Part = part(1, length)
+    await kept(cache, wanted)
+    assert await finds(open_cache(tmp_path, bytes_max=64 * MIB), wanted)
