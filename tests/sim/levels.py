@@ -11,6 +11,7 @@ from tests.sim.invariants import check_all
 from tests.sim.janitors import Janitors
 from tests.sim.level_states import check_i9_levels_are_the_log, check_i9_published_once
 from tests.sim.open_scans import OpenScans
+from tests.sim.replicas import Replicas
 from tests.sim.requests import KEYS
 from tests.sim.serial import SerialOrder
 from tests.sim.snapshot_readers import SnapshotReaders
@@ -28,6 +29,7 @@ class WholeRun:
     janitors: Janitors
     readers: SnapshotReaders
     scans: OpenScans
+    replicas: Replicas
     guard: DeleteGuard
     stored: Stored
     seen: Counter[str]
@@ -38,7 +40,14 @@ async def whole_database(world: World) -> WholeRun:
     cluster = Cluster(world, draw_writer)
     guard = DeleteGuard(world.store)
     janitors, readers, scans = Janitors(cluster), SnapshotReaders(cluster), OpenScans(cluster)
-    beside: Beside = [janitors.chaos, janitors.stall_edits, scans.keep_some_open, *readers.lives()]
+    replicas = Replicas(cluster)
+    beside: Beside = [
+        janitors.chaos,
+        janitors.stall_edits,
+        scans.keep_some_open,
+        replicas.chaos,
+        *readers.lives(),
+    ]
     try:
         await rival_writers(world, cluster, beside)
         await janitors.finish()
@@ -51,7 +60,8 @@ async def whole_database(world: World) -> WholeRun:
     check_no_orphan_left(world.store)
     order = SerialOrder(cluster.history, stored, KEYS)
     readers.check(order)
+    replicas.check(order)
     check_i9_published_once(stored)
     seen = Counter({"levels that were checked": 0})
     seen["levels that were checked"] = check_i9_levels_are_the_log(order, stored, world.store)
-    return WholeRun(cluster, janitors, readers, scans, guard, stored, seen)
+    return WholeRun(cluster, janitors, readers, scans, replicas, guard, stored, seen)

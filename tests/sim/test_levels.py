@@ -31,6 +31,7 @@ def notable(run: WholeRun) -> Counter[str]:
     seen = Counter(run.seen)
     seen += Counter({f"deleted in {name}": n for name, n in run.guard.seen.items()})
     seen += Counter({f"slow scans: {name}": n for name, n in run.scans.endings.items()})
+    seen += Counter({f"reads of replicas: {name}": n for name, n in run.replicas.endings.items()})
     seen += Counter(run.janitors.endings)
     seen["reads of snapshots"] = sum(len(each.reads) for each in run.readers.snapped)
     seen += Counter(f"snapshots that were {each.ending}" for each in run.readers.snapped)

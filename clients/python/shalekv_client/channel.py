@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 
 import grpc
 
@@ -59,6 +60,18 @@ def checked_address(address: str) -> str:
     if "/" in host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
         raise ValueError(f"an address is HOST:PORT or [IPV6]:PORT, not {address!r}")
     return address
+
+
+def checked_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
+    """One address or several, without repetitions: text separated by commas, or many texts.
+
+    Raises ValueError as `checked_address`, and when there is none.
+    """
+    parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    found = tuple(dict.fromkeys(checked_address(part.strip()) for part in parts))
+    if not found:
+        raise ValueError("a client needs the address of a server, HOST:PORT")
+    return found
 
 
 def open_channel(address: str, *, message_bytes_max: int) -> grpc.aio.Channel:

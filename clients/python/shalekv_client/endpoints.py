@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from shalekv_client.levels import Role
-from shalekv_client.policies import Destination, ReadPolicy
+from shalekv_client.policies import Destination
 
 AVOID_INITIAL_S = 0.25
 AVOID_MAX_S = 5.0
@@ -39,10 +39,12 @@ class Endpoint:
 class Endpoints:
     """The servers of one database, as one client knows them."""
 
-    def __init__(self, addresses: Iterable[str], policy: ReadPolicy = ReadPolicy.ANY) -> None:
-        """`addresses` are those that the user gave, at least one."""
+    def __init__(self, addresses: Iterable[str], *, nearest_first: bool = False) -> None:
+        """`addresses` are those that the user gave, at least one. Reads by policy go to the nearest
+        of them, or to all in turn.
+        """
         self._known = {address: Endpoint(address, is_listed=True) for address in addresses}
-        self._policy = policy
+        self._nearest_first = nearest_first
         self._turn = 0
         self.writer: Endpoint | None = None  # None: not known
         self.epoch = 0  # the greatest that any server has told of
@@ -78,14 +80,14 @@ class Endpoints:
 
         `chance` is a random number of 0 to 1.
         """
-        if destination is Destination.WRITER or self._policy is ReadPolicy.WRITER:
+        if destination is Destination.WRITER:
             found = self.sole or self.writer
             return None if found is None or found in tried else found
         left = [each for each in self.serving() if each not in tried]
         serving = [each for each in left if each.avoid_until_s <= now_s]
         if not serving:  # better one that has failed than none
             return min(left, key=_avoided_until, default=None)
-        if self._policy is ReadPolicy.NEAREST:
+        if self._nearest_first:
             return nearest(serving, chance)
         readers = [each for each in serving if each is not self.writer]
         self._turn += 1
@@ -108,7 +110,9 @@ class Endpoints:
         self.epoch = max(self.epoch, epoch)
         writer = self.writer
         if role is Role.WRITER and epoch >= self.epoch:
-            self.writer = endpoint
+            is_known = writer is not None and writer.is_listed and writer.epoch == epoch
+            if not is_known or endpoint.is_listed:  # it may be known by two addresses
+                self.writer = endpoint
         elif writer is not None and (writer is endpoint or writer.epoch < epoch):
             self.writer = None  # there is a newer one, or this one became something else
 

@@ -59,7 +59,6 @@ class Operation(Generic[ResultT]):
     is_repeatable: bool  # whether it does no harm to send it again when nobody knows what became
     is_read: bool = False
     read_level: ReadLevel = ReadLevel.COMMITTED  # of a read
-    is_at_snapshot: bool = False  # a read that is
     min_seq: int = 0  # what the reply to a read has to show
 
     @property
@@ -89,9 +88,15 @@ def get(
     """The value of `key`; None when it has none."""
     header = read_header(read_level, max_staleness_ms=max_staleness_ms, at=at)
     request = kv_pb2.GetRequest(header=header, key=key)
-    is_at = at is not None
-    wanted_seq = 0 if is_at else min_seq
-    return Operation("get", request, value_of, True, True, read_level, is_at, wanted_seq)  # noqa: FBT003 (by name they cost a microsecond)
+    return Operation(
+        "get",
+        request,
+        value_of,
+        is_repeatable=True,
+        is_read=True,
+        read_level=read_level,
+        min_seq=min_seq if at is None else 0,
+    )
 
 
 def batch_get(
@@ -112,8 +117,7 @@ def batch_get(
         is_repeatable=True,
         is_read=True,
         read_level=read_level,
-        is_at_snapshot=at is not None,
-        min_seq=0 if at is not None else min_seq,
+        min_seq=min_seq if at is None else 0,
     )
 
 

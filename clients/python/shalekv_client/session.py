@@ -10,9 +10,9 @@ commits = [future.result() for future in futures]
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from shalekv_client import operations
 from shalekv_client.cancellation import abandoned
@@ -22,9 +22,23 @@ from shalekv_client.errors import DeadlineExceeded, ErrorDetails, NotSent, Shale
 from shalekv_client.operations import Operation
 from shalekv_client.outbox import MESSAGE_BYTES_MAX, OVERHEAD_BYTES, Outbox, Pending
 from shalekv_client.stream import REFUSALS, SessionCall, Stream
+from shalekv_client.unary import Note
 
 ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
+
+
+class SessionServer(Protocol):
+    """The server that a session goes to."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def note(self) -> Note: ...
+
+    def open_session(self) -> SessionCall: ...
+
 
 LAST_WORDS_S = 1.0  # for the server to end a session in which all is answered
 
@@ -44,7 +58,7 @@ def _queued(
 
 
 class Session(AsyncClosing):
-    """A pipeline of operations to one server. Needs `async with`; belongs to one event loop.
+    """A pipeline of operations to the writer. Needs `async with`; belongs to one event loop.
 
     Each method sends an operation as the method of `Client` with its name does, and returns at
     once with a future of its result. Operations that change something are applied in the order of
@@ -62,15 +76,18 @@ class Session(AsyncClosing):
 
     def __init__(
         self,
-        open_call: Callable[[], SessionCall],
+        find: Callable[[], Awaitable[SessionServer]],
         *,
         address: str,
         bytes_max: int,
         silence_ms: int,
         message_bytes_max: int,
     ) -> None:
-        """As `Client.session` makes it. An operation has at most `message_bytes_max` bytes."""
-        self._open_call = open_call
+        """As `Client.session` makes it. An operation has at most `message_bytes_max` bytes.
+
+        `find` finds the server; `address` is for errors until then.
+        """
+        self._find = find
         self._address = address
         self._bytes_max = bytes_max
         self._silence_ms = silence_ms
@@ -111,9 +128,8 @@ class Session(AsyncClosing):
             pending.fail(refusal)
             return future
         self._outbox.add(pending)
-        if self._stream is None:
-            self._stream = Stream(self._open_call(), self._outbox, self._address)
-            self._task = self._loop.create_task(self._run(self._stream))
+        if self._task is None:
+            self._task = self._loop.create_task(self._run())
         return future
 
     def closed(self) -> NotSent:
@@ -131,9 +147,9 @@ class Session(AsyncClosing):
     async def aclose(self) -> None:
         """End the session without waiting; what is unanswered fails."""
         self._is_closed = True
-        if self._task is None or self._stream is None:
+        if self._task is None:
             return
-        if not self._outbox.held_bytes:
+        if self._stream is not None and not self._outbox.held_bytes:
             self._stream.retire()
             await asyncio.wait([self._task], timeout=LAST_WORDS_S)
         self._task.cancel()
@@ -147,26 +163,33 @@ class Session(AsyncClosing):
         finally:
             await self.aclose()
 
-    async def _run(self, stream: Stream) -> None:
-        self._listen(stream)
+    async def _run(self) -> None:
         reason: ShaleKVError | None = None
         try:
+            server = await self._find()
+            self._address = server.address
+            stream = Stream(server.open_session(), self._outbox, server.address, server.note)
+            self._stream = stream
+            self._listen(stream)
             reason = await stream.run()
+        except ShaleKVError as error:  # there is no server for it
+            reason = error
         finally:
             if self._listening is not None:
                 self._listening.cancel()
             if reason is None:
                 reason = self._silence or abandoned(self._address, "the session")
-            self._ended(stream, reason)
+            self._ended(reason)
 
-    def _ended(self, stream: Stream, reason: ShaleKVError) -> None:
+    def _ended(self, reason: ShaleKVError) -> None:
         is_refused = isinstance(reason, REFUSALS)
         self._failure = (
             reason
             if is_refused
             else self._not_sent(f"the session is over: {reason.details.message}")
         )
-        stream.end(reason)
+        if self._stream is not None:
+            self._stream.end(reason)
         for pending in self._outbox.clear():
             pending.fail(self._failure)
 

@@ -18,6 +18,8 @@ from shalekv_client.watch import Watch
 from shalekv_client.watch_events import WatchChange, WatchCommit, WatchProgress, changes_of
 
 WatchCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchReply]"
+# Given the header of each reply; raises what is wrong with the server.
+Hear: TypeAlias = Callable[[kv_pb2.ReplyHeader], None]
 # What becomes of a watch that the server has closed.
 Closed: TypeAlias = Callable[[Watch, ShaleKVError], None]
 
@@ -26,13 +28,20 @@ class WatchStream:
     """The watches that are open on one call. Each has another number whenever it is opened."""
 
     def __init__(
-        self, call: WatchCall, address: str, numbers: Iterator[int], on_closed: Closed
+        self,
+        call: WatchCall,
+        address: str,
+        numbers: Iterator[int],
+        *,
+        hear: Hear,
+        on_closed: Closed,
     ) -> None:
         """`call` to the server at `address` has begun; `on_closed` is told what it closes."""
         self.has_answered = False
         self._call = call
         self._address = address
         self._numbers = numbers
+        self._hear = hear
         self._on_closed = on_closed
         self._watches: dict[int, Watch] = {}
         self._numbers_of: dict[Watch, int] = {}
@@ -130,9 +139,12 @@ class WatchStream:
             while (reply := await self._call.read()) is not grpc.aio.EOF:
                 assert isinstance(reply, kv_pb2.WatchReply)
                 self.has_answered = True
+                self._hear(reply.header)
                 self._on_reply(reply)
         except grpc.aio.AioRpcError as error:
             return self._failure(error)
+        except ShaleKVError as error:  # it is of another database
+            return error
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise

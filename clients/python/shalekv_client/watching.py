@@ -31,12 +31,13 @@ from shalekv_client.errors import (
 )
 from shalekv_client.retry import RetryPolicy, may_repeat
 from shalekv_client.watch import Watch
-from shalekv_client.watch_stream import WatchCall, WatchStream
+from shalekv_client.watch_stream import Hear, WatchCall, WatchStream
 
 LAST_WORDS_S = 1.0  # for the server to close a watch
 _PASSING = (Cancelled, ConnectionLost, DeadlineExceeded, Fenced, Unreachable)
-# Begins a call, with the address; given why the one before is over, if there was one.
-OpenCall: TypeAlias = Callable[[ShaleKVError | None], Awaitable[tuple[str, WatchCall]]]
+# Begins a call, with the address and who hears what it tells of the server; given why the call
+# before is over, if there was one.
+OpenCall: TypeAlias = Callable[[ShaleKVError | None], Awaitable[tuple[str, WatchCall, Hear]]]
 
 
 class Watching:
@@ -115,10 +116,12 @@ class Watching:
     async def _attempt(self) -> tuple[ShaleKVError | None, bool]:
         """Watch with one call until it is over: why, and whether the server had answered."""
         try:
-            address, call = await self._open_call(self._reason)
+            address, call, hear = await self._open_call(self._reason)
         except ShaleKVError as error:
             return error, False
-        stream = self._stream = WatchStream(call, address, self._numbers, self._closed)
+        stream = self._stream = WatchStream(
+            call, address, self._numbers, hear=hear, on_closed=self._closed
+        )
         for retry in self._retries.values():
             retry.cancel()
         self._retries.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from shalekv_client import (
     Unreachable,
 )
 from shalekv_client.channel import checked_address
+from shalekv_client.policies import ReadPolicy
 
 ResultT = TypeVar("ResultT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -85,10 +86,16 @@ _WRONG_REQUEST = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which server, and how long a call may take."""
+    """Which servers, which of them reads go to, and how long a call may take."""
 
-    address: str
+    addresses: tuple[str, ...]  # at least one
     timeout_ms: int
+    reads: ReadPolicy = ReadPolicy.ANY
+
+    @property
+    def address(self) -> str:
+        """Of the first, for what talks to one server."""
+        return self.addresses[0]
 
 
 def exit_code_of_call(error: ShaleKVError) -> int:
@@ -115,8 +122,8 @@ def exit_codes_of_calls() -> str:
 
 
 def target_options(command: CommandT) -> CommandT:
-    """A decorator that adds --addr and --timeout-ms, as the argument `target`."""
-    command = gathered("target", ("addr", "timeout_ms"), _target)(command)
+    """A decorator that adds --addr, --reads and --timeout-ms, as the argument `target`."""
+    command = gathered("target", ("addr", "reads", "timeout_ms"), _target)(command)
     command = click.option(
         "--timeout-ms",
         type=click.IntRange(1, TIMEOUT_MS_MAX),
@@ -125,15 +132,26 @@ def target_options(command: CommandT) -> CommandT:
         metavar="MILLISECONDS",
         help="How long to wait for the server.",
     )(command)
+    command = click.option(
+        "--reads",
+        type=click.Choice([policy.value for policy in ReadPolicy]),
+        default=ReadPolicy.ANY.value,
+        show_default=True,
+        callback=lambda _context, _option, value: ReadPolicy(value),
+        help="Of several servers, which of them reads go to.",
+    )(command)
     return click.option(
         "--addr",
+        "--address",
+        "addr",
         metavar="HOST:PORT",
+        multiple=True,
         envvar=ADDRESS_VARIABLE,
-        default=DEFAULT_ADDRESS,
+        default=[DEFAULT_ADDRESS],
         show_default=True,
         show_envvar=True,
-        callback=_address,
-        help="The server.",
+        callback=_addresses,
+        help="A server; of several, with commas or the option again, writes find the writer.",
     )(command)
 
 
@@ -212,12 +230,15 @@ def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
     return [*lines, unknown]
 
 
-def _target(*, addr: str, timeout_ms: int) -> Target:
-    return Target(addr, timeout_ms)
+def _target(*, addr: tuple[str, ...], reads: ReadPolicy, timeout_ms: int) -> Target:
+    return Target(addr, timeout_ms, reads)
 
 
-def _address(_context: click.Context, _option: click.Parameter, value: str) -> str:
+def _addresses(
+    _context: click.Context, _option: click.Parameter, values: Sequence[str]
+) -> tuple[str, ...]:
+    words = [word.strip() for value in values for word in value.split(",")]
     try:
-        return checked_address(value)
+        return tuple(dict.fromkeys(map(checked_address, words)))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None

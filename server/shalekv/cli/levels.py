@@ -29,6 +29,7 @@ from shalekv.core.level_sizes import (
     total_bytes,
 )
 from shalekv.core.manifest import Manifest
+from shalekv.core.origins import unpacked
 from shalekv.core.pins import Holdings, Pinned, pinned_by_snapshots
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL
@@ -182,6 +183,20 @@ def _snapshot_row(pinned: Pinned) -> tuple[str | int | None, ...]:
     )
 
 
+def _origins(found: Found) -> Iterable[Record]:
+    """How much of the levels is in other databases."""
+    sizes = {info.id: info.size_bytes for info in found.ssts}
+    for origin in found.manifest.origins:
+        own = [sizes[sst_id] for sst_id in unpacked(origin.sst_ids) if sst_id in sizes]
+        yield {
+            "url": origin.url or None,
+            "database_id": origin.database_id.hex(),
+            "snapshot": origin.snapshot_id.hex() or None,
+            "ssts": len(own),
+            "size_bytes": sum(own),
+        }
+
+
 def _record(found: Found, encoding: Encoding) -> Record:
     sizes = level_sizes(found.manifest.leveled_ssts)
     rows = [_level_row(size, found, encoding) for size in sizes]
@@ -201,6 +216,7 @@ def _record(found: Found, encoding: Encoding) -> Record:
         "l0_overlap": most_over_one_key([info for info in found.ssts if info.level == L0]),
         "read_amplification": read_amplification(sizes),
         "space_amplification": round(space_amplification(sizes), 3),
+        "origins": [*_origins(found)],
         "snapshots": [
             dict(zip(SNAPSHOT_COLUMNS, _snapshot_row(each), strict=True)) for each in found.pinned
         ],
@@ -227,6 +243,10 @@ def _print_sections(found: Found, encoding: Encoding) -> None:
             f"{record['l0_overlap']} of level 0 overlap."
         )
         print_line(f"Bytes for one of the lowest level: {record['space_amplification']}.")
+    for origin in record["origins"]:
+        where = origin["url"] or f"as SSTs of database {origin['database_id']}"
+        ssts, size_bytes = counted(origin["ssts"], "SST"), origin["size_bytes"]
+        print_line(f"Of all that, {ssts} of {size_bytes:,} bytes: {where}.")
     if record["snapshots"]:
         print_line("\nSnapshots, and what they keep that the current manifest does not name:")
         print_rows(Format.TABLE, SNAPSHOT_COLUMNS, map(_snapshot_row, found.pinned))

@@ -22,6 +22,7 @@ from shalekv.cli.output import (
     record_of,
 )
 from shalekv.core.manifest import Manifest
+from shalekv.core.origins import unpacked
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import (
@@ -113,6 +114,11 @@ def _record(found: Manifest, encoding: Encoding) -> Record:
         if field.name == "pending_loads":
             record[field.name] = [
                 {"load_id": load.load_id, "ssts": _ssts(load.ssts, encoding)} for load in value
+            ]
+        elif field.name == "origins":
+            record[field.name] = [
+                record_of(origin) | {"sst_ids": [id_.hex() for id_ in unpacked(origin.sst_ids)]}
+                for origin in value
             ]
         elif isinstance(value, SstTable):
             record[field.name] = _ssts(value, encoding)

@@ -147,10 +147,15 @@ def renew(
 @snapshot.command()
 @_called_argument
 @edited_url_option
+@click.option("--force", is_flag=True, help="Also one that keeps SSTs for a clone, which is lost.")
 @_brief_format
-def delete(*, called: str, url: str, output_format: Format | None) -> None:
+def delete(*, called: str, url: str, force: bool, output_format: Format | None) -> None:
     """Delete a snapshot; what only it has kept goes with the next collection."""
-    _print(read_store(url, lambda store: Snapshots(store).delete(called)), output_format)
+
+    async def act(store: CasStore) -> Snapshot:
+        return await Snapshots(store).delete(called, is_forced=force)
+
+    _print(read_store(url, act), output_format)
 
 
 @snapshot.command("list", help=_HELP_LIST)

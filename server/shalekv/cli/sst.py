@@ -27,7 +27,8 @@ from shalekv.cli.output import (
     record_of,
 )
 from shalekv.core.entry import Entry
-from shalekv.errors import ObjectNotFound
+from shalekv.engine.levels.origins import Origins
+from shalekv.errors import DatabaseNotFound, ObjectNotFound
 from shalekv.format.filter import LINE_BYTES, Filter
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer, told_name
@@ -44,6 +45,7 @@ from shalekv.format.section import SECTIONS, Section
 from shalekv.format.sst import open_filter, read_block, read_index
 from shalekv.format.sst_tail import needed_tail
 from shalekv.format.statistics import statistics
+from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 
 TAIL_BYTES = 64 << 10  # holds the footer, and of small SSTs everything
@@ -173,13 +175,31 @@ def _object_name(text: str) -> str:
 
 async def _from_store(store: CasStore, wanted: Wanted) -> tuple[Opened, list[Row]]:
     name = wanted.name or ""
+    origins = Origins(store, b"")
     try:
-        size_bytes = (await store.reads.head(name)).size_bytes
-    except ObjectNotFound:
-        problem = f"{store.url} has no {name}"
-        raise click.BadParameter(problem, param_hint="NAME") from None
-    opened = await _open(name, size_bytes, partial(store.reads.get_range, name))
-    return opened, await opened.entries(wanted.entries)
+        place, size_bytes = await _found(store, origins, name)
+        opened = await _open(name, size_bytes, partial(place.reads.get_range, name))
+        return opened, await opened.entries(wanted.entries)
+    finally:
+        await origins.close()
+
+
+async def _found(store: CasStore, origins: Origins, name: str) -> tuple[CasStore, int]:
+    """The store that has the object, and its size: a clone reads SSTs of other databases."""
+    try:
+        return store, (await store.reads.head(name)).size_bytes
+    except ObjectNotFound as error:
+        missing = error
+    sst_id = parse_level_name(name)
+    try:
+        if sst_id is not None:
+            origins.learn((await StoredManifest(store).refresh()).origins)
+            if origins.is_foreign(sst_id):
+                place = origins.locate(sst_id).store
+                return place, (await place.reads.head(name)).size_bytes
+    except (ObjectNotFound, DatabaseNotFound) as error:
+        missing = error if isinstance(error, ObjectNotFound) else missing
+    raise click.BadParameter(f"{missing.store} has no {name}", param_hint="NAME")
 
 
 async def _from_file(path: Path, wanted: Wanted) -> tuple[Opened, list[Row]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from shalekv.core.manifest import CasMode, Manifest, Origin
 from shalekv.core.origins import unpacked
 
-
 FIRST_SLOT = 0  # of the WAL of a clone: an empty object, which says whose clone this becomes
 _WRITE_ID_BYTES = 16
 

@@ -23,7 +23,8 @@ class Entry(NamedTuple):
 
     A named tuple and not a dataclass because millions of these live at once and tuples sort,
     hash and unpack without Python code. `expire_at_ms` is logical time, 0 for never; from that
-    moment on a put reads as a tombstone.
+    moment on a put reads as a tombstone. A tombstone that has one was written because the put
+    before it had expired then; to reads it is one like any other.
     """
 
     key: bytes

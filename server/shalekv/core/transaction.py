@@ -41,6 +41,10 @@ class State(Protocol):
         """The version of `key` that has a value now."""
         ...
 
+    def latest(self, key: bytes) -> Entry | None:
+        """The newest version of `key`, whatever it is; None: nothing is known of one."""
+        ...
+
     def has_keys(self, keys: KeyRange) -> bool:
         """Whether any key of the range has a value. Raises `RangeTooCostly`."""
         ...
@@ -144,7 +148,17 @@ class Add(NamedTuple):
     delta: int
 
 
-Operation: TypeAlias = Get | Put | Delete | DeleteRange | Add
+class Expire(NamedTuple):
+    """Delete a key if its newest version is a value that has expired: no request, but a sweep.
+
+    `known` is that version, as far as it is known without a look at the levels.
+    """
+
+    key: bytes
+    known: Entry | None = None
+
+
+Operation: TypeAlias = Get | Put | Delete | DeleteRange | Add | Expire
 
 
 class Read(NamedTuple):
@@ -202,12 +216,13 @@ class Transaction:
     @property
     def rests_on_state(self) -> bool:
         """Whether its outcome depends on what is in the database."""
-        return bool(self.compares) or any(isinstance(each, Get | Add) for each in self.then)
+        return bool(self.compares) or any(isinstance(e, Get | Add | Expire) for e in self.then)
 
     def needs(self, record_key: bytes = b"") -> Needs:
         """What it may ask, whichever branch it takes."""
         operations = (*self.then, *(self.otherwise or ()))
         asked = [each.key for each in operations if isinstance(each, Get | Add)]
+        asked += [e.key for e in operations if isinstance(e, Expire) and e.known is None]
         ranges = [each.keys for each in self.compares if isinstance(each, EmptyCompare)]
         compared = [each.key for each in self.compares if not isinstance(each, EmptyCompare)]
         return Needs((*compared, *asked), ranges, record_key)
@@ -239,6 +254,8 @@ class Transaction:
                     draft.delete_range(keys)
                 case Add():
                     result = draft.add(operation)
+                case Expire():
+                    draft.expire(operation)
                 case Get(key):
                     found = state.visible(key)
                     result = Read(found)
@@ -270,6 +287,14 @@ class _Draft:
         for key in [k for k in self.changes if keys.start <= k and (not keys.end or k < keys.end)]:
             del self.changes[key]
         self.deleted.append(keys)
+
+    def expire(self, expire: Expire) -> None:
+        found = self.state.latest(expire.key) or expire.known
+        if found is None or found.kind is not Kind.PUT or not found.expire_at_ms:
+            return
+        if not found.is_visible(self.state.now_ms):
+            change = Change(expire.key, Kind.TOMBSTONE, b"", found.expire_at_ms)
+            self.changes[expire.key] = change
 
     def add(self, add: Add) -> int:
         value, expire_at_ms = self._counter(add.key)

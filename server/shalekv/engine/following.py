@@ -63,8 +63,12 @@ class Follower:
         *,
         store_time: LogicalTime,
         apply: Callable[[Sst], None],
+        may_leave_gaps: Callable[[], bool],
     ) -> None:
-        """`store_time` is the clock of the store; `apply` applies the next object."""
+        """`store_time` is the clock of the store; `apply` applies the next object.
+
+        `may_leave_gaps` tells whether the writer may have several objects in flight.
+        """
         self._store = store
         self._clock = store.runtime.clock
         self._stored = stored
@@ -74,6 +78,7 @@ class Follower:
         self._settings = settings
         self._store_time = store_time
         self._apply = apply
+        self._may_leave_gaps = may_leave_gaps
         self._poll = IdlePoll(
             settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_LOOKS
         )
@@ -198,13 +203,13 @@ class Follower:
                 continue
             for each in found:
                 self._apply(each)
-                self.counts.applied += 1
                 await self._store.runtime.clock.sleep_ms(0)
             await self._memtable.merge_runs(self._clock)
-            if is_end:
-                self.is_fresh(asked_ms)
+            self.counts.applied += len(found)
+            if is_end and self.next_wal_id == first + len(found):
                 self.counts.empty_looks += not found
-                await self._look_for_gap()
+                if not await self._is_gap():
+                    self.is_fresh(asked_ms)
                 return
             count = min(2 * count, self._settings.reader_parallel_reads) if found else 1
 
@@ -257,21 +262,18 @@ class Follower:
         await levels.move()
         return False
 
-    async def _look_for_gap(self) -> None:
-        """Nothing stands in the next slot: tell whether anything stands behind it.
-
-        Only a writer with several objects in flight leaves gaps.
-        """
-        current = self._stored.current
-        if max(current.max_parallel_writes, current.fence_width) <= 1:
-            return
+    async def _is_gap(self) -> bool:
+        """Nothing stands in the next slot: whether anything may be acknowledged behind it."""
+        if not self._may_leave_gaps():
+            return False
         folder = await list_wal(self._store, self.next_wal_id)
-        if not folder.filled or self.next_wal_id in folder.filled:
-            return
-        if self._gap_since_ms is None:
+        if not folder.filled:
+            return False
+        if self.next_wal_id not in folder.filled and self._gap_since_ms is None:
             self._gap_since_ms = self._clock.monotonic_ms()
             self.counts.gaps += 1
             log.info("waiting for a gap", wal_id=self.next_wal_id, behind=max(folder.filled))
+        return True
 
     def _end_gap(self) -> None:
         if self._gap_since_ms is not None:

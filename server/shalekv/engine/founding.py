@@ -28,8 +28,8 @@ async def found(cas: CasStore, manifest: Manifest) -> None:
     """Create the database whose first manifest this is. Raises `DatabaseExists`."""
     name = names.manifest_name(manifest.manifest_id)
     outcome = await cas.claim(name, encode_manifest(manifest))
-    # Another process may have created the database, and collected its first manifest, since somebody
-    # looked (F2).
+    # Another process may have created the database, and collected its first manifest, since it was
+    # looked for (F2).
     if isinstance(outcome, Taken) or await _manifest_ids(cas) != {manifest.manifest_id}:
         raise _exists(cas)
 

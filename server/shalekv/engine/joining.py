@@ -72,10 +72,12 @@ async def join(
         manifest = stored.current
         last_wal_id = await snapshots.last_contiguous(manifest)
     tree = await store.runtime.workers.run(Tree.of, manifest)
+    ssts = ssts or LevelSsts(store, database_id=manifest.database_id, settings=cache)
+    ssts.origins.learn(manifest.origins)
     return Joined(
         manifest=stored,
         tree=tree,
-        ssts=ssts or LevelSsts(store, database_id=manifest.database_id, settings=cache),
+        ssts=ssts,
         memtable=Memtable(),
         progress=Progress(seq=tree.last_seq, wal_id=tree.wal_id),
         snapshot_id=snapshot_id,

@@ -24,8 +24,12 @@ class NewestState:
 
     def visible(self, key: bytes) -> Entry | None:
         """The version of `key` that has a value now."""
-        found = self.overlay.get(key) or self.below.found.get(key)
+        found = self.latest(key)
         return found if found is not None and found.is_visible(self.now_ms) else None
+
+    def latest(self, key: bytes) -> Entry | None:
+        """The newest version of `key`, whatever it is; None: nothing is known of one."""
+        return self.overlay.get(key) or self.below.found.get(key)
 
     def has_keys(self, keys: KeyRange) -> bool:
         """Whether any key of the range has a value. Raises `RangeTooCostly`."""

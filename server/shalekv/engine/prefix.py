@@ -5,6 +5,8 @@ Objects may land out of order, and scans, snapshots and replicas must not see pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shalekv.engine.commit import Group
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.progress import Progress
@@ -18,6 +20,7 @@ class Prefix(Progress):
         super().__init__(seq=seq, wal_id=wal_id)
         self._memtable = memtable
         self._window: dict[int, Group] = {}  # by slot, in slot order
+        self.show: Callable[[Group], None] = self._show  # to be set by who tells watches
 
     @property
     def next_wal_id(self) -> int:
@@ -42,9 +45,12 @@ class Prefix(Progress):
             self.wal_id = first.wal_id
             if first.landed:
                 self.seq = first.max_seq
-                self._memtable.extend_prefix(first.run)
+                self.show(first)
         self._wake()
 
     def landed_ahead(self) -> list[Group]:
         """Groups that are durable behind a gap, in slot order."""
         return [group for group in self._window.values() if group.landed]
+
+    def _show(self, group: Group) -> None:
+        self._memtable.extend_prefix(group.run)

@@ -31,6 +31,7 @@ from shalekv.errors import (
     Stopping,
     StoreError,
 )
+from shalekv.format import names
 from shalekv.format.sst import Sst
 from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.cas import CasStore
@@ -115,6 +116,7 @@ class ReaderEngine:
             settings,
             store_time=self._store_time,
             apply=self._apply,
+            may_leave_gaps=self._may_leave_gaps,
         )
 
     @property
@@ -205,8 +207,10 @@ class ReaderEngine:
             "snapshot. Read again, from the beginning"
         )
 
-    async def load(self, last_wal_id: int | None) -> None:
+    async def load(self, last_wal_id: int | None, *, asked_ms: int) -> None:
         """Apply what was there when this replica joined, and keep it protected meanwhile.
+
+        `asked_ms` is a moment of the store's clock before that was looked at.
 
         Raises `ObjectNotFound` when that was lost nevertheless: join again.
         """
@@ -225,6 +229,8 @@ class ReaderEngine:
         finally:
             keeping.cancel()
             await asyncio.wait([keeping])
+        if not self._may_leave_gaps():
+            self.follower.is_fresh(asked_ms)
 
     def close(self) -> None:
         """`run` returns; reads are answered until the server ends."""
@@ -312,14 +318,18 @@ class ReaderEngine:
         return view if held.tree.is_empty else view.above(held)
 
     def _apply(self, found: Sst) -> None:
-        """Apply the next WAL object, and tell who watches."""
+        """Apply the next WAL object, and tell who watches.
+
+        While it was on its way this replica may have gone on behind levels that contain it.
+        """
+        wal_id = names.parse_wal_name(found.properties.name)
+        if wal_id is None or wal_id < self.follower.next_wal_id:
+            return
         before = self._view() if self.feed.wants_previous else None
         apply_object(found, self._replayed)
         self._replayed.records.clear()  # only a writer answers repeated writes
         load = self._replayed.loads.pop() if self._replayed.loads else None
-        wal_id = self.follower.next_wal_id
         self.prefix.advance(self._replayed.last_seq, wal_id)
-        self.follower.is_fresh(found.properties.logical_time_ms)
         if found.properties.writer_epoch > self.epoch:
             self.epoch = found.properties.writer_epoch
             self._manifest_asked.set()  # which tells where the new writer is
@@ -334,6 +344,12 @@ class ReaderEngine:
                 ),
                 before,
             )
+
+    def _may_leave_gaps(self) -> bool:
+        """Whether the writer may have several objects in flight, or is not known yet."""
+        manifest = self.manifest.current
+        width = max(manifest.max_parallel_writes, manifest.fence_width)
+        return width > 1 or self.epoch > manifest.writer_epoch
 
     def _jump(self, tree: Tree) -> None:
         """Go on behind a tree that holds more than was applied: the log up to it may be gone."""

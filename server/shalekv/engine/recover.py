@@ -33,6 +33,7 @@ from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.memtable import Memtable
+from shalekv.engine.origin_pins import check_pins
 from shalekv.engine.replay import Replayed, replay
 from shalekv.engine.tree_keeper import SNAPSHOT_ID_BYTES
 from shalekv.engine.wal import WalSlots, list_wal
@@ -172,6 +173,8 @@ async def _serve_levels(
     named = await named_manifest(store, served, snapshot_id)
     tree = await store.runtime.workers.run(Tree.of, named)
     ssts = LevelSsts(store, database_id=served.database_id, settings=cache, disk=disk)
+    ssts.origins.learn(named.origins)
+    await check_pins(store, named)
     return HeldTree(tree, ssts, snapshot_id)
 
 

@@ -32,13 +32,15 @@ class SnapshotSeqs:
     async def of(self, current: Manifest, snapshots: Sequence[Snapshot]) -> Mapping[bytes, int]:
         """The numbers of these snapshots of the current manifest, by their ids.
 
+        Of those that nobody can read, because they keep no WAL, it is 0.
         Raises `CorruptObject`, `StoreUnavailable`, and `IllegalState` when something is missing:
         then it has expired meanwhile, or was deleted by hand.
         """
         active = {each.manifest_id for each in current.snapshots}
         for manifest_id in self._known.keys() - active:
             del self._known[manifest_id]
-        unread = sorted({each.manifest_id for each in snapshots} - self._known.keys())
+        readable = [each for each in snapshots if not each.ssts_only]
+        unread = sorted({each.manifest_id for each in readable} - self._known.keys())
         found = {each: self._known[each] for each in active & self._known.keys()}
 
         async def work() -> None:
@@ -48,7 +50,8 @@ class SnapshotSeqs:
 
         await in_parallel(work, min(READS_MAX, len(unread)))
         self._known |= found
-        return {each.id: found[each.manifest_id] for each in snapshots}
+        unreadable = dict.fromkeys([each.id for each in snapshots], 0)
+        return unreadable | {each.id: found[each.manifest_id] for each in readable}
 
     async def _read(self, current: Manifest, manifest_id: int) -> int:
         manifest = current

@@ -138,7 +138,9 @@ class SnapshotViews:
     def _living(self, snapshot_id: bytes) -> Snapshot | None:
         found = find_snapshot(self._manifest.current, snapshot_id)
         now_ms = self._clock.monotonic_ms() + self._ahead_ms
-        return None if found is None or is_expired(found, now_ms / 1_000) else found
+        if found is None or found.ssts_only or is_expired(found, now_ms / 1_000):
+            return None
+        return found
 
     def _gone(self, snapshot_id: bytes) -> SnapshotNotFound:
         self._kept.drop(snapshot_id)
@@ -175,6 +177,7 @@ class SnapshotViews:
         if manifest.manifest_id != snapshot.manifest_id:
             manifest, _ = await read_pinned(self.store, manifest, snapshot.manifest_id)
         tree = await self.store.runtime.workers.run(Tree.of, manifest)
+        self._ssts.origins.learn(manifest.origins)
         replayed = await self._replay(manifest)
         memtable = replayed.memtable
         held = HeldTree(tree, self._ssts, snapshot.id)

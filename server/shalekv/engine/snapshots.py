@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.origins import is_pin
 from shalekv.core.pins import Holdings, Pinned, pinned_by_snapshots
 from shalekv.core.snapshot import (
     NEVER,
@@ -143,8 +144,15 @@ class Snapshots:
         return await self._edit(edit, partial(has_snapshot, snapshot_id=snapshot_id), snapshot_id)
 
     async def renew(self, called: str, *, ttl_ms: int | None) -> Snapshot:
-        """The snapshot with this id or name, living on; raises `SnapshotNotFound`."""
-        snapshot_id = (await self.find(called)).id
+        """The snapshot with this id or name, living on.
+
+        Raises `SnapshotNotFound`, and `InvalidRequest` for one that keeps a clone alive if that
+        would expire some time.
+        """
+        found = await self.find(called)
+        if ttl_ms is not None:
+            _check_no_pin(found)
+        snapshot_id = found.id
         now_s = await self._store.reads.now_ms() / 1_000
         expire_time_s = await self._expire_time_s(ttl_ms)
         edit = partial(
@@ -157,9 +165,14 @@ class Snapshots:
 
         return await self._edit(edit, landed, snapshot_id)
 
-    async def delete(self, called: str) -> Snapshot:
-        """Remove the snapshot with this id or name; what it was. Raises `SnapshotNotFound`."""
+    async def delete(self, called: str, *, is_forced: bool = False) -> Snapshot:
+        """Remove the snapshot with this id or name; what it was. Raises `SnapshotNotFound`.
+
+        One that keeps a clone alive has to be forced; else it raises `InvalidRequest`.
+        """
         found = await self.find(called)
+        if not is_forced:
+            _check_no_pin(found)
 
         def edit(manifest: Manifest) -> Manifest:
             return remove_snapshots(manifest, {found.id})
@@ -245,6 +258,16 @@ def check_snapshot_name(name: str) -> None:
         raise InvalidRequest("name", problem)
     if _ID.fullmatch(name.replace("-", "")):
         raise InvalidRequest("name", "looks like the id of a snapshot: choose another name")
+
+
+def _check_no_pin(snapshot: Snapshot) -> None:
+    if is_pin(snapshot):
+        raise InvalidRequest(
+            "snapshot",
+            f"{snapshot.name!r} keeps SSTs which a clone of this database reads: without it the "
+            "clone is lost. The clone's collector removes it when it needs none of them any more. "
+            "If there is no such database any more, `shalekv snapshot delete --force` removes it",
+        )
 
 
 def _called(manifest: Manifest, called: str) -> Snapshot:

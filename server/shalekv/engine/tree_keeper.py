@@ -212,6 +212,7 @@ class TreeKeeper:
 
     async def close(self) -> None:
         """Remove all snapshots of this process: nothing is read from now on."""
+        await self.ssts.origins.close()
         if self._ttl_s is None:
             return
         own = {self.current.snapshot_id, *self._older}
@@ -274,6 +275,7 @@ class TreeKeeper:
         if self.current.snapshot_id != NO_SNAPSHOT:
             self._older[self.current.snapshot_id] = weakref.ref(self.current.base)
         self._table = manifest.leveled_ssts
+        self.ssts.origins.learn(manifest.origins)
         self.current = self._with_loads(HeldTree(tree, self.ssts, snapshot_id))
         self.leaving_seq = tree.last_seq
         self._move_base()

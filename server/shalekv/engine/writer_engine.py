@@ -33,6 +33,8 @@ from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
 from shalekv.engine.wal import WalSlots
+from shalekv.engine.watching.feed import CommitFeed, Position
+from shalekv.engine.watching.showing import Showing
 from shalekv.errors import (
     MemtableFull,
     ObjectNotFound,
@@ -110,6 +112,9 @@ class WriterEngine:
         self._compare_count_max = (limits or LimitSettings()).compare_count_max
         self.admission = Admission(settings, memtable_bytes=lambda: self.memory_bytes)
         self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
+        self.feed = CommitFeed(lambda: Position(self.prefix.seq, self.prefix.wal_id))
+        showing = Showing(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
+        self.prefix.show = showing.show
         self._settings = settings
         self.skip_memtable_bytes = settings.skip_memtable_bytes
         self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # to be set by who keeps views

@@ -73,8 +73,8 @@ def violation(section: Section, columns: Columns) -> str | None:
     """What is wrong with these rows as part of `section`; None: nothing.
 
     Rows stand by key, ascending, and those of one key by sequence number, descending; no two have
-    both in common. Tombstones hold no value, and only puts expire. Keys of the system name a known
-    kind of record. Control records have the id of a load as their key.
+    both in common. Tombstones hold no value; one with an expiry tells when the put expired that it
+    took away. Keys of the system name a known kind of record. Control records have the id of a load as their key.
     """
     if columns.kinds.translate(None, KINDS_OF[section]):
         return "an entry has a kind that does not belong in its section"
@@ -94,7 +94,7 @@ def violation(section: Section, columns: Columns) -> str | None:
     tombstones = columns.kinds.translate(_IS_TOMBSTONE)
     if any(compress(columns.values, tombstones)):
         return "a tombstone has a value"
-    if any(compress(columns.expire_at_ms, tombstones)):
+    if section is not Section.POINTS and any(compress(columns.expire_at_ms, tombstones)):
         return "a tombstone expires"
     return None
 

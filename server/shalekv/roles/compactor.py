@@ -25,6 +25,7 @@ from shalekv.engine.compaction.backlog import list_backlog
 from shalekv.engine.compaction.leases import Leases
 from shalekv.engine.compaction.parts import OwnProcessParts, PartRunner
 from shalekv.engine.compaction.run import Compactions
+from shalekv.engine.origin_pins import check_pins
 from shalekv.errors import (
     LeaseLost,
     ObjectNotFound,
@@ -110,6 +111,7 @@ class Compactor:
             return current.compactor_nonce == nonce and has_lease(current, held.lease.id)
 
         claimed = await stored.edit(claim, landed)
+        await check_pins(cas, claimed)
         own = CompactorId(claimed.compactor_epoch, nonce)
         leases.offer(held)
         log.info("compacting", epoch=own.epoch, url=store.url)

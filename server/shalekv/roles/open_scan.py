@@ -29,6 +29,11 @@ class OpenScan:
             )
         return self._opened
 
+    @property
+    def is_let_go(self) -> bool:
+        """Whether the view is gone."""
+        return self._opened is None
+
     async def let_go(self) -> None:
         """End the scan: who asks for more gets `PageExpired`, never a short answer (I7)."""
         self._opened = None

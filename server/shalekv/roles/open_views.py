@@ -10,6 +10,8 @@ from shalekv.errors import PageExpired
 from shalekv.settings import LimitSettings
 
 _ID_BITS = 64
+# Who lost the connection with the last messages of a scan asks for them again soon.
+ENDED_TTL_MS = 5_000
 
 
 class OpenViews:
@@ -33,10 +35,16 @@ class OpenViews:
         if len(self._views) >= self._limits.scan_view_count_max:
             self._drop(next(iter(self._views)))
         self._views[view_id] = view
-        ttl_s = self._limits.scan_view_ttl_ms / 1000
-        loop = asyncio.get_running_loop()
-        self._expiries[view_id] = loop.call_later(ttl_s, self._drop, view_id)
+        self._expire_after(self._limits.scan_view_ttl_ms, view_id)
         return view_id
+
+    def end(self, view_id: int) -> None:
+        """The scan has come to its end: its view is the first to go, and not kept for long."""
+        view = self._views.pop(view_id, None)
+        if view is not None:
+            self._views = {view_id: view} | self._views
+            self._expiries.pop(view_id).cancel()
+            self._expire_after(min(ENDED_TTL_MS, self._limits.scan_view_ttl_ms), view_id)
 
     def find(self, view_id: int) -> OpenView:
         """The view with this id. Raises `PageExpired`."""
@@ -61,6 +69,10 @@ class OpenViews:
         """Let go of all of them."""
         for view_id in list(self._views):
             self._drop(view_id)
+
+    def _expire_after(self, ttl_ms: int, view_id: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._expiries[view_id] = loop.call_later(ttl_ms / 1_000, self._drop, view_id)
 
     def _drop(self, view_id: int) -> None:
         if self._views.pop(view_id, None) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 
+from shalekv.clock import Clock
 from shalekv.engine.joining import Joined, join
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.snapshot_pins import SnapshotPins
@@ -29,8 +30,11 @@ JOINS_MAX = 5  # a reader that loses what it reads so often while it joins would
 class Reader:
     """One replica. `kv` and `admin` answer requests while `run` runs."""
 
-    def __init__(self, engine: ReaderEngine, kv: ReaderKv, admin: ReaderAdmin) -> None:
+    def __init__(
+        self, engine: ReaderEngine, kv: ReaderKv, admin: ReaderAdmin, clock: Clock
+    ) -> None:
         """Use `Reader.open`."""
+        self.clock = clock
         self.engine = engine
         self.kv = kv
         self.admin = admin
@@ -68,7 +72,7 @@ class Reader:
             url=store.url,
             open_ms=open_ms,
         )
-        return cls(engine, kv, admin)
+        return cls(engine, kv, admin, runtime.clock)
 
     async def run(self) -> None:
         """Follow the writer until `close`, or raise what ended it."""
@@ -96,10 +100,11 @@ async def _join(cas: CasStore, settings: ReadSettings) -> ReaderEngine:
     joined: Joined | None = None
     for left in reversed(range(JOINS_MAX)):
         ssts = None if joined is None else joined.ssts
+        now_ms = await cas.reads.now_ms()
         joined = await join(cas, stored, settings.reader, settings.cache, ssts)
-        engine = ReaderEngine(cas, joined, settings.reader, store_now_ms=await cas.reads.now_ms())
+        engine = ReaderEngine(cas, joined, settings.reader, store_now_ms=now_ms)
         try:
-            await engine.load(joined.last_wal_id)
+            await engine.load(joined.last_wal_id, asked_ms=now_ms)
         except ObjectNotFound as error:
             log.warning("joining again: what was read is gone", problem=str(error))
             await engine.leave()

@@ -31,8 +31,9 @@ async def scan_messages(
 
     A message is cut before it passes `message_bytes`, or what there is `room` for; an entry that is
     larger stands alone, and waits `wait_ms` for room. The last message tells whether a limit has
-    ended the scan, and then has the token that `next_page` makes of the last key. Other tasks run
-    between two slices, and nothing is read ahead of what the caller has taken. Raises `Overloaded`.
+    ended the scan, and then has the token that `next_page` makes of the last key; of a scan that is
+    resumable all others have one, too. Other tasks run between two slices, and nothing is read
+    ahead of what the caller has taken. Raises `Overloaded`.
     """
     reply = kv_pb2.ScanReply(header=header)
     reply_bytes = count = total_bytes = 0
@@ -48,6 +49,8 @@ async def scan_messages(
                 value = b"" if request.keys_only else entry.value
                 size_bytes = len(entry.key) + len(value) + ENTRY_FRAME_BYTES
                 if reply_bytes and reply_bytes + size_bytes > message.bytes_max:
+                    if request.resumable:
+                        reply.page_token = next_page(last_key)
                     yield reply
                     reply, reply_bytes = kv_pb2.ScanReply(header=header), 0
                 if not reply_bytes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from dataclasses import dataclass
 from random import Random
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
-from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.read_engine import ReadEngine
 from shalekv.engine.result_room import ResultRoom
 from shalekv.engine.scan import scan_slices
@@ -24,6 +24,7 @@ from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
 from shalekv.roles.scan_stream import scan_messages
 from shalekv.roles.service import Call
+from shalekv.roles.snapshot_reads import SnapshotReads
 from shalekv.settings import KIB, LimitSettings
 from shalekv.v1 import kv_pb2
 
@@ -34,6 +35,14 @@ UNTAKEN_MS = 100
 GOING_ON_MS = 500
 LOOK_MS = 5  # between two looks whether scans have come to their end
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+
+
+@dataclass(slots=True)
+class Kept:
+    """Whether a view of a scan is kept, and the scan has come to its end."""
+
+    view_id: int | None = None
+    is_ended: bool = False
 
 
 class Scans:
@@ -47,6 +56,7 @@ class Scans:
         random: Random,
         *,
         freshness: Freshness,
+        snapshots: SnapshotReads,
         header: Header,
     ) -> None:
         """`header` makes that of a reply, of a sequence number and a WAL id."""
@@ -54,6 +64,7 @@ class Scans:
         self._limits = limits
         self._clock = clock
         self._freshness = freshness
+        self._snapshots = snapshots
         self._header = header
         self._views = OpenViews(limits, random)
         self.room = ResultRoom(limits.result_bytes_max)  # for messages that were not taken
@@ -89,34 +100,99 @@ class Scans:
         """The views that are kept for next pages."""
         return self._views
 
-    async def scan(
+    def scan(
         self, request: kv_pb2.ScanRequest, level: LevelValue, call: Call
     ) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
         keys = requests.key_range(request.range)
-        view_id = None
-        rest = keys
+        token = None
         if request.page_token:
             token = decode_page_token(self._database_id, request, keys)
-            view_id = token.view_id
-            opened = self._views.find(view_id)
-            self._views.keep(opened, view_id)
-            rest = token.rest(keys, reverse=request.reverse)
-        else:
+        if request.header.snapshot_id:
+            return self._at_snapshot(request, keys, token)
+        return self._at_view(request, keys, token, level, call)
+
+    async def _at_snapshot(
+        self, request: kv_pb2.ScanRequest, keys: KeyRange, token: PageToken | None
+    ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
+        """Nothing is kept for it here: its tokens name the snapshot, and any server goes on."""
+        snapshots, snapshot_id = self._snapshots, request.header.snapshot_id
+        opened = await snapshots.open(request.header)
+        rest = keys if token is None else token.rest(keys, reverse=request.reverse)
+        slices = snapshots.slices(snapshot_id, opened, rest, reverse=request.reverse)
+
+        def next_page(last_key: bytes) -> bytes:
+            return PageToken(snapshot_id, last_key).encode(self._database_id, request, keys)
+
+        header = snapshots.header(opened.view)
+        messages = self._messages(slices, request, header, next_page)
+        async with self._ahead(opened), aclosing(slices), aclosing(messages):
+            async for message in messages:
+                yield message
+
+    async def _at_view(
+        self,
+        request: kv_pb2.ScanRequest,
+        keys: KeyRange,
+        token: PageToken | None,
+        level: LevelValue,
+        call: Call,
+    ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
+        """Of a view that is the newest when the scan begins, and kept for those who come back."""
+        kept = Kept()
+        rest = keys
+        if token is None:
             if self._freshness.is_due(request.header):
                 await self._freshness.reach(request.header, call)
             opened = await self._open(level)
-        view = opened.view
-        header = self._header(view.seq, view.wal_id)
-        ahead = nullcontext() if view.held is None else self._room_ahead(view.held)
+        else:
+            kept.view_id = cast("int", token.view)
+            opened = self._views.find(kept.view_id)
+            self._views.keep(opened, kept.view_id)
+            rest = token.rest(keys, reverse=request.reverse)
+        header = self._header(opened.view.seq, opened.view.wal_id)
+        ahead = self._ahead(opened)
         scan = OpenScan(opened, self._slices(opened, rest, reverse=request.reverse))
-        del opened, view  # which `scan` may let go
+        del opened  # which `scan` may let go
 
         def next_page(last_key: bytes) -> bytes:
-            return self._token(request, keys, scan.opened, view_id, last_key)
+            kept.view_id = self._views.keep(scan.opened, kept.view_id)
+            return PageToken(kept.view_id, last_key).encode(self._database_id, request, keys)
 
-        messages = scan_messages(
-            scan,
+        messages = self._messages(scan, request, header, next_page)
+        self._open_scans[scan] = None
+        try:
+            async with ahead, aclosing(scan), aclosing(messages):  # it all goes with the caller
+                with self._left(scan, kept, is_resumable=request.resumable):
+                    async for message in messages:
+                        self._open_scans[scan] = self._clock.monotonic_ms()
+                        yield message
+                        self._open_scans[scan] = None
+                        kept.is_ended = not message.page_token
+        finally:
+            del self._open_scans[scan]
+
+    @contextmanager
+    def _left(self, scan: OpenScan, kept: Kept, *, is_resumable: bool) -> Iterator[None]:
+        """What becomes of the view of a resumable scan when the caller goes."""
+        try:
+            yield
+        finally:
+            if is_resumable and kept.view_id is not None:
+                if kept.is_ended:
+                    self._views.end(kept.view_id)
+                elif not scan.is_let_go:  # from now on it has all its time to come back
+                    self._views.keep(scan.opened, kept.view_id)
+
+    def _messages(
+        self,
+        slices: AsyncIterable[list[Entry]],
+        request: kv_pb2.ScanRequest,
+        header: kv_pb2.ReplyHeader,
+        next_page: Callable[[bytes], bytes],
+    ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
+        return scan_messages(
+            slices,
             request,
             header,
             message_bytes=self._limits.scan_message_bytes,
@@ -125,18 +201,12 @@ class Scans:
             clock=self._clock,
             next_page=next_page,
         )
-        self._open_scans[scan] = None
-        try:
-            async with ahead, aclosing(scan), aclosing(messages):  # it all goes with the caller
-                async for message in messages:
-                    self._open_scans[scan] = self._clock.monotonic_ms()
-                    yield message
-                    self._open_scans[scan] = None
-        finally:
-            del self._open_scans[scan]
 
-    def _room_ahead(self, held: HeldTree) -> AbstractAsyncContextManager[None]:
+    def _ahead(self, opened: OpenView) -> AbstractAsyncContextManager[None]:
         """Room to read the levels, of which there is little where many scans stand still."""
+        held = opened.view.held
+        if held is None:
+            return nullcontext()
         return held.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=self._limits.result_wait_ms)
 
     async def _slices(
@@ -164,15 +234,3 @@ class Scans:
         else:
             view = await engine.committed_view()
         return OpenView(view, engine.time.now_ms())
-
-    def _token(
-        self,
-        request: kv_pb2.ScanRequest,
-        keys: KeyRange,
-        opened: OpenView,
-        view_id: int | None,
-        last_key: bytes,
-    ) -> bytes:
-        """The token of the next page, whose view is kept from now on."""
-        kept_id = self._views.keep(opened, view_id)
-        return PageToken(kept_id, last_key).encode(self._database_id, request, keys)

@@ -69,8 +69,41 @@ class KvService(Protocol):
         ...
 
 
+class SnapshotService(Protocol):
+    """Answers the calls of `shalekv.v1.Admin` about snapshots."""
+
+    def create(
+        self, request: admin_pb2.CreateSnapshotRequest, call: Call
+    ) -> Answer[admin_pb2.CreateSnapshotReply]:
+        """Pin the current state."""
+        ...
+
+    def renew(
+        self, request: admin_pb2.RenewSnapshotRequest, call: Call
+    ) -> Answer[admin_pb2.RenewSnapshotReply]:
+        """Give a snapshot more time."""
+        ...
+
+    def list(
+        self, request: admin_pb2.ListSnapshotsRequest, call: Call
+    ) -> Answer[admin_pb2.ListSnapshotsReply]:
+        """The snapshots that have not expired."""
+        ...
+
+    def delete(
+        self, request: admin_pb2.DeleteSnapshotRequest, call: Call
+    ) -> Answer[admin_pb2.DeleteSnapshotReply]:
+        """Delete a snapshot."""
+        ...
+
+
 class AdminService(Protocol):
     """Answers the calls of `shalekv.v1.Admin` that this version implements."""
+
+    @property
+    def snapshots(self) -> SnapshotService:
+        """What answers the calls about snapshots."""
+        ...
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call

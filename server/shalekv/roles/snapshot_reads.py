@@ -9,10 +9,10 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import Message
 
 from shalekv.core.entry import Entry
+from shalekv.core.key_range import KeyRange
 from shalekv.engine.scan import scan_slices
 from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.view import OpenView, View
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import InvalidRequest, ObjectNotFound
 from shalekv.v1 import kv_pb2
 

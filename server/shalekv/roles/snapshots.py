@@ -2,100 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
 from shalekv.core.manifest import Manifest, Snapshot
 from shalekv.core.snapshot import is_expired
 from shalekv.engine.collection.active import unless_overtaken
+from shalekv.engine.read_engine import ReadEngine
 from shalekv.engine.snapshot_seqs import SnapshotSeqs
-from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.snapshots import GAP_WAIT_MS, ID_BYTES, Snapshots, check_snapshot_name
 from shalekv.errors import InvalidRequest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles import requests
-from shalekv.settings import LimitSettings
-from shalekv.store.cas import CasStore
+from shalekv.roles.service import Call
 from shalekv.v1 import admin_pb2, kv_pb2
 
-Header: TypeAlias = Callable[[], kv_pb2.ReplyHeader]
+Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 Living: TypeAlias = tuple[Sequence[Snapshot], Mapping[bytes, int]]
 Life: TypeAlias = admin_pb2.CreateSnapshotRequest | admin_pb2.RenewSnapshotRequest
 Named: TypeAlias = admin_pb2.RenewSnapshotRequest | admin_pb2.DeleteSnapshotRequest
 
 
-async def _nothing() -> None:
-    """All that was acknowledged here is in the store already."""
-
-
 class SnapshotAdmin:
     """Creates, renews, lists and deletes the snapshots of a database, by edits of its manifest."""
 
-    def __init__(
-        self,
-        store: CasStore,
-        views: SnapshotViews,
-        limits: LimitSettings,
-        *,
-        header: Header,
-        logical_ms: Callable[[], int] = lambda: 0,
-        cover: Callable[[], Awaitable[None]] = _nothing,
-    ) -> None:
-        """`header` makes that of a reply, `logical_ms` tells by which time reads judge here.
-
-        `cover` returns when the log has no gap any more before what was acknowledged here.
-        """
-        self._store = store
-        self._views = views
-        self._limits = limits
+    def __init__(self, engine: ReadEngine, header: Header) -> None:
+        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        self._engine = engine
         self._header = header
-        self._logical_ms = logical_ms
-        self._cover = cover
+        self._views = engine.snapshots
+        self._store = store = self._views.store
+        self._limits = self._views.limits
         self._snapshots = Snapshots(store)
         self._seqs = SnapshotSeqs(store)
 
     async def create(
-        self, request: admin_pb2.CreateSnapshotRequest
+        self, request: admin_pb2.CreateSnapshotRequest, call: Call
     ) -> admin_pb2.CreateSnapshotReply:
         """Pin the state as it is; all that was acknowledged before the call is in it."""
-        _check_header(request.header)
+        self._check(request.header, call)
         check_snapshot_name(request.name)
         ttl_ms = self._ttl_ms(request)
-        await self._cover()
+        engine = self._engine
+        await engine.prefix.cover(engine.prefix.landed_seq)
         created = await self._snapshots.create(
             name=request.name,
             ttl_ms=ttl_ms,
             count_max=self._limits.snapshot_count_max,
-            logical_ms=self._logical_ms(),
+            logical_ms=engine.time.now_ms(),
             gap_wait_ms=GAP_WAIT_MS,
         )
         info = await self._info(created)
-        return admin_pb2.CreateSnapshotReply(header=self._header(), snapshot=info)
+        return admin_pb2.CreateSnapshotReply(header=self._reply_header(), snapshot=info)
 
-    async def renew(self, request: admin_pb2.RenewSnapshotRequest) -> admin_pb2.RenewSnapshotReply:
+    async def renew(
+        self, request: admin_pb2.RenewSnapshotRequest, call: Call
+    ) -> admin_pb2.RenewSnapshotReply:
         """Give a snapshot more time."""
-        _check_header(request.header)
+        self._check(request.header, call)
         ttl_ms = self._ttl_ms(request)
         renewed = await self._snapshots.renew(_called(request), ttl_ms=ttl_ms)
         info = await self._info(renewed)
-        return admin_pb2.RenewSnapshotReply(header=self._header(), snapshot=info)
+        return admin_pb2.RenewSnapshotReply(header=self._reply_header(), snapshot=info)
 
-    async def list(self, request: admin_pb2.ListSnapshotsRequest) -> admin_pb2.ListSnapshotsReply:
+    async def list(
+        self, request: admin_pb2.ListSnapshotsRequest, call: Call
+    ) -> admin_pb2.ListSnapshotsReply:
         """The snapshots that have not expired, in the order of their creation."""
-        _check_header(request.header)
+        self._check(request.header, call)
         living, seqs = await unless_overtaken(self._store, partial(self._living, None))
         infos = [snapshot_info(each, seqs[each.id]) for each in living]
-        return admin_pb2.ListSnapshotsReply(header=self._header(), snapshots=infos)
+        return admin_pb2.ListSnapshotsReply(header=self._reply_header(), snapshots=infos)
 
     async def delete(
-        self, request: admin_pb2.DeleteSnapshotRequest
+        self, request: admin_pb2.DeleteSnapshotRequest, call: Call
     ) -> admin_pb2.DeleteSnapshotReply:
         """Delete a snapshot; who reads it here is told from the next read on."""
-        _check_header(request.header)
+        self._check(request.header, call)
         await self._snapshots.delete(_called(request))
         self._views.look_again()
-        return admin_pb2.DeleteSnapshotReply(header=self._header())
+        return admin_pb2.DeleteSnapshotReply(header=self._reply_header())
+
+    def _check(self, header: kv_pb2.RequestHeader, call: Call) -> None:
+        """Check the header of a call that edits the manifest: a repeat is not known as one."""
+        requests.check_header(header)
+        if header.snapshot_id:
+            raise InvalidRequest("header.snapshot_id", "this call reads no state")
+        if header.idempotency_key:
+            problem = "a snapshot has a name for this, which no second one can have"
+            raise InvalidRequest("header.idempotency_key", problem)
+        requests.check_deadline(call, self._store.runtime.clock)
+        self._engine.check_serving()
+
+    def _reply_header(self) -> kv_pb2.ReplyHeader:
+        prefix = self._engine.prefix
+        return self._header(prefix.seq, prefix.wal_id)
 
     async def _info(self, snapshot: Snapshot) -> admin_pb2.SnapshotInfo:
         """What is told of a snapshot that stands in the manifest.
@@ -140,16 +142,6 @@ def snapshot_info(snapshot: Snapshot, seq: int) -> admin_pb2.SnapshotInfo:
         expire_time_s=snapshot.snapshot_expire_time_s,
         seq=seq,
     )
-
-
-def _check_header(header: kv_pb2.RequestHeader) -> None:
-    """The header of a call that edits the manifest: a repeat is not known as one."""
-    requests.check_header(header)
-    if header.snapshot_id:
-        raise InvalidRequest("header.snapshot_id", "this call reads no state")
-    if header.idempotency_key:
-        problem = "a snapshot has a name for this, which no second one can have"
-        raise InvalidRequest("header.idempotency_key", problem)
 
 
 def _called(request: Named) -> str:

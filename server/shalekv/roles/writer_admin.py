@@ -11,6 +11,7 @@ from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.manifest_status import manifest_status
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import Answer, Call
+from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.store_use import StoreUse
 from shalekv.settings import WriterSettings
 from shalekv.v1 import admin_pb2, kv_pb2
@@ -40,6 +41,7 @@ class WriterAdmin:
         self._levels = levels
         self._engine = engine
         self._ingests = Ingests(engine.loads, self._header)
+        self.snapshots = SnapshotAdmin(engine, self._header)
         self._settings = settings
         self._clock = clock
         self._url = url

@@ -22,13 +22,14 @@ def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHan
         reply.calls.extend(adapter.counts.statuses())
         return reply
 
+    snapshots = service.snapshots
     methods = {
         "Status": adapter.unary(status, admin.StatusRequest),
         "Stats": adapter.unary(service.stats, admin.StatsRequest),
-        "CreateSnapshot": adapter.absent("Admin.CreateSnapshot"),
-        "RenewSnapshot": adapter.absent("Admin.RenewSnapshot"),
-        "ListSnapshots": adapter.absent("Admin.ListSnapshots"),
-        "DeleteSnapshot": adapter.absent("Admin.DeleteSnapshot"),
+        "CreateSnapshot": adapter.unary(snapshots.create, admin.CreateSnapshotRequest),
+        "RenewSnapshot": adapter.unary(snapshots.renew, admin.RenewSnapshotRequest),
+        "ListSnapshots": adapter.unary(snapshots.list, admin.ListSnapshotsRequest),
+        "DeleteSnapshot": adapter.unary(snapshots.delete, admin.DeleteSnapshotRequest),
         "IngestSst": adapter.unary(service.ingest_sst, admin.IngestSstRequest),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -80,6 +80,14 @@ class CompactorSettings(Settings):
         description="How long an idempotency record is kept after its window is over, so that a "
         "repeat is told so, seconds. As long as idempotency_window_s.",
     )
+    expired_kept_s: int = Field(
+        default=3_600,
+        ge=0,
+        le=31_536_000,
+        description="How long a value that has expired is left to the writer, which makes a change "
+        "of its removal, seconds. Then it goes with the next compaction, and no watch is told. 0: "
+        "at once, where expiry_sweep_interval_ms is 0, too.",
+    )
     subcompaction_count_max: int = Field(
         default=2,
         ge=1,

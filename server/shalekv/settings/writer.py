@@ -138,6 +138,35 @@ class WriterSettings(Settings):
         le=2_592_000,
         description="How long an idempotency key is remembered, in seconds of the store's clock.",
     )
+    expiry_sweep_interval_ms: int = Field(
+        default=1_000,
+        ge=0,
+        le=86_400_000,
+        description="How often the removal of values that have expired is written, so that watches "
+        "are told of it, milliseconds. It is one more change for each of them. 0: never; reads do "
+        "not see them either way.",
+    )
+    expiry_tracked_max_count: int = Field(
+        default=100_000,
+        ge=1,
+        le=100_000_000,
+        description="Values with an expiry that are kept in mind, some 300 bytes and the key each. "
+        "What expires later than these is looked for in the levels.",
+    )
+    expiry_scan_interval_s: int = Field(
+        default=600,
+        ge=0,
+        le=31_536_000,
+        description="How often SSTs are looked through for values that have expired and were not "
+        "kept in mind, seconds; each SST only if it may hold some. 0: never. Well below "
+        "expired_kept_s, or compactions drop them before.",
+    )
+    expiry_scan_bytes: int = Field(
+        default=8 * MIB,
+        ge=64 * KIB,
+        le=64 * GIB,
+        description="Bytes of SSTs that are looked through in a second.",
+    )
     replay_parallel_reads: int = Field(
         default=16, ge=1, le=256, description="WAL objects that are fetched at once by a replay."
     )

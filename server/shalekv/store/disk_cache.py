@@ -200,14 +200,14 @@ class DiskCache:
         try:
             before_bytes = await run(folder.begin_scan)
             ages = Ages()
-            for shard in SHARDS:
-                await run(folder.look, shard, ages)
+            for shards in SHARDS:
+                await run(folder.look, shards, ages)
             left_bytes = ages.total_bytes
             if left_bytes + new_bytes > self.bytes_max:
                 too_many_bytes = left_bytes + new_bytes - self.bytes_max
                 cut = ages.cut(too_many_bytes + self.bytes_max // FREED_PARTS)
-                for shard in SHARDS:
-                    files, freed_bytes = await run(folder.evict, shard, cut)
+                for shards in SHARDS:
+                    files, freed_bytes = await run(folder.evict, shards, cut)
                     left_bytes -= freed_bytes
                     self._counts.evicted += files
             self._counts.held_bytes = await run(folder.end_scan, left_bytes, before_bytes)

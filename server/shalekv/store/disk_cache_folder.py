@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -189,35 +189,40 @@ class PartFolder:
         self._filesystem.resize(self._tally, kept_bytes // PAGE_BYTES)
         return kept_bytes
 
-    def look(self, shard: str, ages: Ages) -> None:
-        """Add the files of a shard to `ages`; what dead writers have left goes."""
-        for file in self._files(shard):
+    def look(self, shards: Sequence[str], ages: Ages) -> None:
+        """Add the files of these shards to `ages`; what dead writers have left goes."""
+        for path, file in self._files(shards):
             is_old = file.modified_ms < self._scanned_ms - TEMP_LIFE_MS
             if is_old and file.name.endswith(TEMP_SUFFIX):
                 with contextlib.suppress(FileNotFoundError):
-                    self._filesystem.unlink(self._root / shard / file.name)
+                    self._filesystem.unlink(path / file.name)
             else:
                 ages.add(file.modified_ms, on_disk(file.size_bytes))
 
-    def evict(self, shard: str, cut: Cut) -> tuple[int, int]:
-        """Delete what `cut` takes of a shard: how many files, and their bytes."""
+    def evict(self, shards: Sequence[str], cut: Cut) -> tuple[int, int]:
+        """Delete what `cut` takes of these shards: how many files, and their bytes."""
         files = freed_bytes = 0
-        for file in self._files(shard):
+        for path, file in self._files(shards):
             size_bytes = on_disk(file.size_bytes)
             if not cut.takes(file.modified_ms, size_bytes):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                self._filesystem.unlink(self._root / shard / file.name)
+                self._filesystem.unlink(path / file.name)
             files += 1
             freed_bytes += size_bytes
         return files, freed_bytes
 
-    def _files(self, shard: str) -> list[ListedFile]:
-        try:
-            files = self._filesystem.list_files(self._root / shard)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [file for file in files if is_ours(file.name)]
+    def _files(self, shards: Sequence[str]) -> Iterator[tuple[Path, ListedFile]]:
+        """Our files in these shards, each with its folder."""
+        for shard in shards:
+            path = self._root / shard
+            try:
+                files = self._filesystem.list_files(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            for file in files:
+                if is_ours(file.name):
+                    yield path, file
 
     def _see_scan(self) -> None:
         with contextlib.suppress(OSError):  # then the last one that was seen counts

@@ -24,7 +24,8 @@ NAME_BYTES = 16
 HEADER_BYTES = 60
 PAGE_BYTES = 4096  # what files are rounded up to on most disks
 
-SHARDS = tuple(f"{number:02x}" for number in range(256))  # folders; names begin with theirs
+# Folders, in groups that are scanned by one call of a worker; the names in them begin with theirs.
+SHARDS = tuple(tuple(f"{first:x}{second:x}" for second in range(16)) for first in range(16))
 TEMP_SUFFIX = ".tmp"
 
 _KEY = struct.Struct("<16s16sQQ")

@@ -23,7 +23,7 @@ from shalekv_client.errors import (
 )
 from shalekv_client.watch import Watch
 from shalekv_client.watch_events import ChangeKind, WatchCommit, WatchProgress
-from shalekv_client.watch_stream import WatchCall
+from shalekv_client.watch_stream import Hear, WatchCall
 from shalekv_client.watching import Watching
 from tests.unit.client.watch_server import History, WatchServer
 
@@ -39,11 +39,11 @@ async def watching(
     channels = [grpc.aio.insecure_channel(address) for address in addresses]
     attempts = 0
 
-    async def open_call(_reason: ShaleKVError | None) -> tuple[str, WatchCall]:
+    async def open_call(_reason: ShaleKVError | None) -> tuple[str, WatchCall, Hear]:
         nonlocal attempts
         number = attempts % len(addresses)
         attempts += 1
-        return addresses[number], kv_pb2_grpc.KVStub(channels[number]).Watch()
+        return addresses[number], kv_pb2_grpc.KVStub(channels[number]).Watch(), _ignore
 
     watches = Watching(open_call, address=addresses[0], policy=policy, timeout_ms=timeout_ms)
     try:
@@ -52,6 +52,10 @@ async def watching(
         await watches.aclose()
         for channel in channels:
             await channel.close()
+
+
+def _ignore(_header: kv_pb2.ReplyHeader) -> None:
+    """What the headers tell is for clients of several servers."""
 
 
 def watch(

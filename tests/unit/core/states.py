@@ -32,8 +32,11 @@ class DictState:
     is_costly: bool = False
 
     def visible(self, key: bytes) -> Entry | None:
-        found = self.entries.get(key)
+        found = self.latest(key)
         return found if found is not None and found.is_visible(self.now_ms) else None
+
+    def latest(self, key: bytes) -> Entry | None:
+        return self.entries.get(key)
 
     def has_keys(self, keys: KeyRange) -> bool:
         if self.is_costly:

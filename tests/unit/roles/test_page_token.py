@@ -46,18 +46,27 @@ def problem_of(data: bytes, request: kv_pb2.ScanRequest, database_id: bytes = DA
 
 
 TOKEN = PageToken(0x0123456789ABCDEF, b"a key")
+SNAPSHOT_ID = bytes(range(16))
+AT_SNAPSHOT = kv_pb2.RequestHeader(snapshot_id=SNAPSHOT_ID)
+TOKENS = [(TOKEN, scan()), (PageToken(SNAPSHOT_ID, b"a key"), scan(header=AT_SNAPSHOT))]
 
 
 @given(
-    view_id=st.integers(0, 2**64 - 1),
+    view=st.integers(0, 2**64 - 1) | st.binary(min_size=16, max_size=16),
     last_key=st.binary(min_size=1, max_size=50) | st.just(b"k" * KEY_BYTES_MAX),
     reverse=st.booleans(),
     keys_only=st.booleans(),
 )
-def test_token_comes_back(view_id: int, last_key: bytes, reverse: bool, keys_only: bool) -> None:  # noqa: FBT001 - drawn
+def test_token_comes_back(
+    view: int | bytes,
+    last_key: bytes,
+    reverse: bool,  # noqa: FBT001 - drawn
+    keys_only: bool,  # noqa: FBT001 - drawn
+) -> None:
     """What was put into a token is what is read from it, for every kind of scan."""
-    request = scan(reverse=reverse, keys_only=keys_only)
-    token = PageToken(view_id, last_key)
+    header = kv_pb2.RequestHeader(snapshot_id=view if isinstance(view, bytes) else b"")
+    request = scan(reverse=reverse, keys_only=keys_only, header=header)
+    token = PageToken(view, last_key)
     assert decode(encode(token, request), request) == token
 
 
@@ -74,22 +83,38 @@ def test_range_may_be_named_in_another_way() -> None:
     assert decode(data, scan(range=kv_pb2.KeyRange(start=b"a", end=b"b"))) == TOKEN
 
 
-def test_every_flipped_bit_is_noticed() -> None:
+@pytest.mark.parametrize(("token", "request_"), TOKENS)
+def test_every_flipped_bit_is_noticed(token: PageToken, request_: kv_pb2.ScanRequest) -> None:
     """A token with any single bit flipped is refused, and its field is named."""
-    data = encode(TOKEN, scan())
+    data = encode(token, request_)
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert "checksum" in problem_of(bytes(flipped), scan())
+        assert "checksum" in problem_of(bytes(flipped), request_)
 
 
-def test_cut_and_lengthened_tokens_are_refused() -> None:
+@pytest.mark.parametrize(("token", "request_"), TOKENS)
+def test_cut_and_lengthened_tokens_are_refused(
+    token: PageToken, request_: kv_pb2.ScanRequest
+) -> None:
     """A token of any other length is none."""
-    data = encode(TOKEN, scan())
+    data = encode(token, request_)
     for length in range(len(data)):
-        problem_of(data[:length] or b"\0", scan())
-    problem_of(data + b"\0", scan())
-    assert "short" in problem_of(encode(PageToken(1, b""), scan()), scan())
+        problem_of(data[:length] or b"\0", request_)
+    problem_of(data + b"\0", request_)
+    assert "short" in problem_of(encode(PageToken(token.view, b""), request_), request_)
+
+
+def test_token_of_a_snapshot_is_for_that_snapshot() -> None:
+    """It is refused for another one, and for none; and that of a view for any snapshot."""
+    at_view, at_snapshot = (encode(token, request) for token, request in TOKENS)
+    other = scan(header=kv_pb2.RequestHeader(snapshot_id=bytes(16)))
+    for data, request in (
+        (at_snapshot, other),
+        (at_snapshot, scan()),
+        (at_view, scan(header=AT_SNAPSHOT)),
+    ):
+        assert "another snapshot" in problem_of(data, request)
 
 
 @given(data=st.binary(min_size=1, max_size=100))
@@ -120,9 +145,9 @@ def test_token_of_another_scan_is_refused(what: str, other: kv_pb2.ScanRequest) 
 def test_token_of_a_later_version_is_refused() -> None:
     """What a later server gave out is intact, and yet not understood."""
     later = bytearray(encode(TOKEN, scan()))
-    later[4] += 1
+    later[4] = 3
     later[:4] = crc32c(bytes(later[4:])).to_bytes(4, "little")
-    assert "version 2" in problem_of(bytes(later), scan())
+    assert "version 3" in problem_of(bytes(later), scan())
 
 
 def test_token_of_another_database_is_refused() -> None:

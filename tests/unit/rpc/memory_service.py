@@ -142,12 +142,37 @@ class MemoryKv:
         self.arrived.set()
 
 
+class NoSnapshots:
+    """Answers `SnapshotService`: there are none, and there is no room for one."""
+
+    def create(
+        self, request: admin_pb2.CreateSnapshotRequest, _call: Call
+    ) -> Answer[admin_pb2.CreateSnapshotReply]:
+        raise errors.Overloaded(f"no room for {request.name}", retry_after_ms=1)
+
+    def renew(
+        self, request: admin_pb2.RenewSnapshotRequest, _call: Call
+    ) -> Answer[admin_pb2.RenewSnapshotReply]:
+        raise errors.SnapshotNotFound(request.name)
+
+    def list(
+        self, _request: admin_pb2.ListSnapshotsRequest, _call: Call
+    ) -> Answer[admin_pb2.ListSnapshotsReply]:
+        return admin_pb2.ListSnapshotsReply()
+
+    def delete(
+        self, request: admin_pb2.DeleteSnapshotRequest, _call: Call
+    ) -> Answer[admin_pb2.DeleteSnapshotReply]:
+        raise errors.SnapshotNotFound(request.name)
+
+
 class MemoryAdmin:
     """Answers `AdminService`, and remembers which loads it was told."""
 
     def __init__(self) -> None:
         """No loads yet."""
         self.loads: list[str] = []
+        self.snapshots = NoSnapshots()
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, _call: Call

@@ -21,12 +21,6 @@ from tests.unit.rpc.serving import failure, runtime, serving
 
 KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
-ABSENT_UNARY = [
-    ("Admin.CreateSnapshot", admin_pb2.CreateSnapshotRequest()),
-    ("Admin.RenewSnapshot", admin_pb2.RenewSnapshotRequest()),
-    ("Admin.ListSnapshots", admin_pb2.ListSnapshotsRequest()),
-    ("Admin.DeleteSnapshot", admin_pb2.DeleteSnapshotRequest()),
-]
 ABSENT_STREAMS = [("KV.Watch", kv_pb2.WatchRequest())]
 
 
@@ -85,19 +79,6 @@ async def test_every_method_of_the_protos_has_a_handler(descriptor: ServiceDescr
         assert len(found) == 1, path
         shape = (found[0].request_streaming, found[0].response_streaming)
         assert shape == (method.client_streaming, method.server_streaming), path
-
-
-@pytest.mark.parametrize(("feature", "request_"), ABSENT_UNARY, ids=str)
-async def test_absent_methods_say_so(feature: str, request_: Message) -> None:
-    """A documented method that is not there yet answers UNIMPLEMENTED, and names itself."""
-    service, _, method = feature.partition(".")
-    async with serving() as it:
-        path = f"/shalekv.v1.{service}/{method}"
-        failed = await failure(it.raw.unary(path, request_.SerializeToString()))
-    assert failed.code is grpc.StatusCode.UNIMPLEMENTED
-    assert failed.info is not None
-    assert failed.info.reason == "NOT_IMPLEMENTED"
-    assert dict(failed.info.metadata) == {"feature": feature}
 
 
 @pytest.mark.parametrize(("feature", "request_"), ABSENT_STREAMS, ids=str)

@@ -125,7 +125,7 @@ async def test_calls_are_logged_at_debug_level() -> None:
             with capture_logs() as lines:
                 await it.kv.Get(kv_pb2.GetRequest(key=b"a"))
                 await failure(it.kv.Get(kv_pb2.GetRequest(key=b"!full")))
-                await failure(it.admin.ListSnapshots(admin_pb2.ListSnapshotsRequest()))
+                await failure(it.admin.DeleteSnapshot(admin_pb2.DeleteSnapshotRequest()))
                 await failure(it.raw.unary("/nobody.v9.Knows/This", b""))
                 it.service.values = {b"a": b"1"}
                 scan = it.kv.Scan(kv_pb2.ScanRequest(limit=10**9))
@@ -139,7 +139,7 @@ async def test_calls_are_logged_at_debug_level() -> None:
             assert [(line["method"].rpartition("/")[2], line.get("code")) for line in calls] == [
                 ("Get", "OK"),
                 ("Get", "RESOURCE_EXHAUSTED"),
-                ("ListSnapshots", "UNIMPLEMENTED"),
+                ("DeleteSnapshot", "NOT_FOUND"),
                 ("This", None),
                 ("Scan", "CANCELLED"),
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shalekv.store.filesystem import FileSystem
+from shalekv.store.filesystem import FileStatus, FileSystem, ListedFile
 
 
 class FailingFileSystem(FileSystem):
@@ -54,6 +54,26 @@ class FailingFileSystem(FileSystem):
     def mkdir(self, path: Path) -> None:
         self._call("mkdir")
         super().mkdir(path)
+
+    def rename(self, existing: Path, new: Path) -> None:
+        self._call("rename")
+        super().rename(existing, new)
+
+    def append(self, path: Path, data: bytes) -> FileStatus:
+        self._call("append")
+        return super().append(path, data)
+
+    def touch(self, path: Path) -> FileStatus:
+        self._call("touch")
+        return super().touch(path)
+
+    def touch_open(self, descriptor: int) -> None:
+        self._call("touch_open")
+        super().touch_open(descriptor)
+
+    def list_files(self, path: Path) -> list[ListedFile]:
+        self._call("list_files")
+        return super().list_files(path)
 
     def may_write(self, folder: Path) -> bool:
         return "may_write" not in self._failures and super().may_write(folder)

@@ -30,6 +30,7 @@ class FindingKind(enum.StrEnum):
     WAL_EPOCH = "wal_epoch"  # a slot of a writer that cannot have written it (I3)
     WAL_BOUNDARY = "wal_boundary"  # a slot is on the other side of c than its numbers
     LOAD = "load"  # a load is committed, and its files are not protected
+    ORIGIN = "origin"  # another database does not keep the SSTs that both share
     SNAPSHOT_CHECKSUM = "snapshot_checksum"  # a snapshot names another manifest than there is
     ORPHAN = "orphan"  # nothing names it, no lease protects it: the collector's business
 

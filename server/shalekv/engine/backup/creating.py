@@ -19,6 +19,7 @@ from shalekv.engine.backup.log import LogCopier
 from shalekv.engine.backup.plan import check_can_be_copied, wanted_ssts
 from shalekv.engine.backup.protecting import protected
 from shalekv.engine.backup.repository import Repository
+from shalekv.engine.levels.origins import Origins
 from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import IllegalState
 from shalekv.format.backup import Backup
@@ -127,14 +128,20 @@ class BackupCreation:
                 found[info.id] = copy
                 self.progress.present(info.size_bytes)
 
+        origins = Origins(self._source, manifest.database_id, manifest.origins)
+
         async def act(info: SstInfo) -> None:
-            data = (await self._source.reads.get(level_name(info.id))).data
+            place = origins.locate(info.id)
+            data = (await place.store.reads.get(level_name(info.id))).data
             copy = await self._source.runtime.workers.run(level_copy, info, data)
             await self._repository.put(str(copy), data)
             found[info.id] = copy
             self.progress.copied(info.size_bytes)
 
-        await for_each(missing, act, lambda info: info.size_bytes, self._limits)
+        try:
+            await for_each(missing, act, lambda info: info.size_bytes, self._limits)
+        finally:
+            await origins.close()
         return [(found[info.id], info.size_bytes) for info in wanted]
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from shalekv.core.manifest import CasMode, Manifest, WalMode
+from shalekv.core.manifest import CasMode, Manifest, Origin, WalMode
 from shalekv.core.sst_table import SstInfo
 from shalekv.errors import BadStructure, DatabaseMismatch
 from shalekv.format.backup import Backup
@@ -90,12 +90,21 @@ def restored_manifest(backup: Backup, cas_mode: CasMode) -> Manifest:
         gc_cutoff_ms=0,
         snapshots=(),
         leases=(),
+        origins=_brought_home(before.origins),
     )
 
 
 def wal_copies(backup: Backup) -> Iterator[WalCopy]:
     """The copies of WAL objects."""
     return (copy for copy, _ in backup.copies if isinstance(copy, WalCopy))
+
+
+def _brought_home(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """Those of a clone when all that it reads is in its own folder."""
+    ids: dict[bytes, bytes] = {}
+    for origin in origins:
+        ids[origin.database_id] = ids.get(origin.database_id, b"") + origin.sst_ids
+    return tuple(Origin(wrote, "", b"", sst_ids) for wrote, sst_ids in ids.items() if sst_ids)
 
 
 def _identity(copy: Copy) -> bytes | int:

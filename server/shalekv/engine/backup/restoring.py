@@ -15,6 +15,7 @@ from shalekv.engine.backup.checking import check_copy
 from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
 from shalekv.engine.backup.plan import check_whole, restored_manifest, wal_copies
 from shalekv.engine.backup.repository import Repository
+from shalekv.engine.founding import found
 from shalekv.engine.wal import EPOCH_METADATA
 from shalekv.errors import DatabaseExists, IllegalState
 from shalekv.format.backup import Backup
@@ -75,16 +76,15 @@ class Restoration:
         await self._prove()
         await self._copy(backup)
         await self._check_log(backup)  # once more: somebody may have been at work here
-        if await self._manifests() or isinstance(await self._target.claim(name, data), Taken):
+        if await self._manifests():
             raise self._exists()
-        await self._check_restored(name, data)
+        await found(self._target, manifest)
         log.info("database restored", url=self._target.url, backup_id=backup.backup_id)
         return manifest
 
     async def _check_restored(self, name: str, data: bytes) -> None:
         """Raise `DatabaseExists` unless this is the manifest of the database, and its only one."""
-        found = await self._manifests()
-        if found != [name] or (await self._target.reads.get(name)).data != data:
+        if await self._manifests() != [name] or (await self._target.reads.get(name)).data != data:
             raise self._exists()
 
     def _exists(self) -> DatabaseExists:
@@ -118,9 +118,9 @@ class Restoration:
 
         async def act(item: tuple[Copy, int]) -> None:
             copy, size_bytes = item
-            found = there.get(copy.source)
-            if found is not None:
-                await self._check_there(found, copy, size_bytes)
+            info = there.get(copy.source)
+            if info is not None:
+                await self._check_there(info, copy, size_bytes)
                 self.progress.present(size_bytes)
                 return
             await self._copy_one(copy, size_bytes)
@@ -128,12 +128,12 @@ class Restoration:
 
         await for_each(backup.copies, act, lambda item: item[1], self._limits)
 
-    async def _check_there(self, found: ObjectInfo, copy: Copy, size_bytes: int) -> None:
+    async def _check_there(self, info: ObjectInfo, copy: Copy, size_bytes: int) -> None:
         data = b""
-        if found.size_bytes == size_bytes:
-            data = (await self._target.reads.get(found.name)).data
+        if info.size_bytes == size_bytes:
+            data = (await self._target.reads.get(info.name)).data
         if len(data) != size_bytes or crc32c(data) != copy.checksum:
-            raise self._other_bytes(found.name)
+            raise self._other_bytes(info.name)
 
     async def _copy_one(self, copy: Copy, size_bytes: int) -> None:
         data = (await self._repository.store.reads.get(str(copy))).data

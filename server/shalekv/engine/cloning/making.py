@@ -135,7 +135,8 @@ def _check(parent: Manifest) -> None:
 
 
 def _told(manifest: Manifest, own_ids: Collection[bytes], wal_objects: int) -> Cloned:
-    own, shared = [], []
+    own: list[int] = []
+    shared: list[int] = []
     for info in manifest.leveled_ssts:
         (own if info.id in own_ids else shared).append(info.size_bytes)
     return Cloned(manifest, len(shared), sum(shared), len(own), sum(own), wal_objects)

@@ -1,4 +1,4 @@
-"""Pins while a clone is being made: snapshots that expire, in its parent and the parent's origins."""
+"""Pins while a clone is being made: snapshots that expire, in its parent and that one's origins."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from shalekv.engine.collection.active import ActiveManifests, unless_overtaken
 from shalekv.engine.collection.deleting import Deleter
 from shalekv.engine.collection.fences import Fences
 from shalekv.engine.collection.listing import as_listed, is_ours, list_objects
+from shalekv.engine.collection.origins import release_origins
 from shalekv.engine.collection.plan import Judged, Plan, Report
 from shalekv.engine.editing import edit_deadline
 from shalekv.manifest.stored import StoredManifest
@@ -91,6 +92,9 @@ class Collecting:
             plan = replace(plan, manifest=published, objects=judged)
         await self._deleter.delete(each.name for each in plan.doomed)
         await self._store.recover(await self._is_collected(plan.manifest, look))
+        if plan.manifest.origins:
+            pins = await self._active.pins(plan.manifest, look.listing)
+            await release_origins(self._store, stored, plan.manifest, pins)
         return Report.on(plan)
 
     async def _look(self, stored: StoredManifest) -> _Look:

@@ -71,7 +71,7 @@ def visible(columns: Columns, fragments: Iterable[Fragment]) -> Columns:
 def remaining(columns: Columns, older: OlderKeys, now_ms: int) -> Columns:
     """The rows without what only hid older versions that are not there, nor anywhere below (I2).
 
-    What has expired at `now_ms` of logical time is a tombstone from here on.
+    Puts that have expired at `now_ms` of logical time are tombstones from here on.
     """
     kinds = columns.kinds
     if any(columns.expire_at_ms):
@@ -88,7 +88,11 @@ def remaining(columns: Columns, older: OlderKeys, now_ms: int) -> Columns:
 def _expired(columns: Columns, now_ms: int) -> Columns:
     """The rows with tombstones in the place of puts that have expired."""
     keys, seqs, kinds, values, expiries = columns
-    expired = [row for row, at_ms in enumerate(expiries) if NO_EXPIRY < at_ms <= now_ms]
+    expired = [
+        row
+        for row, at_ms in enumerate(expiries)
+        if NO_EXPIRY < at_ms <= now_ms and kinds[row] == Kind.PUT
+    ]
     if not expired:
         return columns
     new_kinds, new_values, new_expiries = bytearray(kinds), [*values], [*expiries]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.key_range import KeyRange
+from shalekv.core.manifest import Origin
 from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import SYSTEM_LEVEL
@@ -15,6 +16,7 @@ from shalekv.engine.compaction.merging import newest, remaining, visible
 from shalekv.engine.compaction.outputs import Authorship, LevelWriter, Outputs
 from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.sources import LevelReader, RunSource
+from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ShaleError
 from shalekv.format.section import Section
 from shalekv.settings import LevelSettings
@@ -39,6 +41,7 @@ class Part:
     levels: LevelSettings
     memory_bytes: int
     bytes_per_s: float  # 0: no bound
+    origins: Sequence[Origin] = ()  # of sources that are in other databases
 
     @property
     def section(self) -> Section:
@@ -62,7 +65,14 @@ def output_bytes(levels: LevelSettings, memory_bytes: int) -> int:
 
 async def run_part(store: CasStore, part: Part, pace: Pace) -> PartResult:
     """Merge it, and write what is left. Raises `CorruptObject`, `StoreError`."""
-    reader = LevelReader(store, database_id=part.author.database_id, pace=pace)
+    origins = Origins(store, part.author.database_id, part.origins)
+    try:
+        return await _run(store, part, LevelReader(origins, pace), pace)
+    finally:
+        await origins.close()
+
+
+async def _run(store: CasStore, part: Part, reader: LevelReader, pace: Pace) -> PartResult:
     writer = LevelWriter(store, part.author, part.levels, pace)
     share_bytes = part.memory_bytes / _INPUT_SHARE / max(len(part.sources), 1)
     sources = [

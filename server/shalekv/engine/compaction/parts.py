@@ -12,12 +12,15 @@ from shalekv.core.compaction.jobs import MergeJob
 from shalekv.core.compaction.output_cuts import output_cuts
 from shalekv.core.compaction.remains import OlderKeys, older_ssts
 from shalekv.core.key_range import KeyRange
+from shalekv.core.manifest import Origin
+from shalekv.core.origins import narrowed
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree, newest_first, overlaps, upper_bound
 from shalekv.engine.compaction.outputs import Authorship
 from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import Part, PartResult, output_bytes, run_part
 from shalekv.engine.compaction.sources import LevelReader
+from shalekv.engine.levels.origins import Origins
 from shalekv.format.section import Section
 from shalekv.format.statistics import cuts, weights
 from shalekv.settings import CompactorSettings, LevelSettings
@@ -70,17 +73,29 @@ async def divide(
     compactor: CompactorSettings,
     levels: LevelSettings,
     is_parallel: bool,
+    origins: Sequence[Origin] = (),
 ) -> list[Part]:
-    """The parts of a job that was picked for `tree`; the first holds the least keys."""
+    """The parts of a job that was picked for `tree`; the first holds the least keys.
+
+    `origins` are those of the manifest with this tree.
+    """
+    origins = narrowed(origins, {info.id for info in job.inputs})
     sources = _sources(job)
     target_bytes = output_bytes(levels, compactor.subcompaction_memory_bytes)
     count = 1
     if is_parallel and job.target_level != SYSTEM_LEVEL:
         count = min(compactor.subcompaction_count_max, max(job.input_bytes // target_bytes, 1))
-    borders = await _borders(store, job, author, count) if count > 1 else []
+    borders: Sequence[bytes] = ()
+    if count > 1:
+        places = Origins(store, author.database_id, origins)
+        try:
+            borders = await _borders(LevelReader(places, Pace(store.runtime.clock, 0)), job, count)
+        finally:
+            await places.close()
     logical_ms = author.logical_time_ms
     is_system = job.target_level == SYSTEM_LEVEL
-    horizon_ms = logical_ms - compactor.record_kept_s * _MS_PER_S if is_system else logical_ms
+    kept_s = compactor.record_kept_s if is_system else compactor.expired_kept_s
+    horizon_ms = logical_ms - kept_s * _MS_PER_S
     older = [*older_ssts(tree, job)]
     cuts = () if is_system else output_cuts(tree, job.target_level, sst_bytes=levels.sst_bytes)
     parts = []
@@ -99,6 +114,7 @@ async def divide(
             levels=levels,
             memory_bytes=compactor.subcompaction_memory_bytes,
             bytes_per_s=compactor.compaction_rate_bytes / (len(borders) + 1),
+            origins=narrowed(origins, {info.id for run in held for info in run}),
         )
         if held:
             parts.append(part)
@@ -121,11 +137,8 @@ def _within(older: Sequence[SstInfo], runs: Sequence[Sequence[SstInfo]]) -> list
     return [info for info in older if info.first_key <= last and first <= upper_bound(info)]
 
 
-async def _borders(
-    store: CasStore, job: MergeJob, author: Authorship, count: int
-) -> Sequence[bytes]:
+async def _borders(reader: LevelReader, job: MergeJob, count: int) -> Sequence[bytes]:
     """Keys that cut the inputs into about `count` parts of one size; fewer if keys are few."""
-    reader = LevelReader(store, database_id=author.database_id, pace=Pace(store.runtime.clock, 0))
     blocks = []
     for info in job.inputs:
         index = (await reader.metadata(info)).index

@@ -132,6 +132,7 @@ class Compactions:
             compactor=self._settings.compactor,
             levels=self._settings.levels,
             is_parallel=self._parts.is_parallel,
+            origins=manifest.origins,
         )
         results = await self._parts.run(parts, is_lifted)
         outputs = [info for result in results for info in result.outputs]

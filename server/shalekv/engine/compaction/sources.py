@@ -15,6 +15,7 @@ from shalekv.core.key_range import KeyRange
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.compaction.merging import first_versions
 from shalekv.engine.compaction.pace import Pace
+from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ShaleError
 from shalekv.format.columns import NO_ROWS, Columns
 from shalekv.format.index import BlockIndex
@@ -23,17 +24,15 @@ from shalekv.format.section import Section
 from shalekv.format.sst import read_block
 from shalekv.format.sst_metadata import SstMetadata, metadata_range, read_metadata
 from shalekv.format.statistics import blocks_between
-from shalekv.store.cas import CasStore
 
 ENTRY_BYTES = 200  # objects and list slots of one row beside its key and value, measured
 
 
 class LevelReader:
-    """Reads objects of the levels of one database, as fast as `pace` allows."""
+    """Reads SSTs of one database, wherever they are, as fast as `pace` allows."""
 
-    def __init__(self, store: CasStore, *, database_id: bytes, pace: Pace) -> None:
-        self._store = store
-        self._database_id = database_id
+    def __init__(self, origins: Origins, pace: Pace) -> None:
+        self._origins = origins
         self._pace = pace
         self.read_bytes = 0
 
@@ -41,7 +40,8 @@ class LevelReader:
         """Footer and index."""
         start, length = metadata_range(info, with_filter=False)
         data = await self._read(info, start, length)
-        return read_metadata(info, data, database_id=self._database_id, with_filter=False)
+        database_id = self._origins.locate(info.id).database_id
+        return read_metadata(info, data, database_id=database_id, with_filter=False)
 
     async def blocks(self, info: SstInfo, index: BlockIndex, numbers: range) -> bytes:
         """Blocks that stand together, one or more."""
@@ -51,7 +51,8 @@ class LevelReader:
     async def _read(self, info: SstInfo, start: int, length: int) -> bytes:
         await self._pace.take(length)
         self.read_bytes += length
-        return await self._store.reads.get_range(level_name(info.id), start, length)
+        reads = self._origins.locate(info.id).store.reads
+        return await reads.get_range(level_name(info.id), start, length)
 
 
 def columns_of_blocks(index: BlockIndex, numbers: range, data: bytes) -> Columns:

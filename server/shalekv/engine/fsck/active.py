@@ -42,10 +42,18 @@ class Active:
     @property
     def first_wal_id(self) -> int:
         """The WAL must be there from here on: c itself is still kept, and leases may keep more."""
-        firsts = [manifest.wal_id_last_compacted or 0 for manifest in self.manifests.values()]
+        firsts = [manifest.wal_id_last_compacted or 0 for manifest in self.readable()]
         leases = self.current.leases if self.current is not None else ()
         kept = [lease.wal_id_min for lease in leases if lease.wal_id_min is not None]
         return min([*firsts, *kept], default=0)
+
+    def readable(self) -> Iterator[Manifest]:
+        """All but those of which snapshots keep the SSTs alone, for clones that were made."""
+        snapshots = self.current.snapshots if self.current is not None else ()
+        full = {each.manifest_id for each in snapshots if not each.ssts_only}
+        for manifest_id, manifest in self.manifests.items():
+            if manifest is self.current or manifest_id in full:
+                yield manifest
 
     def ssts(self) -> Iterator[NamedSst]:
         """All SSTs that a manifest names, those of the current one first; some come twice."""

@@ -18,7 +18,9 @@ from shalekv.engine.fsck.active import Active, NamedSst, read_active
 from shalekv.engine.fsck.levels import check_ssts, list_levels, orphans
 from shalekv.engine.fsck.log import check_log
 from shalekv.engine.fsck.order import check_order
+from shalekv.engine.fsck.origins import check_origins
 from shalekv.engine.fsck.progress import Progress, Scope
+from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ObjectNotFound
 from shalekv.format.names import (
     is_uuid7,
@@ -55,6 +57,13 @@ class Fsck:
 
         After the first finding it goes on, as far as what is found can still be read.
         """
+        try:
+            async for finding in self._findings():
+                yield finding
+        finally:
+            await self._scope.origins.close()
+
+    async def _findings(self) -> AsyncIterator[Finding]:
         scope = self._scope
         active = await read_active(scope.store)
         scope.progress.manifests = len(active.manifests)
@@ -67,11 +76,16 @@ class Fsck:
         current = active.current
         if current is None:
             return  # nothing says what must be there
+        scope.origins = Origins(scope.store, current.database_id)
+        for manifest in active.manifests.values():
+            scope.origins.learn(manifest.origins)
         listed: dict[str, int] = {}
         async for finding in self._in_objects(active, current, listed):
             yield finding
         again = await read_active(scope.store)
         async for finding in _missing(scope, again):
+            yield finding
+        async for finding in check_origins(scope, again):
             yield finding
         if active.is_complete and again.is_complete:
             still_there = await list_levels(scope)
@@ -87,7 +101,7 @@ class Fsck:
         async for finding in check_log(scope, active, current):
             yield finding
         listed.update(await list_levels(scope))
-        async for finding in check_ssts(scope, active, listed, current.database_id):
+        async for finding in check_ssts(scope, active, listed):
             yield finding
         if self._is_deep:
             async for finding in check_order(scope, current):
@@ -116,8 +130,12 @@ async def _missing(scope: Scope, again: Active) -> AsyncIterator[Finding]:
             problems[name] = "is missing although it was written"
         if parse_level_name(name) is not None and name in named:
             problems[name] = f"is missing, and {named[name]} names it"
-        if name in problems and await _is_gone(scope.store, name):
-            yield Finding(name, FindingKind.MISSING, problems[name])
+        if name not in problems:
+            continue
+        sst_id = parse_level_name(name)
+        place = None if sst_id is None else scope.origins.locate(sst_id)
+        if await _is_gone(scope.store if place is None else place.store, name):
+            yield Finding(scope.told(name), FindingKind.MISSING, problems[name])
 
 
 def _with_names(active: Active) -> list[NamedSst]:

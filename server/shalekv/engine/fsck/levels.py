@@ -21,7 +21,7 @@ async def list_levels(scope: Scope) -> dict[str, int]:
 
 
 async def check_ssts(
-    scope: Scope, active: Active, listed: dict[str, int], database_id: bytes
+    scope: Scope, active: Active, listed: dict[str, int]
 ) -> AsyncIterator[Finding]:
     """The findings in the SSTs of all active manifests, each looked at once."""
     named: dict[bytes, NamedSst] = {}
@@ -36,20 +36,23 @@ async def check_ssts(
         if not is_uuid7(sst_id):
             problem = f"the id {sst_id.hex()} is not a UUID of version 7: no object has it"
             yield Finding(sst.by, FindingKind.SST_ROW, problem)
-        elif level_name(sst_id) in listed:
+        elif level_name(sst_id) in listed or scope.origins.is_foreign(sst_id):
             present.append(sst)
         else:
             scope.missing.append(level_name(sst_id))
     scope.progress.objects_total += len(present)
-    scope.progress.bytes_total += sum(listed[level_name(sst.info.id)] for sst in present)
+    sizes = {sst.info.id: sst.info.size_bytes for sst in present}  # if it is not in this list
+    sizes |= {id_: listed[name] for id_ in sizes if (name := level_name(id_)) in listed}
+    scope.progress.bytes_total += sum(sizes.values())
 
     async def audit(sst: NamedSst) -> tuple[NamedSst, Audited]:
-        name, info = level_name(sst.info.id), sst.info
+        info = sst.info
+        place = scope.origins.locate(info.id)
         audited = await audit_object(
-            scope.store,
-            name,
-            listed[name],
-            database_id=database_id,
+            place.store,
+            level_name(info.id),
+            sizes[info.id],
+            database_id=place.database_id,
             checksum=info.checksum,
             listed_seq=info.max_seq,
         )
@@ -61,7 +64,7 @@ async def check_ssts(
         if audited.is_missing:
             scope.missing.append(audited.name)
         for finding in (*audited.findings, *_compared(sst, audited)):
-            yield finding
+            yield replace(finding, name=scope.told(finding.name))
 
 
 def orphans(active: Active, listed: dict[str, int]) -> Iterator[Finding]:

@@ -64,6 +64,7 @@ async def check_order(scope: Scope, manifest: Manifest) -> AsyncIterator[Finding
     except ValueError:
         return  # the table of SSTs was found wrong already
     ssts = LevelSsts(scope.store, database_id=manifest.database_id, settings=CacheSettings())
+    ssts.origins = scope.origins
     runs = [SortedRun.of(0, [info]) for info in tree.l0] + [*tree.runs]
     sources = [_Source(rank, run, _reader(ssts, run.ssts)) for rank, run in enumerate(runs)]
     found: dict[str, tuple[str, int]] = {}

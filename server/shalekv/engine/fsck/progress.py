@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
+from shalekv.engine.levels.origins import Origins
+from shalekv.format.names import parse_level_name
 from shalekv.store.cas import CasStore
 
 ItemT = TypeVar("ItemT")
@@ -36,6 +38,17 @@ class Scope:
     parallel: int
     progress: Progress = field(default_factory=Progress)
     missing: list[str] = field(default_factory=list)  # to be looked at once more, at the end
+    origins: Origins = field(init=False)  # where SSTs are
+
+    def __post_init__(self) -> None:
+        self.origins = Origins(self.store, b"")  # no manifest is read yet
+
+    def told(self, name: str) -> str:
+        """What an object is called in findings: with the URL, if it is in another database."""
+        sst_id = parse_level_name(name)
+        if sst_id is None or not self.origins.is_foreign(sst_id):
+            return name
+        return f"{self.origins.locate(sst_id).store.url}/{name}"
 
 
 async def in_chunks(

@@ -1,4 +1,4 @@
-"""Where the SSTs of one database are: in its own folder, or in that of a database it was cloned from.
+"""Where the SSTs of one database are: in its own folder, or in that of one it was cloned from.
 
 This is the one place that decides it. The stores of other databases are opened when they are first
 needed, with the settings by which this process reaches its own.

@@ -14,6 +14,7 @@ from typing import TypeVar
 from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.levels.cache import Cache, Sized
+from shalekv.engine.levels.origins import Origins
 from shalekv.engine.levels.parallel import in_parallel
 from shalekv.engine.levels.pieces import Parse, Pieces, Requests
 from shalekv.engine.levels.read_budget import ReadBudget
@@ -98,12 +99,13 @@ class LevelSsts:
     ) -> None:
         """Nothing is read before it is asked for. What is fetched is kept in `disk`, too.
 
+        Of a database that is a clone, `origins` has to learn of each manifest whose SSTs are read.
+
         Who is not to trust that, or reads all there is, goes without.
         """
         self.settings = settings
         self.filter_counts = FilterCounts()
-        self._store = store.reads
-        self._database_id = database_id
+        self.origins = Origins(store, database_id)
         # Of metadata without the filter the key has a zero byte more: then both can be held, and
         # the hot path, which needs the filter, asks for the id.
         self._metadata: Cache[bytes, OpenSst] = Cache(settings.metadata_cache_bytes)
@@ -289,8 +291,9 @@ class LevelSsts:
     async def _read_metadata(self, info: SstInfo, *, with_filter: bool) -> Sized[OpenSst]:
         async def parse(pieces: Sequence[bytes]) -> SstMetadata:
             data = b"".join(pieces)
-            return read_metadata(info, data, database_id=self._database_id, with_filter=with_filter)
+            return read_metadata(info, data, database_id=owner_id, with_filter=with_filter)
 
+        owner_id = self.origins.locate(info.id).database_id
         ranges = metadata_ranges(info, with_filter=with_filter)
         found = await self._read(info.id, ranges, self._metadata_requests, parse)
         opened = OpenSst(info, found.footer, found.index, found.filter, NONE)
@@ -315,12 +318,14 @@ class LevelSsts:
     async def _read(
         self, sst_id: bytes, ranges: Sequence[ByteRange], count: Requests, parse: Parse[T]
     ) -> T:
-        return await self._pieces.read(self._database_id, sst_id, ranges, count, parse)
+        owner_id = self.origins.locate(sst_id).database_id
+        return await self._pieces.read(owner_id, sst_id, ranges, count, parse)
 
     async def _fetch(self, sst_id: bytes, at: ByteRange, count: Requests) -> bytes:
         async with self._budget.room(at.length):
             count.requests += 1
-            data = await self._store.get_range(level_name(sst_id), at.start, at.length)
+            reads = self.origins.locate(sst_id).store.reads
+            data = await reads.get_range(level_name(sst_id), at.start, at.length)
         count.fetched_bytes += len(data)
         return data
 

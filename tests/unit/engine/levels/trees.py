@@ -28,6 +28,7 @@ from shalekv.settings.model import MIB
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
+from shalekv.store.disk_cache import DiskCache
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.unit.format.samples import DATABASE_ID, properties
 from tests.unit.store.inline_runtime import finish, inline_runtime
@@ -125,12 +126,12 @@ class Levels:
         )
         return Tree.of(manifest)
 
-    def open(self, **settings: Any) -> LevelSsts:
+    def open(self, disk: DiskCache | None = None, /, **settings: Any) -> LevelSsts:
         """A reader with caches of its own."""
         values = {"metadata_cache_bytes": 64 * MIB, "block_cache_bytes": 64 * MIB} | settings
         cas = CasStore(self.counting, inline_runtime(), StoreSettings(read_attempts=1))
         return LevelSsts(
-            cas, database_id=DATABASE_ID, settings=CacheSettings.model_validate(values)
+            cas, database_id=DATABASE_ID, settings=CacheSettings.model_validate(values), disk=disk
         )
 
     def block_reads(self) -> Counter[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from hashlib import shake_128
 from pathlib import Path
 
@@ -58,5 +59,9 @@ def files(path: Path) -> list[Path]:
 
 
 def taken_bytes(path: Path) -> int:
-    """What they take, as the bound counts."""
-    return sum(on_disk(at.stat().st_size) for at in files(path))
+    """What they take, as the bound counts; some may be deleted meanwhile."""
+    taken = 0
+    for at in files(path):
+        with suppress(FileNotFoundError):
+            taken += on_disk(at.stat().st_size)
+    return taken

@@ -1,0 +1,157 @@
+"""The connections to the servers of one database, one for each address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from shalekv.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc
+from shalekv_client.channel import open_channel
+from shalekv_client.coalescer import Coalescer, SessionAbsent
+from shalekv_client.endpoints import Endpoint, Endpoints
+from shalekv_client.error_table import not_reached
+from shalekv_client.errors import ServerFailed, WrongDatabase
+from shalekv_client.freshness import Freshness
+from shalekv_client.levels import ReadLevel, Role
+from shalekv_client.operations import Operation
+from shalekv_client.outbox import MESSAGE_BYTES_MAX as COALESCED_BYTES_MAX
+from shalekv_client.outbox import Outbox
+from shalekv_client.results import known
+from shalekv_client.stream import SessionCall
+from shalekv_client.unary import UnaryCalls
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """How connections are made."""
+
+    message_bytes_max: int
+    coalesce: bool
+
+
+class Server:
+    """The connection to one address, which connects at its first call.
+
+    `kv` and `admin` are stubs: `server.kv.Watch(...)` begins a call. Whoever calls them itself
+    gives the header of each reply to `heard`.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, endpoints: Endpoints, freshness: Freshness, how: Connecting
+    ) -> None:
+        """`endpoint` is one of the `endpoints`. Needs a running event loop."""
+        self.endpoint = endpoint
+        self.address = address = endpoint.address
+        self.is_dropped = False  # by the client: calls under way are to go elsewhere
+        self._endpoints = endpoints
+        self._freshness = freshness
+        self._role_number = -1  # that the endpoint has been told
+        self._channel = open_channel(address, message_bytes_max=how.message_bytes_max)
+        self.kv = kv_pb2_grpc.KVStub(self._channel)
+        self.admin = admin_pb2_grpc.AdminStub(self._channel)
+        self._unary = UnaryCalls(self.kv, address=address, note=self.note)
+        self._coalescer: Coalescer | None = None
+        if how.coalesce:
+            self._coalescer = Coalescer(
+                self.open_session,
+                address=address,
+                outbox=Outbox(message_bytes_max=min(COALESCED_BYTES_MAX, how.message_bytes_max)),
+                note=self.note,
+                is_alone=lambda: endpoints.sole is not None,
+            )
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether it is the writer, as far as is known."""
+        return self._endpoints.writer is self.endpoint
+
+    async def send(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
+        """The result of `operation`; raises the errors of `shalekv_client.errors`."""
+        if operation.min_seq and not self.is_writer:  # which has everything that was ever seen
+            operation.request.header.min_seq = operation.min_seq  # type: ignore[attr-defined]
+        coalescer = self._coalescer
+        if coalescer is not None and coalescer.takes(operation):
+            try:
+                return await coalescer.call(operation, timeout_ms)
+            except SessionAbsent:
+                pass  # so soon that the time left is still about the same
+        return await self._unary.call(operation, timeout_ms)
+
+    def open_session(self) -> SessionCall:
+        """Begin a KV.Session call."""
+        return self.kv.Session()
+
+    def note(self, operation: Operation[Any], reply: Any) -> None:
+        """Learn from the reply to `operation`.
+
+        Raises `SeqNotReached` when it shows less than what was seen before, as a writer does that
+        does not know yet that it was replaced; `WrongDatabase` as `heard`.
+        """
+        header = reply.header
+        if operation.is_read:
+            is_certain = operation.read_level is not ReadLevel.UNCOMMITTED
+        else:
+            is_certain = reply.durability != kv_pb2.DURABILITY_MEMORY
+        try:
+            self.heard(header, is_certain=is_certain)
+        except WrongDatabase as error:
+            if operation.is_read:
+                raise
+            raise ServerFailed(error.details) from error  # it was applied, though elsewhere
+        if header.seq < operation.min_seq <= self._freshness.seq:
+            self._endpoints.doubt(self.endpoint)
+            raise not_reached(self.address, header.seq, operation.min_seq)
+
+    def heard(self, header: kv_pb2.ReplyHeader, *, is_certain: bool = True) -> None:
+        """Learn from the header of a reply; `is_certain` as `Freshness.heard`.
+
+        Raises `WrongDatabase` when the server is of another database than the client.
+        """
+        self._freshness.heard(header, address=self.address, is_certain=is_certain)
+        if header.epoch != self.endpoint.epoch or header.role != self._role_number:
+            self._role_number = header.role
+            self._endpoints.heard(self.endpoint, known(Role, header.role), header.epoch)
+
+    async def aclose(self) -> None:
+        """Close the connection; calls under way fail."""
+        if self._coalescer is not None:
+            await self._coalescer.aclose()
+        await self._channel.close()
+
+
+class Servers:
+    """The connections that are open, by endpoint."""
+
+    def __init__(self, endpoints: Endpoints, freshness: Freshness, how: Connecting) -> None:
+        """None is open yet but those of the `endpoints`."""
+        self._endpoints = endpoints
+        self._freshness = freshness
+        self._how = how
+        self._open: dict[Endpoint, Server] = {}
+        for endpoint in endpoints:
+            self.of(endpoint)
+
+    def of(self, endpoint: Endpoint) -> Server:
+        """The connection to an endpoint."""
+        server = self._open.get(endpoint)
+        if server is None:
+            server = Server(endpoint, self._endpoints, self._freshness, self._how)
+            self._open[endpoint] = server
+        return server
+
+    async def drop(self, endpoints: Iterable[Endpoint]) -> None:
+        """Close the connections to these."""
+        for endpoint in endpoints:
+            server = self._open.pop(endpoint, None)
+            if server is not None:
+                server.is_dropped = True
+                await server.aclose()
+
+    async def aclose(self) -> None:
+        """Close all of them."""
+        opened, self._open = self._open, {}
+        for server in opened.values():
+            await server.aclose()

@@ -1,0 +1,135 @@
+"""Snapshots: states of the database that are kept, and read at, until they expire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shalekv.v1 import admin_pb2
+from shalekv_client.fleet import Fleet
+from shalekv_client.policies import Destination
+from shalekv_client.servers import Server
+from shalekv_client.unary import Method
+
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
+ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state of the database, that any of its servers reads at."""
+
+    id: bytes  # 16 bytes: what reads are given as `at`
+    name: str  # empty: none
+    manifest_id: int  # the manifest that it pins
+    expire_time_s: int  # seconds since the Unix epoch, by the clock of the store; 0: never
+    seq: int  # the last commit that it shows
+
+
+class SnapshotCalls:
+    """The calls of a client about snapshots. Any server answers them; see `Client`.
+
+    A snapshot that is renewed or deleted is named by its id (bytes) or its name (str). One that
+    is not there raises `SnapshotNotFound`.
+    """
+
+    fleet: Fleet
+    _timeout_ms: int
+
+    async def create_snapshot(
+        self,
+        name: str = "",
+        *,
+        ttl_s: int = 0,
+        forever: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Snapshot:
+        """Keep the state as it is now: with all that was acknowledged before.
+
+        It expires after `ttl_s` seconds, or is kept `forever`: say one of them. Raises
+        `SnapshotExists` when another snapshot has the name.
+        """
+        request = admin_pb2.CreateSnapshotRequest(name=name, ttl_s=ttl_s, forever=forever)
+        # A repeat would be another snapshot, or find the name taken by the first.
+        reply = await self._ask(_create, request, timeout_ms, is_repeatable=False)
+        return snapshot_of(reply.snapshot)
+
+    async def renew_snapshot(
+        self,
+        called: bytes | str,
+        *,
+        ttl_s: int = 0,
+        forever: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Snapshot:
+        """Let a snapshot that has not expired live `ttl_s` seconds from now, or `forever`."""
+        request = admin_pb2.RenewSnapshotRequest(ttl_s=ttl_s, forever=forever)
+        _name(request, called)
+        reply = await self._ask(_renew, request, timeout_ms, is_repeatable=True)
+        return snapshot_of(reply.snapshot)
+
+    async def list_snapshots(self, *, timeout_ms: int | None = None) -> list[Snapshot]:
+        """The snapshots that have not expired, oldest first."""
+        request = admin_pb2.ListSnapshotsRequest()
+        reply = await self._ask(_list, request, timeout_ms, is_repeatable=True)
+        return [snapshot_of(each) for each in reply.snapshots]
+
+    async def delete_snapshot(self, called: bytes | str, *, timeout_ms: int | None = None) -> None:
+        """Delete a snapshot: what only it has kept goes with the next collection."""
+        request = admin_pb2.DeleteSnapshotRequest()
+        _name(request, called)
+        # A repeat would say that there is none, when the first attempt has deleted it.
+        await self._ask(_delete, request, timeout_ms, is_repeatable=False)
+
+    async def _ask(
+        self,
+        method: Callable[[Server], Method[RequestT, ReplyT]],
+        request: RequestT,
+        timeout_ms: int | None,
+        *,
+        is_repeatable: bool,
+    ) -> ReplyT:
+        return await self.fleet.unary(
+            method,
+            request,
+            destination=Destination.BY_POLICY,
+            is_repeatable=is_repeatable,
+            timeout_ms=self._timeout_ms if timeout_ms is None else timeout_ms,
+        )
+
+
+def snapshot_of(info: admin_pb2.SnapshotInfo) -> Snapshot:
+    """The snapshot that a reply tells of."""
+    return Snapshot(info.id, info.name, info.manifest_id, info.expire_time_s, info.seq)
+
+
+def _create(
+    server: Server,
+) -> Method[admin_pb2.CreateSnapshotRequest, admin_pb2.CreateSnapshotReply]:
+    return server.admin.CreateSnapshot
+
+
+def _renew(server: Server) -> Method[admin_pb2.RenewSnapshotRequest, admin_pb2.RenewSnapshotReply]:
+    return server.admin.RenewSnapshot
+
+
+def _list(server: Server) -> Method[admin_pb2.ListSnapshotsRequest, admin_pb2.ListSnapshotsReply]:
+    return server.admin.ListSnapshots
+
+
+def _delete(
+    server: Server,
+) -> Method[admin_pb2.DeleteSnapshotRequest, admin_pb2.DeleteSnapshotReply]:
+    return server.admin.DeleteSnapshot
+
+
+def _name(
+    request: admin_pb2.RenewSnapshotRequest | admin_pb2.DeleteSnapshotRequest, called: bytes | str
+) -> None:
+    if isinstance(called, bytes):
+        request.id = called
+    else:
+        request.name = called

@@ -1,0 +1,88 @@
+"""One call on its way through servers and attempts, after its first attempt has failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shalekv_client.endpoints import Endpoint
+from shalekv_client.errors import (
+    DeadlinePassed,
+    NotSent,
+    NotTheWriter,
+    NoWriter,
+    OutcomeUnknown,
+    Overloaded,
+    SeqNotReached,
+    ShaleKVError,
+    Stopping,
+    TooStale,
+    Unimplemented,
+)
+from shalekv_client.policies import Destination
+from shalekv_client.retry import RetryPolicy, may_repeat
+from shalekv_client.verdicts import Verdict, verdict
+
+# Refusals that come before a server has looked at the idempotency key.
+_AT_THE_DOOR = (
+    Overloaded,
+    Stopping,
+    DeadlinePassed,
+    Unimplemented,
+    NotTheWriter,
+    NoWriter,
+    NotSent,
+)
+
+
+@dataclass(slots=True)
+class Trip:
+    """What has become of the attempts of one call.
+
+    Once the outcome of an attempt is unknown, the outcome of the call is unknown until a later
+    attempt settles it: a server that turns a repeat away before it has looked at its key says
+    nothing about the attempts before.
+    """
+
+    destination: Destination
+    policy: RetryPolicy
+    is_repeatable: bool
+    attempts: int = 1  # of a read by policy: rounds through all servers
+    tried: set[Endpoint] = field(default_factory=set)  # of a read by policy, in this round
+    has_searched: bool = False  # for the writer, as a read by policy does once in a round
+    last: Endpoint | None = None  # where the last attempt has failed
+    verdict: Verdict = Verdict.FINAL  # on that
+    unknown: OutcomeUnknown | None = None
+    behind: ShaleKVError | None = None  # a server answered that it is too far behind
+
+    def note(self, endpoint: Endpoint, error: ShaleKVError) -> None:
+        """An attempt has failed."""
+        self.last = endpoint
+        self.tried.add(endpoint)
+        self.verdict = verdict(error, self.destination, is_repeatable=self.is_repeatable)
+        if isinstance(error, OutcomeUnknown):
+            self.unknown = error
+        if isinstance(error, TooStale | SeqNotReached):
+            self.behind = error
+
+    def final(self, error: ShaleKVError) -> tuple[ShaleKVError, ShaleKVError | None]:
+        """What to raise when `error` was the last, and its cause."""
+        if self.destination is Destination.BY_POLICY:
+            if self.behind is not None and self.behind is not error and not error.reason:
+                return self.behind, error
+        elif self.unknown is not None and isinstance(error, _AT_THE_DOOR):
+            return self.unknown, error
+        return error, None
+
+    def delay_ms(
+        self, error: ShaleKVError, chance: float, left_ms: float, *, has_choice: bool
+    ) -> float | None:
+        """How long to wait before one more attempt, or round; None: there is none."""
+        if self.attempts >= self.policy.attempts_max:
+            return None
+        if not has_choice and not may_repeat(error, is_repeatable=self.is_repeatable):
+            return None
+        delay_ms = self.policy.backoff_ms(self.attempts, error, chance)
+        self.attempts += 1
+        self.tried.clear()
+        self.has_searched = False
+        return delay_ms if delay_ms < left_ms else None

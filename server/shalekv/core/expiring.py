@@ -1,0 +1,117 @@
+"""Which values expire when: what a writer knows of the keys that it has written. Pure.
+
+Each key stands once, with its newest version. There is room for so many; those that expire last
+make place for others. What is not here is found in the levels, later (`through_seq`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shalekv.core.entry import NO_EXPIRY, Entry, Kind
+
+BUCKET_MS = 250  # values that expire within so much are looked at together
+_KEPT_PARTS = 4  # when there is no room, a quarter goes
+
+
+class Expiring(NamedTuple):
+    """A version of a key that expires."""
+
+    key: bytes
+    seq: int
+    expire_at_ms: int
+
+
+class ExpiringValues:
+    """The values that expire, of which the newest version of each key counts.
+
+    Every version that expires and is newer than commit `through_seq` is here, unless a newer one
+    has replaced it. Of what is not newer than commit `doubtful_seq`, the key may have been deleted
+    since, by a range delete or a load.
+    """
+
+    def __init__(self, *, count_max: int, through_seq: int) -> None:
+        """Empty. What is up to `through_seq` is not looked for here."""
+        self._count_max = count_max
+        self._at: dict[bytes, Expiring] = {}
+        self._buckets: dict[int, dict[bytes, None]] = {}
+        self._order: list[int] = []  # a heap of the buckets, some of which are gone
+        self.through_seq = through_seq
+        self.doubtful_seq = 0
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def note(self, entries: Iterable[Entry]) -> None:
+        """These versions are durable; of two versions of a key the newer one counts."""
+        known = self._at
+        for entry in entries:
+            if entry.expire_at_ms or entry.key in known:
+                self._replace(entry)
+
+    def miss(self, seq: int) -> None:
+        """Commits up to `seq` may have written what this was not told, such as a load."""
+        self.through_seq = max(self.through_seq, seq)
+        self.doubt(seq)
+
+    def doubt(self, seq: int) -> None:
+        """Commits up to `seq` may have deleted keys that this was not told of."""
+        self.doubtful_seq = max(self.doubtful_seq, seq)
+
+    def take_due(self, now_ms: int, count_max: int) -> list[Expiring]:
+        """Some of those that have expired, which are not here any more."""
+        taken: list[Expiring] = []
+        while self._order and len(taken) < count_max:
+            number = self._order[0]
+            if (number + 1) * BUCKET_MS > now_ms + 1:
+                break
+            bucket = self._buckets.get(number, {})
+            while bucket and len(taken) < count_max:
+                key, _ = bucket.popitem()
+                taken.append(self._at.pop(key))
+            if not bucket:
+                heapq.heappop(self._order)
+                self._buckets.pop(number, None)
+        return taken
+
+    def put_back(self, taken: Iterable[Expiring]) -> None:
+        """What was taken could not be told: it is due again, unless it was replaced meanwhile."""
+        for each in taken:
+            if each.key not in self._at:
+                self._add(each)
+
+    def _replace(self, entry: Entry) -> None:
+        known = self._at.get(entry.key)
+        if known is not None:
+            if known.seq > entry.seq:
+                return
+            del self._at[entry.key]
+            del self._buckets[known.expire_at_ms // BUCKET_MS][entry.key]
+        if entry.kind is Kind.PUT and entry.expire_at_ms != NO_EXPIRY:
+            self._add(Expiring(entry.key, entry.seq, entry.expire_at_ms))
+
+    def _add(self, added: Expiring) -> None:
+        number = added.expire_at_ms // BUCKET_MS
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = {}
+            heapq.heappush(self._order, number)
+        bucket[added.key] = None
+        self._at[added.key] = added
+        if len(self._at) > self._count_max:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Let go of those that expire last."""
+        kept = self._count_max - self._count_max // _KEPT_PARTS
+        for number in sorted(self._buckets, reverse=True):
+            bucket = self._buckets[number]
+            while bucket and len(self._at) > kept:
+                key, _ = bucket.popitem()
+                self.through_seq = max(self.through_seq, self._at.pop(key).seq)
+            if bucket:
+                break
+            del self._buckets[number]
+        self._order = sorted(self._buckets)  # which is a heap

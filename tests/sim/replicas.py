@@ -1,0 +1,252 @@
+"""I6: replicas that follow the log through crashes and long pauses, and clients that read them.
+
+They are the shipped readers. Each of their replies is a state of the log, with nothing left out and
+nothing after it; none is older than one before it, nor than it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import dataclass
+from random import Random
+
+from shalekv.errors import (
+    DatabaseNotFound,
+    ManifestConflict,
+    ObjectNotFound,
+    Overloaded,
+    PageExpired,
+    SeqNotReached,
+    SnapshotNotFound,
+    Stopping,
+    StoreUnavailable,
+    TooStale,
+)
+from shalekv.roles.reader import Reader
+from shalekv.roles.service import Call
+from shalekv.settings import (
+    CacheSettings,
+    LimitSettings,
+    ReaderSettings,
+    ReadSettings,
+    SnapshotChoice,
+    UrlSettings,
+)
+from shalekv.v1 import kv_pb2
+from tests.sim.cluster import Cluster
+from tests.sim.errors import NodeCrashed, Violation
+from tests.sim.history import Got
+from tests.sim.model import Version
+from tests.sim.nodes import Node
+from tests.sim.objects import EPOCH_MS
+from tests.sim.requests import KEYS
+from tests.sim.serial import AHEAD_MS, SerialOrder
+from tests.sim.tiny import LIVES_S
+
+NAMES = ("replica1", "replica2")
+CLIENTS = 2
+PAUSES_MS = (10.0, 1_000.0, 15_000.0, 60_000.0)  # the longer ones outlast snapshots
+WAIT_MS = 2_000
+SKEW_MS = 1_000  # between the clock of the store as a reader knows it, and as it is
+# What a reader may end with, or a read: all of them say so, and none is an answer.
+ENDS = (StoreUnavailable, ManifestConflict, ObjectNotFound, DatabaseNotFound)
+REFUSALS = (
+    NodeCrashed,
+    Stopping,
+    Overloaded,
+    PageExpired,
+    SnapshotNotFound,
+    StoreUnavailable,
+    SeqNotReached,
+    TooStale,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one reply has shown of the keys that were asked for."""
+
+    reader: str
+    began_us: int
+    replied_us: int
+    seq: int
+    staleness_ms: int
+    min_seq: int
+    keys: tuple[bytes, ...]
+    found: dict[bytes, Got]
+
+
+class Replicas:
+    """The readers of one database, and their clients."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """None of them runs yet."""
+        self._cluster = cluster
+        self._world = cluster.world
+        self._running: dict[str, tuple[Node, Reader | None]] = {}
+        self.seen: list[Seen] = []
+        self.endings: Counter[str] = Counter()
+        self.problems: list[str] = []
+
+    async def chaos(self, cluster: Cluster) -> None:
+        """Start, crash, pause and resume them at random moments, until cancelled."""
+        random = self._world.random_for("replicas")
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(CLIENTS):
+                tasks.create_task(self._client(self._world.random_for(f"reading {number}")))
+            while True:
+                await self._world.sleep_ms(random.choice([30.0, 1_000.0, 4_000.0]) * cluster.pace)
+                name = random.choice(NAMES)
+                node = self._running[name][0] if name in self._running else None
+                event = random.choices(["crash", "pause", "resume", "nothing"], [1, 3, 2, 4])[0]
+                if node is None:
+                    self._start(name, random)
+                elif event == "crash":
+                    node.crash()
+                    self._running.pop(name, None)
+                elif event == "pause":
+                    node.pause(random.choice(PAUSES_MS) * cluster.pace)
+                elif event == "resume":
+                    node.resume()
+
+    def check(self, order: SerialOrder) -> None:
+        """Every reply shows a prefix of the log, never less than one before it (I6)."""
+        if self.problems:
+            raise Violation(self.problems[0])
+        last: dict[str, Seen] = {}
+        for seen in self.seen:
+            _check_state(order, seen)
+            before = last.get(seen.reader)
+            if before is not None and seen.began_us >= before.replied_us and seen.seq < before.seq:
+                raise Violation(f"I6: {seen.reader} went back: {seen} after {before}")
+            last[seen.reader] = seen
+            if seen.seq < seen.min_seq:
+                raise Violation(f"I6: {seen} does not show its min_seq")
+            if seen.seq > order.durable_at(seen.replied_us):
+                raise Violation(f"I6: {seen} shows what is not durable")
+            fresh_us = seen.began_us - 1_000 * (seen.staleness_ms + SKEW_MS)
+            if seen.seq < order.acknowledged_before(fresh_us):
+                raise Violation(f"I6: {seen} is older than it says")
+
+    def _start(self, name: str, random: Random) -> None:
+        node = self._world.node(name)
+        self._running[name] = (node, None)
+        node.start(self._serve(name, node, draw_reader(random, self._cluster.pace)))
+
+    async def _serve(self, name: str, node: Node, settings: ReadSettings) -> None:
+        store, runtime = self._world.store_for(node), self._world.runtime_for(node)
+        try:
+            reader = await Reader.open(store, settings=settings, runtime=runtime)
+            self._running[name] = (node, reader)
+            await reader.run()
+        except ENDS as error:
+            self.endings[f"a reader ends: {type(error).__name__}"] += 1
+        except Exception as error:
+            self.problems.append(f"I6: {node} ended: {error!r}")
+            raise
+        finally:
+            if self._running.get(name, (None, None))[0] is node:
+                del self._running[name]
+
+    async def _client(self, random: Random) -> None:
+        """Read one of them, whichever is there, until cancelled."""
+        while True:
+            await self._world.sleep_ms(random.choice([5.0, 100.0]) * self._cluster.pace)
+            there = [(n, node, r) for n, (node, r) in self._running.items() if r is not None]
+            if not there:
+                continue
+            _, node, reader = random.choice(there)
+            assert reader is not None
+            header = kv_pb2.RequestHeader()
+            if random.random() < 0.4 and self.seen:
+                header.min_seq = max(each.seq for each in self.seen[-20:])
+            if random.random() < 0.2:
+                header.max_staleness_ms = random.choice([1, 500, 5_000])
+            try:
+                read = self._read(reader, node, header, random)
+                self.seen.append(await node.run(read))
+                self.endings["answered"] += 1
+            except REFUSALS as error:
+                self.endings[type(error).__name__] += 1
+
+    async def _read(
+        self, reader: Reader, node: Node, header: kv_pb2.RequestHeader, random: Random
+    ) -> Seen:
+        began_us = self._world.loop.now_us
+        call = Call(deadline_ms=reader.clock.monotonic_ms() + WAIT_MS * self._cluster.pace)
+        keys = tuple(KEYS)
+        found: dict[bytes, Got] = {}
+        told = kv_pb2.ReplyHeader()
+        replied_us = 0
+        if random.random() < 0.5:
+            keys = tuple(random.sample(KEYS, 2))
+            request = kv_pb2.BatchGetRequest(header=header, keys=keys)
+            answer = reader.kv.batch_get(request, call)
+            reply = answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
+            replied_us, told = self._world.loop.now_us, reply.header
+            for key, each in zip(keys, reply.results, strict=True):
+                if each.found:
+                    found[key] = Got(each.value, each.seq, each.expire_at_ms)
+        else:
+            scan = kv_pb2.ScanRequest(header=header, reverse=random.random() < 0.3)
+            async with aclosing(reader.kv.scan(scan, call)) as replies:  # type: ignore[type-var]
+                async for part in replies:
+                    replied_us, told = replied_us or self._world.loop.now_us, part.header
+                    for e in part.entries:
+                        found[e.key] = Got(e.value, e.seq, e.expire_at_ms)
+                    await self._world.sleep_ms(random.choice([0.0, 0.0, 3_000.0]))
+        return Seen(
+            node.label,
+            began_us,
+            replied_us,
+            told.seq,
+            told.staleness_ms,
+            header.min_seq,
+            keys,
+            found,
+        )
+
+
+def _check_state(order: SerialOrder, seen: Seen) -> None:
+    latest_ms = EPOCH_MS + seen.replied_us // 1_000 + AHEAD_MS
+    for key in seen.keys:
+        version = order.timeline.at(key, seen.seq)
+        shown = seen.found.get(key)
+        if shown is None:
+            may_be_gone = version.value is None or 0 < version.expire_at_ms <= latest_ms
+            if not may_be_gone:
+                raise Violation(f"I6: {seen} does not show {key!r}: {version}")
+        elif not _is_shown(shown, version):
+            raise Violation(f"I6: {seen} shows {shown} for {key!r}, the log {version}")
+
+
+def _is_shown(shown: Got, version: Version) -> bool:
+    return (shown.value, shown.seq, shown.expire_at_ms) == (
+        version.value,
+        version.seq,
+        version.expire_at_ms,
+    )
+
+
+def draw_reader(random: Random, pace: float) -> ReadSettings:
+    """Settings of a reader that looks often, and whose snapshots are soon over."""
+    ttl_s = max(2, int(random.choice(LIVES_S) * pace))
+    poll_ms = max(1, int(random.choice([10, 100, 1_000]) * pace))
+    reader = ReaderSettings(
+        snapshot=random.choice([*SnapshotChoice]),
+        reader_snapshot_ttl_s=ttl_s,
+        poll_interval_ms=poll_ms,
+        poll_interval_min_ms=random.choice([0, 20]),
+        poll_interval_idle_ms=4 * poll_ms,
+        manifest_interval_ms=max(10, int(random.choice([100, 2_000]) * pace)),
+        reader_parallel_reads=random.choice([1, 4]),
+    )
+    cache = CacheSettings().model_copy(
+        update={"block_cache_bytes": 0, "metadata_cache_bytes": random.choice([0, 1 << 20])}
+    )
+    limits = LimitSettings().model_copy(update={"scan_message_bytes": random.choice([1, 1 << 20])})
+    return ReadSettings(
+        database=UrlSettings(url="memory://sim"), reader=reader, cache=cache, limits=limits
+    )

@@ -1,0 +1,164 @@
+"""Damage of any object is detected: in the repository by every reader, in the source by a backup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shalekv.errors import (
+    CorruptObject,
+    DatabaseNotFound,
+    IllegalState,
+    ObjectNotFound,
+    ShaleError,
+)
+from shalekv.format import names
+from tests.unit.engine.backup.ground import (
+    Place,
+    back_up,
+    backup_ids,
+    database,
+    restore,
+    verify,
+)
+
+Harm = Callable[[Place, str], None]
+
+
+def flip(place: Place, name: str) -> None:
+    """Change one bit in the middle."""
+    data = bytearray(place.data(name))
+    data[len(data) // 2] ^= 4
+    place.overwrite(name, bytes(data))
+
+
+def cut(place: Place, name: str) -> None:
+    """Take the last byte away."""
+    place.overwrite(name, place.data(name)[:-1])
+
+
+def prolong(place: Place, name: str) -> None:
+    """Add a byte."""
+    place.overwrite(name, place.data(name) + b"\0")
+
+
+def empty(place: Place, name: str) -> None:
+    """Take all bytes away."""
+    place.overwrite(name, b"")
+
+
+HARMS = (flip, cut, prolong, empty)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_damage_of_any_object_of_a_backup_is_told(harm: Harm) -> None:
+    """`verify` names it, and nothing is restored of it."""
+    source, _ = await database()
+    sound = Place()
+    made = await back_up(source, sound)
+    for name in sound.names():
+        repository, target = sound.copy(), Place()
+        harm(repository, name)
+        (damage,) = await verify(repository)
+        assert (damage.name, damage.backup_ids) == (name, (made.backup_id,))
+        with pytest.raises(CorruptObject):
+            await restore(repository, target)
+        with pytest.raises(DatabaseNotFound):
+            await target.manifest()
+
+
+async def test_a_copy_that_is_missing_is_told() -> None:
+    """By `verify` and by `restore`."""
+    source, _ = await database()
+    sound = Place()
+    made = await back_up(source, sound)
+    for copy, _ in made.copies:
+        repository = sound.copy()
+        repository.lose(str(copy))
+        (damage,) = await verify(repository)
+        assert (damage.name, damage.problem) == (str(copy), "is missing")
+        with pytest.raises(ObjectNotFound):
+            await restore(repository, Place())
+
+
+async def test_copies_that_changed_places_are_told() -> None:
+    """What is intact, but under another name, is no copy of that."""
+    source, _ = await database()
+    repository = Place()
+    made = await back_up(source, repository)
+    first, second = str(made.copies[0][0]), str(made.copies[1][0])
+    one, other = repository.data(first), repository.data(second)
+    repository.overwrite(first, other)
+    repository.overwrite(second, one)
+    assert {damage.name for damage in await verify(repository)} == {first, second}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_a_damaged_source_is_not_backed_up(harm: Harm) -> None:
+    """Whichever of the objects that are needed it is, there is no backup, and a typed error."""
+    sound, _ = await database()
+    reference = Place()
+    made = await back_up(sound.copy(), reference)
+    for copy, _ in made.copies:
+        source, repository = sound.copy(), Place()
+        harm(source, copy.source)
+        with pytest.raises(CorruptObject):
+            await back_up(source, repository)
+        assert await backup_ids(repository) == []
+
+
+async def test_an_object_that_the_source_lacks_is_told() -> None:
+    """There is no backup then."""
+    sound, _ = await database()
+    made = await back_up(sound.copy(), Place())
+    for copy, _ in made.copies:
+        source, repository = sound.copy(), Place()
+        source.lose(copy.source)
+        with pytest.raises((ObjectNotFound, IllegalState)):
+            await back_up(source, repository)
+        assert await backup_ids(repository) == []
+
+
+async def test_a_truncated_copy_is_not_counted_on() -> None:
+    """The next backup says which one it is; when it is deleted, it is copied again."""
+    source, _ = await database()
+    sound = Place()
+    made = await back_up(source, sound)
+    for copy, _ in made.copies:
+        repository = sound.copy()
+        cut(repository, str(copy))
+        with pytest.raises(IllegalState, match="damaged"):
+            await back_up(source, repository)
+        assert await backup_ids(repository) == [made.backup_id]
+        repository.lose(str(copy))
+        await back_up(source, repository)
+        assert await verify(repository) == []
+
+
+async def test_what_is_at_the_target_must_have_the_right_bytes() -> None:
+    """An object that is there under a name that is needed, with other bytes, is never kept."""
+    source, _ = await database()
+    repository = Place()
+    made = await back_up(source, repository)
+    for copy, _ in made.copies:
+        for harm in HARMS:
+            target = Place()
+            await target.store().create(copy.source, repository.data(str(copy)))
+            harm(target, copy.source)
+            with pytest.raises(IllegalState, match="other bytes"):
+                await restore(repository, target)
+            with pytest.raises(ShaleError):
+                await target.manifest()
+
+
+async def test_a_log_of_somebody_else_is_not_continued() -> None:
+    """A slot behind the last one that is restored would come back as data: it is refused."""
+    source, _ = await database()
+    repository, target = Place(), Place()
+    made = await back_up(source, repository)
+    last = made.manifest.wal_id_last_seen
+    assert last is not None
+    await target.store().create(names.wal_name(last + 1), b"of a lost database")
+    with pytest.raises(IllegalState, match="not of backup"):
+        await restore(repository, target)

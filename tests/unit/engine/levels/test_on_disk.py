@@ -1,0 +1,207 @@
+"""With a cache on disk a new process reads without the store, and nothing damaged is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from structlog.testing import capture_logs
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KeyRange
+from shalekv.engine.levels.lookup import find, find_many
+from shalekv.engine.levels.source import KEPT_BLOCKS_MAX, tree_sources
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.errors import CorruptObject
+from shalekv.format.names import level_name
+from shalekv.store.disk_cache import DiskCache
+from shalekv.store.disk_cache_part import Part
+from tests.unit.engine.levels.trees import Levels, range_tombstone
+from tests.unit.format.samples import DATABASE_ID
+from tests.unit.store.disk_cache.folders import files, open_cache
+
+POINTS = [Entry(b"%03d" % key, key + 1, Kind.PUT, b"v" * 30) for key in range(100)]
+RANGES = [range_tombstone(b"%03d" % key, b"%03d" % (key + 3), 500) for key in range(0, 90, 10)]
+KEYS = [b"%03d" % key for key in range(100)]
+ALL = KeyRange(b"", b"")
+
+
+def levels_of_two() -> Levels:
+    """Two SSTs over each other, with range tombstones."""
+    levels = Levels()
+    levels.add(2, POINTS, block_bytes=200)
+    levels.add(1, POINTS[::7], RANGES, block_bytes=100)
+    return levels
+
+
+async def read_all(levels: Levels, ssts: LevelSsts) -> list[Entry | None]:
+    """Every key, one by one."""
+    tree = levels.tree()
+    return [await find(ssts, tree, key) for key in KEYS]
+
+
+async def cached(levels: Levels, path: Path) -> list[Entry | None]:
+    """Read everything once: then it is on the disk."""
+    disk = open_cache(path)
+    found = await read_all(levels, levels.open(disk))
+    await disk.flush()
+    del levels.store.reads[:]
+    return found
+
+
+async def test_a_new_process_asks_the_store_for_nothing(tmp_path: Path) -> None:
+    """What another process has read, this one reads from the disk: metadata, ranges, blocks."""
+    levels = levels_of_two()
+    expected = await cached(levels, tmp_path)
+    assert expected == await read_all(levels, levels.open())
+    del levels.store.reads[:]
+    ssts = levels.open(open_cache(tmp_path))
+    assert await read_all(levels, ssts) == expected
+    assert await find_many(levels.open(open_cache(tmp_path)), levels.tree(), KEYS) == {
+        entry.key: entry for entry in expected if entry is not None
+    }
+    assert levels.store.reads == []
+    counters = ssts.counters
+    assert (counters.block_requests, counters.metadata_requests, counters.blocks_fetched) == (
+        0,
+    ) * 3
+    assert counters.disk is not None
+    assert (counters.disk.misses, counters.disk.errors) == (0, 0)
+    assert counters.disk.hits > 20
+
+
+async def test_filter_and_the_rest_are_pieces_of_their_own(tmp_path: Path) -> None:
+    """Whoever needs one of them finds what another has read; the other comes with one request."""
+    levels = Levels()
+    info = levels.add(1, POINTS, block_bytes=200)
+    disk = open_cache(tmp_path)
+    await levels.open(disk).metadata(info, with_filter=False)
+    await disk.flush()
+    assert len(levels.store.reads) == 1
+    opened = await levels.open(disk).metadata(info)
+    await disk.flush()
+    assert opened.filter is not None
+    assert levels.store.reads[1:] == [
+        (levels.store.reads[0][0], info.filter_offset, info.filter_len)
+    ]
+    again = levels.open(open_cache(tmp_path))
+    await again.metadata(info, with_filter=False)
+    assert (await again.metadata(info)).filter is not None
+    assert (await levels.open(open_cache(tmp_path)).metadata(info)).filter is not None
+    assert len(levels.store.reads) == 2
+
+
+async def test_of_many_blocks_the_missing_come_with_one_request(tmp_path: Path) -> None:
+    """Blocks that stand on the disk are not fetched but between others."""
+    levels = Levels()
+    info = levels.add(1, POINTS, block_bytes=200)
+    disk = open_cache(tmp_path)
+    ssts = levels.open(disk)
+    opened = await ssts.metadata(info)
+    handles = list(opened.index)
+    assert len(handles) >= 8
+    for number in (0, 1, 4, 7):
+        await ssts.block(opened, number)
+    await disk.flush()
+    del levels.store.reads[:]
+    blocks = await levels.open(disk).neighbours(info.id, 0, handles[:8])
+    assert [block.first_key for block in blocks] == [handle.first_key for handle in handles[:8]]
+    end = handles[6].offset + handles[6].length
+    ((_, offset, length),) = levels.store.reads
+    assert (offset, length) == (handles[2].offset, end - handles[2].offset)
+    await disk.flush()
+    del levels.store.reads[:]
+    await levels.open(disk).neighbours(info.id, 0, handles[:8])
+    assert levels.store.reads == []
+
+
+async def test_long_scans_pass_the_disk_by(tmp_path: Path) -> None:
+    """A scan keeps its first blocks; what it reads ahead is neither looked for nor kept."""
+    levels = Levels()
+    levels.add(1, POINTS, block_bytes=50)
+    disk = open_cache(tmp_path)
+    ssts = levels.open(disk)
+
+    async def scan() -> int:
+        rows = 0
+        for source in tree_sources(ssts, levels.tree(), ALL, reverse=False):
+            while (window := await source.next()) is not None:
+                rows += len(window.run.keys)
+        return rows
+
+    assert await scan() == 100
+    await disk.flush()
+    blocks = 1 + 2 + KEPT_BLOCKS_MAX
+    assert disk.counters.written == blocks + 1  # its index
+    looked = disk.counters.hits + disk.counters.misses
+    assert looked == blocks + 1
+    ssts = levels.open(disk)
+    assert await scan() == 100
+    assert disk.counters.hits == blocks + 1
+    assert disk.counters.misses == looked
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_damaged_files_are_fetched_again(tmp_path: Path, seed: int) -> None:
+    """Whatever bits flip on the disk, every read is right, and the disk is mended by it."""
+    levels, random = levels_of_two(), Random(seed)
+    expected = await cached(levels, tmp_path)
+    for path in files(tmp_path):
+        data = bytearray(path.read_bytes())
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+        path.write_bytes(data)
+    disk = open_cache(tmp_path)
+    with capture_logs():
+        assert await read_all(levels, levels.open(disk)) == expected
+    await disk.flush()
+    assert disk.counters.damaged == disk.counters.written > 20
+    del levels.store.reads[:]
+    assert await read_all(levels, levels.open(open_cache(tmp_path))) == expected
+    assert levels.store.reads == []
+
+
+async def test_sound_files_with_wrong_contents_are_fetched_again(tmp_path: Path) -> None:
+    """Even if the checksum of a file holds, what the SST's own checksums refuse is not served."""
+    levels = levels_of_two()
+    expected = await cached(levels, tmp_path)
+    disk = open_cache(tmp_path)
+    for part in await parts_of(levels, disk):
+        disk.keep(part, bytes(part.length))
+    await disk.flush()
+    assert await read_all(levels, levels.open(disk)) == expected
+    assert disk.counters.damaged > 20
+    await disk.flush()
+    del levels.store.reads[:]
+    assert await read_all(levels, levels.open(open_cache(tmp_path))) == expected
+    assert levels.store.reads == []
+
+
+async def parts_of(levels: Levels, disk: DiskCache) -> list[Part]:
+    """All parts of these levels that are on the disk."""
+    parts = []
+    for info in levels.infos:
+        opened = await levels.open().metadata(info)
+        ranges = [(handle.offset, handle.length) for handle in opened.index]
+        ranges.append((info.filter_offset, info.filter_len))
+        ranges.append((info.block_meta_offset, info.size_bytes - info.block_meta_offset))
+        parts += [Part(DATABASE_ID, info.id, *at) for at in ranges]
+    found = await disk.find(parts)
+    return [part for part, data in zip(parts, found, strict=True) if data is not None]
+
+
+async def test_damage_on_the_way_from_the_store_is_not_kept(tmp_path: Path) -> None:
+    """What a checksum of the SST refuses is not written to the disk, where it would stay."""
+    levels = Levels()
+    info = levels.add(1, POINTS, block_bytes=200)
+    name = level_name(info.id)
+    sound = levels.data(name)
+    for at in range(0, len(sound), 25):
+        levels.overwrite(name, sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        disk = open_cache(tmp_path / str(at))
+        with pytest.raises(CorruptObject):
+            await read_all(levels, levels.open(disk))
+        await disk.flush()
+        levels.overwrite(name, sound)
+        assert await read_all(levels, levels.open(disk)) == POINTS
+        assert disk.counters.damaged == 0

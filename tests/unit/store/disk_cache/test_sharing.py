@@ -1,0 +1,144 @@
+"""Processes share a folder while others damage it, and are killed: nothing wrong is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+from structlog.testing import capture_logs
+
+from shalekv.store.disk_cache_folder import FOLDER
+from tests.unit.store.disk_cache.folders import files, finds, kept, open_cache, part, taken_bytes
+from tests.unit.store.disk_cache.hammering import PARTS, shared_part
+
+BYTES_MAX = 1 << 20
+CHILDREN = 3
+SLACK_BYTES = CHILDREN * BYTES_MAX // 16
+DAMAGES = 3  # for each line that a child prints
+KILLS = 0.1  # ... and the share of these upon which one is killed
+FLIPS, CUTS, UNLINKS, SWAPS = 0.4, 0.6, 0.8, 0.98  # the rest deletes a folder
+
+Child = subprocess.Popen[bytes]
+
+
+def start(path: Path, seed: int, rounds: int, told: int) -> Child:
+    """A process that hammers the folder, and tells of it in a pipe."""
+    module = "tests.unit.store.disk_cache.hammering"
+    arguments = [str(path), str(BYTES_MAX), str(seed), str(rounds)]
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdout=told, stderr=subprocess.PIPE)
+
+
+def check(child: Child) -> None:
+    """It has found nothing wrong."""
+    _, err = child.communicate()
+    assert child.returncode == 0, err.decode()
+
+
+def damage(path: Path, random: Random) -> None:
+    """Do to the folder what must not be noticed but as misses."""
+    found = files(path)
+    if not found:
+        return
+    victim, other, dice = random.choice(found), random.choice(found), random.random()
+    try:
+        if dice < FLIPS:
+            with victim.open("r+b") as file:
+                data = bytearray(file.read())
+                data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+                file.seek(0)
+                file.write(data)
+        elif dice < CUTS:
+            with victim.open("r+b") as file:
+                file.truncate(random.randrange(victim.stat().st_size))
+        elif dice < UNLINKS:
+            victim.unlink()
+        elif dice < SWAPS:
+            victim.replace(other)
+        else:
+            shutil.rmtree(path / FOLDER if random.random() < 0.1 else victim.parent)
+    except (OSError, ValueError):
+        pass  # a process was faster
+
+
+def campaign(path: Path, *, seed: int, rounds: int, kills: int) -> list[dict[str, int]]:
+    """Children hammer, are damaged, and are killed so many times: what the survivors count."""
+    random = Random(seed)
+    reading, told = os.pipe()
+    children = [start(path, seed + number, rounds, told) for number in range(CHILDREN)]
+    counters: list[dict[str, int]] = []
+    with open(reading, encoding="ascii") as lines:  # noqa: PTH123 - a descriptor, not a path
+        for line in lines:
+            if line.startswith("{"):
+                counters.append(json.loads(line))
+                continue
+            for _ in range(DAMAGES):
+                damage(path, random)
+            assert taken_bytes(path) <= BYTES_MAX + SLACK_BYTES
+            if kills and random.random() < KILLS:
+                kills -= 1
+                victim = children.pop(0)
+                victim.kill()
+                victim.communicate()
+                children.append(start(path, seed + 1_000 + kills, rounds, told))
+            if not kills and told >= 0:
+                os.close(told)  # it ends with the last child
+                told = -1
+    for child in children:
+        check(child)
+    assert not kills
+    return counters
+
+
+async def finish(path: Path, counters: list[dict[str, int]]) -> None:
+    """Much was found, damage was seen, and what is left is right."""
+    total = Counter[str]()
+    for each in counters:
+        total.update(each)
+    assert len(counters) >= CHILDREN
+    assert total["hits"] > total["misses"] / 10
+    assert min(total["written"], total["evicted"], total["damaged"]) > 0
+    cache = open_cache(path, bytes_max=BYTES_MAX)
+    with capture_logs():
+        for number in range(PARTS):
+            await finds(cache, shared_part(number))
+    await kept(cache, part(PARTS))
+    assert taken_bytes(path) <= BYTES_MAX
+
+
+async def test_processes_share_a_damaged_folder(tmp_path: Path) -> None:
+    """Three processes and one that flips, cuts, swaps and deletes; five of them are killed."""
+    await finish(tmp_path, campaign(tmp_path, seed=1, rounds=4_000, kills=5))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(100, 110))
+async def test_processes_share_a_damaged_folder_for_long(tmp_path: Path, seed: int) -> None:
+    """The same with more kills."""
+    await finish(tmp_path, campaign(tmp_path, seed=seed, rounds=40_000, kills=40))
+
+
+async def test_what_one_process_keeps_another_finds(tmp_path: Path) -> None:
+    """Two caches of one folder find each other's parts at once, and count what both hold."""
+    one, two = open_cache(tmp_path, seed=1), open_cache(tmp_path, seed=2)
+    await kept(one, part(1))
+    assert await finds(two, part(1))
+    await kept(two, part(2))
+    assert await finds(one, part(2))
+    assert two.counters.held_bytes == 2 * 8_192
+
+
+async def test_the_bound_is_that_of_all_together(tmp_path: Path) -> None:
+    """Caches that write by turns stay within one bound."""
+    caches = [open_cache(tmp_path, seed=seed) for seed in range(4)]
+    for number in range(800):
+        await kept(caches[number % 4], part(number))
+        assert taken_bytes(tmp_path) <= BYTES_MAX

@@ -1,0 +1,201 @@
+"""A disk that refuses, and a folder that vanishes, cost hits and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+import threading
+from pathlib import Path
+from random import Random
+
+import pytest
+from structlog.testing import capture_logs
+
+from shalekv.clock import LoopClock
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.store.disk_cache import PAUSE_MS, DiskCache
+from shalekv.store.disk_cache_folder import FOLDER
+from shalekv.store.filesystem import FileSystem, ListedFile
+from tests.unit.store.disk_cache.folders import (
+    BYTES_MAX,
+    data_of,
+    files,
+    finds,
+    kept,
+    open_cache,
+    part,
+    taken_bytes,
+)
+from tests.unit.store.failing_disk import FailingFileSystem
+from tests.unit.store.inline_runtime import InlineClock
+
+REFUSALS = [
+    ("create", errno.ENOSPC),
+    ("write", errno.ENOSPC),
+    ("rename", errno.EDQUOT),
+    ("mkdir", errno.EACCES),
+    ("append", errno.ENOSPC),
+    ("touch", errno.EROFS),
+    ("list_files", errno.EIO),
+]
+
+
+@pytest.mark.parametrize(("call", "error"), REFUSALS)
+async def test_a_disk_that_refuses_switches_writing_off(
+    tmp_path: Path, call: str, error: int
+) -> None:
+    """Nothing is raised; it is logged once; nothing is written for a while, and then again."""
+    filesystem, clock = FailingFileSystem(), InlineClock()
+    cache = open_cache(tmp_path, clock=clock, filesystem=filesystem)
+    filesystem.fail(call, error)
+    with capture_logs() as logs:
+        await kept(cache, part(1), part(2))
+        calls = len(filesystem.calls)
+        await kept(cache, part(3))
+        assert len(filesystem.calls) == calls
+        await clock.sleep_ms(PAUSE_MS)
+        await kept(cache, part(4))
+    assert (len(logs), cache.counters.errors, cache.counters.dropped) == (1, 2, 4)
+    assert not files(tmp_path)
+    filesystem.recover()
+    await clock.sleep_ms(PAUSE_MS)
+    await kept(cache, part(5), part(6))
+    assert await finds(cache, part(5))
+    assert cache.pending_bytes == 0
+    filesystem.fail(call, error)
+    with capture_logs() as logs:
+        (tmp_path / FOLDER / "tally").unlink()  # so that a scan is due
+        shutil.rmtree(files(tmp_path)[0].parent)
+        await kept(cache, *(part(number) for number in range(100, 400)))
+    assert len(logs) == 1
+
+
+@pytest.mark.parametrize("call", ["open", "pread"])
+async def test_files_that_cannot_be_read_are_misses(tmp_path: Path, call: str) -> None:
+    """An error of the disk is a miss that is counted as an error; the file stays."""
+    filesystem = FailingFileSystem()
+    cache = open_cache(tmp_path, filesystem=filesystem)
+    await kept(cache, part(1))
+    filesystem.fail(call, errno.EIO)
+    assert not await finds(cache, part(1))
+    assert (cache.counters.errors, cache.counters.misses) == (1, 1)
+    filesystem.recover()
+    assert await finds(cache, part(1))
+
+
+async def test_a_read_only_folder_still_serves(tmp_path: Path) -> None:
+    """What is there is found although nothing can be changed, uses not noted either."""
+    await kept(open_cache(tmp_path), part(1))
+    filesystem = FailingFileSystem()
+    for call in ("create", "append", "touch", "touch_open", "rename", "unlink", "mkdir"):
+        filesystem.fail(call, errno.EROFS)
+    cache = open_cache(tmp_path, filesystem=filesystem)
+    with capture_logs() as logs:
+        await kept(cache, part(2))
+    assert len(logs) == 1
+    assert await finds(cache, part(1))
+    assert not await finds(cache, part(2))
+
+
+async def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    """A path that is no folder is logged, and everything is a miss."""
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    cache = open_cache(path)
+    with capture_logs() as logs:
+        await kept(cache, part(1))
+    assert len(logs) == 1
+    assert not await finds(cache, part(1))
+    assert path.read_bytes() == b""
+
+
+async def test_the_folder_may_be_deleted_at_any_time(tmp_path: Path) -> None:
+    """Without the folder, a shard, the tally, the lock or a file: misses, and it goes on."""
+    path = tmp_path / "cache"
+    cache, number = open_cache(path), 0
+    for vanishes in ("", FOLDER, "shard", "file", f"{FOLDER}/tally", f"{FOLDER}/lock"):
+        parts = [part(number := number + 1) for _ in range(5)]
+        await kept(cache, *parts)
+        first = files(path)[0]
+        target = {"shard": first.parent, "file": first}.get(vanishes, path / vanishes)
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink()
+        for each in parts:
+            await finds(cache, each)
+        await kept(cache, *parts)
+        for each in parts:
+            assert await finds(cache, each)
+    assert cache.counters.errors == cache.counters.dropped == 0
+
+
+async def test_the_bound_holds_although_the_tally_was_deleted_or_cut(tmp_path: Path) -> None:
+    """Without a tally the folder is looked at; with a wrong one it is in the end."""
+    cache = open_cache(tmp_path)
+    tally = tmp_path / FOLDER / "tally"
+    await kept(cache, *(part(number) for number in range(110)))
+    assert taken_bytes(tmp_path) > BYTES_MAX * 3 // 4
+    tally.unlink()
+    await kept(cache, *(part(number) for number in range(200, 300)))
+    assert taken_bytes(tmp_path) <= BYTES_MAX
+    for number in range(300, 1_000):
+        tally.write_bytes(b"")
+        await kept(cache, part(number))
+        assert taken_bytes(tmp_path) <= BYTES_MAX + BYTES_MAX // 3
+
+
+class GatedFileSystem(FileSystem):
+    """Lists folders only while the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.listing = threading.Event()
+        self.renamed = threading.Event()
+
+    def list_files(self, path: Path) -> list[ListedFile]:
+        self.listing.set()
+        self.gate.wait()
+        return super().list_files(path)
+
+    def rename(self, existing: Path, new: Path) -> None:
+        super().rename(existing, new)
+        self.renamed.set()
+
+
+async def test_a_start_waits_for_nothing(tmp_path: Path) -> None:
+    """While the first scan goes on, parts are found and taken; they are written afterwards."""
+    await kept(open_cache(tmp_path), part(1))
+    workers, filesystem = ThreadWorkers(2), GatedFileSystem()
+    runtime = Runtime(LoopClock(), Random(1), workers)
+    cache = DiskCache(tmp_path, BYTES_MAX, runtime, filesystem=filesystem)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(cache.run())
+        await asyncio.to_thread(filesystem.listing.wait)
+        assert await finds(cache, part(1))
+        cache.keep(part(2), data_of(part(2)))
+        assert await finds(cache, part(2))
+        filesystem.gate.set()
+        await asyncio.to_thread(filesystem.renamed.wait)
+        running.cancel()
+    workers.close()
+    assert await finds(open_cache(tmp_path), part(2))
+
+
+async def test_the_lock_goes_with_who_was_cancelled(tmp_path: Path) -> None:
+    """A process that is stopped while it scans leaves no lock: the next one scans."""
+    workers, filesystem = ThreadWorkers(2), GatedFileSystem()
+    runtime = Runtime(LoopClock(), Random(1), workers)
+    stopped = DiskCache(tmp_path, BYTES_MAX, runtime, filesystem=filesystem)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(stopped.run())
+        await asyncio.to_thread(filesystem.listing.wait)
+        beside = open_cache(tmp_path)
+        await kept(beside, part(1))
+        assert beside.counters.dropped == 1
+        running.cancel()
+    filesystem.gate.set()
+    workers.close()
+    await kept(beside, part(1))
+    assert await finds(beside, part(1))
