@@ -121,16 +121,21 @@ class Fleet:
         destination: Destination,
         is_repeatable: bool,
         timeout_ms: float,
+        only: Endpoint | None = None,
+        replica_wait_ms: float | None = None,
     ) -> ReplyT:
         """The reply of `send`, which makes one attempt, given a server and a time in ms.
 
         Called until it is answered or may not be repeated: `is_repeatable` says that an attempt
-        may be whose outcome is unknown. Raises what the last attempt raised, but for
-        `Trip.final`; `NoWriter` when the writer is needed and was not found.
+        may be whose outcome is unknown. `only` that server is asked; `replica_wait_ms` takes the
+        place of that of the client. Raises what the last attempt raised, but for `Trip.final`;
+        `NoWriter` when the writer is needed and was not found.
         """
         self.check_open()
         deadline_ms = self._loop.time() * 1000.0 + timeout_ms
         trip = Trip(self._effective(destination), self._retry, is_repeatable)
+        trip.only = only
+        trip.replica_wait_ms = replica_wait_ms or self._routing.replica_wait_ms
         left_ms = float(timeout_ms)
         while True:
             try:
@@ -158,6 +163,10 @@ class Fleet:
             if found is None or found in tried:
                 raise self._no_writer()
         return self._servers.of(found)
+
+    def endpoint_at(self, address: str) -> Endpoint | None:
+        """What is at an address, if it is one of the fleet."""
+        return self.endpoints.get(address)
 
     def failed(self, server: Server, error: ShaleKVError, destination: Destination) -> bool:
         """Learn from a failed attempt; returns whether one at another server may do better."""
@@ -192,12 +201,15 @@ class Fleet:
         return error
 
     async def _next(self, trip: Trip, left_ms: float) -> Server:
-        found = self._choose(trip.destination, trip.tried)
+        found = trip.only or self._choose(trip.destination, trip.tried)
         if found is None:
             found = await self._search.find(left_ms / 1000.0)
             if found is None:
                 raise self._no_writer()
         return self._servers.of(found)
+
+    def _has_choice(self, trip: Trip) -> bool:
+        return trip.only is None and self.endpoints.sole is None
 
     def _choose(self, destination: Destination, tried: Collection[Endpoint]) -> Endpoint | None:
         sole = self.endpoints.sole
@@ -218,10 +230,9 @@ class Fleet:
         trip: Trip,
         deadline_ms: float,
     ) -> ReplyT:
-        if self.endpoints.sole is not None or trip.destination is Destination.WRITER:
-            return await self._one(server, send, trip, deadline_ms)
         hedge_ms = self._routing.hedge_ms
-        if hedge_ms is None:
+        is_read = trip.destination is Destination.BY_POLICY
+        if hedge_ms is None or not is_read or not self._has_choice(trip):
             return await self._one(server, send, trip, deadline_ms)
 
         def second() -> Any:
@@ -242,7 +253,7 @@ class Fleet:
     ) -> ReplyT:
         began_s = self._loop.time()
         left_ms = max(1.0, deadline_ms - began_s * 1000.0)
-        if self.endpoints.sole is None:
+        if self._has_choice(trip):
             left_ms = self._time_ms(server, trip, left_ms)
         left_ms = min(left_ms, self._retry.attempt_timeout_ms or left_ms)
         is_read = trip.destination is Destination.BY_POLICY
@@ -252,7 +263,9 @@ class Fleet:
             error = self.explained(server, raised)
             trip.note(server.endpoint, error)
             self.failed(server, error, trip.destination)
-            raise error from raised.__cause__
+            if error is raised:
+                raise
+            raise error from raised
         except asyncio.CancelledError:
             if is_read:
                 latency_ms = (self._loop.time() - began_s) * 1000.0
@@ -264,7 +277,7 @@ class Fleet:
 
     def _time_ms(self, server: Server, trip: Trip, left_ms: float) -> float:
         if trip.destination is Destination.BY_POLICY and not server.is_writer:
-            return attempt_ms(left_ms, self._routing.replica_wait_ms, trip.attempts)
+            return attempt_ms(left_ms, trip.replica_wait_ms, trip.attempts)
         if trip.is_repeatable:
             return attempt_ms(left_ms, self._routing.writer_silence_ms, trip.attempts)
         return left_ms
@@ -272,7 +285,7 @@ class Fleet:
     async def _after(self, trip: Trip, error: ShaleKVError, left_ms: float) -> float:
         """How long to wait before the next attempt; raises when there is none."""
         is_at_server = trip.last is not None and not isinstance(error, NoWriter)
-        has_choice = self.endpoints.sole is None
+        has_choice = self._has_choice(trip)
         if not is_at_server or (has_choice and trip.verdict is Verdict.FINAL):
             self._give_up(trip, error)
         if has_choice and trip.verdict is Verdict.OTHER:

@@ -90,20 +90,21 @@ class Server:
         Raises `SeqNotReached` when it shows less than what was seen before, as a writer does that
         does not know yet that it was replaced; `WrongDatabase` as `heard`.
         """
-        header = reply.header
         if operation.is_read:
-            is_certain = operation.read_level is not ReadLevel.UNCOMMITTED
-        else:
-            is_certain = reply.durability != kv_pb2.DURABILITY_MEMORY
+            self.shown(reply.header, operation.read_level, operation.min_seq)
+            return
+        is_certain = reply.durability != kv_pb2.DURABILITY_MEMORY
         try:
-            self.heard(header, is_certain=is_certain)
+            self.heard(reply.header, is_certain=is_certain)
         except WrongDatabase as error:
-            if operation.is_read:
-                raise
             raise ServerFailed(error.details) from error  # it was applied, though elsewhere
-        if header.seq < operation.min_seq <= self._freshness.seq:
+
+    def shown(self, header: kv_pb2.ReplyHeader, read_level: ReadLevel, min_seq: int) -> None:
+        """Learn from the header of a reply to a read. Raises as `note`."""
+        self.heard(header, is_certain=read_level is not ReadLevel.UNCOMMITTED)
+        if header.seq < min_seq <= self._freshness.seq:
             self._endpoints.doubt(self.endpoint)
-            raise not_reached(self.address, header.seq, operation.min_seq)
+            raise not_reached(self.address, header.seq, min_seq)
 
     def heard(self, header: kv_pb2.ReplyHeader, *, is_certain: bool = True) -> None:
         """Learn from the header of a reply; `is_certain` as `Freshness.heard`.

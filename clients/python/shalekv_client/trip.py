@@ -48,6 +48,8 @@ class Trip:
     is_repeatable: bool
     attempts: int = 1  # of a read by policy: rounds through all servers
     tried: set[Endpoint] = field(default_factory=set)  # of a read by policy, in this round
+    only: Endpoint | None = None  # the server that is asked, and no other
+    replica_wait_ms: float = 0.0  # of a first attempt at a reader
     has_searched: bool = False  # for the writer, as a read by policy does once in a round
     last: Endpoint | None = None  # where the last attempt has failed
     verdict: Verdict = Verdict.FINAL  # on that

@@ -14,6 +14,7 @@ from shalekv.core.entry import NO_EXPIRY, Entry, Kind
 
 BUCKET_MS = 250  # values that expire within so much are looked at together
 _KEPT_PARTS = 4  # when there is no room, a quarter goes
+_STALE_PARTS, _STALE_COUNT = 2, 64  # of the order of buckets: then it is made anew
 
 
 class Expiring(NamedTuple):
@@ -88,9 +89,18 @@ class ExpiringValues:
             if known.seq > entry.seq:
                 return
             del self._at[entry.key]
-            del self._buckets[known.expire_at_ms // BUCKET_MS][entry.key]
+            self._leave_bucket(known)
         if entry.kind is Kind.PUT and entry.expire_at_ms != NO_EXPIRY:
             self._add(Expiring(entry.key, entry.seq, entry.expire_at_ms))
+
+    def _leave_bucket(self, known: Expiring) -> None:
+        number = known.expire_at_ms // BUCKET_MS
+        bucket = self._buckets[number]
+        del bucket[known.key]
+        if not bucket:
+            del self._buckets[number]
+            if len(self._order) > _STALE_PARTS * len(self._buckets) + _STALE_COUNT:
+                self._order = sorted(self._buckets)  # which is a heap
 
     def _add(self, added: Expiring) -> None:
         number = added.expire_at_ms // BUCKET_MS

@@ -52,7 +52,7 @@ class FollowerCounts:
 class Follower:
     """Applies what the writer makes durable, in slot order (I4, I6)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the engine that it connects
         self,
         store: CasStore,
         stored: StoredManifest,

@@ -11,6 +11,7 @@ Without a snapshot the third step is left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shalekv.core.manifest import Manifest
@@ -25,7 +26,7 @@ from shalekv.engine.tree_keeper import NO_SNAPSHOT
 from shalekv.errors import ShaleError
 from shalekv.manifest.named import named_manifest
 from shalekv.manifest.stored import StoredManifest
-from shalekv.settings import CacheSettings, ReaderSettings, SnapshotChoice
+from shalekv.settings import ReaderSettings, SnapshotChoice
 from shalekv.store.cas import CasStore
 
 
@@ -50,10 +51,9 @@ async def join(
     store: CasStore,
     stored: StoredManifest,
     settings: ReaderSettings,
-    cache: CacheSettings,
-    ssts: LevelSsts | None = None,
+    open_ssts: Callable[[Manifest], LevelSsts],
 ) -> Joined:
-    """Join a database as a replica. `ssts` are those of an attempt before, with what they cached.
+    """Join a database as a replica; `open_ssts` opens the SSTs of this manifest.
 
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
     `StoreError`; nothing protects what was read when it is `ObjectNotFound`: join again.
@@ -72,7 +72,7 @@ async def join(
         manifest = stored.current
         last_wal_id = await snapshots.last_contiguous(manifest)
     tree = await store.runtime.workers.run(Tree.of, manifest)
-    ssts = ssts or LevelSsts(store, database_id=manifest.database_id, settings=cache)
+    ssts = open_ssts(manifest)
     ssts.origins.learn(manifest.origins)
     return Joined(
         manifest=stored,

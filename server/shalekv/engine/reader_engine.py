@@ -106,6 +106,7 @@ class ReaderEngine:
         self.snapshots = SnapshotViews(
             store, joined.manifest, joined.ssts, limits or LimitSettings()
         )
+        self.snapshots = SnapshotViews(store, joined.manifest, joined.ssts, limits)
         self.feed = CommitFeed(lambda: Position(self.prefix.seq, self.prefix.wal_id))
         self.follower = Follower(
             store,
@@ -252,6 +253,8 @@ class ReaderEngine:
                     tasks.create_task(self._keep_clock(), name="look at the store's clock"),
                     tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
+                    tasks.create_task(self.levels.ssts.keep_on_disk(), name="keep on disk"),
+                    tasks.create_task(self.levels.ssts.keep_on_disk(), name="cache on disk"),
                 ]
                 await self._closed.wait()
                 for task in others:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.engine.joining import Joined, join
+from shalekv.core.manifest import Manifest
+from shalekv.engine.joining import join
+from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.errors import ObjectNotFound, ShaleError
@@ -21,6 +23,7 @@ from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
+from shalekv.store.disk_cache import open_disk_cache
 
 log = structlog.get_logger()
 
@@ -97,12 +100,15 @@ class Reader:
 async def _join(cas: CasStore, settings: ReadSettings) -> ReaderEngine:
     """An engine that has applied what was there."""
     stored = StoredManifest(cas)
-    joined: Joined | None = None
+    disk = open_disk_cache(settings.disk_cache, cas.runtime)
+
+    def open_ssts(manifest: Manifest) -> LevelSsts:
+        return LevelSsts(cas, database_id=manifest.database_id, settings=settings.cache, disk=disk)
+
     for left in reversed(range(JOINS_MAX)):
-        ssts = None if joined is None else joined.ssts
         now_ms = await cas.reads.now_ms()
-        joined = await join(cas, stored, settings.reader, settings.cache, ssts)
-        engine = ReaderEngine(cas, joined, settings.reader, store_now_ms=now_ms)
+        joined = await join(cas, stored, settings.reader, open_ssts)
+        engine = ReaderEngine(cas, joined, settings.reader, settings.limits, store_now_ms=now_ms)
         try:
             await engine.load(joined.last_wal_id, asked_ms=now_ms)
         except ObjectNotFound as error:

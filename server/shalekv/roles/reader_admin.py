@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import shalekv
 from shalekv.clock import Clock
 from shalekv.core.snapshot import find_snapshot
@@ -12,6 +14,7 @@ from shalekv.roles.manifest_status import manifest_status
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.reader_kv import reader_header
 from shalekv.roles.service import Answer, Call
+from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.store_use import StoreUse
 from shalekv.settings import ReaderSettings
 from shalekv.v1 import admin_pb2, kv_pb2
@@ -35,6 +38,7 @@ class ReaderAdmin:
         open_ms: float,
     ) -> None:
         """`url` without credentials; `open_ms` is how long joining took."""
+        self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
         self.memory = memory
         self.store_use = store_use
         self._levels = levels

@@ -147,7 +147,7 @@ class WriterSettings(Settings):
         "not see them either way.",
     )
     expiry_tracked_max_count: int = Field(
-        default=100_000,
+        default=45_056,
         ge=1,
         le=100_000_000,
         description="Values with an expiry that are kept in mind, some 300 bytes and the key each. "

@@ -10,12 +10,14 @@ from shalekv.engine.backup.checking import wal_copy
 from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
 from shalekv.engine.backup.plan import wanted_slots
 from shalekv.engine.backup.repository import Repository
+from shalekv.engine.wal import WalFolder
 from shalekv.errors import IllegalState
 from shalekv.format.backup_names import Copy, WalCopy
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.names import WAL_FOLDER, parse_wal_name, wal_name
 from shalekv.format.sst_tail import needed_tail
+from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 
 TAIL_BYTES = 64 << 10  # holds the footer unless its keys are long; most objects are smaller
@@ -54,7 +56,7 @@ class LogCopier:
         """Copy the slots of this manifest; raises `IllegalState` when one is missing."""
         slots = wanted_slots(manifest)
         sizes = await self._sizes(slots)
-        self._progress.expect(len(slots), sum(sizes.values()))
+        self._progress.expect(len(slots), sum(sizes[wal_id] for wal_id in slots))
         copied: dict[int, WalCopy] = {}
         footers: dict[int, Footer] = {}
 
@@ -87,22 +89,36 @@ class LogCopier:
         )
 
     async def _sizes(self, slots: range) -> dict[int, int]:
-        start_after = wal_name(slots.start - 1) if slots.start else ""
-        sizes: dict[int, int] = {}
-        async for info in self._source.reads.list(WAL_FOLDER, start_after=start_after):
-            wal_id = parse_wal_name(info.name)
-            if wal_id is not None and wal_id >= slots.stop:
-                break
-            if wal_id is not None:
-                sizes[wal_id] = info.size_bytes
-        for wal_id in slots:
-            if wal_id not in sizes:
-                message = (
-                    f"{wal_name(wal_id)} is missing in {self._source.url} although a snapshot "
-                    "needs it: it must have been deleted by hand"
-                )
-                raise IllegalState(message)
+        """The sizes of what is in these slots, and behind them."""
+        sizes = await self._list(slots)
+        missing = next((wal_id for wal_id in slots if wal_id not in sizes), None)
+        if missing is None and await self._is_missed(slots.stop, sizes):
+            # A list is read page by page, and slots are filled meanwhile: a second one tells.
+            again = await self._list(slots)
+            gap = WalFolder(slots.stop, frozenset(again)).first_gap
+            was_there = WalFolder(slots.stop, frozenset(sizes)).first_gap == gap
+            missing = gap if was_there and await self._is_missed(slots.stop, again) else None
+        if missing is not None:
+            message = (
+                f"{wal_name(missing)} is missing in {self._source.url} although it was written: it "
+                "must have been deleted by hand. Put it back, or restore an older backup"
+            )
+            raise IllegalState(message)
         return sizes
+
+    async def _is_missed(self, first: int, sizes: Mapping[int, int]) -> bool:
+        """Whether slots are filled which no writer fills before the first gap."""
+        folder = WalFolder(first, frozenset(sizes))
+        if max(sizes, default=-1) <= folder.first_gap:
+            return False
+        current = await StoredManifest(self._source).refresh()
+        return folder.misses_an_object(width=current.fence_width, last_seen=None)
+
+    async def _list(self, slots: range) -> dict[int, int]:
+        start_after = wal_name(slots.start - 1) if slots.start else ""
+        listed = self._source.reads.list(WAL_FOLDER, start_after=start_after)
+        found = [(parse_wal_name(info.name), info.size_bytes) async for info in listed]
+        return {wal_id: size_bytes for wal_id, size_bytes in found if wal_id is not None}
 
     async def _tail(self, wal_id: int, size_bytes: int) -> bytes:
         """The last bytes of an object, its footer or more; of a small one all."""
