@@ -127,12 +127,12 @@ class MixedLoad:
         return kind.__name__.strip("_")
 
     async def _put(self, client: Client, random: Random) -> None:
-        key, value = _draw(random), self._value(random)
+        key, value = draw_key(random), self._value(random)
         commit = await client.put(key, value)
         self._committed(commit, judging.Put(key, value))
 
     async def _delete(self, client: Client, random: Random) -> None:
-        key = _draw(random)
+        key = draw_key(random)
         self._committed(await client.delete(key), judging.Delete(key))
 
     async def _delete_range(self, client: Client, random: Random) -> None:
@@ -142,14 +142,18 @@ class MixedLoad:
         self._committed(commit, judging.DeleteRange(keys))
 
     async def _put_for_a_while(self, client: Client, random: Random) -> None:
-        key, value, ttl_ms = _draw(random), self._value(random), random.choice(TTLS_MS)
+        key, value, ttl_ms = draw_key(random), self._value(random), random.choice(TTLS_MS)
         sent_ms = _now_ms()
         commit = await client.put(key, value, ttl_ms=ttl_ms)
         self._committed(commit, judging.Put(key, value, _since(sent_ms).later(ttl_ms)))
 
     async def _insert(self, client: Client, random: Random) -> None:
         """A put that holds only if the key has no value, or only if it has one."""
-        key, value, condition = _draw(random), self._value(random), random.choice((Absent, Present))
+        key, value, condition = (
+            draw_key(random),
+            self._value(random),
+            random.choice((Absent, Present)),
+        )
         sent_ms = _now_ms()
         try:
             commit = await client.put(key, value, condition=condition())
@@ -167,7 +171,7 @@ class MixedLoad:
 
     async def _replace(self, client: Client, random: Random) -> None:
         """A put that holds only if the value is still the one that was read."""
-        key, value = _draw(random), self._value(random)
+        key, value = draw_key(random), self._value(random)
         found = await client.get(key)
         if found is None:
             return
@@ -176,7 +180,7 @@ class MixedLoad:
             commit = await client.put(key, value, condition=SeqEquals(found.seq))
         except ConditionFailed:
             return
-        self._expect(commit.seq - 1, key, sent_ms, Told(found.value, found.seq))
+        self.expect(commit.seq - 1, key, _since(sent_ms), Told(found.value, found.seq))
         self._committed(commit, judging.Put(key, value))
 
     async def _add(self, client: Client, random: Random) -> None:
@@ -197,7 +201,7 @@ class MixedLoad:
     async def _batch(self, client: Client, random: Random) -> None:
         changes: list[Change] = []
         for _ in range(random.randint(2, 12)):
-            key = _draw(random)
+            key = draw_key(random)
             is_put = random.random() < 0.7
             changes.append(PutChange(key, self._value(random)) if is_put else DeleteChange(key))
         effects: list[Effect] = [_effect(change) for change in changes]
@@ -225,13 +229,13 @@ class MixedLoad:
 
     async def _read(self, client: Client, random: Random) -> str:
         """Gets of some keys at one sequence number."""
-        keys = [_draw(random) for _ in range(5)]
+        keys = [draw_key(random) for _ in range(5)]
         sent_ms = _now_ms()
         result = await client.txn([], [Get(key) for key in keys])
         for key, found in zip(keys, result.results, strict=True):
             assert not isinstance(found, int)
-            self._expect(result.seq, key, sent_ms, _told(found))
-        await self._pass(1)
+            self.expect(result.seq, key, _since(sent_ms), _told(found))
+        await self.passed(1)
         return "read"
 
     async def _scan_pages(self, client: Client, random: Random) -> str:
@@ -257,7 +261,7 @@ class MixedLoad:
         view = SeenView(first.view.seq, now, [*begun, *await rest(0)])
         self.views.views.append(view)
         for _ in range(REREADS):
-            await self._pass(PACE)
+            await self.passed(PACE)
             view.read_again(await rest(random.choice((0, 50, 200))), first=len(begun))
         return "view read again"
 
@@ -268,7 +272,7 @@ class MixedLoad:
         rows = [_row(entry) for entry in await scan.read()]
         now = _since(sent_ms)
         while entries := await scan.read():
-            await self._pass(PACE // 4)
+            await self.passed(PACE // 4)
             rows += map(_row, entries)
         if scan.view is not None:
             self.views.views.append(SeenView(scan.view.seq, now, rows))
@@ -277,11 +281,11 @@ class MixedLoad:
     def _committed(self, commit: Commit, *effects: Effect) -> None:
         self.commits.add(commit.seq, effects)
 
-    def _expect(self, seq: int, key: bytes, sent_ms: float, told: Told | None) -> None:
-        now = _since(sent_ms)
+    def expect(self, seq: int, key: bytes, now: Between, told: Told | None) -> None:
+        """A read of the state `seq` was told this of a key: judge it when all commits are known."""
         self._checks.append((seq, lambda state: state.check_key(key, now, told)))
 
-    async def _pass(self, count: int) -> None:
+    async def passed(self, count: int) -> None:
         """Wait until so many commits more were acknowledged, or nothing more is to be begun."""
         goal = len(self.commits) + count
         async with self._progress:
@@ -317,7 +321,8 @@ def _told(value: Value | None) -> Told | None:
     return None if value is None else Told(value.value, value.seq)
 
 
-def _draw(random: Random) -> bytes:
+def draw_key(random: Random) -> bytes:
+    """One of the keys that are written."""
     return _key(random.randrange(KEYS))
 
 

@@ -78,6 +78,15 @@ class Processes:
         await child.ready(within_s=within_s)
         return child
 
+    async def read(
+        self, url: str, *flags: str, env: Mapping[str, str] | None = None, within_s: float = READY_S
+    ) -> Child:
+        """Start `shalekv reader` on a free port and wait until it serves."""
+        argv = ["reader", "--url", url, "--listen", "127.0.0.1:0", "--log-format", "json"]
+        child = self.start(*argv, *flags, env=env)
+        await child.ready(within_s=within_s)
+        return child
+
     async def run(
         self,
         *argv: str,

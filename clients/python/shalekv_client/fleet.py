@@ -47,7 +47,7 @@ from shalekv_client.levels import Role
 from shalekv_client.policies import Destination, ReadPolicy, Routing
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.servers import Connecting, Server, Servers
-from shalekv_client.trip import Trip
+from shalekv_client.trip import Aim, Trip
 from shalekv_client.unary import Method, attempt
 from shalekv_client.verdicts import Verdict, attempt_ms, verdict
 from shalekv_client.writer_search import WriterSearch
@@ -110,32 +110,22 @@ class Fleet:
             answer: ReplyT = reply
             return answer
 
-        return await self.run(
-            send, destination=destination, is_repeatable=is_repeatable, timeout_ms=timeout_ms
-        )
+        return await self.run(send, Aim(destination, is_repeatable), timeout_ms)
 
     async def run(
         self,
         send: Callable[[Server, float], Awaitable[ReplyT]],
-        *,
-        destination: Destination,
-        is_repeatable: bool,
+        aim: Aim,
         timeout_ms: float,
-        only: Endpoint | None = None,
-        replica_wait_ms: float | None = None,
     ) -> ReplyT:
         """The reply of `send`, which makes one attempt, given a server and a time in ms.
 
-        Called until it is answered or may not be repeated: `is_repeatable` says that an attempt
-        may be whose outcome is unknown. `only` that server is asked; `replica_wait_ms` takes the
-        place of that of the client. Raises what the last attempt raised, but for `Trip.final`;
-        `NoWriter` when the writer is needed and was not found.
+        Called until it is answered or may not be repeated. Raises what the last attempt raised,
+        but for `Trip.final`; `NoWriter` when the writer is needed and was not found.
         """
         self.check_open()
         deadline_ms = self._loop.time() * 1000.0 + timeout_ms
-        trip = Trip(self._effective(destination), self._retry, is_repeatable)
-        trip.only = only
-        trip.replica_wait_ms = replica_wait_ms or self._routing.replica_wait_ms
+        trip = Trip(aim, self._effective(aim.destination), self._retry)
         left_ms = float(timeout_ms)
         while True:
             try:
@@ -201,7 +191,7 @@ class Fleet:
         return error
 
     async def _next(self, trip: Trip, left_ms: float) -> Server:
-        found = trip.only or self._choose(trip.destination, trip.tried)
+        found = trip.aim.only or self._choose(trip.destination, trip.tried)
         if found is None:
             found = await self._search.find(left_ms / 1000.0)
             if found is None:
@@ -209,7 +199,7 @@ class Fleet:
         return self._servers.of(found)
 
     def _has_choice(self, trip: Trip) -> bool:
-        return trip.only is None and self.endpoints.sole is None
+        return trip.aim.only is None and self.endpoints.sole is None
 
     def _choose(self, destination: Destination, tried: Collection[Endpoint]) -> Endpoint | None:
         sole = self.endpoints.sole
@@ -231,8 +221,8 @@ class Fleet:
         deadline_ms: float,
     ) -> ReplyT:
         hedge_ms = self._routing.hedge_ms
-        is_read = trip.destination is Destination.BY_POLICY
-        if hedge_ms is None or not is_read or not self._has_choice(trip):
+        is_hedged = trip.aim.is_hedged and trip.destination is Destination.BY_POLICY
+        if hedge_ms is None or not is_hedged or not self._has_choice(trip):
             return await self._one(server, send, trip, deadline_ms)
 
         def second() -> Any:
@@ -277,8 +267,9 @@ class Fleet:
 
     def _time_ms(self, server: Server, trip: Trip, left_ms: float) -> float:
         if trip.destination is Destination.BY_POLICY and not server.is_writer:
-            return attempt_ms(left_ms, trip.replica_wait_ms, trip.attempts)
-        if trip.is_repeatable:
+            wait_ms = trip.aim.replica_wait_ms or self._routing.replica_wait_ms
+            return attempt_ms(left_ms, wait_ms, trip.attempts)
+        if trip.aim.is_repeatable:
             return attempt_ms(left_ms, self._routing.writer_silence_ms, trip.attempts)
         return left_ms
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
 from typing import Self, TypeAlias, cast
 
 import grpc
@@ -11,10 +12,36 @@ import grpc
 from shalekv.v1 import kv_pb2
 from shalekv_client.cancellation import abandoned, is_task_cancelled
 from shalekv_client.closing import AsyncClosing
+from shalekv_client.endpoints import Endpoint
 from shalekv_client.error_table import error_of, silence
+from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError
+from shalekv_client.fleet import Fleet
+from shalekv_client.levels import ReadLevel
+from shalekv_client.operations import destination_of
+from shalekv_client.page_tokens import with_address, without_address
+from shalekv_client.policies import Destination
 from shalekv_client.results import Entry, View, entries_of, view_of
+from shalekv_client.scan_place import ScanPlace
+from shalekv_client.servers import Server
+from shalekv_client.trip import Aim
+from shalekv_client.verdicts import Verdict, verdict
 
 ScanCall: TypeAlias = "grpc.aio.UnaryStreamCall[kv_pb2.ScanRequest, kv_pb2.ScanReply]"
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOrder:
+    """What is to be scanned, and how."""
+
+    request: kv_pb2.ScanRequest  # without a page token
+    read_level: ReadLevel
+    min_seq: int  # that the view has to show
+    silence_ms: int  # the longest time to a message that is due
+
+    @property
+    def is_at_snapshot(self) -> bool:
+        """Whether any server can go on with it."""
+        return bool(self.request.header.snapshot_id)
 
 
 class Scan(AsyncClosing, AsyncIterator[Entry]):
@@ -24,25 +51,16 @@ class Scan(AsyncClosing, AsyncIterator[Entry]):
     entries are taken. Leaving the loop early: use it as a context manager, or `aclose` it.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[bytes], ScanCall],
-        page_token: bytes,
-        *,
-        address: str,
-        silence_ms: int,
-    ) -> None:
-        """`begin` begins the call behind the page that gave a token, at the start if it is empty.
-
-        A message must come within `silence_ms` when one is due.
-        """
+    def __init__(self, fleet: Fleet, order: ScanOrder, page_token: bytes) -> None:
+        """As `Client.scan` makes it: behind the page that gave the token, if there is one."""
         self.view: View | None = None  # what is read from; known with the first entry
         self.more: bool = False  # at the end: a limit ended the scan before its range did
         self.page_token: bytes = b""  # at the end, if there is more: how to go on, at this view
-        self._begin = begin
-        self._begin_token = page_token
-        self._address = address
-        self._silence_ms = silence_ms
+        self._fleet = fleet
+        self._order = order
+        self._address, token = without_address(page_token)  # of the server that has the view
+        self._place = ScanPlace(order.request, token)
+        self._server: Server | None = None
         self._call: ScanCall | None = None
         self._entries: Iterator[Entry] = iter(())
         self._ended = False
@@ -73,9 +91,7 @@ class Scan(AsyncClosing, AsyncIterator[Entry]):
         """
         if not self.page_token:
             raise ValueError("there is no next page, or this one is not at its end yet")
-        return Scan(
-            self._begin, self.page_token, address=self._address, silence_ms=self._silence_ms
-        )
+        return Scan(self._fleet, replace(self._order, min_seq=0), self.page_token)
 
     async def pages(self) -> AsyncIterator[list[Entry]]:
         """All pages to the end of the range; each is a scan with the limits of this one."""
@@ -87,36 +103,114 @@ class Scan(AsyncClosing, AsyncIterator[Entry]):
                 return
             page = page.next_page()
 
-    async def _read_message(self) -> None:
-        if self._call is None:
-            self._call = self._begin(self._begin_token)
-        try:
-            async with asyncio.timeout(self._silence_ms / 1000.0):
-                message = await self._call.read()
-        except TimeoutError:
-            self._ended = True
-            raise silence(self._address, self._silence_ms) from None
-        except grpc.aio.AioRpcError as error:
-            self._ended = True
-            raise error_of(self._address, error) from error
-        except asyncio.CancelledError:
-            self._ended = True
-            if is_task_cancelled():
-                raise
-            raise abandoned(self._address, "the client or the scan") from None
-        if message is grpc.aio.EOF:
-            self._ended = True
-            return
-        reply = cast("kv_pb2.ScanReply", message)
-        if self.view is None:
-            self.view = view_of(reply.header)
-        self.more = reply.more
-        self.page_token = reply.page_token
-        self._entries = iter(entries_of(reply.entries))
-
     async def aclose(self) -> None:
         """End the call; the entries that were not taken yet are dropped."""
         self._ended = True
         self._entries = iter(())
         if self._call is not None:
             self._call.cancel()
+
+    async def _read_message(self) -> None:
+        """Take the next message, from another call when this one has broken off and may be."""
+        try:
+            if self._call is None or self._server is None:
+                message = await self._begin()
+            else:
+                message = await self._go_on(self._server, self._call)
+        except BaseException:
+            self._ended = True
+            raise
+        if message is grpc.aio.EOF:
+            self._end()
+            return
+        reply = cast("kv_pb2.ScanReply", message)
+        if self.view is None:
+            self.view = view_of(reply.header)
+        self._entries = iter(entries_of(self._place.take(reply)))
+        self.more = self._place.more
+        if self._place.is_at_end:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._call is not None:
+            self._call.cancel()  # of one that was known to be at its end, the rest says nothing
+        token = self._place.token if self.more else b""
+        several = self._fleet.endpoints.sole is None and not self._order.is_at_snapshot
+        if token and several and self._server is not None:
+            token = with_address(self._server.address, token)
+        self.page_token = token
+
+    async def _go_on(self, server: Server, call: ScanCall) -> object:
+        place = self._place
+        can_resume = place.can_resume
+        silence_ms = self._order.silence_ms
+        try:
+            return await _message(server, call, silence_ms // 2 if can_resume else silence_ms)
+        except ShaleKVError as raised:
+            call.cancel()
+            error = self._fleet.explained(server, raised)
+            aim = Destination.BY_POLICY
+            self._fleet.failed(server, error, aim)
+            if not can_resume or verdict(error, aim, is_repeatable=True) is not Verdict.OTHER:
+                if error is raised:
+                    raise
+                raise error from raised
+        return await self._begin()
+
+    async def _begin(self) -> object:
+        """The first message of a new call, behind all that has come."""
+        order = self._order
+        request = self._place.next_request()
+
+        async def send(server: Server, left_ms: float) -> object:
+            if order.min_seq and not server.is_writer:
+                request.header.min_seq = order.min_seq
+            call = server.kv.Scan(request)
+            try:
+                message = await _message(server, call, left_ms)
+                if isinstance(message, kv_pb2.ScanReply):
+                    server.shown(message.header, order.read_level, order.min_seq)
+            except BaseException:
+                call.cancel()
+                raise
+            self._server, self._call = server, call
+            return message
+
+        aim = Aim(
+            destination_of(order.read_level),
+            is_repeatable=True,
+            only=self._only(),
+            # A long way to the first entry is no sign of a reader that is behind.
+            replica_wait_ms=None if order.min_seq else order.silence_ms,
+        )
+        return await self._fleet.run(send, aim, order.silence_ms)
+
+    def _only(self) -> Endpoint | None:
+        """The one server that has the view; None: any has."""
+        if self._order.is_at_snapshot or not self._place.token:
+            return None
+        if self._server is not None:
+            return self._server.endpoint
+        if not self._address:
+            return None  # a client of one server has got it
+        found = self._fleet.endpoint_at(self._address)
+        if found is None:
+            message = f"the view of the page is kept by {self._address}, which this client does "
+            message += "not know: begin the scan again"
+            raise PageExpired(ErrorDetails(self._address, "ABORTED", message, "PAGE_EXPIRED"))
+        return found
+
+
+async def _message(server: Server, call: ScanCall, within_ms: float) -> object:
+    try:
+        async with asyncio.timeout(within_ms / 1000.0):
+            return await call.read()
+    except TimeoutError:
+        raise silence(server.address, round(within_ms)) from None
+    except grpc.aio.AioRpcError as error:
+        raise error_of(server.address, error) from error
+    except asyncio.CancelledError:
+        if is_task_cancelled():
+            raise
+        raise abandoned(server.address, "the client or the scan") from None

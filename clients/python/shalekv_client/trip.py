@@ -34,6 +34,23 @@ _AT_THE_DOOR = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Where a call may go."""
+
+    destination: Destination
+    is_repeatable: bool  # although nobody knows what has become of an attempt
+    is_hedged: bool = False  # as the client is set
+    only: Endpoint | None = None  # the server that is asked, and no other
+    replica_wait_ms: float | None = None  # of a first attempt at a reader; None: the client's
+
+
+READ = Aim(Destination.BY_POLICY, is_repeatable=True, is_hedged=True)
+READ_AT_WRITER = Aim(Destination.WRITER, is_repeatable=True)
+WRITE = Aim(Destination.WRITER, is_repeatable=False)
+REPEATABLE_WRITE = Aim(Destination.WRITER, is_repeatable=True)
+
+
 @dataclass(slots=True)
 class Trip:
     """What has become of the attempts of one call.
@@ -43,13 +60,11 @@ class Trip:
     nothing about the attempts before.
     """
 
-    destination: Destination
+    aim: Aim
+    destination: Destination  # of the aim, by the policy of the client
     policy: RetryPolicy
-    is_repeatable: bool
     attempts: int = 1  # of a read by policy: rounds through all servers
     tried: set[Endpoint] = field(default_factory=set)  # of a read by policy, in this round
-    only: Endpoint | None = None  # the server that is asked, and no other
-    replica_wait_ms: float = 0.0  # of a first attempt at a reader
     has_searched: bool = False  # for the writer, as a read by policy does once in a round
     last: Endpoint | None = None  # where the last attempt has failed
     verdict: Verdict = Verdict.FINAL  # on that
@@ -60,7 +75,7 @@ class Trip:
         """An attempt has failed."""
         self.last = endpoint
         self.tried.add(endpoint)
-        self.verdict = verdict(error, self.destination, is_repeatable=self.is_repeatable)
+        self.verdict = verdict(error, self.destination, is_repeatable=self.aim.is_repeatable)
         if isinstance(error, OutcomeUnknown):
             self.unknown = error
         if isinstance(error, TooStale | SeqNotReached):
@@ -81,7 +96,7 @@ class Trip:
         """How long to wait before one more attempt, or round; None: there is none."""
         if self.attempts >= self.policy.attempts_max:
             return None
-        if not has_choice and not may_repeat(error, is_repeatable=self.is_repeatable):
+        if not has_choice and not may_repeat(error, is_repeatable=self.aim.is_repeatable):
             return None
         delay_ms = self.policy.backoff_ms(self.attempts, error, chance)
         self.attempts += 1

@@ -29,8 +29,12 @@ from shalekv_client import (
     ReadLevel,
     RetryPolicy,
     ShaleKVError,
+    SnapshotExists,
+    SnapshotNotFound,
     Unimplemented,
     Unreachable,
+    WalCollected,
+    WrongDatabase,
 )
 from shalekv_client.channel import checked_address
 from shalekv_client.policies import ReadPolicy
@@ -81,6 +85,10 @@ _WRONG_REQUEST = (
     CounterOverflow,
     RangeTooCostly,
     KeyReused,
+    SnapshotNotFound,
+    SnapshotExists,
+    WalCollected,
+    WrongDatabase,
 )
 
 

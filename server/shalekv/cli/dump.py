@@ -15,7 +15,6 @@ import click
 from shalekv.cli.connection import (
     Target,
     exit_codes_of_calls,
-    read_level_option,
     talk,
     target_options,
 )
@@ -30,9 +29,11 @@ from shalekv.cli.pairs.file_format import (
 )
 from shalekv.cli.pairs.writing import NotWritable, header, keeps_expiry, row_writer
 from shalekv.cli.ranges import RangeWords, range_options
+from shalekv.cli.read_options import Reading, read_options
+from shalekv.cli.rows_told import RowsTold, telling
 from shalekv.cli.whole_file import whole_file
 from shalekv.cli.wording import counted
-from shalekv_client import Client, ReadLevel
+from shalekv_client import Client, Scan
 
 _HELP = """Write all pairs, or those of a range, as of one moment; `shalekv load` reads them back.
 
@@ -52,13 +53,13 @@ Examples:
   shalekv dump --output all.ndjson.gz
   shalekv dump | shalekv load --addr 10.0.0.7:7654
   shalekv dump --prefix user/ --output users.csv
+  shalekv dump --snapshot nightly --output nightly.ndjson.gz
   shalekv dump --output-format tsv --escaped | gzip > all.tsv.gz
 """
 
 
 @dataclass(slots=True)
-class _Dumped:
-    rows: int = 0
+class _Dumped(RowsTold):
     expiring_rows: int = 0
     seq: int = 0
 
@@ -74,7 +75,7 @@ class _Dumped:
 )
 @file_format_option("--output-format", "The format.  [default: what --output tells, or ndjson]")
 @encoding_options
-@read_level_option
+@read_options
 @target_options
 def dump(
     *,
@@ -82,7 +83,7 @@ def dump(
     path: Path | None,
     file_format: FileFormat | None,
     encoding: Encoding,
-    read_level: ReadLevel,
+    reading: Reading,
     target: Target,
 ) -> None:
     """Dump, and tell rows and sequence number on stderr."""
@@ -94,13 +95,19 @@ def dump(
     async def call(client: Client, file: BinaryIO) -> _Dumped:
         dumped = _Dumped()
         file.write(header(chosen))
-        async with client.scan(**arguments, read_level=read_level) as scan:
-            while entries := await scan.read():
-                file.write(write_rows(entries))
-                dumped.rows += len(entries)
-                dumped.expiring_rows += sum(e.expire_at_ms is not None for e in entries)
-            dumped.seq = scan.view.seq if scan.view else 0
+        which = await reading.arguments(client)
+        with telling(dumped, to_file=path is not None):
+            async with client.scan(**arguments, **which) as scan:
+                await write_all(scan, file, dumped)
         return dumped
+
+    async def write_all(scan: Scan, file: BinaryIO, dumped: _Dumped) -> None:
+        while entries := await scan.read():
+            file.write(write_rows(entries))
+            dumped.rows += len(entries)
+            dumped.bytes += sum(len(e.key) + len(e.value) for e in entries)
+            dumped.expiring_rows += sum(e.expire_at_ms is not None for e in entries)
+        dumped.seq = scan.view.seq if scan.view else 0
 
     with _told_failures(), _output(path) as file:
         dumped = talk(target, lambda client: call(client, file))

@@ -8,7 +8,6 @@ from shalekv.cli.connection import (
     ClientExit,
     Target,
     exit_codes_of_calls,
-    read_level_option,
     talk,
     target_options,
 )
@@ -23,7 +22,8 @@ from shalekv.cli.output import (
     print_rows,
     printing,
 )
-from shalekv_client import Client, ReadLevel, Value
+from shalekv.cli.read_options import Reading, read_options
+from shalekv_client import Client, Value
 
 COUNTER_BYTES = 8
 
@@ -42,6 +42,8 @@ Examples:
   shalekv get logo --format raw > a.png   the value exactly as it is stored
   shalekv get greeting --format json      with sequence number and expiry
   shalekv get hits --as-int64             a counter, as `shalekv add` makes them
+  shalekv get greeting --snapshot nightly the value that it had then
+  shalekv get greeting --addr 10.0.0.6:7654,10.0.0.7:7654 --max-staleness 2s
 """
 
 
@@ -50,7 +52,7 @@ Examples:
 @click.option("--as-int64", is_flag=True, help="The value is a counter; print its number.")
 @encoding_options
 @brief_format_option("the value on a line")
-@read_level_option
+@read_options
 @target_options
 def get(
     *,
@@ -58,14 +60,14 @@ def get(
     as_int64: bool,
     encoding: Encoding,
     output_format: Format | None,
-    read_level: ReadLevel,
+    reading: Reading,
     target: Target,
 ) -> None:
     """Print the value, or end with exit code 1."""
     wanted = argument_bytes(encoding, key, "KEY")
 
     async def call(client: Client) -> Value | None:
-        return await client.get(wanted, read_level=read_level)
+        return await client.get(wanted, **await reading.arguments(client))
 
     found = talk(target, call)
     if found is None:

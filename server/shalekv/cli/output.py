@@ -207,10 +207,12 @@ def _flat(record: Record, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", value or None if isinstance(value, list) else value
 
 
-def _chosen(_context: click.Context, _option: click.Parameter, value: str | None) -> Format:
+def _chosen(context: click.Context, _option: click.Parameter, value: str | None) -> Format:
     if value is not None:
         return Format(value)
-    return Format.TABLE if sys.stdout.isatty() else Format.RAW
+    # Options that were given are processed before those that were not.
+    is_file = context.params.get("output_path") is not None
+    return Format.TABLE if sys.stdout.isatty() and not is_file else Format.RAW
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], is_number: Sequence[bool]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
@@ -12,7 +13,6 @@ import click
 from shalekv.cli.connection import (
     Target,
     exit_codes_of_calls,
-    read_level_option,
     talk,
     target_options,
 )
@@ -24,10 +24,13 @@ from shalekv.cli.output import (
     format_option,
     print_json,
     print_line,
-    printing,
 )
+from shalekv.cli.output_file import output_option, printing_into
 from shalekv.cli.ranges import RangeWords, range_options
-from shalekv_client import Client, Entry, ReadLevel
+from shalekv.cli.read_options import Reading, read_options
+from shalekv.cli.rows_told import RowsTold, telling
+from shalekv.cli.wording import counted
+from shalekv_client import Client, Entry
 
 Arguments: TypeAlias = dict[str, Any]  # of `Client.scan`
 Printer: TypeAlias = Callable[[Sequence[Entry]], None]
@@ -50,6 +53,7 @@ Examples:
   shalekv scan --keys-only | wc -l                 how many keys there are
   shalekv scan --format json | jq -r .value
   shalekv scan --escaped --format raw > all.tsv    what `shalekv load --escaped` reads back
+  shalekv scan --snapshot nightly --output nightly.tsv
 """
 
 
@@ -70,9 +74,10 @@ Examples:
     help="Go on where this page ended.",
 )
 @click.option("--keys-only", is_flag=True, help="Leave the values out.")
+@output_option
 @encoding_options
 @format_option
-@read_level_option
+@read_options
 @target_options
 def scan(  # noqa: PLR0913 (click passes each option by its name)
     *,
@@ -82,9 +87,10 @@ def scan(  # noqa: PLR0913 (click passes each option by its name)
     limit_bytes: int | None,
     page_token: bytes,
     keys_only: bool,
+    output_path: Path | None,
     encoding: Encoding,
     output_format: Format,
-    read_level: ReadLevel,
+    reading: Reading,
     target: Target,
 ) -> None:
     """Print the entries."""
@@ -95,14 +101,18 @@ def scan(  # noqa: PLR0913 (click passes each option by its name)
         "limit_bytes": limit_bytes or 0,
         "keys_only": keys_only,
         "page_token": page_token,
-        "read_level": read_level,
     }
+    told = RowsTold()
 
     async def call(client: Client) -> bytes:
-        return await _print_all(client, arguments, encoding, output_format)
+        which = arguments | await reading.arguments(client)
+        with telling(told, to_file=output_path is not None):
+            return await _print_all(client, which, encoding, output_format, told)
 
-    with printing():
+    with printing_into(output_path):
         next_page = talk(target, call)
+    if output_path is not None:
+        click.echo(f"{counted(told.rows, 'row')} in {output_path}", err=True)
     if next_page:
         token = base64.urlsafe_b64encode(next_page).decode("ascii")
         click.echo(f"There is more: the same with --page-token {token}", err=True)
@@ -116,7 +126,11 @@ def _token(text: str) -> bytes:
 
 
 async def _print_all(
-    client: Client, arguments: Arguments, encoding: Encoding, output_format: Format
+    client: Client,
+    arguments: Arguments,
+    encoding: Encoding,
+    output_format: Format,
+    told: RowsTold,
 ) -> bytes:
     """Print the entries; the token of the next page, empty when there is none."""
     keys_only = bool(arguments["keys_only"])
@@ -127,6 +141,8 @@ async def _print_all(
         try:
             async for entry in entries:
                 page.append(entry)
+                told.rows += 1
+                told.bytes += len(entry.key) + len(entry.value)
                 if len(page) == TABLE_ROWS:
                     write(page)
                     page.clear()

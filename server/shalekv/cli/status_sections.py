@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
+from shalekv.cli.status_process import print_heading, print_process
 from shalekv.cli.wording import counted
 from shalekv_client import CacheStatus, LevelsStatus, ReadStatus, Status
 
@@ -20,19 +21,19 @@ WASTED_SPACE = 2.0
 def print_sections(status: Status) -> None:
     """Print all of it."""
     view = status.view
-    _heading(f"{status.url}, served by version {status.version}")
+    print_heading(f"{status.url}, served by version {status.version}")
     parts = {"view": record_of(view), "uptime_ms": status.uptime_ms}
     print_record(Format.TABLE, parts)
     if status.writer is not None:
-        _heading("Writes")
+        print_heading("Writes")
         print_record(Format.TABLE, record_of(status.writer))
-    _heading("Manifest and memtable")
+    print_heading("Manifest and memtable")
     print_record(
         Format.TABLE,
         {"manifest": record_of(status.manifest), "memtable": record_of(status.memtable)},
     )
     if status.memory.parts:
-        _heading("Memory")
+        print_heading("Memory")
         rows = [(part.name, part.bytes, part.bytes_max) for part in status.memory.parts]
         total = ("all", status.memory.bytes, status.memory.bytes_max)
         print_rows(Format.TABLE, ("part", "bytes", "bytes_max"), [*rows, total])
@@ -40,14 +41,15 @@ def print_sections(status: Status) -> None:
         _print_levels(status.levels)
     if status.reads is not None:
         _print_reads(status.reads)
+    print_process(status)
     if status.store_requests:
-        _heading("Requests to the object store since the start")
+        print_heading("Requests to the object store since the start")
         columns = ("operation", "folder", "requests", "failures", "objects", "bytes")
         print_rows(Format.TABLE, columns, [_cells(each, columns) for each in status.store_requests])
     _print_snapshots(status)
     remarks = list(remarks_on(status))
     if remarks:
-        _heading("What stands out")
+        print_heading("What stands out")
         for remark in remarks:
             print_line(f"- {remark}")
 
@@ -100,7 +102,7 @@ def _cache_remarks(what: str, setting: str, cache: CacheStatus) -> Iterator[str]
 
 
 def _print_levels(levels: LevelsStatus) -> None:
-    _heading("Levels")
+    print_heading("Levels")
     columns = ("level", "ssts", "bytes", "entries", "tombstones")
     if levels.levels:
         print_rows(Format.TABLE, columns, [_cells(each, columns) for each in levels.levels])
@@ -116,8 +118,10 @@ def _print_levels(levels: LevelsStatus) -> None:
 
 
 def _print_reads(reads: ReadStatus) -> None:
-    _heading("Reads of the levels since the start")
+    print_heading("Reads of the levels since the start")
     rows = [_cache_row("blocks", reads.blocks), _cache_row("metadata", reads.metadata)]
+    if reads.disk is not None:
+        rows.append(_cache_row("disk", reads.disk))
     columns = ("cache", "hit_rate", "hits", "misses", "requests", "fetched", "bytes", "bytes_max")
     print_rows(Format.TABLE, columns, rows)
     print_line(
@@ -142,7 +146,7 @@ def _cache_row(name: str, cache: CacheStatus) -> Sequence[Any]:
 def _print_snapshots(status: Status) -> None:
     if not status.snapshots:
         return
-    _heading("Snapshots, and the bytes that they keep beyond the current manifest")
+    print_heading("Snapshots, and the bytes that they keep beyond the current manifest")
     columns = ("snapshot", "manifest_id", "expires_s", "pinned_bytes", "alone_bytes")
     rows = [
         (
@@ -155,10 +159,6 @@ def _print_snapshots(status: Status) -> None:
         for each in status.snapshots
     ]
     print_rows(Format.TABLE, columns, rows)
-
-
-def _heading(text: str) -> None:
-    print_line(f"\n{text}")
 
 
 def _cells(value: object, columns: Sequence[str]) -> Sequence[Any]:

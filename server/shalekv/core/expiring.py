@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shalekv.core.entry import NO_EXPIRY, Entry, Kind
+from shalekv.core.entry import Entry, Kind
 
 BUCKET_MS = 250  # values that expire within so much are looked at together
 _KEPT_PARTS = 4  # when there is no room, a quarter goes
@@ -37,7 +37,7 @@ class ExpiringValues:
         """Empty. What is up to `through_seq` is not looked for here."""
         self._count_max = count_max
         self._at: dict[bytes, Expiring] = {}
-        self._buckets: dict[int, dict[bytes, None]] = {}
+        self._buckets: dict[int, dict[bytes, None]] = {}  # of all that were not taken
         self._order: list[int] = []  # a heap of the buckets, some of which are gone
         self.through_seq = through_seq
         self.doubtful_seq = 0
@@ -45,8 +45,14 @@ class ExpiringValues:
     def __len__(self) -> int:
         return len(self._at)
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._at
+
     def note(self, entries: Iterable[Entry]) -> None:
-        """These versions are durable; of two versions of a key the newer one counts."""
+        """These versions are durable; of two versions of a key the newer one counts.
+
+        REQUIRES: of a value that expires, no newer version was noted while none was here.
+        """
         known = self._at
         for entry in entries:
             if entry.expire_at_ms or entry.key in known:
@@ -62,26 +68,36 @@ class ExpiringValues:
         self.doubtful_seq = max(self.doubtful_seq, seq)
 
     def take_due(self, now_ms: int, count_max: int) -> list[Expiring]:
-        """Some of those that have expired, which are not here any more."""
+        """Some of those that have expired; they stay here, but are not due any more."""
         taken: list[Expiring] = []
         while self._order and len(taken) < count_max:
             number = self._order[0]
-            if (number + 1) * BUCKET_MS > now_ms + 1:
+            if (number + 1) * BUCKET_MS - 1 > now_ms:
                 break
             bucket = self._buckets.get(number, {})
             while bucket and len(taken) < count_max:
                 key, _ = bucket.popitem()
-                taken.append(self._at.pop(key))
+                taken.append(self._at[key])
             if not bucket:
                 heapq.heappop(self._order)
                 self._buckets.pop(number, None)
         return taken
 
-    def put_back(self, taken: Iterable[Expiring]) -> None:
-        """What was taken could not be told: it is due again, unless it was replaced meanwhile."""
+    def holds(self, taken: Expiring) -> bool:
+        """Whether nothing has replaced it since it was taken."""
+        return self._at.get(taken.key) is taken
+
+    def drop(self, taken: Iterable[Expiring]) -> None:
+        """What was taken is done with."""
         for each in taken:
-            if each.key not in self._at:
-                self._add(each)
+            if self.holds(each):
+                del self._at[each.key]
+
+    def put_back(self, taken: Iterable[Expiring]) -> None:
+        """What was taken is due again, unless it was replaced meanwhile."""
+        for each in taken:
+            if self.holds(each):
+                self._enter_bucket(each)
 
     def _replace(self, entry: Entry) -> None:
         known = self._at.get(entry.key)
@@ -90,28 +106,31 @@ class ExpiringValues:
                 return
             del self._at[entry.key]
             self._leave_bucket(known)
-        if entry.kind is Kind.PUT and entry.expire_at_ms != NO_EXPIRY:
-            self._add(Expiring(entry.key, entry.seq, entry.expire_at_ms))
+        if entry.kind is Kind.PUT and entry.expire_at_ms:
+            added = Expiring(entry.key, entry.seq, entry.expire_at_ms)
+            self._at[added.key] = added
+            self._enter_bucket(added)
+            if len(self._at) > self._count_max:
+                self._make_room()
 
-    def _leave_bucket(self, known: Expiring) -> None:
-        number = known.expire_at_ms // BUCKET_MS
-        bucket = self._buckets[number]
-        del bucket[known.key]
-        if not bucket:
-            del self._buckets[number]
-            if len(self._order) > _STALE_PARTS * len(self._buckets) + _STALE_COUNT:
-                self._order = sorted(self._buckets)  # which is a heap
-
-    def _add(self, added: Expiring) -> None:
+    def _enter_bucket(self, added: Expiring) -> None:
         number = added.expire_at_ms // BUCKET_MS
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._buckets[number] = {}
             heapq.heappush(self._order, number)
         bucket[added.key] = None
-        self._at[added.key] = added
-        if len(self._at) > self._count_max:
-            self._make_room()
+
+    def _leave_bucket(self, known: Expiring) -> None:
+        number = known.expire_at_ms // BUCKET_MS
+        bucket = self._buckets.get(number)
+        if bucket is None or known.key not in bucket:
+            return  # it was taken
+        del bucket[known.key]
+        if not bucket:
+            del self._buckets[number]
+            if len(self._order) > _STALE_PARTS * len(self._buckets) + _STALE_COUNT:
+                self._order = sorted(self._buckets)  # which is a heap
 
     def _make_room(self) -> None:
         """Let go of those that expire last."""
@@ -124,4 +143,4 @@ class ExpiringValues:
             if bucket:
                 break
             del self._buckets[number]
-        self._order = sorted(self._buckets)  # which is a heap
+        self._order = sorted(self._buckets)

@@ -12,26 +12,28 @@ SSTs tell, which are looked through from time to time, each only if it may hold 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 import structlog
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.expiring import Expiring, ExpiringValues
-from shalekv.core.transaction import Decision, Expire, Transaction
+from shalekv.core.transaction import Expire, Needs, Transaction
 from shalekv.engine.admission import Admission
-from shalekv.engine.commit import COMMIT_OVERHEAD_BYTES, Receipt
+from shalekv.engine.commit import COMMIT_OVERHEAD_BYTES, Receipt, Settled
 from shalekv.engine.expiry_scan import ExpiryScan
 from shalekv.engine.group_commit import GroupCommit
 from shalekv.engine.look_below import LookBelow
+from shalekv.engine.memtable import Memtable
 from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES, Run
 from shalekv.engine.tree_keeper import TreeKeeper
-from shalekv.errors import CorruptObject, MemtableFull, ShaleError, StoreError
+from shalekv.errors import ShaleError
 from shalekv.settings import WriterSettings
 
 KEYS_AT_ONCE = 1_000  # in one change
-NOTED_AT_ONCE = 2_000  # entries that were replayed, between two chances for other tasks
+BYTES_AT_ONCE = 256 << 10  # of them
+BUSY_PARTS = 4  # while a quarter of the queue is full, clients come first
 _MS_PER_S = 1_000
 
 log = structlog.get_logger()
@@ -47,16 +49,17 @@ class ExpirySweep:
         log: GroupCommit,
         admission: Admission,
         below: LookBelow,
+        memtable: Memtable,
         now_ms: Callable[[], int],
         is_pressed: Callable[[], bool],
         clock: Clock,
         settings: WriterSettings,
     ) -> None:
         """`now_ms` is logical time. While `is_pressed` says so, nothing is swept."""
-        self._levels = levels
         self._log = log
         self._admission = admission
         self._below = below
+        self._memtable = memtable
         self._now_ms = now_ms
         self._is_pressed = is_pressed
         self._clock = clock
@@ -74,55 +77,67 @@ class ExpirySweep:
         """Whether anything is ever swept."""
         return self._settings.expiry_sweep_interval_ms > 0
 
+    def replay(self, runs: Iterable[Run], load_seqs: Iterable[int]) -> None:
+        """What was replayed, the oldest first, before anything else lands."""
+        if self.is_on:
+            for run in runs:
+                self.values.note(run.entries)
+            # What deletes ranges is not told from what is in the runs: any of it may.
+            self.values.doubt(max((run.max_seq for run in runs), default=0))
+            for seq in load_seqs:
+                self.values.miss(seq)
+
     def land(self, run: Run) -> None:
-        """A WAL object is durable."""
-        self.values.note(run.entries)
+        """A WAL object is durable, and in the memtable."""
+        if not self.is_on:
+            return
+        values, newest = self.values, self._memtable.get
+        # What has landed ahead may have replaced a value that was not kept in mind yet.
+        values.note(
+            entry
+            for entry in run.entries
+            if entry.key in values or (entry.expire_at_ms and newest(entry.key) is entry)
+        )
         if run.range_tombstones:
-            self.values.doubt(run.max_seq)
+            values.doubt(run.max_seq)
 
     def land_load(self, seq: int) -> None:
         """A load is durable: what is in it is found in the levels, and hides what is older."""
         self.values.miss(seq)
 
-    async def run(self, replayed: Sequence[Run]) -> None:
-        """Sweep until cancelled, beginning with what was replayed."""
-        if not self.is_on:
-            return
-        await self._note(replayed)
-        scanned_ms = self._clock.monotonic_ms()
-        scan_ms = self._settings.expiry_scan_interval_s * _MS_PER_S
-        while True:
-            await self._clock.sleep_ms(self._settings.expiry_sweep_interval_ms)
-            try:
-                await self.sweep()
-                if scan_ms and self._clock.monotonic_ms() - scanned_ms >= scan_ms:
-                    await self.scan()
-                    scanned_ms = self._clock.monotonic_ms()
-            except (StoreError, CorruptObject) as error:
-                log.warning("values that have expired could not be swept", error=str(error))
-            except MemtableFull:
-                pass  # later
-            except ShaleError:
-                return  # the log has ended
+    async def run(self) -> None:
+        """Sweep what is kept in mind, until cancelled, or until the log has ended."""
+        if self.is_on:
+            await self._repeat(self.sweep, self._settings.expiry_sweep_interval_ms)
 
-    async def _note(self, replayed: Sequence[Run]) -> None:
-        for run in replayed:
-            self.land(run)
-            for begin in range(0, len(run.entries), NOTED_AT_ONCE):
-                self.values.note(run.entries[begin : begin + NOTED_AT_ONCE])
-                await self._clock.sleep_ms(0)
+    async def run_scans(self) -> None:
+        """Sweep what only the levels hold, until cancelled, or until the log has ended."""
+        interval_ms = self._settings.expiry_scan_interval_s * _MS_PER_S
+        if self.is_on and interval_ms:
+            await self._repeat(self.scan, interval_ms)
+
+    async def _repeat(self, act: Callable[[], Awaitable[None]], interval_ms: int) -> None:
+        while self._log.stopped_by is None:
+            await self._clock.sleep_ms(interval_ms)
+            try:
+                await act()
+            except ShaleError as error:
+                if self._log.stopped_by is None:
+                    log.warning("what has expired could not be swept", problem=str(error))
 
     async def sweep(self) -> None:
-        """Write the end of all that is kept in mind and has expired, unless there is a press."""
+        """Write the end of all that is kept in mind and has expired, unless clients come first."""
         while not self._is_held_back:
             due = self.values.take_due(self._now_ms(), KEYS_AT_ONCE)
             if not due:
                 return
             is_done = False
             try:
-                is_done = await self._expire([self._expire_of(each) for each in due])
+                is_done = await self._expire_all(due)
             finally:
-                if not is_done:
+                if is_done:
+                    self.values.drop(due)
+                else:
                     self.values.put_back(due)
             if not is_done:
                 return
@@ -130,48 +145,81 @@ class ExpirySweep:
     async def scan(self) -> None:
         """Look through SSTs, and write the end of what has expired there."""
         async for keys in self._scan.expired():
-            for begin in range(0, len(keys), KEYS_AT_ONCE):
-                batch = [Expire(key) for key in keys[begin : begin + KEYS_AT_ONCE]]
-                while self._is_held_back or not await self._expire(batch):
-                    await self._clock.sleep_ms(self._settings.expiry_sweep_interval_ms)
+            found = [Expiring(key, 0, 0) for key in keys]
+            while self._is_held_back or not await self._expire_all(found):
+                await self._clock.sleep_ms(self._settings.expiry_sweep_interval_ms)
 
     @property
     def _is_held_back(self) -> bool:
+        queued_bytes = self._admission.queued_bytes
+        return self._is_pressed() or queued_bytes * BUSY_PARTS > self._settings.queued_bytes_max
+
+    async def _expire_all(self, due: Sequence[Expiring]) -> bool:
+        for batch in _batches(due):
+            if not await self._expire(batch):
+                return False
+        return True
+
+    async def _expire(self, due: Sequence[Expiring]) -> bool:
+        """Let the log decide, and wait until that is durable; False: there was no room."""
+        while True:
+            asked = {each.key for each in due if not self._is_sure(each)}
+            needs = Needs([*asked])
+            below = self._below.now(needs) or await self._below.look(needs)
+            # From here on nothing else runs until the commit has its place.
+            if all(each.key in asked or self._is_sure(each) for each in due):
+                break
+        operations = [
+            Expire(each.key, None if each.key in asked else _version(each))
+            for each in due
+            if each.key in asked or self.values.holds(each)
+        ]
+        size_bytes = COMMIT_OVERHEAD_BYTES + sum(map(_accounted_bytes, due))
         # What is in a load is not known before it is durable.
-        return self._is_pressed() or self._log.is_loading or self._log.is_busy
-
-    def _expire_of(self, each: Expiring) -> Expire:
-        if each.seq <= self.values.doubtful_seq:
-            return Expire(each.key)
-        # Whatever was written to the key since would have replaced it among these.
-        return Expire(each.key, Entry(each.key, each.seq, Kind.PUT, b"", each.expire_at_ms))
-
-    async def _expire(self, operations: Sequence[Expire]) -> bool:
-        """Let the log decide, and wait until it is durable; False: there was no room."""
-        transaction = Transaction(operations)
-        needs = transaction.needs()
-        size_bytes = COMMIT_OVERHEAD_BYTES
-        size_bytes += sum(ENTRY_OVERHEAD_BYTES + len(each.key) for each in operations)
-        settled: asyncio.Future[Receipt | ShaleError] = asyncio.get_running_loop().create_future()
-        below = self._below.now(needs) or await self._below.look(needs)
-        # From here on nothing else runs until the commit has its place.
         if self._log.is_loading or not self._admission.try_admit(size_bytes):
             return False
+        settled: asyncio.Future[Receipt | ShaleError] = asyncio.get_running_loop().create_future()
         self._log.transact(
-            transaction, _settle(settled), size_bytes=size_bytes, below=below
+            Transaction(operations), _settle(settled), size_bytes=size_bytes, below=below
         )
         del below  # which keeps memory as long as anybody holds it
         outcome = await settled
         if isinstance(outcome, ShaleError):
             raise outcome
-        if isinstance(outcome.decision, Decision):
+        if outcome.decision is not None:
             self.expired_count += len(outcome.decision.changes)
         return True
 
+    def _is_sure(self, each: Expiring) -> bool:
+        """Whether no newer version of the key can be in the levels.
 
-def _settle(
-    settled: asyncio.Future[Receipt | ShaleError],
-) -> Callable[[Receipt | ShaleError], None]:
+        Whatever was written to the key since would have replaced it among the values.
+        """
+        return each.seq > self.values.doubtful_seq
+
+
+def _version(each: Expiring) -> Entry:
+    return Entry(each.key, each.seq, Kind.PUT, b"", each.expire_at_ms)
+
+
+def _accounted_bytes(each: Expiring) -> int:
+    return ENTRY_OVERHEAD_BYTES + len(each.key)
+
+
+def _batches(due: Sequence[Expiring]) -> Iterator[Sequence[Expiring]]:
+    batch: list[Expiring] = []
+    size_bytes = 0
+    for each in due:
+        size_bytes += _accounted_bytes(each)
+        if batch and (size_bytes > BYTES_AT_ONCE or len(batch) == KEYS_AT_ONCE):
+            yield batch
+            batch, size_bytes = [], _accounted_bytes(each)
+        batch.append(each)
+    if batch:
+        yield batch
+
+
+def _settle(settled: asyncio.Future[Receipt | ShaleError]) -> Settled:
     def settle(outcome: Receipt | ShaleError) -> None:
         if not settled.done():
             settled.set_result(outcome)

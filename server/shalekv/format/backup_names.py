@@ -4,6 +4,7 @@ backups/<id>.backup                                         what a backup consis
 backup_levels/<UUID version 7>.<CRC-32C>.sst                a copy of an SST of the levels
 backup_wal/<20 digits>.<write id>.<CRC-32C>.sst             a copy of a WAL object
 backup_marks/<id>.<creation or deletion>                    somebody makes or deletes backups
+backup_marks/restoration                                    where one is restored: its id
 
 None of these folders is one of a database: its collector has no say there. A name tells which bytes
 belong under it: slots of the WAL are filled again when an older copy of a database lives on, and
@@ -23,6 +24,8 @@ BACKUPS_FOLDER = "backups/"
 LEVELS_FOLDER = "backup_levels/"
 WAL_FOLDER = "backup_wal/"
 MARKS_FOLDER = "backup_marks/"
+
+RESTORATION_NAME = f"{MARKS_FOLDER}restoration"
 
 RANDOM_BYTES = 4  # of an id
 _STAMP = "%Y%m%dT%H%M%S"

@@ -9,10 +9,14 @@ cancelled call would cancel it for all.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
+from google.protobuf.message import Message
+
+from shalekv.errors import ShaleError
 from shalekv.roles.turns import Turns
 from shalekv.v1 import admin_pb2, kv_pb2
 
@@ -94,6 +98,42 @@ class SnapshotService(Protocol):
         self, request: admin_pb2.DeleteSnapshotRequest, call: Call
     ) -> Answer[admin_pb2.DeleteSnapshotReply]:
         """Delete a snapshot."""
+        ...
+
+
+class DuplexStream(Protocol):
+    """A call whose requests and replies come in any order."""
+
+    async def read(self, requests: AsyncIterator[Any], tasks: asyncio.TaskGroup) -> None:
+        """Take all requests, no faster than there is room; what takes time gets one of `tasks`."""
+        ...
+
+    def replies(self) -> AsyncIterator[Message | bytes]:
+        """What the client is told, as messages or as their bytes; raises what ends the stream."""
+        ...
+
+    def refuse(self, error: ShaleError) -> None:
+        """This process ends: so shall the stream, with `error`."""
+        ...
+
+    def close(self) -> None:
+        """The client has gone."""
+        ...
+
+
+class WatchStream(DuplexStream, Protocol):
+    """One stream of watches."""
+
+    async def leave(self) -> None:
+        """What is left to do when the client has gone."""
+        ...
+
+
+class WatchService(Protocol):
+    """Answers `KV.Watch`."""
+
+    def open(self, describe: Callable[[BaseException], kv_pb2.OperationError]) -> WatchStream:
+        """A new stream; `describe` makes of an error what a client is told of it."""
         ...
 
 

@@ -135,7 +135,12 @@ class Watch:
         """The feed tells it what comes next."""
         self.state = State.FOLLOWING
         self.next_seq = max(self.next_seq, position.seq + 1)
-        self._stream.tell_progress(self, position)
+        self.tell_progress(position)
+
+    def tell_progress(self, position: Position) -> None:
+        """All up to there was told, unless it begins in the future."""
+        if self.next_seq <= position.seq + 1:
+            self._stream.tell_progress(self, position)
 
     def fail(self, error: ShaleError) -> None:
         """It cannot be told what comes next."""

@@ -55,7 +55,7 @@ class WatchQueue:
         self._untaken_since_ms: float | None = None
         self._is_ended = False
         self._ended_by: ShaleError | None = None
-        self._is_closed = False
+        self.is_closed = False
         self.held_bytes = 0
 
     def has_room(self, size_bytes: int) -> bool:
@@ -69,7 +69,7 @@ class WatchQueue:
 
     async def wait_for_room(self, size_bytes: int) -> None:
         """Wait until `has_room` says yes. Of those that wait nobody is served out of turn twice."""
-        while not self._is_closed and not self.has_room(size_bytes):
+        while not self.is_closed and not self.has_room(size_bytes):
             self._room.clear()
             await self._room.wait()
 
@@ -117,7 +117,7 @@ class WatchQueue:
         """The client has gone: nothing is kept any more."""
         self._waiting.clear()
         self._hold(-self.held_bytes)
-        self._is_closed = True
+        self.is_closed = True
         self._room.set()
         self._changed.set()
 
@@ -128,7 +128,7 @@ class WatchQueue:
             if not self._waiting:
                 if self._ended_by is not None:
                     raise self._ended_by.with_traceback(None)  # or it would grow with each stream
-                if self._is_ended or self._is_closed:
+                if self._is_ended or self.is_closed:
                     return
                 await self._changed.wait()
                 continue
@@ -143,14 +143,14 @@ class WatchQueue:
                 self._room.set()
 
     def _put(self, waiting: _Waiting) -> None:
-        if self._is_closed:
+        if self.is_closed:
             return
         self._hold(waiting.size_bytes)
         self._waiting.append(waiting)
         self._changed.set()
 
     def _hold(self, more_bytes: int) -> None:
-        if not self._is_closed:
+        if not self.is_closed:
             self.held_bytes += more_bytes
             self._all.count(more_bytes)
 

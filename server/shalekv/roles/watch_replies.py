@@ -97,8 +97,8 @@ def _set_previous(change: kv_pb2.WatchChange, previous: Previous, now_ms: int) -
 
 def _varint(number: int) -> bytes:
     encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
+    while number > _LOW_BITS:
+        encoded.append(number & _LOW_BITS | ~_LOW_BITS & 0xFF)
+        number >>= _LOW_BITS.bit_length()
     encoded.append(number)
     return bytes(encoded)

@@ -33,6 +33,7 @@ PART_BYTES_MAX = 32 * MIB
 PENDING_BYTES_MAX = 4 * MIB  # waits in memory to be written, unless it is one part
 FREED_PARTS = 8  # a scan that finds too much frees this part of the bound
 SCAN_PARTS = 4  # after having written this part of the bound, a process scans in any case
+BUSY_WAIT_MS = 50  # while another process scans
 PAUSE_MS = 30_000  # after an error nothing is written for so long
 
 
@@ -74,6 +75,7 @@ class DiskCache:
         self._pending: dict[Part, bytes] = {}
         self._pending_bytes = 0
         self._is_pending = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._written_since_scan_bytes = 0
         self._paused_until_ms: float | None = None
 
@@ -133,16 +135,21 @@ class DiskCache:
 
     async def run(self) -> None:
         """Write what is to be kept, and delete what is too much, until cancelled."""
-        await self._keep_on_disk(())  # a scan, and nothing to write
+        async with self._writing:
+            await self._keep_on_disk(())  # a scan, and nothing to write
         while True:
             await self._is_pending.wait()
-            await self.flush()
+            if not await self.flush():
+                await self._runtime.clock.sleep_ms(BUSY_WAIT_MS)
 
-    async def flush(self) -> None:
-        """Write all that waits, as far as the disk takes it."""
-        while self._pending:
-            await self._keep_on_disk(self._batch())
-        self._is_pending.clear()
+    async def flush(self) -> bool:
+        """Write all that waits, as far as the disk takes it; False: another process is deleting."""
+        async with self._writing:
+            while self._pending:
+                if not await self._keep_on_disk(self._batch()):
+                    return False
+            self._is_pending.clear()
+        return True
 
     def _batch(self) -> list[tuple[Part, bytes]]:
         """What waits longest: as much as one call should write, and at least one part."""
@@ -155,38 +162,38 @@ class DiskCache:
             batch.append((part, data))
         return batch
 
-    async def _keep_on_disk(self, batch: Sequence[tuple[Part, bytes]]) -> None:
-        """Write parts that wait, and let go of them, written or not."""
+    async def _keep_on_disk(self, batch: Sequence[tuple[Part, bytes]]) -> bool:
+        """Write parts that wait, and let go of them. False: they wait on, for another process."""
         try:
-            is_written = await self._write(batch)
-        except FileNotFoundError:
-            is_written = False  # somebody deletes the folder at this moment
+            held_bytes = await self._write(batch)
+            if held_bytes is None:
+                return False
+        except FileNotFoundError:  # somebody deletes the folder at this moment
+            self._counts.dropped += len(batch)
         except OSError as error:
             self._pause(error)
-            return
+            return True
+        else:
+            size_bytes = _size_on_disk(batch)
+            self._written_since_scan_bytes += size_bytes
+            self._counts.written += len(batch)
+            self._counts.written_bytes += size_bytes
+            self._counts.held_bytes = held_bytes
+            self._paused_until_ms = None
         for part, _ in batch:
             self._drop_pending(part)
-        if is_written:
-            self._paused_until_ms = None
-        else:
-            self._counts.dropped += len(batch)
+        return True
 
-    async def _write(self, batch: Sequence[tuple[Part, bytes]]) -> bool:
+    async def _write(self, batch: Sequence[tuple[Part, bytes]]) -> int | None:
+        """What is kept now; None: another process makes room for it, or finds out if there is."""
         run, folder = self._runtime.workers.run, self._folder
-        new_bytes = sum(on_disk(part.file_bytes) for part, _ in batch)
         is_scan_due = not batch or self._written_since_scan_bytes * SCAN_PARTS > self.bytes_max
         if is_scan_due:
-            await self._scan(new_bytes)
+            await self._scan(_size_on_disk(batch))
         held_bytes = await run(folder.write, batch, self.bytes_max)
-        if held_bytes is None and not is_scan_due and await self._scan(new_bytes):
+        if held_bytes is None and not is_scan_due and await self._scan(_size_on_disk(batch)):
             held_bytes = await run(folder.write, batch, self.bytes_max)
-        if held_bytes is None:
-            return False
-        self._written_since_scan_bytes += new_bytes
-        self._counts.written += len(batch)
-        self._counts.written_bytes += new_bytes
-        self._counts.held_bytes = held_bytes
-        return True
+        return held_bytes
 
     async def _scan(self, new_bytes: int) -> bool:
         """Look at all files, and delete the oldest if they leave no room for so many bytes more.
@@ -237,6 +244,10 @@ class DiskCache:
         self._counts.dropped += len(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
+
+
+def _size_on_disk(batch: Sequence[tuple[Part, bytes]]) -> int:
+    return sum(on_disk(part.file_bytes) for part, _ in batch)
 
 
 def open_disk_cache(settings: DiskCacheSettings, runtime: Runtime) -> DiskCache | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -49,6 +49,11 @@ class ColdDatabase:
         """The size of all SSTs."""
         return sum(info.size_bytes for info in self.infos)
 
+    def newest_seq(self, number: int) -> int:
+        """That of the newest version of key `number`, with which its value begins."""
+        parts = [part for _, part in reversed(PARTS)]
+        return max(seq for seq, part in enumerate(parts, 1) if number % part == 0)
+
     def sources_of(self, key: bytes) -> list[SstInfo]:
         """The SSTs whose keys reach over it."""
         return [info for info in self.infos if info.first_key <= key <= info.last_key]
@@ -73,7 +78,7 @@ async def write_cold_database(
     value_bytes: int,
     tail: int = 5,
 ) -> ColdDatabase:
-    """Levels of about so many bytes in all, which do not compress; then puts that are not merged."""
+    """Levels of about so many bytes, which do not compress, and puts that are not merged yet."""
     cas = CasStore(store, runtime, settings.store)
     lease_id = new_lease_id(1, bytes(RANDOM_BYTES))
     author = Authorship(DATABASE_ID, CompactorId(1, bytes(16)), lease_id, 1)
@@ -122,11 +127,15 @@ async def _run(
     return infos
 
 
-def newest_seq(database: ColdDatabase, number: int) -> int:
-    """The sequence number of the newest version of key `number` in the levels."""
-    del database
-    ordered = [part for _, part in reversed(PARTS)]
-    return max(seq for seq, part in enumerate(ordered, 1) if number % part == 0)
-
-
-__all__ = ["ColdDatabase", "bisect_left"]
+async def _put(writer: Writer, count: int) -> None:
+    """Leave so many objects in the log."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(writer.run())
+        for number in range(count):
+            request = kv_pb2.PutRequest(key=b"tail%d" % number, value=b"%d" % number)
+            answer = writer.kv.put(request, CALL)
+            if not isinstance(answer, kv_pb2.PutReply):
+                await answer
+        writer.close()
+        await running
+    await writer.leave()

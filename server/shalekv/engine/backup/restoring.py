@@ -15,11 +15,10 @@ from shalekv.engine.backup.checking import check_copy
 from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
 from shalekv.engine.backup.plan import check_whole, restored_manifest, wal_copies
 from shalekv.engine.backup.repository import Repository
-from shalekv.engine.founding import found
 from shalekv.engine.wal import EPOCH_METADATA
 from shalekv.errors import DatabaseExists, IllegalState
 from shalekv.format.backup import Backup
-from shalekv.format.backup_names import Copy, WalCopy
+from shalekv.format.backup_names import RESTORATION_NAME, Copy, WalCopy
 from shalekv.format.coding import crc32c
 from shalekv.format.manifest import encode_manifest
 from shalekv.format.names import (
@@ -70,17 +69,28 @@ class Restoration:
         manifest = restored_manifest(backup, self._target.cas_mode)
         data = await run(encode_manifest, manifest)
         name = manifest_name(manifest.manifest_id)
-        if await self._manifests():
-            await self._check_restored(name, data)
-            return manifest
-        await self._prove()
-        await self._copy(backup)
-        await self._check_log(backup)  # once more: somebody may have been at work here
-        if await self._manifests():
-            raise self._exists()
-        await found(self._target, manifest)
+        if not await self._manifests():
+            await self._prove()
+            await self._begin(backup)
+            if not await self._manifests():
+                await self._copy(backup)
+                await self._check_log(backup)  # once more: somebody may have been at work here
+                await self._target.claim(name, data)
+        await self._check_restored(name, data)
+        await self._target.reads.delete([RESTORATION_NAME])
         log.info("database restored", url=self._target.url, backup_id=backup.backup_id)
         return manifest
+
+    async def _begin(self, backup: Backup) -> None:
+        """Two restorations of one backup write the same; those of two would mix their logs."""
+        outcome = await self._target.claim(RESTORATION_NAME, backup.backup_id.encode())
+        if isinstance(outcome, Taken):
+            other = outcome.data.decode(errors="replace")
+            message = (
+                f"{self._target.url} has a part of backup {other}, which was not restored to its "
+                "end: restore that one, empty the place, or restore to another URL"
+            )
+            raise IllegalState(message)
 
     async def _check_restored(self, name: str, data: bytes) -> None:
         """Raise `DatabaseExists` unless this is the manifest of the database, and its only one."""

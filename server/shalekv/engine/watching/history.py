@@ -86,6 +86,13 @@ class History:
             await self._store.runtime.clock.sleep_ms(0)
         return found
 
+    async def first_seq(self, slots: range) -> int:
+        """The first commit in these slots, which were filled; 0: they are all fences.
+
+        Raises `ObjectNotFound` when one before it is gone, and `CorruptObject`.
+        """
+        return await self._first_seq(slots, await self._sizes(slots.start)) if slots else 0
+
     def load_parts(
         self, load: CommittedLoad, keys: KeyRange
     ) -> AsyncGenerator[Sequence[Entry], None]:

@@ -1,0 +1,34 @@
+"""The sections of a status about what a process does: following, watches, calls."""
+
+from __future__ import annotations
+
+from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
+from shalekv_client import CallStatus, Status
+
+_US_PER_MS = 1_000.0
+
+
+def print_heading(text: str) -> None:
+    """What a section begins with."""
+    print_line(f"\n{text}")
+
+
+def print_process(status: Status) -> None:
+    """What of it there is."""
+    if status.reader is not None:
+        print_heading("Following the writer")
+        print_record(Format.TABLE, record_of(status.reader))
+    if status.watches is not None and (status.watches.watches or status.watches.cut):
+        print_heading("Watches")
+        print_record(Format.TABLE, record_of(status.watches))
+    if status.calls:
+        print_heading("Calls since the start")
+        columns = ("method", "calls", "failures", "mean_ms", "p50_ms", "p99_ms")
+        print_rows(Format.TABLE, columns, map(_call_row, status.calls))
+
+
+def _call_row(call: CallStatus) -> tuple[str, int, int, str, str, str]:
+    mean_us = call.total_us / max(1, call.calls)
+    times = (mean_us, call.percentile_us(0.5), call.percentile_us(0.99))
+    mean, p50, p99 = (f"{(us or 0.0) / _US_PER_MS:,.2f}" for us in times)
+    return (call.method, call.calls, call.failures, mean, p50, p99)

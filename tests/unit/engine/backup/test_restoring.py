@@ -1,0 +1,201 @@
+"""What is restored is a database like any other, and nobody takes it for the one it came from."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shalekv.core.fencing import WriterId, check_owner
+from shalekv.engine.backup.plan import EPOCH_GAP, MANIFEST_ID_GAP
+from shalekv.engine.consumer_leases import ConsumerLeases
+from shalekv.engine.snapshots import Snapshots
+from shalekv.errors import BackupNotFound, DatabaseExists, Fenced, IllegalState
+from shalekv.format.backup_names import RESTORATION_NAME, LevelCopy
+from shalekv.manifest.stored import StoredManifest
+from shalekv.store.memory import MemoryStore
+from tests.unit.engine.backup.ground import (
+    Died,
+    Mortal,
+    Place,
+    back_up,
+    backup_ids,
+    creation,
+    database,
+    household,
+    restore,
+    scanned,
+    verify,
+    write,
+)
+
+
+async def test_a_restored_database_is_written_compacted_and_collected() -> None:
+    """It stays equal by scan to what it was made of, and sound; the source knows nothing of it."""
+    source, pairs = await database()
+    repository, target = Place(), Place()
+    await back_up(source, repository)
+    await restore(repository, target)
+    for number in range(2):
+        await write(target, **{f"added-{number}": "here"})
+        async with household(target) as roles:
+            await roles.compact()
+            await roles.collect()
+        await target.check()
+    added = {b"added-0": b"here", b"added-1": b"here"}
+    assert await scanned(target) == {**pairs, **added}
+    assert await scanned(source) == pairs
+
+
+async def test_a_restored_database_is_collected_by_any_clock() -> None:
+    """Nothing that was restored is garbage, though the clock of the new store is far behind."""
+    source, pairs = await database()
+    async with household(source) as roles:
+        await roles.collect()
+    assert (await source.manifest()).gc_cutoff_ms > 0
+    repository, target = Place(), Slow()
+    await back_up(source, repository)
+    assert (await restore(repository, target)).gc_cutoff_ms == 0
+    async with household(target) as roles:
+        await roles.collect()
+    await target.check()
+    assert await scanned(target) == pairs
+
+
+class Slow(Place):
+    """A place with a clock of 1970."""
+
+    def store(self) -> MemoryStore:
+        """As it is there."""
+        return MemoryStore(lambda: 5_000_000, objects=self.objects)
+
+
+async def test_what_belongs_to_processes_does_not_come_back() -> None:
+    """Snapshots and leases are gone; what belongs to the data is the same."""
+    source, _ = await database()
+    await Snapshots(source.cas()).create(name="kept", ttl_ms=None)
+    stored = StoredManifest(source.cas())
+    await stored.refresh()
+    await ConsumerLeases(source.cas(), stored, ttl_s=600).hold("somebody", 9)
+    repository, target = Place(), Place()
+    made = await back_up(source, repository)
+    manifest = await restore(repository, target)
+    assert (manifest.snapshots, manifest.leases, manifest.writer_address) == ((), (), "")
+    assert manifest == await target.manifest()
+    same = (
+        "database_id leveled_ssts last_compacted_seq wal_id_last_compacted wal_id_last_seen "
+        "logical_time_ms recent_loads fence_width writer_first_seq"
+    )
+    for field in same.split():
+        assert getattr(manifest, field) == getattr(made.manifest, field), field
+
+
+async def test_the_writer_of_a_lost_database_is_fenced_by_what_is_restored_in_its_place() -> None:
+    """By its next look, whatever it has done since the backup."""
+    source, pairs = await database()
+    repository = Place()
+    await back_up(source, repository)
+    await write(source, after="the backup")
+    lost = StoredManifest(source.cas())  # of the process that goes on
+    seen = await lost.refresh()
+    own = WriterId(seen.writer_epoch, seen.writer_nonce)
+    source.lose(*source.names())
+    restored = await restore(repository, source)
+    assert restored.manifest_id - seen.manifest_id > MANIFEST_ID_GAP // 2
+    assert restored.writer_epoch - seen.writer_epoch > EPOCH_GAP // 2
+    with pytest.raises(Fenced):
+        check_owner(await lost.refresh(), own)
+    assert await scanned(source) == pairs
+
+
+async def test_a_database_is_never_overwritten() -> None:
+    """Neither another one, nor one that was restored and has lived since."""
+    source, _ = await database()
+    repository, target = Place(), Place()
+    await back_up(source, repository)
+    other, pairs = await database()
+    before = other.names()
+    with pytest.raises(DatabaseExists):
+        await restore(repository, other)
+    assert other.names() == before
+    assert await scanned(other) == pairs
+    first = await restore(repository, target)
+    assert await restore(repository, target) == first  # its reply may have been lost
+    await write(target, lived="since")
+    with pytest.raises(DatabaseExists):
+        await restore(repository, target)
+
+
+async def test_two_restorations_at_once_make_one_database() -> None:
+    """Both make the same."""
+    source, pairs = await database()
+    repository, target = Place(), Place()
+    await back_up(source, repository)
+    one, other = await asyncio.gather(restore(repository, target), restore(repository, target))
+    assert one == other
+    await target.check()
+    assert await scanned(target) == pairs
+
+
+async def test_a_restoration_does_not_go_on_with_that_of_another_backup() -> None:
+    """It is told which one was begun there; and slots that it would not fill are another log's."""
+    source, pairs = await database()
+    repository = Place()
+    first = await back_up(source, repository)
+    await write(source, more="1")
+    second = await back_up(source, repository)
+    target = Place()
+    mortal = Mortal(9, is_late=False)
+    with pytest.raises(Died):
+        await restore(repository, target, written=mortal.store(target))
+    before = target.names()
+    assert len(before) > 1
+    with pytest.raises(IllegalState, match="has a part of backup"):
+        await restore(repository, target, backup_id=first.backup_id)
+    target.lose(RESTORATION_NAME)
+    with pytest.raises(IllegalState, match="empty the place"):
+        await restore(repository, target, backup_id=first.backup_id)
+    await restore(repository, target, backup_id=second.backup_id)
+    assert await scanned(target) == {**pairs, b"more": b"1"}
+
+
+async def test_an_older_backup_can_be_chosen() -> None:
+    """Each shows its own moment."""
+    source, pairs = await database()
+    repository = Place()
+    await back_up(source, repository)
+    await write(source, more="1")
+    await back_up(source, repository)
+    first, second = await backup_ids(repository)
+    await restore(repository, one := Place(), backup_id=first)
+    await restore(repository, other := Place(), backup_id=second)
+    assert await scanned(one) == pairs
+    assert await scanned(other) == {**pairs, b"more": b"1"}
+
+
+async def test_there_must_be_a_backup() -> None:
+    """The one that is asked for, or any."""
+    source, _ = await database()
+    repository = Place()
+    with pytest.raises(BackupNotFound):
+        await restore(repository, Place())
+    await back_up(source, repository)
+    with pytest.raises(BackupNotFound):
+        await restore(repository, Place(), backup_id="20260131T040000123Z-00000000")
+
+
+async def test_backups_of_what_was_restored_share_its_copies() -> None:
+    """They go where those of the source are: no SST is copied again, and both can be restored."""
+    source, _ = await database()
+    repository, target = Place(), Place()
+    first = await back_up(source, repository)
+    await restore(repository, target)
+    await write(target, on="the way")
+    again = creation(target, repository)
+    second = await again.run()
+    new = {*second.copies} - {*first.copies}
+    assert not any(isinstance(copy, LevelCopy) for copy, _ in new)
+    assert again.progress.objects_copied == len(new)
+    assert await verify(repository) == []
+    await restore(repository, third := Place())
+    assert await scanned(third) == await scanned(target)

@@ -1,0 +1,1 @@
+"""Clones: what they share, what they don't, and who keeps it."""

@@ -1,0 +1,267 @@
+"""A clone holds what its parent did, and neither sees what becomes of the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.manifest import Origin
+from shalekv.core.origins import foreign_ids, is_pin, pin_name, unpacked
+from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest, SnapshotNotFound
+from tests.unit.engine.cloning.places import Place, everything, puts
+
+
+async def test_a_clone_is_equal() -> None:
+    """A scan of the clone shows what a scan of the parent does, to the sequence number."""
+    parent, clone = await everything(), Place("clone")
+    expected = await parent.rows()
+    cloned = await parent.clone_to(clone)
+    assert await clone.rows() == expected
+    assert await parent.rows() == expected
+    assert cloned.shared_ssts > 1
+    assert cloned.own_ssts == 2  # of the log before and behind the load, which is shared
+    assert cloned.wal_objects >= 4
+    assert await clone.damage() == await parent.damage() == []
+    assert not foreign_ids((await clone.manifest()).origins) & await clone.ssts()
+
+
+async def test_an_empty_database_is_cloned() -> None:
+    """Of a database without a single object but its manifests, too, which needs no pin then."""
+    parent, clone = Place("parent"), Place("clone")
+    await parent.open()
+    await parent.clone_to(clone)
+    assert await clone.rows() == []
+    await clone.put(b"first")
+    assert [key for key, _, _ in await clone.rows()] == [b"first"]
+    assert (await clone.manifest()).origins == ()
+    assert await clone.damage() == []
+
+
+async def test_what_is_written_stays_where_it_was_written() -> None:
+    """Parent and clone go on from the same state, each alone."""
+    parent, clone = await everything(), Place("clone")
+    before = await parent.rows()
+    await parent.clone_to(clone)
+    await parent.put(b"key002", b"parent", value=b"of the parent")
+    await clone.put(b"key003", b"clone", value=b"of the clone")
+    in_parent, in_clone = await parent.rows(), await clone.rows()
+    for rows, own in ((in_parent, (b"key002", b"parent")), (in_clone, (b"key003", b"clone"))):
+        others = [row for row in rows if row[0] not in own]
+        assert others == [row for row in before if row[0] not in own]
+        assert {key for key, value, _ in rows if value.startswith(b"of the ")} == {*own}
+
+
+async def test_the_clone_goes_on_above_all_numbers() -> None:
+    """Epochs, sequence numbers and times of the clone are above those that it took over (I5)."""
+    parent, clone = await everything(), Place("clone")
+    before = await parent.manifest()
+    newest = max(seq for _, _, seq in await parent.rows())
+    await parent.clone_to(clone)
+    await clone.put(b"new")
+    manifest = await clone.manifest()
+    assert manifest.writer_epoch > before.writer_epoch
+    assert manifest.logical_time_ms >= before.logical_time_ms
+    assert manifest.database_id != before.database_id
+    assert max(seq for _, _, seq in await clone.rows()) > newest
+
+
+async def test_a_named_snapshot_is_cloned() -> None:
+    """What the parent became after the snapshot is not in the clone."""
+    parent, clone = await everything(), Place("clone")
+    expected = await parent.rows()
+    await parent.snapshot("kept")
+    await parent.put(b"key015", b"later")
+    await parent.compact()
+    await parent.collect(ahead_ms=0)
+    await parent.clone_to(clone, "kept")
+    assert await clone.rows() == expected
+    with pytest.raises(SnapshotNotFound):
+        await parent.clone_to(Place("clone"), "never made")
+
+
+async def test_the_parent_keeps_what_a_clone_reads() -> None:
+    """Whatever the parent deletes, compacts and collects, the clone reads all that it did (I8)."""
+    parent, clone = await everything(), Place("clone")
+    expected = await parent.rows()
+    await parent.clone_to(clone)
+    shared = foreign_ids((await clone.manifest()).origins)
+    for round_number in range(3):
+        await parent.write(puts([key for key, _, _ in expected], b"%d" % round_number))
+        await parent.compact()
+        await parent.collect()
+    assert not shared & {info.id for info in (await parent.manifest()).leveled_ssts}
+    assert shared <= await parent.ssts()
+    assert await clone.rows() == expected
+    assert await clone.damage() == await parent.damage() == []
+
+
+async def test_a_pin_keeps_no_log() -> None:
+    """The parent's log is collected as if it had no clone."""
+    parent, clone = await everything(), Place("clone")
+    await parent.clone_to(clone)
+    (pin,) = await parent.pins()
+    assert is_pin(pin)
+    assert pin.name == pin_name((await clone.manifest()).database_id)
+    pinned = (await parent.manifest()).first_uncompacted_wal_id
+    await parent.put(b"another")
+    await parent.compact()
+    await parent.collect()
+    log = [info.name async for info in parent.store.list("wal/")]
+    first = (await parent.manifest()).wal_id_last_compacted or 0
+    kept = [name for name in log if pinned <= int(name[4:24]) < first]
+    sizes = {name: len((await parent.store.get(name)).data) for name in kept}
+    assert all(size < 500 for size in sizes.values())  # fences stay
+
+
+async def test_a_pin_goes_when_nothing_is_shared() -> None:
+    """When the clone has merged all that it shared, its collector removes the pin, and the parent's
+    collector deletes what nobody reads any more; the clone holds what it did.
+    """
+    parent, clone = await everything(), Place("clone")
+    expected = await parent.rows()
+    await parent.clone_to(clone)
+    shared = foreign_ids((await clone.manifest()).origins)
+    await clone.collect()
+    assert await parent.pins()
+    await parent.write(puts([key for key, _, _ in expected], b"other"))
+    await clone.write(puts([key for key, _, _ in expected], b"other"))
+    await clone.compact()
+    (origin,) = (await clone.manifest()).origins
+    assert origin.sst_ids == b""
+    await clone.collect()  # by now the writers' snapshots of older trees have expired
+    assert await parent.pins() == []
+    assert (await clone.manifest()).origins == ()
+    await parent.compact()
+    await parent.collect()
+    assert not shared & await parent.ssts()
+    assert [value for _, value, _ in await clone.rows()] == [b"other"] * len(expected)
+    assert await clone.damage() == await parent.damage() == []
+
+
+async def test_a_snapshot_of_the_clone_keeps_the_pin() -> None:
+    """As long as a snapshot shows what was shared, the pin stays, and the snapshot is cloned."""
+    parent, clone, later = await everything(), Place("clone"), Place("later")
+    expected = await parent.rows()
+    await parent.clone_to(clone)
+    await clone.snapshot("kept")
+    await clone.write(puts([key for key, _, _ in expected], b"other"))
+    await clone.compact()
+    await clone.collect(ahead_ms=0)
+    await parent.write(puts([key for key, _, _ in expected], b"other"))
+    await parent.compact()
+    await parent.collect()
+    assert len(await parent.pins()) == 1
+    await clone.clone_to(later, "kept")
+    assert await later.rows() == expected
+    assert len(await parent.pins()) == 2
+    await clone.collect()  # "kept" has expired; the later clone has a pin of its own
+    assert [pin.name for pin in await parent.pins()] == [
+        pin_name((await later.manifest()).database_id)
+    ]
+    await parent.collect()
+    assert await later.rows() == expected
+    assert await later.damage() == []
+
+
+async def test_a_clone_is_cloned() -> None:
+    """A clone of a clone reads what each of both has written, and does without the one between."""
+    parent, clone, second = await everything(), Place("clone"), Place("second")
+    await parent.clone_to(clone)
+    await clone.put(b"key003", b"clone", value=b"of the clone")
+    await clone.compact(l0_trigger_count=100)
+    expected = await clone.rows()
+    await clone.clone_to(second)
+    assert await second.rows() == expected
+    assert {origin.url for origin in (await second.manifest()).origins} == {parent.url, clone.url}
+    await clone.write(puts([key for key, _, _ in expected], b"other"))
+    await clone.compact()
+    await clone.collect()
+    assert [pin.name for pin in await parent.pins()] == [
+        pin_name((await second.manifest()).database_id)
+    ]
+    await parent.write(puts([key for key, _, _ in expected], b"other"))
+    await parent.compact()
+    await parent.collect()
+    assert await second.rows() == expected
+    await second.compact()
+    assert await second.rows() == expected
+    assert await second.damage() == []
+
+
+async def test_a_restored_database_is_cloned() -> None:
+    """SSTs that stand in the parent's folder under the id of another database are read there."""
+    parent, clone = await everything(), Place("clone")
+    expected = await parent.rows()
+    middle = Place("restored")
+    await parent.clone_to(middle)
+    manifest = await middle.manifest()
+    for sst_id in foreign_ids(manifest.origins):  # what a restored copy of the clone would be
+        name = next(i.name async for i in parent.store.list("levels/") if sst_id in _id(i.name))
+        await middle.store.create(name, (await parent.store.get(name)).data)
+    home = [replace(origin, url="", snapshot_id=b"") for origin in manifest.origins]
+    await middle.replace_manifest(origins=tuple(home))
+    assert await middle.rows() == expected
+    assert await middle.damage() == []
+    await middle.clone_to(clone)
+    assert await clone.rows() == expected
+    origins = (await clone.manifest()).origins
+    assert {origin.url for origin in origins} == {middle.url}
+    assert len({origin.database_id for origin in origins}) == 2
+    assert len({origin.snapshot_id for origin in origins}) == 1
+    await middle.compact()
+    await middle.put(b"key002")
+    await middle.compact()
+    await middle.collect()
+    assert await clone.rows() == expected
+    assert await clone.damage() == await middle.damage() == []
+
+
+def _id(name: str) -> list[bytes]:
+    return [bytes.fromhex(name[7:43].replace("-", ""))]
+
+
+async def test_a_trivial_move_keeps_what_is_shared() -> None:
+    """An SST that a compaction puts into another level without reading it stays in the parent."""
+    parent, clone = Place("parent"), Place("clone")
+    await parent.put(b"key1", b"key2")
+    await parent.compact(l0_trigger_count=100)
+    await parent.clone_to(clone)
+    shared = foreign_ids((await clone.manifest()).origins)
+    await clone.compact()
+    manifest = await clone.manifest()
+    assert {info.id for info in manifest.leveled_ssts} == shared
+    assert {info.level for info in manifest.leveled_ssts} != {0}
+    assert {*unpacked(manifest.origins[0].sst_ids)} == shared
+    assert [key for key, _, _ in await clone.rows()] == [b"key1", b"key2"]
+
+
+async def test_no_database_is_overwritten() -> None:
+    """Where a database is, or what is left of one, no clone is made."""
+    parent, other = await everything(), await everything("other")
+    before = await other.rows()
+    with pytest.raises(DatabaseExists):
+        await parent.clone_to(other)
+    with pytest.raises(DatabaseExists):
+        await parent.clone_to(parent)
+    assert await other.rows() == before
+    lost = [info.name async for info in other.store.list("manifest/")]
+    await other.store.delete(lost)
+    with pytest.raises(IllegalState, match="no manifest"):
+        await parent.clone_to(other)
+    assert await parent.pins() == []
+
+
+async def test_a_pin_is_no_snapshot_to_be_read_or_cloned() -> None:
+    """It keeps no log, so it shows less than it once did: who asks for it is told."""
+    parent = await everything()
+    await parent.clone_to(Place("clone"))
+    (pin,) = await parent.pins()
+    with pytest.raises(InvalidRequest, match="keeps SSTs for a clone"):
+        await parent.clone_to(Place("second"), pin.name)
+
+
+def test_origins_are_values() -> None:
+    """Two manifests with the same origins are equal."""
+    origin = Origin(bytes(16), "memory://one", bytes(16), bytes(32))
+    assert origin == replace(origin)

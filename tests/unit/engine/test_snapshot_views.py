@@ -1,0 +1,446 @@
+"""What snapshots show in any process, and what those are told who come too late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from random import Random
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.snapshot import find_snapshot
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.scan import scan_slices
+from shalekv.engine.snapshot_seqs import SnapshotSeqs
+from shalekv.engine.snapshot_views import LOOK_MS, SnapshotViews
+from shalekv.engine.snapshots import Snapshots
+from shalekv.engine.view import OpenView
+from shalekv.errors import (
+    IllegalState,
+    ObjectNotFound,
+    Overloaded,
+    SnapshotNotFound,
+    StoreUnavailable,
+)
+from shalekv.format import names
+from shalekv.manifest.stored import StoredManifest
+from shalekv.runtime import Runtime
+from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
+from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore, StoredObject
+from shalekv.store.cas import CasStore
+from tests.unit.engine.collection.ground import Ground
+from tests.unit.engine.collection.interrupted_store import InterruptedStore
+from tests.unit.store.inline_runtime import InlineWorkers, gathered
+
+HOUR_MS = 3_600_000
+Shown = list[tuple[bytes, bytes]]
+
+
+class GroundClock(LoopClock):
+    """Our own clock, which goes as the store's does; waits take no time."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds since some moment."""
+        return self._ground.now_ms - 1_000_000
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        """Let other tasks run, and time pass."""
+        self._ground.now_ms += round(duration_ms)
+        await asyncio.sleep(0)
+
+
+def cas_of(ground: Ground, store: ObjectStore | None = None) -> CasStore:
+    """The store as one more process sees it."""
+    runtime = Runtime(GroundClock(ground), Random(ground.random.random()), InlineWorkers())
+    return CasStore(store or ground.store, runtime, StoreSettings())
+
+
+async def views_of(
+    ground: Ground, store: ObjectStore | None = None, **limits: int
+) -> SnapshotViews:
+    """One more process that reads snapshots."""
+    cas = cas_of(ground, store)
+    database_id = (await ground.manifest()).database_id
+    ssts = LevelSsts(cas, database_id=database_id, settings=CacheSettings())
+    return SnapshotViews(cas, StoredManifest(cas), ssts, LimitSettings.model_validate(limits))
+
+
+async def shown(opened: OpenView) -> Shown:
+    """All that a scan shows."""
+    slices = scan_slices(opened.view, start=b"", end=b"", reverse=False, now_ms=opened.now_ms)
+    return [(entry.key, entry.value) for part in await gathered(slices) for entry in part]
+
+
+async def filled(count: int = 3) -> Ground:
+    """A database with so many commits in the WAL."""
+    ground = await Ground.created()
+    await ground.wal(count)
+    return ground
+
+
+def keys(count: int) -> Shown:
+    """What so many commits of a `Ground` leave."""
+    return [(b"k%d" % number, b"v") for number in range(1, count + 1)]
+
+
+class CountedStore(InterruptedStore):
+    """Counts the requests that read objects, and can hold them."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner, self._nothing)
+        self.gets: list[str] = []
+        self.may_get = asyncio.Event()
+        self.may_get.set()
+        self.is_away = False
+
+    async def _nothing(self, _number: int) -> None:
+        """Nothing comes between."""
+        if self.is_away:
+            raise StoreUnavailable(self.url, "any", "", "away")
+
+    async def get(self, name: str) -> StoredObject:
+        """Noted, and then held."""
+        self.gets.append(name)
+        await self.may_get.wait()
+        return await super().get(name)
+
+
+async def test_snapshot_shows_its_levels_and_wal_for_ever() -> None:
+    """What is written, compacted and collected later changes nothing in any process."""
+    ground = await filled()
+    created = await ground.snapshots().create(ttl_ms=None)
+    old = await views_of(ground)
+    first = await old.open(created.id)
+    await ground.wal(3)
+    await ground.compact(5)
+    ground.pass_time()
+    assert (await ground.collecting().collect()).deleted_objects
+    for views in (old, await views_of(ground)):
+        opened = await views.open(created.id)
+        assert await shown(opened) == keys(3)
+        assert (opened.view.seq, opened.view.wal_id) == (3, 2)
+        assert opened.now_ms == first.now_ms
+
+
+async def test_snapshot_of_a_server_is_read_as_well() -> None:
+    """One without a name shows what its manifest says: here, nothing but the levels."""
+    ground = await filled()
+    compacted = await ground.compact(2)
+    created = await ground.snapshots().create(ttl_ms=None)
+    opened = await (await views_of(ground)).open(created.id)
+    assert [key for key, _ in await shown(opened)] == [compacted.first_key]
+    assert opened.view.wal_id == 2
+
+
+async def test_read_after_expiry_is_refused() -> None:
+    """By the store's clock, whether the snapshot was read before or not, collected or not."""
+    ground = await filled()
+    created = await ground.snapshots().create(ttl_ms=10_000)
+    old = await views_of(ground)
+    await old.open(created.id)
+    ground.pass_time(10)
+    await old.open(created.id)
+    ground.pass_time(2)
+    for views in (old, await views_of(ground)):
+        with pytest.raises(SnapshotNotFound, match=created.id.hex()):
+            await views.open(created.id)
+    ground.pass_time()
+    await ground.collecting().collect()
+    for views in (old, await views_of(ground)):
+        with pytest.raises(SnapshotNotFound):
+            await views.check(created.id)
+
+
+async def test_renewed_snapshot_goes_on() -> None:
+    """Whoever has renewed it: a process looks again before it says that it is over."""
+    ground = await filled()
+    created = await ground.snapshots().create(ttl_ms=10_000)
+    views = await views_of(ground)
+    opened = await views.open(created.id)
+    ground.pass_time(9)
+    await views.check(created.id)
+    await ground.snapshots().renew(created.id.hex(), ttl_ms=10_000)
+    ground.pass_time(2)
+    await views.check(created.id)
+    assert await views.open(created.id) is opened
+
+
+async def test_new_snapshot_is_found_at_once() -> None:
+    """A process that has just looked does not say of a newer one that it is not there."""
+    ground = await filled()
+    views = await views_of(ground)
+    for _ in range(3):
+        created = await ground.snapshots().create(ttl_ms=10_000)
+        await views.open(created.id)
+
+
+async def test_deletion_is_noticed_soon() -> None:
+    """Within a few seconds, and by who has deleted it at once; nobody looks more often."""
+    ground = await filled()
+    first = await ground.snapshots().create(ttl_ms=None)
+    second = await ground.snapshots().create(ttl_ms=None)
+    store = CountedStore(ground.store)
+    views = await views_of(ground, store)
+    for each in (first, second):
+        await views.open(each.id)
+    await ground.snapshots().delete(first.id.hex())
+    asked = store.requests
+    ground.pass_time((LOOK_MS - 1) / 1_000)
+    for _ in range(10):
+        await views.open(first.id)
+    assert store.requests == asked
+    ground.pass_time(0.001)
+    with pytest.raises(SnapshotNotFound):
+        await views.open(first.id)
+    await views.open(second.id)
+    await ground.snapshots().delete(second.id.hex())
+    views.look_again()
+    with pytest.raises(SnapshotNotFound):
+        await views.open(second.id)
+
+
+async def test_store_that_is_away_ends_no_reads() -> None:
+    """What is known of a snapshot counts until the store answers again."""
+    ground = await filled()
+    created = await ground.snapshots().create(ttl_ms=600_000)
+    store = CountedStore(ground.store)
+    views = await views_of(ground, store)
+    await views.open(created.id)
+    store.is_away = True
+    for _ in range(3):
+        ground.pass_time(5)
+        await views.open(created.id)
+    ground.pass_time(600)
+    with pytest.raises(StoreUnavailable):
+        await views.open(created.id)
+    store.is_away = False
+    with pytest.raises(SnapshotNotFound):
+        await views.open(created.id)
+
+
+async def test_missing_object_is_explained() -> None:
+    """Of a snapshot that is gone nothing else is said; of one that lives, that it is damaged."""
+    ground = await filled()
+    created = await ground.snapshots().create(ttl_ms=None)
+    views = await views_of(ground)
+    missing = ObjectNotFound("memory://", "get", "levels/x", "is not there")
+    assert await views.explain(missing, created.id) is missing
+    await ground.store.delete([names.wal_name(1)])
+    with pytest.raises(ObjectNotFound, match=names.wal_name(1)):
+        await views.open(created.id)
+    await ground.snapshots().delete(created.id.hex())
+    assert isinstance(await views.explain(missing, created.id), SnapshotNotFound)
+
+
+async def test_replaced_manifest_is_noticed() -> None:
+    """A snapshot that knows the checksum of its manifest does not read another."""
+    ground = await filled()
+    first = await ground.snapshots().create(ttl_ms=None)
+    shared = await ground.snapshots().share(first.id.hex(), ttl_ms=None)
+    await ground.snapshots().delete(first.id.hex())
+    name = names.manifest_name(shared.manifest_id)
+    other = ground.objects.find(names.manifest_name(shared.manifest_id + 1))
+    assert other is not None
+    await ground.store.delete([name])
+    views = await views_of(ground)
+    with pytest.raises(IllegalState, match=name):
+        await views.open(shared.id)
+
+
+async def test_those_who_ask_at_once_share_one_load() -> None:
+    """Each object is read once, and the state is one and the same."""
+    ground = await filled(5)
+    created = await ground.snapshots().create(ttl_ms=None)
+    store = CountedStore(ground.store)
+    views = await views_of(ground, store)
+    opened = await asyncio.gather(*(views.open(created.id) for _ in range(10)))
+    assert {id(each) for each in opened} == {id(opened[0])}
+    wal = [name for name in store.gets if name.startswith(names.WAL_FOLDER)]
+    assert sorted(wal) == [names.wal_name(number) for number in range(5)]
+
+
+async def test_loader_that_is_cancelled_hands_over() -> None:
+    """The others who wait get the state all the same."""
+    ground = await filled(5)
+    created = await ground.snapshots().create(ttl_ms=None)
+    store = CountedStore(ground.store)
+    views = await views_of(ground, store)
+    await views.check(created.id)
+    store.may_get.clear()
+    first, second = (asyncio.create_task(views.open(created.id)) for _ in range(2))
+    while not any(name.startswith(names.WAL_FOLDER) for name in store.gets):
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    store.may_get.set()
+    assert await shown(await second) == keys(5)
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_states_are_bounded_by_count() -> None:
+    """Beyond `snapshot_view_count_max` that goes which was read longest ago, and comes again."""
+    ground = await filled()
+    ids = [(await ground.snapshots().create(ttl_ms=None)).id for _ in range(3)]
+    store = CountedStore(ground.store)
+    views = await views_of(ground, store, snapshot_view_count_max=2)
+    for snapshot_id in ids:
+        await views.open(snapshot_id)
+    read = len(store.gets)
+    for snapshot_id in ids[1:]:
+        await views.open(snapshot_id)
+    assert len(store.gets) == read
+    assert await shown(await views.open(ids[0])) == keys(3)
+    assert len(store.gets) > read
+
+
+async def test_large_state_is_read_and_not_kept() -> None:
+    """It is there for as long as somebody reads it, once for all of them."""
+    ground = await filled(3_000)
+    created = await ground.snapshots().create(ttl_ms=None)
+    store = CountedStore(ground.store)
+    views = await views_of(ground, store, snapshot_view_bytes_max=1 << 20)
+    opened = await views.open(created.id)
+    assert views.held_bytes == 0
+    read = len(store.gets)
+    assert await views.open(created.id) is opened
+    assert len(store.gets) == read
+    del opened
+    assert len(await shown(await views.open(created.id))) == 3_000
+    assert len(store.gets) > read
+
+
+async def test_collected_meanwhile_is_never_a_short_answer() -> None:
+    """Whenever the snapshot goes while it is loaded: all of it, or that it is gone.
+
+    A stalled writer may fill collected slots again, with other things (F1).
+    """
+    at = 0
+    seen: set[str] = set()
+    while True:
+        ground = await filled(4)
+        created = await ground.snapshots().create(ttl_ms=5_000)
+        last_seq = ground.last_seq
+
+        async def lose(number: int, ground: Ground = ground, at: int = at) -> None:
+            if number == at:
+                await ground.compact(3)
+                await ground.merge()
+                ground.pass_time()
+                await ground.collecting().collect()
+                ground.last_wal_id, filled_again = 0, ground.last_wal_id
+                for _ in range(filled_again):
+                    await ground.wal()
+
+        store = InterruptedStore(ground.store, lose)
+        views = await views_of(ground, store)
+        try:
+            opened = await views.open(created.id)
+        except SnapshotNotFound:
+            seen.add("gone")
+        else:
+            seen.add("whole")
+            assert await shown(opened) == keys(4)
+            assert opened.view.seq == last_seq
+        if store.requests <= at:
+            break
+        at += 1
+    assert at > 8
+    assert seen == {"gone", "whole"}
+
+
+async def test_what_had_expired_is_not_shown_again() -> None:
+    """A snapshot is read as of its creation, also if nothing was written for long before (I2)."""
+    ground = await Ground.created()
+    await _put_until(ground, b"dead", ground.now_ms + 1_000)
+    await _put_until(ground, b"alive", ground.now_ms + HOUR_MS)
+    ground.pass_time(10)
+    created = await ground.snapshots().create(ttl_ms=None)
+    shared = await ground.snapshots().share(created.id.hex(), ttl_ms=None)
+    ground.pass_time(7_200)
+    views = await views_of(ground)
+    for each in (created, shared):
+        assert await shown(await views.open(each.id)) == [(b"alive", b"v")]
+
+
+async def _put_until(ground: Ground, key: bytes, expire_at_ms: int) -> None:
+    ground.last_seq += 1
+    await ground._fill([Entry(key, ground.last_seq, Kind.PUT, b"v", expire_at_ms)])  # noqa: SLF001
+
+
+async def test_sequence_number_of_each_snapshot() -> None:
+    """That of the last commit that it holds: in its WAL, before its fences, or in its levels."""
+    ground = await filled(2)
+    created = [await ground.snapshots().create(ttl_ms=None)]
+    for _ in range(3):
+        await ground.fence()
+    created.append(await ground.snapshots().create(ttl_ms=None))
+    await ground.wal()
+    created.append(await ground.snapshots().create(ttl_ms=None))
+    manifest = await ground.manifest()
+    seqs = SnapshotSeqs(cas_of(ground))
+    views = await views_of(ground)
+    for expected, each in zip((2, 2, 3), created, strict=True):
+        assert (await seqs.of(manifest, [each]))[each.id] == expected
+        assert (await views.open(each.id)).view.seq == expected
+    assert set((await seqs.of(manifest, created)).values()) == {2, 3}
+
+
+async def test_gap_is_waited_for() -> None:
+    """What is acknowledged behind a gap is in the snapshot, unless nobody fills it in time."""
+    ground = await filled(2)
+    ground.last_wal_id += 1
+    await ground.wal()
+    hole = names.wal_name(2)
+    late: list[Callable[[], Awaitable[CreateOutcome]]] = [_filler(ground, 2)]
+
+    class Waiting(GroundClock):
+        async def sleep_ms(self, duration_ms: float) -> None:
+            await super().sleep_ms(duration_ms)
+            for fill in late:
+                await fill()
+            late.clear()
+
+    cas = cas_of(ground)
+    cas = CasStore(
+        ground.store, Runtime(Waiting(ground), Random(1), InlineWorkers()), StoreSettings()
+    )
+    created = await Snapshots(cas).create(ttl_ms=None, gap_wait_ms=1_000)
+    assert ground.objects.find(hole) is not None
+    manifest = await ground.manifest()
+    assert find_snapshot(manifest, created.id) is not None
+    assert manifest.wal_id_last_seen == 3
+    ground.last_wal_id += 1
+    await ground.wal()
+    began_ms = ground.now_ms
+    await Snapshots(cas_of(ground)).create(ttl_ms=None, gap_wait_ms=1_000)
+    assert (await ground.manifest()).wal_id_last_seen == 3
+    assert 1_000 <= ground.now_ms - began_ms < 2_000
+
+
+def _filler(ground: Ground, wal_id: int) -> Callable[[], Awaitable[CreateOutcome]]:
+    """Fills a slot with nothing."""
+    name = names.wal_name(wal_id)
+    data = ground._encoded(name, [])  # noqa: SLF001
+
+    async def fill(metadata: Mapping[str, str] = NO_METADATA) -> CreateOutcome:
+        return await ground.store.create(name, data, metadata)
+
+    return fill
+
+
+async def test_snapshots_are_bounded_by_count() -> None:
+    """Those that have expired do not count."""
+    ground = await filled()
+    snapshots = ground.snapshots()
+    await snapshots.create(ttl_ms=1_000)
+    await snapshots.create(ttl_ms=None)
+    with pytest.raises(Overloaded, match="snapshot_count_max is 2"):
+        await snapshots.create(ttl_ms=None, count_max=2)
+    ground.pass_time(3)
+    await snapshots.create(ttl_ms=None, count_max=2)
