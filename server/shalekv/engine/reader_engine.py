@@ -66,9 +66,9 @@ class ReaderEngine:
         store: CasStore,
         joined: Joined,
         settings: ReaderSettings,
+        limits: LimitSettings,
         *,
         store_now_ms: int,
-        limits: LimitSettings | None = None,
     ) -> None:
         """`store_now_ms` is what the clock of the store shows now."""
         self._store = store
@@ -102,9 +102,6 @@ class ReaderEngine:
             on_compacted=self._drop_through,
             jump=self._jump,
             protected_since_ms=joined.protected_since_ms,
-        )
-        self.snapshots = SnapshotViews(
-            store, joined.manifest, joined.ssts, limits or LimitSettings()
         )
         self.snapshots = SnapshotViews(store, joined.manifest, joined.ssts, limits)
         self.feed = CommitFeed(lambda: Position(self.prefix.seq, self.prefix.wal_id))

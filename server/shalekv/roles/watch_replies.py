@@ -11,6 +11,7 @@ from shalekv.v1 import kv_pb2
 
 CHANGE_FRAME_BYTES = 16  # of a change in a commit: its tag and length
 _COMMIT_TAG = b"\x22"  # field 4 of WatchReply, with a length
+_LOW_BITS = 0x7F  # of each byte of a number of variable length
 assert _COMMIT_TAG[0] >> 3 == kv_pb2.WatchReply.COMMIT_FIELD_NUMBER
 
 _DELETE_RANGE = kv_pb2.WatchChange.KIND_DELETE_RANGE

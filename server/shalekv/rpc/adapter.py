@@ -27,7 +27,7 @@ from shalekv.errors import (
     Overloaded,
     ShaleError,
 )
-from shalekv.roles.service import Answer, Call, KvService
+from shalekv.roles.service import Answer, Call, DuplexStream, KvService, WatchService
 from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
@@ -39,6 +39,7 @@ RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 SessionRequest = kv_pb2.SessionRequest
+WatchRequest = kv_pb2.WatchRequest
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 # More calls than allowed are a burst: by then some of them will be done.
@@ -63,18 +64,22 @@ class Adapter:
         self._calls_max = calls_max
         self._calls = 0
         self._refusal: ShaleError | None = None
-        self._sessions: set[Session] = set()
+        self._streams: set[DuplexStream] = set()
+        self._awaited = 0  # of the calls, those that come to their end when all is answered
         self._idle = asyncio.Event()
         self._idle.set()
 
     def refuse(self, error: ShaleError) -> None:
-        """Answer every call, and every operation of a session, that begins from now on so."""
+        """Answer every call, and every operation of a session, that begins from now on so.
+
+        Streams of watches, which would never end, end so as well.
+        """
         self._refusal = error
-        for session in self._sessions:
-            session.refuse(error)
+        for stream in self._streams:
+            stream.refuse(error)
 
     async def idle(self) -> None:
-        """Wait until no call is in progress."""
+        """Wait until no call is in progress but streams of watches."""
         await self._idle.wait()
 
     def unary(
@@ -136,18 +141,43 @@ class Adapter:
                     describe=self._operation_error,
                     counts=self.counts,
                 )
-                await self._run_session(session, messages, context)
+                await self._run_duplex(session, _requests(SessionRequest, messages), context)
 
             await self._serve_stream(context, serve, count)
 
         return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
 
+    def watch(self, watches: WatchService) -> Handler:
+        """The handler of `KV.Watch`."""
+        count = self.counts.of_request(WatchRequest)
+
+        async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
+            async def serve(_call: Call) -> None:
+                stream = watches.open(self._operation_error)
+                try:
+                    await self._run_duplex(stream, _requests(WatchRequest, messages), context)
+                finally:
+                    await stream.leave()
+
+            await self._serve_stream(context, serve, count, is_awaited=False)
+
+        return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
+
     async def _serve_stream(
-        self, context: Context, serve: Callable[[Call], Awaitable[None]], count: MethodCount
+        self,
+        context: Context,
+        serve: Callable[[Call], Awaitable[None]],
+        count: MethodCount,
+        *,
+        is_awaited: bool = True,
     ) -> None:
-        """Let `serve` write the replies of a stream, and end the call as it ends."""
+        """Let `serve` write the replies of a stream, and end the call as it ends.
+
+        At its own end the server waits for all streams to end that are to be awaited.
+        """
+        is_counted = self._timed(count, is_stream=True)
         try:
-            with self._timed(count, is_stream=True), self._in_progress():
+            with is_counted, self._in_progress(is_awaited=is_awaited):
                 await serve(self._call(context))
         except asyncio.CancelledError as cancelled:
             _raise_if_ours(cancelled)
@@ -159,24 +189,24 @@ class Adapter:
         except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
             await self._abort_for_bug(context, error)
 
-    async def _run_session(
-        self, session: Session, messages: AsyncIterator[bytes], context: Context
+    async def _run_duplex(
+        self, stream: DuplexStream, requests: AsyncIterator[Message], context: Context
     ) -> None:
         ended_by: ShaleError | grpc.aio.BaseError | None = None
-        self._sessions.add(session)
+        self._streams.add(stream)
         try:
             async with asyncio.TaskGroup() as tasks:
-                reader = tasks.create_task(session.read(_session_requests(messages), tasks))
+                reader = tasks.create_task(stream.read(requests, tasks))
                 try:
-                    async for reply in session.replies():
+                    async for reply in stream.replies():
                         await context.write(reply)
                 except (ShaleError, grpc.aio.BaseError) as error:  # the group would wrap it
                     ended_by = error
                 finally:
                     reader.cancel()
-                    session.close()
+                    stream.close()
         finally:
-            self._sessions.discard(session)
+            self._streams.discard(stream)
         if ended_by is not None:
             raise ended_by
 
@@ -197,19 +227,22 @@ class Adapter:
         return TimedCall(count, self._runtime.clock, is_stream=is_stream)
 
     @contextmanager
-    def _in_progress(self) -> Iterator[None]:
+    def _in_progress(self, *, is_awaited: bool = True) -> Iterator[None]:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)  # or it would grow with each call
         if self._calls >= self._calls_max:
             message = f"{self._calls} calls are in progress, and no more are allowed"
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
         self._calls += 1
-        self._idle.clear()
+        self._awaited += is_awaited
+        if self._awaited:
+            self._idle.clear()
         try:
             yield
         finally:
             self._calls -= 1
-            if not self._calls:
+            self._awaited -= is_awaited
+            if not self._awaited:
                 self._idle.set()
 
     def _call(self, context: Context) -> Call:
@@ -258,13 +291,15 @@ def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
         raise InvalidRequest("request", f"the bytes are not a {name}") from None
 
 
-async def _session_requests(messages: AsyncIterator[bytes]) -> AsyncIterator[SessionRequest]:
+async def _requests(
+    request_type: type[RequestT], messages: AsyncIterator[bytes]
+) -> AsyncIterator[RequestT]:
     async for data in messages:
-        yield _parsed(SessionRequest, data)
+        yield _parsed(request_type, data)
 
 
-def _serialized(reply: Message) -> bytes:
-    return reply.SerializeToString()
+def _serialized(reply: Message | bytes) -> bytes:
+    return reply if isinstance(reply, bytes) else reply.SerializeToString()
 
 
 async def _end(context: Context, status: status_pb2.Status) -> NoReturn:

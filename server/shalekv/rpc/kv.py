@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from shalekv.roles.service import KvService
+from shalekv.roles.service import KvService, WatchService
 from shalekv.rpc.adapter import Adapter
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2 as kv
@@ -13,9 +13,13 @@ SERVICE = kv.DESCRIPTOR.services_by_name["KV"].full_name
 
 
 def kv_methods(
-    service: KvService, adapter: Adapter, limits: LimitSettings
+    service: KvService,
+    adapter: Adapter,
+    limits: LimitSettings,
+    watches: WatchService | None = None,
 ) -> grpc.GenericRpcHandler:
-    """The methods of the data API."""
+    """The methods of the data API. Without `watches` nothing can be watched."""
+    no_watches = adapter.absent("KV.Watch", streaming=True)
     methods = {
         "Get": adapter.unary(service.get, kv.GetRequest),
         "BatchGet": adapter.unary(service.batch_get, kv.BatchGetRequest),
@@ -26,6 +30,6 @@ def kv_methods(
         "Txn": adapter.unary(service.txn, kv.TxnRequest),
         "Scan": adapter.unary_stream(service.scan, kv.ScanRequest),
         "Session": adapter.session(service, limits),
-        "Watch": adapter.absent("KV.Watch", streaming=True),
+        "Watch": no_watches if watches is None else adapter.watch(watches),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -96,6 +96,7 @@ class CountedStore(InterruptedStore):
         self.gets: list[str] = []
         self.may_get = asyncio.Event()
         self.may_get.set()
+        self.asked_for_wal = asyncio.Event()
         self.is_away = False
 
     async def _nothing(self, _number: int) -> None:
@@ -106,6 +107,8 @@ class CountedStore(InterruptedStore):
     async def get(self, name: str) -> StoredObject:
         """Noted, and then held."""
         self.gets.append(name)
+        if name.startswith(names.WAL_FOLDER):
+            self.asked_for_wal.set()
         await self.may_get.wait()
         return await super().get(name)
 
@@ -273,8 +276,7 @@ async def test_loader_that_is_cancelled_hands_over() -> None:
     await views.check(created.id)
     store.may_get.clear()
     first, second = (asyncio.create_task(views.open(created.id)) for _ in range(2))
-    while not any(name.startswith(names.WAL_FOLDER) for name in store.gets):
-        await asyncio.sleep(0)
+    await store.asked_for_wal.wait()
     first.cancel()
     await asyncio.sleep(0)
     store.may_get.set()

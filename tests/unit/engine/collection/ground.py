@@ -56,12 +56,14 @@ class Ground:
         self.random = Random(seed)
         self.last_wal_id = -1
         self.last_seq = 0
+        self.database_id = bytes(16)
 
     @classmethod
     async def created(cls, seed: int = 0) -> Ground:
         """A new, empty database."""
         ground = cls(seed)
         await create_database(ground.store, yielding_runtime(seed), StoreSettings())
+        ground.database_id = (await ground.manifest()).database_id
         return ground
 
     def another_store(self) -> MemoryStore:
@@ -131,7 +133,7 @@ class Ground:
     def _encoded(self, name: str, entries: Sequence[Entry]) -> bytes:
         properties = SstProperties(
             name=name,
-            database_id=bytes(16),
+            database_id=self.database_id,
             writer_epoch=1,
             writer_nonce=bytes(16),
             write_id=self.random.randbytes(16),
