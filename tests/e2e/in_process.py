@@ -102,7 +102,7 @@ async def serving(store: ObjectStore, /, **groups: Group) -> AsyncIterator[Serve
     with real_runtime() as runtime:
         server = Server(settings.server, runtime, limits=settings.limits)
         async with running(store, settings, runtime) as writer:
-            await server.start(writer.kv, writer.admin)
+            await server.start(writer.kv, writer.admin, writer.watches)
             try:
                 yield Served(server, writer)
             finally:

@@ -37,16 +37,25 @@ from shalekv_client.errors import (
     NotACounter,
     NotApplied,
     NotSent,
+    NotTheWriter,
+    NoWriter,
     OutcomeUnknown,
     Overloaded,
     PageExpired,
     RangeTooCostly,
     ReplyTooLarge,
+    SeqNotReached,
     ServerFailed,
     ShaleKVError,
+    SnapshotExists,
+    SnapshotNotFound,
     Stopping,
+    TooStale,
     Unimplemented,
     Unreachable,
+    WalCollected,
+    WatchTooSlow,
+    WrongDatabase,
 )
 from shalekv_client.idempotency import IdempotencyKeys
 from shalekv_client.levels import Durability, ReadLevel, Role
@@ -59,6 +68,7 @@ from shalekv_client.levels_status import (
     StoreRequestStatus,
 )
 from shalekv_client.operations import Get, TxnOperation
+from shalekv_client.policies import Consistency, ReadPolicy
 from shalekv_client.process_status import CallStatus, ReaderState, ReaderStatus, WatchStatus
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import RetryPolicy
@@ -73,9 +83,19 @@ from shalekv_client.server_status import (
     WriterStatus,
 )
 from shalekv_client.session import Session
+from shalekv_client.snapshots import Snapshot
 from shalekv_client.sync_client import SyncClient
 from shalekv_client.sync_scan import SyncScan
 from shalekv_client.sync_session import SyncSession
+from shalekv_client.tokens import InvalidToken, SessionToken
+from shalekv_client.watch import Watch
+from shalekv_client.watch_events import (
+    ChangeKind,
+    WatchChange,
+    WatchCommit,
+    WatchEvent,
+    WatchProgress,
+)
 
 __all__ = [
     "Abandoned",
@@ -86,6 +106,7 @@ __all__ = [
     "CallStatus",
     "Cancelled",
     "Change",
+    "ChangeKind",
     "Client",
     "ClientClosed",
     "Commit",
@@ -93,6 +114,7 @@ __all__ = [
     "Condition",
     "ConditionFailed",
     "ConnectionLost",
+    "Consistency",
     "CounterOverflow",
     "DeadlineExceeded",
     "DeadlinePassed",
@@ -106,6 +128,7 @@ __all__ = [
     "Get",
     "IdempotencyKeys",
     "InvalidRequest",
+    "InvalidToken",
     "KeyExpired",
     "KeyReused",
     "LevelStatus",
@@ -115,9 +138,11 @@ __all__ = [
     "MemoryStatus",
     "MemtableStatus",
     "Missing",
+    "NoWriter",
     "NotACounter",
     "NotApplied",
     "NotSent",
+    "NotTheWriter",
     "Operator",
     "OutcomeUnknown",
     "Overloaded",
@@ -128,6 +153,7 @@ __all__ = [
     "RangeEmpty",
     "RangeTooCostly",
     "ReadLevel",
+    "ReadPolicy",
     "ReadStatus",
     "ReaderState",
     "ReaderStatus",
@@ -138,9 +164,14 @@ __all__ = [
     "Scan",
     "SeqEquals",
     "SeqIs",
+    "SeqNotReached",
     "ServerFailed",
     "Session",
+    "SessionToken",
     "ShaleKVError",
+    "Snapshot",
+    "SnapshotExists",
+    "SnapshotNotFound",
     "SnapshotStatus",
     "Stats",
     "Status",
@@ -149,6 +180,7 @@ __all__ = [
     "SyncClient",
     "SyncScan",
     "SyncSession",
+    "TooStale",
     "TxnOperation",
     "TxnResult",
     "Unimplemented",
@@ -156,6 +188,14 @@ __all__ = [
     "Value",
     "ValueIs",
     "View",
+    "WalCollected",
+    "Watch",
+    "WatchChange",
+    "WatchCommit",
+    "WatchEvent",
+    "WatchProgress",
     "WatchStatus",
+    "WatchTooSlow",
     "WriterStatus",
+    "WrongDatabase",
 ]

@@ -1,9 +1,8 @@
-"""The connection to a server: address, channel options, and the call that gRPC itself repeats."""
+"""The connection to a server: addresses and the options of a channel."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable
 
 import grpc
@@ -11,27 +10,9 @@ import grpc
 MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # as the server's default
 PORT_MAX = 65_535
 
-# A scan may be repeated until its first message has come, which only gRPC can tell. All else is
-# repeated by `shalekv_client.retry`.
-_SERVICE_CONFIG = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [{"service": "shalekv.v1.KV", "method": "Scan"}],
-                "retryPolicy": {
-                    "maxAttempts": 4,
-                    "initialBackoff": "0.05s",
-                    "maxBackoff": "1s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
-
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.service_config", _SERVICE_CONFIG),
+    # Calls are repeated by `shalekv_client.fleet`, and by nobody else.
+    ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),  # not from DNS
     # Channels to one address would otherwise share a connection, its limits and its failures.
     ("grpc.use_local_subchannel_pool", 1),

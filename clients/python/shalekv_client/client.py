@@ -1,41 +1,39 @@
-"""The client: one connection to one server, and a method for each call."""
+"""The client: connections to the servers of one database, and a method for each call."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeVar
 from weakref import WeakSet
 
-from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
-from shalekv_client import operations
-from shalekv_client.cancellation import client_closed
-from shalekv_client.changes import Change
-from shalekv_client.channel import MESSAGE_BYTES_MAX, open_channel
+from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv_client.channel import MESSAGE_BYTES_MAX, checked_addresses
 from shalekv_client.closing import AsyncClosing
-from shalekv_client.coalescer import Coalescer, SessionAbsent
-from shalekv_client.conditions import Compare, Condition
+from shalekv_client.data_calls import DataCalls
 from shalekv_client.error_table import too_large
+from shalekv_client.fleet import Fleet
 from shalekv_client.idempotency import IdempotencyKeys
-from shalekv_client.levels import Durability, ReadLevel
-from shalekv_client.operations import Operation, TxnOperation, read_header
-from shalekv_client.outbox import MESSAGE_BYTES_MAX as COALESCED_BYTES_MAX
-from shalekv_client.outbox import UNANSWERED_BYTES_MAX, Outbox
-from shalekv_client.results import Commit, TxnResult, Value
-from shalekv_client.retry import RetryPolicy, repeat
-from shalekv_client.scan import Scan, ScanCall
+from shalekv_client.levels import ReadLevel
+from shalekv_client.operations import At, Operation, read_header
+from shalekv_client.outbox import UNANSWERED_BYTES_MAX
+from shalekv_client.policies import Consistency, Destination, ReadPolicy, Routing
+from shalekv_client.retry import RetryPolicy
+from shalekv_client.scan import Scan, ScanOrder
 from shalekv_client.server_stats import Stats, stats_of
 from shalekv_client.server_status import Status, status_of
+from shalekv_client.servers import Connecting, Server
 from shalekv_client.session import Session
-from shalekv_client.stream import SessionCall
-from shalekv_client.unary import UnaryCalls, attempt
+from shalekv_client.tokens import SessionToken
+from shalekv_client.trip import READ, READ_AT_WRITER, REPEATABLE_WRITE, WRITE, Aim
+from shalekv_client.unary import attempt
 
 TIMEOUT_MS = 10_000
 
 ResultT = TypeVar("ResultT")
 
 
-class Client(AsyncClosing):
-    """Talks to the ShaleKV server at one address. Safe to share between tasks of one event loop.
+class Client(DataCalls, AsyncClosing):
+    """Talks to a ShaleKV database. Safe to share between tasks of one event loop.
 
         async with Client("127.0.0.1:7654") as client:
             await client.put(b"greeting", b"hello")
@@ -49,198 +47,92 @@ class Client(AsyncClosing):
     all attempts, so that a write is applied once even if connections break. To repeat a write
     after a crash of your program, give it a key that you have noted before: 1 to 64 bytes, best
     a UUID of version 7.
+
+    Given the addresses of several servers, writes go to whichever is the writer, which is looked
+    for again when it is gone, also where a reader says that it is now; reads go by the policy
+    `reads`, and to another server when one does not answer. Whatever server answers, reads of
+    level COMMITTED show what this client has written or seen before: see `token`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (all but the first are options)
         self,
-        address: str,
+        address: str | Iterable[str],
         *,
         timeout_ms: int = TIMEOUT_MS,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         retry: RetryPolicy | None = None,
         coalesce: bool = True,
+        reads: ReadPolicy | str = ReadPolicy.ANY,
+        consistency: Consistency | str = Consistency.SESSION,
+        token: SessionToken | str | None = None,
+        max_staleness_ms: int = 0,
+        hedge_ms: int | None = None,
+        replica_wait_ms: int = 1_000,
     ) -> None:
-        """`address` is HOST:PORT. Needs a running event loop; connects at the first call.
+        """`address` is HOST:PORT, or several: a list, or text separated by commas. Needs a running
+        event loop; connects at the first calls.
 
         `timeout_ms` is for calls that name none. `message_bytes_max` bounds what is sent and
         accepted in one message; the server's own limit should not be lower. `coalesce`: concurrent
         calls travel together in the messages of one session, which costs a fraction of a gRPC
-        call for each. Raises ValueError for an address of another form.
+        call for each.
+
+        `reads` as `ReadPolicy`, `consistency` as `Consistency`; `token` as `advance`. Reads that
+        name no other bound see a state not older than `max_staleness_ms`; 0: whatever its age. A
+        get that is not answered within `hedge_ms` is sent to a second server as well, and the first
+        answer counts. A reader that has not answered within `replica_wait_ms` is passed over, so
+        that one that lags does not use up the time of the call.
+
+        Raises ValueError for an address, an option or a token of another form.
         """
-        self.address = address
-        self._timeout_ms = _positive(timeout_ms)
+        self.addresses = checked_addresses(address)
+        self.address = self.addresses[0]
+        self._timeout_ms = _positive("timeout_ms", timeout_ms)
         self._message_bytes_max = message_bytes_max
+        self._max_staleness_ms = max_staleness_ms
+        self._is_session = Consistency(consistency) is Consistency.SESSION
         self._retry = retry or RetryPolicy()
         self._keys = IdempotencyKeys()
-        self._channel = open_channel(address, message_bytes_max=message_bytes_max)
-        self._kv = kv_pb2_grpc.KVStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminStub(self._channel)
-        self._unary = UnaryCalls(self._kv, address=address)
-        self._coalescer: Coalescer | None = None
-        if coalesce:
-            outbox = Outbox(message_bytes_max=min(COALESCED_BYTES_MAX, message_bytes_max))
-            self._coalescer = Coalescer(self._open_session, address=address, outbox=outbox)
+        self.fleet = Fleet(
+            self.addresses,
+            how=Connecting(message_bytes_max=message_bytes_max, coalesce=coalesce),
+            routing=Routing(ReadPolicy(reads), hedge_ms, replica_wait_ms),
+            retry=self._retry,
+        )
+        self._freshness = self.fleet.freshness
         self._sessions: WeakSet[Session] = WeakSet()
-        self._is_closed = False
+        if token is not None:
+            self.advance(token)
 
     async def close(self) -> None:
-        """Close the connection; calls under way fail. Again, it does nothing."""
-        self._is_closed = True
+        """Close the connections; calls under way fail. Again, it does nothing."""
         for session in list(self._sessions):
             await session.aclose()
-        if self._coalescer is not None:
-            await self._coalescer.aclose()
-        await self._channel.close()
+        await self.fleet.aclose()
 
     async def aclose(self) -> None:
         """As `close`."""
         await self.close()
 
-    async def get(
-        self,
-        key: bytes,
-        *,
-        read_level: ReadLevel = ReadLevel.COMMITTED,
-        timeout_ms: int | None = None,
-    ) -> Value | None:
-        """The value of `key`; None when it has none."""
-        return await self._call(operations.get(key, read_level=read_level), timeout_ms)
+    @property
+    def token(self) -> SessionToken | None:
+        """The newest state that this client has seen; None before the first reply.
 
-    async def batch_get(
-        self,
-        keys: Iterable[bytes],
-        *,
-        read_level: ReadLevel = ReadLevel.COMMITTED,
-        timeout_ms: int | None = None,
-    ) -> list[Value | None]:
-        """The values of many keys at one view, in the order of `keys`; None where there is none."""
-        return await self._call(operations.batch_get(keys, read_level=read_level), timeout_ms)
-
-    async def put(
-        self,
-        key: bytes,
-        value: bytes,
-        *,
-        ttl_ms: int = 0,
-        condition: Condition | None = None,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> Commit:
-        """Set the value of `key`, which expires after `ttl_ms` milliseconds; 0: never.
-
-        With a `condition` that does not hold, nothing is changed and `ConditionFailed` is raised.
+        Another client that is given it, in this process or another, by `advance` or when it is
+        made, sees this state or a newer one: `str(token)` is text to send there. What this client
+        has written is in it, but for writes of durability MEMORY; what it has read is in it, but
+        for reads of level UNCOMMITTED: a crash may take those back.
         """
-        operation = operations.put(
-            key,
-            value,
-            ttl_ms=ttl_ms,
-            condition=condition,
-            durability=durability,
-            idempotency_key=self._key(idempotency_key),
-        )
-        return await self._call(operation, timeout_ms)
+        return self._freshness.token
 
-    async def delete(
-        self,
-        key: bytes,
-        *,
-        condition: Condition | None = None,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> Commit:
-        """Delete `key`. One that has no value is not an error; `condition` as in `put`."""
-        operation = operations.delete(
-            key,
-            condition=condition,
-            durability=durability,
-            idempotency_key=self._key(idempotency_key),
-        )
-        return await self._call(operation, timeout_ms)
+    def advance(self, token: SessionToken | str) -> None:
+        """See the state of `token`, or a newer one, in reads from now on.
 
-    async def delete_range(
-        self,
-        *,
-        start: bytes = b"",
-        end: bytes = b"",
-        prefix: bytes = b"",
-        all_keys: bool = False,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> Commit:
-        """Delete the keys from `start` to `end` (exclusive), or those that begin with `prefix`.
-
-        One commit, whose cost does not depend on their number. Without any of the three,
-        `all_keys` must say that all keys are meant.
+        Raises `WrongDatabase` for a token of another database, `InvalidToken` for text that is
+        none. When nothing was heard from a server yet, the first call raises `WrongDatabase`.
         """
-        operation = operations.delete_range(
-            start=start,
-            end=end,
-            prefix=prefix,
-            all_keys=all_keys,
-            durability=durability,
-            idempotency_key=self._key(idempotency_key),
-        )
-        return await self._call(operation, timeout_ms)
-
-    async def add(
-        self,
-        key: bytes,
-        delta: int = 1,
-        *,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> int:
-        """Add `delta`, which may be negative, to a counter; returns its new value.
-
-        A counter is a value of 8 bytes, a signed integer, least significant byte first; a key
-        without a value counts as 0. Raises `NotACounter` for another value, `CounterOverflow` for
-        a sum beyond 64 bits.
-        """
-        operation = operations.add(key, delta, idempotency_key=self._key(idempotency_key))
-        return await self._call(operation, timeout_ms)
-
-    async def write(
-        self,
-        changes: Iterable[Change],
-        *,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> Commit:
-        """Apply all of `changes`, such as a `Batch`, in one commit, or none of them."""
-        key = self._key(idempotency_key)
-        operation = operations.write(changes, durability=durability, idempotency_key=key)
-        return await self._call(operation, timeout_ms)
-
-    async def txn(
-        self,
-        compares: Iterable[Compare],
-        then: Iterable[TxnOperation],
-        otherwise: Iterable[TxnOperation] = (),
-        *,
-        durability: Durability = Durability.DURABLE,
-        idempotency_key: bytes | None = None,
-        timeout_ms: int | None = None,
-    ) -> TxnResult:
-        """Do what `then` says if all of `compares` hold, or else what `otherwise` says.
-
-            await client.txn([Missing(b"lock")], then=[Put(b"lock", me)], otherwise=[Get(b"lock")])
-
-        All in one commit. There is one result for each operation of the branch that was taken: of
-        a `Get` the value, or None, from before the changes; of an `Add` the new value of the
-        counter; of other changes None.
-        """
-        operation = operations.txn(
-            compares,
-            then,
-            otherwise,
-            durability=durability,
-            idempotency_key=self._key(idempotency_key),
-        )
-        return await self._call(operation, timeout_ms)
+        known = token if isinstance(token, SessionToken) else SessionToken.parse(token)
+        self._freshness.advance(known, self.address)
 
     def scan(  # noqa: PLR0913 (a range, how to read it, and where to stop)
         self,
@@ -254,6 +146,9 @@ class Client(AsyncClosing):
         keys_only: bool = False,
         page_token: bytes = b"",
         read_level: ReadLevel = ReadLevel.COMMITTED,
+        max_staleness_ms: int | None = None,
+        at: At = None,
+        resumable: bool | None = None,
     ) -> Scan:
         """The entries from `start` to `end` (exclusive), or those whose keys begin with `prefix`.
 
@@ -264,33 +159,40 @@ class Client(AsyncClosing):
         the first or last of all keys. The scan ends after `limit` entries, or after the entry that
         brings keys and values to `limit_bytes`; 0 means no limit. When a limit has ended it, it
         has `more`, and a `page_token` with which the same scan goes on behind it at the same view.
+
+        `max_staleness_ms` and `at` as in `get`. A scan that is `resumable` goes on by itself when
+        its call breaks off: at a snapshot at any server, and that is the default there; otherwise
+        at the same server alone, which keeps the view for a while, or raises `PageExpired`.
         """
+        header = read_header(
+            read_level, max_staleness_ms=self._staleness_ms(max_staleness_ms, at), at=at
+        )
         request = kv_pb2.ScanRequest(
-            header=read_header(read_level),
+            header=header,
             range=kv_pb2.KeyRange(start=start, end=end, prefix=prefix),
             reverse=reverse,
             limit=limit,
             limit_bytes=limit_bytes,
             keys_only=keys_only,
+            resumable=at is not None if resumable is None else resumable,
         )
-
-        def begin(token: bytes) -> ScanCall:
-            self._check_open()
-            page = kv_pb2.ScanRequest(page_token=token)
-            page.MergeFrom(request)
-            return self._kv.Scan(page)
-
-        return Scan(begin, page_token, address=self.address, silence_ms=self._timeout_ms)
+        min_seq = self._min_seq() if at is None and not page_token else 0
+        order = ScanOrder(request, read_level, min_seq, silence_ms=self._timeout_ms)
+        return Scan(self.fleet, order, page_token)
 
     def session(self, *, bytes_max: int = UNANSWERED_BYTES_MAX) -> Session:
-        """A session of its own, for many operations in a row without waiting for each.
+        """A session of its own at the writer, for many operations in a row without waiting.
 
         It holds at most `bytes_max` bytes of operations that are sent and unanswered; see
         `Session.ready`.
         """
-        self._check_open()
+        self.fleet.check_open()
+
+        async def writer() -> Server:
+            return await self.fleet.pick(Destination.WRITER, self._timeout_ms)
+
         session = Session(
-            self._open_session,
+            writer,
             address=self.address,
             bytes_max=bytes_max,
             silence_ms=self._timeout_ms,
@@ -300,69 +202,61 @@ class Client(AsyncClosing):
         return session
 
     async def status(self, *, timeout_ms: int | None = None) -> Status:
-        """What the server is and how it does."""
+        """What the server at the first address is, and how it does."""
 
-        async def ask(left_ms: float) -> admin_pb2.StatusReply:
+        async def ask(server: Server, left_ms: float) -> admin_pb2.StatusReply:
             request = admin_pb2.StatusRequest()
-            return await attempt(self.address, self._admin.Status, request, left_ms)
+            return await attempt(server.address, server.admin.Status, request, left_ms)
 
-        return status_of(await self._repeated(ask, timeout_ms, is_repeatable=True))
+        return status_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
 
     async def stats(self, *, timeout_ms: int | None = None) -> Stats:
-        """What the processes of the server have sent to the object store."""
+        """What the processes of the server at the first address have sent to the object store."""
 
-        async def ask(left_ms: float) -> admin_pb2.StatsReply:
+        async def ask(server: Server, left_ms: float) -> admin_pb2.StatsReply:
             request = admin_pb2.StatsRequest()
-            return await attempt(self.address, self._admin.Stats, request, left_ms)
+            return await attempt(server.address, server.admin.Stats, request, left_ms)
 
-        return stats_of(await self._repeated(ask, timeout_ms, is_repeatable=True))
+        return stats_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
 
     async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
         size_bytes = operation.size_bytes
         if size_bytes > self._message_bytes_max:
             raise too_large(self.address, operation.method, size_bytes, self._message_bytes_max)
 
-        async def send(left_ms: float) -> ResultT:
-            self._check_open()
-            if self._coalescer is not None and self._coalescer.takes(operation):
-                try:
-                    return await self._coalescer.call(operation, left_ms)
-                except SessionAbsent:
-                    pass  # so soon that the time left is still about the same
-            return await self._unary.call(operation, left_ms)
+        async def send(server: Server, left_ms: float) -> ResultT:
+            return await server.send(operation, left_ms)
 
-        return await self._repeated(send, timeout_ms, is_repeatable=operation.is_repeatable)
+        return await self.fleet.run(send, _aim_of(operation), self._time_ms(timeout_ms))
 
-    async def _repeated(
-        self,
-        send: Callable[[float], Awaitable[ResultT]],
-        timeout_ms: int | None,
-        *,
-        is_repeatable: bool,
-    ) -> ResultT:
-        self._check_open()
-        return await repeat(
-            send,
-            timeout_ms=self._timeout_ms if timeout_ms is None else _positive(timeout_ms),
-            policy=self._retry,
-            is_repeatable=is_repeatable,
-        )
+    def _first(self) -> Aim:
+        endpoint = self.fleet.endpoints.get(self.address)
+        return Aim(Destination.BY_POLICY, is_repeatable=True, only=endpoint)
 
     def _key(self, idempotency_key: bytes | None) -> bytes | None:
         if idempotency_key is None and self._retry.idempotent:
             return self._keys.next()
         return idempotency_key
 
-    def _open_session(self) -> SessionCall:
-        self._check_open()
-        return self._kv.Session()
+    def _min_seq(self) -> int:
+        return self._freshness.seq if self._is_session else 0
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise client_closed(self.address)
+    def _staleness_ms(self, max_staleness_ms: int | None, at: At) -> int:
+        if max_staleness_ms is not None:
+            return max_staleness_ms
+        return self._max_staleness_ms if at is None else 0
+
+    def _time_ms(self, timeout_ms: int | None) -> int:
+        return self._timeout_ms if timeout_ms is None else _positive("timeout_ms", timeout_ms)
 
 
-def _positive(timeout_ms: int) -> int:
-    if timeout_ms <= 0:
-        raise ValueError(f"timeout_ms must be positive, not {timeout_ms}")
-    return timeout_ms
+def _aim_of(operation: Operation[ResultT]) -> Aim:
+    if operation.is_read:
+        return READ if operation.destination is Destination.BY_POLICY else READ_AT_WRITER
+    return REPEATABLE_WRITE if operation.is_repeatable else WRITE
+
+
+def _positive(name: str, value: int) -> int:
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, not {value}")
+    return value

@@ -135,9 +135,7 @@ class Coalescer:
             if self._reopening is None:
                 self._reopening = self._loop.call_at(self._reopen_at_s, self._reopen)
             return
-        stream = self._stream = Stream(
-            self._open_call(), self._outbox, self._address, self._note
-        )
+        stream = self._stream = Stream(self._open_call(), self._outbox, self._address, self._note)
         task = self._loop.create_task(self._run(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

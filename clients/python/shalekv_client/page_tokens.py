@@ -1,4 +1,4 @@
-"""Page tokens of a client that knows several servers: with the address of the one that has the view.
+"""Page tokens of a client of several servers: with the address of the one that has the view.
 
     10 bytes  NUL, "shalekv@", NUL
     1 byte    the length of the address

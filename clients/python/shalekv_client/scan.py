@@ -121,25 +121,26 @@ class Scan(AsyncClosing, AsyncIterator[Entry]):
             self._ended = True
             raise
         if message is grpc.aio.EOF:
-            self._end()
+            self._ended = True
             return
         reply = cast("kv_pb2.ScanReply", message)
         if self.view is None:
             self.view = view_of(reply.header)
         self._entries = iter(entries_of(self._place.take(reply)))
         self.more = self._place.more
-        if self._place.is_at_end:
-            self._end()
+        self.page_token = self._token()
+        if self._place.is_at_end:  # what is left of the call says nothing more
+            self._ended = True
+            if self._call is not None:
+                self._call.cancel()
 
-    def _end(self) -> None:
-        self._ended = True
-        if self._call is not None:
-            self._call.cancel()  # of one that was known to be at its end, the rest says nothing
+    def _token(self) -> bytes:
+        """What the caller is told of how to go on, which it may when there is more."""
         token = self._place.token if self.more else b""
         several = self._fleet.endpoints.sole is None and not self._order.is_at_snapshot
         if token and several and self._server is not None:
-            token = with_address(self._server.address, token)
-        self.page_token = token
+            return with_address(self._server.address, token)
+        return token
 
     async def _go_on(self, server: Server, call: ScanCall) -> object:
         place = self._place

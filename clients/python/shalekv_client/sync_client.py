@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from shalekv_client.channel import MESSAGE_BYTES_MAX
+from shalekv_client.channel import MESSAGE_BYTES_MAX, checked_addresses
 from shalekv_client.client import TIMEOUT_MS, Client
 from shalekv_client.closing import Closing
 from shalekv_client.levels import ReadLevel
 from shalekv_client.loop_thread import LoopThread
+from shalekv_client.operations import At
 from shalekv_client.outbox import UNANSWERED_BYTES_MAX
+from shalekv_client.policies import Consistency, ReadPolicy
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.session import Session
 from shalekv_client.sync_scan import SyncScan
 from shalekv_client.sync_session import SyncSession
+from shalekv_client.tokens import SessionToken
 
 ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
@@ -34,7 +37,7 @@ def _blocking(
 
 
 class SyncClient(Closing):
-    """Talks to the ShaleKV server at one address. Safe to share between threads.
+    """Talks to a ShaleKV database. Safe to share between threads.
 
         with SyncClient("127.0.0.1:7654") as client:
             client.put(b"greeting", b"hello")
@@ -44,26 +47,39 @@ class SyncClient(Closing):
     raise what they raise. What several threads ask for at once travels together.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (as the asynchronous client)
         self,
-        address: str,
+        address: str | Iterable[str],
         *,
         timeout_ms: int = TIMEOUT_MS,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         retry: RetryPolicy | None = None,
         coalesce: bool = True,
+        reads: ReadPolicy | str = ReadPolicy.ANY,
+        consistency: Consistency | str = Consistency.SESSION,
+        token: SessionToken | str | None = None,
+        max_staleness_ms: int = 0,
+        hedge_ms: int | None = None,
+        replica_wait_ms: int = 1_000,
     ) -> None:
         """As `shalekv_client.Client`; starts a thread."""
-        self.address = address
-        self._thread = LoopThread(address)
+        self.addresses = checked_addresses(address)
+        self.address = self.addresses[0]
+        self._thread = LoopThread(self.address)
 
         async def open_client() -> Client:
             return Client(
-                address,
+                self.addresses,
                 timeout_ms=timeout_ms,
                 message_bytes_max=message_bytes_max,
                 retry=retry,
                 coalesce=coalesce,
+                reads=reads,
+                consistency=consistency,
+                token=token,
+                max_staleness_ms=max_staleness_ms,
+                hedge_ms=hedge_ms,
+                replica_wait_ms=replica_wait_ms,
             )
 
         try:
@@ -83,6 +99,19 @@ class SyncClient(Closing):
     status = _blocking(Client.status)
     stats = _blocking(Client.stats)
 
+    @property
+    def token(self) -> SessionToken | None:
+        """As `Client.token`."""
+        return self._client.token
+
+    def advance(self, token: SessionToken | str) -> None:
+        """As `Client.advance`."""
+
+        async def advance() -> None:
+            self._client.advance(token)
+
+        self._thread.run(advance())
+
     def scan(  # noqa: PLR0913 (as the method of the asynchronous client)
         self,
         *,
@@ -95,6 +124,9 @@ class SyncClient(Closing):
         keys_only: bool = False,
         page_token: bytes = b"",
         read_level: ReadLevel = ReadLevel.COMMITTED,
+        max_staleness_ms: int | None = None,
+        at: At = None,
+        resumable: bool | None = None,
     ) -> SyncScan:
         """As `Client.scan`, with an ordinary iterator.
 
@@ -111,6 +143,9 @@ class SyncClient(Closing):
             keys_only=keys_only,
             page_token=page_token,
             read_level=read_level,
+            max_staleness_ms=max_staleness_ms,
+            at=at,
+            resumable=resumable,
         )
         return SyncScan(scan, self._thread)
 

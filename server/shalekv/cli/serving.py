@@ -39,7 +39,7 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
             memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
             _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
             tame_garbage_collector()
-            await server.start(writer.kv, writer.admin)
+            await server.start(writer.kv, writer.admin, writer.watches)
             announce(server.listen)
             children = _children(settings, runtime, writer)
             writer.admin.store_use.measure(children.reports.processes)

@@ -30,6 +30,7 @@ _NUMBER_COLUMNS = {
     "tombstone_counts": ("Q", "tombstone_count"),
     "sizes_bytes": ("Q", "size_bytes"),
     "checksums": ("I", "checksum"),
+    "first_expiries_ms": ("Q", "first_expiry_ms"),
 }
 _WIDTHS = {"ids": ID_BYTES} | {
     name: struct.calcsize(f"<{code}") for name, (code, _) in _NUMBER_COLUMNS.items()
@@ -59,6 +60,7 @@ class SstInfo:
     tombstone_count: int
     size_bytes: int
     checksum: int
+    first_expiry_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,6 +87,7 @@ class SstTable:
     tombstone_counts: bytes = b""
     sizes_bytes: bytes = b""
     checksums: bytes = b""
+    first_expiries_ms: bytes = b""
 
     def __post_init__(self) -> None:
         for name, width in _WIDTHS.items():
@@ -126,6 +129,7 @@ class SstTable:
             tombstone_count=_u64(self.tombstone_counts, at),
             size_bytes=_u64(self.sizes_bytes, at),
             checksum=_u32(self.checksums, 4 * row),
+            first_expiry_ms=_u64(self.first_expiries_ms, at),
         )
 
     def __iter__(self) -> Iterator[SstInfo]:
@@ -145,6 +149,7 @@ class SstTable:
             _numbers("Q", self.tombstone_counts),
             _numbers("Q", self.sizes_bytes),
             _numbers("I", self.checksums),
+            _numbers("Q", self.first_expiries_ms),
         )
 
     @classmethod

@@ -1,13 +1,14 @@
 """Looks through SSTs for values that have expired: those that the writer does not keep in mind.
 
-An SST is read only if it may hold such values by now: its metadata tells when the first of its
-values expires, or that none does; and what it held when it was read last is remembered. What is
-found here is a candidate only: a newer version may stand elsewhere.
+An SST is read only if it may hold such values by now: the manifest tells when the first of its
+values expires, and what it held when it was read last is remembered. What is found here is a
+candidate only: a newer version may stand elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
 
@@ -26,7 +27,7 @@ from shalekv.format.columns import Columns
 from shalekv.format.section import Section
 
 READ_BYTES = 1 << 20  # with one request
-NEVER_MS = 2**64 - 1
+NEVER_MS = 2**64 - 1  # no time
 _MS_PER_S = 1_000
 
 log = structlog.get_logger()
@@ -60,7 +61,7 @@ class ExpiryScan:
         self._now_ms = now_ms
         self._seen: dict[bytes, _Seen] = {}
 
-    async def expired(self) -> AsyncIterator[Sequence[bytes]]:
+    async def expired(self) -> AsyncGenerator[Sequence[bytes], None]:
         """Keys with a version that has expired, some at once, until all SSTs are looked through.
 
         The blocks that they stand in are cached: whoever looks for the newest versions finds these
@@ -81,11 +82,12 @@ class ExpiryScan:
             done.add(info.id)
             due_ms = NEVER_MS
             try:
-                async for columns in self._read(held, info):
-                    keys, next_ms = _expired(columns, through_seq, now_ms)
-                    due_ms = min(due_ms, next_ms)
-                    if keys:
-                        yield keys
+                async with aclosing(self._read(held, info)) as blocks:
+                    async for columns in blocks:
+                        keys, next_ms = _expired(columns, through_seq, now_ms)
+                        due_ms = min(due_ms, next_ms)
+                        if keys:
+                            yield keys
             except ObjectNotFound as missing:  # this process was stopped for long: the next time
                 log.warning("an SST could not be looked through", error=str(missing))
                 continue
@@ -94,14 +96,14 @@ class ExpiryScan:
     def _is_due(self, info: SstInfo, through_seq: int, now_ms: int) -> bool:
         if info.min_seq > through_seq:
             return False  # all of it is kept in mind
-        if info.first_expiry_ms > now_ms:
+        if not NO_EXPIRY < info.first_expiry_ms <= now_ms:
             return False
         seen = self._seen.get(info.id)
         if seen is None or (seen.through_seq < through_seq and info.max_seq > seen.through_seq):
             return True
         return seen.due_ms <= now_ms
 
-    async def _read(self, held: HeldTree, info: SstInfo) -> AsyncIterator[Columns]:
+    async def _read(self, held: HeldTree, info: SstInfo) -> AsyncGenerator[Columns, None]:
         opened = await held.ssts.metadata(info, with_filter=False)
         for numbers in _groups(opened):
             fetched = await held.ssts.fetch(opened, numbers, keep=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 
 import structlog
 
@@ -28,6 +29,7 @@ from shalekv.engine.look_below import LookBelow
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES, Run
 from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.engine.view import View
 from shalekv.errors import ShaleError
 from shalekv.settings import WriterSettings
 
@@ -77,13 +79,13 @@ class ExpirySweep:
         """Whether anything is ever swept."""
         return self._settings.expiry_sweep_interval_ms > 0
 
-    def replay(self, runs: Iterable[Run], load_seqs: Iterable[int]) -> None:
-        """What was replayed, the oldest first, before anything else lands."""
+    def replay(self, view: View, load_seqs: Iterable[int]) -> None:
+        """What was replayed, before anything else lands."""
         if self.is_on:
-            for run in runs:
+            for run in view.runs:  # the oldest first
                 self.values.note(run.entries)
-            # What deletes ranges is not told from what is in the runs: any of it may.
-            self.values.doubt(max((run.max_seq for run in runs), default=0))
+            if view.range_tombstones:
+                self.values.doubt(view.seq)
             for seq in load_seqs:
                 self.values.miss(seq)
 
@@ -144,10 +146,11 @@ class ExpirySweep:
 
     async def scan(self) -> None:
         """Look through SSTs, and write the end of what has expired there."""
-        async for keys in self._scan.expired():
-            found = [Expiring(key, 0, 0) for key in keys]
-            while self._is_held_back or not await self._expire_all(found):
-                await self._clock.sleep_ms(self._settings.expiry_sweep_interval_ms)
+        async with aclosing(self._scan.expired()) as scanning:
+            async for keys in scanning:
+                found = [Expiring(key, 0, 0) for key in keys]
+                while self._is_held_back or not await self._expire_all(found):
+                    await self._clock.sleep_ms(self._settings.expiry_sweep_interval_ms)
 
     @property
     def _is_held_back(self) -> bool:

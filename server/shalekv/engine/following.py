@@ -28,6 +28,7 @@ from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.waiting import Waiter, new_waiter, tell
 from shalekv.engine.wal import list_wal
 from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError, StoreError
+from shalekv.format.section import Section
 from shalekv.format.sst import Sst
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import ReaderSettings, SnapshotChoice
@@ -202,6 +203,8 @@ class Follower:
             if not await self._counts(first):
                 continue
             for each in found:
+                if each.index.blocks_of(Section.CONTROL):
+                    await self._protect_load()
                 self._apply(each)
                 await self._store.runtime.clock.sleep_ms(0)
             await self._memtable.merge_runs(self._clock)
@@ -261,6 +264,15 @@ class Follower:
             return True
         await levels.move()
         return False
+
+    async def _protect_load(self) -> None:
+        """The next object commits a load: protect its files before they are read.
+
+        A manifest that is read now names them: as a pending load, or in levels that contain the
+        object; then these are read from now on, and the object is not needed any more.
+        """
+        await self._stored.refresh()
+        await self._levels.move()
 
     async def _is_gap(self) -> bool:
         """Nothing stands in the next slot: whether anything may be acknowledged behind it."""

@@ -238,7 +238,11 @@ class Loads:
         )
         run = self._store.runtime.workers.run
         files = await run(encode_batch, changes, author, self._settings, random.randbytes)
-        infos = [file.footer.info(L0) for file in files]
+        # That of all files together: none of their values expires before.
+        first_expiry_ms = min((c.expire_at_ms for c in changes if c.expire_at_ms), default=NO_EXPIRY)
+        infos = [
+            replace(file.footer.info(L0), first_expiry_ms=first_expiry_ms) for file in files
+        ]
         load_id = f"{OWN_PREFIX}batch:{random.randbytes(ID_BYTES).hex()}"
         return PendingLoad(load_id, SstTable.from_infos(infos)), files
 

@@ -78,7 +78,8 @@ class SnapshotViews:
         self._in_use: WeakValueDictionary[bytes, OpenView] = WeakValueDictionary()
         self._replaying = asyncio.Semaphore(REPLAYS_MAX)
         self._looking = asyncio.Lock()
-        self._looked_ms: float | None = None  # when the last look began
+        self._begun = self._ended = 0  # looks at the manifest: the number of the last of each
+        self._looked_ms: float | None = None  # when that began which has ended last
         self._measured_ms: float | None = None  # when the clock of the store was asked
         self._ahead_ms = 0.0  # of ours
 
@@ -110,14 +111,14 @@ class SnapshotViews:
         now_ms = self._clock.monotonic_ms()
         if self._looked_ms is None or now_ms - self._looked_ms >= LOOK_MS:
             try:
-                await self._look(now_ms - LOOK_MS)
+                await self._look(self._ended)
             except StoreUnavailable as error:
                 if self._looked_ms is None:
                     raise
                 log.warning("snapshots are read as they were last seen", error=str(error))
         found = self._living(snapshot_id)
         if found is None:  # it may have been created, or renewed, since it was looked
-            await self._look(now_ms)
+            await self._look(self._begun)
             found = self._living(snapshot_id)
         if found is None:
             raise self._gone(snapshot_id)
@@ -126,7 +127,7 @@ class SnapshotViews:
     async def explain(self, error: ShaleError, snapshot_id: bytes) -> ShaleError:
         """Why something of a snapshot could not be read: it is gone, if that is so."""
         try:
-            await self._look(self._clock.monotonic_ms())
+            await self._look(self._begun)
         except StoreUnavailable as unavailable:
             return unavailable
         return error if self._living(snapshot_id) else self._gone(snapshot_id)
@@ -146,18 +147,19 @@ class SnapshotViews:
         self._kept.drop(snapshot_id)
         return not_found(snapshot_id, self._manifest.current)
 
-    async def _look(self, since_ms: float) -> None:
-        """Return when the manifest was looked at, by a look that began at `since_ms` or later."""
+    async def _look(self, after: int) -> None:
+        """Return when a look has ended that came after look number `after`; many share one."""
         async with self._looking:
-            if self._looked_ms is not None and self._looked_ms >= since_ms:
+            if self._ended > after:
                 return
+            self._begun += 1
             began_ms = self._clock.monotonic_ms()
             if self._measured_ms is None or began_ms - self._measured_ms >= CLOCK_MS:
                 told_ms = await self.store.reads.now_ms()
                 self._ahead_ms = told_ms - self._clock.monotonic_ms()
                 self._measured_ms = began_ms
             await self._manifest.refresh()
-            self._looked_ms = began_ms
+            self._looked_ms, self._ended = began_ms, self._begun
 
     async def _load(self, snapshot: Snapshot) -> Sized[OpenView]:
         async with self._replaying:
@@ -167,7 +169,7 @@ class SnapshotViews:
                 raise await self.explain(error, snapshot.id) from error
             # A slot that was collected could be filled again (F1): it counts what was read while
             # the snapshot stood in the manifest, which a look says that is sent now.
-            await self._look(self._clock.monotonic_ms())
+            await self._look(self._begun)
             if not has_snapshot(self._manifest.current, snapshot.id):
                 raise self._gone(snapshot.id)
             return loaded

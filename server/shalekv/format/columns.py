@@ -11,7 +11,7 @@ from itertools import compress, islice, repeat
 from operator import lt
 from typing import NamedTuple
 
-from shalekv.core.entry import Entry, Kind
+from shalekv.core.entry import NO_EXPIRY, Entry, Kind
 from shalekv.core.loads import LOAD_ID_BYTES_MAX
 from shalekv.format.section import KIND_OF, KINDS_OF, Section
 from shalekv.format.system_key import key_violation
@@ -37,6 +37,15 @@ class Columns(NamedTuple):
             kinds = map(KIND_OF.__getitem__, self.kinds)
         rows = zip(self.keys, self.seqs, kinds, self.values, self.expire_at_ms, strict=True)
         return map(Entry._make, rows)
+
+    @property
+    def first_expiry_ms(self) -> int:
+        """When the first of the puts among the rows expires; `NO_EXPIRY`: none does."""
+        if not any(self.expire_at_ms):
+            return NO_EXPIRY
+        expiring = zip(self.kinds, self.expire_at_ms, strict=True)
+        found = [at_ms for kind, at_ms in expiring if at_ms and kind == Kind.PUT]
+        return min(found, default=NO_EXPIRY)
 
     def rows(self, start: int, stop: int) -> Columns:
         """The rows from `start` on, before `stop`."""

@@ -8,6 +8,7 @@ from shalekv.format.coding import Piece
 from shalekv.v1 import manifest_pb2
 
 SSTINFO_FORMAT_VERSION = 1
+_EXPIRY_BYTES = 8
 
 
 def table_message(table: SstTable) -> manifest_pb2.SstTable:
@@ -30,6 +31,8 @@ def table_message(table: SstTable) -> manifest_pb2.SstTable:
         tombstone_counts=table.tombstone_counts,
         sizes_bytes=table.sizes_bytes,
         checksums=table.checksums,
+        # Only where values expire: versions that do not know the column read all other tables.
+        first_expiries_ms=table.first_expiries_ms if table.first_expiries_ms.strip(b"\0") else b"",
     )
 
 
@@ -53,6 +56,7 @@ def table_of(message: manifest_pb2.SstTable) -> SstTable:
         tombstone_counts=message.tombstone_counts,
         sizes_bytes=message.sizes_bytes,
         checksums=message.checksums,
+        first_expiries_ms=message.first_expiries_ms or bytes(_EXPIRY_BYTES * message.count),
     )
 
 
@@ -74,6 +78,7 @@ def info_message(info: SstInfo) -> manifest_pb2.SstInfo:
         tombstone_count=info.tombstone_count,
         size_bytes=info.size_bytes,
         checksum=info.checksum,
+        first_expiry_ms=info.first_expiry_ms,
     )
 
 
@@ -100,4 +105,5 @@ def info_of(message: manifest_pb2.SstInfo, piece: Piece) -> SstInfo:
         tombstone_count=message.tombstone_count,
         size_bytes=message.size_bytes,
         checksum=message.checksum,
+        first_expiry_ms=message.first_expiry_ms,
     )

@@ -15,6 +15,7 @@ from itertools import accumulate, islice, pairwise
 from operator import add
 from typing import NamedTuple
 
+from shalekv.core.entry import NO_EXPIRY
 from shalekv.format.block import encode_block
 from shalekv.format.block_frame import Codec, compressed, compressor
 from shalekv.format.coding import ALIGNMENT, crc32c
@@ -61,6 +62,7 @@ class SstWriter:
         if filter_bits_per_key is not None:
             self._filter_keys = FilterKeys(filter_bits_per_key)
         self._has_points = False
+        self.first_expiry_ms = NO_EXPIRY  # when the first of its values expires, so far
         self._finished = BytesIO()  # `getvalue` does not copy, unlike joining blocks
         self._offset = 0
         self._handles: list[BlockHandle] = []
@@ -167,6 +169,8 @@ class SstWriter:
         self._last_key = rows.keys[-1]
         self._tally.add(section, rows)
         self._has_points = self._has_points or section is Section.POINTS
+        if section is Section.POINTS:
+            self.first_expiry_ms = _sooner(self.first_expiry_ms, rows.first_expiry_ms)
         is_filtered = Section.POINTS if self._has_points else Section.SYSTEM
         if self._filter_keys is not None and section is is_filtered:
             self._filter_keys.add(rows.keys)
@@ -180,6 +184,11 @@ class SstWriter:
             self._handles.append(handle)
             self._finished.write(block)
             self._offset += len(block)
+
+
+def _sooner(one_ms: int, other_ms: int) -> int:
+    """The first of two times, of which each may be none."""
+    return min(one_ms or other_ms, other_ms or one_ms)
 
 
 def _block_end(keys: Sequence[bytes], ends: Sequence[int], start: int, limit: int) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import structlog
 
 from shalekv.clock import Clock
+from shalekv.engine.consumer_leases import ConsumerLeases
 from shalekv.engine.recover import open_log
 from shalekv.engine.snapshot_pins import SnapshotPins
+from shalekv.engine.watching.history import History
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ShaleError
 from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
+from shalekv.roles.watching import Watches
 from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.runtime import Runtime
@@ -36,13 +39,20 @@ class Writer:
     """
 
     def __init__(
-        self, engine: WriterEngine, kv: WriterKv, admin: WriterAdmin, *, stop_grace_ms: float
+        self,
+        engine: WriterEngine,
+        kv: WriterKv,
+        admin: WriterAdmin,
+        watches: Watches,
+        *,
+        stop_grace_ms: float,
     ) -> None:
         """Use `Writer.open`."""
         self._stop_grace_ms = stop_grace_ms
         self.engine = engine
         self.kv = kv
         self.admin = admin
+        self.watches = watches
 
     @classmethod
     async def open(
@@ -83,6 +93,7 @@ class Writer:
             open_ms=round(open_ms),
         )
         kv = WriterKv(engine, settings.limits, runtime)
+        watches = _watches(cas, engine, settings, clock, kv)
         memory = _memory_use(settings, engine, kv)
         pins = SnapshotPins(cas)
         report = LevelsReport(engine, settings.compactor, pins, counting.counts_by_folder)
@@ -96,7 +107,8 @@ class Writer:
             open_ms=open_ms,
             levels=report,
         )
-        return cls(engine, kv, admin, stop_grace_ms=settings.server.shutdown_grace_ms)
+        admin.watches = watches
+        return cls(engine, kv, admin, watches, stop_grace_ms=settings.server.shutdown_grace_ms)
 
     @property
     def epoch(self) -> int:
@@ -126,6 +138,23 @@ class Writer:
     def close(self) -> None:
         """Accept no more writes; `run` returns when those that were accepted are durable."""
         self.engine.close()
+
+
+def _watches(
+    store: CasStore, engine: WriterEngine, settings: ServeSettings, clock: Clock, kv: WriterKv
+) -> Watches:
+    manifest = engine.manifest
+    database_id = manifest.current.database_id
+    return Watches(
+        engine.feed,
+        History(store, manifest, engine.levels.ssts, database_id=database_id),
+        settings.watches,
+        clock,
+        hold=lambda: engine.levels.current,
+        header=kv.header,
+        now_ms=engine.time.now_ms,
+        leases=ConsumerLeases(store, manifest, settings.watches.consumer_lease_ttl_s),
+    )
 
 
 def _memory_use(settings: ServeSettings, engine: WriterEngine, kv: WriterKv) -> MemoryUse:

@@ -13,6 +13,7 @@ from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.store_use import StoreUse
+from shalekv.roles.watching import Watches
 from shalekv.settings import WriterSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 
@@ -39,6 +40,7 @@ class WriterAdmin:
         self.memory = memory
         self.store_use = store_use
         self._levels = levels
+        self.watches: Watches | None = None  # to be set by who has them
         self._engine = engine
         self._ingests = Ingests(engine.loads, self._header)
         self.snapshots = SnapshotAdmin(engine, self._header)
@@ -103,6 +105,7 @@ class WriterAdmin:
             ),
             manifest=manifest_status(self._engine.manifest.current),
             memory=self.memory.status(),
+            watches=None if self.watches is None else self.watches.status(),
         )
 
     def _writer_status(self) -> admin_pb2.WriterStatus:

@@ -26,8 +26,8 @@ class WriterKv:
         self._clock = runtime.clock
         self._database_id = engine.manifest.current.database_id
         self._epoch = engine.manifest.own.epoch
-        self._writing = Writing(engine, self._header)
-        self._reads = Reads(engine, limits, runtime, header=self._header)
+        self._writing = Writing(engine, self.header)
+        self._reads = Reads(engine, limits, runtime, header=self.header)
 
     @property
     def scans(self) -> Scans:
@@ -93,7 +93,8 @@ class WriterKv:
         requests.check_write_header(header)
         check_deadline(call, self._clock)
 
-    def _header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
+    def header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
+        """The header of a reply that shows the state at this commit."""
         return kv_pb2.ReplyHeader(
             database_id=self._database_id,
             role=kv_pb2.ROLE_WRITER,

@@ -175,9 +175,9 @@ class Adapter:
 
         At its own end the server waits for all streams to end that are to be awaited.
         """
-        is_counted = self._timed(count, is_stream=True)
+        timed = self._timed(count, is_stream=True)
         try:
-            with is_counted, self._in_progress(is_awaited=is_awaited):
+            with timed, self._in_progress(is_awaited=is_awaited):
                 await serve(self._call(context))
         except asyncio.CancelledError as cancelled:
             _raise_if_ours(cancelled)

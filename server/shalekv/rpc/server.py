@@ -17,7 +17,7 @@ import grpc
 
 from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
-from shalekv.roles.service import AdminService, KvService
+from shalekv.roles.service import AdminService, KvService, WatchService
 from shalekv.rpc import admin, health, kv
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.interceptors import AccessLog
@@ -71,12 +71,17 @@ class Server:
             raise _refusal(host, int(port)) or OSError(errno.EADDRNOTAVAIL, free) from refused
         self.listen = f"{host}:{bound}"
 
-    async def start(self, kv_service: KvService, admin_service: AdminService) -> None:
-        """Serve from now on."""
+    async def start(
+        self,
+        kv_service: KvService,
+        admin_service: AdminService,
+        watches: WatchService | None = None,
+    ) -> None:
+        """Serve from now on. Without `watches` nothing can be watched."""
         own = [kv.SERVICE, admin.SERVICE]
         self._server.add_generic_rpc_handlers(
             [
-                kv.kv_methods(kv_service, self._adapter, self._limits),
+                kv.kv_methods(kv_service, self._adapter, self._limits, watches),
                 admin.admin_methods(admin_service, self._adapter),
                 self._health.methods(),
                 *reflection_methods([*own, health.SERVICE]),

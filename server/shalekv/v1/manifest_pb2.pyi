@@ -287,6 +287,7 @@ class SstInfo(_message.Message):
     TOMBSTONE_COUNT_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    FIRST_EXPIRY_MS_FIELD_NUMBER: _builtins.int
     sstinfo_format_version: _builtins.int
     """The version of this message: 1."""
     id: _builtins.bytes
@@ -317,6 +318,10 @@ class SstInfo(_message.Message):
     """The size of the object, bytes."""
     checksum: _builtins.int
     """CRC-32C of the footer of the object, which covers the checksums of everything in it."""
+    first_expiry_ms: _builtins.int
+    """The logical time at which the first of its values expires, milliseconds. 0: none does, or it is
+    not known. The footer does not tell it.
+    """
     def __init__(
         self,
         *,
@@ -335,10 +340,11 @@ class SstInfo(_message.Message):
         tombstone_count: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
         checksum: _builtins.int = ...,
+        first_expiry_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_meta_len", b"block_meta_len", "block_meta_offset", b"block_meta_offset", "checksum", b"checksum", "entry_count", b"entry_count", "filter_len", b"filter_len", "filter_offset", b"filter_offset", "first_key", b"first_key", "id", b"id", "last_key", b"last_key", "level", b"level", "max_seq", b"max_seq", "min_seq", b"min_seq", "size_bytes", b"size_bytes", "sstinfo_format_version", b"sstinfo_format_version", "tombstone_count", b"tombstone_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_meta_len", b"block_meta_len", "block_meta_offset", b"block_meta_offset", "checksum", b"checksum", "entry_count", b"entry_count", "filter_len", b"filter_len", "filter_offset", b"filter_offset", "first_expiry_ms", b"first_expiry_ms", "first_key", b"first_key", "id", b"id", "last_key", b"last_key", "level", b"level", "max_seq", b"max_seq", "min_seq", b"min_seq", "size_bytes", b"size_bytes", "sstinfo_format_version", b"sstinfo_format_version", "tombstone_count", b"tombstone_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -369,6 +375,7 @@ class SstTable(_message.Message):
     TOMBSTONE_COUNTS_FIELD_NUMBER: _builtins.int
     SIZES_BYTES_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
+    FIRST_EXPIRIES_MS_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """How many SSTs there are."""
     ids: _builtins.bytes
@@ -403,6 +410,8 @@ class SstTable(_message.Message):
     """8 bytes each."""
     checksums: _builtins.bytes
     """4 bytes each."""
+    first_expiries_ms: _builtins.bytes
+    """8 bytes each. Empty: all are 0."""
     def __init__(
         self,
         *,
@@ -423,10 +432,11 @@ class SstTable(_message.Message):
         tombstone_counts: _builtins.bytes = ...,
         sizes_bytes: _builtins.bytes = ...,
         checksums: _builtins.bytes = ...,
+        first_expiries_ms: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_meta_lens", b"block_meta_lens", "block_meta_offsets", b"block_meta_offsets", "checksums", b"checksums", "count", b"count", "entry_counts", b"entry_counts", "filter_lens", b"filter_lens", "filter_offsets", b"filter_offsets", "first_key_offsets", b"first_key_offsets", "first_keys", b"first_keys", "ids", b"ids", "last_key_offsets", b"last_key_offsets", "last_keys", b"last_keys", "levels", b"levels", "max_seqs", b"max_seqs", "min_seqs", b"min_seqs", "sizes_bytes", b"sizes_bytes", "tombstone_counts", b"tombstone_counts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_meta_lens", b"block_meta_lens", "block_meta_offsets", b"block_meta_offsets", "checksums", b"checksums", "count", b"count", "entry_counts", b"entry_counts", "filter_lens", b"filter_lens", "filter_offsets", b"filter_offsets", "first_expiries_ms", b"first_expiries_ms", "first_key_offsets", b"first_key_offsets", "first_keys", b"first_keys", "ids", b"ids", "last_key_offsets", b"last_key_offsets", "last_keys", b"last_keys", "levels", b"levels", "max_seqs", b"max_seqs", "min_seqs", b"min_seqs", "sizes_bytes", b"sizes_bytes", "tombstone_counts", b"tombstone_counts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

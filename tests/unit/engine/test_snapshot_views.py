@@ -303,7 +303,7 @@ async def test_states_are_bounded_by_count() -> None:
 
 async def test_large_state_is_read_and_not_kept() -> None:
     """It is there for as long as somebody reads it, once for all of them."""
-    ground = await filled(3_000)
+    ground = await filled(4_000)
     created = await ground.snapshots().create(ttl_ms=None)
     store = CountedStore(ground.store)
     views = await views_of(ground, store, snapshot_view_bytes_max=1 << 20)
@@ -313,7 +313,7 @@ async def test_large_state_is_read_and_not_kept() -> None:
     assert await views.open(created.id) is opened
     assert len(store.gets) == read
     del opened
-    assert len(await shown(await views.open(created.id))) == 3_000
+    assert len(await shown(await views.open(created.id))) == 4_000
     assert len(store.gets) > read
 
 
@@ -327,6 +327,7 @@ async def test_collected_meanwhile_is_never_a_short_answer() -> None:
     while True:
         ground = await filled(4)
         created = await ground.snapshots().create(ttl_ms=5_000)
+        await ground.compact(1)
         last_seq = ground.last_seq
 
         async def lose(number: int, ground: Ground = ground, at: int = at) -> None:

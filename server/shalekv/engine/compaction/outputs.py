@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import add
 
@@ -92,7 +92,7 @@ class LevelWriter:
         if isinstance(await self._store.claim(name, data), Taken):
             message = f"{name} exists with other bytes, although its id was drawn at random"
             raise IllegalState(message)
-        return footer.info(level)
+        return replace(footer.info(level), first_expiry_ms=writer.first_expiry_ms)
 
 
 class Outputs:

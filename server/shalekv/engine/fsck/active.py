@@ -170,8 +170,11 @@ async def _decode(
 
 
 def same_sst(one: SstInfo, other: SstInfo) -> bool:
-    """Whether two manifests speak of one object; only its place may differ, and its number."""
-    place = {"level": 0, "min_seq": 0, "max_seq": 0}
+    """Whether two manifests speak of one object; only its place may differ, and its number.
+
+    And what one of them does not know.
+    """
+    place = {"level": 0, "min_seq": 0, "max_seq": 0, "first_expiry_ms": 0}
     return replace(one, **place) == replace(other, **place)  # type: ignore[arg-type] # numbers
 
 

@@ -102,6 +102,10 @@ def _compared(sst: NamedSst, audited: Audited) -> Iterator[Finding]:
         yield Finding(name, FindingKind.REPEATED_KEY, problem)
 
 
+# The checksum is compared when the footer is read, and that says nothing of expiries.
+_NOT_COMPARED = frozenset(("checksum", "first_expiry_ms"))
+
+
 def _differences(info: SstInfo, footer: Footer, *, level: int) -> list[str]:
     """Fields of the manifest's row that the footer contradicts."""
     found = footer.info(level)
@@ -111,8 +115,7 @@ def _differences(info: SstInfo, footer: Footer, *, level: int) -> list[str]:
         f"{field.name} is {_shown(getattr(found, field.name))}, not "
         f"{_shown(getattr(info, field.name))}"
         for field in fields(SstInfo)
-        # The checksum is compared when the footer is read.
-        if field.name != "checksum" and getattr(found, field.name) != getattr(info, field.name)
+        if field.name not in _NOT_COMPARED and getattr(found, field.name) != getattr(info, field.name)
     ]
 
 

@@ -113,7 +113,7 @@ class Place:
             await running_one.run(is_once=True)
             await running_one.close()
 
-    async def collect(self, *, ahead_ms: int = HOUR_MS) -> Report:
+    async def collect(self, *, ahead_ms: int = 2 * HOUR_MS) -> Report:
         """A collector deletes what is not needed so much later, however young it is."""
         ages = {"collect_age_s": 0, "foreign_age_s": 0, "wal_retention_s": 0}
         settings = CollectorSettings.model_validate(ages)

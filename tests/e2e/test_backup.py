@@ -1,0 +1,194 @@
+"""Backup and restore as commands: from a folder into a bucket and back, while all is at work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from shalekv.cli.exit_codes import ExitCode
+from shalekv_client import Client
+from tests.e2e.child import Child
+from tests.e2e.processes import Processes
+from tests.servers.fixtures import BUCKET
+from tests.servers.s3 import S3Server
+
+# Compaction and collection all the time, of what is only just garbage.
+BUSY = (
+    *("--wal-trigger-count", "2", "--wal-trigger-age-ms", "50", "--l0-trigger-count", "2"),
+    *("--sst-bytes", "65536", "--compactor-poll-ms", "20", "--collect-interval-ms", "50"),
+    *("--collect-age-s", "0", "--wal-retention-s", "0", "--flush-interval-ms", "5"),
+)
+BACKUPS = 4
+DEADLINE_S = 55
+Pairs = list[tuple[bytes, bytes]]
+
+
+class Household:
+    """A database in a folder, backups of it in a bucket, and what is restored of them."""
+
+    def __init__(self, processes: Processes, folder: Path, s3: S3Server) -> None:
+        self._processes = processes
+        self.url = f"file://{folder}/db"
+        self.bucket = f"s3://{BUCKET}/{uuid4().hex}"
+        self._environment = s3.environment
+        self.config = folder / "bucket.toml"
+        self.config.write_text(f'[store]\nendpoint_url = "{s3.endpoint}"\nread_attempts = 3\n')
+
+    async def run(self, *argv: str) -> Child:
+        """Run a command to its end, which must be a good one."""
+        command = await self.end_of(*argv)
+        assert await command.exited() == 0, command.report()
+        return command
+
+    async def end_of(self, *argv: str) -> Child:
+        """Run a command to its end."""
+        return await self._processes.run(*argv, env=self._environment)
+
+    def start_backup(self) -> Child:
+        """Begin a backup."""
+        return self._processes.start(*self._create(), env=self._environment)
+
+    async def back_up(self) -> dict[str, Any]:
+        """Make a backup; what the command tells."""
+        command = await self.run(*self._create(), "--format", "json")
+        return dict(json.loads(command.stdout()))
+
+    def _create(self) -> tuple[str, ...]:
+        there = ("--to", self.bucket, "--to-config", str(self.config))
+        return ("backup", "create", "--url", self.url, *there)
+
+    async def restore(self, url: str, *flags: str) -> None:
+        """Restore into a folder."""
+        there = ("--from", self.bucket, "--from-config", str(self.config))
+        await self.run("restore", *there, "--url", url, *flags)
+
+    async def there(self, *argv: str) -> Child:
+        """Run a command about the backups alone."""
+        return await self.run(
+            "backup", *argv, "--from", self.bucket, "--config", str(self.config)
+        )
+
+
+async def test_backups_are_made_while_everything_runs(
+    processes: Processes, s3_server: S3Server, tmp_path: Path
+) -> None:
+    """Each shows a prefix of the writes, with all that was acknowledged before it; all are sound."""
+    home = Household(processes, tmp_path, s3_server)
+    server = await processes.serve(home.url, *BUSY)
+    made: list[tuple[str, int, int]] = []
+    written = 0
+    async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.TaskGroup() as tasks:
+            writes = asyncio.Semaphore(0)
+
+            async def write() -> None:
+                nonlocal written
+                async with Client(server.listen) as client:
+                    while len(made) < BACKUPS:
+                        await client.put(key(written), value(written))
+                        written += 1
+                        writes.release()
+
+            async def back_up() -> None:
+                for _ in range(BACKUPS):
+                    for _ in range(100):
+                        await writes.acquire()
+                    acknowledged = written
+                    told = await home.back_up()
+                    made.append((told["backup_id"], acknowledged, written + 1))
+
+            tasks.create_task(write())
+            tasks.create_task(back_up())
+        listed = await home.there("list", "--format", "json")
+        rows = [json.loads(line) for line in listed.stdout().splitlines()]
+        assert [row["backup_id"] for row in rows] == [backup_id for backup_id, _, _ in made]
+        assert "sound" in (await home.there("verify")).stderr()
+        for number in (0, BACKUPS - 1):
+            backup_id, at_least, at_most = made[number]
+            url = f"file://{tmp_path}/restored-{number}"
+            await home.restore(url, "--backup", backup_id)
+            pairs = await scan(processes, url)
+            assert at_least <= len(pairs) <= at_most
+            assert pairs == sorted((key(n), value(n)) for n in range(len(pairs)))
+        async with Client(server.listen) as client:
+            found = [(each.key, each.value) async for each in client.scan()]
+        assert found == sorted((key(n), value(n)) for n in range(written))
+    assert await server.stop() == ExitCode.OK
+    await home.run("fsck", "--deep", "--url", home.url)
+
+
+async def test_a_killed_backup_goes_on(
+    processes: Processes, s3_server: S3Server, tmp_path: Path
+) -> None:
+    """It is no backup; the next one finds what it has copied, and the snapshots are told apart."""
+    home = Household(processes, tmp_path, s3_server)
+    server = await processes.serve(home.url, "--no-with-collector", "--no-with-compactor")
+    async with asyncio.timeout(DEADLINE_S):
+        async with Client(server.listen) as client:
+            for number in range(200):
+                await client.put(key(number), value(number))
+        killed = home.start_backup()
+        while not _has_snapshot(tmp_path):  # noqa: ASYNC110 - of another process
+            await asyncio.to_thread(_wait_for_change)
+        await killed.kill()
+        listed = await home.there("list", "--format", "json")
+        again = await home.back_up()
+        assert len(listed.stdout().splitlines()) in {0, 1}
+        assert again["copied_objects"] + again["present_objects"] == again["objects"]
+        await home.restore(f"file://{tmp_path}/restored")
+        pairs = await scan(processes, f"file://{tmp_path}/restored")
+        assert len(pairs) == 200
+        deleted = await home.there("delete", "--abandon", "--format", "json")
+        assert json.loads(deleted.stdout())["objects"] == 0
+        assert "sound" in (await home.there("verify")).stderr()
+
+
+async def test_a_bucket_is_restored_into_another_place(
+    processes: Processes, s3_server: S3Server, tmp_path: Path
+) -> None:
+    """Database and backups in a bucket, by one configuration; what is restored is written to."""
+    home = Household(processes, tmp_path, s3_server)
+    flags = ("--config", str(home.config))
+    url, place, again = f"{home.bucket}/db", f"{home.bucket}/backups", f"{home.bucket}/again"
+    async with asyncio.timeout(DEADLINE_S):
+        server = await processes.serve(url, *flags, env=s3_server.environment)
+        async with Client(server.listen) as client:
+            await client.put(b"key", b"value")
+        assert await server.stop() == ExitCode.OK
+        await home.run("backup", "create", "--url", url, "--to", place, *flags)
+        restored = await home.run("restore", "--from", place, "--url", again, *flags)
+        assert f"restored to {again}: " in restored.stdout()
+        server = await processes.serve(again, *flags, create=False, env=s3_server.environment)
+        async with Client(server.listen) as client:
+            assert (await client.get(b"key")).value == b"value"
+            await client.put(b"more", b"value")
+        assert await server.stop() == ExitCode.OK
+        await home.run("fsck", "--deep", "--url", again, *flags)
+        refused = await home.end_of("restore", "--from", place, "--url", again, *flags)
+        assert await refused.exited() == ExitCode.USAGE
+        assert "holds a database already" in refused.stderr()
+
+
+async def scan(processes: Processes, url: str) -> Pairs:
+    """What a server on what was restored shows, after a write to it; it is sound then, too."""
+    server = await processes.serve(url, create=False)
+    async with Client(server.listen) as client:
+        found = [(each.key, each.value) async for each in client.scan()]
+        await client.put(b"\xff written", b"to what was restored")
+    assert await server.stop() == ExitCode.OK
+    checked = await processes.run("fsck", "--deep", "--url", url)
+    assert await checked.exited() == ExitCode.OK, checked.report()
+    return found
+
+
+def key(number: int) -> bytes:
+    """The key that is put as number `number`."""
+    return b"%06d" % number
+
+
+def value(number: int) -> bytes:
+    """Its value."""
+    return b"value of %d " % number * 20

@@ -1,0 +1,220 @@
+"""Whatever ends the making of a clone, there is none, or a whole one; and it can be made again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.audit.finding import FindingKind
+from shalekv.core.manifest import Snapshot
+from shalekv.core.origins import is_pin, needed_pins
+from shalekv.core.snapshot import NEVER, find_snapshot
+from shalekv.engine.cloning.first_slot import claim_id
+from shalekv.engine.cloning.making import Cloned, Cloning
+from shalekv.engine.snapshots import Snapshots
+from shalekv.errors import (
+    DatabaseExists,
+    DatabaseNotFound,
+    IllegalState,
+    InvalidRequest,
+    OriginLost,
+)
+from shalekv.format import names
+from shalekv.roles.database import create_database
+from shalekv.settings import StoreSettings
+from tests.e2e.in_process import real_runtime
+from tests.unit.engine.cloning.places import HOUR_MS, Place, Row, everything
+from tests.unit.engine.collection.interrupted_store import InterruptedStore
+from tests.unit.engine.compaction.interposed import InterposedStore
+
+
+class _CrashError(BaseException):
+    """The process ends here."""
+
+
+async def _crash(at: int, parent: Place, target: Place) -> bool:
+    """Clone with a crash before the request with this number; whether it came to that."""
+    requests = 0
+
+    async def before(_number: int) -> None:
+        nonlocal requests
+        requests += 1
+        if requests > at:
+            raise _CrashError
+
+    with real_runtime(seed=at) as runtime:
+        source = parent.cas(runtime, InterruptedStore(parent.store, before))
+        cloning = Cloning(source, InterruptedStore(target.store, before))
+        try:
+            await cloning.run()
+        except BaseException as error:
+            if not _is_crash(error):
+                raise
+            return True
+    return False
+
+
+def _is_crash(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_crash, error.exceptions))
+    return isinstance(error, _CrashError)
+
+
+async def _assert_whole(clone: Place, parent: Place, expected: list[Row]) -> None:
+    """The clone holds what it must, and the pin stays."""
+    manifest = await clone.manifest()
+    pins = {pin.id: pin for pin in await parent.pins()}
+    assert all(is_pin(pins[each]) for each in needed_pins(manifest))
+    assert await clone.rows() == expected
+
+
+async def test_a_crash_at_any_request_leaves_no_clone_or_a_whole_one() -> None:
+    """After a crash at any moment, the same command makes the clone, or tells that it is there.
+
+    Nothing in the parent is kept for ever but by clones that are there.
+    """
+    parent = await everything()
+    expected = await parent.rows()
+    at, made = 0, 0
+    while True:
+        target = Place("clone")
+        fixed = {pin.id for pin in await parent.pins() if is_pin(pin)}
+        is_crashed = await _crash(at, parent, target)
+        is_there = True
+        try:
+            await target.manifest()
+        except DatabaseNotFound:
+            is_there = False
+            assert fixed == {pin.id for pin in await parent.pins() if is_pin(pin)}
+        if is_crashed:
+            await parent.clone_to(target)  # nobody has completed it yet
+        with pytest.raises(DatabaseExists):
+            await parent.clone_to(target)
+        made += is_there
+        if is_there or at % 8 == 0:
+            await _assert_whole(target, parent, expected)
+        if not is_crashed:
+            break
+        at += 1
+    assert at > 40
+    assert made > 1
+    assert await parent.damage() == []
+
+
+async def _unfinished(parent: Place, target: Place) -> Snapshot:
+    """Make a clone and crash when it is there, before its pin is for ever: the pin."""
+
+    async def after(operation: str, name: str) -> None:
+        if operation == "create" and name == names.manifest_name(0):
+            raise _CrashError
+
+    with real_runtime(seed=target.seed()) as runtime:
+        cloning = Cloning(parent.cas(runtime), InterposedStore(target.store, after=after))
+        with pytest.raises(_CrashError):
+            await cloning.run()
+    pin = await _pin(target, parent)
+    assert not is_pin(pin)
+    return pin
+
+
+async def _pin(clone: Place, parent: Place) -> Snapshot:
+    (snapshot_id,) = needed_pins(await clone.manifest())
+    found = find_snapshot(await parent.manifest(), snapshot_id)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("process", [Place.open, Place.compact])
+async def test_a_process_of_the_clone_completes_it(
+    process: Callable[[Place], Awaitable[None]],
+) -> None:
+    """Who opens a clone whose maker has crashed lets its pin never expire; a check tells of it."""
+    parent, clone = await everything(), Place("clone")
+    await _unfinished(parent, clone)
+    (finding,) = await clone.damage()
+    assert finding.kind is FindingKind.ORIGIN
+    assert "may expire" in finding.problem
+    await process(clone)
+    assert is_pin(await _pin(clone, parent))
+    assert await clone.damage() == []
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+async def test_a_clone_whose_pin_is_gone_is_not_opened(is_expired: bool) -> None:
+    """What it shares may be deleted: a writer, a compactor and a check say so, and where."""
+    parent, clone = await everything(), Place("clone")
+    pin = await _unfinished(parent, clone)
+    others = [each for each in (await parent.manifest()).snapshots if each.id != pin.id]
+    if is_expired:
+        others.append(replace(pin, snapshot_expire_time_s=1))
+    await parent.replace_manifest(snapshots=tuple(others))
+    for process in (clone.open, clone.compact):
+        with pytest.raises(OriginLost, match=parent.url):
+            await process()
+    with pytest.raises(OriginLost):
+        await parent.clone_to(clone)
+    kinds = {finding.kind for finding in await clone.damage()}
+    assert FindingKind.ORIGIN in kinds
+    await parent.put(b"key000", value=b"another")
+    await parent.compact()
+    await parent.collect()
+    missing = [each for each in await clone.damage() if each.kind is FindingKind.MISSING]
+    assert missing
+    assert all(each.name.startswith(f"{parent.url}/{names.LEVELS_FOLDER}") for each in missing)
+
+
+async def test_a_parent_that_is_gone_is_told() -> None:
+    """Without any object of the parent the clone is lost, and its check does not fail."""
+    parent, clone = await everything(), Place("clone")
+    await parent.clone_to(clone)
+    for folder in (names.MANIFEST_FOLDER, names.LEVELS_FOLDER):
+        await parent.store.delete([info.name async for info in parent.store.list(folder)])
+    with pytest.raises(OriginLost, match=parent.url):
+        await clone.open()
+    kinds = {finding.kind for finding in await clone.damage()}
+    assert kinds == {FindingKind.ORIGIN, FindingKind.MISSING}
+    await clone.collect()
+
+
+async def test_two_may_make_the_same_clone() -> None:
+    """Of two that clone to one place at once, at least one makes it, and it is whole."""
+    parent, clone = await everything(), Place("clone")
+    expected = await parent.rows()
+    outcomes = await asyncio.gather(
+        *(parent.clone_to(clone) for _ in range(4)), return_exceptions=True
+    )
+    assert {type(each) for each in outcomes} <= {Cloned, DatabaseExists}
+    assert any(isinstance(each, Cloned) for each in outcomes)
+    await _assert_whole(clone, parent, expected)
+    others = [pin for pin in await parent.pins() if pin.id != (await _pin(clone, parent)).id]
+    assert all(pin.snapshot_expire_time_s != NEVER for pin in others)
+    assert await clone.damage() == []
+
+
+async def test_a_pin_that_keeps_a_clone_is_not_deleted_by_mistake() -> None:
+    """Deleting it, or giving it an end, is refused; with force it goes."""
+    parent, clone = await everything(), Place("clone")
+    await parent.clone_to(clone)
+    pin = await _pin(clone, parent)
+    with real_runtime() as runtime:
+        snapshots = Snapshots(parent.cas(runtime))
+        with pytest.raises(InvalidRequest, match="without it the clone is lost"):
+            await snapshots.delete(pin.name)
+        with pytest.raises(InvalidRequest, match="without it the clone is lost"):
+            await snapshots.renew(pin.id.hex(), ttl_ms=HOUR_MS)
+        assert await snapshots.renew(pin.id.hex(), ttl_ms=None) == pin
+        assert await snapshots.delete(pin.name, is_forced=True) == pin
+    assert await parent.pins() == []
+
+
+async def test_a_database_is_not_created_over_a_clone_that_is_being_made() -> None:
+    """Who creates a database where a clone begins is told that something is there."""
+    clone = Place("clone")
+    with real_runtime() as runtime:
+        clone_id = await claim_id(clone.cas(runtime))
+        assert await claim_id(clone.cas(runtime)) == clone_id
+        with pytest.raises(IllegalState, match="no manifest"):
+            await create_database(clone.store, runtime, StoreSettings())
