@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
-from shalekv.v1 import kv_pb2_grpc
+from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
 
 
 @asynccontextmanager
@@ -16,3 +18,21 @@ async def kv_stub(address: str) -> AsyncIterator[kv_pb2_grpc.KVStub]:
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         yield kv_pb2_grpc.KVStub(channel)
+
+
+@asynccontextmanager
+async def admin_stub(address: str) -> AsyncIterator[admin_pb2_grpc.AdminStub]:
+    """The same of the operator's API."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        yield admin_pb2_grpc.AdminStub(channel)
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The reason of an error, as clients decide by; empty if it has none."""
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            return info.reason
+    return ""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
 from tests.e2e.child import Child
+from tests.e2e.meanwhile import ALONE, Meanwhile, stalled
 from tests.e2e.processes import Processes
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
@@ -31,6 +35,7 @@ class Household:
 
     def __init__(self, processes: Processes, folder: Path, s3: S3Server) -> None:
         self._processes = processes
+        self._folder = folder
         self.url = f"file://{folder}/db"
         self.bucket = f"s3://{BUCKET}/{uuid4().hex}"
         self._environment = s3.environment
@@ -47,29 +52,46 @@ class Household:
         """Run a command to its end."""
         return await self._processes.run(*argv, env=self._environment)
 
-    def start_backup(self) -> Child:
-        """Begin a backup."""
-        return self._processes.start(*self._create(), env=self._environment)
+    def start_stalling(self, moment: str, *argv: str) -> Child:
+        """Start a command that will stop itself at a request, as in `tests.e2e.stalling`."""
+        command = ("-m", "tests.e2e.stalling", moment, *argv)
+        return self._processes.start(*command, program=sys.executable, env=self._environment)
 
-    async def back_up(self) -> dict[str, Any]:
-        """Make a backup; what the command tells."""
-        command = await self.run(*self._create(), "--format", "json")
-        return dict(json.loads(command.stdout()))
+    async def fill(self) -> Pairs:
+        """Create the database with SSTs and a log, which nobody serves then; what is in it."""
+        database = Meanwhile(self._processes, self._folder / "db")
+        for first in (0, 100):
+            server = await self._processes.serve(self.url, *ALONE)
+            async with Client(server.listen) as client:
+                for number in range(first, first + 100):
+                    await client.put(key(number), value(number))
+            assert await server.stop() == ExitCode.OK
+            if not first:
+                await database.compact()
+        return [(key(number), value(number)) for number in range(200)]
 
-    def _create(self) -> tuple[str, ...]:
+    def creating(self) -> tuple[str, ...]:
+        """The command that makes a backup."""
         there = ("--to", self.bucket, "--to-config", str(self.config))
         return ("backup", "create", "--url", self.url, *there)
 
+    async def back_up(self) -> dict[str, Any]:
+        """Make a backup; what the command tells."""
+        command = await self.run(*self.creating(), "--format", "json")
+        return dict(json.loads(command.stdout()))
+
+    def restoring(self, url: str) -> tuple[str, ...]:
+        """The command that restores into a folder."""
+        there = ("--from", self.bucket, "--from-config", str(self.config))
+        return ("restore", *there, "--url", url)
+
     async def restore(self, url: str, *flags: str) -> None:
         """Restore into a folder."""
-        there = ("--from", self.bucket, "--from-config", str(self.config))
-        await self.run("restore", *there, "--url", url, *flags)
+        await self.run(*self.restoring(url), *flags)
 
     async def there(self, *argv: str) -> Child:
         """Run a command about the backups alone."""
-        return await self.run(
-            "backup", *argv, "--from", self.bucket, "--config", str(self.config)
-        )
+        return await self.run("backup", *argv, "--from", self.bucket, "--config", str(self.config))
 
 
 async def test_backups_are_made_while_everything_runs(
@@ -120,30 +142,96 @@ async def test_backups_are_made_while_everything_runs(
     await home.run("fsck", "--deep", "--url", home.url)
 
 
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "after create backup_marks/ 1",
+        "before create backup_wal/ 3",
+        "after create backup_levels/ 1",
+        "before create backups/ 1",
+        "after create backups/ 1",
+    ],
+)
 async def test_a_killed_backup_goes_on(
+    processes: Processes, s3_server: S3Server, tmp_path: Path, moment: str
+) -> None:
+    """Unless it is whole it is no backup; the next one copies nothing of it again."""
+    home = Household(processes, tmp_path, s3_server)
+    async with asyncio.timeout(DEADLINE_S):
+        pairs = await home.fill()
+        killed = home.start_stalling(moment, *home.creating())
+        await stalled(killed)
+        await killed.kill()
+        listed = (await home.there("list", "--format", "json")).stdout().splitlines()
+        assert len(listed) == (moment == "after create backups/ 1")
+        again = await home.back_up()
+        assert again["copied_objects"] + again["present_objects"] == again["objects"]
+        assert (again["present_objects"] > 0) == ("marks" not in moment)
+        assert "sound" in (await home.there("verify")).stderr()
+        await home.restore(f"file://{tmp_path}/restored")
+        assert await scan(processes, f"file://{tmp_path}/restored") == pairs
+        cleaned = json.loads((await home.there("delete", "--format", "json")).stdout())
+        assert len(cleaned["left_because"]) == 1  # for all it knows, the killed one goes on
+        await home.there("delete", "--abandon")
+        assert "sound" in (await home.there("verify")).stderr()
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "after create backup_marks/ 1",
+        "before create wal/ 3",
+        "after create levels/ 1",
+        "before create manifest/ 1",
+        "after create manifest/ 1",
+    ],
+)
+async def test_a_killed_restoration_goes_on(
+    processes: Processes, s3_server: S3Server, tmp_path: Path, moment: str
+) -> None:
+    """There is no database before its manifest is there; run again, it is whole."""
+    home = Household(processes, tmp_path, s3_server)
+    url = f"file://{tmp_path}/restored"
+    async with asyncio.timeout(DEADLINE_S):
+        pairs = await home.fill()
+        await home.back_up()
+        killed = home.start_stalling(moment, *home.restoring(url))
+        await stalled(killed)
+        await killed.kill()
+        checked = await home.end_of("fsck", "--url", url)
+        is_there = moment == "after create manifest/ 1"
+        code = ExitCode.OK if is_there else ExitCode.DATABASE_NOT_FOUND
+        assert await checked.exited() == code, checked.report()
+        await home.restore(url)
+        assert await scan(processes, url) == pairs
+
+
+async def test_a_backup_that_stood_still_too_long_is_none(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    """It is no backup; the next one finds what it has copied, and the snapshots are told apart."""
+    """Its snapshot has expired, and what it needed is collected: it is told, and nothing is there."""
     home = Household(processes, tmp_path, s3_server)
-    server = await processes.serve(home.url, "--no-with-collector", "--no-with-compactor")
     async with asyncio.timeout(DEADLINE_S):
+        await home.fill()
+        database = Meanwhile(processes, tmp_path / "db")
+        backup = home.start_stalling(
+            "before create backup_wal/ 1", *home.creating(), "--snapshot-ttl", "1s"
+        )
+        await stalled(backup)
+        server = await processes.serve(home.url, *ALONE)
         async with Client(server.listen) as client:
-            for number in range(200):
-                await client.put(key(number), value(number))
-        killed = home.start_backup()
-        while not _has_snapshot(tmp_path):  # noqa: ASYNC110 - of another process
-            await asyncio.to_thread(_wait_for_change)
-        await killed.kill()
-        listed = await home.there("list", "--format", "json")
-        again = await home.back_up()
-        assert len(listed.stdout().splitlines()) in {0, 1}
-        assert again["copied_objects"] + again["present_objects"] == again["objects"]
-        await home.restore(f"file://{tmp_path}/restored")
-        pairs = await scan(processes, f"file://{tmp_path}/restored")
-        assert len(pairs) == 200
-        deleted = await home.there("delete", "--abandon", "--format", "json")
-        assert json.loads(deleted.stdout())["objects"] == 0
+            await client.put(key(0), b"after the backup began")
+        assert await server.stop() == ExitCode.OK
+        await database.compact()
+        await database.collect_until(lambda line: line.get("dropped_snapshots", 0) > 0)
+        await database.collect()
+        backup.resume()
+        assert await backup.exited() in {ExitCode.DAMAGED, ExitCode.USAGE}, backup.report()
+        assert "Traceback" not in backup.stderr()
+        assert (await home.there("list")).stdout() == ""
+        await home.back_up()
         assert "sound" in (await home.there("verify")).stderr()
+        await database.check()
 
 
 async def test_a_bucket_is_restored_into_another_place(

@@ -12,6 +12,7 @@ from shalekv.core.manifest import (
     CasMode,
     Lease,
     Manifest,
+    Origin,
     PendingLoad,
     RecentLoad,
     Snapshot,
@@ -324,5 +325,24 @@ MANIFEST_SNAPSHOTS = Manifest(
     snapshots=(
         Snapshot(bytes(range(0x81, 0x91)), 43, 0, "monthly", 0x89ABCDEF, 1_700_000_000_900),
         Snapshot(bytes(range(0x91, 0xA1)), 44, 1_700_000_700, "", 0, 1_700_000_001_000),
+    ),
+)
+MANIFEST_CLONE = Manifest(
+    database_id=DATABASE_ID,
+    manifest_id=45,
+    write_id=bytes(range(0x63, 0x73)),
+    wal_id_last_compacted=0,
+    wal_id_last_seen=0,
+    snapshots=(Snapshot(bytes(range(0x82, 0x92)), 44, 0, "clone of it", 0x89ABCDEF, 0, True),),
+    loads_forgotten_ms=1_699_999_999_000,
+    origins=(
+        Origin(
+            bytes(range(0xA2, 0xB2)),
+            "s3://bucket/parent",
+            bytes(range(0xB2, 0xC2)),
+            bytes(range(0x10, 0x30)),
+        ),
+        Origin(bytes(range(0xC2, 0xD2)), "file:///srv/spent", bytes(range(0xD2, 0xE2)), b""),
+        Origin(bytes(range(0xE2, 0xF2)), "", b"", bytes(range(0x30, 0x40))),
     ),
 )

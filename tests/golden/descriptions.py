@@ -18,6 +18,7 @@ from shalekv.core.manifest import (
     CasMode,
     Lease,
     Manifest,
+    Origin,
     PendingLoad,
     RecentLoad,
     Snapshot,
@@ -37,7 +38,8 @@ Json = dict[str, Any]
 ARGUMENTS = ("block_bytes", "codec", "filter_bits_per_key")
 
 _IDS = frozenset(
-    "id database_id writer_nonce write_id compactor_nonce checksum manifest_checksum".split()
+    "id database_id writer_nonce write_id compactor_nonce checksum manifest_checksum snapshot_id "
+    "sst_ids".split()
 )
 
 
@@ -143,14 +145,18 @@ def describe_manifest(manifest: Manifest) -> Json:
         "wal_mode": manifest.wal_mode.name,
         "wal_members": list(manifest.wal_members),
         "leveled_ssts": _rows(manifest.leveled_ssts),
-        "snapshots": [_without_zero(row, "created_ms") for row in _rows(manifest.snapshots)],
+        "snapshots": [
+            _without_zero(_without_zero(row, "created_ms"), "ssts_only")
+            for row in _rows(manifest.snapshots)
+        ],
         "leases": _rows(manifest.leases),
         "pending_loads": [
             {"load_id": load.load_id, "ssts": _rows(load.ssts)} for load in manifest.pending_loads
         ],
         "recent_loads": [_without_zero(row, "logical_time_ms") for row in recent],
+        "origins": _rows(manifest.origins),
     }
-    return _without_zero(_described(values), "loads_forgotten_ms")
+    return _without_zero(_without_zero(_described(values), "loads_forgotten_ms"), "origins")
 
 
 def manifest_in(description: Json) -> Manifest:
@@ -167,6 +173,7 @@ def manifest_in(description: Json) -> Manifest:
             PendingLoad(row["load_id"], _table(row["ssts"])) for row in values["pending_loads"]
         ),
         "recent_loads": tuple(RecentLoad(**row) for row in values["recent_loads"]),
+        "origins": tuple(Origin(**_values(row)) for row in values.get("origins", ())),
     }
     return Manifest(**values)
 

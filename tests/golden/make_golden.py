@@ -20,6 +20,7 @@ from tests.golden.contents import (
     LEVEL_SYSTEM,
     LEVEL_UNNUMBERED,
     LEVEL_ZSTD,
+    MANIFEST_CLONE,
     MANIFEST_FULL,
     MANIFEST_LOADS,
     MANIFEST_SNAPSHOTS,
@@ -49,6 +50,7 @@ SSTS = {
         "level_unnumbered": LEVEL_UNNUMBERED,
     },
     "v1_snapshots": {},
+    "v1_clone": {},
 }
 MANIFESTS = {
     "v1": {"manifest_full": MANIFEST_FULL},
@@ -56,6 +58,7 @@ MANIFESTS = {
     "v1_levels": {},
     "v1_ingest": {"manifest_loads": MANIFEST_LOADS},
     "v1_snapshots": {"manifest_snapshots": MANIFEST_SNAPSHOTS},
+    "v1_clone": {"manifest_clone": MANIFEST_CLONE},
 }
 
 

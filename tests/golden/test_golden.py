@@ -20,8 +20,8 @@ from shalekv.format.sst_encode import encode_sst
 from tests.golden.contents import (
     LEVEL_BLOCKS,
     LEVEL_SYSTEM,
+    MANIFEST_CLONE,
     MANIFEST_FULL,
-    MANIFEST_LOADS,
     RECORDS,
     WAL_SYSTEM_ALONE,
     GoldenSst,
@@ -157,7 +157,7 @@ def test_golden_files_have_every_feature() -> None:
     assert _flags(LEVEL_SYSTEM, Section.SYSTEM) == {1, 3, 4}
     assert _flags(WAL_SYSTEM_ALONE, Section.SYSTEM) == {7}
     assert describe_manifest(MANIFEST_FULL) == description_of(SETS / "v1" / "manifest_full")
-    assert describe_manifest(MANIFEST_LOADS).keys() == {each.name for each in fields(Manifest)}
+    assert describe_manifest(MANIFEST_CLONE).keys() == {each.name for each in fields(Manifest)}
     codecs = {row["codec"] for row in description_of(SETS / "v1_levels" / "level_zstd")["blocks"]}
     assert codecs == {Codec.NONE, Codec.ZSTD}
     codecs = {row["codec"] for row in description_of(SETS / "v1_levels" / "wal_lz4")["blocks"]}

@@ -87,6 +87,7 @@ from shalekv_client.snapshots import Snapshot
 from shalekv_client.sync_client import SyncClient
 from shalekv_client.sync_scan import SyncScan
 from shalekv_client.sync_session import SyncSession
+from shalekv_client.sync_watch import SyncWatch
 from shalekv_client.tokens import InvalidToken, SessionToken
 from shalekv_client.watch import Watch
 from shalekv_client.watch_events import (
@@ -180,6 +181,7 @@ __all__ = [
     "SyncClient",
     "SyncScan",
     "SyncSession",
+    "SyncWatch",
     "TooStale",
     "TxnOperation",
     "TxnResult",

@@ -23,16 +23,19 @@ from shalekv_client.server_stats import Stats, stats_of
 from shalekv_client.server_status import Status, status_of
 from shalekv_client.servers import Connecting, Server
 from shalekv_client.session import Session
+from shalekv_client.snapshots import SnapshotCalls
 from shalekv_client.tokens import SessionToken
 from shalekv_client.trip import READ, READ_AT_WRITER, REPEATABLE_WRITE, WRITE, Aim
 from shalekv_client.unary import attempt
+from shalekv_client.watch import Watch
+from shalekv_client.watch_calls import WatchCalls
 
 TIMEOUT_MS = 10_000
 
 ResultT = TypeVar("ResultT")
 
 
-class Client(DataCalls, AsyncClosing):
+class Client(DataCalls, SnapshotCalls, AsyncClosing):
     """Talks to a ShaleKV database. Safe to share between tasks of one event loop.
 
         async with Client("127.0.0.1:7654") as client:
@@ -100,6 +103,7 @@ class Client(DataCalls, AsyncClosing):
             retry=self._retry,
         )
         self._freshness = self.fleet.freshness
+        self._watches = WatchCalls(self.fleet, policy=self._retry, timeout_ms=timeout_ms)
         self._sessions: WeakSet[Session] = WeakSet()
         if token is not None:
             self.advance(token)
@@ -108,6 +112,7 @@ class Client(DataCalls, AsyncClosing):
         """Close the connections; calls under way fail. Again, it does nothing."""
         for session in list(self._sessions):
             await session.aclose()
+        await self._watches.aclose()
         await self.fleet.aclose()
 
     async def aclose(self) -> None:
@@ -179,6 +184,42 @@ class Client(DataCalls, AsyncClosing):
         min_seq = self._min_seq() if at is None and not page_token else 0
         order = ScanOrder(request, read_level, min_seq, silence_ms=self._timeout_ms)
         return Scan(self.fleet, order, page_token)
+
+    def watch(
+        self,
+        *,
+        start: bytes = b"",
+        end: bytes = b"",
+        prefix: bytes = b"",
+        from_seq: int = 0,
+        previous: bool = False,
+        consumer: str = "",
+    ) -> Watch:
+        """Every commit to a range, or to the keys that begin with `prefix`, as it comes.
+
+            async with client.watch(prefix=b"user/") as watch:
+                async for event in watch:
+                    if isinstance(event, WatchCommit):
+                        print(event.seq, event.changes)
+
+        Whole commits in their order, each once, from `from_seq` on; 0: from the next one on. In
+        between a `WatchProgress` tells up to which commit everything was told. With `previous`
+        each change has the value before, as far as it is known. Any server may tell; when one goes
+        away, another goes on. All watches of a client share one stream.
+
+        For a `consumer`, a name of 1 to 128 characters, the server keeps the WAL from what it has
+        not acknowledged on (`Watch.ack`), also while nobody watches, for some time; `from_seq` 0
+        then means: from there on. Raises as `Watch`.
+        """
+        self.fleet.check_open()
+        return self._watches.watch(
+            start=start,
+            end=end,
+            prefix=prefix,
+            from_seq=from_seq,
+            previous=previous,
+            consumer=consumer,
+        )
 
     def session(self, *, bytes_max: int = UNANSWERED_BYTES_MAX) -> Session:
         """A session of its own at the writer, for many operations in a row without waiting.

@@ -17,7 +17,9 @@ from shalekv_client.retry import RetryPolicy
 from shalekv_client.session import Session
 from shalekv_client.sync_scan import SyncScan
 from shalekv_client.sync_session import SyncSession
+from shalekv_client.sync_watch import SyncWatch
 from shalekv_client.tokens import SessionToken
+from shalekv_client.watch import Watch
 
 ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
@@ -98,6 +100,10 @@ class SyncClient(Closing):
     txn = _blocking(Client.txn)
     status = _blocking(Client.status)
     stats = _blocking(Client.stats)
+    create_snapshot = _blocking(Client.create_snapshot)
+    renew_snapshot = _blocking(Client.renew_snapshot)
+    list_snapshots = _blocking(Client.list_snapshots)
+    delete_snapshot = _blocking(Client.delete_snapshot)
 
     @property
     def token(self) -> SessionToken | None:
@@ -148,6 +154,35 @@ class SyncClient(Closing):
             resumable=resumable,
         )
         return SyncScan(scan, self._thread)
+
+    def watch(
+        self,
+        *,
+        start: bytes = b"",
+        end: bytes = b"",
+        prefix: bytes = b"",
+        from_seq: int = 0,
+        previous: bool = False,
+        consumer: str = "",
+    ) -> SyncWatch:
+        """As `Client.watch`, with an ordinary iterator.
+
+        with client.watch(prefix=b"user/") as watch:
+            for event in watch:
+                print(event)
+        """
+
+        async def watch() -> Watch:
+            return self._client.watch(
+                start=start,
+                end=end,
+                prefix=prefix,
+                from_seq=from_seq,
+                previous=previous,
+                consumer=consumer,
+            )
+
+        return SyncWatch(self._thread.run(watch()), self._thread)
 
     def session(self, *, bytes_max: int = UNANSWERED_BYTES_MAX) -> SyncSession:
         """As `Client.session`, with futures that threads can wait for."""

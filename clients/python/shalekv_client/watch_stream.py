@@ -10,7 +10,7 @@ from typing import TypeAlias
 import grpc
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.cancellation import abandoned, is_task_cancelled
+from shalekv_client.cancellation import is_task_cancelled
 from shalekv_client.ending import Ending, ending_of
 from shalekv_client.error_table import error_of, error_of_operation
 from shalekv_client.errors import ConnectionLost, ErrorDetails, ShaleKVError
@@ -148,10 +148,13 @@ class WatchStream:
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise
-            return abandoned(self._address, "the client")
+            # A client that is closed cancels the task: only this connection was closed.
+            return self._lost("the connection was closed")
         if self._is_ending:
             return None
-        message = "the server has ended the stream of watches"
+        return self._lost("the server has ended the stream of watches")
+
+    def _lost(self, message: str) -> ConnectionLost:
         return ConnectionLost(ErrorDetails(self._address, "UNAVAILABLE", message))
 
     def _on_reply(self, reply: kv_pb2.WatchReply) -> None:

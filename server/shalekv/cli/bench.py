@@ -72,8 +72,8 @@ def bench(
                 await _cleaned_up(client, prefix)
 
     click.echo(
-        f"{target.address}: {shape.clients:,} clients, {shape.through.value}; {shape.keys:,} keys, "
-        f"values of {shape.value_bytes:,} bytes",
+        f"{', '.join(target.addresses)}: {shape.clients:,} clients, {shape.through.value}; "
+        f"{shape.keys:,} keys, values of {shape.value_bytes:,} bytes",
         err=True,
     )
     found = talk(target, call)
@@ -86,9 +86,10 @@ async def _measured(
     client: Client, target: Target, works: Sequence[Work], shape: Shape, prefix: bytes
 ) -> list[Measured]:
     async with Client(
-        target.address,
+        target.addresses,
         timeout_ms=target.timeout_ms,
         retry=RetryPolicy(attempts_max=1),
+        reads=target.reads,
         coalesce=shape.through is Through.COALESCED,
     ) as measured_client:
         run = Bench(measured_client, shape, prefix)

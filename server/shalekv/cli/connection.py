@@ -204,7 +204,11 @@ def talk(
 
     async def connected() -> ResultT:
         async with Client(
-            target.address, timeout_ms=target.timeout_ms, retry=retry, coalesce=False
+            target.addresses,
+            timeout_ms=target.timeout_ms,
+            retry=retry,
+            coalesce=False,
+            reads=target.reads,
         ) as client:
             return await call(client)
 

@@ -39,7 +39,7 @@ class Reading:
         if self.max_staleness_ms:
             arguments["max_staleness_ms"] = self.max_staleness_ms
         if self.min_seq:
-            arguments["min_seq"] = self.min_seq
+            client.fleet.freshness.seen(self.min_seq)
         if self.snapshot:
             arguments["at"] = await _snapshot_id(client, self.snapshot)
         return arguments

@@ -22,7 +22,8 @@ from shalekv.cli.connection import (
     told,
 )
 from shalekv.cli.output import printing
-from shalekv.cli.top_view import Seen, picture
+from shalekv.cli.top_servers import Seen
+from shalekv.cli.top_view import picture
 from shalekv_client import Client, RetryPolicy, ShaleKVError, Status
 
 INTERVAL_MS_MIN = 100

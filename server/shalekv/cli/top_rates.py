@@ -43,7 +43,7 @@ class CacheRate:
     fetched_bytes: float  # a second
 
 
-# Whole streams are neither waited for nor work: their operations and messages are.
+# Streams count at their end, with their whole life: nobody waits for so long.
 _STREAMS = frozenset({"KV.Session", "KV.Watch"})
 _OWN = "Admin.Status"  # what this view asks by itself
 
@@ -116,6 +116,6 @@ class Between:
             method,
             sum(each.calls for each in calls) / self.seconds,
             sum(each.failures for each in calls) / self.seconds,
-            percentile(histogram, 0.5),
-            percentile(histogram, 0.99),
+            None if method in _STREAMS else percentile(histogram, 0.5),
+            None if method in _STREAMS else percentile(histogram, 0.99),
         )

@@ -6,7 +6,6 @@ Nothing here asks or waits: the same statuses make the same picture.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from shalekv.cli.measures import US_PER_MS, moment, rate, share, size, time
 from shalekv.cli.top_rates import Between
+from shalekv.cli.top_servers import Seen, ServerLines, alarming, plain_table, role_of
 from shalekv_client import (
     CacheStatus,
     ReaderStatus,
@@ -25,26 +25,12 @@ from shalekv_client import (
 )
 
 ROWS_MAX = 8  # of calls, requests and snapshots
-_COLUMNS = (
-    *("server", "role", "epoch", "seq", "behind", "stale", "state"),
-    *("calls/s", "failed/s", "p50", "p99", "memory", "watches"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A server as it was seen twice; `after` is None when it does not answer."""
-
-    address: str
-    before: Status | None
-    after: Status | None
-    problem: str = ""  # why it does not answer
 
 
 def picture(servers: Sequence[Seen]) -> RenderableType:
     """All servers, and the first that answers in detail."""
     shown = next((each for each in servers if each.after is not None), None)
-    parts: list[RenderableType] = [_servers(servers)]
+    parts: list[RenderableType] = [ServerLines(servers)]
     parts += [
         Text(f"{each.address}: {each.problem}; trying again", style="red")
         for each in servers
@@ -59,43 +45,20 @@ def picture(servers: Sequence[Seen]) -> RenderableType:
     return Group(*parts)
 
 
-def _servers(servers: Sequence[Seen]) -> Table:
-    answering = [each.after for each in servers if each.after is not None]
-    newest = max((status.view.seq for status in answering), default=0)
-    table = _table(*_COLUMNS, texts=("server", "role", "state"))
-    for each in servers:
-        if each.after is None:
-            table.add_row(Text(each.address), *["-"] * 5, Text("no answer", style="red"))
-            continue
-        status = each.after
-        calls = Between(each.before, status).all_calls()
-        table.add_row(
-            Text(each.address),
-            _role(status),
-            f"{status.view.epoch:,}",
-            f"{status.view.seq:,}",
-            f"{newest - status.view.seq:,}",
-            time(status.view.staleness_ms * US_PER_MS),
-            _state(status),
-            rate(calls.calls),
-            _alarming(calls.failures),
-            time(calls.p50_us),
-            time(calls.p99_us),
-            share(status.memory.bytes, status.memory.bytes_max),
-            f"{status.watches.watches:,}" if status.watches else "-",
-        )
-    return table
-
-
 def _details(between: Between, after: Status) -> Iterable[RenderableType]:
     left = [_writing(between, after), _levels(after), _snapshots(after.snapshots)]
     right = [_calls(between), _caches(between, after), _store(between), _watches(after)]
-    columns = [Group(*filter(None, left)), Group(*filter(None, right))]
-    return [Columns(columns, padding=(0, 4))]
+    return [Columns([_below(left), _below(right)], padding=(0, 4))]
+
+
+def _below(tables: Iterable[Table | None]) -> Group:
+    """One below the other, with a line between two."""
+    found = [table for table in tables if table is not None]
+    return Group(*(part for table in found for part in (table, Text())))
 
 
 def _title(address: str, status: Status) -> Text:
-    role = _role(status)
+    role = role_of(status)
     up = time(status.uptime_ms * US_PER_MS)
     text = f"{address}, {role} of {status.url}, version {status.version}, up {up}"
     return Text(text, style="bold")
@@ -104,7 +67,7 @@ def _title(address: str, status: Status) -> Text:
 def _writing(between: Between, after: Status) -> Table:
     """How the process writes, or follows, and what of it is not in the levels yet."""
     before = between.before
-    table = _table("writes" if after.writer is not None else "follows", "")
+    table = plain_table("writes" if after.writer is not None else "follows", "")
     if after.writer is not None:
         _add_writer(table, between, before.writer if before else None, after.writer)
     if after.reader is not None:
@@ -146,7 +109,7 @@ def _levels(status: Status) -> Table | None:
     levels = status.levels
     if levels is None or not levels.levels:
         return None
-    table = _table("level", "SSTs", "bytes", "entries", "tombstones")
+    table = plain_table("level", "SSTs", "bytes", "entries", "tombstones")
     for each in levels.levels:
         row = (each.ssts, size(each.bytes), each.entries, each.tombstones)
         table.add_row(str(each.level), *(x if isinstance(x, str) else f"{x:,}" for x in row))
@@ -159,7 +122,7 @@ def _levels(status: Status) -> Table | None:
 def _snapshots(snapshots: Sequence[SnapshotStatus]) -> Table | None:
     if not snapshots:
         return None
-    table = _table(
+    table = plain_table(
         "snapshot", "manifest", "pins", "alone", "expires", texts=("snapshot", "expires")
     )
     ordered = sorted(snapshots, key=lambda each: -(each.pinned_alone_bytes or 0))
@@ -176,13 +139,13 @@ def _snapshots(snapshots: Sequence[SnapshotStatus]) -> Table | None:
 
 
 def _calls(between: Between) -> Table:
-    table = _table("call", "calls/s", "failed/s", "p50", "p99")
+    table = plain_table("call", "calls/s", "failed/s", "p50", "p99")
     calls = between.calls()
     for each in calls[:ROWS_MAX]:
         table.add_row(
             Text(each.method),
             rate(each.calls),
-            _alarming(each.failures),
+            alarming(each.failures),
             time(each.p50_us),
             time(each.p99_us),
         )
@@ -193,7 +156,7 @@ def _calls(between: Between) -> Table:
 def _caches(between: Between, after: Status) -> Table | None:
     if after.reads is None:
         return None
-    table = _table("cache", "hits", "fetched/s", "holds")
+    table = plain_table("cache", "hits", "fetched/s", "holds")
     before = between.before
     old = _caches_of(before.reads) if before and before.reads else {}
     for name, cache in _caches_of(after.reads).items():
@@ -213,11 +176,11 @@ def _store(between: Between) -> Table | None:
     requests = between.requests()
     if not requests:
         return None
-    table = _table(
+    table = plain_table(
         "store", "folder", "requests/s", "failed/s", "bytes/s", texts=("store", "folder")
     )
     for each in requests[:ROWS_MAX]:
-        folder, failed = each.folder or "-", _alarming(each.failures)
+        folder, failed = each.folder or "-", alarming(each.failures)
         table.add_row(each.operation, folder, rate(each.requests), failed, size(each.bytes))
     _tell_rest(table, len(requests))
     return table
@@ -227,7 +190,7 @@ def _watches(status: Status) -> Table | None:
     watches = status.watches
     if watches is None or not (watches.watches or watches.cut):
         return None
-    table = _table("watches", "streams", "buffered", "catching up", "cut", texts=())
+    table = plain_table("watches", "streams", "buffered", "catching up", "cut", texts=())
     table.add_row(
         f"{watches.watches:,}",
         f"{watches.streams:,}",
@@ -238,32 +201,6 @@ def _watches(status: Status) -> Table | None:
     return table
 
 
-def _role(status: Status) -> str:
-    return status.view.role.name.lower() if status.view.role else "?"
-
-
-def _state(status: Status) -> Text:
-    reader = status.reader
-    if reader is None:
-        return Text("serves" if status.writer else "-")
-    state = reader.state.name.lower().replace("_", " ") if reader.state else "?"
-    return Text(state, style="" if state == "following" else "yellow")
-
-
-def _table(*columns: str, texts: Sequence[str] | None = None) -> Table:
-    """Without rows. Columns hold numbers, but for `texts`: the first alone, when left out."""
-    table = Table(box=None, header_style="bold cyan", pad_edge=False)
-    table.caption_justify = "left"
-    for name in columns:
-        is_text = name in (columns[:1] if texts is None else texts)
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
-    return table
-
-
 def _tell_rest(table: Table, count: int) -> None:
     if count > ROWS_MAX:
         table.caption = Text(f"and {count - ROWS_MAX:,} more")
-
-
-def _alarming(value: float) -> Text:
-    return Text(rate(value), style="red" if value else "")

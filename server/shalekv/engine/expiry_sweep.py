@@ -14,22 +14,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 import structlog
 
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.expiring import Expiring, ExpiringValues
+from shalekv.core.loads import CommittedLoad
 from shalekv.core.transaction import Expire, Needs, Transaction
 from shalekv.engine.admission import Admission
-from shalekv.engine.commit import COMMIT_OVERHEAD_BYTES, Receipt, Settled
+from shalekv.engine.commit import COMMIT_OVERHEAD_BYTES, Group, Receipt, Settled
 from shalekv.engine.expiry_scan import ExpiryScan
 from shalekv.engine.group_commit import GroupCommit
+from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.look_below import LookBelow
 from shalekv.engine.memtable import Memtable
-from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES, Run
+from shalekv.engine.prefix import Prefix
+from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.engine.tree_keeper import TreeKeeper
-from shalekv.engine.view import View
 from shalekv.errors import ShaleError
 from shalekv.settings import WriterSettings
 
@@ -41,59 +44,73 @@ _MS_PER_S = 1_000
 log = structlog.get_logger()
 
 
+class SweptEngine(Protocol):
+    """What a sweep needs of the engine of a writer."""
+
+    admission: Admission
+    below: LookBelow
+    levels: TreeKeeper
+    log: GroupCommit
+    memtable: Memtable
+    prefix: Prefix
+    time: LogicalTime
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether what is not compacted is about to hold writes back."""
+        ...
+
+
 class ExpirySweep:
     """The sweep of one writer."""
 
     def __init__(
         self,
-        *,
-        levels: TreeKeeper,
-        log: GroupCommit,
-        admission: Admission,
-        below: LookBelow,
-        memtable: Memtable,
-        now_ms: Callable[[], int],
-        is_pressed: Callable[[], bool],
-        clock: Clock,
+        engine: SweptEngine,
         settings: WriterSettings,
+        clock: Clock,
+        *,
+        replayed: Iterable[CommittedLoad],
     ) -> None:
-        """`now_ms` is logical time. While `is_pressed` says so, nothing is swept."""
-        self._log = log
-        self._admission = admission
-        self._below = below
-        self._memtable = memtable
-        self._now_ms = now_ms
-        self._is_pressed = is_pressed
+        """`engine` has just replayed its log, these loads among it."""
+        self._engine = engine
+        self._log = engine.log
         self._clock = clock
         self._settings = settings
+        tree = engine.levels.current.tree
         self.values = ExpiringValues(
-            count_max=settings.expiry_tracked_max_count, through_seq=levels.current.tree.last_seq
+            count_max=settings.expiry_tracked_max_count, through_seq=tree.last_seq
         )
         self._scan = ExpiryScan(
-            levels, self.values, clock, bytes_per_s=settings.expiry_scan_bytes, now_ms=now_ms
+            engine.levels,
+            self.values,
+            clock,
+            bytes_per_s=settings.expiry_scan_bytes,
+            now_ms=engine.time.now_ms,
         )
         self.expired_count = 0
+        if self.is_on:
+            self._replay(replayed)
+            engine.log.landed = self._land
 
     @property
     def is_on(self) -> bool:
         """Whether anything is ever swept."""
         return self._settings.expiry_sweep_interval_ms > 0
 
-    def replay(self, view: View, load_seqs: Iterable[int]) -> None:
-        """What was replayed, before anything else lands."""
-        if self.is_on:
-            for run in view.runs:  # the oldest first
-                self.values.note(run.entries)
-            if view.range_tombstones:
-                self.values.doubt(view.seq)
-            for seq in load_seqs:
-                self.values.miss(seq)
+    def _replay(self, loads: Iterable[CommittedLoad]) -> None:
+        prefix = self._engine.prefix
+        view = self._engine.memtable.view(prefix.seq, prefix.wal_id)
+        for run in view.runs:  # the oldest first
+            self.values.note(run.entries)
+        if view.range_tombstones:
+            self.values.doubt(view.seq)
+        for load in loads:
+            self.values.miss(load.seq)
 
-    def land(self, run: Run) -> None:
+    def _land(self, group: Group) -> None:
         """A WAL object is durable, and in the memtable."""
-        if not self.is_on:
-            return
-        values, newest = self.values, self._memtable.get
+        run, values, newest = group.run, self.values, self._engine.memtable.get
         # What has landed ahead may have replaced a value that was not kept in mind yet.
         values.note(
             entry
@@ -102,21 +119,21 @@ class ExpirySweep:
         )
         if run.range_tombstones:
             values.doubt(run.max_seq)
-
-    def land_load(self, seq: int) -> None:
-        """A load is durable: what is in it is found in the levels, and hides what is older."""
-        self.values.miss(seq)
+        if group.load is not None:  # it is found in the levels, and hides what is older
+            values.miss(group.load.seq)
 
     async def run(self) -> None:
-        """Sweep what is kept in mind, until cancelled, or until the log has ended."""
-        if self.is_on:
-            await self._repeat(self.sweep, self._settings.expiry_sweep_interval_ms)
+        """Sweep what is kept in mind, and what only the levels hold, until cancelled.
 
-    async def run_scans(self) -> None:
-        """Sweep what only the levels hold, until cancelled, or until the log has ended."""
-        interval_ms = self._settings.expiry_scan_interval_s * _MS_PER_S
-        if self.is_on and interval_ms:
-            await self._repeat(self.scan, interval_ms)
+        Returns when the log has ended.
+        """
+        scan_interval_ms = self._settings.expiry_scan_interval_s * _MS_PER_S
+        async with asyncio.TaskGroup() as tasks:
+            if self.is_on:
+                sweep_interval_ms = self._settings.expiry_sweep_interval_ms
+                tasks.create_task(self._repeat(self.sweep, sweep_interval_ms), name="sweep")
+            if self.is_on and scan_interval_ms:
+                tasks.create_task(self._repeat(self.scan, scan_interval_ms), name="scan")
 
     async def _repeat(self, act: Callable[[], Awaitable[None]], interval_ms: int) -> None:
         while self._log.stopped_by is None:
@@ -130,7 +147,7 @@ class ExpirySweep:
     async def sweep(self) -> None:
         """Write the end of all that is kept in mind and has expired, unless clients come first."""
         while not self._is_held_back:
-            due = self.values.take_due(self._now_ms(), KEYS_AT_ONCE)
+            due = self.values.take_due(self._engine.time.now_ms(), KEYS_AT_ONCE)
             if not due:
                 return
             is_done = False
@@ -154,8 +171,9 @@ class ExpirySweep:
 
     @property
     def _is_held_back(self) -> bool:
-        queued_bytes = self._admission.queued_bytes
-        return self._is_pressed() or queued_bytes * BUSY_PARTS > self._settings.queued_bytes_max
+        engine = self._engine
+        is_busy = engine.admission.queued_bytes * BUSY_PARTS > self._settings.queued_bytes_max
+        return is_busy or engine.is_pressed
 
     async def _expire_all(self, due: Sequence[Expiring]) -> bool:
         for batch in _batches(due):
@@ -168,7 +186,7 @@ class ExpirySweep:
         while True:
             asked = {each.key for each in due if not self._is_sure(each)}
             needs = Needs([*asked])
-            below = self._below.now(needs) or await self._below.look(needs)
+            below = self._engine.below.now(needs) or await self._engine.below.look(needs)
             # From here on nothing else runs until the commit has its place.
             if all(each.key in asked or self._is_sure(each) for each in due):
                 break
@@ -179,7 +197,7 @@ class ExpirySweep:
         ]
         size_bytes = COMMIT_OVERHEAD_BYTES + sum(map(_accounted_bytes, due))
         # What is in a load is not known before it is durable.
-        if self._log.is_loading or not self._admission.try_admit(size_bytes):
+        if self._log.is_loading or not self._engine.admission.try_admit(size_bytes):
             return False
         settled: asyncio.Future[Receipt | ShaleError] = asyncio.get_running_loop().create_future()
         self._log.transact(

@@ -32,7 +32,6 @@ from shalekv.engine.commit_queue import CommitQueue
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.overlay import Overlay
 from shalekv.engine.prefix import Prefix
-from shalekv.engine.sorted_runs import Run
 from shalekv.engine.wal import WalSlots
 from shalekv.errors import ShaleError, Stopping
 
@@ -79,7 +78,7 @@ class GroupCommit:
         self.next_seq = next_seq
         self.next_wal_id = prefix.next_wal_id
         self.land_load: Callable[[CommittedLoad], None] = lambda _: None  # to be set by its owner
-        self.landed: Callable[[Run], None] = lambda _: None  # the same: told of what is durable
+        self.landed: Callable[[Group], None] = lambda _: None  # the same: the memtable has it
         self.objects_written = 0
         self.commits_landed = 0
 
@@ -319,7 +318,7 @@ class GroupCommit:
     def _land(self, group: Group) -> None:
         """The object is durable: show it, then acknowledge it."""
         self._memtable.land(group.run)
-        self.landed(group.run)
+        self.landed(group)
         self._prefix.settle(group, landed=True)
         if group.load is not None:
             self.land_load(group.load)

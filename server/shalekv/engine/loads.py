@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
+from shalekv.core.entry import NO_EXPIRY
 from shalekv.core.lease import RANDOM_BYTES, new_lease_id
 from shalekv.core.loads import (
     OWN_PREFIX,
@@ -239,10 +240,10 @@ class Loads:
         run = self._store.runtime.workers.run
         files = await run(encode_batch, changes, author, self._settings, random.randbytes)
         # That of all files together: none of their values expires before.
-        first_expiry_ms = min((c.expire_at_ms for c in changes if c.expire_at_ms), default=NO_EXPIRY)
-        infos = [
-            replace(file.footer.info(L0), first_expiry_ms=first_expiry_ms) for file in files
-        ]
+        first_expiry_ms = min(
+            (c.expire_at_ms for c in changes if c.expire_at_ms), default=NO_EXPIRY
+        )
+        infos = [replace(file.footer.info(L0), first_expiry_ms=first_expiry_ms) for file in files]
         load_id = f"{OWN_PREFIX}batch:{random.randbytes(ID_BYTES).hex()}"
         return PendingLoad(load_id, SstTable.from_infos(infos)), files
 

@@ -251,7 +251,6 @@ class ReaderEngine:
                     tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="keep on disk"),
-                    tasks.create_task(self.levels.ssts.keep_on_disk(), name="cache on disk"),
                 ]
                 await self._closed.wait()
                 for task in others:

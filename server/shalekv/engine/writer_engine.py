@@ -149,24 +149,7 @@ class WriterEngine:
         self.below = self._look_below()
         self.loads = self._loads(opened, levels or LevelSettings())
         self.log.land_load = self._land_load
-        self.expiry = self._expiry_sweep(opened)
-        self.log.landed = self.expiry.land
-
-    def _expiry_sweep(self, opened: OpenedLog) -> ExpirySweep:
-        sweep = ExpirySweep(
-            levels=self.levels,
-            log=self.log,
-            admission=self.admission,
-            below=self.below,
-            memtable=self.memtable,
-            now_ms=self.time.now_ms,
-            is_pressed=lambda: self.is_pressed,
-            clock=self._clock,
-            settings=self._settings,
-        )
-        replayed = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
-        sweep.replay(replayed, [load.seq for load in opened.loads])
-        return sweep
+        self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
 
     def _look_below(self) -> LookBelow:
         return LookBelow(
@@ -325,7 +308,6 @@ class WriterEngine:
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.expiry.run(), name="sweep what expires"),
-                    tasks.create_task(self.expiry.run_scans(), name="look for what expires"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="cache on disk"),
                     tasks.create_task(
                         self._bound_end(flusher, stop_grace_ms), name="bound the end"
@@ -390,7 +372,6 @@ class WriterEngine:
 
     def _land_load(self, load: CommittedLoad) -> None:
         self.log.overlay.forget_durable()
-        self.expiry.land_load(load.seq)
         self.levels.land_load(load, self.loads.land(load))
 
     async def _keep_tree(self) -> None:

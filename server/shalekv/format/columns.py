@@ -83,7 +83,8 @@ def violation(section: Section, columns: Columns) -> str | None:
 
     Rows stand by key, ascending, and those of one key by sequence number, descending; no two have
     both in common. Tombstones hold no value; one with an expiry tells when the put expired that it
-    took away. Keys of the system name a known kind of record. Control records have the id of a load as their key.
+    took away. Keys of the system name a known kind of record. Control records have the id of a load
+    as their key.
     """
     if columns.kinds.translate(None, KINDS_OF[section]):
         return "an entry has a kind that does not belong in its section"

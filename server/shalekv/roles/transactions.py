@@ -16,6 +16,7 @@ from shalekv.core.transaction import (
     DeleteRange,
     EmptyCompare,
     ExistsCompare,
+    Expire,
     Get,
     Operation,
     Operator,
@@ -221,5 +222,5 @@ def _bytes_of(operation: Operation) -> int:
             return len(keys.start) + len(keys.end)
         case Add(key, _):
             return len(key) + COUNTER_BYTES
-        case Get(key) | Delete(key):
+        case Get(key) | Delete(key) | Expire(key, _):
             return len(key)

@@ -41,6 +41,7 @@ __all__ = [
     "Failure",
     "ServerState",
     "bare",
+    "end",
     "losing",
     "refusing",
     "silent",
@@ -152,14 +153,14 @@ class DictServer:
         try:
             return self.state.answer(request)
         except Failed as failed:
-            await _end(context, failed.failure)
+            await end(context, failed.failure)
 
     async def _session(
         self, requests: AsyncIterator[kv_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[kv_pb2.SessionReply]:
         self.state.sessions_begun += 1
         if self.state.session_failures:
-            await _end(context, self.state.session_failures.pop(0))
+            await end(context, self.state.session_failures.pop(0))
         queue: asyncio.Queue[Operations | None] = asyncio.Queue()
         unanswered = 0
         failure: Failure | None = None
@@ -178,9 +179,9 @@ class DictServer:
                         yield reply
                 reader.cancel()
             if failure is not None:
-                await _end(context, failure)
+                await end(context, failure)
             if unanswered:
-                await _end(context, silent())  # a stream stays until all is answered
+                await end(context, silent())  # a stream stays until all is answered
         finally:
             self.state.session_ends.release()
 
@@ -223,19 +224,19 @@ class DictServer:
     ) -> AsyncIterator[kv_pb2.ScanReply]:
         failure = self.state.begin(request)
         if failure is not None:
-            await _end(context, failure)
+            await end(context, failure)
         if request.range.prefix and (request.range.start or request.range.end):
-            await _end(context, refusing(InvalidRequest("range.prefix", "excludes start and end")))
+            await end(context, refusing(InvalidRequest("range.prefix", "excludes start and end")))
         data, last_key = dict(self.state.data), b""
         if request.page_token:
             if request.page_token not in self.state.views:
-                await _end(context, refusing(PageExpired("the view of the page token is gone")))
+                await end(context, refusing(PageExpired("the view of the page token is gone")))
             data, last_key = self.state.views[request.page_token]
         found, token = self._page(request, data, last_key)
         header = self.state.header()
         for number, at in enumerate(range(0, max(1, len(found)), SCAN_MESSAGE_ENTRIES)):
             if number == self.state.scan_failure_after:
-                await _end(context, refusing(ShaleError("the scan was made to fail")))
+                await end(context, refusing(ShaleError("the scan was made to fail")))
             part = found[at : at + SCAN_MESSAGE_ENTRIES]
             is_last = at + len(part) == len(found)
             more = bool(token) and is_last
@@ -269,7 +270,7 @@ class DictServer:
     ) -> admin_pb2.StatusReply:
         failure = self.state.begin(request)
         if failure is not None:
-            await _end(context, failure)
+            await end(context, failure)
         return admin_pb2.StatusReply(
             header=self.state.header(),
             version="0.0.7",
@@ -285,13 +286,13 @@ class DictServer:
     ) -> admin_pb2.StatsReply:
         failure = self.state.begin(request)
         if failure is not None:
-            await _end(context, failure)
+            await end(context, failure)
         reply = self.state.stats.popleft() if self.state.stats else admin_pb2.StatsReply()
         reply.header.CopyFrom(self.state.header())
         return reply
 
 
-async def _end(context: Context, failure: Failure) -> NoReturn:
+async def end(context: Context, failure: Failure) -> NoReturn:
     """End a call, or a whole stream, so."""
     match failure:
         case Refused(status):

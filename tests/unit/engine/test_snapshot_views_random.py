@@ -23,7 +23,7 @@ from tests.unit.engine.test_loads_random import KEYS, Run
 from tests.unit.store.inline_runtime import gathered
 
 STEPS_COUNT = 50
-LATER_MS = 5_000  # enough for the collector, and not for leases and snapshots
+LATER_MS = 2_000  # enough for the collector, and not for leases and snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,22 @@ class Snapped:
     expected: dict[bytes, bytes]
 
 
+class AgingDatabase(Database):
+    """One whose store has a clock that can be moved."""
+
+    now_ms = STORE_NOW_MS
+
+    def another_store(self) -> MemoryStore:
+        """As of any database."""
+        return MemoryStore(lambda: self.now_ms, objects=self.objects)
+
+
 class SnapshotRun(Run):
     """A history in which snapshots are made, read and deleted."""
 
-    def __init__(self, database: Database, seed: int) -> None:
+    def __init__(self, database: AgingDatabase, seed: int) -> None:
         super().__init__(database, seed)
+        self.aging = database
         self.cas = CasStore(database.store, yielding_runtime(seed), StoreSettings())
         self.snapped: list[Snapped] = []
         self.lasting: SnapshotViews  # of a process that goes on
@@ -71,10 +82,10 @@ class SnapshotRun(Run):
                 await (await self.new_views()).open(gone.snapshot_id)
 
     async def collect(self) -> None:
-        """Everything goes that nothing keeps, however young."""
-        store = MemoryStore(lambda: STORE_NOW_MS + LATER_MS, objects=self.database.objects)
+        """Everything goes that nothing keeps."""
+        self.aging.now_ms += LATER_MS
         settings = CollectorSettings(collect_age_s=1, foreign_age_s=1)
-        await Collecting(CasStore(store, yielding_runtime(), StoreSettings()), settings).collect()
+        await Collecting(self.cas, settings).collect()
 
     async def check_snapshots(self) -> None:
         """All of them show what they must, to a process that knows them and to a new one."""
@@ -102,7 +113,9 @@ class SnapshotRun(Run):
 @pytest.mark.parametrize("seed", range(12))
 async def test_snapshots_show_what_they_held(seed: int) -> None:
     """Loads, range deletes, compactions, collections and take-overs change no snapshot (I7, I8)."""
-    run = SnapshotRun(await Database.created(seed), seed)
+    database = await AgingDatabase.created(seed)
+    assert isinstance(database, AgingDatabase)
+    run = SnapshotRun(database, seed)
     await run.open()
     await run.compactor()
     run.lasting = await run.new_views()

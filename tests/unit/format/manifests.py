@@ -8,6 +8,7 @@ from shalekv.core.manifest import (
     CasMode,
     Lease,
     Manifest,
+    Origin,
     PendingLoad,
     RecentLoad,
     Snapshot,
@@ -66,6 +67,10 @@ infos = st.lists(
     unique_by=lambda info: info.id,
 )
 tables = infos.map(SstTable.from_infos)
+packed_ids = st.lists(ids, max_size=4).map(b"".join)
+origins = st.builds(Origin, ids, st.text(min_size=1, max_size=9), ids, packed_ids) | st.builds(
+    Origin, ids, st.just(""), st.just(b""), packed_ids
+)
 manifests = st.builds(
     Manifest,
     database_id=ids,
@@ -89,15 +94,16 @@ manifests = st.builds(
     gc_cutoff_ms=u64s,
     logical_time_ms=u64s,
     leveled_ssts=tables,
-    snapshots=st.lists(st.builds(Snapshot, ids, u64s, u64s, st.text(max_size=9), u32s, u64s)).map(
-        tuple
-    ),
+    snapshots=st.lists(
+        st.builds(Snapshot, ids, u64s, u64s, st.text(max_size=9), u32s, u64s, st.booleans())
+    ).map(tuple),
     leases=st.lists(st.builds(Lease, ids, u64s, st.text(max_size=9), st.none() | u64s)).map(tuple),
     pending_loads=st.lists(st.builds(PendingLoad, st.text(max_size=9), tables), max_size=3).map(
         tuple
     ),
     recent_loads=st.lists(st.builds(RecentLoad, st.text(max_size=9), u64s, u64s)).map(tuple),
     loads_forgotten_ms=u64s,
+    origins=st.lists(origins, max_size=3).map(tuple),
 )
 
 FULL = Manifest(
@@ -124,7 +130,7 @@ FULL = Manifest(
     leveled_ssts=SstTable.from_infos(map(some_info, (1, 2, 3))),
     snapshots=(
         Snapshot(b"snapshot number1", 40, 1_700_000_600, "nightly", 0xDEADBEEF, 1_700_000_000_200),
-        Snapshot(b"snapshot number2", 41, 0),
+        Snapshot(b"snapshot number2", 41, 0, ssts_only=True),
     ),
     leases=(
         Lease(b"lease number one", 1_700_000_900, "bulk load of products", 12),
@@ -133,4 +139,8 @@ FULL = Manifest(
     pending_loads=(PendingLoad("load-7", SstTable.from_infos([some_info(9)])),),
     recent_loads=(RecentLoad("load-5", 8000, 1_700_000_000_100), RecentLoad("load-6", 8500)),
     loads_forgotten_ms=1_700_000_000_050,
+    origins=(
+        Origin(b"another database", "s3://bucket/parent", b"the pin in there", bytes(range(32))),
+        Origin(b"one of long ago!", "", b"", bytes(range(32, 48))),
+    ),
 )

@@ -190,7 +190,6 @@ def test_what_contradicts_the_format_is_refused(
         ([put(b"a", 1), put(b"a", 2)], BadStructure),
         ([put(b"a", 1), put(b"a", 1)], BadStructure),
         ([put(b"a", 1), Entry(b"b", 1, Kind.TOMBSTONE, b"value")], BadStructure),
-        ([put(b"a", 1), Entry(b"b", 1, Kind.TOMBSTONE, b"", 5)], BadStructure),
         ([put(b"a", 1), range_tombstone(b"b", b"c", 1)], BadStructure),
         ([put(b"a", 1), Entry(b"b", 1, Kind.INGEST)], BadStructure),
         ([put(b"a", 1), Entry(b"b", 1, Kind.MERGE)], UnsupportedVersion),

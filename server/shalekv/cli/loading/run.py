@@ -157,7 +157,7 @@ def _talk(
 async def _meet(target: Target, ledger: Ledger, plan: Plan) -> None:
     """Make sure that there is a server, without patience, and of the database of the state."""
     async with Client(
-        target.address, timeout_ms=target.timeout_ms, retry=AT_ONCE, coalesce=False
+        target.addresses, timeout_ms=target.timeout_ms, retry=AT_ONCE, coalesce=False
     ) as client:
         database_id = (await client.status()).view.database_id.hex()
     if ledger.state is not None and plan.state_path is not None:

@@ -115,7 +115,8 @@ def _differences(info: SstInfo, footer: Footer, *, level: int) -> list[str]:
         f"{field.name} is {_shown(getattr(found, field.name))}, not "
         f"{_shown(getattr(info, field.name))}"
         for field in fields(SstInfo)
-        if field.name not in _NOT_COMPARED and getattr(found, field.name) != getattr(info, field.name)
+        if field.name not in _NOT_COMPARED
+        and getattr(found, field.name) != getattr(info, field.name)
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from shalekv.core.audit.finding import FindingKind
 from shalekv.core.manifest import Snapshot
-from shalekv.core.origins import is_pin, needed_pins
+from shalekv.core.origins import is_fixed, is_pin, needed_pins
 from shalekv.core.snapshot import NEVER, find_snapshot
 from shalekv.engine.cloning.first_slot import claim_id
 from shalekv.engine.cloning.making import Cloned, Cloning
@@ -133,12 +133,12 @@ async def test_a_process_of_the_clone_completes_it(
 ) -> None:
     """Who opens a clone whose maker has crashed lets its pin never expire; a check tells of it."""
     parent, clone = await everything(), Place("clone")
-    await _unfinished(parent, clone)
+    pin = await _unfinished(parent, clone)
     (finding,) = await clone.damage()
     assert finding.kind is FindingKind.ORIGIN
     assert "may expire" in finding.problem
     await process(clone)
-    assert is_pin(await _pin(clone, parent))
+    assert is_fixed(await parent.manifest(), pin.id)
     assert await clone.damage() == []
 
 

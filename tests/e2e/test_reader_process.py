@@ -1,0 +1,186 @@
+"""`shalekv reader` as its operator meets it: start, refusals, take-over of the writer, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from shalekv.cli.exit_codes import ExitCode
+from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
+from tests.e2e.meanwhile import ALONE, Meanwhile
+from tests.e2e.processes import Processes
+from tests.e2e.stubs import admin_stub, kv_stub, reason_of
+
+CALL_S = 20.0
+QUICK = ("--poll-interval-ms", "20", "--manifest-interval-ms", "200")
+UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
+LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
+
+
+async def put(stub: kv_pb2_grpc.KVStub, key: bytes, value: bytes) -> int:
+    """Put; the number of the commit."""
+    reply = await stub.Put(kv_pb2.PutRequest(key=key, value=value), timeout=CALL_S)
+    return reply.header.seq
+
+
+async def get(stub: kv_pb2_grpc.KVStub, key: bytes, **header: int) -> kv_pb2.GetReply:
+    """Get, with what the header demands."""
+    request = kv_pb2.GetRequest(key=key, header=kv_pb2.RequestHeader(**header))
+    return await stub.Get(request, timeout=CALL_S)
+
+
+async def test_reads_show_what_was_written_and_how_old_it_may_be(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """A read with `min_seq` sees its write, one with `max_staleness_ms` is as new as that, and each
+    reply says role, epoch, commit, WAL object and staleness.
+    """
+    database = Meanwhile(processes, tmp_path / "db")
+    writer = await database.serve(*ALONE)
+    reader = await processes.read(database.url, "--poll-interval-ms", "3600000")
+    async with kv_stub(writer.listen) as writes, kv_stub(reader.listen) as reads:
+        for number in range(20):
+            seq = await put(writes, b"k", b"%d" % number)
+            found = await get(reads, b"k", min_seq=seq)
+            assert (found.value, found.header.seq) == (b"%d" % number, seq)
+            assert found.header.role == kv_pb2.ROLE_READER
+            assert found.header.epoch == 1
+            assert found.header.HasField("wal_id")
+        seq = await put(writes, b"k", b"last")
+        stale = await get(reads, b"k")
+        assert stale.header.seq <= seq
+        fresh = await get(reads, b"k", max_staleness_ms=1_000)
+        assert fresh.header.staleness_ms <= 1_000
+        sent_s = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            request = kv_pb2.GetRequest(key=b"k", header=kv_pb2.RequestHeader(min_seq=seq + 1))
+            await reads.Get(request, timeout=1.0)
+        assert time.monotonic() - sent_s < CALL_S
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert reason_of(late.value) == "SEQ_NOT_REACHED"
+    assert await reader.stop() == 0, reader.report()
+
+
+async def test_what_is_for_the_writer_is_refused_with_its_address(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Every kind of write, and reads that only the writer can answer, name the writer."""
+    database = Meanwhile(processes, tmp_path / "db")
+    writer = await database.serve(*ALONE)
+    reader = await processes.read(database.url)
+    change = kv_pb2.Change(put=kv_pb2.PutChange(key=b"k"))
+    async with kv_stub(reader.listen) as stub:
+        calls: list[Callable[[], object]] = [
+            lambda: stub.Put(kv_pb2.PutRequest(key=b"k"), timeout=CALL_S),
+            lambda: stub.Delete(kv_pb2.DeleteRequest(key=b"k"), timeout=CALL_S),
+            lambda: stub.DeleteRange(kv_pb2.DeleteRangeRequest(all=True), timeout=CALL_S),
+            lambda: stub.Write(kv_pb2.WriteRequest(changes=[change]), timeout=CALL_S),
+            lambda: stub.Txn(
+                kv_pb2.TxnRequest(then=[kv_pb2.TxnOperation(change=change)]), timeout=CALL_S
+            ),
+            lambda: get(stub, b"k", read_level=UNCOMMITTED),
+            lambda: get(stub, b"k", read_level=LINEARIZABLE),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call()  # type: ignore[misc]
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert reason_of(refused.value) == "NOT_THE_WRITER"
+            assert writer.listen in (refused.value.details() or "")
+    assert await reader.stop() == 0, reader.report()
+
+
+async def test_readers_carry_on_when_another_writer_takes_over(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """While the writer is killed and another one starts on another port, reads never stop, nothing
+    acknowledged is missing, and soon a reader names the new writer.
+    """
+    database = Meanwhile(processes, tmp_path / "db")
+    writer = await database.serve(*ALONE)
+    reader = await processes.read(database.url, *QUICK)
+    async with kv_stub(reader.listen) as reads:
+        async with kv_stub(writer.listen) as writes:
+            for number in range(50):
+                seq = await put(writes, b"k%d" % number, b"v")
+        is_over = asyncio.Event()
+        answered = 0
+
+        async def read_on() -> None:
+            nonlocal answered
+            while not is_over.is_set():
+                assert (await get(reads, b"k7", min_seq=seq)).found
+                answered += 1
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(read_on())
+            await writer.kill()
+            newer = await database.serve(*ALONE)
+            async with kv_stub(newer.listen) as writes:
+                last = await put(writes, b"new", b"v")
+            found = await get(reads, b"new", min_seq=last)
+            assert (found.found, found.header.epoch) == (True, 2)
+            await _names_writer(reads, newer.listen)
+            is_over.set()
+        assert answered > 10
+        keys = [b"k%d" % number for number in range(50)]
+        values = await reads.BatchGet(kv_pb2.BatchGetRequest(keys=keys), timeout=CALL_S)
+        assert all(each.found for each in values.results)
+    assert await reader.stop() == 0, reader.report()
+
+
+async def _names_writer(stub: kv_pb2_grpc.KVStub, address: str) -> None:
+    """Until the reader, asked to write, names this address."""
+    async with asyncio.timeout(CALL_S):
+        while True:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await put(stub, b"k", b"v")
+            if address in (refused.value.details() or ""):
+                return
+
+
+@pytest.mark.parametrize("protection", ["own", "none"])
+async def test_reader_leaves_nothing_behind(
+    processes: Processes, tmp_path: Path, protection: str
+) -> None:
+    """The snapshot of a reader goes with it; one without a snapshot writes nothing at all."""
+    database = Meanwhile(processes, tmp_path / "db")
+    writer = await database.serve(*ALONE)
+    before = database.manifest()
+    reader = await processes.read(database.url, "--snapshot", protection)
+    async with admin_stub(reader.listen) as admin:
+        status = await admin.Status(admin_pb2.StatusRequest(), timeout=CALL_S)
+        stats = await admin.Stats(admin_pb2.StatsRequest(), timeout=CALL_S)
+    assert status.reader.state == admin_pb2.ReaderStatus.STATE_FOLLOWING
+    assert status.reader.writer_address == writer.listen
+    assert [each.role for each in stats.processes] == ["reader"]
+    mine = {each.id for each in database.manifest().snapshots} - {e.id for e in before.snapshots}
+    assert mine == ({status.reader.snapshot_id} if protection == "own" else set())
+    assert await reader.stop() == 0, reader.report()
+    assert not {each.id for each in database.manifest().snapshots} & mine
+    if protection == "none":
+        assert database.manifest() == before
+
+
+async def test_reader_of_nothing_says_so(processes: Processes, tmp_path: Path) -> None:
+    """Where there is no database, a reader ends with an exit code and a message of its own."""
+    ended = await processes.run(
+        "reader", "--url", f"file://{tmp_path}/none", "--listen", "127.0.0.1:0"
+    )
+    assert await ended.exited() == ExitCode.DATABASE_NOT_FOUND
+    assert "holds no database" in ended.stderr()
+
+
+async def test_port_that_is_taken_is_told(processes: Processes, tmp_path: Path) -> None:
+    """A reader never shares a port, and touches no database when it has none."""
+    database = Meanwhile(processes, tmp_path / "db")
+    writer = await database.serve(*ALONE)
+    before = database.manifest()
+    ended = await processes.run("reader", "--url", database.url, "--listen", writer.listen)
+    assert await ended.exited() == ExitCode.ADDRESS_IN_USE
+    assert database.manifest() == before

@@ -1,0 +1,230 @@
+"""Several servers of one database for tests of clients: a writer and readers, on real sockets.
+
+Each does what the published documentation of the API says. A reader shows what the writer has, or
+what it had when the reader was told to `lag`. A test says who is the writer, and what readers
+believe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from shalekv.errors import NotTheWriter, PageExpired, SeqNotReached, TooStale
+from shalekv.v1 import admin_pb2, kv_pb2
+from tests.unit.client.dict_server import DATABASE_ID, Context, DictServer, ServerState, ended
+from tests.unit.client.dict_state import Data, Failed, Failure, inside, refusing, silent
+
+EPOCH = 7
+SCAN_MESSAGE_ENTRIES = 2  # so that small scans come in several messages
+READS = (kv_pb2.GetRequest, kv_pb2.BatchGetRequest)
+
+
+class MemberState(ServerState):
+    """What one server has, and what it says of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.role: kv_pb2.Role.ValueType = kv_pb2.ROLE_WRITER
+        self.epoch = EPOCH
+        self.database_id = DATABASE_ID
+        self.source: MemberState | None = None  # of a reader: the writer that it follows
+        self.writer_address = ""  # of a reader: where it believes the writer to be
+        self.staleness_ms = 0
+        self.unmet: Failure | None = None  # of a min_seq that is not reached; None: as documented
+        self.scan_headers: list[kv_pb2.RequestHeader] = []
+        self.statuses = 0
+        self.status_is_silent = False
+
+    def header(self) -> kv_pb2.ReplyHeader:
+        """What every reply says."""
+        self.follow()
+        return kv_pb2.ReplyHeader(
+            database_id=self.database_id,
+            role=self.role,
+            epoch=self.epoch,
+            seq=self.seq,
+            wal_id=self.seq or None,
+            staleness_ms=self.staleness_ms,
+        )
+
+    def answer(self, request: Any) -> Message:
+        """The reply; raises `Failed`."""
+        self.follow()
+        header: kv_pb2.RequestHeader = request.header
+        if self.role == kv_pb2.ROLE_READER:
+            self.check_reader(request, header)
+        return super().answer(request)
+
+    def check_reader(self, request: Message, header: kv_pb2.RequestHeader) -> None:
+        """Raises `Failed` for what a reader does not answer."""
+        is_read = isinstance(request, (*READS, kv_pb2.ScanRequest))
+        if not is_read or header.read_level > kv_pb2.READ_LEVEL_COMMITTED:
+            self.begin(request)
+            what = request.DESCRIPTOR.name
+            raise Failed(refusing(NotTheWriter(what, writer_address=self.writer_address)))
+        if header.max_staleness_ms and self.staleness_ms > header.max_staleness_ms:
+            self.begin(request)
+            stale = TooStale(
+                staleness_ms=self.staleness_ms, max_staleness_ms=header.max_staleness_ms
+            )
+            raise Failed(refusing(stale))
+        if header.min_seq > self.seq:
+            self.begin(request)
+            behind = SeqNotReached(min_seq=header.min_seq, seq=self.seq)
+            raise Failed(self.unmet or refusing(behind))
+
+    def follow(self) -> None:
+        """Apply what the writer has."""
+        if self.source is not None:
+            self.data, self.seq = self.source.data, self.source.seq
+
+    def lag(self, *, silently: bool = True) -> None:
+        """Apply nothing more; who waits for a later commit waits for ever, or is told."""
+        self.follow()
+        self.source = None
+        self.unmet = silent() if silently else None
+
+
+class Member(DictServer):
+    """One server."""
+
+    state: MemberState
+
+    def __init__(self, snapshots: dict[bytes, Data]) -> None:
+        """`snapshots` are those of the database, by id."""
+        super().__init__()
+        self.state = MemberState()
+        self._snapshots = snapshots
+        self.scan_breaks_after: int | None = None  # so many messages, once
+
+    async def _status(
+        self, request: admin_pb2.StatusRequest, context: Context
+    ) -> admin_pb2.StatusReply:
+        self.state.statuses += 1
+        if self.state.status_is_silent:
+            await end(context, silent())
+        reader = None
+        if self.state.role == kv_pb2.ROLE_READER:
+            reader = admin_pb2.ReaderStatus(writer_address=self.state.writer_address)
+        return admin_pb2.StatusReply(
+            header=self.state.header(), version=self.address, reader=reader
+        )
+
+    async def _scan(
+        self, request: kv_pb2.ScanRequest, context: Context
+    ) -> AsyncIterator[kv_pb2.ScanReply]:
+        state = self.state
+        state.scan_headers.append(request.header)
+        failure = state.begin(request)
+        if failure is not None:
+            await end(context, failure)
+        try:
+            state.follow()
+            if state.role == kv_pb2.ROLE_READER:
+                state.check_reader(request, request.header)
+        except Failed as failed:
+            await end(context, failed.failure)
+        data, last_key = self._view(request)
+        if data is None:
+            await end(context, refusing(PageExpired("the view of the page token is gone")))
+            return
+        keys = sorted(filter(inside(request.range), data), reverse=request.reverse)
+        keys = [key for key in keys if not last_key or (key < last_key) == request.reverse]
+        keys = [key for key in keys if key != last_key]
+        wanted = keys[: request.limit] if request.limit else keys
+        sent = 0
+        for at in range(0, max(1, len(wanted)), SCAN_MESSAGE_ENTRIES):
+            if sent == self.scan_breaks_after:
+                self.scan_breaks_after = None
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "made up by gRPC")
+            part = wanted[at : at + SCAN_MESSAGE_ENTRIES]
+            is_last = at + len(part) == len(wanted)
+            more = is_last and len(wanted) < len(keys)
+            has_token = bool(part) and (more or (request.resumable and not is_last))
+            token = self._token(request, data, part[-1]) if has_token else b""
+            entries = [data[key] for key in part]
+            yield kv_pb2.ScanReply(
+                header=state.header(), entries=entries, more=more, page_token=token
+            )
+            sent += 1
+
+    def _token(self, request: kv_pb2.ScanRequest, data: Data, key: bytes) -> bytes:
+        if request.header.snapshot_id:
+            return b"at " + request.header.snapshot_id + key
+        token = b"of %d " % id(self) + key
+        self.state.views[token] = (data, key)
+        return token
+
+    def _view(self, request: kv_pb2.ScanRequest) -> tuple[Data | None, bytes]:
+        token, snapshot_id = request.page_token, request.header.snapshot_id
+        if snapshot_id:
+            return self._snapshots[snapshot_id], token.removeprefix(b"at " + snapshot_id)
+        if token:
+            return self.state.views.get(token, (None, b""))
+        return dict(self.state.data), b""
+
+
+class Cluster:
+    """A writer and readers that follow it."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        """`stack` stops the servers."""
+        self._stack = stack
+        self.snapshots: dict[bytes, Data] = {}
+        self.readers: list[Member] = []
+
+    async def add(self) -> Member:
+        """A running server with no data, which calls itself the writer."""
+        return await self._stack.enter_async_context(Member(self.snapshots))
+
+    async def begin(self, readers: int) -> None:
+        """Start the writer, and so many readers."""
+        self.writer = await self.add()
+        for _ in range(readers):
+            reader = await self.add()
+            reader.state.role = kv_pb2.ROLE_READER
+            self.readers.append(reader)
+        self.tell(self.writer)
+
+    def tell(self, writer: Member) -> None:
+        """All readers follow `writer`, and know its address."""
+        for reader in self.readers:
+            reader.state.source = writer.state
+            reader.state.epoch = writer.state.epoch
+            reader.state.writer_address = writer.address
+
+    async def take_over(self) -> Member:
+        """A new writer with the data of the old one, which nobody has told of yet."""
+        old, new = self.writer.state, await self.add()
+        new.state.data, new.state.seq = dict(old.data), old.seq + (1 << 32)
+        new.state.replies = dict(old.replies)
+        new.state.epoch = old.epoch + 1
+        self.writer = new
+        return new
+
+    @property
+    def addresses(self) -> list[str]:
+        """All of them, the writer last."""
+        return [member.address for member in (*self.readers, self.writer)]
+
+
+@asynccontextmanager
+async def cluster(readers: int = 2) -> AsyncIterator[Cluster]:
+    """A running writer and so many readers."""
+    async with AsyncExitStack() as stack:
+        running = Cluster(stack)
+        await running.begin(readers)
+        yield running
+
+
+async def until_called(member: Member, method: str, count: int = 1) -> None:
+    """Wait until a server was asked so often."""
+    while member.state.calls[method] < count:
+        member.state.begun.clear()
+        await asyncio.wait_for(member.state.begun.wait(), 10.0)

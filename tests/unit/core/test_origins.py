@@ -1,0 +1,192 @@
+"""Origins: which SSTs of other databases a manifest names, and who has to keep them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.cloning import (
+    FIRST_SLOT,
+    Parent,
+    clone_origins,
+    first_manifest,
+    first_write_id,
+)
+from shalekv.core.compaction.jobs import MergeJob, MergeResult
+from shalekv.core.compaction.publish import CompactorId, publish
+from shalekv.core.compaction.state import move_result
+from shalekv.core.lease import leased_sst_id
+from shalekv.core.manifest import CasMode, Lease, Manifest, Origin, RecentLoad, Snapshot
+from shalekv.core.origins import (
+    drop_pins,
+    fix_pin,
+    foreign_ids,
+    is_fixed,
+    narrowed,
+    needed_pins,
+    spent_pins,
+    without_unread,
+)
+from shalekv.core.pins import Holdings
+from shalekv.core.retention import Pins, Retention
+from shalekv.core.snapshot import NEVER, share_snapshot
+from shalekv.core.sst_table import SstInfo
+from shalekv.errors import SnapshotNotFound
+from tests.unit.core.test_retention import (
+    CUTOFFS,
+    manifest_object,
+    manifest_of,
+    sst_id,
+    sst,
+    wal_object,
+)
+
+OWN, GRAND, OLD = bytes([1]) * 16, bytes([2]) * 16, bytes([3]) * 16  # database ids
+PIN, GRAND_PIN = bytes([4]) * 16, bytes([5]) * 16
+LEASE = Lease(sst_id(90), 0, "job")
+COMPACTOR = CompactorId(1, bytes(16))
+
+
+def origin(*numbers: int, url: str = "memory://grand", database_id: bytes = GRAND) -> Origin:
+    """An origin with these SSTs."""
+    pin = GRAND_PIN if url else b""
+    return Origin(database_id, url, pin, b"".join(map(sst_id, numbers)))
+
+
+def manifest(*numbers: int, origins: tuple[Origin, ...] = ()) -> Manifest:
+    """A manifest with these SSTs in its levels, and a compactor that has a lease."""
+    made = manifest_of(7, 3, *numbers, origins=origins, leases=(LEASE,))
+    return replace(made, database_id=OWN, compactor_epoch=1)
+
+
+def info(made: Manifest, number: int) -> SstInfo:
+    """The row of an SST."""
+    return next(row for row in made.leveled_ssts if row.id == sst_id(number))
+
+
+def test_a_merge_forgets_what_it_has_read() -> None:
+    """An SST that a merge replaces leaves its origin; the others stay, and so does the origin when
+    it is empty, since it says which pin is to be removed.
+    """
+    before = manifest(1, 2, 3, origins=(origin(1, 2), origin(3, url="", database_id=OLD)))
+    output = replace(info(before, 1), id=leased_sst_id(LEASE.id, b"x" * 8), level=1)
+    job = MergeJob(0, 1, [info(before, 1)], [], is_move=False, reason="")
+    once = publish(before, COMPACTOR, MergeResult(job, [output]), LEASE.id)
+    assert once.origins == (origin(2), origin(3, url="", database_id=OLD))
+    rest = MergeJob(0, 1, [info(before, 2), info(before, 3)], [], is_move=False, reason="")
+    both = publish(once, COMPACTOR, MergeResult(rest, []), LEASE.id)
+    assert both.origins == (origin(),)
+    assert needed_pins(both) == {}
+    assert spent_pins(both, ()) == {GRAND_PIN: "memory://grand"}
+    assert drop_pins(both, {GRAND_PIN}).origins == ()
+
+
+def test_a_move_reads_nothing() -> None:
+    """An SST that only changes its level stays where it is, also in its origin."""
+    before = manifest(1, 2, origins=(origin(1, 2),))
+    job = MergeJob(0, 1, [info(before, 1)], [], is_move=True, reason="")
+    moved = publish(before, COMPACTOR, move_result(job), LEASE.id)
+    assert {row.level for row in moved.leveled_ssts} == {0, 1}
+    assert moved.origins == before.origins
+
+
+def test_a_database_that_is_no_clone_is_left_alone() -> None:
+    """Without origins nothing is looked at; narrowing keeps what is asked for."""
+    made = manifest(1)
+    assert without_unread(made) is made
+    assert narrowed((origin(1, 2), origin(3)), {sst_id(2)}) == (origin(2),)
+    assert foreign_ids((origin(1), origin(2, url=""))) == {sst_id(1)}
+
+
+def test_a_pin_is_spent_when_nobody_needs_it() -> None:
+    """What the current manifest or any other active one reads is not spent."""
+    made = manifest(1, origins=(origin(1),))
+    assert Pins.of(made).origin_pins == {GRAND_PIN}
+    assert spent_pins(made, Pins.of(made).origin_pins) == {}
+
+
+def test_a_clone_finds_every_sst() -> None:
+    """What is the parent's own, what it has restored, and what it reads elsewhere: each has its
+    place in the clone, and what the clone wrote has none.
+    """
+    made = manifest(1, 2, 3, 4, origins=(origin(2), origin(3, url="", database_id=OLD)))
+    parent = Parent(made, "memory://parent", PIN, {GRAND_PIN: b"a pin of its own"})
+    ids = b"".join(map(sst_id, (1, 2, 3, 9)))
+    assert set(clone_origins(parent, {sst_id(9)}, ids)) == {
+        Origin(OWN, "memory://parent", PIN, sst_id(1)),
+        Origin(GRAND, "memory://grand", b"a pin of its own", sst_id(2)),
+        Origin(OLD, "memory://parent", PIN, sst_id(3)),
+    }
+
+
+def test_the_first_manifest_leaves_processes_behind() -> None:
+    """Numbers and loads go on; snapshots, leases, nonces, addresses and times of deletion do not."""
+    shared = replace(
+        manifest(1),
+        writer_epoch=5,
+        writer_nonce=b"n" * 16,
+        writer_address="here:1",
+        writer_first_seq=70,
+        last_compacted_seq=80,
+        logical_time_ms=90,
+        snapshots=(Snapshot(PIN, 3, 0),),
+        recent_loads=(RecentLoad("a", 1),),
+        fence_width=4,
+    )
+    first = first_manifest(
+        shared, database_id=OLD, write_id=PIN, cas_mode=CasMode.TWO_PHASE, origins=(origin(1),)
+    )
+    assert first == Manifest(
+        database_id=OLD,
+        manifest_id=0,
+        write_id=PIN,
+        cas_mode=CasMode.TWO_PHASE,
+        writer_epoch=5,
+        writer_first_seq=70,
+        compactor_epoch=1,
+        wal_id_last_compacted=FIRST_SLOT,
+        wal_id_last_seen=FIRST_SLOT,
+        last_compacted_seq=80,
+        logical_time_ms=90,
+        leveled_ssts=shared.leveled_ssts,
+        recent_loads=shared.recent_loads,
+        origins=(origin(1),),
+    )
+    assert first_write_id(OLD) != first_write_id(OWN)
+
+
+def test_a_pin_is_fixed_while_it_lives() -> None:
+    """It never expires then, and keeps no WAL, and so does one that shares it; one that has expired
+    is not fixed (F3).
+    """
+    made = replace(manifest(1), snapshots=(Snapshot(PIN, 7, 100, "clone"),))
+    fixed = fix_pin(made, PIN, now_s=100)
+    assert fixed.snapshots == (Snapshot(PIN, 7, NEVER, "clone", ssts_only=True),)
+    assert is_fixed(fixed, PIN)
+    assert not is_fixed(made, PIN)
+    shared = share_snapshot(fixed, PIN, GRAND_PIN, expire_time_s=200, now_s=100)
+    assert shared.snapshots[1].ssts_only
+    with pytest.raises(SnapshotNotFound):
+        fix_pin(made, PIN, now_s=101)
+    with pytest.raises(SnapshotNotFound):
+        fix_pin(made, GRAND_PIN, now_s=1)
+
+
+def test_a_pin_keeps_ssts_and_no_log() -> None:
+    """Of the manifest that it names the collector keeps the SSTs, and the manifest itself."""
+    older = manifest_of(4, 2, 1)
+    for ssts_only in (False, True):
+        pin = Snapshot(PIN, 4, NEVER, ssts_only=ssts_only)
+        current = manifest_of(9, 5, 2, snapshots=(pin,))
+        retention = Retention(current, [Pins.of(older), Pins.of(current)], CUTOFFS)
+        assert retention.judge(wal_object(3)).goes is ssts_only
+        assert not retention.judge(wal_object(5)).goes
+        assert not retention.judge(sst(1)).goes
+        assert not retention.judge(manifest_object(4)).goes
+
+
+def test_what_is_elsewhere_is_not_kept_here() -> None:
+    """What snapshots of a clone keep are bytes in its own folder."""
+    made = manifest(1, 2, 3, origins=(origin(1), origin(2, url="")))
+    assert Holdings.of(made).sst_ids == sst_id(2) + sst_id(3)

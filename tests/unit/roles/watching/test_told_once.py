@@ -1,0 +1,101 @@
+"""Every commit to the range is told, whole and exactly once, in order, however a watch begins."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+
+from shalekv.core.key_range import KeyRange, prefix_end
+from shalekv.v1 import kv_pb2
+from tests.unit.roles.messages import delete, delete_range, put
+from tests.unit.roles.watching.clients import WatchClient, Watched, watched
+from tests.unit.roles.watching.truth import told, truth
+
+SEEDS = range(12)
+WRITES = 120
+KEYS = 30
+SMALL: dict[str, Any] = {"watch_stream_bytes_max": 65_536, "watch_bytes_max": 262_144}
+RANGES = [b"", b"k", b"k1", b"k2", b"k15"]
+
+
+def some_write(random: Random) -> kv_pb2.WriteRequest:
+    """Some changes of some keys, at times a range delete among them."""
+    changes = []
+    for _ in range(random.choice([1, 1, 2, 8])):
+        key = b"k%d" % random.randrange(KEYS)
+        kind = random.random()
+        if kind < 0.75:
+            changes.append(put(key, random.randbytes(random.choice([1, 10, 3_000]))))
+        elif kind < 0.9:
+            changes.append(delete(key))
+        else:
+            changes.append(delete_range(start=key, end=key + b"5"))
+    return kv_pb2.WriteRequest(changes=changes)
+
+
+async def write(watched: Watched, random: Random, count: int) -> int:
+    """Many writes at once, so that objects hold several commits; the last commit."""
+    replies = await asyncio.gather(*(watched.writer.ask(some_write(random)) for _ in range(count)))
+    return max(reply.header.seq for reply in replies)
+
+
+def whole(prefix: bytes) -> KeyRange:
+    """The range of a prefix."""
+    return KeyRange(prefix, prefix_end(prefix))
+
+
+async def everything(client: WatchClient, last_seq: int) -> dict[int, list[Any]]:
+    """What each watch of a client is told until all of them have seen `last_seq`."""
+    found: dict[int, list[Any]] = {number: [] for number in range(len(RANGES))}
+    open_ = set(found)
+    while open_:
+        reply = await client.take()
+        kind = reply.WhichOneof("event")
+        if kind == "commit":
+            found[reply.watch_id].append(reply.commit)
+            if reply.commit.seq >= last_seq:
+                open_.discard(reply.watch_id)
+        elif kind == "progress_seq" and reply.progress_seq >= last_seq:
+            open_.discard(reply.watch_id)
+        assert kind != "closed", reply
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_watches_tell_the_log(seed: int) -> None:
+    """Watches from the past and from now on, of many ranges, on streams that are taken fast or
+    late, while writes go on with several objects in flight: each tells exactly the log.
+    """
+    random = Random(seed)
+    async with watched(
+        max_parallel_writes=random.choice([1, 4]), watching=SMALL | {"watch_progress_ms": 10}
+    ) as under:
+        await write(under, random, WRITES)
+        clients = [under.client() for _ in range(4)]
+        starts = [random.choice([0, 1, random.randrange(1, WRITES), WRITES + 50]) for _ in clients]
+        for client, start in zip(clients, starts, strict=True):
+            for number, prefix in enumerate(RANGES):
+                client.create(number, prefix, start_seq=start)
+        opened = under.writer.engine.prefix.seq
+        for _ in range(3):
+            await asyncio.sleep(0)
+            last_seq = await write(under, random, WRITES)
+        reading = [asyncio.create_task(everything(each, last_seq)) for each in clients]
+        last_seq = await write(under, random, WRITES)
+        for task in reading:
+            await task
+        for client in clients:
+            client.end()
+        for task, start in zip(reading, starts, strict=True):
+            found = task.result()
+            for number, prefix in enumerate(RANGES):
+                last = found[number][-1].seq if found[number] else 0
+                expected = [
+                    each
+                    for each in await truth(under.database, whole(prefix), start or opened + 1)
+                    if each[0] <= max(last, 0)
+                ]
+                assert told(found[number]) == expected, (seed, start, prefix)

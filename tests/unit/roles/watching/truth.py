@@ -1,0 +1,75 @@
+"""What a watch has to tell, by a look at the whole WAL that knows no index and no feed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KeyRange
+from shalekv.format import names
+from shalekv.format.sst import open_sst
+from shalekv.v1 import kv_pb2
+from tests.unit.engine.databases import Database
+
+WatchChange = kv_pb2.WatchChange
+
+
+class Change(NamedTuple):
+    """One change, as it is told."""
+
+    kind: int
+    key: bytes
+    value: bytes
+    seq: int
+    end: bytes
+
+
+Commits = list[tuple[int, list[Change]]]
+
+
+def told(commits: list[kv_pb2.WatchCommit]) -> Commits:
+    """The same of replies."""
+    return [(commit.seq, [told_change(each) for each in commit.changes]) for commit in commits]
+
+
+def told_change(change: WatchChange) -> Change:
+    """A change of a reply, without the value before."""
+    entry = change.entry
+    return Change(change.kind, entry.key, entry.value, entry.seq, change.end)
+
+
+async def wal_entries(database: Database) -> list[Entry]:
+    """All changes in the WAL, by sequence number; of each commit first its range deletes."""
+    found: list[Entry] = []
+    for wal_id in await database.wal():
+        name = names.wal_name(wal_id)
+        sst = open_sst(name, database.data(name))
+        found += [*sst.range_tombstones(), *sst.entries()]
+    return sorted(found, key=lambda e: (e.seq, e.kind is not Kind.RANGE_TOMBSTONE, e.key))
+
+
+async def truth(database: Database, keys: KeyRange, start_seq: int = 1) -> Commits:
+    """The commits that touch a range, from `start_seq` on."""
+    by_seq: dict[int, list[Change]] = defaultdict(list)
+    for entry in await wal_entries(database):
+        change = seen(entry, keys)
+        if change is not None and entry.seq >= start_seq:
+            by_seq[entry.seq].append(change)
+    return sorted(by_seq.items())
+
+
+def seen(entry: Entry, keys: KeyRange) -> Change | None:
+    """What of a change is inside a range."""
+    if entry.kind is Kind.RANGE_TOMBSTONE:
+        start = max(entry.key, keys.start)
+        end = min((each for each in (entry.value, keys.end) if each), default=b"")
+        if end and start >= end:
+            return None
+        return Change(WatchChange.KIND_DELETE_RANGE, start, b"", entry.seq, end)
+    if entry.key < keys.start or (keys.end and entry.key >= keys.end):
+        return None
+    kind = WatchChange.KIND_PUT
+    if entry.kind is Kind.TOMBSTONE:
+        kind = WatchChange.KIND_EXPIRED if entry.expire_at_ms else WatchChange.KIND_DELETE
+    return Change(kind, entry.key, entry.value, entry.seq, b"")
