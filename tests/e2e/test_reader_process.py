@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -28,7 +29,7 @@ async def put(stub: kv_pb2_grpc.KVStub, key: bytes, value: bytes) -> int:
     return reply.header.seq
 
 
-async def get(stub: kv_pb2_grpc.KVStub, key: bytes, **header: int) -> kv_pb2.GetReply:
+async def get(stub: kv_pb2_grpc.KVStub, key: bytes, **header: Any) -> kv_pb2.GetReply:
     """Get, with what the header demands."""
     request = kv_pb2.GetRequest(key=key, header=kv_pb2.RequestHeader(**header))
     return await stub.Get(request, timeout=CALL_S)
@@ -57,8 +58,8 @@ async def test_reads_show_what_was_written_and_how_old_it_may_be(
         fresh = await get(reads, b"k", max_staleness_ms=1_000)
         assert fresh.header.staleness_ms <= 1_000
         sent_s = time.monotonic()
+        request = kv_pb2.GetRequest(key=b"k", header=kv_pb2.RequestHeader(min_seq=seq + 1))
         with pytest.raises(grpc.aio.AioRpcError) as late:
-            request = kv_pb2.GetRequest(key=b"k", header=kv_pb2.RequestHeader(min_seq=seq + 1))
             await reads.Get(request, timeout=1.0)
         assert time.monotonic() - sent_s < CALL_S
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

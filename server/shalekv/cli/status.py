@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from shalekv.cli.connection import Target, exit_codes_of_calls, talk, target_options
-from shalekv.cli.output import Format, format_option, print_record, printing, record_of
+from shalekv.cli.output import (
+    Format,
+    Record,
+    format_option,
+    print_record,
+    printing,
+    record_of,
+)
 from shalekv.cli.status_sections import print_sections
 from shalekv_client import Client, Status
 
@@ -37,4 +46,12 @@ def status(*, output_format: Format, target: Target) -> None:
         if output_format is Format.TABLE:
             print_sections(found)
         else:
-            print_record(output_format, record_of(found))
+            print_record(output_format, _record(found, output_format))
+
+
+def _record(found: Status, output_format: Format) -> Record:
+    record: dict[str, Any] = record_of(found)
+    if output_format is Format.RAW:  # a line for each bucket of each method is for nobody
+        for call in record["calls"]:
+            del call["histogram_us"]
+    return record

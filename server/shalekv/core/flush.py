@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shalekv.settings import WriterSettings
+
 SHORTEST_WAIT_MS = 0.001  # less is rounding: a timer of this length may not move the clock
 
 
@@ -14,6 +16,13 @@ class FlushPolicy:
     max_parallel_writes: int
     interval_ms: float  # minimum spacing of WAL objects
     flush_bytes: int  # queued bytes that override the spacing
+
+    @classmethod
+    def of(cls, settings: WriterSettings) -> FlushPolicy:
+        """That of a writer with these settings."""
+        return cls(
+            settings.max_parallel_writes, settings.flush_interval_ms or 0, settings.flush_bytes
+        )
 
     def delay_ms(
         self,

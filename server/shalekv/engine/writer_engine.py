@@ -79,14 +79,6 @@ async def _keep_all() -> None:
     """There are no views."""
 
 
-def _flush_policy(settings: WriterSettings) -> FlushPolicy:
-    return FlushPolicy(
-        max_parallel_writes=settings.max_parallel_writes,
-        interval_ms=settings.flush_interval_ms or 0,
-        flush_bytes=settings.flush_bytes,
-    )
-
-
 class WriterEngine:
     """Writes, reads and the tasks behind them, of one opening."""
 
@@ -105,7 +97,7 @@ class WriterEngine:
         self.time = opened.time
         self.memtable = opened.memtable
         self.objects_replayed = opened.objects_replayed
-        self.policy = _flush_policy(settings)
+        self.policy = FlushPolicy.of(settings)
         self.idempotency = Idempotency(
             window_ms=settings.idempotency_window_s * 1000, now_ms=self.time.now_ms
         )

@@ -60,7 +60,7 @@ class Adapter:
         """
         self._session_room = session_room or ResultRoom(LimitSettings().sessions_bytes_max)
         self._runtime = runtime
-        self.counts = CallCounts(runtime.clock)
+        self.counts = CallCounts()
         self._calls_max = calls_max
         self._calls = 0
         self._refusal: ShaleError | None = None
@@ -224,7 +224,7 @@ class Adapter:
         return grpc.unary_unary_rpc_method_handler(handle)
 
     def _timed(self, count: MethodCount, *, is_stream: bool = False) -> TimedCall:
-        return TimedCall(count, self._runtime.clock, is_stream=is_stream)
+        return TimedCall(count, self.counts.now_ns, is_stream=is_stream)
 
     @contextmanager
     def _in_progress(self, *, is_awaited: bool = True) -> Iterator[None]:

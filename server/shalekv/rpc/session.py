@@ -64,7 +64,7 @@ class Session:
             "write": service.write,
             "txn": service.txn,
         }
-        self._clock = counts.clock
+        self._now_ns = counts.now_ns
         self._counts = counts.of_operations(self._methods)
         self._waiting: dict[int, int] = {}  # id -> bytes of the operation
         self._answers: set[asyncio.Future[Any]] = set()  # futures and tasks that are waited for
@@ -162,19 +162,19 @@ class Session:
         """Begin an operation; whether a task was made that has not run yet."""
         kind: str = operation.WhichOneof("operation") or ""
         size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
-        began_ms = self._clock.monotonic_ms()
+        began_ns = self._now_ns()
         self._hold(size_bytes)
         try:
             answer = self._answer(operation, kind, index)
         except Exception as error:  # noqa: BLE001 - one operation must not end the others
             self._hold(-size_bytes)
             self._add(kv_pb2.SessionResult(id=operation.id, error=self._describe(error)))
-            self._count(kind, began_ms, has_failed=True)
+            self._count(kind, began_ns, has_failed=True)
             return False
         if isinstance(answer, Message):
             self._hold(-size_bytes)
             self._add_reply(operation.id, kind, answer)
-            self._count(kind, began_ms, has_failed=False)
+            self._count(kind, began_ns, has_failed=False)
             return False
         self._waiting[operation.id] = size_bytes
         future: asyncio.Future[Any]
@@ -185,7 +185,7 @@ class Session:
             if isinstance(answer, Coroutine):  # its task may be cancelled before it begins
                 future.add_done_callback(lambda _: answer.close())
         self._answers.add(future)
-        future.add_done_callback(partial(self._done, operation.id, kind, began_ms))
+        future.add_done_callback(partial(self._done, operation.id, kind, began_ns))
         return future is not answer
 
     def _answer(self, operation: kv_pb2.SessionOperation, kind: str, index: int) -> Answer[Message]:
@@ -199,11 +199,11 @@ class Session:
         return self._methods[kind](getattr(operation, kind), self._call)
 
     def _done(
-        self, operation_id: int, kind: str, began_ms: float, future: asyncio.Future[_Outcome]
+        self, operation_id: int, kind: str, began_ns: int, future: asyncio.Future[_Outcome]
     ) -> None:
         self._answers.discard(future)
         outcome = _outcome_of(future)
-        self._count(kind, began_ms, has_failed=not isinstance(outcome, Message))
+        self._count(kind, began_ns, has_failed=not isinstance(outcome, Message))
         if self._is_closed:
             return
         self._hold(-self._waiting.pop(operation_id))
@@ -212,11 +212,11 @@ class Session:
         else:
             self._add(kv_pb2.SessionResult(id=operation_id, error=self._describe(outcome)))
 
-    def _count(self, kind: str, began_ms: float, *, has_failed: bool) -> None:
+    def _count(self, kind: str, began_ns: int, *, has_failed: bool) -> None:
         """Count an operation that is over, one that nobody waits for any more included."""
         count = self._counts.get(kind)
         if count is not None:  # an operation that none of the known is was no call
-            count.add(self._clock.monotonic_ms() - began_ms, has_failed=has_failed)
+            count.add(self._now_ns() - began_ns, has_failed=has_failed)
 
     def _add_reply(self, operation_id: int, kind: str, reply: Message) -> None:
         result = kv_pb2.SessionResult(id=operation_id)

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from shalekv.errors import NotTheWriter, PageExpired, SeqNotReached, TooStale
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.unit.client.dict_server import DATABASE_ID, Context, DictServer, ServerState, ended
+from tests.unit.client.dict_server import DATABASE_ID, Context, DictServer, ServerState, end
 from tests.unit.client.dict_state import Data, Failed, Failure, inside, refusing, silent
 
 EPOCH = 7
@@ -104,7 +104,7 @@ class Member(DictServer):
         self.scan_breaks_after: int | None = None  # so many messages, once
 
     async def _status(
-        self, request: admin_pb2.StatusRequest, context: Context
+        self, _request: admin_pb2.StatusRequest, context: Context
     ) -> admin_pb2.StatusReply:
         self.state.statuses += 1
         if self.state.status_is_silent:
@@ -133,13 +133,11 @@ class Member(DictServer):
         data, last_key = self._view(request)
         if data is None:
             await end(context, refusing(PageExpired("the view of the page token is gone")))
-            return
         keys = sorted(filter(inside(request.range), data), reverse=request.reverse)
         keys = [key for key in keys if not last_key or (key < last_key) == request.reverse]
         keys = [key for key in keys if key != last_key]
         wanted = keys[: request.limit] if request.limit else keys
-        sent = 0
-        for at in range(0, max(1, len(wanted)), SCAN_MESSAGE_ENTRIES):
+        for sent, at in enumerate(range(0, max(1, len(wanted)), SCAN_MESSAGE_ENTRIES)):
             if sent == self.scan_breaks_after:
                 self.scan_breaks_after = None
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "made up by gRPC")
@@ -152,7 +150,6 @@ class Member(DictServer):
             yield kv_pb2.ScanReply(
                 header=state.header(), entries=entries, more=more, page_token=token
             )
-            sent += 1
 
     def _token(self, request: kv_pb2.ScanRequest, data: Data, key: bytes) -> bytes:
         if request.header.snapshot_id:

@@ -223,7 +223,6 @@ def test_a_filter_is_stored_as_it_is() -> None:
         ([Entry(b"a", 1, Kind.MERGE)], []),
         ([range_tombstone(b"a", b"b", 1)], []),
         ([Entry(b"a", 1, Kind.TOMBSTONE, b"value")], []),
-        ([Entry(b"a", 1, Kind.TOMBSTONE, b"", 1)], []),
         ([], [put(b"a", 1)]),
         ([], [tombstone(b"a", 1)]),
         ([], [range_tombstone(b"b", b"a", 1)]),

@@ -11,7 +11,6 @@ import grpc
 from google.protobuf.message import Message
 from grpc_status.rpc_status import aio
 
-from shalekv.clock import LoopClock
 from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
 from shalekv.roles.service import Call, KvService
@@ -112,7 +111,7 @@ class DrivenSession:
             Call(peer="test"),
             room=room,
             describe=described,
-            counts=CallCounts(LoopClock()),
+            counts=CallCounts(),
         )
         self.read_count = 0  # messages that were asked for
         self._requests: asyncio.Queue[kv_pb2.SessionRequest | None] = asyncio.Queue()

@@ -81,7 +81,7 @@ async def test_histories_that_part_share_no_slot() -> None:
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 async def test_a_backup_shows_its_moment_though_the_source_moves_on(*, is_compacted: bool) -> None:
-    """Before any request to it, the rest of the world writes, compacts, collects (its snapshot!)."""
+    """At any request to it, others write, compact, and collect what no snapshot keeps."""
     original, pairs = await database()
     moves = 0
     at = 0

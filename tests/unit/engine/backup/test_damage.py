@@ -1,4 +1,4 @@
-"""Damage of any object is detected: in the repository by every reader, in the source by a backup."""
+"""Damage of any object is told: in the repository by every reader, in the source by a backup."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_damaged_source_is_not_backed_up(harm: Harm) -> None:
 
 
 async def test_an_object_that_the_source_lacks_is_told() -> None:
-    """There is no backup then. (Of the last slot nobody can tell that it was filled.)"""
+    """There is no backup then; of the last slot alone nobody can tell that it was filled."""
     sound, _ = await database()
     made = await back_up(sound.copy(), Place())
     last = made.manifest.wal_id_last_seen

@@ -191,8 +191,7 @@ async def test_a_backup_at_any_moment_of_a_deletion_harms_none() -> None:
                 try:
                     await back_up(*places)
                     outcomes.add("made")
-                except BackupBusy as error:
-                    assert "deletion" in str(error)
+                except BackupBusy:
                     outcomes.add("told")
 
         there = Repository(repository.cas(InterposedStore(repository.store(), before)))
@@ -216,7 +215,7 @@ async def test_a_backup_whose_mark_is_gone_is_taken_back() -> None:
                 assert mark.work is Work.CREATION
                 repository.lose(str(mark))
 
+    written = InterposedStore(repository.store(), after=after)
     with pytest.raises(BackupBusy, match="abandoned"):
-        written = InterposedStore(repository.store(), after=after)
         await creation(source, repository, written=written).run()
     assert await backup_ids(repository) == []

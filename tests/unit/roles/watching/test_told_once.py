@@ -47,20 +47,33 @@ def whole(prefix: bytes) -> KeyRange:
     return KeyRange(prefix, prefix_end(prefix))
 
 
-async def everything(client: WatchClient, last_seq: int) -> dict[int, list[Any]]:
+class Found:
+    """What one watch was told."""
+
+    def __init__(self) -> None:
+        self.opened_at_seq = 0
+        self.commits: list[kv_pb2.WatchCommit] = []
+
+
+async def everything(client: WatchClient, last_seq: int) -> list[Found]:
     """What each watch of a client is told until all of them have seen `last_seq`."""
-    found: dict[int, list[Any]] = {number: [] for number in range(len(RANGES))}
-    open_ = set(found)
-    while open_:
+    found = [Found() for _ in RANGES]
+    waiting = {*range(len(RANGES))}
+    while waiting:
         reply = await client.take()
         kind = reply.WhichOneof("event")
-        if kind == "commit":
-            found[reply.watch_id].append(reply.commit)
-            if reply.commit.seq >= last_seq:
-                open_.discard(reply.watch_id)
-        elif kind == "progress_seq" and reply.progress_seq >= last_seq:
-            open_.discard(reply.watch_id)
+        each = found[reply.watch_id]
         assert kind != "closed", reply
+        if kind == "opened_at_seq":
+            assert not each.opened_at_seq
+            each.opened_at_seq = reply.opened_at_seq
+            continue
+        assert each.opened_at_seq
+        if kind == "commit":
+            each.commits.append(reply.commit)
+        seen_seq = reply.commit.seq if kind == "commit" else reply.progress_seq
+        if seen_seq >= last_seq and not reply.commit.more:
+            waiting.discard(reply.watch_id)
     return found
 
 
@@ -70,32 +83,23 @@ async def test_watches_tell_the_log(seed: int) -> None:
     late, while writes go on with several objects in flight: each tells exactly the log.
     """
     random = Random(seed)
-    async with watched(
-        max_parallel_writes=random.choice([1, 4]), watching=SMALL | {"watch_progress_ms": 10}
-    ) as under:
+    watching = SMALL | {"watch_progress_ms": 10}
+    async with watched(max_parallel_writes=random.choice([1, 4]), watching=watching) as under:
         await write(under, random, WRITES)
         clients = [under.client() for _ in range(4)]
         starts = [random.choice([0, 1, random.randrange(1, WRITES), WRITES + 50]) for _ in clients]
         for client, start in zip(clients, starts, strict=True):
             for number, prefix in enumerate(RANGES):
                 client.create(number, prefix, start_seq=start)
-        opened = under.writer.engine.prefix.seq
         for _ in range(3):
-            await asyncio.sleep(0)
             last_seq = await write(under, random, WRITES)
         reading = [asyncio.create_task(everything(each, last_seq)) for each in clients]
-        last_seq = await write(under, random, WRITES)
-        for task in reading:
-            await task
-        for client in clients:
+        await write(under, random, WRITES)
+        for client, task, start in zip(clients, reading, starts, strict=True):
             client.end()
-        for task, start in zip(reading, starts, strict=True):
-            found = task.result()
-            for number, prefix in enumerate(RANGES):
-                last = found[number][-1].seq if found[number] else 0
-                expected = [
-                    each
-                    for each in await truth(under.database, whole(prefix), start or opened + 1)
-                    if each[0] <= max(last, 0)
-                ]
-                assert told(found[number]) == expected, (seed, start, prefix)
+            for prefix, found in zip(RANGES, await task, strict=True):
+                assert found.opened_at_seq == start or (not start and found.opened_at_seq > WRITES)
+                expected = await truth(under.database, whole(prefix), found.opened_at_seq, last_seq)
+                assert told(found.commits, last_seq) == expected, (start, prefix)
+        status = under.watches.status()
+        assert status.cut == 0

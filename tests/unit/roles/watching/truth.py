@@ -28,9 +28,13 @@ class Change(NamedTuple):
 Commits = list[tuple[int, list[Change]]]
 
 
-def told(commits: list[kv_pb2.WatchCommit]) -> Commits:
+def told(commits: list[kv_pb2.WatchCommit], last_seq: int = 2**63) -> Commits:
     """The same of replies."""
-    return [(commit.seq, [told_change(each) for each in commit.changes]) for commit in commits]
+    return [
+        (commit.seq, [told_change(each) for each in commit.changes])
+        for commit in commits
+        if commit.seq <= last_seq
+    ]
 
 
 def told_change(change: WatchChange) -> Change:
@@ -42,19 +46,22 @@ def told_change(change: WatchChange) -> Change:
 async def wal_entries(database: Database) -> list[Entry]:
     """All changes in the WAL, by sequence number; of each commit first its range deletes."""
     found: list[Entry] = []
+    database_id = (await database.manifest()).database_id
     for wal_id in await database.wal():
         name = names.wal_name(wal_id)
-        sst = open_sst(name, database.data(name))
+        sst = open_sst(name, database.data(name), database_id=database_id)
         found += [*sst.range_tombstones(), *sst.entries()]
     return sorted(found, key=lambda e: (e.seq, e.kind is not Kind.RANGE_TOMBSTONE, e.key))
 
 
-async def truth(database: Database, keys: KeyRange, start_seq: int = 1) -> Commits:
-    """The commits that touch a range, from `start_seq` on."""
+async def truth(
+    database: Database, keys: KeyRange, start_seq: int = 1, last_seq: int = 2**63
+) -> Commits:
+    """The commits that touch a range, from `start_seq` to `last_seq`."""
     by_seq: dict[int, list[Change]] = defaultdict(list)
     for entry in await wal_entries(database):
         change = seen(entry, keys)
-        if change is not None and entry.seq >= start_seq:
+        if change is not None and start_seq <= entry.seq <= last_seq:
             by_seq[entry.seq].append(change)
     return sorted(by_seq.items())
 

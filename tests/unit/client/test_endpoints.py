@@ -1,0 +1,175 @@
+"""Which server is asked next: decisions without servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from shalekv_client.endpoints import AVOID_MAX_S, Endpoint, Endpoints, nearest
+from shalekv_client.levels import Role
+from shalekv_client.policies import Destination
+
+READ, WRITE = Destination.BY_POLICY, Destination.WRITER
+
+
+def known(readers: int, *, nearest_first: bool = False) -> tuple[Endpoints, list[Endpoint]]:
+    """Endpoints with known roles: the writer is w:1, the readers are r0:1, r1:1, ..."""
+    addresses = ["w:1", *(f"r{number}:1" for number in range(readers))]
+    endpoints = Endpoints(addresses, nearest_first=nearest_first)
+    writer, *others = endpoints
+    endpoints.heard(writer, Role.WRITER, 7)
+    for each in others:
+        endpoints.heard(each, Role.READER, 7)
+    return endpoints, others
+
+
+def at(endpoints: Endpoints, address: str) -> Endpoint:
+    """The endpoint there."""
+    found = endpoints.get(address)
+    assert found is not None
+    return found
+
+
+def test_lone_server_is_asked_for_everything() -> None:
+    """With one address there is no choice until it says that it is a reader."""
+    endpoints = Endpoints(["a:1"])
+    (only,) = endpoints
+    assert endpoints.sole is only
+    assert endpoints.choose(WRITE, 0.0, 0.5) is only
+    endpoints.heard(only, Role.READER, 7)
+    assert endpoints.sole is None
+    assert endpoints.choose(WRITE, 0.0, 0.5) is None
+    assert endpoints.choose(READ, 0.0, 0.5) is only
+
+
+def test_reads_take_turns_at_the_readers() -> None:
+    """Each reader gets its share, and the writer nothing as long as a reader serves."""
+    endpoints, readers = known(3)
+    counts = Counter(endpoints.choose(READ, 0.0, 0.5) for _ in range(30))
+    assert counts == dict.fromkeys(readers, 10)
+
+
+def test_reads_fall_back_to_the_writer() -> None:
+    """When every reader was tried, or is passed over, the writer is asked; then nobody."""
+    endpoints, readers = known(2)
+    writer = endpoints.writer
+    assert endpoints.choose(READ, 0.0, 0.5, set(readers)) is writer
+    for each in readers:
+        endpoints.failed(each, 0.0)
+    assert endpoints.choose(READ, 0.1, 0.5) is writer
+    assert endpoints.choose(READ, 0.0, 0.5, {*readers, at(endpoints, "w:1")}) is None
+
+
+def test_server_that_has_failed_is_better_than_none() -> None:
+    """When all are passed over, the one is asked whose time is over first."""
+    endpoints, readers = known(2)
+    for moment, each in ((0.3, readers[0]), (0.1, at(endpoints, "w:1")), (0.2, readers[1])):
+        endpoints.failed(each, moment)
+    assert endpoints.choose(READ, 0.3, 0.5) is endpoints.writer
+
+
+def test_failures_in_a_row_are_avoided_longer() -> None:
+    """The time doubles up to a limit, and an answer ends it."""
+    endpoints, (reader,) = known(1)
+    times = []
+    for _ in range(8):
+        endpoints.failed(reader, 10.0)
+        times.append(reader.avoid_until_s - 10.0)
+    assert times == [0.25, 0.5, 1.0, 2.0, 4.0, AVOID_MAX_S, AVOID_MAX_S, AVOID_MAX_S]
+    endpoints.answered(reader, 1.0)
+    assert (reader.avoid_until_s, reader.failures) == (0.0, 0)
+
+
+def test_nearest_is_whoever_answers_soonest() -> None:
+    """Those not measured yet come first; then the least latency, and others now and then."""
+    endpoints, (near, far) = known(2, nearest_first=True)
+    writer = at(endpoints, "w:1")
+    assert endpoints.choose(READ, 0.0, 0.0) in (near, far, writer)
+    for each, latency_ms in ((near, 1.0), (far, 9.0), (writer, 5.0)):
+        endpoints.answered(each, latency_ms)
+    assert {endpoints.choose(READ, 0.0, chance) for chance in (0.05, 0.5, 0.99)} == {near}
+    assert {endpoints.choose(READ, 0.0, chance) for chance in (0.0, 0.04)} == {far, writer}
+    for _ in range(40):
+        endpoints.answered(near, 20.0)
+    assert endpoints.choose(READ, 0.0, 0.5) is writer
+
+
+def test_latency_follows_what_is_measured() -> None:
+    """A new measurement moves it by a fifth; one that was given up can only make it worse."""
+    endpoints, (reader,) = known(1)
+    endpoints.answered(reader, 10.0)
+    endpoints.answered(reader, 20.0)
+    assert reader.latency_ms == 12.0
+    endpoints.outrun(reader, 5.0)
+    assert reader.latency_ms == 12.0
+    endpoints.outrun(reader, 22.0)
+    assert reader.latency_ms == 14.0
+
+
+def test_lone_serving_server_is_the_nearest() -> None:
+    """There is nothing to explore among one."""
+    lone = Endpoint("a:1", is_listed=True, latency_ms=3.0)
+    assert nearest([lone], 0.0) is lone
+
+
+def test_greatest_epoch_is_the_writer() -> None:
+    """A server that calls itself the writer under an epoch that is over is not believed."""
+    endpoints = Endpoints(["old:1", "new:1", "r:1"])
+    old, new, reader = endpoints
+    endpoints.heard(old, Role.WRITER, 7)
+    assert endpoints.writer is old
+    endpoints.heard(reader, Role.READER, 8)
+    assert endpoints.writer is None
+    endpoints.heard(old, Role.WRITER, 7)
+    assert endpoints.writer is None
+    endpoints.heard(new, Role.WRITER, 8)
+    assert endpoints.writer is new
+
+
+def test_refusal_can_tell_of_a_newer_epoch() -> None:
+    """A fenced writer is believed no more, from the moment when it tells what has fenced it."""
+    endpoints, _ = known(1)
+    endpoints.overtaken(7)
+    assert endpoints.writer is not None
+    endpoints.overtaken(8)
+    assert endpoints.writer is None
+
+
+def test_doubt_is_ended_by_the_next_word() -> None:
+    """After a doubt nobody is the writer, until a server says so again."""
+    endpoints, _ = known(1)
+    writer = at(endpoints, "w:1")
+    endpoints.doubt(writer)
+    assert (endpoints.writer, writer.role) == (None, None)
+    endpoints.heard(writer, Role.WRITER, 7)
+    assert endpoints.writer is writer
+
+
+def test_writer_that_becomes_a_reader_is_none_any_more() -> None:
+    """What a server says of itself replaces what it has said before."""
+    endpoints, _ = known(0)
+    endpoints.heard(at(endpoints, "w:1"), Role.READER, 7)
+    assert endpoints.writer is None
+
+
+def test_told_addresses_are_asked_for_nothing_until_they_answer() -> None:
+    """An address that a reader tells is no server for reads, and forgotten if it is not the writer.
+
+    Those of the user stay.
+    """
+    endpoints, readers = known(2)
+    told = endpoints.told("new:1")
+    assert {endpoints.choose(READ, 0.0, 0.5) for _ in range(9)} == set(readers)
+    assert endpoints.forget_told() == [told]
+    assert len(endpoints) == 3
+    told = endpoints.told("new:1")
+    endpoints.heard(told, Role.WRITER, 8)
+    assert endpoints.writer is told
+    assert endpoints.forget_told() == []
+    assert endpoints.choose(READ, 0.0, 0.5, set(readers)) in (told, at(endpoints, "w:1"))
+
+
+def test_address_of_the_user_is_preferred_for_the_same_writer() -> None:
+    """A writer that is known by two addresses stays at the one that the user gave."""
+    endpoints, _ = known(1)
+    endpoints.heard(endpoints.told("127.0.0.1:1"), Role.WRITER, 7)
+    assert endpoints.writer is at(endpoints, "w:1")

@@ -1,0 +1,119 @@
+"""Tokens of a session: text that one process gives to another."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from shalekv.v1 import kv_pb2
+from shalekv_client import InvalidToken, SessionToken, WrongDatabase
+from shalekv_client.freshness import Freshness
+from shalekv_client.page_tokens import with_address, without_address
+
+DATABASE, OTHER = bytes(range(16)), bytes(16)
+TOKEN = SessionToken(DATABASE, 9)
+
+
+def header(seq: int, database_id: bytes = DATABASE) -> kv_pb2.ReplyHeader:
+    """The header of a reply."""
+    return kv_pb2.ReplyHeader(database_id=database_id, seq=seq)
+
+
+@pytest.mark.parametrize("seq", [0, 1, 300, 1 << 32, (1 << 64) - 1])
+def test_text_of_a_token_tells_all_of_it(seq: int) -> None:
+    """The text is read back as the same token, and can stand in a URL as it is."""
+    token = SessionToken(bytes(reversed(range(16))), seq)
+    assert SessionToken.parse(str(token)) == token
+    assert re.fullmatch(r"[\w-]{39}", str(token), re.ASCII)
+
+
+def test_text_of_a_token_stays_as_it_is() -> None:
+    """Tokens of this version are read by later ones: the form is fixed."""
+    assert str(TOKEN) == "AQABAgMEBQYHCAkKCwwNDg8AAAAAAAAACXHUoL0"
+
+
+def test_every_changed_character_is_noticed() -> None:
+    """No other text of this length, one character apart, is a token."""
+    text = str(TOKEN)
+    for place in range(len(text)):
+        for other in "A_z9":
+            changed = text[:place] + other + text[place + 1 :]
+            if changed != text:
+                with pytest.raises(InvalidToken):
+                    SessionToken.parse(changed)
+
+
+@pytest.mark.parametrize("text", ["", "x", "ä" * 39, "=" * 39, str(TOKEN) + "A", str(TOKEN)[:-1]])
+def test_other_text_is_no_token(text: str) -> None:
+    """What is not a token is refused with an error of its own."""
+    with pytest.raises(InvalidToken):
+        SessionToken.parse(text)
+
+
+def test_token_of_a_later_version_is_told_apart() -> None:
+    """A version that this client does not know is named, and not guessed at."""
+    with pytest.raises(InvalidToken, match="version 2"):
+        SessionToken.parse("AgABAgMEBQYHCAkKCwwNDg8AAAAAAAAACZRxhzc")
+
+
+def test_token_has_the_id_of_a_database() -> None:
+    """A token without a database, or with a seq that does not fit, can't be made."""
+    with pytest.raises(InvalidToken):
+        SessionToken(b"short", 1)
+    with pytest.raises(InvalidToken):
+        SessionToken(DATABASE, 1 << 64)
+
+
+def test_greatest_certain_seq_is_kept() -> None:
+    """What a crash may take back is not remembered; neither does an older reply go back."""
+    seen = Freshness()
+    assert seen.token is None
+    for seq, is_certain in ((5, True), (9, False), (3, True)):
+        seen.heard(header(seq), address="a:1", is_certain=is_certain)
+    assert seen.token == SessionToken(DATABASE, 5)
+    seen.seen(8)
+    assert seen.seq == 8
+
+
+def test_lone_server_may_be_given_a_new_database() -> None:
+    """Without a token, a client of one address begins anew with the database that stands there."""
+    seen = Freshness()
+    seen.heard(header(50), address="a:1", is_certain=True)
+    seen.heard(header(2, OTHER), address="a:1", is_certain=True)
+    assert seen.token == SessionToken(OTHER, 2)
+
+
+def test_token_binds_to_its_database() -> None:
+    """A server, and a token, of another database is refused, and nothing is forgotten."""
+    seen = Freshness()
+    seen.advance(TOKEN, "a:1")
+    with pytest.raises(WrongDatabase, match=OTHER.hex()):
+        seen.heard(header(50, OTHER), address="a:1", is_certain=True)
+    with pytest.raises(WrongDatabase, match="take a token of this one"):
+        seen.advance(SessionToken(OTHER, 50), "a:1")
+    seen.advance(SessionToken(DATABASE, 3), "a:1")
+    assert seen.token == TOKEN
+
+
+def test_server_that_does_not_tell_its_database_is_taken_as_it_is() -> None:
+    """An empty id is not one."""
+    seen = Freshness()
+    seen.heard(header(5, b""), address="a:1", is_certain=True)
+    assert (seen.token, seen.seq) == (None, 5)
+
+
+@pytest.mark.parametrize("token", [b"", b"\0", b"\0shalekv", b"after k02"])
+def test_page_tokens_of_a_server_are_left_alone(token: bytes) -> None:
+    """What has no address before it is the server's own; with one, both come back."""
+    assert without_address(token) == ("", token)
+    assert without_address(with_address("[::1]:7", token)) == ("[::1]:7", token)
+    assert without_address(with_address("h" * 300 + ":7", token)) == ("", token)
+
+
+def test_cut_page_token_has_no_address_that_anybody_knows() -> None:
+    """A token that was cut short is some other token, and never an exception."""
+    whole = with_address("host:7", b"token")
+    for length in range(len(whole)):
+        address, rest = without_address(whole[:length])
+        assert (address, rest) != ("host:7", b"token")
