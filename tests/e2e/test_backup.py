@@ -142,10 +142,7 @@ async def test_backups_are_made_while_everything_runs(
     await home.run("fsck", "--deep", "--url", home.url)
 
 
-@pytest.mark.parametrize(
-    "moment",
-    ["before create backup_wal/ 3", "before create backups/ 1", "after create backups/ 1"],
-)
+@pytest.mark.parametrize("moment", ["after create backup_wal/ 3", "before create backups/ 1"])
 async def test_a_killed_backup_goes_on(
     processes: Processes, s3_server: S3Server, tmp_path: Path, moment: str
 ) -> None:
@@ -156,11 +153,10 @@ async def test_a_killed_backup_goes_on(
         killed = home.start_stalling(moment, *home.creating())
         await stalled(killed)
         await killed.kill()
-        listed = (await home.there("list", "--format", "json")).stdout().splitlines()
-        assert len(listed) == (moment == "after create backups/ 1")
+        assert (await home.there("list")).stdout() == ""
         again = await home.back_up()
         assert again["copied_objects"] + again["present_objects"] == again["objects"]
-        assert again["present_objects"] >= (2 if "wal" in moment else again["objects"])
+        assert again["present_objects"] >= (1 if "wal" in moment else again["objects"])
         await home.restore(f"file://{tmp_path}/restored")
         assert await scan(processes, f"file://{tmp_path}/restored") == pairs
         cleaned = json.loads((await home.there("delete", "--format", "json")).stdout())
@@ -169,10 +165,7 @@ async def test_a_killed_backup_goes_on(
         assert "sound" in (await home.there("verify")).stderr()
 
 
-@pytest.mark.parametrize(
-    "moment",
-    ["after create levels/ 1", "before create manifest/ 1", "after create manifest/ 1"],
-)
+@pytest.mark.parametrize("moment", ["after create levels/ 1", "before create manifest/ 1"])
 async def test_a_killed_restoration_goes_on(
     processes: Processes, s3_server: S3Server, tmp_path: Path, moment: str
 ) -> None:
@@ -186,9 +179,7 @@ async def test_a_killed_restoration_goes_on(
         await stalled(killed)
         await killed.kill()
         checked = await home.end_of("fsck", "--url", url)
-        is_there = moment == "after create manifest/ 1"
-        code = ExitCode.OK if is_there else ExitCode.DATABASE_NOT_FOUND
-        assert await checked.exited() == code, checked.report()
+        assert await checked.exited() == ExitCode.DATABASE_NOT_FOUND, checked.report()
         await home.restore(url)
         assert await scan(processes, url) == pairs
 

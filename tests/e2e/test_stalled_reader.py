@@ -14,7 +14,7 @@ import pytest
 from shalekv.core.tree import L0
 from shalekv.format import names
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
-from tests.e2e.meanwhile import LIFE_S, SHORT_LIVED, Meanwhile
+from tests.e2e.meanwhile import ALONE, LIFE_S, Meanwhile
 from tests.e2e.processes import Processes
 from tests.e2e.stubs import admin_stub, kv_stub, reason_of
 
@@ -24,6 +24,7 @@ KEYS = 400
 PAGE = 50
 CALL_S = 30.0
 SMALL_BLOCKS = ("--block-bytes", "1024")
+WRITER = (*ALONE, "--fence-poll-ms", "50", "--snapshot-ttl-s", str(LIFE_S))
 READER = (
     *("--reader-snapshot-ttl-s", str(LIFE_S), "--block-cache-bytes", "0"),
     *("--poll-interval-ms", "50", "--manifest-interval-ms", "100"),
@@ -40,7 +41,7 @@ async def test_reader_that_was_stopped_past_its_snapshot_finds_its_way_back(
     """
     async with asyncio.timeout(DEADLINE_S):
         database = Meanwhile(processes, tmp_path / "db")
-        writer = await database.serve(*SHORT_LIVED)
+        writer = await database.serve(*WRITER)
         reader = await processes.read(database.url, *READER)
         async with (
             kv_stub(writer.listen) as writes,

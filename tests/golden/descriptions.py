@@ -237,7 +237,7 @@ def _describe_range(entry: Entry) -> Json:
 
 
 def _rows(rows: Iterable[Any]) -> list[Json]:
-    return [_described(asdict(row)) for row in rows]
+    return [_without_zero(_described(asdict(row)), "first_expiry_ms") for row in rows]
 
 
 def _table(rows: list[Json]) -> SstTable:

@@ -23,9 +23,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
-from shalekv.v1 import admin_pb2
+from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv_client.cancellation import client_closed
 from shalekv_client.channel import checked_address
 from shalekv_client.endpoints import Endpoint, Endpoints
@@ -88,6 +89,10 @@ class Fleet:
         """Raises `ClientClosed`."""
         if self._is_closed:
             raise client_closed(self.address)
+
+    def set_routing(self, routing: Routing) -> None:
+        """Divide calls so from now on; what reads are for is decided when the fleet is made."""
+        self._routing = routing
 
     def at(self, endpoint: Endpoint) -> Server:
         """The connection to one of the `endpoints`."""
@@ -173,7 +178,8 @@ class Fleet:
             return False
         if endpoints.sole is not None:
             return False
-        endpoints.failed(endpoint, self._loop.time())
+        if not isinstance(error, NotTheWriter):  # which is no reason not to read there
+            endpoints.failed(endpoint, self._loop.time())
         if destination is Destination.WRITER:
             endpoints.doubt(endpoint)
         return True
@@ -323,8 +329,15 @@ class Fleet:
             return Destination.WRITER
         return destination
 
-    async def _ask(self, endpoint: Endpoint) -> str:
+    async def _ask(self, endpoint: Endpoint, look_again: bool) -> str:  # noqa: FBT001 (passed on)
         server = self._servers.of(endpoint)
+        if look_again and endpoint.role is Role.READER:
+            # An idle reader looks for news, and so for another writer, every few seconds; one that
+            # is asked for a state of this moment looks at once. The answer does not matter.
+            header = kv_pb2.RequestHeader(max_staleness_ms=1)
+            with suppress(ShaleKVError):
+                news = kv_pb2.GetRequest(header=header, key=b"\0")
+                await attempt(server.address, server.kv.Get, news, PROBE_MS)
         request = admin_pb2.StatusRequest()
         reply = await attempt(server.address, server.admin.Status, request, PROBE_MS)
         server.heard(reply.header)

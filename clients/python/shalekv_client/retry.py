@@ -19,6 +19,7 @@ from shalekv_client.errors import (
     NotApplied,
     OutcomeUnknown,
     Overloaded,
+    SeqNotReached,
     ShaleKVError,
     Unreachable,
 )
@@ -68,5 +69,5 @@ def may_repeat(error: ShaleKVError, *, is_repeatable: bool = False) -> bool:
     if isinstance(error, Overloaded):
         return error.details.retry_after_ms is not None
     if isinstance(error, NotApplied):
-        return error.code == "UNAVAILABLE" or isinstance(error, DeadlinePassed)
+        return error.code == "UNAVAILABLE" or isinstance(error, DeadlinePassed | SeqNotReached)
     return is_repeatable and type(error) in _OPEN

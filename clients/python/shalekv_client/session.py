@@ -18,7 +18,13 @@ from shalekv_client import operations
 from shalekv_client.cancellation import abandoned
 from shalekv_client.closing import AsyncClosing
 from shalekv_client.error_table import silence, too_large
-from shalekv_client.errors import DeadlineExceeded, ErrorDetails, NotSent, ShaleKVError
+from shalekv_client.errors import (
+    DeadlineExceeded,
+    ErrorDetails,
+    NotApplied,
+    NotSent,
+    ShaleKVError,
+)
 from shalekv_client.operations import Operation
 from shalekv_client.outbox import MESSAGE_BYTES_MAX, OVERHEAD_BYTES, Outbox, Pending
 from shalekv_client.stream import REFUSALS, SessionCall, Stream
@@ -182,7 +188,8 @@ class Session(AsyncClosing):
             self._ended(reason)
 
     def _ended(self, reason: ShaleKVError) -> None:
-        is_refused = isinstance(reason, REFUSALS)
+        is_begun = self._stream is not None
+        is_refused = isinstance(reason, REFUSALS if is_begun else NotApplied)
         self._failure = (
             reason
             if is_refused

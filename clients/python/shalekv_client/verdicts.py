@@ -32,10 +32,10 @@ class Verdict(enum.Enum):
 
 def verdict(error: ShaleKVError, destination: Destination, *, is_repeatable: bool) -> Verdict:
     """What to do after an attempt at one of several servers has failed."""
-    if isinstance(error, NotTheWriter | Fenced):
+    if isinstance(error, NotTheWriter | Fenced | TooStale | SeqNotReached):
         return Verdict.OTHER
     if destination is Destination.BY_POLICY:
-        if isinstance(error, TooStale | SeqNotReached | Overloaded):
+        if isinstance(error, Overloaded):
             return Verdict.OTHER
         return Verdict.OTHER if may_repeat(error, is_repeatable=True) else Verdict.FINAL
     if not may_repeat(error, is_repeatable=is_repeatable):

@@ -25,6 +25,7 @@ from shalekv_client.errors import (
     ConnectionLost,
     DeadlineExceeded,
     Fenced,
+    InvalidRequest,
     ServerFailed,
     ShaleKVError,
     Unreachable,
@@ -33,6 +34,7 @@ from shalekv_client.retry import RetryPolicy, may_repeat
 from shalekv_client.watch import Watch
 from shalekv_client.watch_stream import Hear, WatchCall, WatchStream
 
+CONSUMER_FIELD = "create.consumer"
 LAST_WORDS_S = 1.0  # for the server to close a watch
 _PASSING = (Cancelled, ConnectionLost, DeadlineExceeded, Fenced, Unreachable)
 # Begins a call, with the address and who hears what it tells of the server; given why the call
@@ -145,7 +147,11 @@ class Watching:
         """Note that a watch was not opened, or was closed; whether to go on with it."""
         watch.attempts += 1
         is_first = watch.opened_at_seq is None
-        if _may_pass(reason) and not (is_first and watch.attempts >= self._policy.attempts_max):
+        if is_first:
+            goes_on = _may_pass(reason) and watch.attempts < self._policy.attempts_max
+        else:
+            goes_on = _may_pass(reason) or _is_own_shadow(reason)
+        if goes_on:
             return True
         watch.fail(reason)
         self._drop(watch)
@@ -178,6 +184,14 @@ class Watching:
         chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
         advice_ms = reason.details.retry_after_ms or 0
         return max(backoff_ms * (0.5 + 0.5 * chance), advice_ms * (1.0 + 0.5 * chance)) / 1000.0
+
+
+def _is_own_shadow(reason: ShaleKVError) -> bool:
+    """Whether the name of the consumer may be taken by this watch's own past.
+
+    A server that has not noticed yet that a connection is gone keeps it for who was there.
+    """
+    return isinstance(reason, InvalidRequest) and reason.field == CONSUMER_FIELD
 
 
 def _may_pass(reason: ShaleKVError) -> bool:

@@ -15,6 +15,7 @@ from shalekv_client.endpoints import Endpoint, Endpoints
 from shalekv_client.errors import ShaleKVError, WrongDatabase
 
 HOPS_MAX = 4  # addresses that are only told of and are asked in one round
+DOUBTED_PAUSE_S = 0.03
 PAUSE_INITIAL_S = 0.02
 PAUSE_MAX_S = 0.3
 
@@ -25,11 +26,12 @@ class WriterSearch:
     def __init__(
         self,
         endpoints: Endpoints,
-        ask: Callable[[Endpoint], Awaitable[str]],
+        ask: Callable[[Endpoint, bool], Awaitable[str]],
         drop: Callable[[list[Endpoint]], Awaitable[None]],
     ) -> None:
         """`ask` lets `endpoints` know what a server answers, and returns the address of the writer
-        as the server tells it, or nothing. `drop` closes connections that are needed no more.
+        as the server tells it, or nothing; if it is told so, the server looks for news before.
+        `drop` closes connections that are needed no more.
         """
         self._endpoints = endpoints
         self._ask = ask
@@ -74,9 +76,11 @@ class WriterSearch:
 
     async def _search(self) -> None:
         pause_s = PAUSE_INITIAL_S
+        is_again = False
         while True:
             self._foreign = None
-            await self._round()
+            await self._round(is_again=is_again)
+            is_again = True
             await self._drop(self._endpoints.forget_told())
             if self._endpoints.writer is not None or self._foreign is not None:
                 return
@@ -84,7 +88,7 @@ class WriterSearch:
             await asyncio.sleep(pause_s * (0.5 + 0.5 * chance))
             pause_s = min(PAUSE_MAX_S, pause_s * 2.0)
 
-    async def _round(self) -> None:
+    async def _round(self, *, is_again: bool) -> None:
         """Ask everybody, and whom they name, until one is the writer."""
         endpoints = self._endpoints
         asked: set[Endpoint] = set()
@@ -93,7 +97,7 @@ class WriterSearch:
         def ask(endpoint: Endpoint) -> None:
             if endpoint not in asked:
                 asked.add(endpoint)
-                tasks.add(asyncio.create_task(self._told_by(endpoint)))
+                tasks.add(asyncio.create_task(self._told_by(endpoint, is_again)))
 
         for endpoint in endpoints:
             ask(endpoint)
@@ -111,9 +115,11 @@ class WriterSearch:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _told_by(self, endpoint: Endpoint) -> str:
+    async def _told_by(self, endpoint: Endpoint, is_again: bool) -> str:  # noqa: FBT001 (passed on)
+        if endpoint.avoid_until_s > asyncio.get_running_loop().time():
+            await asyncio.sleep(DOUBTED_PAUSE_S)  # who has just failed has not the first word
         try:
-            return await self._ask(endpoint)
+            return await self._ask(endpoint, is_again)
         except WrongDatabase as error:
             if endpoint.is_listed:
                 self._foreign = error

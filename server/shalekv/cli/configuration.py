@@ -25,7 +25,7 @@ from pydantic_settings import (
 
 from shalekv.cli.catalog import ENVIRONMENT_PREFIX, NESTED, Setting, settings_of
 from shalekv.errors import InvalidSetting
-from shalekv.settings import ServeSettings, Settings
+from shalekv.settings import EverySetting, Settings
 
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 # Read by the commands that talk to a server; no reason for `serve` to refuse the environment.
@@ -36,7 +36,7 @@ _Key = tuple[str, str]
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-class _Sources(ServeSettings, BaseSettings):
+class _Sources(EverySetting, BaseSettings):
     """What the sources of pydantic-settings read their names from."""
 
     model_config = SettingsConfigDict(
@@ -51,7 +51,7 @@ def load_settings(flags: Mapping[str, Any], file: Path | None, model: type[Setti
     has a value, or None, for the name of each setting. Raises `InvalidSetting`, which names every
     culprit by its flag, variable or key.
     """
-    known = list(settings_of(ServeSettings))
+    known = list(settings_of(EverySetting))
     _refuse_unknown_variables(known)
     if file is not None:
         _refuse_unknown_keys(known, _read_toml(file), file)
@@ -87,7 +87,7 @@ def settings_in_file(file: Path, model: type[SettingsT]) -> SettingsT:
     For a second place, where the ordinary settings are those of the first. Raises as
     `load_settings`.
     """
-    known = list(settings_of(ServeSettings))
+    known = list(settings_of(EverySetting))
     values = _read_toml(file)
     _refuse_unknown_keys(known, values, file)
     needed = {setting.group for setting in settings_of(model)}

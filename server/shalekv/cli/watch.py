@@ -21,7 +21,8 @@ server goes away, another one of --addr, or the same when it is back, goes on wh
 stderr stands at the end how to go on: --from-seq.
 
 With --consumer the server keeps what this consumer has not printed yet, for a day after it was last
-here (server setting consumer_lease_ttl_s), and the next one with this name goes on there.
+here (server setting consumer_lease_ttl_s), and the next one with this name goes on there. It may
+print the last commits once more: what is kept are whole objects of the WAL.
 
 \b
 raw    a line for each change: seq, put or delete or delete_range or expired, key, and the value,

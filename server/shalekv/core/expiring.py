@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from shalekv.core.entry import Entry, Kind
 
-BUCKET_MS = 250  # values that expire within so much are looked at together
-_KEPT_PARTS = 4  # when there is no room, a quarter goes
+BUCKET_MS = 1_000  # values that expire within so much are looked at together
+VALUE_BYTES = 400  # of one beside its key: measured 270, and what a bucket of few takes
+_KEPT_PARTS = 32  # when there is no room, such a part of them goes: about 2 ms
 _STALE_PARTS, _STALE_COUNT = 2, 64  # of the order of buckets: then it is made anew
 
 
@@ -33,12 +34,13 @@ class ExpiringValues:
     since, by a range delete or a load.
     """
 
-    def __init__(self, *, count_max: int, through_seq: int) -> None:
+    def __init__(self, *, bytes_max: int, through_seq: int) -> None:
         """Empty. What is up to `through_seq` is not looked for here."""
-        self._count_max = count_max
+        self._bytes_max = bytes_max
         self._at: dict[bytes, Expiring] = {}
         self._buckets: dict[int, dict[bytes, None]] = {}  # of all that were not taken
         self._order: list[int] = []  # a heap of the buckets, some of which are gone
+        self.size_bytes = 0
         self.through_seq = through_seq
         self.doubtful_seq = 0
 
@@ -91,7 +93,7 @@ class ExpiringValues:
         """What was taken is done with."""
         for each in taken:
             if self.holds(each):
-                del self._at[each.key]
+                self._forget(each.key)
 
     def put_back(self, taken: Iterable[Expiring]) -> None:
         """What was taken is due again, unless it was replaced meanwhile."""
@@ -104,14 +106,19 @@ class ExpiringValues:
         if known is not None:
             if known.seq > entry.seq:
                 return
-            del self._at[entry.key]
+            self._forget(entry.key)
             self._leave_bucket(known)
         if entry.kind is Kind.PUT and entry.expire_at_ms:
             added = Expiring(entry.key, entry.seq, entry.expire_at_ms)
             self._at[added.key] = added
+            self.size_bytes += VALUE_BYTES + len(added.key)
             self._enter_bucket(added)
-            if len(self._at) > self._count_max:
+            if self.size_bytes > self._bytes_max:
                 self._make_room()
+
+    def _forget(self, key: bytes) -> Expiring:
+        self.size_bytes -= VALUE_BYTES + len(key)
+        return self._at.pop(key)
 
     def _enter_bucket(self, added: Expiring) -> None:
         number = added.expire_at_ms // BUCKET_MS
@@ -134,13 +141,14 @@ class ExpiringValues:
 
     def _make_room(self) -> None:
         """Let go of those that expire last."""
-        kept = self._count_max - self._count_max // _KEPT_PARTS
-        for number in sorted(self._buckets, reverse=True):
+        kept_bytes = self._bytes_max - self._bytes_max // _KEPT_PARTS
+        self._order = sorted(self._buckets)  # which is a heap
+        while self._order:
+            number = self._order[-1]
             bucket = self._buckets[number]
-            while bucket and len(self._at) > kept:
+            while bucket and self.size_bytes > kept_bytes:
                 key, _ = bucket.popitem()
-                self.through_seq = max(self.through_seq, self._at.pop(key).seq)
+                self.through_seq = max(self.through_seq, self._forget(key).seq)
             if bucket:
                 break
-            del self._buckets[number]
-        self._order = sorted(self._buckets)
+            del self._buckets[self._order.pop()]

@@ -104,7 +104,7 @@ class ExpiryScan:
         return seen.due_ms <= now_ms
 
     async def _read(self, held: HeldTree, info: SstInfo) -> AsyncGenerator[Columns, None]:
-        opened = await held.ssts.metadata(info, with_filter=False)
+        opened = await held.ssts.metadata(info)  # with the filter: what is found is looked up
         for numbers in _groups(opened):
             fetched = await held.ssts.fetch(opened, numbers, keep=True)
             for number in numbers:

@@ -79,7 +79,7 @@ class ExpirySweep:
         self._settings = settings
         tree = engine.levels.current.tree
         self.values = ExpiringValues(
-            count_max=settings.expiry_tracked_max_count, through_seq=tree.last_seq
+            bytes_max=settings.expiry_tracked_bytes, through_seq=tree.last_seq
         )
         self._scan = ExpiryScan(
             engine.levels,

@@ -169,8 +169,6 @@ def fill_reads(status: admin_pb2.ReadStatus, ssts: LevelSsts) -> None:
             admin_pb2.CacheStatus(
                 hits=disk.hits,
                 misses=disk.misses,
-                requests=0,
-                fetched_bytes=0,
                 bytes=disk.held_bytes,
                 bytes_max=ssts.disk.bytes_max,
             )

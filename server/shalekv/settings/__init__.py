@@ -37,6 +37,7 @@ __all__ = [
     "CompactorSettings",
     "DatabaseSettings",
     "DiskCacheSettings",
+    "EverySetting",
     "LevelCodec",
     "LevelSettings",
     "LimitSettings",
@@ -105,6 +106,12 @@ class ReadSettings(Settings):
     disk_cache: DiskCacheSettings = DiskCacheSettings()
     watches: WatchSettings = WatchSettings()
     store: StoreSettings = StoreSettings()
+
+
+class EverySetting(ServeSettings):
+    """The settings of all roles: one file, and one environment, may have them for all."""
+
+    reader: ReaderSettings = ReaderSettings()
 
 
 class CompactSettings(Settings):

@@ -49,8 +49,8 @@ _MEMTABLE = ("writer", "memtable_bytes_max")
 _FOLLOWERS = (
     # A segment goes when all of it is compacted: many of them go in time, and each in a moment.
     _Follower("writer", "memtable_segment_bytes", _MEMTABLE, 1, 8, 8 * MIB),
-    # At some 300 bytes and a key each, a tenth of it.
-    _Follower("writer", "expiry_tracked_max_count", _MEMTABLE, 1, 4 * KIB, 1_000_000),
+    # Most of what expires before it is compacted has room.
+    _Follower("writer", "expiry_tracked_bytes", _MEMTABLE, 1, 11, 1 * GIB),
     # A batch of this size has to fit beside others.
     _Follower("writer", "skip_memtable_bytes", _MEMTABLE, 1, 8, 16 * MIB),
     # An entry of 16 + 100 bytes takes 436 bytes of memory and 130 of WAL, so this begins well

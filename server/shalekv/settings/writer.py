@@ -146,12 +146,12 @@ class WriterSettings(Settings):
         "are told of it, milliseconds. It is one more change for each of them. 0: never; reads do "
         "not see them either way.",
     )
-    expiry_tracked_max_count: int = Field(
-        default=45_056,
-        ge=1,
-        le=100_000_000,
-        description="Values with an expiry that are kept in mind, some 300 bytes and the key each. "
-        "What expires later than these is looked for in the levels.",
+    expiry_tracked_bytes: int = Field(
+        default=16 * MIB,
+        ge=0,
+        le=64 * GIB,
+        description="Memory for what expires, some 400 bytes and the key of each value. Those that "
+        "expire last and find no room are looked for in the levels.",
     )
     expiry_scan_interval_s: int = Field(
         default=600,

@@ -39,6 +39,7 @@ class MemberState(ServerState):
         self.unmet: Failure | None = None  # of a min_seq that is not reached; None: as documented
         self.scan_headers: list[kv_pb2.RequestHeader] = []
         self.statuses = 0
+        self.asked = asyncio.Event()  # for its status
         self.status_is_silent = False
 
     def header(self) -> kv_pb2.ReplyHeader:
@@ -107,6 +108,7 @@ class Member(DictServer):
         self, _request: admin_pb2.StatusRequest, context: Context
     ) -> admin_pb2.StatusReply:
         self.state.statuses += 1
+        self.state.asked.set()
         if self.state.status_is_silent:
             await end(context, silent())
         reader = None
@@ -225,3 +227,10 @@ async def until_called(member: Member, method: str, count: int = 1) -> None:
     while member.state.calls[method] < count:
         member.state.begun.clear()
         await asyncio.wait_for(member.state.begun.wait(), 10.0)
+
+
+async def until_asked(member: Member, count: int) -> None:
+    """Wait until a server was asked for its status so often."""
+    while member.state.statuses < count:
+        member.state.asked.clear()
+        await asyncio.wait_for(member.state.asked.wait(), 10.0)

@@ -290,6 +290,25 @@ async def test_acknowledgements_reach_the_server_before_the_watch_is_closed() ->
             watch(watches).ack(1)
 
 
+async def test_a_consumer_waits_until_its_name_is_free_again() -> None:
+    """A watch that was open goes on when its last stream is forgotten; a new one is refused."""
+    taken = server_errors.InvalidRequest("create.consumer", "another watch is open for it")
+    history = History()
+    async with (
+        WatchServer(history) as first,
+        WatchServer(history) as second,
+        watching(first.address, second.address) as watches,
+    ):
+        async with watch(watches, consumer="mirror") as it:
+            second.closures += [taken] * 5
+            await first.stop()
+            await history.put(b"a")
+            assert await commits(it, 1) == [(1, [b"a"])]
+        second.closures.append(taken)
+        with pytest.raises(InvalidRequest):
+            await watch(watches, consumer="mirror").opened()
+
+
 async def test_progress_is_told_once_for_what_was_not_taken() -> None:
     """Marks that follow one another while nobody looks are one mark."""
     history = History()

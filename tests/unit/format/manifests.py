@@ -42,6 +42,7 @@ def some_info(number: int) -> SstInfo:
         tombstone_count=8000 + number,
         size_bytes=9000 + number,
         checksum=0xC0FFEE00 + number,
+        first_expiry_ms=10_000 + number,
     )
 
 
@@ -62,6 +63,7 @@ infos = st.lists(
         u64s,
         u64s,
         u32s,
+        u64s,
     ),
     max_size=6,
     unique_by=lambda info: info.id,

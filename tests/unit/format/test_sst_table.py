@@ -163,4 +163,4 @@ def test_columns_are_packed_as_the_message_says() -> None:
     assert table.checksums[4:] == some_info(2).checksum.to_bytes(4, "little")
     assert table.first_key_offsets == bytes([0, 0, 0, 0, 5, 0, 0, 0, 10, 0, 0, 0])
     assert table.first_keys == some_info(1).first_key + some_info(2).first_key
-    assert len(astuple(table[0])) == 14
+    assert len(astuple(table[0])) == 15

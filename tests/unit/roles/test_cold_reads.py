@@ -42,6 +42,7 @@ pytestmark = pytest.mark.timeout(300)
 
 SSTS = 32  # of the lowest level, whatever the size: as in 1 GiB at default settings
 OPEN_REQUESTS_MAX = 16  # to the folder of manifests, those of its snapshot included
+POLLS_MAX = 5  # for the object after the last one of the log
 GETS = 1_000
 ROLES = ("writer", "reader")
 
@@ -165,12 +166,14 @@ async def check_first_read(ground: Ground, role: str) -> str:
         wal_gets = requests(store, "wal", Operation.GET, Operation.GET_RANGE)
         read_bytes = fetched_bytes(store)
         tail = await get(opened, b"tail0")
+        tail_objects = [info async for info in store.list("wal/")]
     assert tail.value == b"0"
     touched = database.sources_of(key_of(number))
     assert len(touched) == len(PARTS)
     assert found.metadata_requests == len(touched)
     assert found.block_requests == found.blocks_fetched <= len({info.level for info in touched})
     assert open_requests <= OPEN_REQUESTS_MAX
+    assert wal_gets <= len(tail_objects) + POLLS_MAX
     assert requests(store, "levels", Operation.GET, Operation.LIST, Operation.HEAD) == 0
     share = read_bytes / database.level_bytes
     figures = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from shalekv.clock import LoopClock
 from shalekv.core.manifest import Manifest
@@ -15,13 +16,15 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.names import level_name, manifest_name
 from shalekv.format.sst_encode import encode_sst
-from shalekv.roles.levels_status import LevelsReport
+from shalekv.roles.levels_status import LevelsReport, fill_reads
 from shalekv.settings import CompactorSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
 from shalekv.v1 import admin_pb2
 from tests.unit.engine.databases import Database
+from tests.unit.engine.levels.trees import Levels
 from tests.unit.format.samples import put, tombstone
+from tests.unit.store.disk_cache.folders import open_cache
 
 
 def sst_id(number: int) -> bytes:
@@ -136,6 +139,22 @@ async def test_reads_and_requests_are_counted() -> None:
     after = await status(report)
     assert (after.reads.blocks.hits, after.reads.blocks.misses) == (1, 1)
     assert _requests(after, "get_range", "levels") == 4
+
+
+async def test_the_cache_on_disk_is_told_if_there_is_one(tmp_path: Path) -> None:
+    """Hits, misses, and what it holds; without one nothing is told."""
+    levels = Levels()
+    info = levels.add(1, [put(b"a", 1, b"value")])
+    disk = open_cache(tmp_path)
+    for _ in range(2):
+        await levels.open(disk).metadata(info)
+        await disk.flush()
+    found, none = admin_pb2.ReadStatus(), admin_pb2.ReadStatus()
+    fill_reads(found, levels.open(disk))
+    fill_reads(none, levels.open())
+    assert (found.disk.hits, found.disk.misses) == (2, 2)  # the filter, and the rest
+    assert (found.disk.bytes, found.disk.bytes_max) == (2 * 4_096, disk.bytes_max)
+    assert not none.HasField("disk")
 
 
 def _requests(reply: admin_pb2.StatusReply, operation: str, folder: str) -> int:

@@ -49,7 +49,7 @@ def test_a_duration_counts_in_the_bucket_of_its_power_of_two(duration_us: int, b
 )
 def test_a_stream_that_is_given_up_is_no_failure(
     error: type[BaseException] | None,
-    is_stream: bool,
+    is_stream: bool,  # noqa: FBT001 - a parameter of the test
     failures: int,
 ) -> None:
     """Every other call that ends by an exception is one; each is counted once, with its time."""

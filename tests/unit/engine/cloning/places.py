@@ -173,7 +173,11 @@ def delete(key: bytes) -> list[kv_pb2.Change]:
 
 def delete_range(start: bytes, end: bytes) -> list[kv_pb2.Change]:
     """A range delete."""
-    return [kv_pb2.Change(delete_range=kv_pb2.DeleteRangeChange(range=kv_pb2.KeyRange(start=start, end=end)))]
+    return [
+        kv_pb2.Change(
+            delete_range=kv_pb2.DeleteRangeChange(range=kv_pb2.KeyRange(start=start, end=end))
+        )
+    ]
 
 
 async def everything(name: str = "parent") -> Place:

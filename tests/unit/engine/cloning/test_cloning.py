@@ -244,4 +244,3 @@ async def test_a_pin_is_no_snapshot_to_be_read_or_cloned() -> None:
     (pin,) = await parent.pins()
     with pytest.raises(InvalidRequest, match="keeps SSTs for a clone"):
         await parent.clone_to(Place("second"), pin.name)
-

@@ -143,7 +143,7 @@ async def test_a_process_of_the_clone_completes_it(
 
 
 @pytest.mark.parametrize("is_expired", [False, True])
-async def test_a_clone_whose_pin_is_gone_is_not_opened(is_expired: bool) -> None:
+async def test_a_clone_whose_pin_is_gone_is_not_opened(*, is_expired: bool) -> None:
     """What it shares may be deleted: a writer, a compactor and a check say so, and where."""
     parent, clone = await everything(), Place("clone")
     pin = await _unfinished(parent, clone)

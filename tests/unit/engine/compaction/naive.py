@@ -7,6 +7,7 @@ sources from the newest to the oldest. A compaction must leave both as they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.manifest import Manifest
@@ -68,7 +69,8 @@ async def read_sst(store: ObjectStore, info: SstInfo, database_id: bytes) -> Sst
     sst.audit()
     found = sst.footer.info(info.level)
     if not sst.footer.contents.is_unnumbered:
-        assert found == info
+        expiring = [e.expire_at_ms for e in sst.entries() if e.kind is Kind.PUT and e.expire_at_ms]
+        assert replace(found, first_expiry_ms=min(expiring, default=0)) == info
     return sst
 
 

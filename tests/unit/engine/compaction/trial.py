@@ -48,6 +48,7 @@ def small_settings(
     block_bytes: int = 60,
     subcompactions: int = 1,
     record_kept_s: int = 1,
+    expired_kept_s: int = 0,
     **compactor_settings: int,
 ) -> CompactSettings:
     """Settings far below what is allowed: few entries fill many blocks and SSTs."""
@@ -61,6 +62,7 @@ def small_settings(
             "subcompaction_count_max": subcompactions,
             "subcompaction_memory_bytes": 4 * sst_bytes,
             "record_kept_s": record_kept_s,
+            "expired_kept_s": expired_kept_s,
             **compactor_settings,
         }
     )

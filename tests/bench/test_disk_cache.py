@@ -1,0 +1,222 @@
+"""What a cold get takes: from the store, from the cache on disk, from memory. Only ratios count.
+
+Filters and indexes are in memory in all three cases, so that a get reads one block. And what the
+cache itself takes: to write parts, to find them, and to look at a folder with many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random, SystemRandom
+
+import pytest
+import uvloop
+from structlog.testing import capture_logs
+
+from shalekv.clock import LoopClock
+from shalekv.roles.reader import Reader
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import (
+    GIB,
+    KIB,
+    MIB,
+    CacheSettings,
+    DatabaseSettings,
+    DiskCacheSettings,
+    LevelSettings,
+    ReadSettings,
+    ServeSettings,
+    StoreSettings,
+    UrlSettings,
+)
+from shalekv.store.api import ObjectStore
+from shalekv.store.disk_cache import DiskCache
+from shalekv.store.disk_cache_folder import FOLDER
+from shalekv.store.disk_cache_part import Part
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.store.opening import open_store
+from shalekv.v1 import kv_pb2
+from tests.bench.interleaved import load, measured
+from tests.servers.s3 import S3Server
+from tests.servers.versitygw import versitygw
+from tests.unit.roles.cold_database import CALL, ColdDatabase, key_of, write_cold_database
+
+pytestmark = pytest.mark.timeout(600)
+
+BUCKET = "bench"
+URL = f"s3://{BUCKET}/db"
+ROUNDS = 7
+GETS = 100
+DELAY_MS = 20
+DATABASE_BYTES = 32 * MIB
+FILES = 100_000
+PART_BYTES = 8 * KIB
+STORE, DISK, MEMORY = "store", "disk cache", "memory cache"
+DATABASE_ID = bytes(16)
+
+
+class DelayedStore(MemoryStore):
+    """A store in memory that answers reads of ranges late."""
+
+    async def get_range(self, name: str, offset: int, length: int) -> bytes:
+        await LoopClock().sleep_ms(DELAY_MS)
+        return await super().get_range(name, offset, length)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """A real server with a bucket."""
+    with versitygw() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@asynccontextmanager
+async def reading(
+    store: ObjectStore, runtime: Runtime, *, block_cache_bytes: int = 0, disk: str = ""
+) -> AsyncIterator[Reader]:
+    """A replica with these caches."""
+    settings = ReadSettings(
+        database=UrlSettings(url=URL),
+        cache=CacheSettings(block_cache_bytes=block_cache_bytes),
+        disk_cache=DiskCacheSettings(disk_cache_path=disk),
+    )
+    reader = await Reader.open(store, settings=settings, runtime=runtime)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(reader.run())
+        yield reader
+        reader.close()
+        await running
+    await reader.leave()
+
+
+def gets(reader: Reader, database: ColdDatabase) -> Callable[[], Awaitable[None]]:
+    """The same gets each time, one after the other, so that what is cached is found."""
+    numbers = [Random(5).randrange(database.keys) for _ in range(GETS)]
+
+    async def run() -> None:
+        for number in numbers:
+            answer = reader.kv.get(kv_pb2.GetRequest(key=key_of(number)), CALL)
+            reply = answer if isinstance(answer, kv_pb2.GetReply) else await answer
+            assert reply.found
+
+    return run
+
+
+async def compare(title: str, store: ObjectStore, settings: StoreSettings, path: Path) -> None:
+    """Print what a get takes with each cache."""
+    workers = ThreadWorkers(8)
+    runtime = Runtime(LoopClock(), SystemRandom(), workers)
+    serve = ServeSettings(
+        database=DatabaseSettings(url=URL),
+        store=settings,
+        levels=LevelSettings(sst_bytes=DATABASE_BYTES // 8),
+    )
+    database = await write_cold_database(
+        store, runtime, serve, total_bytes=DATABASE_BYTES, value_bytes=100
+    )
+    async with AsyncExitStack() as stack:
+        readers = {
+            STORE: await stack.enter_async_context(reading(store, runtime)),
+            DISK: await stack.enter_async_context(reading(store, runtime, disk=str(path))),
+            MEMORY: await stack.enter_async_context(
+                reading(store, runtime, block_cache_bytes=64 * MIB)
+            ),
+        }
+        ways = {name: gets(reader, database) for name, reader in readers.items()}
+        for way in ways.values():
+            await way()
+        disk = readers[DISK].engine.levels.ssts.disk
+        assert disk is not None
+        await disk.flush()
+        costs = await measured(ways, ROUNDS)
+        assert disk.counters.dropped == 0
+    workers.close()
+    print(f"\n{title}, {load()}")
+    for name in ways:
+        milliseconds = costs.wall_s(name) * 1_000 / GETS
+        print(
+            f"get, block from {name:13}{milliseconds:8.3f} ms,"
+            f" of that from the store {costs.latency(name, STORE)}"
+        )
+
+
+def test_cold_gets_from_s3(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real S3 server on this machine."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def campaign() -> None:
+        settings = StoreSettings(endpoint_url=server.endpoint)
+        workers = ThreadWorkers(2)
+        store = open_store(URL, Runtime(LoopClock(), SystemRandom(), workers), settings)
+        await compare("versitygw", store, settings, tmp_path)
+        await store.close()
+        workers.close()
+
+    with capture_logs():
+        uvloop.run(campaign())
+
+
+def test_cold_gets_from_afar(tmp_path: Path) -> None:
+    """A store whose answers take as long as those of a cloud may."""
+
+    async def campaign() -> None:
+        store = DelayedStore(lambda: time.time_ns() // 1_000_000, objects=MemoryObjects())
+        await compare(f"a store that takes {DELAY_MS} ms", store, StoreSettings(), tmp_path)
+
+    with capture_logs():
+        uvloop.run(campaign())
+
+
+def test_many_parts(tmp_path: Path) -> None:
+    """Prints what one part takes in a folder with many, and how long a scan of all takes."""
+
+    async def campaign() -> None:
+        workers = ThreadWorkers(8)
+        runtime = Runtime(LoopClock(), SystemRandom(), workers)
+        cache = DiskCache(tmp_path, 4 * GIB, runtime)
+        parts = [Part(DATABASE_ID, n.to_bytes(16, "big"), 0, PART_BYTES) for n in range(FILES)]
+        data = SystemRandom().randbytes(PART_BYTES)
+        await cache.flush()
+        began_s = time.perf_counter()
+        for first in range(0, FILES, 256):
+            for part in parts[first : first + 256]:
+                cache.keep(part, data)
+            await cache.flush()
+        tell("written", began_s, FILES)
+        chosen = SystemRandom().sample(parts, 5_000)
+        for name, wanted in (
+            ("found", chosen),
+            ("not found", [part._replace(offset=1) for part in chosen]),
+        ):
+            began_s = time.perf_counter()
+            for part in wanted:
+                await cache.find([part])
+            tell(f"{name}, one by one", began_s, len(wanted))
+        again = DiskCache(tmp_path, 4 * GIB, runtime)
+        (tmp_path / FOLDER / "tally").unlink()
+        began_s = time.perf_counter()
+        again.keep(parts[0], data)
+        await again.flush()
+        tell("looked at in a scan", began_s, FILES)
+        assert again.counters.held_bytes == (FILES + 1) * 12 * KIB
+        workers.close()
+
+    print(f"\n{load()}")
+    with capture_logs():
+        uvloop.run(campaign())
+    shutil.rmtree(tmp_path / FOLDER)
+
+
+def tell(what: str, began_s: float, count: int) -> None:
+    """Print how long one took, and all."""
+    took_s = time.perf_counter() - began_s
+    print(f"parts {what:22}{took_s / count * 1e6:8.1f} us each, {took_s:6.2f} s")

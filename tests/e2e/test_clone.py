@@ -1,0 +1,260 @@
+"""`shalekv clone` and the processes of a clone and of its parent, each as it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shalekv.cli.exit_codes import ExitCode
+from shalekv_client import Client, Put
+from tests.e2e.child import Child
+from tests.e2e.processes import Processes
+from tests.servers.fixtures import BUCKET
+from tests.servers.s3 import S3Server
+
+DEADLINE_S = 50
+POLL_S = 0.05
+KEYS = [b"key%04d" % number for number in range(400)]
+
+ALONE = ("--no-with-compactor", "--no-with-collector")
+SMALL = (
+    *("--wal-trigger-age-ms", "0", "--wal-trigger-count", "1", "--l0-trigger-count", "1"),
+    *("--sst-bytes", "65536", "--block-bytes", "1024", "--base-level-bytes", "65536"),
+)
+COMPACT = ("--compactor-poll-ms", "20", "--compactor-idle-poll-ms", "50", *SMALL)
+COLLECT = (
+    *("--collect-interval-ms", "50", "--collect-age-s", "0", "--wal-retention-s", "0"),
+    *("--log-format", "json"),
+)
+
+Rows = list[tuple[bytes, bytes, int]]
+
+
+class Databases:
+    """Where the databases of a test are, and the commands on them."""
+
+    def __init__(self, processes: Processes, root: str, env: Mapping[str, str]) -> None:
+        """Below the URL `root`, reached with this environment."""
+        self.root = root
+        self._processes = processes
+        self._env = env
+
+    def url(self, name: str) -> str:
+        """The URL of a database."""
+        return f"{self.root}/{name}"
+
+    async def serve(self, name: str, *flags: str) -> Child:
+        """Serve it, alone unless flags say otherwise."""
+        return await self._processes.serve(self.url(name), *(flags or ALONE), env=self._env)
+
+    def start(self, command: str, name: str, *flags: str) -> Child:
+        """Start a command on it."""
+        return self._processes.start(command, "--url", self.url(name), *flags, env=self._env)
+
+    async def run(self, command: str, name: str, *flags: str) -> str:
+        """What a command on it prints, which succeeds."""
+        child = self.start(command, name, *flags)
+        assert await child.exited() == ExitCode.OK, child.report()
+        return child.stdout()
+
+    async def clone(self, name: str, to: str, *flags: str) -> dict[str, Any]:
+        """Clone it: what was told."""
+        flags = ("--to", self.url(to), "--format", "json", *flags)
+        told: dict[str, Any] = json.loads(await self.run("clone", name, *flags))
+        return told
+
+    async def rows(self, name: str, *flags: str) -> Rows:
+        """All that a server finds in it."""
+        server = await self.serve(name, *flags)
+        found = await scanned(server)
+        assert await server.stop() == ExitCode.OK
+        return found
+
+    async def fill(self, name: str) -> Rows:
+        """A database with levels and a log above them: what is in it."""
+        server = await self.serve(name)
+        async with Client(server.listen) as client:
+            await client.write([Put(key, b"compacted " * 20) for key in KEYS])
+            await self.run("compactor", name, "--once", *SMALL)
+            await client.write([Put(key, b"in the log") for key in KEYS[::3]])
+            await client.delete(KEYS[1])
+        found = await scanned(server)
+        assert await server.stop() == ExitCode.OK
+        return found
+
+    async def snapshot(self, name: str, called: str) -> None:
+        """Make a snapshot of it."""
+        argv = ("snapshot", "create", "--url", self.url(name), "--name", called)
+        child = await self._processes.run(*argv, env=self._env)
+        assert await child.exited() == ExitCode.OK, child.report()
+
+    async def pins(self, name: str) -> list[str]:
+        """The names of the snapshots that keep SSTs for clones."""
+        listed = await self._processes.run(
+            *("snapshot", "list", "--url", self.url(name), "--format", "json"), env=self._env
+        )
+        assert await listed.exited() == ExitCode.OK, listed.report()
+        names = [json.loads(line)["name"] for line in listed.stdout().splitlines()]
+        return [found for found in names if found and found.startswith("clone ")]
+
+    async def shared(self, name: str) -> int:
+        """How many SSTs it reads elsewhere."""
+        told = json.loads(await self.run("levels", name, "--format", "json"))
+        return sum(origin["ssts"] for origin in told["origins"])
+
+
+@pytest.fixture(params=["file", "s3"])
+def databases(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path) -> Databases:
+    """On files, and in a bucket."""
+    if request.param == "file":
+        return Databases(processes, f"file://{tmp_path}", {})
+    server: S3Server = request.getfixturevalue("s3_server")
+    env = server.environment | {"SHALEKV_STORE__ENDPOINT_URL": server.endpoint}
+    return Databases(processes, f"s3://{BUCKET}/{tmp_path.name}", env)
+
+
+async def scanned(server: Child) -> Rows:
+    """All that a server finds."""
+    async with Client(server.listen) as client:
+        return [(entry.key, entry.value, entry.seq) async for entry in client.scan()]
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not await holds():  # noqa: ASYNC110 - processes set no event here
+            await asyncio.sleep(POLL_S)
+
+
+async def test_a_clone_and_its_parent_live_apart(databases: Databases) -> None:
+    """A clone is equal by scan; what is written to one is not seen in the other; both are sound."""
+    expected = await databases.fill("parent")
+    told = await databases.clone("parent", "clone")
+    assert told["shared_ssts"] > 0
+    assert told["seq"] == 1 + max(seq for _, _, seq in expected)  # of the delete
+    assert await databases.shared("clone") == told["shared_ssts"]
+    assert await databases.rows("clone") == expected
+    assert await databases.rows("parent") == expected
+    parent, clone = await databases.serve("parent"), await databases.serve("clone")
+    async with Client(parent.listen) as first, Client(clone.listen) as second:
+        await first.put(KEYS[0], b"of the parent")
+        await second.put(KEYS[0], b"of the clone")
+        await second.delete(KEYS[2])
+        for client, value, kept in (
+            (first, b"of the parent", True),
+            (second, b"of the clone", False),
+        ):
+            found = await client.get(KEYS[0])
+            assert found is not None
+            assert found.value == value
+            assert (await client.get(KEYS[2]) is not None) is kept
+    for name in ("parent", "clone"):
+        await databases.run("fsck", name, "--deep")
+
+
+async def test_the_parent_never_breaks_a_clone(databases: Databases) -> None:
+    """While the parent is overwritten, compacted, and collected without mercy, a server and a
+    reader of the clone read what it was made of. When nothing is shared any more, the pin goes.
+    """
+    expected = await databases.fill("parent")
+    await databases.clone("parent", "clone")
+    (pin,) = await databases.pins("parent")
+    parent, clone = await databases.serve("parent"), await databases.serve("clone")
+    reader = databases.start("reader", "clone", "--listen", "127.0.0.1:0", "--log-format", "json")
+    await reader.ready()
+    compactor = databases.start("compactor", "parent", *COMPACT)
+    collector = databases.start("collector", "parent", *COLLECT)
+    async with Client(parent.listen) as client:
+        for round_number in range(10):
+            await client.write([Put(key, b"%d " % round_number * 50) for key in KEYS])
+            assert await scanned(clone) == expected
+        await client.delete_range(start=b"key")
+
+    async def is_deleted() -> bool:
+        return sum(line.get("deleted_objects", 0) for line in collector.lines()) > 20
+
+    await until(is_deleted)
+    fresh = await databases.serve("clone")  # it has cached nothing
+    assert await scanned(fresh) == await scanned(reader) == expected
+    assert await databases.pins("parent") == [pin]
+    await databases.run("fsck", "clone")
+
+    async with Client(fresh.listen) as client:
+        await client.write([Put(key, b"of the clone") for key in KEYS])
+    databases.start("compactor", "clone", *COMPACT)
+    databases.start("collector", "clone", *COLLECT)
+    assert await reader.stop() == ExitCode.OK
+
+    async def is_released() -> bool:
+        return not await databases.pins("parent")
+
+    await until(is_released)
+    assert await databases.shared("clone") == 0
+    assert [row[1] for row in await scanned(fresh)] == [b"of the clone"] * len(KEYS)
+
+    async def is_empty() -> bool:
+        return not json.loads(await databases.run("levels", "parent", "--format", "json"))[
+            "unnamed"
+        ]
+
+    await until(is_empty)
+    assert compactor.running
+    await databases.run("fsck", "clone", "--deep")
+    await databases.run("fsck", "parent", "--deep")
+
+
+async def test_a_clone_of_a_snapshot_is_cloned(databases: Databases) -> None:
+    """A clone shows its snapshot, and a clone of it reads of both; each keeps what it reads."""
+    expected = await databases.fill("parent")
+    await databases.snapshot("parent", "kept")
+    server = await databases.serve("parent")
+    async with Client(server.listen) as client:
+        await client.put(b"later", b"")
+    assert await server.stop() == ExitCode.OK
+    await databases.clone("parent", "clone", "--snapshot", "kept")
+    assert await databases.rows("clone") == expected
+    told = await databases.clone("clone", "second")
+    assert {each["url"] for each in told["snapshots"]} == {
+        databases.url("parent"),
+        databases.url("clone"),
+    }
+    assert len(await databases.pins("parent")) == 2
+    for name in ("parent", "clone"):
+        server = await databases.serve(name)
+        async with Client(server.listen) as client:
+            await client.delete_range(start=b"key")
+        await databases.run("compactor", name, "--once", *SMALL)
+        await databases.run("collector", name, "--once", *COLLECT)
+        assert await server.stop() == ExitCode.OK
+    assert await databases.rows("second") == expected
+    await databases.run("fsck", "second", "--deep")
+
+
+@pytest.mark.parametrize("made", ["", "wal/*", "levels/*", "manifest/*"])
+async def test_a_clone_that_was_interrupted_is_made_again(
+    processes: Processes, tmp_path: Path, made: str
+) -> None:
+    """Killed when the first object of a folder is there, or before, the command leaves no database
+    or a whole one, and says so when it is repeated.
+    """
+    databases = Databases(processes, f"file://{tmp_path}", {})
+    expected = await databases.fill("parent")
+    child = databases.start("clone", "parent", "--to", databases.url("clone"))
+
+    async def is_made() -> bool:
+        return not made or any((tmp_path / "clone").glob(made)) or not child.running
+
+    await until(is_made)
+    await child.kill()
+    again = databases.start("clone", "parent", "--to", databases.url("clone"))
+    code = await again.exited()
+    if code != ExitCode.OK:
+        assert code == ExitCode.USAGE, again.report()
+        assert "holds a database already" in again.stderr()
+    assert await databases.rows("clone") == expected
+    await databases.run("fsck", "clone")

@@ -1,0 +1,243 @@
+"""The client with a writer and its readers, all of them processes: what an application sees."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from shalekv_client import Absent, Client, ConditionFailed, OutcomeUnknown, ReadPolicy, RetryPolicy
+from tests.e2e.child import Child
+from tests.e2e.meanwhile import ALONE
+from tests.e2e.processes import Processes
+
+RESUME_S = 3.0  # from when the new writer serves until a write is acknowledged
+SOON_S = 1.0
+RARELY = ("--poll-interval-ms", "2000")  # so that a reader lags unless it is asked to look
+OTHER_PROCESS = """
+import sys
+from shalekv_client import SyncClient
+address, token, key = sys.argv[1:]
+with SyncClient(address, token=token) as client:
+    print(client.get(key.encode()).value.decode())
+"""
+
+
+@dataclass(slots=True)
+class Database:
+    """A writer and two readers of one database."""
+
+    processes: Processes
+    url: str
+    writer: Child
+    readers: list[Child]
+
+    @property
+    def addresses(self) -> list[str]:
+        """All of them."""
+        return [child.listen for child in (self.writer, *self.readers)]
+
+    async def replace_writer(self) -> Child:
+        """Kill the writer, and start another one at another port."""
+        await self.writer.kill()
+        self.writer = await self.processes.serve(self.url, *ALONE, create=False)
+        return self.writer
+
+
+@asynccontextmanager
+async def database(processes: Processes, tmp_path: Path, *flags: str) -> AsyncIterator[Database]:
+    """A new database, whose readers have the `flags`."""
+    url = f"file://{tmp_path}/db"
+    writer = await processes.serve(url, *ALONE)
+    readers = list(await asyncio.gather(*(processes.read(url, *flags) for _ in range(2))))
+    yield Database(processes, url, writer, readers)
+
+
+@dataclass(slots=True)
+class Load:
+    """Writes and reads that go on by themselves, and what became of them."""
+
+    client: Client
+    acknowledged: list[bytes] = field(default_factory=list)
+    acknowledged_at_s: float = 0.0
+    reads: int = 0
+    longest_read_s: float = 0.0
+    is_over: bool = False
+
+    async def write(self, task: int) -> None:
+        """Write new keys, each of which must not have been there."""
+        number = 0
+        while not self.is_over:
+            key = b"%d/%06d" % (task, number)
+            number += 1
+            try:
+                await self.client.put(key, key, condition=Absent(), timeout_ms=30_000)
+            except ConditionFailed as error:
+                raise AssertionError(f"{key!r} was written twice") from error
+            self.acknowledged.append(key)
+            self.acknowledged_at_s = time.monotonic()
+
+    async def read(self) -> None:
+        """Read what was acknowledged last; it must be there."""
+        while not self.is_over:
+            key = self.acknowledged[-1] if self.acknowledged else b"none"
+            began_s = time.monotonic()
+            found = await self.client.get(key)
+            self.longest_read_s = max(self.longest_read_s, time.monotonic() - began_s)
+            assert (found is not None) or key == b"none"
+            self.reads += 1
+
+
+async def progress(load: Load, count: int) -> None:
+    """Until so many more writes are acknowledged."""
+    wanted = len(load.acknowledged) + count
+    async with asyncio.timeout(30.0):
+        while len(load.acknowledged) < wanted:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("reads", [ReadPolicy.ANY, ReadPolicy.NEAREST])
+async def test_client_carries_on_when_the_writer_is_killed(
+    processes: Processes, tmp_path: Path, reads: ReadPolicy
+) -> None:
+    """Kill -9 of the writer, a new one at another port, twice: reads never fail, every
+    acknowledged write is there, once, and writes go on within three seconds of its start.
+    """
+    async with (
+        database(processes, tmp_path) as running,
+        Client(running.addresses, reads=reads) as client,
+    ):
+        load = Load(client)
+        async with asyncio.TaskGroup() as tasks:
+            for task in range(4):
+                tasks.create_task(load.write(task))
+                tasks.create_task(load.read())
+            for _ in range(2):
+                await progress(load, 50)
+                await running.replace_writer()
+                ready_s = time.monotonic()
+                await progress(load, 1)
+                assert load.acknowledged_at_s - ready_s < RESUME_S
+            await progress(load, 50)
+            load.is_over = True
+        assert load.reads > 100
+        values = await client.batch_get(load.acknowledged)
+        assert [each and each.value for each in values] == load.acknowledged
+        scanned = {entry.key async for entry in client.scan()}
+        assert scanned >= set(load.acknowledged)
+
+
+async def test_idle_client_finds_the_new_writer(processes: Processes, tmp_path: Path) -> None:
+    """When nothing was written for so long that readers look rarely, the first write after a
+    take-over still finds its way soon, by readers alone.
+    """
+    async with database(processes, tmp_path) as running:
+        addresses = [reader.listen for reader in running.readers]
+        async with Client(addresses) as client:
+            await client.put(b"k", b"1")
+            await asyncio.sleep(3.0)  # the readers slow down
+            await running.replace_writer()
+            began_s = time.monotonic()
+            await client.put(b"k", b"2")
+            assert time.monotonic() - began_s < RESUME_S
+            found = await client.get(b"k")
+            assert found is not None
+            assert found.value == b"2"
+
+
+async def test_own_writes_are_read_through_readers(processes: Processes, tmp_path: Path) -> None:
+    """Gets, batch gets and scans at readers show each write that was made before them."""
+    async with database(processes, tmp_path, *RARELY) as running:
+        async with Client(running.addresses) as client:
+            for number in range(30):
+                key, value = b"k%02d" % number, b"%d" % number
+                await client.put(key, value)
+                found = await client.get(key)
+                assert found is not None
+                assert found.value == value
+                assert (await client.batch_get([key]))[0] == found
+                assert key in {entry.key async for entry in client.scan()}
+            roles = set()
+            for _ in range(4):
+                scan = client.scan(limit=1)
+                await anext(scan)
+                assert scan.view is not None
+                roles.add(scan.view.role)
+                await scan.aclose()
+        assert {role.name for role in roles if role} == {"READER"}
+
+
+async def test_token_is_good_in_another_process(processes: Processes, tmp_path: Path) -> None:
+    """A process that is given the token reads, at a reader, what this one has written."""
+    async with database(processes, tmp_path, *RARELY) as running:
+        async with Client(running.writer.listen) as client:
+            for number in range(5):
+                value = f"value {number}"
+                await client.put(b"k", value.encode())
+                reader = running.readers[number % 2].listen
+                argv = ("-c", OTHER_PROCESS, reader, str(client.token), "k")
+                other = await processes.run(*argv, program=sys.executable)
+                assert await other.exited() == 0, other.report()
+                assert other.stdout() == f"{value}\n"
+
+
+async def test_stalled_reader_is_hedged_and_passed_over(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """With a reader that stands still, reads take about `hedge_ms` at most, and are right."""
+    async with (
+        database(processes, tmp_path) as running,
+        Client(running.addresses, hedge_ms=50) as hedged,
+        Client(running.addresses, replica_wait_ms=300) as patient,
+    ):
+        for client in (hedged, patient):
+            await client.put(b"k", b"v")
+            for _ in range(4):
+                assert (await client.get(b"k")) is not None
+        stalled = running.readers[0]
+        stalled.pause()
+        for client in (hedged, patient):
+            for _ in range(20):
+                began_s = time.monotonic()
+                assert (await client.get(b"k")) is not None
+                assert time.monotonic() - began_s < SOON_S
+        stalled.resume()
+
+
+async def test_writes_to_a_reader_reach_the_writer(processes: Processes, tmp_path: Path) -> None:
+    """A client that knows one reader alone writes, runs transactions and sessions, and reads."""
+    async with (
+        database(processes, tmp_path) as running,
+        Client(running.readers[0].listen) as client,
+    ):
+        commit = await client.put(b"k", b"1")
+        assert (await client.add(b"n", 5)) == 5
+        async with client.session() as session:
+            queued = session.put(b"k", b"2")
+        assert queued.result().seq > commit.seq
+        found = await client.get(b"k")
+        assert found is not None
+        assert found.value == b"2"
+        assert (await client.status()).view.role is not None
+
+
+async def test_no_server_at_all_is_an_error_in_time(processes: Processes, tmp_path: Path) -> None:
+    """When all processes are gone, reads and writes end at their deadlines, with what is known."""
+    async with (
+        database(processes, tmp_path) as running,
+        Client(running.addresses, retry=RetryPolicy(attempts_max=3)) as client,
+    ):
+        await client.put(b"k", b"v")
+        await asyncio.gather(*(child.kill() for child in (running.writer, *running.readers)))
+        began_s = time.monotonic()
+        with pytest.raises(OutcomeUnknown):
+            await client.put(b"k", b"w", timeout_ms=1_500)
+        with pytest.raises(OutcomeUnknown):
+            await client.get(b"k", timeout_ms=1_500)
+        assert time.monotonic() - began_s < 2 * 1.5 + SOON_S

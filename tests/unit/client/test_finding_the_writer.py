@@ -1,0 +1,256 @@
+"""Writes reach the writer, wherever it is, and are applied once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from shalekv.errors import Fenced, Stopping
+from shalekv.v1 import kv_pb2
+from shalekv_client import (
+    Absent,
+    Client,
+    ConnectionLost,
+    NotTheWriter,
+    NoWriter,
+    RetryPolicy,
+    SessionToken,
+    WrongDatabase,
+)
+from shalekv_client.policies import Routing
+from tests.unit.client.cluster import Cluster, cluster, until_asked, until_called
+from tests.unit.client.dict_server import bare, losing, refusing, silent
+
+QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
+WITHOUT_KEYS = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20, idempotent=False)
+FENCED = refusing(Fenced("another took over", own_epoch=7, newer_epoch=8))
+
+together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "alone"])
+
+
+def writes(running: Cluster) -> list[int]:
+    """How many puts each server was asked for, the writer last."""
+    return [member.state.calls["Put"] for member in (*running.readers, running.writer)]
+
+
+@together
+async def test_writes_go_to_the_writer_among_the_addresses(*, coalesce: bool) -> None:
+    """The writer is found before the first write: no reader is asked to write."""
+    async with cluster() as running:
+        async with Client(running.addresses, coalesce=coalesce) as client:
+            assert (await client.put(b"k", b"v")).seq == 1
+            assert await client.add(b"n") == 1
+        assert writes(running) == [0, 0, 1]
+
+
+@together
+async def test_reader_is_followed_to_a_writer_that_nobody_listed(*, coalesce: bool) -> None:
+    """A client of one reader writes to the writer that the reader names, and remembers it."""
+    async with cluster(readers=1) as running:
+        (reader,) = running.readers
+        async with Client(reader.address, coalesce=coalesce) as client:
+            for number in range(3):
+                assert (await client.put(b"k", b"%d" % number)).seq == number + 1
+            assert (await client.get(b"k")) is not None
+        assert writes(running) == [1, 3]
+        assert reader.state.calls["Get"] == 1
+
+
+@together
+async def test_reader_that_knows_no_writer_leaves_none(*, coalesce: bool) -> None:
+    """Without a writer a write ends at its deadline, certain that nothing was applied."""
+    async with cluster(readers=1) as running:
+        (reader,) = running.readers
+        reader.state.writer_address = ""
+        async with Client(reader.address, coalesce=coalesce, retry=QUICK) as client:
+            with pytest.raises(NoWriter) as caught:
+                await client.put(b"k", b"v", timeout_ms=200)
+        assert isinstance(caught.value.__cause__, NotTheWriter) or reader.state.statuses
+        assert reader.address in str(caught.value)
+
+
+async def test_address_that_is_none_is_not_followed() -> None:
+    """What a reader tells is used only if it can be an address."""
+    async with cluster(readers=1) as running:
+        (reader,) = running.readers
+        reader.state.writer_address = "http://x/../"
+        async with Client(reader.address, retry=QUICK) as client:
+            with pytest.raises(NoWriter):
+                await client.put(b"k", b"v", timeout_ms=100)
+            assert [each.address for each in client.fleet.endpoints] == [reader.address]
+
+
+@together
+async def test_new_writer_at_a_new_address_is_found_through_readers(*, coalesce: bool) -> None:
+    """Writer gone, readers know the old address for a while: writes go on, each applied once."""
+    async with cluster() as running:
+        async with Client(running.addresses, coalesce=coalesce, retry=QUICK) as client:
+            await client.add(b"n")
+            old = running.writer
+            new = await running.take_over()
+            await old.stop()
+            write = asyncio.create_task(client.add(b"n"))
+            for member in running.readers:
+                await until_asked(member, 3)
+            assert not write.done()
+            running.tell(new)
+            assert await write == 2
+            assert await client.add(b"n") == 3
+        assert new.state.calls["Write"] == 2
+
+
+async def test_write_whose_reply_is_lost_is_applied_once_across_writers() -> None:
+    """The same idempotency key goes to the next writer, which knows what was applied."""
+    async with cluster() as running:
+        async with Client(running.addresses, retry=QUICK) as client:
+            old = running.writer
+            old.state.failures.append(losing())
+            write = asyncio.create_task(client.put(b"k", b"v", condition=Absent()))
+            await until_called(old, "Put")
+            new = await running.take_over()
+            old.state.role = kv_pb2.ROLE_READER  # it is not asked for writes any more
+            old.state.epoch, old.state.writer_address = new.state.epoch, new.address
+            running.tell(new)
+            assert (await write).seq == 1
+        keys = [member.state.requests[-1].header.idempotency_key for member in (old, new)]
+        assert keys[0] == keys[1] != b""
+        assert len(new.state.replies) == 1
+
+
+async def test_write_without_a_key_is_not_repeated_at_another_writer() -> None:
+    """A write whose outcome is unknown, and that has no key, is sent to nobody else."""
+    async with cluster() as running:
+        async with Client(running.addresses, retry=WITHOUT_KEYS) as client:
+            running.writer.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
+            with pytest.raises(ConnectionLost):
+                await client.put(b"k", b"v")
+        assert writes(running) == [0, 0, 1]
+
+
+@together
+async def test_fenced_writer_is_left_for_the_new_one(*, coalesce: bool) -> None:
+    """A writer that was fenced, and says so, is not asked again although it calls itself one."""
+    async with cluster() as running:
+        async with Client(running.addresses, coalesce=coalesce, retry=WITHOUT_KEYS) as client:
+            await client.put(b"k", b"0")
+            old = running.writer
+            old.state.failures.extend([FENCED] * 9)
+            new = await running.take_over()
+            write = asyncio.create_task(client.put(b"k", b"1"))
+            await until_called(old, "Put", 2)
+            running.tell(new)
+            assert (await write).seq > 1 << 32
+        assert old.state.calls["Put"] == 2
+
+
+async def test_writer_that_stops_is_asked_again_until_another_is_there() -> None:
+    """STOPPING is no outcome: the write goes to whoever is the writer then."""
+    async with cluster() as running:
+        async with Client(running.addresses, retry=QUICK) as client:
+            running.writer.state.failures.extend([refusing(Stopping("stopping"))] * 3)
+            assert (await client.put(b"k", b"v")).seq == 1
+        assert writes(running) == [0, 0, 4]
+
+
+async def test_silent_writer_is_left_when_there_is_another() -> None:
+    """A stalled writer holds a write no longer than until it is asked whether it is one still."""
+    async with cluster() as running, Client(running.addresses, retry=QUICK) as client:
+        client.fleet.set_routing(Routing(writer_silence_ms=50))
+        await client.put(b"k", b"0")
+        old = running.writer
+        old.state.failures.append(silent())
+        old.state.status_is_silent = True
+        running.tell(await running.take_over())
+        assert (await client.put(b"k", b"1")).seq > 1 << 32
+
+
+async def test_slow_writer_is_waited_for() -> None:
+    """A write that takes long is given more time with each attempt, and is applied once."""
+    async with cluster() as running, Client(running.addresses, retry=QUICK) as client:
+        client.fleet.set_routing(Routing(writer_silence_ms=20))
+        running.writer.state.answering.clear()
+        write = asyncio.create_task(client.add(b"n"))
+        while len(running.writer.state.messages) < 3:
+            async with running.writer.state.received:
+                await running.writer.state.received.wait()
+        running.writer.state.answering.set()
+        assert await write == 1
+
+
+async def test_many_writes_search_together() -> None:
+    """However many writes wait for the writer, every server is asked by one search."""
+    async with cluster() as running:
+        async with Client(running.addresses, retry=QUICK) as client:
+            await asyncio.gather(*(client.put(b"%d" % n, b"") for n in range(200)))
+        assert [member.state.statuses for member in running.readers] == [1, 1]
+
+
+async def test_old_address_is_forgotten_with_its_writer() -> None:
+    """A writer that only readers knew of is dropped when another one has taken over."""
+    async with cluster() as running:
+        addresses = [member.address for member in running.readers]
+        async with Client(addresses, retry=QUICK) as client:
+            await client.put(b"k", b"0")
+            old = running.writer
+            await old.stop()
+            new = await running.take_over()
+            running.tell(new)
+            await client.put(b"k", b"1")
+            known = [each.address for each in client.fleet.endpoints]
+        assert known == [*addresses, new.address]
+        assert old.address not in known
+
+
+async def test_session_goes_to_the_writer() -> None:
+    """An explicit session opens at the writer, which it finds itself; later at the new one."""
+    async with cluster() as running, Client(running.addresses, retry=QUICK) as client:
+        async with client.session() as session:
+            put, get = session.put(b"k", b"0"), session.get(b"k")
+        assert (put.result().seq, get.result() is not None) == (1, True)
+        old = running.writer
+        running.tell(await running.take_over())
+        await old.stop()
+        assert (await client.put(b"k", b"1")).seq > 1
+        async with client.session() as session:
+            put = session.put(b"k", b"2")
+        assert put.result().seq > 1 << 32
+
+
+async def test_session_without_a_writer_fails_as_not_applied() -> None:
+    """When no writer is found, the operations of a session have certainly not been sent."""
+    async with cluster(readers=1) as running:
+        (reader,) = running.readers
+        await running.writer.stop()
+        async with (
+            Client([reader.address, running.writer.address], timeout_ms=100) as client,
+            client.session() as session,
+        ):
+            put = session.put(b"k", b"v")
+        with pytest.raises(NoWriter):
+            put.result()
+
+
+async def test_server_of_another_database_is_not_written_to() -> None:
+    """A list with servers of two databases is refused before anything is written."""
+    async with cluster() as running, cluster(readers=0) as other:
+        other.writer.state.database_id = bytes(16)
+        async with Client([*running.addresses, other.writer.address], retry=QUICK) as client:
+            await client.get(b"k")  # binds the client to the first database
+            running.writer.state.role = kv_pb2.ROLE_READER
+            with pytest.raises(WrongDatabase):
+                await client.put(b"k", b"v")
+        assert other.writer.state.calls["Put"] == 0
+
+
+async def test_token_of_another_database_stops_a_write() -> None:
+    """With a token, a lone server is asked for its database before the first write."""
+    async with cluster(readers=0) as running:
+        token = SessionToken(bytes(16), 5)
+        async with Client(running.writer.address, token=token) as client:
+            with pytest.raises(WrongDatabase):
+                await client.put(b"k", b"v")
+            with pytest.raises(WrongDatabase):
+                await client.get(b"k")
+        assert running.writer.state.calls["Put"] == 0

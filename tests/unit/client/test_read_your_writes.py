@@ -1,0 +1,262 @@
+"""Reads of one client show what it has written and seen, whichever server answers them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from shalekv.v1 import kv_pb2
+from shalekv_client import (
+    Client,
+    ConditionFailed,
+    Durability,
+    Present,
+    ReadLevel,
+    RetryPolicy,
+    SeqEquals,
+    SeqNotReached,
+    SessionToken,
+    WrongDatabase,
+)
+from tests.unit.client.cluster import Cluster, Member, cluster
+from tests.unit.client.dict_server import DATABASE_ID, bare
+
+QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
+HOURS_MS = 3_600_000
+
+together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "alone"])
+silently = pytest.mark.parametrize("silently", [True, False], ids=["waits", "refuses"])
+
+
+def lag(running: Cluster, *, silently: bool = False) -> None:
+    """Let no reader apply anything more."""
+    for reader in running.readers:
+        reader.state.lag(silently=silently)
+
+
+def min_seqs(member: Member) -> list[int]:
+    """What the gets that a server was asked for demanded."""
+    gets = (each for each in member.state.requests if isinstance(each, kv_pb2.GetRequest))
+    return [request.header.min_seq for request in gets]
+
+
+@together
+@silently
+async def test_own_writes_are_read_although_readers_lag(*, coalesce: bool, silently: bool) -> None:
+    """A read after a write waits for readers a part of its time, and then asks the writer."""
+    async with cluster() as running:
+        lag(running, silently=silently)
+        async with Client(running.addresses, coalesce=coalesce, replica_wait_ms=40) as client:
+            await client.put(b"k", b"v")
+            found = await client.get(b"k")
+            assert found is not None
+            assert await client.batch_get([b"k"]) == [found]
+            assert [entry.key async for entry in client.scan()] == [b"k"]
+        assert [header.min_seq for header in running.writer.state.scan_headers] == [0]
+
+
+async def test_reads_never_go_back() -> None:
+    """What one read has shown, a later one at another server shows too."""
+    async with cluster() as running:
+        fresh, behind = running.readers
+        behind.state.lag(silently=False)
+        async with Client(running.writer.address) as other:
+            await other.put(b"k", b"new")
+        async with Client([fresh.address, behind.address]) as client:
+            found = [await client.get(b"k") for _ in range(6)]
+        first = next(number for number, value in enumerate(found) if value is not None)
+        assert all(value is not None for value in found[first:])
+        assert first <= 1
+
+
+async def test_without_consistency_each_read_is_alone() -> None:
+    """With `consistency="none"` nothing is demanded of readers."""
+    async with cluster() as running:
+        lag(running)
+        async with Client(running.addresses, consistency="none") as client:
+            await client.put(b"k", b"v")
+            assert [await client.get(b"k") for _ in range(4)] == [None] * 4
+        assert [min_seqs(reader) for reader in running.readers] == [[0, 0], [0, 0]]
+
+
+async def test_lone_writer_is_told_no_seq() -> None:
+    """Requests to one plain writer are as they were: nothing is demanded, nobody is asked first."""
+    async with cluster(readers=0) as running:
+        async with Client(running.writer.address) as client:
+            await client.put(b"k", b"v")
+            await client.get(b"k")
+            assert [entry.key async for entry in client.scan()] == [b"k"]
+        assert min_seqs(running.writer) == [0]
+        assert running.writer.state.scan_headers[0].min_seq == 0
+        assert running.writer.state.statuses == 0
+
+
+async def test_lone_reader_is_told_the_seq() -> None:
+    """A client of one reader demands what it has seen there."""
+    async with cluster(readers=1) as running:
+        async with Client(running.writer.address) as other:
+            await other.put(b"k", b"v")
+        (reader,) = running.readers
+        async with Client(reader.address) as client:
+            await client.get(b"k")
+            await client.get(b"k")
+        assert min_seqs(reader) == [0, 1]
+
+
+async def test_writer_that_was_replaced_unknowingly_is_not_believed() -> None:
+    """A stalled writer that still answers shows less than was seen: the new one is asked."""
+    async with cluster(readers=0) as running:
+        old = running.writer
+        new = await running.take_over()
+        async with Client(new.address) as other:
+            await other.put(b"k", b"new")
+            token = other.token
+        async with Client([old.address, new.address], reads="writer", token=token) as client:
+            for _ in range(3):
+                found = await client.get(b"k")
+                assert found is not None
+        assert old.state.calls["Get"] <= 1
+
+
+async def test_memory_writes_are_not_waited_for() -> None:
+    """A write that a crash may take back is not remembered: no reader is asked to have it."""
+    async with cluster() as running, Client(running.addresses) as client:
+        await client.put(b"a", b"1")
+        await client.put(b"b", b"2", durability=Durability.MEMORY)
+        await client.write([], durability=Durability.MEMORY)
+        assert client.token == SessionToken(DATABASE_ID, 1)
+        await client.put(b"c", b"3")
+        assert client.token == SessionToken(DATABASE_ID, 3)
+
+
+async def test_uncommitted_reads_are_not_waited_for() -> None:
+    """What a read of level UNCOMMITTED shows is not remembered, that of a scan neither."""
+    async with cluster() as running:
+        async with Client(running.writer.address) as other:
+            await other.put(b"k", b"v")
+        level = ReadLevel.UNCOMMITTED
+        async with Client(running.addresses) as client:
+            assert (await client.get(b"k", read_level=level)) is not None
+            assert [entry.key async for entry in client.scan(read_level=level)] == [b"k"]
+            token = client.token
+            assert token is not None
+            assert token.seq <= 1  # of the header of a status at most, which is committed
+            lag(running)
+            assert min_seqs(running.readers[0]) == []
+
+
+async def test_crash_that_takes_back_memory_writes_stops_no_reads() -> None:
+    """After a take-over below the seq of a lost MEMORY write, reads go on at once."""
+    async with cluster() as running, Client(running.addresses, retry=QUICK) as client:
+        await client.put(b"k", b"1")
+        old = running.writer
+        kept = dict(old.state.data), old.state.seq
+        for _ in range(5):
+            await client.put(b"k", b"lost", durability=Durability.MEMORY)
+            await client.get(b"k", read_level=ReadLevel.UNCOMMITTED)
+        await old.stop()
+        old.state.data, old.state.seq = kept
+        for _ in range(4):
+            found = await client.get(b"k", timeout_ms=2_000)
+            assert found is not None
+            assert found.value == b"1"
+
+
+async def test_refused_condition_is_remembered() -> None:
+    """A read after a condition that failed shows what the condition met."""
+    async with cluster(readers=1) as running:
+        running.readers[0].state.lag(silently=False)
+        async with Client(running.addresses) as client, Client(running.writer.address) as other:
+            assert await client.get(b"k") is None
+            await other.put(b"k", b"theirs")
+            with pytest.raises(ConditionFailed):
+                await client.put(b"k", b"mine", condition=SeqEquals(99))
+            found = await client.get(b"k")
+            assert found is not None
+            assert found.value == b"theirs"
+            await client.put(b"k", b"mine", condition=Present())
+
+
+async def test_explicit_sessions_are_remembered() -> None:
+    """What an explicit session writes is read by the client outside of it."""
+    async with cluster() as running:
+        lag(running)
+        async with Client(running.addresses) as client:
+            async with client.session() as session:
+                written = session.put(b"k", b"v")
+            assert (await client.get(b"k")) is not None
+
+
+async def test_token_carries_over_to_another_client() -> None:
+    """A client that is given a token, when made or later, reads what the first one wrote."""
+    async with cluster() as running:
+        lag(running)
+        async with Client(running.addresses) as first:
+            assert first.token is None
+            await first.put(b"k", b"v")
+            text = str(first.token)
+        async with Client(running.addresses, token=text) as second:
+            assert (await second.get(b"k")) is not None
+        async with Client(running.addresses) as third:
+            await third.get(b"k")
+            third.advance(text)
+            assert (await third.get(b"k")) is not None
+            with pytest.raises(WrongDatabase):
+                third.advance(SessionToken(bytes(16), 1))
+            third.advance(SessionToken(DATABASE_ID, 0))
+            assert str(third.token) == text
+
+
+async def test_seq_that_nobody_has_is_an_error() -> None:
+    """When no server gets so far in time, the error says how far one has got."""
+    async with cluster() as running:
+        token = SessionToken(DATABASE_ID, 50)
+        for reader in running.readers:
+            reader.state.lag(silently=False)
+        await running.writer.stop()
+        async with Client(running.addresses, token=token, retry=QUICK) as client:
+            with pytest.raises(SeqNotReached) as caught:
+                await client.get(b"k", timeout_ms=300)
+        assert (caught.value.seq, isinstance(caught.value, TimeoutError)) == (0, True)
+
+
+async def test_lone_server_that_went_back_is_an_error() -> None:
+    """A lone server that shows less than before is asked to wait for it, and is not believed."""
+    async with cluster(readers=0) as running:
+        state = running.writer.state
+        async with Client(running.writer.address, retry=QUICK) as client:
+            await client.put(b"k", b"1")
+            await client.put(b"k", b"2")
+            state.seq = 1
+            with pytest.raises(SeqNotReached):
+                await client.get(b"k", timeout_ms=100)
+        assert min_seqs(running.writer)[:2] == [0, 2]
+
+
+async def test_new_database_at_the_address_is_read_from_its_beginning() -> None:
+    """A lone server that serves another database now is read without what the first one had."""
+    async with cluster(readers=0) as running:
+        state = running.writer.state
+        async with Client(running.writer.address) as client:
+            for _ in range(3):
+                await client.put(b"k", b"v")
+            state.database_id, state.data, state.seq = bytes(16), {}, 0
+            assert await client.get(b"k") is None
+            assert client.token == SessionToken(bytes(16), 0)
+
+
+async def test_concurrent_reads_demand_what_was_seen_before_them() -> None:
+    """Reads and writes of many tasks never show less than the task has seen."""
+    async with cluster() as running, Client(running.addresses, retry=QUICK) as client:
+        running.readers[1].state.failures.extend([bare(grpc.StatusCode.UNAVAILABLE)] * 3)
+
+        async def work(task: int) -> None:
+            for number in range(20):
+                await client.put(b"%d" % task, b"%d" % number)
+                found = await client.get(b"%d" % task)
+                assert found is not None
+                assert found.value == b"%d" % number
+
+        await asyncio.gather(*map(work, range(8)))

@@ -1,0 +1,287 @@
+"""Reads go to readers by the policy of the client, and to others when those do not serve."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from shalekv.errors import InvalidRequest as ServerInvalidRequest
+from shalekv.errors import QueueFull, Stopping
+from shalekv_client import (
+    Client,
+    InvalidRequest,
+    NotTheWriter,
+    ReadLevel,
+    RetryPolicy,
+    ShaleKVError,
+    SyncClient,
+    TooStale,
+    WrongDatabase,
+)
+from tests.unit.client.cluster import Cluster, cluster
+from tests.unit.client.dict_server import Failure, bare, refusing, silent
+from tests.unit.client.waiting import received
+
+QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
+HOURS_MS = 3_600_000
+
+together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "alone"])
+
+
+def gets(running: Cluster) -> list[int]:
+    """How many gets each server was asked for, the writer last."""
+    return [member.state.calls["Get"] for member in (*running.readers, running.writer)]
+
+
+async def fill(running: Cluster) -> None:
+    """Put a key, by a client that is gone then."""
+    async with Client(running.writer.address) as client:
+        await client.put(b"k", b"v")
+
+
+@together
+async def test_any_spreads_reads_over_the_readers(*, coalesce: bool) -> None:
+    """With the policy `any` each reader gets its share, and the writer none once it is known."""
+    async with cluster(readers=3) as running:
+        async with Client(running.addresses, reads="any", coalesce=coalesce) as client:
+            await client.put(b"k", b"v")
+            for _ in range(30):
+                assert (await client.get(b"k")) is not None
+        assert gets(running) == [10, 10, 10, 0]
+
+
+async def test_writer_policy_reads_at_the_writer() -> None:
+    """With the policy `writer` no reader is asked, even if a reader's is the only address given."""
+    async with cluster() as running:
+        await fill(running)
+        for addresses in (running.addresses, running.readers[0].address):
+            async with Client(addresses, reads="writer") as client:
+                assert (await client.get(b"k")) is not None
+                assert await client.batch_get([b"x"]) == [None]
+        assert gets(running) == [0, 0, 2]
+
+
+async def test_nearest_learns_who_answers_soonest() -> None:
+    """With the policy `nearest` a server that never answers loses its reads to the others."""
+    async with cluster() as running:
+        await fill(running)
+        far = running.readers[0]
+        far.state.failures.extend([silent()] * 500)
+        async with Client(running.addresses, reads="nearest", replica_wait_ms=50) as client:
+            for _ in range(100):
+                assert (await client.get(b"k")) is not None
+        assert gets(running)[0] < 30
+
+
+@together
+@pytest.mark.parametrize(
+    "how",
+    [
+        bare(grpc.StatusCode.UNAVAILABLE),
+        refusing(Stopping("stopping")),
+        refusing(QueueFull("full", retry_after_ms=HOURS_MS)),
+        silent(),
+    ],
+    ids=["lost", "stopping", "full", "silent"],
+)
+async def test_read_goes_on_at_another_server(how: Failure, *, coalesce: bool) -> None:
+    """A reader that does not serve costs no error, and is passed over afterwards."""
+    async with cluster() as running:
+        await fill(running)
+        for reader in running.readers:
+            reader.state.failures.append(how)
+        async with Client(running.addresses, coalesce=coalesce, replica_wait_ms=60) as client:
+            await client.put(b"other", b"")
+            assert (await client.get(b"k")) is not None
+            assert await client.batch_get([b"x"]) == [None]
+        assert gets(running) == [1, 1, 1]
+
+
+@together
+async def test_reads_never_stop_while_a_server_is_left(*, coalesce: bool) -> None:
+    """Servers go away one after the other; every read is answered by one that is left."""
+    async with cluster() as running:
+        await fill(running)
+        async with Client(running.addresses, coalesce=coalesce, retry=QUICK) as client:
+            for gone in (running.writer, running.readers[1]):
+                await asyncio.gather(*(client.get(b"k") for _ in range(20)))
+                await gone.stop()
+                for _ in range(20):
+                    assert (await client.get(b"k")) is not None
+
+
+async def test_reader_that_comes_back_is_read_again() -> None:
+    """A reader is passed over for a while only."""
+    async with cluster(readers=1) as running:
+        await fill(running)
+        (reader,) = running.readers
+        reader.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
+        async with Client(running.addresses) as client:
+            await client.put(b"k", b"v")
+            while reader.state.calls["Get"] < 3:
+                assert (await client.get(b"k")) is not None
+
+
+async def test_what_is_wrong_everywhere_is_asked_once() -> None:
+    """A refusal of the request itself is not taken to another server."""
+    async with cluster() as running:
+        refusal = refusing(ServerInvalidRequest("key", "is wrong"))
+        for member in (*running.readers, running.writer):
+            member.state.failures.append(refusal)
+        async with Client(running.addresses) as client:
+            with pytest.raises(InvalidRequest):
+                await client.get(b"k")
+        assert sum(gets(running)) == 1
+
+
+@pytest.mark.parametrize("level", [ReadLevel.LINEARIZABLE, ReadLevel.UNCOMMITTED])
+async def test_levels_of_the_writer_are_read_there(level: ReadLevel) -> None:
+    """LINEARIZABLE and UNCOMMITTED reads, scans too, go to the writer whatever the policy."""
+    async with cluster() as running:
+        await fill(running)
+        async with Client(running.addresses) as client:
+            assert (await client.get(b"k", read_level=level)) is not None
+            assert len(await client.batch_get([b"k"], read_level=level)) == 1
+            assert [entry.key async for entry in client.scan(read_level=level)] == [b"k"]
+        async with Client(running.readers[0].address) as client:
+            assert (await client.get(b"k", read_level=level)) is not None
+        assert gets(running)[1:] == [0, 2]
+        assert [len(member.state.scan_headers) for member in running.readers] == [0, 0]
+
+
+async def test_level_of_the_writer_at_a_reader_alone_is_refused() -> None:
+    """When a reader knows no writer, the refusal says why there is none."""
+    async with cluster(readers=1) as running:
+        running.readers[0].state.writer_address = ""
+        async with Client(running.readers[0].address, retry=QUICK) as client:
+            with pytest.raises(ShaleKVError) as caught:
+                await client.get(b"k", read_level=ReadLevel.LINEARIZABLE, timeout_ms=100)
+        assert isinstance(caught.value.__context__, NotTheWriter)
+
+
+async def test_staleness_bound_falls_through_to_who_is_fresh() -> None:
+    """A reader that is older than a read allows is passed over: another reader, then the writer."""
+    async with cluster() as running:
+        await fill(running)
+        first, second = running.readers
+        first.state.staleness_ms = second.state.staleness_ms = 500
+        async with Client(running.addresses, max_staleness_ms=100) as client:
+            assert (await client.get(b"k")) is not None
+            assert gets(running) == [1, 1, 1]
+            second.state.staleness_ms = 0
+            entries = [entry async for entry in client.scan(max_staleness_ms=99)]
+            assert len(entries) == 1
+            assert (await client.get(b"k", max_staleness_ms=600)) is not None
+        (bound, *_) = {header.max_staleness_ms for header in second.state.scan_headers} or {99}
+        assert bound == 99
+
+
+async def test_staleness_bound_that_nobody_meets_is_an_error() -> None:
+    """When no server is fresh enough, the read ends with what the readers said."""
+    async with cluster() as running:
+        for reader in running.readers:
+            reader.state.staleness_ms = 500
+        await running.writer.stop()
+        async with Client(running.addresses, retry=QUICK) as client:
+            with pytest.raises(TooStale) as caught:
+                await client.get(b"k", max_staleness_ms=100, timeout_ms=400)
+        assert caught.value.staleness_ms == 500
+
+
+@together
+async def test_slow_reader_is_hedged(*, coalesce: bool) -> None:
+    """A get without an answer for `hedge_ms` is sent to a second server, whose answer counts."""
+    async with cluster() as running:
+        await fill(running)
+        running.readers[0].state.failures.append(silent())
+        async with Client(
+            running.addresses, coalesce=coalesce, hedge_ms=20, replica_wait_ms=HOURS_MS
+        ) as client:
+            await client.put(b"k", b"v")
+            for _ in range(2):
+                assert (await client.get(b"k")) is not None
+        assert sum(gets(running)) == 3
+
+
+async def test_failed_read_is_not_hedged_but_goes_on() -> None:
+    """Hedging does not stand in the way of failover: both servers fail, a third one answers."""
+    async with cluster() as running:
+        await fill(running)
+        for reader in running.readers:
+            reader.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
+        async with Client(running.addresses, hedge_ms=HOURS_MS) as client:
+            assert (await client.get(b"k")) is not None
+        assert gets(running) == [1, 1, 1]
+
+
+async def test_only_gets_are_hedged() -> None:
+    """Writes, and reads that only the writer answers, are sent once however slow it is."""
+    async with cluster() as running, Client(running.addresses, hedge_ms=1) as client:
+        await client.put(b"k", b"v")
+        writer = running.writer
+        writer.state.answering.clear()
+        level = ReadLevel.LINEARIZABLE
+        calls = [client.put(b"k", b"w"), client.get(b"k", read_level=level)]
+        async with asyncio.TaskGroup() as tasks:
+            under_way = [tasks.create_task(call) for call in calls]
+            await received(writer, 3)
+            done, _ = await asyncio.wait(under_way, timeout=0.05)  # fifty times hedge_ms
+            assert not done
+            writer.state.answering.set()
+        assert (writer.state.calls["Put"], gets(running)) == (2, [0, 0, 1])
+
+
+async def test_foreign_server_is_told_of() -> None:
+    """A read that comes to a server of another database is an error, and never an answer."""
+    async with cluster(readers=0) as running, cluster(readers=0) as other:
+        other.writer.state.database_id = bytes(16)
+        addresses = [running.writer.address, other.writer.address]
+        async with Client(addresses) as client:
+            told = await asyncio.gather(
+                *(client.get(b"k") for _ in range(4)), return_exceptions=True
+            )
+        assert {type(each) for each in told} == {type(None), WrongDatabase}
+
+
+async def test_threads_read_as_tasks_do() -> None:
+    """The client for threads takes several addresses and the same options."""
+    async with cluster() as running:
+        addresses = ",".join(running.addresses)
+
+        def work() -> None:
+            with SyncClient(addresses, reads="any", hedge_ms=500, max_staleness_ms=5) as client:
+                assert client.addresses == tuple(running.addresses)
+                assert client.put(b"k", b"v").seq == 1
+                assert client.get(b"k") is not None
+                token = client.token
+                assert token is not None
+            with SyncClient(addresses, token=str(token), consistency="none") as other:
+                other.advance(token)
+                assert other.token == token
+
+        await asyncio.to_thread(work)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"reads": "nobody"}, "nobody"),
+        ({"consistency": "strong"}, "strong"),
+        ({"hedge_ms": 0}, "hedge_ms"),
+        ({"replica_wait_ms": -1}, "replica_wait_ms"),
+        ({"token": "x"}, "not a session token"),
+    ],
+)
+async def test_options_are_checked(options: dict[str, object], told: str) -> None:
+    """An option that does not exist is refused at once, by name."""
+    with pytest.raises(ValueError, match=told):
+        Client("127.0.0.1:1", **options)  # type: ignore[arg-type] # one table for all
+
+
+@pytest.mark.parametrize("addresses", [[], "", "a:1,", ["a:1", "b"]])
+async def test_every_address_must_be_one(addresses: list[str] | str) -> None:
+    """Each address of a list is checked, and there must be one."""
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        Client(addresses)

@@ -1,0 +1,190 @@
+"""Scans at one of several servers: which one, and how they go on when their call breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from shalekv.errors import InvalidRequest as ServerInvalidRequest
+from shalekv_client import Client, ConnectionLost, InvalidRequest, PageExpired, RetryPolicy
+from tests.unit.client.cluster import Cluster, Member, cluster
+from tests.unit.client.dict_server import bare, refusing
+
+QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
+SNAPSHOT = b"0123456789abcdef"
+KEYS = [b"k%02d" % number for number in range(9)]  # five messages
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A snapshot as some other call returns it."""
+
+    id: bytes
+
+
+async def fill(running: Cluster) -> None:
+    """Put the keys, pin them with a snapshot, and then delete half of them."""
+    async with Client(running.writer.address) as client:
+        for key in KEYS:
+            await client.put(key, b"v")
+        running.snapshots[SNAPSHOT] = dict(running.writer.state.data)
+        await client.delete_range(start=KEYS[4])
+
+
+def break_all(running: Cluster, after: int) -> None:
+    """Let the next scan at each server break off after so many messages."""
+    for member in (*running.readers, running.writer):
+        member.scan_breaks_after = after
+
+
+def scanned(running: Cluster) -> list[Member]:
+    """Those that were asked to scan."""
+    return [m for m in (*running.readers, running.writer) if m.state.scan_headers]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+async def test_scan_at_a_snapshot_goes_on_at_another_server(after: int, *, reverse: bool) -> None:
+    """A call that breaks off, at whatever message, costs no entry, and none comes twice."""
+    async with cluster() as running:
+        await fill(running)
+        break_all(running, after)
+        async with Client(running.addresses, retry=QUICK) as client:
+            scan = client.scan(at=SNAPSHOT, reverse=reverse)
+            found = [entry.key async for entry in scan]
+        assert found == sorted(KEYS, reverse=reverse)
+        assert (scan.more, scan.page_token) == (False, b"")
+        assert len(scanned(running)) > 1
+        assert all(header.min_seq == 0 for m in scanned(running) for header in m.state.scan_headers)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 8, 9, 10])
+async def test_limit_holds_across_calls(limit: int) -> None:
+    """However often a scan breaks off, it ends after its limit, and knows whether there is more."""
+    async with cluster() as running:
+        await fill(running)
+        break_all(running, 1)
+        async with Client(running.addresses, retry=QUICK) as client:
+            scan = client.scan(at=Pin(SNAPSHOT), limit=limit)
+            found = [entry.key async for entry in scan]
+            rest = []
+            if scan.more:
+                rest = [entry.key async for page in scan.next_page().pages() for entry in page]
+        assert found == KEYS[:limit]
+        assert scan.more == (limit < len(KEYS))
+        assert found + rest == KEYS
+
+
+async def test_snapshot_is_read_by_any_server() -> None:
+    """`at` reaches gets and batch gets, at readers, and demands nothing else."""
+    async with cluster() as running:
+        await fill(running)
+        async with Client(running.addresses) as client:
+            await client.put(b"other", b"")
+            await client.get(b"k00", at=SNAPSHOT)
+            await client.batch_get([b"k00"], at=Pin(SNAPSHOT))
+            with pytest.raises(ValueError, match="snapshot"):
+                await client.get(b"k00", at=b"")
+        headers = [r.header for reader in running.readers for r in reader.state.requests]
+        assert [(h.snapshot_id, h.min_seq) for h in headers] == [(SNAPSHOT, 0)] * 2
+
+
+async def test_scan_begins_at_another_server_when_one_is_gone() -> None:
+    """Until its first message has come, any scan can go to any server."""
+    async with cluster() as running:
+        await fill(running)
+        await running.readers[0].stop()
+        async with Client(running.addresses, retry=QUICK) as client:
+            for _ in range(3):
+                assert [entry.key async for entry in client.scan()] == KEYS[:4]
+
+
+async def test_scan_of_the_newest_state_breaks_off() -> None:
+    """Without a snapshot another server has another state: the error is raised."""
+    async with cluster() as running:
+        await fill(running)
+        break_all(running, 1)
+        async with Client(running.addresses, retry=QUICK) as client:
+            scan = client.scan()
+            with pytest.raises(ConnectionLost):
+                [entry async for entry in scan]
+            assert [entry async for entry in scan] == []
+        assert len(scanned(running)) == 1
+
+
+async def test_resumable_scan_stays_at_its_server() -> None:
+    """A scan of the newest state that is resumable goes on where its view is, and only there."""
+    async with cluster() as running:
+        await fill(running)
+        async with Client(running.addresses, retry=QUICK) as client:
+            break_all(running, 1)
+            assert [entry.key async for entry in client.scan(resumable=True)] == KEYS[:4]
+            assert len(scanned(running)) == 1
+            break_all(running, 1)
+            scan = client.scan(resumable=True)
+            assert (await anext(scan)).key == KEYS[0]
+            for member in (*running.readers, running.writer):
+                member.state.views.clear()
+            with pytest.raises(PageExpired):
+                [entry async for entry in scan]
+
+
+async def test_pages_stay_at_their_server() -> None:
+    """The pages of one scan come from one view, whatever servers there are, by tokens as well."""
+    async with cluster(readers=3) as running:
+        await fill(running)
+        async with Client(running.addresses) as client:
+            pages = [page async for page in client.scan(limit=1).pages()]
+            assert [entry.key for page in pages for entry in page] == KEYS[:4]
+            assert len(scanned(running)) == 1
+            first = client.scan(limit=2)
+            assert len([entry async for entry in first]) == 2
+        async with Client(running.addresses) as other:
+            second = other.scan(limit=2, page_token=first.page_token)
+            assert [entry.key async for entry in second] == KEYS[2:4]
+        async with Client(scanned(running)[0].address) as stranger:
+            with pytest.raises(PageExpired, match="does not know"):
+                await anext(stranger.scan(page_token=first.page_token.replace(b"127.", b"128.")))
+
+
+async def test_request_that_is_wrong_is_not_asked_twice() -> None:
+    """A scan that is refused ends with the refusal."""
+    async with cluster() as running:
+        for member in (*running.readers, running.writer):
+            member.state.failures.append(refusing(ServerInvalidRequest("range", "is wrong")))
+        async with Client(running.addresses) as client:
+            with pytest.raises(InvalidRequest):
+                await anext(client.scan())
+        assert len(scanned(running)) == 1
+
+
+async def test_scan_that_is_left_ends_its_call() -> None:
+    """Leaving a scan early, or being cancelled in it, lets the client go on."""
+    async with cluster() as running:
+        await fill(running)
+        async with Client(running.addresses) as client:
+            async with client.scan(at=SNAPSHOT) as scan:
+                assert (await anext(scan)).key == KEYS[0]
+            assert [entry async for entry in scan] == []
+            task = asyncio.create_task(anext(client.scan()))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert [entry.key async for entry in client.scan(limit=1)] == KEYS[:1]
+
+
+async def test_servers_that_fail_again_and_again_end_a_scan() -> None:
+    """A scan that can be resumed is not repeated for ever."""
+    async with cluster() as running:
+        await fill(running)
+        for member in (*running.readers, running.writer):
+            member.state.failures.extend([bare(grpc.StatusCode.UNAVAILABLE)] * 50)
+        policy = RetryPolicy(attempts_max=3, backoff_initial_ms=1, backoff_max_ms=2)
+        async with Client(running.addresses, retry=policy) as client:
+            with pytest.raises(ConnectionLost):
+                await anext(client.scan(at=SNAPSHOT))
+        asked = sum(member.state.calls["Scan"] for member in scanned(running))
+        assert asked == 9

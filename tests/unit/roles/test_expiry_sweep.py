@@ -1,0 +1,314 @@
+"""Sweeps: the end of a value that expires becomes one change, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+
+from shalekv.core.entry import Kind
+from shalekv.v1 import kv_pb2
+from tests.sim.run import simulate
+from tests.sim.world import World
+from tests.unit.core.states import counter
+from tests.unit.engine.databases import Database
+from tests.unit.engine.running_log import quiesce
+from tests.unit.roles.letting_go import follow, forgotten
+from tests.unit.roles.messages import absent, add, delete_range, put
+from tests.unit.roles.serving import Serving, pairs, serving
+from tests.unit.roles.sweeping import (
+    BY_HAND,
+    TTL_MS,
+    check_log,
+    compact,
+    in_still_time,
+    logged,
+    told,
+)
+
+SECOND_MS = 1_000
+
+
+async def sweep(writer: Serving) -> None:
+    """Both ways."""
+    await writer.engine.expiry.sweep()
+    await writer.engine.expiry.scan()
+
+
+def test_expired_value_is_told_once() -> None:
+    """Not before its time; with its expiry; reads are the same before and after."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND) as writer:
+            now_ms = writer.engine.time.now_ms()
+            await writer.put(b"a", ttl_ms=TTL_MS)
+            await writer.put(b"b")
+            writer.pass_ms(TTL_MS - 1)
+            await sweep(writer)
+            assert await told(database) == []
+            assert (await writer.get(b"a")).found
+            writer.pass_ms(1 + SECOND_MS)
+            before = [await writer.get(b"a"), pairs(await writer.scan())]
+            for _ in range(3):
+                await sweep(writer)
+            assert await told(database) == [(b"a", now_ms + TTL_MS)]
+            assert before[1] == pairs(await writer.scan()) == [(b"b", b"v")]
+            assert not (await writer.get(b"a")).found
+            assert writer.engine.expiry.expired_count == 1
+            check_log(await logged(database))
+
+    in_still_time(main)
+
+
+def test_what_was_replaced_is_not_told() -> None:
+    """Deleted, deleted by range, overwritten, or given another life before it was over."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND) as writer:
+            for key in (b"deleted", b"in range", b"overwritten", b"renewed", b"counted"):
+                await writer.put(key, counter(1), ttl_ms=TTL_MS)
+            await writer.delete(b"deleted")
+            await writer.ask(kv_pb2.WriteRequest(changes=[delete_range(prefix=b"in")]))
+            await writer.put(b"overwritten")
+            await writer.put(b"renewed", ttl_ms=3 * TTL_MS)
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await sweep(writer)
+            assert [key for key, _ in await told(database)] == [b"counted"]
+            writer.pass_ms(2 * TTL_MS)
+            await sweep(writer)
+            assert [key for key, _ in await told(database)] == [b"counted", b"renewed"]
+            check_log(await logged(database))
+
+    in_still_time(main)
+
+
+def test_conditions_take_a_swept_key_for_one_without_a_value() -> None:
+    """It is absent, a counter begins anew, and what is put then lives."""
+
+    async def main() -> None:
+        async with serving(**BY_HAND) as writer:
+            for key in (b"a", b"n"):
+                await writer.put(key, counter(5), ttl_ms=TTL_MS)
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await sweep(writer)
+            await writer.put(b"a", b"new", precondition=absent())
+            reply = await writer.ask(kv_pb2.WriteRequest(changes=[add(b"n", 2)]))
+            assert list(reply.counters) == [2]
+            await sweep(writer)
+            assert pairs(await writer.scan()) == [(b"a", b"new"), (b"n", counter(2))]
+
+    in_still_time(main)
+
+
+def test_write_that_comes_first_is_not_taken_away() -> None:
+    """A sweep is decided in the order of all writes, those that are not durable yet included."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND) as writer:
+            await writer.put(b"a", ttl_ms=TTL_MS)
+            await writer.put(b"b", ttl_ms=TTL_MS)
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            writer.store.is_holding = True
+            put_again = asyncio.ensure_future(writer.put(b"a", b"new"))
+            await writer.store.arrived(1)
+            sweeping = asyncio.ensure_future(writer.engine.expiry.sweep())
+            await quiesce()
+            assert not sweeping.done()
+            writer.store.let_go()
+            await asyncio.gather(put_again, sweeping)
+            assert pairs(await writer.scan()) == [(b"a", b"new")]
+            assert [key for key, _ in await told(database)] == [b"b"]
+
+    in_still_time(main)
+
+
+def test_value_that_was_compacted_is_told_without_reading_it() -> None:
+    """What this writer has written is kept in mind when memory has let go of it."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND) as writer:
+            await writer.put(b"a", ttl_ms=TTL_MS)
+            await writer.put(b"b", ttl_ms=TTL_MS)
+            await compact(database)
+            await follow(writer)
+            await forgotten(writer)
+            await writer.delete(b"b")
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            counters = writer.engine.levels.ssts.counters
+            await writer.engine.expiry.sweep()
+            assert [key for key, _ in await told(database)] == [b"a"]
+            assert writer.engine.levels.ssts.counters == counters
+
+    in_still_time(main)
+
+
+def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
+    """Then the levels are asked: a key that it has deleted is not told."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND) as writer:
+            for key in (b"a1", b"a2", b"b1"):
+                await writer.put(key, ttl_ms=TTL_MS)
+            await writer.ask(kv_pb2.WriteRequest(changes=[delete_range(prefix=b"a")]))
+            await compact(database)
+            await follow(writer)
+            await forgotten(writer)
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await sweep(writer)
+            assert [key for key, _ in await told(database)] == [b"b1"]
+
+    in_still_time(main)
+
+
+def test_next_writer_finds_what_the_last_one_has_left() -> None:
+    """In the log that it replays, and in the levels, where only SSTs with such values are read."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND) as writer:
+            await writer.put(b"plain")
+            await compact(database)
+            await follow(writer)
+            await writer.put(b"old", ttl_ms=TTL_MS)
+            await writer.put(b"older", ttl_ms=TTL_MS)
+            await compact(database, l0_trigger_count=100)
+            await follow(writer)
+            await writer.put(b"older")
+            await writer.put(b"young", ttl_ms=TTL_MS)
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await writer.put(b"late", ttl_ms=TTL_MS)
+        async with serving(database, **BY_HAND) as writer:
+            await writer.engine.expiry.sweep()
+            assert [key for key, _ in await told(database)] == [b"young"]
+            await writer.engine.expiry.scan()
+            assert [key for key, _ in await told(database)] == [b"young", b"old"]
+            assert writer.engine.levels.ssts.counters.metadata_requests == 1
+            await sweep(writer)
+            assert len(await told(database)) == 2
+            check_log(await logged(database))
+
+    in_still_time(main)
+
+
+def test_values_without_room_are_found_in_the_levels() -> None:
+    """Nothing is lost when more expire than are kept in mind, nor read as long as none does."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND, expiry_tracked_bytes=2_000) as writer:
+            expected = {b"%02d" % number for number in range(20)}
+            for key in expected:
+                await writer.put(key, ttl_ms=TTL_MS)
+            await compact(database)
+            await follow(writer)
+            before = writer.engine.levels.ssts.counters
+            await sweep(writer)
+            assert writer.engine.levels.ssts.counters == before
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await writer.engine.expiry.sweep()
+            assert 0 < len(await told(database)) < 6
+            await writer.engine.expiry.scan()
+            assert sorted(key for key, _ in await told(database)) == sorted(expected)
+
+    in_still_time(main)
+
+
+def test_large_batches_expire_as_well() -> None:
+    """What has become files of the levels at once is found there when it was compacted."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND, skip_memtable_bytes=65_536) as writer:
+            await writer.put(b"k1", ttl_ms=TTL_MS)
+            await writer.put(b"x", ttl_ms=TTL_MS)
+            batch = [put(b"k%d" % n, bytes(40_000), ttl_ms=2 * TTL_MS) for n in range(1, 4)]
+            await writer.ask(kv_pb2.WriteRequest(changes=batch))
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await sweep(writer)
+            assert [key for key, _ in await told(database)] == [b"x"]
+            await compact(database)
+            await follow(writer)
+            writer.pass_ms(TTL_MS)
+            await sweep(writer)
+            assert [key for key, _ in await told(database)] == [b"x", b"k1", b"k2", b"k3"]
+
+    in_still_time(main)
+
+
+def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() -> None:
+    """Within `expired_kept_s` it is told after any merge; later it may go untold."""
+
+    async def main() -> None:
+        for kept_s, expected in ((3_600, [b"a"]), (0, [])):
+            database = await Database.created()
+            async with serving(database, **BY_HAND) as writer:
+                await writer.put(b"a", ttl_ms=TTL_MS)
+                writer.pass_ms(TTL_MS + SECOND_MS)
+                for key in (b"b", b"c"):
+                    await writer.put(key)
+                    await compact(database, expired_kept_s=kept_s)
+            async with serving(database, **BY_HAND) as writer:
+                await sweep(writer)
+                assert [key for key, _ in await told(database)] == expected
+
+    in_still_time(main)
+
+
+def test_compactions_keep_when_a_value_has_expired() -> None:
+    """As long as they keep the tombstone of a sweep; it hides what is older, as any other does."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND) as writer:
+            await writer.put(b"a", b"older")
+            await compact(database, l0_trigger_count=100)
+            now_ms = writer.engine.time.now_ms()
+            await writer.put(b"a", ttl_ms=TTL_MS)
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await sweep(writer)
+            await compact(database, l0_trigger_count=100)
+            await follow(writer)
+            await forgotten(writer)
+            found = await writer.engine.levels.current.find(b"a")
+            assert found is not None
+            assert (found.kind, found.expire_at_ms) == (Kind.TOMBSTONE, now_ms + TTL_MS)
+            assert not (await writer.get(b"a")).found
+
+    in_still_time(main)
+
+
+def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires() -> None:
+    """A value is told within seconds of its end; before and after, no request is sent."""
+
+    async def main(world: World) -> None:
+        database = await Database.created()
+        async with serving(database, fence_poll_ms=3_600_000) as writer:
+            await writer.put(b"a", ttl_ms=TTL_MS)
+            objects = len(await database.wal())
+            await world.sleep_ms(60_000)
+            assert len(await database.wal()) == objects
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await world.sleep_ms(1_100)
+            assert [key for key, _ in await told(database)] == [b"a"]
+            await world.sleep_ms(60_000)
+            assert len(await database.wal()) == objects + 1
+
+    simulate(1, main)
+
+
+def test_sweep_can_be_switched_off() -> None:
+    """Then nothing is kept in mind, and nothing written."""
+
+    async def main(world: World) -> None:
+        database = await Database.created()
+        async with serving(database, expiry_sweep_interval_ms=0) as writer:
+            await writer.put(b"a", ttl_ms=TTL_MS)
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await world.sleep_ms(3_600_000)
+            assert await told(database) == []
+            assert len(writer.engine.expiry.values) == 0
+
+    simulate(1, main)
