@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shalekv.cli.exit_codes import ExitCode
-from shalekv_client import Client, Put
+from shalekv.core.manifest import Manifest
+from shalekv.core.origins import foreign_ids
+from shalekv.format.names import LEVELS_FOLDER, parse_level_name
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.opening import open_store
+from shalekv_client import Client, Put, RetryPolicy
 from tests.e2e.child import Child
+from tests.e2e.in_process import real_runtime
 from tests.e2e.processes import Processes
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 
 DEADLINE_S = 50
+ENDPOINT = "SHALEKV_STORE__ENDPOINT_URL"
+PLAIN = RetryPolicy(idempotent=False)  # records of idempotency keys are merged much later
 POLL_S = 0.05
 KEYS = [b"key%04d" % number for number in range(400)]
 
@@ -78,7 +89,7 @@ class Databases:
     async def fill(self, name: str) -> Rows:
         """A database with levels and a log above them: what is in it."""
         server = await self.serve(name)
-        async with Client(server.listen) as client:
+        async with plain(server) as client:
             await client.write([Put(key, b"compacted " * 20) for key in KEYS])
             await self.run("compactor", name, "--once", *SMALL)
             await client.write([Put(key, b"in the log") for key in KEYS[::3]])
@@ -93,34 +104,58 @@ class Databases:
         child = await self._processes.run(*argv, env=self._env)
         assert await child.exited() == ExitCode.OK, child.report()
 
+    async def manifest(self, name: str) -> Manifest:
+        """Its current manifest."""
+        async with self._opened(name) as store:
+            return await StoredManifest(store).refresh()
+
     async def pins(self, name: str) -> list[str]:
         """The names of the snapshots that keep SSTs for clones."""
-        listed = await self._processes.run(
-            *("snapshot", "list", "--url", self.url(name), "--format", "json"), env=self._env
-        )
-        assert await listed.exited() == ExitCode.OK, listed.report()
-        names = [json.loads(line)["name"] for line in listed.stdout().splitlines()]
-        return [found for found in names if found and found.startswith("clone ")]
+        snapshots = (await self.manifest(name)).snapshots
+        return [each.name for each in snapshots if each.name.startswith("clone ")]
 
-    async def shared(self, name: str) -> int:
-        """How many SSTs it reads elsewhere."""
-        told = json.loads(await self.run("levels", name, "--format", "json"))
-        return sum(origin["ssts"] for origin in told["origins"])
+    async def ssts(self, name: str) -> set[bytes]:
+        """The SSTs in its folder."""
+        async with self._opened(name) as store:
+            infos = [info async for info in store.reads.list(LEVELS_FOLDER)]
+        return {found for info in infos if (found := parse_level_name(info.name)) is not None}
+
+    @asynccontextmanager
+    async def _opened(self, name: str) -> AsyncIterator[CasStore]:
+        settings = StoreSettings(endpoint_url=self._env.get(ENDPOINT, ""))
+        with real_runtime() as runtime:
+            store = open_store(self.url(name), runtime, settings)
+            try:
+                yield CasStore(store, runtime, settings)
+            finally:
+                await store.close()
 
 
 @pytest.fixture(params=["file", "s3"])
-def databases(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path) -> Databases:
+def databases(
+    request: pytest.FixtureRequest,
+    processes: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Databases:
     """On files, and in a bucket."""
     if request.param == "file":
         return Databases(processes, f"file://{tmp_path}", {})
     server: S3Server = request.getfixturevalue("s3_server")
-    env = server.environment | {"SHALEKV_STORE__ENDPOINT_URL": server.endpoint}
+    for variable, value in server.environment.items():
+        monkeypatch.setenv(variable, value)
+    env = server.environment | {ENDPOINT: server.endpoint}
     return Databases(processes, f"s3://{BUCKET}/{tmp_path.name}", env)
+
+
+def plain(server: Child) -> Client:
+    """A client without idempotency keys."""
+    return Client(server.listen, retry=PLAIN, coalesce=False)
 
 
 async def scanned(server: Child) -> Rows:
     """All that a server finds."""
-    async with Client(server.listen) as client:
+    async with plain(server) as client:
         return [(entry.key, entry.value, entry.seq) async for entry in client.scan()]
 
 
@@ -135,102 +170,117 @@ async def test_a_clone_and_its_parent_live_apart(databases: Databases) -> None:
     """A clone is equal by scan; what is written to one is not seen in the other; both are sound."""
     expected = await databases.fill("parent")
     told = await databases.clone("parent", "clone")
-    assert told["shared_ssts"] > 0
     assert told["seq"] == 1 + max(seq for _, _, seq in expected)  # of the delete
-    assert await databases.shared("clone") == told["shared_ssts"]
-    assert await databases.rows("clone") == expected
-    assert await databases.rows("parent") == expected
+    shared = foreign_ids((await databases.manifest("clone")).origins)
+    assert len(shared) == told["shared_ssts"] > 0
+    assert shared <= await databases.ssts("parent")
     parent, clone = await databases.serve("parent"), await databases.serve("clone")
-    async with Client(parent.listen) as first, Client(clone.listen) as second:
+    assert await scanned(clone) == await scanned(parent) == expected
+    async with plain(parent) as first, plain(clone) as second:
         await first.put(KEYS[0], b"of the parent")
         await second.put(KEYS[0], b"of the clone")
         await second.delete(KEYS[2])
-        for client, value, kept in (
+        for client, value, is_kept in (
             (first, b"of the parent", True),
             (second, b"of the clone", False),
         ):
             found = await client.get(KEYS[0])
             assert found is not None
             assert found.value == value
-            assert (await client.get(KEYS[2]) is not None) is kept
+            assert (await client.get(KEYS[2]) is not None) is is_kept
     for name in ("parent", "clone"):
         await databases.run("fsck", name, "--deep")
+    levels = json.loads(await databases.run("levels", "clone", "--format", "json"))
+    assert [(each["url"], each["ssts"]) for each in levels["origins"]] == [
+        (databases.url("parent"), len(shared))
+    ]
+    assert await parent.stop() == await clone.stop() == ExitCode.OK
 
 
 async def test_the_parent_never_breaks_a_clone(databases: Databases) -> None:
     """While the parent is overwritten, compacted, and collected without mercy, a server and a
-    reader of the clone read what it was made of. When nothing is shared any more, the pin goes.
+    reader of the clone read what it was made of.
     """
     expected = await databases.fill("parent")
     await databases.clone("parent", "clone")
+    shared = foreign_ids((await databases.manifest("clone")).origins)
     (pin,) = await databases.pins("parent")
     parent, clone = await databases.serve("parent"), await databases.serve("clone")
-    reader = databases.start("reader", "clone", "--listen", "127.0.0.1:0", "--log-format", "json")
-    await reader.ready()
     compactor = databases.start("compactor", "parent", *COMPACT)
     collector = databases.start("collector", "parent", *COLLECT)
-    async with Client(parent.listen) as client:
+    async with plain(parent) as client:
         for round_number in range(10):
             await client.write([Put(key, b"%d " % round_number * 50) for key in KEYS])
             assert await scanned(clone) == expected
         await client.delete_range(start=b"key")
 
     async def is_deleted() -> bool:
-        return sum(line.get("deleted_objects", 0) for line in collector.lines()) > 20
+        deleted = sum(line.get("deleted_objects", 0) for line in collector.lines())
+        held = {info.id for info in (await databases.manifest("parent")).leveled_ssts}
+        return deleted > 10 and not held & shared
 
     await until(is_deleted)
-    fresh = await databases.serve("clone")  # it has cached nothing
+    reader = databases.start("reader", "clone", "--listen", "127.0.0.1:0", "--log-format", "json")
+    fresh = await databases.serve("clone")  # neither has cached anything
+    await reader.ready()
     assert await scanned(fresh) == await scanned(reader) == expected
+    assert shared <= await databases.ssts("parent")
     assert await databases.pins("parent") == [pin]
+    assert compactor.running
     await databases.run("fsck", "clone")
 
-    async with Client(fresh.listen) as client:
-        await client.write([Put(key, b"of the clone") for key in KEYS])
-    databases.start("compactor", "clone", *COMPACT)
-    databases.start("collector", "clone", *COLLECT)
-    assert await reader.stop() == ExitCode.OK
+
+async def test_a_clone_that_shares_nothing_lets_go(databases: Databases) -> None:
+    """When the clone has merged all that it shared, its collector removes the pin, and the parent's
+    deletes what only the clone has read.
+    """
+    expected = await databases.fill("parent")
+    await databases.clone("parent", "clone")
+    shared = foreign_ids((await databases.manifest("clone")).origins)
+    parent, clone = await databases.serve("parent"), await databases.serve("clone")
+    for server in (parent, clone):
+        async with plain(server) as client:
+            await client.write([Put(key, b"other") for key, _, _ in expected])
+    for name in ("parent", "clone"):
+        databases.start("compactor", name, *COMPACT)
+        databases.start("collector", name, *COLLECT)
 
     async def is_released() -> bool:
         return not await databases.pins("parent")
 
+    async def is_freed() -> bool:
+        return not shared & await databases.ssts("parent")
+
     await until(is_released)
-    assert await databases.shared("clone") == 0
-    assert [row[1] for row in await scanned(fresh)] == [b"of the clone"] * len(KEYS)
-
-    async def is_empty() -> bool:
-        return not json.loads(await databases.run("levels", "parent", "--format", "json"))[
-            "unnamed"
-        ]
-
-    await until(is_empty)
-    assert compactor.running
+    assert (await databases.manifest("clone")).origins == ()
+    await until(is_freed)
+    values = [value for _, value, _ in await scanned(clone)]
+    assert values == [b"other"] * len(expected)
     await databases.run("fsck", "clone", "--deep")
-    await databases.run("fsck", "parent", "--deep")
 
 
 async def test_a_clone_of_a_snapshot_is_cloned(databases: Databases) -> None:
     """A clone shows its snapshot, and a clone of it reads of both; each keeps what it reads."""
     expected = await databases.fill("parent")
     await databases.snapshot("parent", "kept")
-    server = await databases.serve("parent")
-    async with Client(server.listen) as client:
+    parent = await databases.serve("parent")
+    async with plain(parent) as client:
         await client.put(b"later", b"")
-    assert await server.stop() == ExitCode.OK
     await databases.clone("parent", "clone", "--snapshot", "kept")
-    assert await databases.rows("clone") == expected
+    clone = await databases.serve("clone")
+    assert await scanned(clone) == expected
     told = await databases.clone("clone", "second")
     assert {each["url"] for each in told["snapshots"]} == {
         databases.url("parent"),
         databases.url("clone"),
     }
     assert len(await databases.pins("parent")) == 2
-    for name in ("parent", "clone"):
-        server = await databases.serve(name)
-        async with Client(server.listen) as client:
+    for name, server in (("parent", parent), ("clone", clone)):
+        async with plain(server) as client:
             await client.delete_range(start=b"key")
+        assert await server.stop() == ExitCode.OK
         await databases.run("compactor", name, "--once", *SMALL)
         await databases.run("collector", name, "--once", *COLLECT)
-        assert await server.stop() == ExitCode.OK
     assert await databases.rows("second") == expected
     await databases.run("fsck", "second", "--deep")
 

@@ -14,7 +14,7 @@ from tests.e2e.replica_load import ReplicaLoad
 from tests.e2e.test_mixed_load import FLAGS, check_children
 from tests.servers.s3 import S3Server
 
-LOAD_S = 25.0
+LOAD_S = 60.0
 SOAK_S = 600.0
 RESTLESS = (
     *("--poll-interval-ms", "50", "--poll-interval-min-ms", "5", "--manifest-interval-ms", "300"),

@@ -186,6 +186,7 @@ async def test_explicit_sessions_are_remembered() -> None:
         async with Client(running.addresses) as client:
             async with client.session() as session:
                 written = session.put(b"k", b"v")
+            assert written.result().seq == 1
             assert (await client.get(b"k")) is not None
 
 

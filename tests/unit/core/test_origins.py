@@ -37,8 +37,8 @@ from tests.unit.core.test_retention import (
     CUTOFFS,
     manifest_object,
     manifest_of,
-    sst_id,
     sst,
+    sst_id,
     wal_object,
 )
 

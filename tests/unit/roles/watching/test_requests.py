@@ -1,0 +1,157 @@
+"""Requests that cannot be answered close their watch and leave the stream; limits; statuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shalekv.errors import InvalidRequest
+from shalekv.v1 import kv_pb2
+from tests.unit.roles.watching.clients import watched
+
+INVALID = 3
+EXHAUSTED = 8
+Header = kv_pb2.RequestHeader
+KeyRange = kv_pb2.KeyRange
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"header": Header(min_seq=1)}, "create.header.min_seq"),
+        ({"header": Header(max_staleness_ms=1)}, "create.header.max_staleness_ms"),
+        ({"header": Header(snapshot_id=bytes(16))}, "create.header.snapshot_id"),
+        ({"header": Header(read_level=kv_pb2.READ_LEVEL_COMMITTED)}, "create.header.read_level"),
+        ({"range": KeyRange(start=b"b", end=b"a")}, "create.range.start"),
+        ({"range": KeyRange(start=b"a", end=b"a")}, "create.range"),
+        ({"range": KeyRange(start=b"a", prefix=b"a")}, "create.range.prefix"),
+        ({"consumer": "n" * 129}, "consumer"),
+    ],
+)
+async def test_bad_watch_is_closed_and_the_stream_goes_on(
+    fields: dict[str, Any], field: str
+) -> None:
+    """A watch that cannot be is closed with the field that is wrong; others are not concerned."""
+    async with watched() as under:
+        client = under.client()
+        client.create(1)
+        await client.opened(1)
+        client.create(2, **fields)
+        closed = await client.closed()
+        assert (closed.code, closed.metadata["field"]) == (INVALID, field)
+        await under.writer.put(b"a")
+        assert (await client.commit()).seq == 1
+
+
+async def test_two_watches_with_one_id_are_closed() -> None:
+    """A second watch with the id of one that is open closes it: nobody could tell them apart."""
+    async with watched() as under:
+        client = under.client()
+        client.create(1)
+        await client.opened(1)
+        client.create(1, b"other")
+        assert (await client.closed()).metadata["field"] == "create.watch_id"
+        assert under.watches.status().watches == 0
+        client.create(1)
+        await client.opened(1)
+
+
+async def test_what_is_not_open_cannot_be_cancelled() -> None:
+    """To cancel an unknown watch is answered with INVALID_ARGUMENT for its id."""
+    async with watched() as under:
+        client = under.client()
+        client.cancel(7)
+        reply = await client.take()
+        assert (reply.watch_id, reply.closed.code) == (7, INVALID)
+
+
+async def test_acknowledgement_without_a_consumer() -> None:
+    """A watch without a consumer that is acknowledged is closed; an unknown one is ignored."""
+    async with watched() as under:
+        client = under.client()
+        client.ack(1, 9)
+        client.create(1)
+        await client.opened(1)
+        client.ack(1, 1)
+        assert (await client.closed()).metadata["field"] == "ack.watch_id"
+
+
+async def test_cancelled_watch_is_told_nothing_more() -> None:
+    """Behind the reply that it is closed, nothing of a watch comes, nor what had waited for it."""
+    async with watched() as under:
+        client = under.client()
+        client.create(1)
+        client.create(2, b"a")
+        await client.opened(1)
+        await client.opened(2)
+        await under.writer.put(b"a")
+        client.cancel(1)
+        replies = [await client.take() for _ in range(2)]
+        assert [(each.watch_id, each.WhichOneof("event")) for each in replies] == [
+            (2, "commit"),
+            (1, "closed"),
+        ]
+        assert replies[1].closed == kv_pb2.OperationError()
+
+
+async def test_request_that_says_nothing_ends_the_stream() -> None:
+    """A message without a request ends the stream, when its watches are closed."""
+    async with watched() as under:
+        client = under.client()
+        client.create(1)
+        await client.opened(1)
+        client.send(kv_pb2.WatchRequest())
+        assert (await client.closed()).code == INVALID
+        with pytest.raises(InvalidRequest):
+            await client.take()
+
+
+async def test_watches_are_bounded() -> None:
+    """Past `watch_count_max` a watch is refused with advice; when one has ended there is room."""
+    async with watched(watching={"watch_count_max": 2}) as under:
+        one, other = under.client(), under.client()
+        for client in (one, other):
+            client.create(1)
+            await client.opened(1)
+        one.create(2)
+        closed = await one.closed()
+        assert (closed.code, closed.retry_delay_ms) == (EXHAUSTED, 1_000)
+        other.cancel(1)
+        await other.closed()
+        one.create(3)
+        await one.opened(3)
+
+
+async def test_idle_watches_are_told_how_far_all_was_told() -> None:
+    """A watch of which nothing is told hears, now and then, how far the server has come."""
+    async with watched(watching={"watch_progress_ms": 10}) as under:
+        client = under.client()
+        client.create(1, b"mine")
+        await client.opened(1)
+        seq = 0
+        for _ in range(3):
+            seq = (await under.writer.put(b"other")).header.seq
+            while (reply := await client.take()).progress_seq < seq:
+                assert reply.WhichOneof("event") == "progress_seq"
+            assert reply.header.seq >= seq
+            assert reply.header.role == kv_pb2.ROLE_WRITER
+
+
+async def test_status_tells_what_there_is() -> None:
+    """Watches, streams, commits told and bytes that wait are counted, and given back."""
+    async with watched() as under:
+        client = under.client()
+        client.create(1)
+        client.create(2, b"a")
+        await client.opened(1)
+        await client.opened(2)
+        await under.writer.put(b"a")
+        status = under.watches.status()
+        assert (status.watches, status.streams, status.commits_told) == (2, 1, 2)
+        assert status.buffered_bytes > 0
+        await client.commit()
+        await client.commit()
+        client.create(3)
+        await client.opened(3)
+        assert under.watches.status().buffered_bytes < status.buffered_bytes
