@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shalekv.core.two_phase import Destination, Record
+from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.format.names import parse_manifest_name
 from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
-from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.store.memory import MemoryObjects, MemoryStore, named_objects
 from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.golden.places import RECORDS_FILE
+from tests.golden.places import PARENT_FOLDER, RECORDS_FILE
 from tests.unit.store.inline_runtime import inline_runtime
 
 DATABASES = Path(__file__).parent / "databases"
+MEMORY = "memory://"
 NAMES = sorted(path.parent.name for path in DATABASES.glob("*/database.json"))
 
 
@@ -29,11 +33,12 @@ def store_of(name: str) -> ObjectStore:
     """A copy in memory, in which time stands still where the database was left."""
     now_ms = int(description_of(name)["now_ms"])
     objects = MemoryObjects()
-    for path in sorted((DATABASES / name).glob("*/*")):
-        data = path.read_bytes()
-        info = ObjectInfo(str(path.relative_to(DATABASES / name)), len(data), now_ms)
-        objects.add(StoredObject(info, data))
+    parent = DATABASES / name / PARENT_FOLDER
+    parent_url = f"{MEMORY}{name.replace('_', '-')}-parent" if parent.exists() else ""
+    _load(objects, DATABASES / name, now_ms, parent_url)
     store = MemoryStore(lambda: now_ms, name=name.replace("_", "-"), objects=objects)
+    if parent_url:
+        _load(named_objects(parent_url.removeprefix(MEMORY)), parent, now_ms, "")
     records = DATABASES / name / RECORDS_FILE
     if not records.exists():
         return store
@@ -42,3 +47,16 @@ def store_of(name: str) -> ObjectStore:
         destination = Destination(store.url, written)
         table[destination] = Record(destination, source, is_committed=is_committed)
     return TwoPhaseStore(store, MemoryRecords(table=table), inline_runtime())
+
+
+def _load(objects: MemoryObjects, folder: Path, now_ms: int, parent_url: str) -> None:
+    """Copy objects into memory; of a clone, which finds its parent at another URL there."""
+    for path in sorted(folder.glob("*/*")):
+        if not path.is_file():
+            continue
+        name, data = str(path.relative_to(folder)), path.read_bytes()
+        if parent_url and parse_manifest_name(name) is not None:
+            manifest = decode_manifest(name, data)
+            moved = tuple(replace(each, url=parent_url) for each in manifest.origins)
+            data = encode_manifest(replace(manifest, origins=moved))
+        objects.replace(StoredObject(ObjectInfo(name, len(data), now_ms), data))

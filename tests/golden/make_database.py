@@ -22,7 +22,7 @@ from shalekv.format.coding import crc32c
 from shalekv_client import Add, Client, DeleteRange, Put, RetryPolicy
 from tests.e2e.child import Child
 from tests.e2e.processes import Processes
-from tests.golden.places import Place, place
+from tests.golden.places import ClonePlace, Place, place
 from tests.judging import commits as judging
 from tests.judging.commits import Between, Commits
 
@@ -39,6 +39,7 @@ class Making:
     def __init__(self, processes: Processes, place: Place, source: Path | None) -> None:
         """Nothing is written yet."""
         self.url = place.url
+        self._place = place
         self.repeats: list[dict[str, Any]] = []
         self.commits = Commits()
         self._processes = processes
@@ -50,6 +51,12 @@ class Making:
         """Start the server."""
         listen = ("--listen", "127.0.0.1:0", "--log-format", "json")
         return await self._serving("serve", "--create", "--url", self.url, *listen, *flags)
+
+    async def become_a_clone(self) -> None:
+        """Clone what was made so far; the clone goes on from there."""
+        assert isinstance(self._place, ClonePlace)
+        parent_url, self.url = self.url, self._place.clone_url
+        await self.run("clone", "--url", parent_url, "--to", self.url)
 
     async def run(self, *argv: str) -> None:
         """Run a command of the same version to its end."""
@@ -192,20 +199,41 @@ async def levels(making: Making) -> dict[str, Any]:
     return described
 
 
+async def clone(making: Making) -> dict[str, Any]:
+    """A clone of such a database: levels and a log of its own, above what it shares."""
+    await levels(making)
+    alone = ("--no-with-compactor", "--no-with-collector")
+    compact = ("--once", "--wal-trigger-age-ms", "0", "--l0-trigger-count", "100")
+    await making.become_a_clone()
+    server = await making.serve(*alone)
+    async with Client(server.listen, retry=PLAIN, coalesce=False) as client:
+        await making.put(client, b"low000", b"of the clone, in level 0")
+        await making.delete_range(client, b"load70", b"load75")
+        await making.run("compactor", "--url", making.url, *compact)
+        await making.put(client, b"low001", b"of the clone, in the log")
+        await making.delete(client, b"low002")
+        described = await making.description(client)
+    await server.kill()
+    return described
+
+
 PLANS: Mapping[str, Callable[[Making], Awaitable[dict[str, Any]]]] = {
     "v0_1": plain,
     "v0_2_before_levels": whole_api,
     "v0_3_levels": levels,
     "v0_4_two_phase": levels,
+    "v0_5_clone": clone,
 }
 TWO_PHASE = frozenset({"v0_4_two_phase"})
+CLONES = frozenset({"v0_5_clone"})
 
 
 async def make(name: str, source: Path | None) -> None:
     """Make the database of this name. `FileExistsError`: it is there already."""
     target = DATABASES / name
     with tempfile.TemporaryDirectory() as scratch, Processes() as processes:
-        async with place(Path(scratch), is_two_phase=name in TWO_PHASE) as where:
+        kinds = {"is_two_phase": name in TWO_PHASE, "is_clone": name in CLONES}
+        async with place(Path(scratch), **kinds) as where:
             making = Making(processes, where, source)
             description = await PLANS[name](making)
             target.mkdir(parents=True)

@@ -18,6 +18,7 @@ from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw
 
 RECORDS_FILE = "records.json"
+PARENT_FOLDER = "parent"
 BUCKET = "golden"
 
 
@@ -44,6 +45,23 @@ class FolderPlace(Place):
         """As the interface says."""
         for path in sorted(self._folder.glob("*/*")):
             write(target, str(path.relative_to(self._folder)), path.read_bytes())
+
+
+class ClonePlace(FolderPlace):
+    """A folder that a clone is made in, and its parent in another one."""
+
+    def __init__(self, scratch: Path) -> None:
+        """First it is the parent that is made."""
+        super().__init__(scratch / "clone")
+        self.clone_url = self.url
+        self._parent = FolderPlace(scratch / PARENT_FOLDER)
+        self.url = self._parent.url
+
+    async def copy_to(self, target: Path) -> None:
+        """As the interface says; the parent goes into a folder below."""
+        await super().copy_to(target)
+        (target / PARENT_FOLDER).mkdir()
+        await self._parent.copy_to(target / PARENT_FOLDER)
 
 
 class TwoPhasePlace(Place):
@@ -79,8 +97,11 @@ class TwoPhasePlace(Place):
 
 
 @asynccontextmanager
-async def place(scratch: Path, *, is_two_phase: bool) -> AsyncIterator[Place]:
+async def place(scratch: Path, *, is_two_phase: bool, is_clone: bool) -> AsyncIterator[Place]:
     """Where the next database is made."""
+    if is_clone:
+        yield ClonePlace(scratch)
+        return
     if not is_two_phase:
         yield FolderPlace(scratch / "database")
         return

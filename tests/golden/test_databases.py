@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shalekv.core.manifest import CasMode, Manifest
+from shalekv.core.origins import foreign_ids, is_pin, pin_name
 from shalekv.core.tree import SYSTEM_LEVEL, Tree
 from shalekv.engine.fsck.check import Fsck
 from shalekv.errors import DatabaseMismatch
@@ -25,10 +26,11 @@ from shalekv.settings import (
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore, named_objects
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv_client import Client, Entry
 from tests.e2e.in_process import real_runtime, serving
-from tests.golden.databases import NAMES, description_of, store_of
+from tests.golden.databases import MEMORY, NAMES, description_of, store_of
 from tests.golden.make_database import PLANS, described
 
 DEADLINE_S = 30
@@ -114,6 +116,24 @@ async def test_a_database_keeps_to_its_mode() -> None:
     assert names_there <= {each.destination.name for each in records if each.is_committed}
     with pytest.raises(DatabaseMismatch):
         await compact(store.plain, seed=4)
+
+
+async def test_the_clone_shares_and_has_its_own() -> None:
+    """The clone reads SSTs of its parent, which keeps them, beside its own and those of a load."""
+    store = store_of("v0_5_clone")
+    manifest = await manifest_of(store)
+    (origin,) = manifest.origins
+    shared = foreign_ids(manifest.origins)
+    own = {info.id for info in manifest.leveled_ssts} - shared
+    assert shared
+    assert own
+    assert any(info.min_seq == info.max_seq for info in manifest.leveled_ssts if info.id in shared)
+    in_memory = MemoryStore(lambda: 0, objects=named_objects(origin.url.removeprefix(MEMORY)))
+    parent = await manifest_of(in_memory)
+    (pin,) = (each for each in parent.snapshots if each.id == origin.snapshot_id)
+    assert is_pin(pin)
+    assert pin.name == pin_name(manifest.database_id)
+    assert parent.database_id == origin.database_id
 
 
 async def check(store: ObjectStore, description: dict[str, Any]) -> None:

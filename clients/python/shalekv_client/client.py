@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -265,8 +265,8 @@ class Client(DataCalls, SnapshotCalls, AsyncClosing):
         if size_bytes > self._message_bytes_max:
             raise too_large(self.address, operation.method, size_bytes, self._message_bytes_max)
 
-        async def send(server: Server, left_ms: float) -> ResultT:
-            return await server.send(operation, left_ms)
+        def send(server: Server, left_ms: float) -> Awaitable[ResultT]:
+            return server.send(operation, left_ms)
 
         return await self.fleet.run(send, _aim_of(operation), self._time_ms(timeout_ms))
 
@@ -292,9 +292,10 @@ class Client(DataCalls, SnapshotCalls, AsyncClosing):
 
 
 def _aim_of(operation: Operation[ResultT]) -> Aim:
-    if operation.is_read:
-        return READ if operation.destination is Destination.BY_POLICY else READ_AT_WRITER
-    return REPEATABLE_WRITE if operation.is_repeatable else WRITE
+    if operation.read_level is None:
+        return REPEATABLE_WRITE if operation.is_repeatable else WRITE
+    is_committed = operation.read_level is ReadLevel.COMMITTED
+    return READ if is_committed else READ_AT_WRITER
 
 
 def _positive(name: str, value: int) -> int:

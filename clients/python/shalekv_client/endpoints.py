@@ -47,6 +47,9 @@ class Endpoints:
         self._nearest_first = nearest_first
         self._turn = 0
         self.writer: Endpoint | None = None  # None: not known
+        # The only one, as long as it is not known to be a reader: then there is no choice.
+        self.sole: Endpoint | None = None
+        self._settle()
         self.epoch = 0  # the greatest that any server has told of
 
     def __len__(self) -> int:
@@ -61,13 +64,10 @@ class Endpoints:
         """The one at this address, if it is known."""
         return self._known.get(address)
 
-    @property
-    def sole(self) -> Endpoint | None:
-        """The only one, as long as it is not known to be a reader: then there is no choice."""
-        if len(self._known) > 1:
-            return None
-        (only,) = self._known.values()
-        return None if only.role is Role.READER else only
+    def _settle(self) -> None:
+        first = next(iter(self._known.values()))
+        is_alone = len(self._known) == 1 and first.role is not Role.READER
+        self.sole = first if is_alone else None
 
     def choose(
         self,
@@ -115,6 +115,7 @@ class Endpoints:
                 self.writer = endpoint
         elif writer is not None and (writer is endpoint or writer.epoch < epoch):
             self.writer = None  # there is a newer one, or this one became something else
+        self._settle()
 
     def overtaken(self, epoch: int) -> None:
         """A writer of this epoch was told of: one of a smaller epoch is none any more."""
@@ -146,6 +147,10 @@ class Endpoints:
         longest_s = AVOID_INITIAL_S * 2.0 ** min(endpoint.failures - 1, 16)
         endpoint.avoid_until_s = now_s + min(AVOID_MAX_S, longest_s)
 
+    def is_reader(self, endpoint: Endpoint) -> None:
+        """It has refused to write."""
+        self.heard(endpoint, Role.READER, endpoint.epoch)
+
     def doubt(self, endpoint: Endpoint) -> None:
         """It may not be the writer, whatever it has said: find out before the next write."""
         if endpoint.role is Role.WRITER:
@@ -158,6 +163,7 @@ class Endpoints:
         found = self._known.get(address)
         if found is None:
             found = self._known[address] = Endpoint(address, is_listed=False)
+            self._settle()
         return found
 
     def forget_told(self) -> list[Endpoint]:
@@ -166,6 +172,7 @@ class Endpoints:
         dropped = [each for each in dropped if each is not self.writer]
         for each in dropped:
             del self._known[each.address]
+        self._settle()
         return dropped
 
 

@@ -130,19 +130,19 @@ class Fleet:
         """
         self.check_open()
         deadline_ms = self._loop.time() * 1000.0 + timeout_ms
-        trip = Trip(aim, self._effective(aim.destination), self._retry)
-        left_ms = float(timeout_ms)
-        while True:
-            try:
-                server = await self._next(trip, left_ms)
-                return await self._attempt(server, send, trip, deadline_ms)
-            except ShaleKVError as error:
-                left_ms = deadline_ms - self._loop.time() * 1000.0
-                delay_ms = await self._after(trip, error, left_ms)
-            if delay_ms:
-                await asyncio.sleep(delay_ms / 1000.0)
-            left_ms = deadline_ms - self._loop.time() * 1000.0
-            self.check_open()
+        sole = self.endpoints.sole
+        if sole is None or (sole.role is None and self._must_ask(aim.destination)):
+            trip = Trip(aim, self._effective(aim.destination), self._retry)
+            return await self._travel(send, trip, deadline_ms, None)
+        server = self._servers.of(sole)
+        limit_ms = self._retry.attempt_timeout_ms
+        try:  # for nearly all calls there is no more to it
+            return await send(server, min(timeout_ms, limit_ms) if limit_ms else timeout_ms)
+        except ShaleKVError as error:
+            trip = Trip(aim, self._effective(aim.destination), self._retry)
+            trip.note(server.endpoint, error)
+            self.failed(server, error, trip.destination)
+            return await self._travel(send, trip, deadline_ms, error)
 
     async def pick(
         self, destination: Destination, timeout_ms: float, tried: Collection[Endpoint] = ()
@@ -169,7 +169,7 @@ class Fleet:
         if isinstance(error, ConditionFailed):
             self.freshness.seen(error.found_seq)
         if isinstance(error, NotTheWriter):
-            endpoint.role = Role.READER
+            endpoints.is_reader(endpoint)
             self._told(error.writer_address)
         if isinstance(error, Fenced):
             endpoints.overtaken(error.newer_epoch or 0)
@@ -196,6 +196,29 @@ class Fleet:
             return NotSent(details)
         return error
 
+    async def _travel(
+        self,
+        send: Callable[[Server, float], Awaitable[ReplyT]],
+        trip: Trip,
+        deadline_ms: float,
+        error: ShaleKVError | None,
+    ) -> ReplyT:
+        """The reply of one more attempt, or of those after it; `error` is that of the last."""
+        while True:
+            if error is not None:
+                delay_ms = await self._after(trip, error, self._left_ms(deadline_ms))
+                if delay_ms:
+                    await asyncio.sleep(delay_ms / 1000.0)
+                self.check_open()
+            try:
+                server = await self._next(trip, self._left_ms(deadline_ms))
+                return await self._attempt(server, send, trip, deadline_ms)
+            except ShaleKVError as failed:
+                error = failed
+
+    def _left_ms(self, deadline_ms: float) -> float:
+        return deadline_ms - self._loop.time() * 1000.0
+
     async def _next(self, trip: Trip, left_ms: float) -> Server:
         found = trip.aim.only or self._choose(trip.destination, trip.tried)
         if found is None:
@@ -210,14 +233,21 @@ class Fleet:
     def _choose(self, destination: Destination, tried: Collection[Endpoint]) -> Endpoint | None:
         sole = self.endpoints.sole
         if sole is not None:
-            must_ask = self.freshness.is_bound or self._routing.reads is ReadPolicy.WRITER
-            is_unsure = must_ask and sole.role is None and destination is Destination.WRITER
-            return None if is_unsure else sole
+            return None if sole.role is None and self._must_ask(destination) else sole
         chance = random.random()  # noqa: S311 (it spreads reads; nothing is kept secret)
         is_writer = destination is Destination.WRITER
         return self.endpoints.choose(
             destination, self._loop.time(), chance, () if is_writer else tried
         )
+
+    def _must_ask(self, destination: Destination) -> bool:
+        """Whether a server is asked for role and database before it is believed to be the writer.
+
+        Not when it is the only one, and nothing says which database is meant.
+        """
+        if self._effective(destination) is not Destination.WRITER:
+            return False
+        return self.freshness.is_bound or self._routing.reads is ReadPolicy.WRITER
 
     async def _attempt(
         self,

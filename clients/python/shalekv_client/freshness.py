@@ -7,7 +7,6 @@ wait for a commit that is gone would be to wait for ever.
 
 from __future__ import annotations
 
-from shalekv.v1 import kv_pb2
 from shalekv_client.errors import ErrorDetails, WrongDatabase
 from shalekv_client.tokens import SessionToken
 
@@ -21,19 +20,8 @@ class Freshness:
         self.database_id = b""
         self.is_bound = False  # to its database: a token was given, or there are several servers
 
-    def heard(self, header: kv_pb2.ReplyHeader, *, address: str, is_certain: bool) -> None:
-        """A reply has come; `is_certain` says that no crash takes back what it tells.
-
-        Raises `WrongDatabase` when it is of another database. A client of one address that was
-        given no token begins anew with what stands there now.
-        """
-        if header.database_id != self.database_id:
-            self._meet(header.database_id, address)
-        if is_certain and header.seq > self.seq:
-            self.seq = header.seq
-
     def seen(self, seq: int) -> None:
-        """A refusal has told of a commit."""
+        """A reply, or a refusal, has told of a commit that no crash takes back."""
         self.seq = max(self.seq, seq)
 
     @property
@@ -50,7 +38,12 @@ class Freshness:
         self.database_id, self.is_bound = token.database_id, True
         self.seq = max(self.seq, token.seq)
 
-    def _meet(self, database_id: bytes, address: str) -> None:
+    def meet(self, database_id: bytes, address: str) -> None:
+        """A server has told of another database than the one that is known.
+
+        Raises `WrongDatabase`. A client of one address that was given no token begins anew with
+        what stands there now.
+        """
         if not database_id:
             return  # a server that does not tell
         if self.database_id and self.is_bound:

@@ -57,14 +57,8 @@ class Operation(Generic[ResultT]):
     request: Message
     decode: Callable[[Any], ResultT]  # from the reply; ValueError when it is not an answer
     is_repeatable: bool  # whether it does no harm to send it again when nobody knows what became
-    is_read: bool = False
-    read_level: ReadLevel = ReadLevel.COMMITTED  # of a read
+    read_level: ReadLevel | None = None  # None: it is a write
     min_seq: int = 0  # what the reply to a read has to show
-
-    @property
-    def destination(self) -> Destination:
-        """Who can answer it."""
-        return destination_of(self.read_level) if self.is_read else Destination.WRITER
 
     @property
     def method(self) -> str:
@@ -93,7 +87,6 @@ def get(
         request,
         value_of,
         is_repeatable=True,
-        is_read=True,
         read_level=read_level,
         min_seq=min_seq if at is None else 0,
     )
@@ -115,7 +108,6 @@ def batch_get(
         request,
         _values,
         is_repeatable=True,
-        is_read=True,
         read_level=read_level,
         min_seq=min_seq if at is None else 0,
     )

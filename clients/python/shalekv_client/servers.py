@@ -22,6 +22,7 @@ from shalekv_client.stream import SessionCall
 from shalekv_client.unary import UnaryCalls
 
 ResultT = TypeVar("ResultT")
+_MEMORY = kv_pb2.DURABILITY_MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,13 @@ class Server:
         Raises `SeqNotReached` when it shows less than what was seen before, as a writer does that
         does not know yet that it was replaced; `WrongDatabase` as `heard`.
         """
-        if operation.is_read:
-            self.shown(reply.header, operation.read_level, operation.min_seq)
+        header = reply.header
+        read_level = operation.read_level
+        if read_level is not None:
+            self.shown(header, read_level, operation.min_seq)
             return
-        is_certain = reply.durability != kv_pb2.DURABILITY_MEMORY
         try:
-            self.heard(reply.header, is_certain=is_certain)
+            self.heard(header, is_certain=reply.durability != _MEMORY)
         except WrongDatabase as error:
             raise ServerFailed(error.details) from error  # it was applied, though elsewhere
 
@@ -107,11 +109,16 @@ class Server:
             raise not_reached(self.address, header.seq, min_seq)
 
     def heard(self, header: kv_pb2.ReplyHeader, *, is_certain: bool = True) -> None:
-        """Learn from the header of a reply; `is_certain` as `Freshness.heard`.
+        """Learn from the header of a reply; `is_certain` says that no crash takes
+        back what it tells.
 
         Raises `WrongDatabase` when the server is of another database than the client.
         """
-        self._freshness.heard(header, address=self.address, is_certain=is_certain)
+        freshness = self._freshness
+        if header.database_id != freshness.database_id:
+            freshness.meet(header.database_id, self.address)
+        if is_certain and header.seq > freshness.seq:
+            freshness.seq = header.seq
         if header.epoch != self.endpoint.epoch or header.role != self._role_number:
             self._role_number = header.role
             self._endpoints.heard(self.endpoint, known(Role, header.role), header.epoch)

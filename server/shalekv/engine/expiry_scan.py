@@ -71,7 +71,7 @@ class ExpiryScan:
         done: set[bytes] = set()
         while True:
             held = self._levels.current.base  # anew each time: an older one would keep garbage
-            infos = [*_ssts(held.tree)]
+            infos = [*ssts(held.tree)]
             self._seen = {i.id: self._seen[i.id] for i in infos if i.id in self._seen}
             info = next(
                 (i for i in infos if i.id not in done and self._is_due(i, through_seq, now_ms)),
@@ -114,7 +114,8 @@ class ExpiryScan:
             await self._clock.sleep_ms(_MS_PER_S * size_bytes / self._bytes_per_s)
 
 
-def _ssts(tree: Tree) -> Iterator[SstInfo]:
+def ssts(tree: Tree) -> Iterator[SstInfo]:
+    """Those that hold keys of clients."""
     return chain(tree.l0, *(run.ssts for run in tree.runs))
 
 

@@ -18,6 +18,7 @@ from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
 from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.memtable import Memtable
+from shalekv.engine.origin_pins import check_pins
 from shalekv.engine.progress import Progress
 from shalekv.engine.recover import check_openable
 from shalekv.engine.replay import read_slot
@@ -71,6 +72,7 @@ async def join(
         snapshot_id, ttl_s = NO_SNAPSHOT, None
         manifest = stored.current
         last_wal_id = await snapshots.last_contiguous(manifest)
+    await check_pins(store, manifest, may_fix=False)
     tree = await store.runtime.workers.run(Tree.of, manifest)
     ssts = open_ssts(manifest)
     ssts.origins.learn(manifest.origins)

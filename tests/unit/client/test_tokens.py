@@ -6,18 +6,12 @@ import re
 
 import pytest
 
-from shalekv.v1 import kv_pb2
 from shalekv_client import InvalidToken, SessionToken, WrongDatabase
 from shalekv_client.freshness import Freshness
 from shalekv_client.page_tokens import with_address, without_address
 
 DATABASE, OTHER = bytes(range(16)), bytes(16)
 TOKEN = SessionToken(DATABASE, 9)
-
-
-def header(seq: int, database_id: bytes = DATABASE) -> kv_pb2.ReplyHeader:
-    """The header of a reply."""
-    return kv_pb2.ReplyHeader(database_id=database_id, seq=seq)
 
 
 @pytest.mark.parametrize("seq", [0, 1, 300, 1 << 32, (1 << 64) - 1])
@@ -65,22 +59,22 @@ def test_token_has_the_id_of_a_database() -> None:
         SessionToken(DATABASE, 1 << 64)
 
 
-def test_greatest_certain_seq_is_kept() -> None:
-    """What a crash may take back is not remembered; neither does an older reply go back."""
+def test_greatest_seq_is_kept() -> None:
+    """An older reply does not take back what a newer one has told."""
     seen = Freshness()
     assert seen.token is None
-    for seq, is_certain in ((5, True), (9, False), (3, True)):
-        seen.heard(header(seq), address="a:1", is_certain=is_certain)
+    seen.meet(DATABASE, "a:1")
+    for seq in (5, 3):
+        seen.seen(seq)
     assert seen.token == SessionToken(DATABASE, 5)
-    seen.seen(8)
-    assert seen.seq == 8
 
 
 def test_lone_server_may_be_given_a_new_database() -> None:
     """Without a token, a client of one address begins anew with the database that stands there."""
     seen = Freshness()
-    seen.heard(header(50), address="a:1", is_certain=True)
-    seen.heard(header(2, OTHER), address="a:1", is_certain=True)
+    for database_id, seq in ((DATABASE, 50), (OTHER, 2)):
+        seen.meet(database_id, "a:1")
+        seen.seen(seq)
     assert seen.token == SessionToken(OTHER, 2)
 
 
@@ -89,7 +83,7 @@ def test_token_binds_to_its_database() -> None:
     seen = Freshness()
     seen.advance(TOKEN, "a:1")
     with pytest.raises(WrongDatabase, match=OTHER.hex()):
-        seen.heard(header(50, OTHER), address="a:1", is_certain=True)
+        seen.meet(OTHER, "a:1")
     with pytest.raises(WrongDatabase, match="take a token of this one"):
         seen.advance(SessionToken(OTHER, 50), "a:1")
     seen.advance(SessionToken(DATABASE, 3), "a:1")
@@ -99,7 +93,8 @@ def test_token_binds_to_its_database() -> None:
 def test_server_that_does_not_tell_its_database_is_taken_as_it_is() -> None:
     """An empty id is not one."""
     seen = Freshness()
-    seen.heard(header(5, b""), address="a:1", is_certain=True)
+    seen.seen(5)
+    seen.meet(b"", "a:1")
     assert (seen.token, seen.seq) == (None, 5)
 
 

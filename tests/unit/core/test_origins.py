@@ -121,7 +121,7 @@ def test_a_clone_finds_every_sst() -> None:
 
 
 def test_the_first_manifest_leaves_processes_behind() -> None:
-    """Numbers and loads go on; snapshots, leases, nonces, addresses and times of deletion do not."""
+    """Numbers and loads go on; snapshots, leases, nonces, addresses and cutoffs do not."""
     shared = replace(
         manifest(1),
         writer_epoch=5,

@@ -44,7 +44,8 @@ async def logged(database: Database) -> list[Logged]:
         name = names.wal_name(wal_id)
         sst = open_sst(name, database.data(name), database_id=None)
         at_ms = sst.properties.logical_time_ms
-        found += (Logged(each, at_ms) for each in (*sst.entries(), *sst.range_tombstones()))
+        # Inside a commit the ranges go first.
+        found += (Logged(each, at_ms) for each in (*sst.range_tombstones(), *sst.entries()))
     return sorted(found, key=lambda each: each.entry.seq)
 
 

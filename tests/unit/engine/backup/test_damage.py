@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from shalekv.engine.backup.checking import check_copy, wal_copy
 from shalekv.errors import (
+    BadChecksum,
     CorruptObject,
     DatabaseNotFound,
     IllegalState,
     ObjectNotFound,
     ShaleError,
+    WrongObject,
 )
 from shalekv.format import names
 from shalekv.format.backup_names import WalCopy
+from shalekv.format.sst_encode import encode_sst
 from tests.unit.engine.backup.ground import (
     Place,
     back_up,
@@ -23,6 +28,7 @@ from tests.unit.engine.backup.ground import (
     restore,
     verify,
 )
+from tests.unit.engine.fsck.planted import DATABASE_ID, properties
 
 Harm = Callable[[Place, str], None]
 
@@ -93,6 +99,17 @@ async def test_copies_that_changed_places_are_told() -> None:
     repository.overwrite(first, other)
     repository.overwrite(second, one)
     assert {damage.name for damage in await verify(repository)} == {first, second}
+
+
+async def test_the_name_of_a_copy_must_have_its_checksum() -> None:
+    """Though the SST is sound in itself."""
+    data = encode_sst(properties(names.wal_name(1), 1), [], block_bytes=64)
+    copy = wal_copy(names.wal_name(1), data, 1, DATABASE_ID)
+    check_copy(copy, len(data), data)
+    with pytest.raises(BadChecksum):
+        check_copy(replace(copy, checksum=copy.checksum ^ 1), len(data), data)
+    with pytest.raises(WrongObject):
+        check_copy(replace(copy, write_id=bytes(16)), len(data), data)
 
 
 @pytest.mark.parametrize("harm", HARMS)

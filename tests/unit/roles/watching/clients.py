@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shalekv.clock import LoopClock
+from shalekv.clock import Clock, LoopClock
 from shalekv.engine.consumer_leases import ConsumerLeases
 from shalekv.engine.watching.history import History
 from shalekv.errors import ShaleError
@@ -32,6 +32,16 @@ def describe(error: BaseException) -> kv_pb2.OperationError:
     """What a client is told of an error, as the transport describes it."""
     assert isinstance(error, ShaleError), error
     return operation_error(status_of(error))
+
+
+class AheadClock(LoopClock):
+    """The clock of the loop, which a test may put ahead."""
+
+    ahead_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds of the loop, and what it was put ahead."""
+        return super().monotonic_ms() + self.ahead_ms
 
 
 class WatchClient:
@@ -137,11 +147,17 @@ class Watched:
     """A writer, its watches, and their clients."""
 
     def __init__(
-        self, writer: Serving, database: Database, watches: Watches, tasks: asyncio.TaskGroup
+        self,
+        writer: Serving,
+        database: Database,
+        watches: Watches,
+        clock: AheadClock,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self.writer = writer
         self.database = database
         self.watches = watches
+        self.clock = clock
         self._tasks = tasks
         self._running: list[asyncio.Task[None]] = []
 
@@ -157,7 +173,7 @@ class Watched:
             task.cancel()
 
 
-def watches_of(writer: Serving, **settings: Any) -> Watches:
+def watches_of(writer: Serving, clock: Clock, **settings: Any) -> Watches:
     """The watches of a writer."""
     cas = CasStore(writer.store, inline_runtime(), StoreSettings())
     engine = writer.engine
@@ -168,7 +184,7 @@ def watches_of(writer: Serving, **settings: Any) -> Watches:
         engine.feed,
         History(cas, manifest, engine.levels.ssts, database_id=database_id),
         watching,
-        LoopClock(),
+        clock,
         hold=lambda: engine.levels.current,
         header=writer.kv.header,
         now_ms=engine.time.now_ms,
@@ -186,8 +202,9 @@ async def watched(
     """A writer that serves, and its watches; at the end nothing of them is left."""
     database = await Database.created() if database is None else database
     async with serving(database, **settings) as writer, asyncio.TaskGroup() as tasks:
-        watches = watches_of(writer, **(watching or {}))
-        found = Watched(writer, database, watches, tasks)
+        clock = AheadClock()
+        watches = watches_of(writer, clock, **(watching or {}))
+        found = Watched(writer, database, watches, clock, tasks)
         try:
             yield found
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -87,6 +88,8 @@ async def test_cancelled_watch_is_told_nothing_more() -> None:
         await client.opened(2)
         await under.writer.put(b"a")
         client.cancel(1)
+        while under.watches.status().watches != 1:  # noqa: ASYNC110 - it is seen from outside alone
+            await asyncio.sleep(0)
         replies = [await client.take() for _ in range(2)]
         assert [(each.watch_id, each.WhichOneof("event")) for each in replies] == [
             (2, "commit"),

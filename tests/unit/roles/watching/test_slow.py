@@ -11,7 +11,7 @@ from shalekv.core.key_range import KeyRange
 from shalekv.errors import Stopping
 from shalekv.format import names
 from tests.unit.roles.test_records_in_levels import compact
-from tests.unit.roles.watching.clients import WatchClient, Watched, watched
+from tests.unit.roles.watching.clients import HOUR_MS, WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import told, truth
 
 ALL = KeyRange(b"", b"")
@@ -89,10 +89,11 @@ async def test_stuck_stream_is_cut_and_goes_on_where_it_was() -> None:
     """A stream of which nothing is taken is cut with WATCH_TOO_SLOW: `next_seq` and what was taken
     before are the whole history, without gap or double.
     """
-    async with watched(watching=SMALL | {"watch_stalled_ms": 40}) as under:
+    async with watched(watching=SMALL | {"watch_progress_ms": 10}) as under:
         client = await opened(under)
         last_seq = await fill(under)
         commits = [await client.commit()]
+        under.clock.ahead_ms += HOUR_MS
         while not under.watches.status().cut:  # noqa: ASYNC110 - it is seen from outside alone
             await asyncio.sleep(0)
         assert under.watches.held_bytes < 10_000

@@ -14,8 +14,8 @@ from tests.unit.roles.messages import delete, delete_range, put
 from tests.unit.roles.watching.clients import WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import told, truth
 
-SEEDS = range(12)
-WRITES = 120
+SEEDS = range(8)
+WRITES = 80
 KEYS = 30
 SMALL: dict[str, Any] = {"watch_stream_bytes_max": 65_536, "watch_bytes_max": 262_144}
 RANGES = [b"", b"k", b"k1", b"k2", b"k15"]

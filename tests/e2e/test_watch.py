@@ -1,0 +1,114 @@
+"""Watches of a real server: exactly the log, across kills and restarts, live and from the past."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from random import Random
+
+import grpc
+import pytest
+
+from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from shalekv_client import Client
+from tests.e2e.history import History
+from tests.e2e.load import Load
+from tests.e2e.processes import Processes
+from tests.e2e.wal_contents import WalObject, check_wal, read_wal
+from tests.e2e.watchers import Commits, Follower
+
+KILLS = 4
+BURST_S = 0.5
+DEADLINE_S = 40
+PREFIXES = (b"", b"shared/", b"shared/1", b"own/", b"nothing/")
+
+
+def expected(wal: list[WalObject], prefix: bytes) -> Commits:
+    """What a watch of a prefix has to tell of this log."""
+    found = []
+    for each in wal:
+        for seq, changes in sorted(each.commits.items()):
+            inside = {key: value for key, value in changes.items() if key.startswith(prefix)}
+            if inside:
+                found.append((seq, inside))
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("in_flight", [1, 4])
+async def test_watches_tell_the_log_across_kills(
+    processes: Processes, tmp_path: Path, in_flight: int
+) -> None:
+    """Watches that go on behind their last commit when their server was killed, and one that begins
+    at the beginning, tell exactly the log: all that was acknowledged, each commit once, in order.
+    """
+    random, history = Random(in_flight), History(in_flight)
+    url = f"file://{tmp_path}/db"
+    follower, late = Follower(PREFIXES), Follower(PREFIXES)
+    for number in range(KILLS):
+        server = await processes.serve(
+            url, "--max-parallel-writes", str(in_flight), "--watch-progress-ms", "20"
+        )
+        load = Load(history, server.listen, random)
+        async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(follower.follow(server.listen))
+            writing = tasks.create_task(load.run())
+            if number < KILLS - 1:
+                asyncio.get_running_loop().call_later(
+                    random.uniform(0.1, BURST_S), server.send, signal.SIGKILL
+                )
+                continue
+            await load.acknowledged(300)
+            load.stop()
+            await writing
+            async with Client(server.listen) as client:
+                last_seq = (await client.put(b"last", b"%d:" % 10**9)).seq
+            following_late = tasks.create_task(late.follow(server.listen))
+            await follower.reached(last_seq)
+            await late.reached(last_seq)
+            assert await server.stop() == 0, server.report()
+            await following
+            await following_late
+    wal = read_wal(tmp_path / "db")
+    for each in (follower, late):
+        for prefix, told in zip(PREFIXES, each.told, strict=True):
+            assert told == expected(wal, prefix)
+    del wal[-1]  # the marker, of which the history does not know
+    check_wal(wal, history)
+
+
+async def test_server_that_stops_tells_each_watch(processes: Processes, tmp_path: Path) -> None:
+    """A server that is asked to stop does so at once although a stream of watches is open: each
+    watch is told STOPPING, and the stream ends as UNAVAILABLE with that reason.
+    """
+    server = await processes.serve(f"file://{tmp_path}/db", "--shutdown-grace-ms", "60000")
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        call = kv_pb2_grpc.KVStub(channel).Watch()
+        create = kv_pb2.WatchCreate(watch_id=1)
+        await call.write(kv_pb2.WatchRequest(create=create))
+        assert (await call.read()).opened_at_seq == 1
+        async with asyncio.timeout(DEADLINE_S):
+            server.send(signal.SIGTERM)
+            assert (await call.read()).closed.reason == "STOPPING"
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            assert "shutting down" in await call.details()
+            assert await server.exited() == 0, server.report()
+
+
+async def test_stuck_client_does_not_hold_up_the_end(processes: Processes, tmp_path: Path) -> None:
+    """A server whose stream of watches is not taken stops at once all the same."""
+    server = await processes.serve(f"file://{tmp_path}/db", "--shutdown-grace-ms", "60000")
+    async with (
+        grpc.aio.insecure_channel(server.listen) as channel,
+        Client(server.listen) as client,
+    ):
+        call = kv_pb2_grpc.KVStub(channel).Watch()
+        create = kv_pb2.WatchCreate(watch_id=1)
+        await call.write(kv_pb2.WatchRequest(create=create))
+        await call.read()
+        for number in range(20):
+            await client.put(b"%d" % number, bytes(1_000_000))
+        async with asyncio.timeout(DEADLINE_S):
+            server.send(signal.SIGTERM)
+            assert await server.exited() == 0, server.report()
