@@ -18,7 +18,7 @@ from tests.e2e.processes import Processes
 from tests.e2e.wal_contents import WalObject, check_wal, read_wal
 from tests.e2e.watchers import Commits, Follower
 
-KILLS = 4
+KILLS = 3
 BURST_S = 0.5
 DEADLINE_S = 40
 PREFIXES = (b"", b"shared/", b"shared/1", b"own/", b"nothing/")

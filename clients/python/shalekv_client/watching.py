@@ -93,7 +93,12 @@ class Watching:
         self._end_if_idle()
 
     async def aclose(self) -> None:
-        """End the call; the watches fail."""
+        """End the call; the watches fail. One that ends in order is given a moment for that.
+
+        The server moves the leases of consumers on when it ends.
+        """
+        if self._task is not None and not self._watches:
+            await asyncio.wait([self._task], timeout=LAST_WORDS_S)
         for watch in list(self._watches):
             watch.fail(abandoned(self._address, "the client"))
             self._drop(watch)

@@ -12,11 +12,13 @@ from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.engine_watches import watches_of
 from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.reader_admin import ReaderAdmin
 from shalekv.roles.reader_kv import ReaderKv
 from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
+from shalekv.roles.watching import Watches
 from shalekv.runtime import Runtime
 from shalekv.settings import CompactorSettings, ReadSettings
 from shalekv.settings.budget import memory_budget
@@ -31,12 +33,18 @@ JOINS_MAX = 5  # a reader that loses what it reads so often while it joins would
 
 
 class Reader:
-    """One replica. `kv` and `admin` answer requests while `run` runs."""
+    """One replica. `kv`, `admin` and `watches` answer requests while `run` runs."""
 
     def __init__(
-        self, engine: ReaderEngine, kv: ReaderKv, admin: ReaderAdmin, clock: Clock
+        self,
+        engine: ReaderEngine,
+        kv: ReaderKv,
+        admin: ReaderAdmin,
+        watches: Watches,
+        clock: Clock,
     ) -> None:
         """Use `Reader.open`."""
+        self.watches = watches
         self.clock = clock
         self.engine = engine
         self.kv = kv
@@ -75,7 +83,9 @@ class Reader:
             url=store.url,
             open_ms=open_ms,
         )
-        return cls(engine, kv, admin, runtime.clock)
+        watches = watches_of(engine, cas, settings.watches, kv.header)
+        admin.watches = watches
+        return cls(engine, kv, admin, watches, runtime.clock)
 
     async def run(self) -> None:
         """Follow the writer until `close`, or raise what ended it."""

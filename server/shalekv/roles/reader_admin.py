@@ -16,6 +16,7 @@ from shalekv.roles.reader_kv import reader_header
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.store_use import StoreUse
+from shalekv.roles.watching import Watches
 from shalekv.settings import ReaderSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 
@@ -38,6 +39,7 @@ class ReaderAdmin:
         open_ms: float,
     ) -> None:
         """`url` without credentials; `open_ms` is how long joining took."""
+        self.watches: Watches | None = None  # to be set by who has them
         self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
         self.memory = memory
         self.store_use = store_use
@@ -90,6 +92,7 @@ class ReaderAdmin:
             ),
             manifest=manifest_status(engine.manifest.current),
             memory=self.memory.status(),
+            watches=None if self.watches is None else self.watches.status(),
         )
 
     def _reader_status(self) -> admin_pb2.ReaderStatus:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.engine.consumer_leases import ConsumerLeases
 from shalekv.engine.recover import open_log
 from shalekv.engine.snapshot_pins import SnapshotPins
-from shalekv.engine.watching.history import History
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ShaleError
+from shalekv.roles.engine_watches import watches_of
 from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
@@ -93,7 +92,7 @@ class Writer:
             open_ms=round(open_ms),
         )
         kv = WriterKv(engine, settings.limits, runtime)
-        watches = _watches(cas, engine, settings, clock, kv)
+        watches = watches_of(engine, cas, settings.watches, kv.header)
         memory = _memory_use(settings, engine, kv)
         pins = SnapshotPins(cas)
         report = LevelsReport(engine, settings.compactor, pins, counting.counts_by_folder)
@@ -138,23 +137,6 @@ class Writer:
     def close(self) -> None:
         """Accept no more writes; `run` returns when those that were accepted are durable."""
         self.engine.close()
-
-
-def _watches(
-    store: CasStore, engine: WriterEngine, settings: ServeSettings, clock: Clock, kv: WriterKv
-) -> Watches:
-    manifest = engine.manifest
-    database_id = manifest.current.database_id
-    return Watches(
-        engine.feed,
-        History(store, manifest, engine.levels.ssts, database_id=database_id),
-        settings.watches,
-        clock,
-        hold=lambda: engine.levels.current,
-        header=kv.header,
-        now_ms=engine.time.now_ms,
-        leases=ConsumerLeases(store, manifest, settings.watches.consumer_lease_ttl_s),
-    )
 
 
 def _memory_use(settings: ServeSettings, engine: WriterEngine, kv: WriterKv) -> MemoryUse:

@@ -1,0 +1,160 @@
+"""Ten thousand watches on twenty streams, and what a write costs with and without them.
+
+Each write matches one watch, or none. CPU is that of the server's process. Nothing is asserted about
+time but that each watch is told exactly its own commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from shalekv_client import Client
+from tests.e2e.processes import Processes
+
+pytestmark = pytest.mark.timeout(600)
+
+STREAMS = 20
+WATCHES = 10_000
+WRITES = 8_000
+WRITES_PER_S = 1_000
+WRITERS = 32
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Streams:
+    """Watches on some streams; each has a prefix of its own."""
+
+    def __init__(self, address: str) -> None:
+        self._channels = [grpc.aio.insecure_channel(address) for _ in range(STREAMS)]
+        self._calls: list[grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchReply]] = []
+        self._reading: list[asyncio.Task[None]] = []
+        self._told = asyncio.Event()
+        self.opened = 0
+        self.seqs: dict[int, list[int]] = defaultdict(list)  # of each watch, as it was told
+        self.count = 0
+        self.delays_ms: list[float] = []
+        self.sent: dict[bytes, float] = {}
+
+    async def open(self, watches: int, prefix: bytes) -> None:
+        """Open so many, and wait until they are open."""
+        self._calls = [kv_pb2_grpc.KVStub(channel).Watch() for channel in self._channels]
+        self._reading = [asyncio.create_task(self._read(call)) for call in self._calls]
+        for number in range(watches):
+            create = kv_pb2.WatchCreate(
+                watch_id=number, range=kv_pb2.KeyRange(prefix=prefix + b"%05d/" % number)
+            )
+            await self._calls[number % STREAMS].write(kv_pb2.WatchRequest(create=create))
+        await self._until(lambda: self.opened == watches)
+
+    async def all_told(self, count: int) -> None:
+        """Wait until so many commits were told."""
+        await self._until(lambda: self.count >= count)
+
+    async def close(self) -> None:
+        """End all."""
+        for task in self._reading:
+            task.cancel()
+        for channel in self._channels:
+            await channel.close()
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self._told.clear()
+            await self._told.wait()
+
+    async def _read(
+        self, call: grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchReply]
+    ) -> None:
+        async for reply in call:
+            kind = reply.WhichOneof("event")
+            if kind == "opened_at_seq":
+                self.opened += 1
+            elif kind == "commit":
+                for change in reply.commit.changes:
+                    began = self.sent[change.entry.key]
+                    self.delays_ms.append((time.perf_counter() - began) * 1_000)
+                    assert change.entry.key.split(b"/")[1] == b"%05d" % reply.watch_id
+                self.seqs[reply.watch_id].append(reply.commit.seq)
+                self.count += 1
+            self._told.set()
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+async def put_all(
+    client: Client, streams: Streams, prefix: bytes, seqs: dict[int, list[int]]
+) -> None:
+    """Put keys of all the prefixes in turn, at the pace that was asked for."""
+    began = time.perf_counter()
+    numbers = iter(range(WRITES))
+
+    async def work() -> None:
+        for number in numbers:
+            await asyncio.sleep(max(began + number / WRITES_PER_S - time.perf_counter(), 0))
+            watch = number % WATCHES
+            key = prefix + b"%05d/%d" % (watch, number)
+            streams.sent[key] = time.perf_counter()
+            seqs[watch].append((await client.put(key, bytes(100))).seq)
+
+    await asyncio.gather(*(work() for _ in range(WRITERS)))
+
+
+async def measure(
+    processes: Processes, folder: Path, watches: int, *, written: bytes
+) -> tuple[float, Streams]:
+    """Microseconds of CPU for a write, and what was told."""
+    server = await processes.serve(f"file://{folder}", "--watch-progress-ms", "3600000")
+    streams = Streams(server.listen)
+    seqs: dict[int, list[int]] = defaultdict(list)
+    async with Client(server.listen) as client:
+        await streams.open(watches, b"w/")
+        before = cpu_s(server.pid)
+        await put_all(client, streams, written, seqs)
+        if written == b"w/" and watches:
+            await streams.all_told(WRITES)
+            assert streams.seqs == {watch: sorted(each) for watch, each in seqs.items()}
+        else:
+            assert not streams.count
+        used_s = cpu_s(server.pid) - before
+        await streams.close()
+    await server.stop()
+    return used_s / WRITES * 1e6, streams
+
+
+async def test_writes_under_many_watches(tmp_path: Path) -> None:
+    """Prints the CPU of a write without watches, with many that do not match, and with one of many
+    that does, and how soon a watch was told of a write.
+    """
+    with Processes() as processes:
+        rows = []
+        for name, watches, written in (
+            ("no watch", 0, b"w/"),
+            ("100 watches that do not match", 100, b"x/"),
+            (f"{WATCHES:,} watches that do not match", WATCHES, b"x/"),
+            (f"{WATCHES:,} watches, one of which matches", WATCHES, b"w/"),
+        ):
+            used_us, streams = await measure(
+                processes, tmp_path / f"{len(rows)}", watches, written=written
+            )
+            delays = sorted(streams.delays_ms)
+            told = ""
+            if delays:
+                late = delays[len(delays) * 99 // 100]
+                told = f"; told after {statistics.median(delays):.1f} ms, 99%: {late:.1f} ms"
+            rows.append(f"  {name:42} {used_us:6.0f} us of CPU for a write{told}\n")
+        sys.stdout.write(f"\n{WRITES_PER_S:,} writes/s on {STREAMS} streams\n" + "".join(rows))
