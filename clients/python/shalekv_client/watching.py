@@ -59,6 +59,7 @@ class Watching:
         self._retries: dict[Watch, asyncio.TimerHandle] = {}  # to be opened again
         self._stream: WatchStream | None = None
         self._task: asyncio.Task[None] | None = None
+        self._has_acked = False
         self._reason: ShaleKVError | None = None  # the last one why a call was over
 
     def begin(self, watch: Watch) -> None:
@@ -78,6 +79,7 @@ class Watching:
 
     def ack(self, watch: Watch) -> None:
         """Tell what it has acknowledged; when it is opened the next time, if it is not open."""
+        self._has_acked = True
         if self._stream is not None:
             self._stream.ack(watch)
 
@@ -93,11 +95,12 @@ class Watching:
         self._end_if_idle()
 
     async def aclose(self) -> None:
-        """End the call; the watches fail. One that ends in order is given a moment for that.
+        """End the call; the watches fail.
 
-        The server moves the leases of consumers on when it ends.
+        After acknowledgements a call that ends in order is given a moment for that: the server
+        moves leases on when it ends.
         """
-        if self._task is not None and not self._watches:
+        if self._has_acked and self._task is not None and not self._watches:
             await asyncio.wait([self._task], timeout=LAST_WORDS_S)
         for watch in list(self._watches):
             watch.fail(abandoned(self._address, "the client"))

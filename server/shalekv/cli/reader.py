@@ -60,4 +60,4 @@ def reader(config: Path | None, **flags: Any) -> None:
 
 def _greet(listen: str) -> None:
     program = Path(sys.argv[0]).name
-    click.echo(f"Ask it with: {program} get KEY --address {listen}", err=True)
+    click.echo(f"Ask it with: {program} get KEY --addr {listen}", err=True)

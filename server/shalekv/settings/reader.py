@@ -39,7 +39,7 @@ class ReaderSettings(Settings):
         description="The least time between two such questions, whoever demands them.",
     )
     poll_interval_idle_ms: int = Field(
-        default=4_000,
+        default=5_000,
         ge=1,
         le=3_600_000,
         description="While nothing is written the time between two questions doubles up to this.",

@@ -16,12 +16,12 @@ from shalekv.engine.collection.plan import Report
 from shalekv.engine.fsck.check import Fsck
 from shalekv.engine.scan import scan_slices
 from shalekv.engine.snapshots import Snapshots
+from shalekv.engine.view import View
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.compactor import Compactor
 from shalekv.roles.service import Call
-from shalekv.roles.writer import Writer
 from shalekv.runtime import Runtime
 from shalekv.settings import (
     KIB,
@@ -90,7 +90,17 @@ class Place:
         """All that a writer reads which opens it now."""
         with real_runtime(seed=self.seed()) as runtime:
             async with running(self.store, serve_settings(), runtime) as writer:
-                found = await _scanned(writer)
+                view = await writer.engine.committed_view()
+                found = await _scanned(view, writer.engine.time.now_ms())
+            await writer.leave()
+            return found
+
+    async def rows_at(self, snapshot_id: bytes) -> list[Row]:
+        """All that a writer which opens it now reads at a snapshot."""
+        with real_runtime(seed=self.seed()) as runtime:
+            async with running(self.store, serve_settings(), runtime) as writer:
+                opened = await writer.engine.snapshots.open(snapshot_id)
+                found = await _scanned(opened.view, opened.now_ms)
             await writer.leave()
             return found
 
@@ -192,8 +202,6 @@ async def everything(name: str = "parent") -> Place:
     return parent
 
 
-async def _scanned(writer: Writer) -> list[Row]:
-    view = await writer.engine.committed_view()
-    now_ms = writer.engine.time.now_ms()
+async def _scanned(view: View, now_ms: int) -> list[Row]:
     slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=now_ms)
     return [(e.key, e.value, e.seq) async for part in slices for e in part]

@@ -97,6 +97,15 @@ async def test_the_parent_keeps_what_a_clone_reads() -> None:
     assert await clone.damage() == await parent.damage() == []
 
 
+async def test_a_pin_cannot_be_read() -> None:
+    """What a snapshot without WAL shows is less than it once was: who reads it is told it is gone."""
+    parent, clone = await everything(), Place("clone")
+    await parent.clone_to(clone)
+    (pin,) = await parent.pins()
+    with pytest.raises(SnapshotNotFound):
+        await parent.rows_at(pin.id)
+
+
 async def test_a_pin_keeps_no_log() -> None:
     """The parent's log is collected as if it had no clone."""
     parent, clone = await everything(), Place("clone")
@@ -148,10 +157,11 @@ async def test_a_snapshot_of_the_clone_keeps_the_pin() -> None:
     parent, clone, later = await everything(), Place("clone"), Place("later")
     expected = await parent.rows()
     await parent.clone_to(clone)
-    await clone.snapshot("kept")
+    kept = await clone.snapshot("kept")
     await clone.write(puts([key for key, _, _ in expected], b"other"))
     await clone.compact()
     await clone.collect(ahead_ms=0)
+    assert await clone.rows_at(kept.id) == expected
     await parent.write(puts([key for key, _, _ in expected], b"other"))
     await parent.compact()
     await parent.collect()

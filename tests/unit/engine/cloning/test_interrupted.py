@@ -26,7 +26,7 @@ from shalekv.format import names
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
 from tests.e2e.in_process import real_runtime
-from tests.unit.engine.cloning.places import HOUR_MS, Place, Row, everything
+from tests.unit.engine.cloning.places import HOUR_MS, Place, Row, everything, puts
 from tests.unit.engine.collection.interrupted_store import InterruptedStore
 from tests.unit.engine.compaction.interposed import InterposedStore
 
@@ -102,6 +102,33 @@ async def test_a_crash_at_any_request_leaves_no_clone_or_a_whole_one() -> None:
     assert at > 40
     assert made > 1
     assert await parent.damage() == []
+
+
+@pytest.mark.parametrize("first", range(0, 60, 12))
+async def test_the_parent_goes_on_meanwhile(first: int) -> None:
+    """Whenever the parent is overwritten, compacted and collected while it is cloned, the clone
+    holds what the parent did before, or after.
+    """
+    parent, clone = await everything(), Place("clone")
+    before = await parent.rows()
+    requests = 0
+
+    async def go_on(_number: int) -> None:
+        nonlocal requests
+        requests += 1
+        if requests in (first, first + 6):
+            await parent.write(puts([key for key, _, _ in before], b"%d" % requests))
+            await parent.compact()
+            await parent.collect(ahead_ms=HOUR_MS // 2)
+
+    with real_runtime(seed=first) as runtime:
+        source = parent.cas(runtime, InterruptedStore(parent.store, go_on))
+        await Cloning(source, InterruptedStore(clone.store, go_on)).run()
+    assert requests > first + 6
+    values = {value for _, value, _ in await clone.rows()}
+    told = {value for _, value, _ in before}
+    assert values in (told, {b"%d" % first}, {b"%d" % (first + 6)})
+    assert await clone.damage() == []
 
 
 async def _unfinished(parent: Place, target: Place) -> Snapshot:

@@ -56,6 +56,7 @@ async def test_another_range_sst_or_database_is_another_part(tmp_path: Path) -> 
         wanted._replace(length=wanted.length - 1),
     ):
         assert await cache.find([other]) == [None]
+    assert await finds(cache, wanted)  # nobody took its file for a damaged one of theirs
 
 
 async def test_what_waits_to_be_written_is_found(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.store.disk_cache import PAUSE_MS, DiskCache
 from shalekv.store.disk_cache_folder import FOLDER
-from shalekv.store.filesystem import FileSystem, ListedFile
+from shalekv.store.filesystem import FileLock, FileSystem, ListedFile
 from tests.unit.store.disk_cache.folders import (
     BYTES_MAX,
     data_of,
@@ -147,32 +147,42 @@ async def test_the_bound_holds_although_the_tally_was_deleted_or_cut(tmp_path: P
 
 
 class GatedFileSystem(FileSystem):
-    """Lists folders only while the gate is open."""
+    """Does not return from the call that is named before the gate is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, gated: str) -> None:
+        self._gated = gated
         self.gate = threading.Event()
-        self.listing = threading.Event()
+        self.reached = threading.Event()
         self.renamed = threading.Event()
 
     def list_files(self, path: Path) -> list[ListedFile]:
-        self.listing.set()
-        self.gate.wait()
+        self._pass("list_files")
         return super().list_files(path)
+
+    def try_lock(self, path: Path) -> FileLock | None:
+        lock = super().try_lock(path)
+        self._pass("try_lock")
+        return lock
 
     def rename(self, existing: Path, new: Path) -> None:
         super().rename(existing, new)
         self.renamed.set()
 
+    def _pass(self, call: str) -> None:
+        if call == self._gated:
+            self.reached.set()
+            self.gate.wait()
+
 
 async def test_a_start_waits_for_nothing(tmp_path: Path) -> None:
     """While the first scan goes on, parts are found and taken; they are written afterwards."""
     await kept(open_cache(tmp_path), part(1))
-    workers, filesystem = ThreadWorkers(2), GatedFileSystem()
+    workers, filesystem = ThreadWorkers(2), GatedFileSystem("list_files")
     runtime = Runtime(LoopClock(), Random(1), workers)
     cache = DiskCache(tmp_path, BYTES_MAX, runtime, filesystem=filesystem)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(cache.run())
-        await asyncio.to_thread(filesystem.listing.wait)
+        await asyncio.to_thread(filesystem.reached.wait)
         assert await finds(cache, part(1))
         cache.keep(part(2), data_of(part(2)))
         assert await finds(cache, part(2))
@@ -183,14 +193,15 @@ async def test_a_start_waits_for_nothing(tmp_path: Path) -> None:
     assert await finds(open_cache(tmp_path), part(2))
 
 
-async def test_the_lock_goes_with_who_was_cancelled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped_in", ["list_files", "try_lock"])
+async def test_the_lock_goes_with_who_was_cancelled(tmp_path: Path, stopped_in: str) -> None:
     """A process that is stopped while it scans leaves no lock: the next one scans."""
-    workers, filesystem = ThreadWorkers(2), GatedFileSystem()
+    workers, filesystem = ThreadWorkers(2), GatedFileSystem(stopped_in)
     runtime = Runtime(LoopClock(), Random(1), workers)
     stopped = DiskCache(tmp_path, BYTES_MAX, runtime, filesystem=filesystem)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(stopped.run())
-        await asyncio.to_thread(filesystem.listing.wait)
+        await asyncio.to_thread(filesystem.reached.wait)
         beside = open_cache(tmp_path)
         await kept(beside, part(1))
         assert not files(tmp_path)

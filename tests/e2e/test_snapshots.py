@@ -1,0 +1,261 @@
+"""Snapshots over gRPC: made, read, renewed, deleted and expired at processes, while all goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+
+from shalekv.format import names
+from shalekv.v1 import admin_pb2, kv_pb2
+from tests.e2e.child import Child
+from tests.e2e.meanwhile import ALONE, Meanwhile
+from tests.e2e.processes import Processes
+from tests.e2e.stubs import admin_stub, kv_stub, reason_of
+
+CALL_S = 20.0
+KEYS = [b"%04d" % number for number in range(600)]
+# A batch of all keys passes by the memtable, a message has few of them, and blocks are read anew.
+SMALL = (
+    *("--skip-memtable-bytes", "65536"),
+    *("--scan-message-bytes", "8192"),
+    *("--block-cache-bytes", "1048576"),
+)
+QUICK = ("--poll-interval-ms", "20", "--manifest-interval-ms", "200")
+
+
+class Server:
+    """What is asked of a process, whichever it is."""
+
+    def __init__(self, kv: Any, admin: Any) -> None:
+        self.kv = kv
+        self.admin = admin
+
+    async def write(self, changes: Iterable[kv_pb2.Change]) -> None:
+        """A batch."""
+        await self.kv.Write(kv_pb2.WriteRequest(changes=changes), timeout=CALL_S)
+
+    async def create(self, **fields: Any) -> admin_pb2.SnapshotInfo:
+        """A snapshot."""
+        request = admin_pb2.CreateSnapshotRequest(**fields)
+        reply: admin_pb2.CreateSnapshotReply
+        reply = await self.admin.CreateSnapshot(request, timeout=CALL_S)
+        return reply.snapshot
+
+    async def scan(
+        self, snapshot_id: bytes, *, resumable: bool = False, **fields: Any
+    ) -> list[kv_pb2.ScanReply]:
+        """All messages of a scan at a snapshot."""
+        header = kv_pb2.RequestHeader(snapshot_id=snapshot_id)
+        request = kv_pb2.ScanRequest(header=header, resumable=resumable, **fields)
+        return [reply async for reply in self.kv.Scan(request, timeout=CALL_S)]
+
+    async def get(self, snapshot_id: bytes, key: bytes) -> kv_pb2.GetReply:
+        """A key at a snapshot."""
+        header = kv_pb2.RequestHeader(snapshot_id=snapshot_id)
+        request = kv_pb2.GetRequest(header=header, key=key)
+        reply: kv_pb2.GetReply = await self.kv.Get(request, timeout=CALL_S)
+        return reply
+
+
+@asynccontextmanager
+async def asking(process: Child) -> AsyncIterator[Server]:
+    """Stubs of a process."""
+    async with kv_stub(process.listen) as kv, admin_stub(process.listen) as admin:
+        yield Server(kv, admin)
+
+
+def puts(value: bytes, keys: Iterable[bytes] = KEYS, **fields: Any) -> list[kv_pb2.Change]:
+    """One value for many keys."""
+    return [kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value, **fields)) for key in keys]
+
+
+def bytes_of(replies: Iterable[kv_pb2.ScanReply]) -> bytes:
+    """The entries of a scan, wherever it was cut into messages."""
+    entries = [entry for reply in replies for entry in reply.entries]
+    return kv_pb2.ScanReply(entries=entries).SerializeToString(deterministic=True)
+
+
+async def refused(reading: Any) -> str:
+    """The reason of a read that must fail as not found."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reading
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    return reason_of(caught.value)
+
+
+async def fill(server: Server) -> None:
+    """Levels-to-be, a load, range deletes and values that expire, all in the log."""
+    random = Random(1)
+    for start in range(0, len(KEYS), 100):
+        await server.write(puts(random.randbytes(200), KEYS[start : start + 100]))
+    await server.write(puts(random.randbytes(200), KEYS[::2]))  # a load
+    gone = kv_pb2.KeyRange(start=KEYS[30], end=KEYS[60])
+    await server.kv.DeleteRange(kv_pb2.DeleteRangeRequest(range=gone), timeout=CALL_S)
+    await server.write(puts(b"over", KEYS[50:55], ttl_ms=1))
+    await server.write([kv_pb2.Change(delete=kv_pb2.DeleteChange(key=KEYS[0]))])
+
+
+async def overwrite(database: Meanwhile, server: Server) -> None:
+    """Change every key, compact, and collect all that nothing keeps."""
+    for value in (b"new", b"newer"):
+        await server.write(puts(value))
+        await database.compact("--l0-trigger-count", "1")
+    gone = kv_pb2.KeyRange(prefix=b"00")
+    await server.kv.DeleteRange(kv_pb2.DeleteRangeRequest(range=gone), timeout=CALL_S)
+    await database.compact("--l0-trigger-count", "1")
+    await database.collect()
+
+
+async def test_scan_at_a_snapshot_is_the_same_byte_for_byte(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """At the writer, at a replica and at the next writer, before and after all keys were changed,
+    the log was compacted and what is old was collected (I7).
+    """
+    database = Meanwhile(processes, tmp_path / "db")
+    writer = await database.serve(*ALONE, *SMALL, "--fence-poll-ms", "50")
+    async with asking(writer) as server:
+        await fill(server)
+        await database.compact("--l0-trigger-count", "100")
+        await server.write(puts(b"in the log", KEYS[100:103]))
+        await server.write(puts(b"short", KEYS[40:45], ttl_ms=3_000))  # and over when it is read
+        await server.write(puts(b"v" * 150, KEYS[500:]))  # a load
+        await server.kv.DeleteRange(
+            kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(start=KEYS[200], end=KEYS[210])),
+            timeout=CALL_S,
+        )
+        info = await server.create(name="nightly", ttl_s=3_600)
+        first = await server.scan(info.id)
+        shown = {entry.key: entry.value for reply in first for entry in reply.entries}
+        assert len(shown) == len(KEYS) - 1 - 25 - 10
+        assert [shown[key] for key in KEYS[40:45]] == [b"short"] * 5
+        assert shown[KEYS[101]] == b"in the log"
+        assert shown[KEYS[-1]] == b"v" * 150
+        await overwrite(database, server)
+        async with asking(await processes.read(database.url, *QUICK)) as replica:
+            for each in (server, replica):
+                await check_same(each, info, first)
+    await writer.kill()
+    writer = await database.serve(*ALONE, *SMALL)
+    async with asking(writer) as server:
+        await check_same(server, info, first)
+        before = database.objects(names.LEVELS_FOLDER)
+        await server.admin.DeleteSnapshot(admin_pb2.DeleteSnapshotRequest(name="nightly"))
+        assert await refused(server.scan(info.id)) == "SNAPSHOT_NOT_FOUND"
+        assert await refused(server.get(info.id, KEYS[1])) == "SNAPSHOT_NOT_FOUND"
+        await database.collect()
+        assert database.objects(names.LEVELS_FOLDER) < before
+    assert await writer.stop() == 0, writer.report()
+    await database.check()
+
+
+async def check_same(
+    server: Server, info: admin_pb2.SnapshotInfo, first: list[kv_pb2.ScanReply]
+) -> None:
+    """Scans in both directions, resumed and not, and gets."""
+    again = await server.scan(info.id, resumable=True)
+    assert bytes_of(again) == bytes_of(first)
+    assert {reply.header.seq for reply in again} == {info.seq}
+    entries = [entry for reply in first for entry in reply.entries]
+    backward = await server.scan(info.id, reverse=True)
+    assert [entry for reply in backward for entry in reply.entries] == entries[::-1]
+    middle = len(again) // 2
+    rest = await server.scan(info.id, page_token=again[middle].page_token)
+    assert bytes_of([*again[: middle + 1], *rest]) == bytes_of(first)
+    for entry in entries[::50]:
+        found = await server.get(info.id, entry.key)
+        assert (found.value, found.seq) == (entry.value, entry.seq)
+    assert not (await server.get(info.id, KEYS[0])).found
+
+
+async def test_snapshot_that_expires_under_a_scan(processes: Processes, tmp_path: Path) -> None:
+    """The scan ends with the typed error, never as if that were all; one that was renewed goes on.
+
+    So does every read after it, whether the snapshot was collected already or not.
+    """
+    database = Meanwhile(processes, tmp_path / "db")
+    writer = await database.serve(*ALONE, *SMALL, "--fence-poll-ms", "50")
+    async with asking(writer) as server:
+        for value in (b"a" * 2_000, b"b" * 2_000):
+            for start in range(0, len(KEYS), 20):
+                await server.write(puts(value, KEYS[start : start + 20]))
+        await database.compact()
+        short = await server.create(ttl_s=2)
+        kept = await server.create(ttl_s=2)
+        scans = [await begun(server, each.id) for each in (short, kept)]
+        request = admin_pb2.RenewSnapshotRequest(id=kept.id, ttl_s=3_600)
+        await server.admin.RenewSnapshot(request, timeout=CALL_S)
+        async with asyncio.timeout(CALL_S):
+            while await is_there(server, short.id):
+                pass  # the store's clock alone tells
+        await database.collect()
+        assert await refused(rest_of(scans[0])) == "SNAPSHOT_NOT_FOUND"
+        assert await rest_of(scans[1]) == len(KEYS)
+        assert await refused(server.get(short.id, KEYS[0])) == "SNAPSHOT_NOT_FOUND"
+        assert (await server.get(kept.id, KEYS[0])).found
+        request = admin_pb2.RenewSnapshotRequest(id=short.id, ttl_s=3_600)
+        assert await refused(server.admin.RenewSnapshot(request)) == "SNAPSHOT_NOT_FOUND"
+        reply = await server.admin.ListSnapshots(admin_pb2.ListSnapshotsRequest(), timeout=CALL_S)
+        assert {kept.id} <= {each.id for each in reply.snapshots}
+        assert short.id not in {each.id for each in reply.snapshots}
+    assert await writer.stop() == 0, writer.report()
+
+
+async def begun(server: Server, snapshot_id: bytes) -> Any:
+    """A scan of which one message was taken."""
+    header = kv_pb2.RequestHeader(snapshot_id=snapshot_id)
+    scan = server.kv.Scan(kv_pb2.ScanRequest(header=header), timeout=CALL_S)
+    replies = aiter(scan)
+    first = await anext(replies)
+    return replies, len(first.entries)
+
+
+async def rest_of(begun_scan: Any) -> int:
+    """Take the rest of a scan; how many entries it had."""
+    replies, count = begun_scan
+    return int(count + sum([len(reply.entries) async for reply in replies]))
+
+
+async def test_commands_and_calls_see_the_same_snapshots(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """One that `shalekv snapshot` makes is read over gRPC, and one of a replica is listed by it."""
+    database = Meanwhile(processes, tmp_path / "db")
+    writer = await database.serve(*ALONE)
+    async with (
+        asking(writer) as server,
+        asking(await processes.read(database.url, *QUICK)) as replica,
+    ):
+        await server.write(puts(b"1", KEYS[:3]))
+        made = await database.run("snapshot", "create", "--name", "by hand", "--ttl", "1h")
+        snapshot_id = bytes.fromhex(made.stdout().strip())
+        await server.write(puts(b"2", KEYS[:3]))
+        for each in (server, replica):
+            assert (await each.get(snapshot_id, KEYS[0])).value == b"1"
+        info = await replica.create(name="of a replica", forever=True)
+        assert (await server.get(info.id, KEYS[0])).value == b"2"
+        listed = await database.run("snapshot", "list", "--format", "json")
+        assert "of a replica" in listed.stdout()
+        await database.run("snapshot", "delete", "of a replica")
+        await database.run("snapshot", "delete", "by hand")
+        async with asyncio.timeout(CALL_S):
+            while await is_there(server, info.id) or await is_there(replica, info.id):
+                pass
+    assert await writer.stop() == 0, writer.report()
+
+
+async def is_there(server: Server, snapshot_id: bytes) -> bool:
+    """Whether a server reads at a snapshot: at a deleted one it may, for a few seconds."""
+    try:
+        return (await server.get(snapshot_id, KEYS[0])).found
+    except grpc.aio.AioRpcError as error:
+        if reason_of(error) != "SNAPSHOT_NOT_FOUND":
+            raise
+        return False
