@@ -1,7 +1,7 @@
 """Ten thousand watches on twenty streams, and what a write costs with and without them.
 
-Each write matches one watch, or none. CPU is that of the server's process. Nothing is asserted about
-time but that each watch is told exactly its own commits.
+Each write matches one watch, or none. CPU is that of the server's process. Nothing is asserted
+about time, but that each watch is told exactly its own commits.
 """
 
 from __future__ import annotations

@@ -40,9 +40,10 @@ class Roles:
     writer: str
     compactor: str
     collector: str
+    readers: tuple[str, ...] = ()
 
 
-NATIVE = Roles("writer", "compactor", "collector")
+NATIVE = Roles("writer", "compactor", "collector", ("reader-1", "reader-2"))
 TWO_PHASE = Roles("writer-two-phase", "compactor-two-phase", "collector-two-phase")
 
 
@@ -128,7 +129,7 @@ async def test_a_fenced_container_stays_down(s3: S3Server, tmp_path: Path) -> No
 
 async def lives(services: Composition, roles: Roles) -> None:
     """Start everything, use it, kill the writer, go on, and stop everything."""
-    await services.up([roles.writer, roles.compactor, roles.collector])
+    await services.up([roles.writer, *roles.readers, roles.compactor, roles.collector])
     await put(services, roles.writer, b"from/python", b"1")
     assert await grpcurl_get(services, roles.writer, b"from/python") == b"1"
     await services[roles.compactor].line(event("compacted"))
@@ -143,7 +144,16 @@ async def lives(services: Composition, roles: Roles) -> None:
         found = [(entry.key, entry.value) async for entry in client.scan()]
     assert found == [(b"after/kill", b"2"), (b"from/python", b"1")]
 
-    for name in (roles.collector, roles.compactor, roles.writer):
+    for name in roles.readers:
+        await services.healthy(name)
+        async with Client([services.address(roles.writer), services.address(name)]) as client:
+            await client.put(b"for/" + name.encode(), b"3")
+            own = await client.get(b"for/" + name.encode())
+        assert own is not None
+        assert own.value == b"3"
+        assert await grpcurl_get(services, name, b"after/kill") == b"2"
+
+    for name in (roles.collector, roles.compactor, *roles.readers, roles.writer):
         assert await services.stop(name) == ExitCode.OK, services[name].report()
         assert not [line for line in services[name].lines() if line.get("level") == "error"]
 

@@ -22,11 +22,8 @@ from tests.e2e.stubs import admin_stub, kv_stub, reason_of
 CALL_S = 20.0
 KEYS = [b"%04d" % number for number in range(600)]
 # A batch of all keys passes by the memtable, a message has few of them, and blocks are read anew.
-SMALL = (
-    *("--skip-memtable-bytes", "65536"),
-    *("--scan-message-bytes", "8192"),
-    *("--block-cache-bytes", "1048576"),
-)
+SMALL_READS = ("--scan-message-bytes", "8192", "--block-cache-bytes", "1048576")
+SMALL = ("--skip-memtable-bytes", "65536", *SMALL_READS)
 QUICK = ("--poll-interval-ms", "20", "--manifest-interval-ms", "200")
 
 
@@ -139,7 +136,8 @@ async def test_scan_at_a_snapshot_is_the_same_byte_for_byte(
         assert shown[KEYS[101]] == b"in the log"
         assert shown[KEYS[-1]] == b"v" * 150
         await overwrite(database, server)
-        async with asking(await processes.read(database.url, *QUICK)) as replica:
+        reader = await processes.read(database.url, *QUICK, *SMALL_READS)
+        async with asking(reader) as replica:
             for each in (server, replica):
                 await check_same(each, info, first)
     await writer.kill()
@@ -183,9 +181,8 @@ async def test_snapshot_that_expires_under_a_scan(processes: Processes, tmp_path
     database = Meanwhile(processes, tmp_path / "db")
     writer = await database.serve(*ALONE, *SMALL, "--fence-poll-ms", "50")
     async with asking(writer) as server:
-        for value in (b"a" * 2_000, b"b" * 2_000):
-            for start in range(0, len(KEYS), 20):
-                await server.write(puts(value, KEYS[start : start + 20]))
+        for start in range(0, len(KEYS), 50):  # more than connections hold
+            await server.write(puts(b"v" * 40_000, KEYS[start : start + 50]))
         await database.compact()
         short = await server.create(ttl_s=2)
         kept = await server.create(ttl_s=2)

@@ -25,7 +25,7 @@ async def test_one_picture_of_a_writer_a_reader_and_nobody(
     nowhere = f"127.0.0.1:{free_port()}"
     async with Client(writer.listen) as client:
         await client.put(b"k", b"v")
-    addresses = ",".join((writer.listen, reader.listen))
+    addresses = f"{writer.listen},{reader.listen}"
     argv = ("top", "--once", "--interval", "200ms")
     top = await processes.run(*argv, "--addr", addresses, "--address", nowhere)
     assert await top.exited() == 0, top.report()

@@ -1,7 +1,8 @@
 """The serial check: one order explains all that clients were told (I1, I14, I15).
 
 The order is that of the sequence numbers in the log. Each commit there must be what one operation
-does in the state that the commits before it have left, and no operation has two. Each answer must
+does in the state that the commits before it have left, and no operation has two; or it sweeps
+values that have expired. Each answer must
 be what the model gives: of a commit at its place; of a refusal, a read, or a transaction that
 changes nothing, in some state that was durable when the answer came, and that missed nothing that
 was acknowledged before the question.
@@ -92,6 +93,10 @@ class SerialOrder:
     def _follow(self, commit: StoredCommit) -> None:
         """Find out which operation this is, and whether it did what it should."""
         left = commit.after(self.timeline.keys)
+        if commit.is_sweep:
+            self._check_sweep(commit)
+            self.timeline.append(commit.seq, left)
+            return
         for operation in self._candidates(commit):
             effects = [each for each in self._effects(operation, commit) if each.left == left]
             if effects:
@@ -110,6 +115,14 @@ class SerialOrder:
             raise Violation(f"I1: {operation} was told not to be applied, and is {commit}")
         self.placed[operation.number] = Placed(commit, effects)
         self.timeline.append(commit.seq, left)
+
+    def _check_sweep(self, commit: StoredCommit) -> None:
+        """It takes away values that have expired by then, and says when, once for each."""
+        for key, entry in commit.points.items():
+            before = self.timeline.at(key, commit.seq - 1)
+            is_true = before.value is not None and before.expire_at_ms == entry.expire_at_ms
+            if not is_true or entry.expire_at_ms > commit.wal.logical_time_ms:
+                raise Violation(f"I2: {commit} sweeps {key!r} after {before}")
 
     def _candidates(self, commit: StoredCommit) -> Iterator[Operation]:
         """Operations that this may be: its values tell, else its number, else what it touches."""

@@ -30,6 +30,9 @@ def draw_writer(random: Random) -> ServeSettings:
             "open_snapshot_ttl_s": 60,
             "fence_poll_ms": random.choice([200, 1_000]),
             "memtable_segment_bytes": random.choice([1, 500, 5_000]),
+            "expiry_sweep_interval_ms": random.choice([0, 30, 300]),
+            "expiry_scan_interval_s": random.choice([0, 1]),
+            "expiry_tracked_bytes": random.choice([0, 1_000, 1 << 20]),
         }
     )
     cache = CacheSettings().model_copy(
@@ -62,6 +65,7 @@ def draw_compactor(random: Random, pace: float) -> CompactSettings:
             "compaction_bytes_max": random.choice([1_000, 1 << 20]),
             "tombstone_age_s": random.choice([1, 5]),
             "record_kept_s": WINDOW_S,
+            "expired_kept_s": random.choice([0, 2, 3_600]),
             "compactor_lease_ttl_s": math.ceil(random.choice(LIVES_S) * pace),
         }
     )

@@ -15,7 +15,7 @@ import pytest
 from shalekv.cli.catalog import settings_of
 from shalekv.cli.configuration import ADDRESS_VARIABLE, CONFIG_VARIABLE, load_settings
 from shalekv.cli.main import shalekv
-from shalekv.settings import CasChoice, ServerSettings, ServeSettings
+from shalekv.settings import CasChoice, EverySetting, ReadSettings, ServerSettings, ServeSettings
 from shalekv.store.url import BucketUrl, parse_url
 from tests.e2e.compose_file import (
     DOCKER,
@@ -35,6 +35,8 @@ EXAMPLE = dict(
 SERVICES = read_compose(EXAMPLE)
 OURS = {name: service for name, service in SERVICES.items() if service.is_ours}
 WRITERS = {name: service for name, service in OURS.items() if "serve" in service.argv}
+READERS = {name: service for name, service in OURS.items() if "reader" in service.argv}
+SERVERS = WRITERS | READERS
 SCRIPTS = "/opt/shalekv/scripts/"
 OF_S3 = re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
 
@@ -70,7 +72,7 @@ def test_hadolint_has_nothing_to_say() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_variables_are_settings(name: str) -> None:
     """Every variable of a container is a setting, or one of those that S3 clients read."""
-    known = {setting.variable for setting in settings_of(ServeSettings)}
+    known = {setting.variable for setting in settings_of(EverySetting)}
     known |= {CONFIG_VARIABLE, ADDRESS_VARIABLE}
     given = OURS[name].text["environment"]
     assert [v for v in given if v not in known and not OF_S3.fullmatch(v)] == []
@@ -86,41 +88,52 @@ def test_arguments_and_variables_are_valid(name: str, monkeypatch: pytest.Monkey
     assert python == "python"
     assert (DOCKER / script.removeprefix(SCRIPTS)).is_file()
     flags = parsed(command).params if command else {}
-    known = {setting.name: flags.get(setting.name) for setting in settings_of(ServeSettings)}
-    settings = load_settings(known, None, ServeSettings)
+    known = {setting.name: flags.get(setting.name) for setting in settings_of(EverySetting)}
+    model = ReadSettings if name in READERS else ServeSettings
+    settings = load_settings(known, None, model)
     assert isinstance(parse_url(settings.database.url), BucketUrl)
     is_two_phase = "two-phase" in OURS[name].profiles
     assert (settings.store.cas is CasChoice.TWO_PHASE) == is_two_phase
     assert bool(settings.store.records_url) == is_two_phase
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_writers_are_reached(name: str) -> None:
-    """Each listens where its port is published, on loopback alone, and tells others its name."""
-    writer = WRITERS[name]
-    flags = parsed(writer.argv[2:]).params
-    assert flags["listen"] == f"0.0.0.0:{PORT}"
-    assert (flags["with_compactor"], flags["with_collector"]) == (False, False)
-    (published,) = writer.text["ports"]
+@pytest.mark.parametrize("name", SERVERS)
+def test_servers_are_reached(name: str) -> None:
+    """Each listens where its port is published, on loopback alone."""
+    server = SERVERS[name]
+    assert parsed(server.argv[2:]).params["listen"] == f"0.0.0.0:{PORT}"
+    (published,) = server.text["ports"]
     assert re.fullmatch(rf"127\.0\.0\.1:\d+:{PORT}", published)
-    assert writer.environment["SHALEKV_SERVER__ADVERTISE"] == f"{name}:{PORT}"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_writers_leave_their_work_to_others_and_tell_their_names(name: str) -> None:
+    """Compactor and collector are containers of their own, and readers say where the writer is."""
+    flags = parsed(WRITERS[name].argv[2:]).params
+    assert (flags["with_compactor"], flags["with_collector"]) == (False, False)
+    assert WRITERS[name].environment["SHALEKV_SERVER__ADVERTISE"] == f"{name}:{PORT}"
+
+
+def test_there_are_readers() -> None:
+    """Two of them."""
+    assert len(READERS) == 2
 
 
 def test_nothing_else_is_published() -> None:
-    """Whoever is on the machine reaches writers, and neither the S3 server nor MariaDB."""
-    assert {name for name, service in SERVICES.items() if "ports" in service.text} == set(WRITERS)
-    published = [port for service in WRITERS.values() for port in service.text["ports"]]
+    """Whoever is on the machine reaches writers and readers, and neither the S3 server nor MariaDB."""
+    assert {name for name, service in SERVICES.items() if "ports" in service.text} == set(SERVERS)
+    published = [port for service in SERVERS.values() for port in service.text["ports"]]
     assert len(set(published)) == len(published)
 
 
 def test_the_health_check_is_that_of_the_image() -> None:
-    """Writers are asked what the image asks; what has no port is told to Docker not to be asked."""
+    """Servers are asked what the image asks; what has no port is told to Docker not to be asked."""
     (of_image,) = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
     _, _, command = of_image.partition("CMD ")
     for name, service in OURS.items():
-        assert bool(service.health) == (name in WRITERS), name
+        assert bool(service.health) == (name in SERVERS), name
         assert service.health or service.text["healthcheck"] == {"disable": True}
-    for writer in WRITERS.values():
+    for writer in SERVERS.values():
         assert writer.health == json.loads(command)
         parsed(writer.health[1:])
 

@@ -6,7 +6,8 @@ connections, `shalekv_client.fleet` sends calls by what is decided here.
 * The addresses that the user gave are there for ever. Those that servers tell of, as that of the
   writer, are added, and dropped when they turn out not to be the writer's any more.
 * The writer is the server that says so under the greatest epoch that anybody has told of.
-* A server that fails is passed over for a while, longer each time, as long as others are there.
+* A server that fails is passed over as long as others are there. After a while, longer each time,
+  it is asked for its status, and read again when it answers: so no read waits for it in vain.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class Endpoint:
     role: Role | None = None  # None: not known
     epoch: int = 0  # that it last spoke of
     latency_ms: float | None = None  # of its answers to reads
-    failures: int = 0  # since its last answer
-    avoid_until_s: float = 0.0
+    seq: int = 0  # of its last status
+    failures: int = 0  # since its last answer: until then others are preferred
+    avoid_until_s: float = 0.0  # then it is asked for its status
+    wanted_seq: int = 0  # what its status must show before it is read again
 
 
 class Endpoints:
@@ -47,6 +50,7 @@ class Endpoints:
         self._nearest_first = nearest_first
         self._turn = 0
         self.writer: Endpoint | None = None  # None: not known
+        self.failing: set[Endpoint] = set()
         # The only one, as long as it is not known to be a reader: then there is no choice.
         self.sole: Endpoint | None = None
         self._settle()
@@ -72,7 +76,6 @@ class Endpoints:
     def choose(
         self,
         destination: Destination,
-        now_s: float,
         chance: float,
         tried: Collection[Endpoint] = (),
     ) -> Endpoint | None:
@@ -84,7 +87,7 @@ class Endpoints:
             found = self.sole or self.writer
             return None if found is None or found in tried else found
         left = [each for each in self.serving() if each not in tried]
-        serving = [each for each in left if each.avoid_until_s <= now_s]
+        serving = [each for each in left if not each.failures]
         if not serving:  # better one that has failed than none
             return min(left, key=_avoided_until, default=None)
         if self._nearest_first:
@@ -125,8 +128,14 @@ class Endpoints:
 
     def answered(self, endpoint: Endpoint, latency_ms: float) -> None:
         """It has answered a read, after so long."""
-        endpoint.failures, endpoint.avoid_until_s = 0, 0.0
+        if endpoint.failures:
+            self.serves(endpoint)
         self._measured(endpoint, latency_ms)
+
+    def serves(self, endpoint: Endpoint) -> None:
+        """It can be read."""
+        endpoint.failures, endpoint.avoid_until_s, endpoint.wanted_seq = 0, 0.0, 0
+        self.failing.discard(endpoint)
 
     @staticmethod
     def _measured(endpoint: Endpoint, latency_ms: float) -> None:
@@ -141,9 +150,11 @@ class Endpoints:
         if endpoint.latency_ms is None or latency_ms > endpoint.latency_ms:
             self._measured(endpoint, latency_ms)
 
-    def failed(self, endpoint: Endpoint, now_s: float) -> None:
-        """It does not serve, or is too far behind: ask others for a while."""
+    def failed(self, endpoint: Endpoint, now_s: float, wanted_seq: int = 0) -> None:
+        """It does not serve, or is too far behind: at least behind `wanted_seq`. Ask others."""
         endpoint.failures += 1
+        endpoint.wanted_seq = max(endpoint.wanted_seq, wanted_seq)
+        self.failing.add(endpoint)
         longest_s = AVOID_INITIAL_S * 2.0 ** min(endpoint.failures - 1, 16)
         endpoint.avoid_until_s = now_s + min(AVOID_MAX_S, longest_s)
 
@@ -172,6 +183,7 @@ class Endpoints:
         dropped = [each for each in dropped if each is not self.writer]
         for each in dropped:
             del self._known[each.address]
+            self.failing.discard(each)
         self._settle()
         return dropped
 

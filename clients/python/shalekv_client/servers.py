@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -139,6 +140,7 @@ class Servers:
         self._freshness = freshness
         self._how = how
         self._open: dict[Endpoint, Server] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         for endpoint in endpoints:
             self.of(endpoint)
 
@@ -150,16 +152,19 @@ class Servers:
             self._open[endpoint] = server
         return server
 
-    async def drop(self, endpoints: Iterable[Endpoint]) -> None:
-        """Close the connections to these."""
+    def drop(self, endpoints: Iterable[Endpoint]) -> None:
+        """Close the connections to these, and don't wait."""
         for endpoint in endpoints:
             server = self._open.pop(endpoint, None)
             if server is not None:
                 server.is_dropped = True
-                await server.aclose()
+                closing = asyncio.create_task(server.aclose())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
         """Close all of them."""
         opened, self._open = self._open, {}
         for server in opened.values():
             await server.aclose()
+        await asyncio.gather(*self._closing)

@@ -27,7 +27,7 @@ class WriterSearch:
         self,
         endpoints: Endpoints,
         ask: Callable[[Endpoint, bool], Awaitable[str]],
-        drop: Callable[[list[Endpoint]], Awaitable[None]],
+        drop: Callable[[list[Endpoint]], None],
     ) -> None:
         """`ask` lets `endpoints` know what a server answers, and returns the address of the writer
         as the server tells it, or nothing; if it is told so, the server looks for news before.
@@ -81,7 +81,7 @@ class WriterSearch:
             self._foreign = None
             await self._round(is_again=is_again)
             is_again = True
-            await self._drop(self._endpoints.forget_told())
+            self._drop(self._endpoints.forget_told())
             if self._endpoints.writer is not None or self._foreign is not None:
                 return
             chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)

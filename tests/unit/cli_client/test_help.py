@@ -10,7 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-OF_CLIENTS = "get put delete add txn scan load dump bench status health completion".split()
+OF_CLIENTS = (
+    "get put delete add txn scan load dump watch bench status top health completion".split()
+)
 COMMANDS = [*OF_CLIENTS, "manifest", "wal"]
 OF_THE_SERVER = ("shalekv.rpc", "shalekv.roles", "shalekv.engine", "shalekv.store", "uvloop")
 

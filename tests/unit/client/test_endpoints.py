@@ -34,17 +34,17 @@ def test_lone_server_is_asked_for_everything() -> None:
     endpoints = Endpoints(["a:1"])
     (only,) = endpoints
     assert endpoints.sole is only
-    assert endpoints.choose(WRITE, 0.0, 0.5) is only
+    assert endpoints.choose(WRITE, 0.5) is only
     endpoints.heard(only, Role.READER, 7)
     assert endpoints.sole is None
-    assert endpoints.choose(WRITE, 0.0, 0.5) is None
-    assert endpoints.choose(READ, 0.0, 0.5) is only
+    assert endpoints.choose(WRITE, 0.5) is None
+    assert endpoints.choose(READ, 0.5) is only
 
 
 def test_reads_take_turns_at_the_readers() -> None:
     """Each reader gets its share, and the writer nothing as long as a reader serves."""
     endpoints, readers = known(3)
-    counts = Counter(endpoints.choose(READ, 0.0, 0.5) for _ in range(30))
+    counts = Counter(endpoints.choose(READ, 0.5) for _ in range(30))
     assert counts == dict.fromkeys(readers, 10)
 
 
@@ -52,11 +52,11 @@ def test_reads_fall_back_to_the_writer() -> None:
     """When every reader was tried, or is passed over, the writer is asked; then nobody."""
     endpoints, readers = known(2)
     writer = endpoints.writer
-    assert endpoints.choose(READ, 0.0, 0.5, set(readers)) is writer
+    assert endpoints.choose(READ, 0.5, set(readers)) is writer
     for each in readers:
         endpoints.failed(each, 0.0)
-    assert endpoints.choose(READ, 0.1, 0.5) is writer
-    assert endpoints.choose(READ, 0.0, 0.5, {*readers, at(endpoints, "w:1")}) is None
+    assert endpoints.choose(READ, 0.5) is writer
+    assert endpoints.choose(READ, 0.5, {*readers, at(endpoints, "w:1")}) is None
 
 
 def test_server_that_has_failed_is_better_than_none() -> None:
@@ -64,7 +64,7 @@ def test_server_that_has_failed_is_better_than_none() -> None:
     endpoints, readers = known(2)
     for moment, each in ((0.3, readers[0]), (0.1, at(endpoints, "w:1")), (0.2, readers[1])):
         endpoints.failed(each, moment)
-    assert endpoints.choose(READ, 0.3, 0.5) is endpoints.writer
+    assert endpoints.choose(READ, 0.5) is endpoints.writer
 
 
 def test_failures_in_a_row_are_avoided_longer() -> None:
@@ -75,22 +75,23 @@ def test_failures_in_a_row_are_avoided_longer() -> None:
         endpoints.failed(reader, 10.0)
         times.append(reader.avoid_until_s - 10.0)
     assert times == [0.25, 0.5, 1.0, 2.0, 4.0, AVOID_MAX_S, AVOID_MAX_S, AVOID_MAX_S]
+    assert endpoints.failing == {reader}
     endpoints.answered(reader, 1.0)
-    assert (reader.avoid_until_s, reader.failures) == (0.0, 0)
+    assert (reader.avoid_until_s, reader.failures, endpoints.failing) == (0.0, 0, set())
 
 
 def test_nearest_is_whoever_answers_soonest() -> None:
     """Those not measured yet come first; then the least latency, and others now and then."""
     endpoints, (near, far) = known(2, nearest_first=True)
     writer = at(endpoints, "w:1")
-    assert endpoints.choose(READ, 0.0, 0.0) in (near, far, writer)
+    assert endpoints.choose(READ, 0.0) in (near, far, writer)
     for each, latency_ms in ((near, 1.0), (far, 9.0), (writer, 5.0)):
         endpoints.answered(each, latency_ms)
-    assert {endpoints.choose(READ, 0.0, chance) for chance in (0.05, 0.5, 0.99)} == {near}
-    assert {endpoints.choose(READ, 0.0, chance) for chance in (0.0, 0.04)} == {far, writer}
+    assert {endpoints.choose(READ, chance) for chance in (0.05, 0.5, 0.99)} == {near}
+    assert {endpoints.choose(READ, chance) for chance in (0.0, 0.04)} == {far, writer}
     for _ in range(40):
         endpoints.answered(near, 20.0)
-    assert endpoints.choose(READ, 0.0, 0.5) is writer
+    assert endpoints.choose(READ, 0.5) is writer
 
 
 def test_latency_follows_what_is_measured() -> None:
@@ -158,14 +159,14 @@ def test_told_addresses_are_asked_for_nothing_until_they_answer() -> None:
     """
     endpoints, readers = known(2)
     told = endpoints.told("new:1")
-    assert {endpoints.choose(READ, 0.0, 0.5) for _ in range(9)} == set(readers)
+    assert {endpoints.choose(READ, 0.5) for _ in range(9)} == set(readers)
     assert endpoints.forget_told() == [told]
     assert len(endpoints) == 3
     told = endpoints.told("new:1")
     endpoints.heard(told, Role.WRITER, 8)
     assert endpoints.writer is told
     assert endpoints.forget_told() == []
-    assert endpoints.choose(READ, 0.0, 0.5, set(readers)) in (told, at(endpoints, "w:1"))
+    assert endpoints.choose(READ, 0.5, set(readers)) in (told, at(endpoints, "w:1"))
 
 
 def test_address_of_the_user_is_preferred_for_the_same_writer() -> None:

@@ -124,6 +124,40 @@ async def test_reader_that_comes_back_is_read_again() -> None:
                 assert (await client.get(b"k")) is not None
 
 
+async def test_server_that_hangs_costs_one_read() -> None:
+    """A reader that hangs is asked for its status, again and again, before it is read again."""
+    async with cluster() as running:
+        await fill(running)
+        hung = running.readers[0]
+        hung.state.failures.extend([silent()] * 500)
+        hung.state.status_is_silent = True
+        async with Client(running.addresses, replica_wait_ms=30) as client:
+            while hung.state.statuses < 2:  # it is passed over for longer than a status may take
+                assert (await client.get(b"k")) is not None
+            assert hung.state.calls["Get"] == 1
+            hung.state.status_is_silent = False
+            hung.state.failures.clear()
+            while hung.state.calls["Get"] == 1:
+                assert (await client.get(b"k")) is not None
+
+
+async def test_reader_that_lags_costs_one_read() -> None:
+    """A reader that is behind is read again when its status shows what was waited for."""
+    async with cluster() as running:
+        behind = running.readers[0]
+        behind.state.lag()
+        async with Client(running.addresses, replica_wait_ms=30) as client:
+            await client.put(b"k", b"v")
+            statuses = behind.state.statuses
+            while behind.state.statuses < statuses + 2:
+                assert (await client.get(b"k")) is not None
+            assert behind.state.calls["Get"] <= 1
+            running.tell(running.writer)
+            behind.state.unmet = None
+            while behind.state.calls["Get"] < 3:
+                assert (await client.get(b"k")) is not None
+
+
 async def test_what_is_wrong_everywhere_is_asked_once() -> None:
     """A refusal of the request itself is not taken to another server."""
     async with cluster() as running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -17,6 +18,7 @@ from shalekv.engine.fsck.check import Fsck
 from shalekv.engine.scan import scan_slices
 from shalekv.engine.snapshots import Snapshots
 from shalekv.engine.view import View
+from shalekv.errors import SnapshotNotFound
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
 from shalekv.manifest.stored import StoredManifest
@@ -95,14 +97,16 @@ class Place:
             await writer.leave()
             return found
 
-    async def rows_at(self, snapshot_id: bytes) -> list[Row]:
-        """All that a writer which opens it now reads at a snapshot."""
+    async def rows_at(self, snapshot_id: bytes) -> list[Row] | None:
+        """All that a writer which opens it now reads at a snapshot; None: that is gone."""
+        found = None
         with real_runtime(seed=self.seed()) as runtime:
             async with running(self.store, serve_settings(), runtime) as writer:
-                opened = await writer.engine.snapshots.open(snapshot_id)
-                found = await _scanned(opened.view, opened.now_ms)
+                with suppress(SnapshotNotFound):
+                    opened = await writer.engine.snapshots.open(snapshot_id)
+                    found = await _scanned(opened.view, opened.now_ms)
             await writer.leave()
-            return found
+        return found
 
     async def open(self) -> None:
         """A writer opens it and goes."""
