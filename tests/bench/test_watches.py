@@ -141,7 +141,7 @@ async def test_writes_under_many_watches(tmp_path: Path) -> None:
     that does, and how soon a watch was told of a write.
     """
     with Processes() as processes:
-        rows = []
+        rows: list[str] = []
         for name, watches, written in (
             ("no watch", 0, b"w/"),
             ("100 watches that do not match", 100, b"x/"),

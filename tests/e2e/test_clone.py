@@ -53,7 +53,7 @@ class Databases:
         """Below the URL `root`, reached with this environment."""
         self.root = root
         self._processes = processes
-        self._env = env
+        self.env = dict(env)
 
     def url(self, name: str) -> str:
         """The URL of a database."""
@@ -61,11 +61,11 @@ class Databases:
 
     async def serve(self, name: str, *flags: str) -> Child:
         """Serve it, alone unless flags say otherwise."""
-        return await self._processes.serve(self.url(name), *(flags or ALONE), env=self._env)
+        return await self._processes.serve(self.url(name), *(flags or ALONE), env=self.env)
 
     def start(self, command: str, name: str, *flags: str) -> Child:
         """Start a command on it."""
-        return self._processes.start(command, "--url", self.url(name), *flags, env=self._env)
+        return self._processes.start(command, "--url", self.url(name), *flags, env=self.env)
 
     async def run(self, command: str, name: str, *flags: str) -> str:
         """What a command on it prints, which succeeds."""
@@ -101,7 +101,7 @@ class Databases:
     async def snapshot(self, name: str, called: str) -> None:
         """Make a snapshot of it."""
         argv = ("snapshot", "create", "--url", self.url(name), "--name", called)
-        child = await self._processes.run(*argv, env=self._env)
+        child = await self._processes.run(*argv, env=self.env)
         assert await child.exited() == ExitCode.OK, child.report()
 
     async def manifest(self, name: str) -> Manifest:
@@ -122,7 +122,7 @@ class Databases:
 
     @asynccontextmanager
     async def _opened(self, name: str) -> AsyncIterator[CasStore]:
-        settings = StoreSettings(endpoint_url=self._env.get(ENDPOINT, ""))
+        settings = StoreSettings(endpoint_url=self.env.get(ENDPOINT, ""))
         with real_runtime() as runtime:
             store = open_store(self.url(name), runtime, settings)
             try:
@@ -142,6 +142,13 @@ def databases(
     if request.param == "file":
         return Databases(processes, f"file://{tmp_path}", {})
     server: S3Server = request.getfixturevalue("s3_server")
+    return in_bucket(processes, server, tmp_path, monkeypatch)
+
+
+def in_bucket(
+    processes: Processes, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Databases:
+    """In a folder of a bucket, which this process may read, too."""
     for variable, value in server.environment.items():
         monkeypatch.setenv(variable, value)
     env = server.environment | {ENDPOINT: server.endpoint}
@@ -168,6 +175,26 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 async def test_a_clone_and_its_parent_live_apart(databases: Databases) -> None:
     """A clone is equal by scan; what is written to one is not seen in the other; both are sound."""
+    await check_life_apart(databases)
+
+
+async def test_a_clone_where_records_decide(
+    processes: Processes,
+    s3_server: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same where both databases are created in two phases, whose pins are, too."""
+    databases = in_bucket(processes, s3_server, tmp_path, monkeypatch)
+    databases.env |= {
+        "SHALEKV_STORE__CAS": "two_phase",
+        "SHALEKV_STORE__RECORDS_URL": f"sqlite://{tmp_path}/records.db",
+    }
+    await check_life_apart(databases)
+
+
+async def check_life_apart(databases: Databases) -> None:
+    """What these tests say."""
     expected = await databases.fill("parent")
     told = await databases.clone("parent", "clone")
     assert told["seq"] == 1 + max(seq for _, _, seq in expected)  # of the delete

@@ -16,7 +16,7 @@ from tests.e2e.history import History
 from tests.e2e.load import Load
 from tests.e2e.processes import Processes
 from tests.e2e.wal_contents import WalObject, check_wal, read_wal
-from tests.e2e.watchers import Commits, Follower
+from tests.e2e.watchers import Commits, Follower, reply_of
 
 KILLS = 3
 BURST_S = 0.5
@@ -87,10 +87,10 @@ async def test_server_that_stops_tells_each_watch(processes: Processes, tmp_path
         call = kv_pb2_grpc.KVStub(channel).Watch()
         create = kv_pb2.WatchCreate(watch_id=1)
         await call.write(kv_pb2.WatchRequest(create=create))
-        assert (await call.read()).opened_at_seq == 1
+        assert (await reply_of(call)).opened_at_seq == 1
         async with asyncio.timeout(DEADLINE_S):
             server.send(signal.SIGTERM)
-            assert (await call.read()).closed.reason == "STOPPING"
+            assert (await reply_of(call)).closed.reason == "STOPPING"
             assert await call.code() is grpc.StatusCode.UNAVAILABLE
             assert "shutting down" in await call.details()
             assert await server.exited() == 0, server.report()

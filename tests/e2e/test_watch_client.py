@@ -59,8 +59,9 @@ async def test_ten_thousand_changes_are_one_event() -> None:
         client.watch() as watch,
     ):
         async with client.session() as session:
-            session.write([Put(b"%05d" % number, bytes(1_000)) for number in range(10_000)])
+            done = session.write([Put(b"%05d" % n, bytes(1_000)) for n in range(10_000)])
         event = await next_commit(watch)
+        assert event.seq == (await done).seq
     assert [change.key for change in event.changes] == [b"%05d" % n for n in range(10_000)]
 
 

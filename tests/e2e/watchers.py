@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import grpc
 
@@ -11,6 +12,14 @@ from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.e2e.wal_contents import Changes
 
 Commits = list[tuple[int, Changes]]
+WatchCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchReply]"
+
+
+async def reply_of(call: WatchCall) -> kv_pb2.WatchReply:
+    """The next reply of a stream."""
+    reply = await call.read()
+    assert isinstance(reply, kv_pb2.WatchReply), "the stream is over"
+    return reply
 
 
 class Follower:

@@ -43,6 +43,15 @@ def checked_address(address: str) -> str:
     return address
 
 
+def is_address(address: str) -> bool:
+    """Whether it is HOST:PORT."""
+    try:
+        checked_address(address)
+    except ValueError:
+        return False
+    return True
+
+
 def checked_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
     """One address or several, without repetitions: text separated by commas, or many texts.
 

@@ -25,10 +25,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
-from shalekv_client.errors import (
-    NoWriter,
-    ShaleKVError,
-)
+from shalekv_client.errors import NoWriter, ShaleKVError
 from shalekv_client.hedging import first_answer
 from shalekv_client.members import Members
 from shalekv_client.policies import Destination
@@ -40,7 +37,6 @@ from shalekv_client.verdicts import Verdict, attempt_ms
 ReplyT = TypeVar("ReplyT")
 RequestT = TypeVar("RequestT")
 
-PROBE_MS = 1_000  # for a server to tell its role
 READ_SEARCH_MS = 500.0  # for a read that no reader answers to find the writer, in each round
 
 

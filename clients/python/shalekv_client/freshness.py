@@ -50,4 +50,6 @@ class Freshness:
             message = f"the server is of database {database_id.hex()}, and this client, or its "
             message += f"token, of {self.database_id.hex()}: correct the address or the token"
             raise WrongDatabase(ErrorDetails(address, "FAILED_PRECONDITION", message))
-        self.database_id, self.seq = database_id, 0
+        if self.database_id:
+            self.seq = 0
+        self.database_id = database_id

@@ -6,11 +6,10 @@ import asyncio
 import random
 from collections.abc import Collection
 from contextlib import suppress
-from typing import TypeVar
 
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv_client.cancellation import client_closed
-from shalekv_client.channel import checked_address
+from shalekv_client.channel import is_address
 from shalekv_client.endpoints import Endpoint, Endpoints
 from shalekv_client.errors import (
     Abandoned,
@@ -35,11 +34,7 @@ from shalekv_client.unary import attempt
 from shalekv_client.verdicts import Verdict, verdict
 from shalekv_client.writer_search import WriterSearch
 
-ReplyT = TypeVar("ReplyT")
-RequestT = TypeVar("RequestT")
-
 PROBE_MS = 1_000  # for a server to tell its role
-READ_SEARCH_MS = 500.0  # for a read that no reader answers to find the writer, in each round
 
 
 class Members:
@@ -110,7 +105,8 @@ class Members:
             self.freshness.seen(error.found_seq)
         if isinstance(error, NotTheWriter):
             endpoints.is_reader(endpoint)
-            self._told(error.writer_address)
+            if is_address(error.writer_address):
+                endpoints.told(error.writer_address)
         if isinstance(error, Fenced):
             endpoints.overtaken(error.newer_epoch or 0)
         destination = self._effective(destination)
@@ -193,16 +189,8 @@ class Members:
         reply = await attempt(server.address, server.admin.Status, request, PROBE_MS)
         server.heard(reply.header)
         endpoint.seq = reply.header.seq
-        return self._told(reply.reader.writer_address)
-
-    def _told(self, address: str) -> str:
-        """Learn where the writer is said to be; returns it, or nothing if it can't be."""
-        try:
-            checked_address(address)
-        except ValueError:
-            return ""
-        self.endpoints.told(address)
-        return address
+        told = reply.reader.writer_address
+        return told if is_address(told) else ""
 
     def _no_writer(self) -> NoWriter:
         addresses = ", ".join(endpoint.address for endpoint in self.endpoints)

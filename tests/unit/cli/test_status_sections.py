@@ -76,6 +76,23 @@ def test_every_part_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert "stands out" not in text
 
 
+def test_a_reader_tells_how_it_follows_and_of_watches_and_calls(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each has a section where there is anything to say, and the cache on disk a line."""
+    told = reply()
+    told.reader.CopyFrom(admin_pb2.ReaderStatus(next_wal_id=12, writer_address="10.0.0.5:7654"))
+    told.watches.CopyFrom(admin_pb2.WatchStatus(watches=1_234))
+    told.reads.disk.CopyFrom(admin_pb2.CacheStatus(hits=17))
+    told.calls.add(method="KV.Get", calls=10, total_us=20_000, histogram_us=[0] * 10 + [10])
+    print_sections(status_of(told))
+    text = capsys.readouterr().out
+    for expected in ("10.0.0.5:7654", "1,234", "Calls since the start", "KV.Get", "disk"):
+        assert expected in text
+    row = next(line for line in text.splitlines() if line.startswith("KV.Get")).split()
+    assert row[:4] == ["KV.Get", "10", "0", "2.00"]
+
+
 def test_a_server_without_levels(capsys: pytest.CaptureFixture[str]) -> None:
     """Sections that have nothing to say are left out."""
     print_sections(status(levels=None, reads=None, store_requests=(), snapshots=(), writer=None))

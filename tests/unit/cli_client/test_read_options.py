@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -85,7 +86,7 @@ async def test_output_is_a_whole_file(run: Run, tmp_path: Path) -> None:
     failed = await run(scan, "--output", str(path), "--addr", f"127.0.0.1:{free_port()}")
     assert failed.exit_code == 9
     assert path.read_text() == "k0\tv\nk1\tv\nk2\tv\n"
-    assert list(tmp_path.iterdir()) == [path]
+    assert os.listdir(tmp_path) == [path.name]
     nowhere = tmp_path / "missing" / "all.tsv"
     assert (await run(scan, "--output", str(nowhere))).exit_code == 12
 

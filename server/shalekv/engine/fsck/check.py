@@ -82,6 +82,12 @@ class Fsck:
         listed: dict[str, int] = {}
         async for finding in self._in_objects(active, current, listed):
             yield finding
+        async for finding in self._at_the_end(active, listed):
+            yield finding
+
+    async def _at_the_end(self, active: Active, listed: dict[str, int]) -> AsyncIterator[Finding]:
+        """What only manifests can tell that are read after the objects."""
+        scope = self._scope
         again = await read_active(scope.store)
         async for finding in _missing(scope, again):
             yield finding

@@ -7,6 +7,7 @@ and their joining, so nothing is missed and nothing is told twice.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
@@ -22,6 +23,10 @@ from shalekv.engine.watching.previous import Met
 from shalekv.engine.watching.seen_commit import AppliedObject, Previous, SeenCommit
 from shalekv.errors import ObjectNotFound, ShaleError, WalCollected
 
+TURNS = 4  # passes that have WAL objects in memory at the same time
+# For so long a pass waits for room to tell what it has in memory; then it reads it once more when
+# there is room: others have their turn.
+PATIENCE_S = 1.0
 MET_BYTES_MAX = 32 << 20  # of values that one pass remembers to tell them as values before
 
 
@@ -66,6 +71,7 @@ class CatchUp:
         self._history = history
         self._hold = hold
         self._clock = clock
+        self._turns = asyncio.Semaphore(TURNS)
 
     async def run(
         self,
@@ -121,9 +127,23 @@ class CatchUp:
                 return
             await has_room()
             slots = range(wal_id, min(wal_id + READ_AT_ONCE, last_wal_id + 1))
-            for obj in await self._history.read(slots):
-                await reading.tell(obj)
-            wal_id = slots.stop
+            async with self._turns:
+                load, wal_id = await self._tell(reading, slots)
+            if load is not None:  # which is read in small parts
+                await reading.tell_load(load)
+
+    async def _tell(self, reading: _Reading, slots: range) -> tuple[CommittedLoad | None, int]:
+        """Tell what stands in these slots up to the first load; that load, and what comes next."""
+        for obj in await self._history.read(slots):
+            if obj.load is not None:
+                return obj.load, obj.wal_id + 1
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await reading.tell(obj)
+            except TimeoutError:
+                reading.give_up(obj.wal_id)
+                break
+        return None, slots.stop
 
     async def _reason(self, error: ShaleError, follower: Follower) -> ShaleError:
         if isinstance(error, ObjectNotFound):
@@ -144,7 +164,7 @@ class _Reading:
         history: History,
         clock: Clock,
     ) -> None:
-        self._followers = followers
+        self._followers: Sequence[Follower] = followers
         self._history = history
         self._clock = clock
         self._audience: Audience[Follower] = Audience()
@@ -166,16 +186,18 @@ class _Reading:
         """Those that are left."""
         return [each for each in self._followers if not each.is_over]
 
+    def give_up(self, wal_id: int) -> None:
+        """Let them read what stands from this slot on in another pass."""
+        left, self._followers = self.followers(), ()
+        for follower in left:
+            follower.fall_behind(follower.next_seq, wal_id)
+
     async def tell(self, obj: AppliedObject) -> None:
-        """Tell what an object holds, to each watch what it was not told before."""
-        if obj.wal_id >= self._levels_end and not self._rests_on_base:
-            self._met.rest_on_base()
-            self._rests_on_base = True
-        if obj.load is not None:
-            for topic in self._audience.topics_of_load(obj.load):
-                await self._tell_load(obj.load, topic)
-            self._met.land()
-            return
+        """Tell what an object holds, to each watch what it was not told before.
+
+        REQUIRES: it holds no load. May be cancelled, but nothing can be told then any more.
+        """
+        self._pass_levels(obj.wal_id)
         met = self._met if self._audience.wants_previous else None
         told = [*self._audience.commits_of(obj, met)]
         for watchers, commits in told:
@@ -184,6 +206,18 @@ class _Reading:
                     self._met.add(commit.changes)
                 await self._tell_commit(watchers, commit)
         await self._clock.sleep_ms(0)
+
+    async def tell_load(self, load: CommittedLoad) -> None:
+        """Tell what a load holds, range by range."""
+        self._pass_levels(load.wal_id)
+        for topic in self._audience.topics_of_load(load):
+            await self._tell_load(load, topic)
+        self._met.land()
+
+    def _pass_levels(self, wal_id: int) -> None:
+        if wal_id >= self._levels_end and not self._rests_on_base:
+            self._met.rest_on_base()
+            self._rests_on_base = True
 
     async def _tell_commit(self, watchers: Iterable[Follower], commit: SeenCommit) -> None:
         for follower in watchers:

@@ -50,7 +50,8 @@ def some_write(random: Random) -> kv_pb2.WriteRequest:
 async def write(under: Watched, random: Random) -> int:
     """Many writes at once; the last commit."""
     writes = [under.writer.ask(some_write(random)) for _ in range(WRITES)]
-    return max(reply.header.seq for reply in await asyncio.gather(*writes))
+    seqs: list[int] = [reply.header.seq for reply in await asyncio.gather(*writes)]
+    return max(seqs)
 
 
 async def values_before(database: Database) -> dict[tuple[int, bytes], bytes | None]:

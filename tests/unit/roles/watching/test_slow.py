@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from shalekv.core.key_range import KeyRange
+from shalekv.engine.watching.catch_up import TURNS
 from shalekv.errors import Stopping
 from shalekv.format import names
+from shalekv.v1 import kv_pb2
 from tests.unit.roles.test_records_in_levels import compact
 from tests.unit.roles.watching.clients import HOUR_MS, WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import told, truth
@@ -105,6 +107,33 @@ async def test_stuck_stream_is_cut_and_goes_on_where_it_was() -> None:
         assert await client.opened(2) == next_seq
         commits += await client.until(last_seq, 2)
         assert told(commits) == await truth(under.database, ALL)
+
+
+async def test_streams_stuck_within_an_object_do_not_hold_up_others() -> None:
+    """Streams that stop in the middle of what was read for them let others read; when they go on,
+    they are told the rest of the object, once, with the values before.
+    """
+    async with watched(watching=SMALL) as under:
+        writes = [
+            under.writer.put(b"k%d" % (n % 3), b"%d:" % n + bytes(VALUE_BYTES))
+            for n in range(COUNT)
+        ]
+        replies = await asyncio.gather(*writes)
+        assert len({reply.header.wal_id for reply in replies}) < COUNT / 10
+        last_seq = max(reply.header.seq for reply in replies)
+        history = await truth(under.database, ALL)
+        stuck = [
+            await opened(under, start_seq=1, previous_value=True, range=kv_pb2.KeyRange())
+            for _ in range(TURNS)
+        ]
+        quick = await opened(under, start_seq=1)
+        assert told(await quick.until(last_seq)) == history
+        for client in stuck:
+            commits = await client.until(last_seq)
+            assert told(commits) == history
+            for number, commit in enumerate(commits):
+                before = commit.changes[0].previous.value.partition(b":")[0]
+                assert before == (b"%d" % (number - 3) if number >= 3 else b"")
 
 
 async def test_behind_what_is_collected() -> None:

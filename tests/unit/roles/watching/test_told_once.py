@@ -39,7 +39,8 @@ def some_write(random: Random) -> kv_pb2.WriteRequest:
 async def write(watched: Watched, random: Random, count: int) -> int:
     """Many writes at once, so that objects hold several commits; the last commit."""
     replies = await asyncio.gather(*(watched.writer.ask(some_write(random)) for _ in range(count)))
-    return max(reply.header.seq for reply in replies)
+    seqs: list[int] = [reply.header.seq for reply in replies]
+    return max(seqs)
 
 
 def whole(prefix: bytes) -> KeyRange:
@@ -91,8 +92,7 @@ async def test_watches_tell_the_log(seed: int) -> None:
         for client, start in zip(clients, starts, strict=True):
             for number, prefix in enumerate(RANGES):
                 client.create(number, prefix, start_seq=start)
-        for _ in range(3):
-            last_seq = await write(under, random, WRITES)
+        last_seq = max([await write(under, random, WRITES) for _ in range(3)])
         reading = [asyncio.create_task(everything(each, last_seq)) for each in clients]
         await write(under, random, WRITES)
         for client, task, start in zip(clients, reading, starts, strict=True):

@@ -1,0 +1,66 @@
+"""How far a scan has come: what is asked for behind what has come, for every way to break off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.v1 import kv_pb2
+from shalekv_client.scan_place import ScanPlace
+
+KEYS = [b"k%02d" % number for number in range(12)]
+VALUE = b"12"
+ENTRY_BYTES = 5
+
+
+def served(request: kv_pb2.ScanRequest, message_entries: int) -> Iterator[kv_pb2.ScanReply]:
+    """What the documentation of the API promises for a resumable scan of `KEYS`."""
+    left = [key for key in KEYS if key > request.page_token]
+    reply = kv_pb2.ScanReply()
+    for count, key in enumerate(left):
+        is_full = 0 < request.limit_bytes <= count * ENTRY_BYTES
+        if is_full or 0 < request.limit <= count:
+            reply.more, reply.page_token = True, left[count - 1]
+            yield reply
+            return
+        if len(reply.entries) == message_entries:
+            reply.page_token = left[count - 1]
+            yield reply
+            reply = kv_pb2.ScanReply()
+        reply.entries.add(key=key, value=VALUE)
+    yield reply
+
+
+@given(
+    limit=st.integers(0, 14),
+    limit_bytes=st.integers(0, 70),
+    message_entries=st.integers(1, 5),
+    breaks=st.lists(st.integers(0, 4), max_size=12),
+)
+def test_breaking_off_changes_nothing(
+    limit: int, limit_bytes: int, message_entries: int, breaks: list[int]
+) -> None:
+    """Wherever calls break off, the entries, and whether there is more, are those of one call."""
+    request = kv_pb2.ScanRequest(limit=limit, limit_bytes=limit_bytes, resumable=True)
+    whole = list(served(request, 100))
+    place = ScanPlace(request, b"")
+    found: list[bytes] = []
+    left = list(breaks)
+    while not place.is_at_end:
+        messages_left = left.pop(0) if left else None
+        for number, reply in enumerate(served(place.next_request(), message_entries)):
+            if number == messages_left or place.is_at_end:
+                break
+            found += [entry.key for entry in place.take(reply)]
+    assert found == [entry.key for reply in whole for entry in reply.entries]
+    assert place.more == whole[-1].more
+
+
+def test_scan_that_is_not_resumable_ends_with_its_call() -> None:
+    """Without tokens on the way, only the end of the call is the end."""
+    place = ScanPlace(kv_pb2.ScanRequest(), b"token")
+    assert place.next_request().page_token == b"token"
+    place.take(kv_pb2.ScanReply(entries=[kv_pb2.Entry(key=b"k")]))
+    assert (place.is_at_end, place.can_resume) == (False, False)

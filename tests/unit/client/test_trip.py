@@ -1,0 +1,115 @@
+"""What becomes of a call whose attempts fail: decisions without servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from shalekv_client import errors
+from shalekv_client.endpoints import Endpoint
+from shalekv_client.errors import ErrorDetails, ShaleKVError
+from shalekv_client.policies import Destination
+from shalekv_client.retry import RetryPolicy
+from shalekv_client.trip import READ, REPEATABLE_WRITE, WRITE, Aim, Trip
+from shalekv_client.verdicts import Verdict
+
+POLICY = RetryPolicy(attempts_max=3, backoff_initial_ms=100)
+HERE = Endpoint("here:1", is_listed=True)
+
+
+def error(kind: type[ShaleKVError], reason: str = "") -> ShaleKVError:
+    """An error of that class."""
+    return kind(ErrorDetails("here:1", "UNAVAILABLE", "what happened", reason))
+
+
+def trip(aim: Aim) -> Trip:
+    """A call that begins."""
+    return Trip(aim, aim.destination, POLICY)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        errors.Overloaded,
+        errors.Stopping,
+        errors.Fenced,
+        errors.DeadlinePassed,
+        errors.NotTheWriter,
+        errors.NoWriter,
+        errors.NotSent,
+        errors.ClientClosed,
+    ],
+)
+def test_refusal_at_the_door_does_not_settle_a_write(kind: type[ShaleKVError]) -> None:
+    """Once an attempt may have been applied, whoever turns a repeat away says nothing of it."""
+    lost, refusal = error(errors.ConnectionLost), error(kind)
+    write = trip(REPEATABLE_WRITE)
+    write.note(HERE, lost)
+    write.note(HERE, refusal)
+    assert write.final(refusal) == (lost, refusal)
+    assert trip(REPEATABLE_WRITE).final(refusal) == (refusal, None)
+
+
+def test_answer_about_the_write_settles_it() -> None:
+    """A server that has looked at the key knows what became of the attempts before."""
+    failed = error(errors.ConditionFailed)
+    write = trip(REPEATABLE_WRITE)
+    write.note(HERE, error(errors.ConnectionLost))
+    assert write.final(failed) == (failed, None)
+
+
+def test_reader_that_was_behind_says_more_than_silence() -> None:
+    """When a read ends without any answer, what a reader has said of itself is raised."""
+    stale, gone = error(errors.TooStale, "TOO_STALE"), error(errors.Unreachable)
+    read = trip(READ)
+    read.note(HERE, stale)
+    read.note(HERE, gone)
+    assert read.final(gone) == (stale, gone)
+    assert read.final(stale) == (stale, None)
+    refusal = error(errors.InvalidRequest, "INVALID_REQUEST")
+    assert read.final(refusal) == (refusal, None)
+
+
+def test_rounds_are_counted_and_begin_anew() -> None:
+    """Each delay begins another round, in which every server may be asked; then it is over."""
+    read = trip(READ)
+    gone = error(errors.Unreachable)
+    delays = []
+    for _ in range(3):
+        read.note(HERE, gone)
+        read.has_searched = True
+        delays.append(read.delay_ms(gone, 1.0, 10_000.0, has_choice=True))
+    assert delays == [100.0, 200.0, None]
+    assert read.attempts == 3
+    read = trip(READ)
+    read.note(HERE, gone)
+    read.delay_ms(gone, 1.0, 10_000.0, has_choice=True)
+    assert (read.tried, read.has_searched) == (set(), False)
+
+
+def test_no_delay_reaches_past_the_deadline() -> None:
+    """An attempt that could only begin after the deadline is not made."""
+    assert trip(READ).delay_ms(error(errors.Unreachable), 1.0, 100.0, has_choice=True) is None
+
+
+def test_lone_server_is_asked_again_as_the_policy_says() -> None:
+    """Without a choice, what does harm or helps nothing is not repeated at the same server."""
+    for kind, aim, is_repeated in (
+        (errors.Unreachable, READ, True),
+        (errors.Unreachable, REPEATABLE_WRITE, True),
+        (errors.Unreachable, WRITE, False),
+        (errors.Fenced, WRITE, False),
+        (errors.Stopping, WRITE, True),
+        (errors.ServerFailed, READ, False),
+    ):
+        delay_ms = trip(aim).delay_ms(error(kind), 1.0, 10_000.0, has_choice=False)
+        assert (delay_ms is not None) is is_repeated, kind
+
+
+def test_policy_of_the_client_decides_what_a_read_may_do() -> None:
+    """A read that the policy sends to the writer is judged as all that only the writer answers."""
+    read = Trip(READ, Destination.WRITER, POLICY)
+    read.note(HERE, error(errors.Overloaded))
+    assert read.verdict is Verdict.FINAL
+    read = Trip(READ, Destination.BY_POLICY, POLICY)
+    read.note(HERE, error(errors.Overloaded))
+    assert read.verdict is Verdict.OTHER
