@@ -205,14 +205,14 @@ def good_requests() -> dict[str, Message]:
     }
 
 
-async def test_watch_is_not_there_yet() -> None:
-    """UNIMPLEMENTED that names the call."""
+async def test_stream_of_watches_ends_with_a_request_that_says_nothing() -> None:
+    """INVALID_ARGUMENT that names the field; what is wrong with one watch leaves the stream."""
     async with channel_to_server() as channel:
         watch = kv_pb2_grpc.KVStub(channel).Watch(iter([kv_pb2.WatchRequest()]))
         failed = await failure(watch)
-        assert failed.code is grpc.StatusCode.UNIMPLEMENTED, failed
+        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT, failed
         assert failed.info is not None
-        assert failed.info.metadata["feature"] == "KV.Watch"
+        assert failed.info.metadata["field"] == "request"
 
 
 @pytest.mark.parametrize("name", ABSENT_OF_ADMIN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 
@@ -74,6 +73,11 @@ async def test_freshness_goes_into_the_request(run: Run, server: DictServer) -> 
     assert server.state.data
 
 
+def names_in(folder: Path) -> list[str]:
+    """The files that are there."""
+    return [path.name for path in folder.iterdir()]
+
+
 async def test_output_is_a_whole_file(run: Run, tmp_path: Path) -> None:
     """Raw without --format; nothing is there when the scan fails, and what was there stays."""
     for number in range(3):
@@ -86,7 +90,7 @@ async def test_output_is_a_whole_file(run: Run, tmp_path: Path) -> None:
     failed = await run(scan, "--output", str(path), "--addr", f"127.0.0.1:{free_port()}")
     assert failed.exit_code == 9
     assert path.read_text() == "k0\tv\nk1\tv\nk2\tv\n"
-    assert os.listdir(tmp_path) == [path.name]
+    assert names_in(tmp_path) == [path.name]
     nowhere = tmp_path / "missing" / "all.tsv"
     assert (await run(scan, "--output", str(nowhere))).exit_code == 12
 

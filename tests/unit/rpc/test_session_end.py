@@ -314,7 +314,7 @@ async def test_session_that_ended_is_forgotten() -> None:
             await session.send(operation(1, READ))
             await session.rest()
         await ended(it)
-        assert not it.server._adapter._sessions  # noqa: SLF001 - that a set does not grow shows nowhere else
+        assert not it.server._adapter._streams  # noqa: SLF001 - that a set does not grow shows nowhere else
 
 
 async def test_outcome_that_nobody_waits_for_is_no_news(caplog: pytest.LogCaptureFixture) -> None:

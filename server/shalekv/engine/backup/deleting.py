@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from shalekv.engine.backup.repository import Repository, busy_message
 from shalekv.engine.collection.deleting import Deleter
 from shalekv.errors import BackupNotFound
-from shalekv.format.backup_names import Copy, Mark, Work, backup_name, begun_ms
+from shalekv.format.backup_names import (
+    BACKUPS_FOLDER,
+    MARKS_FOLDER,
+    Copy,
+    Mark,
+    Work,
+    backup_name,
+    begun_ms,
+)
 
 log = structlog.get_logger()
 
@@ -88,5 +97,10 @@ class Deletion:
         gone = {str(copy) for copy in doomed}
         deleter = Deleter(store.reads, store.runtime.clock, per_s_count=PER_S_COUNT)
         await deleter.delete(sorted(gone))
-        await store.recover(gone.__contains__)
+        await store.recover(partial(_is_gone, gone))
         log.info("copies deleted", url=store.url, objects=len(gone))
+
+
+def _is_gone(copies: Collection[str], name: str) -> bool:
+    """Whether nobody misses an object that was there: ids of backups and marks never come back."""
+    return name in copies or name.startswith((BACKUPS_FOLDER, MARKS_FOLDER))

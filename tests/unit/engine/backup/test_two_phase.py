@@ -1,0 +1,68 @@
+"""Databases and backups in stores without conditional writes."""
+
+from __future__ import annotations
+
+from random import Random
+
+from shalekv.clock import LoopClock
+from shalekv.core.manifest import CasMode
+from shalekv.runtime import Runtime
+from shalekv.settings import CasChoice
+from shalekv.store.memory import MemoryStore
+from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.store import TwoPhaseStore
+from tests.e2e.in_process import wall_clock_ms
+from tests.unit.engine.backup.ground import (
+    SEEDS,
+    Place,
+    back_up,
+    backup_ids,
+    database,
+    deletion,
+    restore,
+    verify,
+)
+from tests.unit.store.inline_runtime import InlineWorkers
+
+
+class TwoPhasePlace(Place):
+    """A place where records decide who has created an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Table = {}
+
+    def store(self) -> MemoryStore:
+        """One more view of it."""
+        runtime = Runtime(LoopClock(), Random(next(SEEDS)), InlineWorkers())
+        plain = MemoryStore(wall_clock_ms, objects=self.objects)
+        store = TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)
+        return store  # type: ignore[return-value] # an object store, too
+
+
+async def test_names_are_free_again_when_backups_were_deleted() -> None:
+    """Copies that went with a backup are made again for the next one; records do not pile up."""
+    source, _ = await database()
+    repository = TwoPhasePlace()
+    for _ in range(3):
+        made = await back_up(source, repository)
+        assert await verify(repository) == []
+        await deletion(repository).run(await backup_ids(repository))
+        assert repository.names() == []
+        assert len(repository.table) < len(made.copies) // 2
+
+
+async def test_the_mode_is_that_of_the_new_place() -> None:
+    """From a store with conditional writes into one without, and back."""
+    source, _ = await database()
+    repository, target = TwoPhasePlace(), TwoPhasePlace()
+    await back_up(source, repository)
+    manifest = await restore(repository, target)
+    assert manifest.cas_mode is CasMode[CasChoice.TWO_PHASE.name]
+    await target.check()
+    back = Place()
+    assert (await restore(repository, back)).cas_mode is CasMode.NATIVE
+    await back.check()
+    target.lose(*target.names())
+    target.table.clear()
+    assert await restore(repository, target) == manifest
