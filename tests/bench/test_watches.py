@@ -115,28 +115,34 @@ async def put_all(
 
 
 async def measure(
-    processes: Processes, folder: Path, watches: int, *, written: bytes
+    processes: Processes, folder: Path, watches: int, *, written: bytes, at_reader: bool
 ) -> tuple[float, Streams]:
-    """Microseconds of CPU for a write, and what was told."""
-    server = await processes.serve(f"file://{folder}", "--watch-progress-ms", "3600000")
-    streams = Streams(server.listen)
+    """Microseconds of CPU of the server that is watched, for a write; and what was told."""
+    url = f"file://{folder}"
+    flags = ("--watch-progress-ms", "3600000")
+    writer = await processes.serve(url, *flags)
+    watched = await processes.read(url, *flags) if at_reader else writer
+    streams = Streams(watched.listen)
     seqs: dict[int, list[int]] = defaultdict(list)
-    async with Client(server.listen) as client:
+    async with Client(writer.listen) as client:
         await streams.open(watches, b"w/")
-        before = cpu_s(server.pid)
+        before = cpu_s(watched.pid)
         await put_all(client, streams, written, seqs)
         if written == b"w/" and watches:
             await streams.all_told(WRITES)
             assert streams.seqs == {watch: sorted(each) for watch, each in seqs.items()}
         else:
             assert not streams.count
-        used_s = cpu_s(server.pid) - before
+        used_s = cpu_s(watched.pid) - before
         await streams.close()
-    await server.stop()
+    if watched is not writer:
+        await watched.stop()
+    await writer.stop()
     return used_s / WRITES * 1e6, streams
 
 
-async def test_writes_under_many_watches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_reader", [False, True], ids=["writer", "reader"])
+async def test_writes_under_many_watches(tmp_path: Path, at_reader: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """Prints the CPU of a write without watches, with many that do not match, and with one of many
     that does, and how soon a watch was told of a write.
     """
@@ -148,8 +154,9 @@ async def test_writes_under_many_watches(tmp_path: Path) -> None:
             (f"{WATCHES:,} watches that do not match", WATCHES, b"x/"),
             (f"{WATCHES:,} watches, one of which matches", WATCHES, b"w/"),
         ):
+            folder = tmp_path / f"{len(rows)}"
             used_us, streams = await measure(
-                processes, tmp_path / f"{len(rows)}", watches, written=written
+                processes, folder, watches, written=written, at_reader=at_reader
             )
             delays = sorted(streams.delays_ms)
             told = ""
@@ -157,4 +164,6 @@ async def test_writes_under_many_watches(tmp_path: Path) -> None:
                 late = delays[len(delays) * 99 // 100]
                 told = f"; told after {statistics.median(delays):.1f} ms, 99%: {late:.1f} ms"
             rows.append(f"  {name:42} {used_us:6.0f} us of CPU for a write{told}\n")
-        sys.stdout.write(f"\n{WRITES_PER_S:,} writes/s on {STREAMS} streams\n" + "".join(rows))
+        role = "reader" if at_reader else "writer"
+        head = f"{WRITES_PER_S:,} writes/s, watched at the {role} on {STREAMS} streams"
+        sys.stdout.write(f"\n{head}\n" + "".join(rows))

@@ -24,7 +24,6 @@ FAULT = "the server or its store is at fault"
 OPERATOR = "told to who starts a server, or edits a manifest"
 REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "DEADLINE_PASSED": "a client of gRPC sends no call whose deadline has passed",
-    "NOT_IMPLEMENTED": "nothing that is documented is missing",
     "FENCED": "takes a second writer: tests/e2e/test_rivals.py",
     "STOPPING": "takes a server that is being stopped: tests/e2e/test_graceful.py",
     "INVALID_SETTING": OPERATOR,

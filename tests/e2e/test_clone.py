@@ -14,9 +14,21 @@ import pytest
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.core.manifest import Manifest
 from shalekv.core.origins import foreign_ids
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.engine.fsck.check import Fsck
+from shalekv.engine.snapshots import Snapshots
 from shalekv.format.names import LEVELS_FOLDER, parse_level_name
 from shalekv.manifest.stored import StoredManifest
-from shalekv.settings import StoreSettings
+from shalekv.roles.compactor import Compactor
+from shalekv.settings import (
+    KIB,
+    CollectorSettings,
+    CompactorSettings,
+    CompactSettings,
+    LevelSettings,
+    StoreSettings,
+    UrlSettings,
+)
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from shalekv_client import Client, Put, RetryPolicy
@@ -26,8 +38,12 @@ from tests.e2e.processes import Processes
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 
-DEADLINE_S = 50
-ENDPOINT = "SHALEKV_STORE__ENDPOINT_URL"
+DEADLINE_S = 120
+STORE = {
+    "endpoint_url": "SHALEKV_STORE__ENDPOINT_URL",
+    "cas": "SHALEKV_STORE__CAS",
+    "records_url": "SHALEKV_STORE__RECORDS_URL",
+}
 PLAIN = RetryPolicy(idempotent=False)  # records of idempotency keys are merged much later
 POLL_S = 0.05
 KEYS = [b"key%04d" % number for number in range(400)]
@@ -42,6 +58,8 @@ COLLECT = (
     *("--collect-interval-ms", "50", "--collect-age-s", "0", "--wal-retention-s", "0"),
     *("--log-format", "json"),
 )
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 60)  # many processes
 
 Rows = list[tuple[bytes, bytes, int]]
 
@@ -91,7 +109,7 @@ class Databases:
         server = await self.serve(name)
         async with plain(server) as client:
             await client.write([Put(key, b"compacted " * 20) for key in KEYS])
-            await self.run("compactor", name, "--once", *SMALL)
+            await self.compact(name)
             await client.write([Put(key, b"in the log") for key in KEYS[::3]])
             await client.delete(KEYS[1])
         found = await scanned(server)
@@ -100,9 +118,39 @@ class Databases:
 
     async def snapshot(self, name: str, called: str) -> None:
         """Make a snapshot of it."""
-        argv = ("snapshot", "create", "--url", self.url(name), "--name", called)
-        child = await self._processes.run(*argv, env=self.env)
-        assert await child.exited() == ExitCode.OK, child.report()
+        async with self._opened(name) as store:
+            await Snapshots(store).create(name=called, ttl_ms=3_600_000)
+
+    async def compact(self, name: str) -> None:
+        """Merge all that is there, within this process: starting one takes longer."""
+        async with self._opened(name) as store:
+            settings = CompactSettings(
+                database=UrlSettings(url=self.url(name)),
+                levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
+                compactor=CompactorSettings(
+                    wal_trigger_age_ms=0, wal_trigger_count=1, l0_trigger_count=1
+                ),
+                store=store.settings,
+            )
+            plain_store = open_store(self.url(name), store.runtime, store.settings)
+            compactor = await Compactor.open(
+                plain_store, settings=settings, runtime=store.runtime, hurry=asyncio.Event()
+            )
+            await compactor.run(is_once=True)
+            await compactor.close()
+            await plain_store.close()
+
+    async def collect(self, name: str) -> None:
+        """Delete all that nothing needs, within this process."""
+        settings = CollectorSettings(collect_age_s=0, wal_retention_s=0)
+        async with self._opened(name) as store:
+            await Collecting(store, settings).collect()
+
+    async def check(self, name: str) -> None:
+        """Every object of it is as it has to be."""
+        async with self._opened(name) as store:
+            found = [each async for each in Fsck(store, is_deep=True).findings()]
+        assert not [each for each in found if each.kind.is_damage]
 
     async def manifest(self, name: str) -> Manifest:
         """Its current manifest."""
@@ -122,7 +170,8 @@ class Databases:
 
     @asynccontextmanager
     async def _opened(self, name: str) -> AsyncIterator[CasStore]:
-        settings = StoreSettings(endpoint_url=self.env.get(ENDPOINT, ""))
+        given = {key: self.env[name] for key, name in STORE.items() if name in self.env}
+        settings = StoreSettings.model_validate(given)
         with real_runtime() as runtime:
             store = open_store(self.url(name), runtime, settings)
             try:
@@ -151,7 +200,7 @@ def in_bucket(
     """In a folder of a bucket, which this process may read, too."""
     for variable, value in server.environment.items():
         monkeypatch.setenv(variable, value)
-    env = server.environment | {ENDPOINT: server.endpoint}
+    env = server.environment | {STORE["endpoint_url"]: server.endpoint}
     return Databases(processes, f"s3://{BUCKET}/{tmp_path.name}", env)
 
 
@@ -187,8 +236,8 @@ async def test_a_clone_where_records_decide(
     """The same where both databases are created in two phases, whose pins are, too."""
     databases = in_bucket(processes, s3_server, tmp_path, monkeypatch)
     databases.env |= {
-        "SHALEKV_STORE__CAS": "two_phase",
-        "SHALEKV_STORE__RECORDS_URL": f"sqlite://{tmp_path}/records.db",
+        STORE["cas"]: "two_phase",
+        STORE["records_url"]: f"sqlite://{tmp_path}/records.db",
     }
     await check_life_apart(databases)
 
@@ -216,11 +265,7 @@ async def check_life_apart(databases: Databases) -> None:
             assert found.value == value
             assert (await client.get(KEYS[2]) is not None) is is_kept
     for name in ("parent", "clone"):
-        await databases.run("fsck", name, "--deep")
-    levels = json.loads(await databases.run("levels", "clone", "--format", "json"))
-    assert [(each["url"], each["ssts"]) for each in levels["origins"]] == [
-        (databases.url("parent"), len(shared))
-    ]
+        await databases.check(name)
     assert await parent.stop() == await clone.stop() == ExitCode.OK
 
 
@@ -254,7 +299,7 @@ async def test_the_parent_never_breaks_a_clone(databases: Databases) -> None:
     assert shared <= await databases.ssts("parent")
     assert await databases.pins("parent") == [pin]
     assert compactor.running
-    await databases.run("fsck", "clone")
+    await databases.check("clone")
 
 
 async def test_a_clone_that_shares_nothing_lets_go(databases: Databases) -> None:
@@ -283,7 +328,7 @@ async def test_a_clone_that_shares_nothing_lets_go(databases: Databases) -> None
     await until(is_freed)
     values = [value for _, value, _ in await scanned(clone)]
     assert values == [b"other"] * len(expected)
-    await databases.run("fsck", "clone", "--deep")
+    await databases.check("clone")
 
 
 async def test_a_clone_of_a_snapshot_is_cloned(databases: Databases) -> None:
@@ -306,10 +351,10 @@ async def test_a_clone_of_a_snapshot_is_cloned(databases: Databases) -> None:
         async with plain(server) as client:
             await client.delete_range(start=b"key")
         assert await server.stop() == ExitCode.OK
-        await databases.run("compactor", name, "--once", *SMALL)
-        await databases.run("collector", name, "--once", *COLLECT)
+        await databases.compact(name)
+        await databases.collect(name)
     assert await databases.rows("second") == expected
-    await databases.run("fsck", "second", "--deep")
+    await databases.check("second")
 
 
 @pytest.mark.parametrize("made", ["", "wal/*", "levels/*", "manifest/*"])
@@ -334,4 +379,4 @@ async def test_a_clone_that_was_interrupted_is_made_again(
         assert code == ExitCode.USAGE, again.report()
         assert "holds a database already" in again.stderr()
     assert await databases.rows("clone") == expected
-    await databases.run("fsck", "clone")
+    await databases.check("clone")

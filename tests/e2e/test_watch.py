@@ -78,6 +78,37 @@ async def test_watches_tell_the_log_across_kills(
     check_wal(wal, history)
 
 
+@pytest.mark.timeout(120)
+async def test_watches_of_a_reader_outlive_the_writer(processes: Processes, tmp_path: Path) -> None:
+    """Watches of one reader go on while writers are killed and others take over, and tell exactly
+    the log.
+    """
+    random, history = Random(7), History(7)
+    url = f"file://{tmp_path}/db"
+    follower = Follower(PREFIXES)
+    server = await processes.serve(url, "--max-parallel-writes", "4")
+    reader = await processes.read(url, "--watch-progress-ms", "20", "--poll-interval-ms", "20")
+    async with asyncio.timeout(2 * DEADLINE_S), asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(follower.follow(reader.listen))
+        for _ in range(KILLS - 1):
+            load = Load(history, server.listen, random)
+            writing = tasks.create_task(load.run())
+            await load.acknowledged(100)
+            server.send(signal.SIGKILL)
+            await writing
+            server = await processes.serve(url, "--max-parallel-writes", "4")
+        async with Client(server.listen) as client:
+            last_seq = (await client.put(b"last", b"%d:" % 10**9)).seq
+        await follower.reached(last_seq)
+        assert await reader.stop() == 0, reader.report()
+        await following
+    wal = read_wal(tmp_path / "db")
+    for prefix, told in zip(PREFIXES, follower.told, strict=True):
+        assert told == expected(wal, prefix)
+    del wal[-1]
+    check_wal(wal, history)
+
+
 async def test_server_that_stops_tells_each_watch(processes: Processes, tmp_path: Path) -> None:
     """A server that is asked to stop does so at once although a stream of watches is open: each
     watch is told STOPPING, and the stream ends as UNAVAILABLE with that reason.

@@ -18,7 +18,7 @@ from shalekv.engine.tree_keeper import TreeKeeper
 from tests.sim.levels import whole_database
 from tests.sim.planting import Patch, first_failure
 
-SEEDS_MAX = 30
+SEEDS_MAX = 50
 
 _keep = TreeKeeper.keep
 _edit = TreeKeeper._edit  # noqa: SLF001

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 # rule -> file -> why the rule does not hold there
 ALLOWED: Mapping[str, Mapping[str, str]] = {
     "sleeping": {
+        "tests/bench/test_replica_lag.py": "writes at moments that no poll has chosen",
+        "tests/bench/test_watches.py": "writes at the pace that was asked for",
         "tests/e2e/test_clone.py": "looks again and again at the objects of other processes",
         "tests/e2e/test_idempotency.py": "looks again and again at the files of another process",
+        "tests/e2e/test_replicas.py": "loads a server for as long as it was asked to",
         "tests/e2e/test_slow_scan.py": "is a client that takes a megabyte each second",
     },
     "loose_task": {

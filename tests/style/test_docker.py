@@ -120,7 +120,7 @@ def test_there_are_readers() -> None:
 
 
 def test_nothing_else_is_published() -> None:
-    """Whoever is on the machine reaches writers and readers, and neither the S3 server nor MariaDB."""
+    """Who is on the machine reaches writers and readers, and neither the S3 server nor MariaDB."""
     assert {name for name, service in SERVICES.items() if "ports" in service.text} == set(SERVERS)
     published = [port for service in SERVERS.values() for port in service.text["ports"]]
     assert len(set(published)) == len(published)

@@ -40,7 +40,6 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "SEQ_NOT_REACHED": errors.SeqNotReached,
         "WAL_COLLECTED": errors.WalCollected,
         "WATCH_TOO_SLOW": errors.WatchTooSlow,
-        "NOT_IMPLEMENTED": errors.Unimplemented,
         "OVERLOADED": errors.Overloaded,
         "QUEUE_FULL": errors.Overloaded,
         "MEMTABLE_FULL": errors.Overloaded,

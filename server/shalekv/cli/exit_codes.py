@@ -47,7 +47,6 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
     errors.InvalidRequest: ExitCode.USAGE,
     errors.InvalidUrl: ExitCode.USAGE,
     errors.InvalidSetting: ExitCode.USAGE,
-    errors.NotImplementedYet: ExitCode.USAGE,
     errors.DatabaseExists: ExitCode.USAGE,
     errors.DatabaseMismatch: ExitCode.USAGE,
     errors.DatabaseNotFound: ExitCode.DATABASE_NOT_FOUND,

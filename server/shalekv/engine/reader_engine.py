@@ -214,19 +214,24 @@ class ReaderEngine:
         """
         first = self.follower.next_wal_id
         end = first if last_wal_id is None else last_wal_id + 1
-        keeping = asyncio.create_task(self._keep_tree())
-        try:
-            await apply_in_order(
-                self._store,
-                range(first, end),
-                database_id=self.database_id,
-                memtable=self.memtable,
-                apply=self._apply,
-                parallel_reads=self._settings.reader_parallel_reads,
-            )
-        finally:
-            keeping.cancel()
-            await asyncio.wait([keeping])
+        failure: ShaleError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            keeping = tasks.create_task(self._keep_tree(), name="keep the tree")
+            try:
+                await apply_in_order(
+                    self._store,
+                    range(first, end),
+                    database_id=self.database_id,
+                    memtable=self.memtable,
+                    apply=self._apply,
+                    parallel_reads=self._settings.reader_parallel_reads,
+                )
+            except ShaleError as error:  # raised below, because the group would wrap it
+                failure = error
+            finally:
+                keeping.cancel()
+        if failure is not None:
+            raise failure
         if not self._may_leave_gaps():
             self.follower.is_fresh(asked_ms)
 

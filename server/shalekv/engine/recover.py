@@ -74,11 +74,9 @@ async def open_log(
     stored = StoredManifest(store)
     manifest = await _win_epoch(stored, store, settings, address=address, retry=retry)
     own = manifest.own
-    store_now_ms = await store.reads.now_ms()
+    now_ms, floor_ms = await store.reads.now_ms(), manifest.current.logical_time_ms
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
-    time = LogicalTime(
-        store.runtime.clock, store_now_ms=store_now_ms, floor_ms=manifest.current.logical_time_ms
-    )
+    time = LogicalTime(store.runtime.clock, store_now_ms=now_ms, floor_ms=floor_ms)
     slots = WalSlots(
         store,
         own,

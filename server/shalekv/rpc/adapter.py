@@ -20,13 +20,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from shalekv.engine.result_room import ResultRoom
-from shalekv.errors import (
-    DeadlinePassed,
-    InvalidRequest,
-    NotImplementedYet,
-    Overloaded,
-    ShaleError,
-)
+from shalekv.errors import DeadlinePassed, InvalidRequest, Overloaded, ShaleError
 from shalekv.roles.service import Answer, Call, DuplexStream, KvService, WatchService
 from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
 from shalekv.rpc.session import Session
@@ -209,19 +203,6 @@ class Adapter:
             self._streams.discard(stream)
         if ended_by is not None:
             raise ended_by
-
-    def absent(self, feature: str, *, streaming: bool = False) -> Handler:
-        """The handler of a documented method that this version does not have."""
-
-        async def handle(_data: bytes, context: Context) -> NoReturn:
-            await self._abort(context, NotImplementedYet(feature))
-
-        async def handle_stream(_requests: AsyncIterator[bytes], context: Context) -> NoReturn:
-            await self._abort(context, NotImplementedYet(feature))
-
-        if streaming:
-            return grpc.stream_stream_rpc_method_handler(handle_stream)
-        return grpc.unary_unary_rpc_method_handler(handle)
 
     def _timed(self, count: MethodCount, *, is_stream: bool = False) -> TimedCall:
         return TimedCall(count, self.counts.now_ns, is_stream=is_stream)

@@ -13,13 +13,9 @@ SERVICE = kv.DESCRIPTOR.services_by_name["KV"].full_name
 
 
 def kv_methods(
-    service: KvService,
-    adapter: Adapter,
-    limits: LimitSettings,
-    watches: WatchService | None = None,
+    service: KvService, watches: WatchService, adapter: Adapter, limits: LimitSettings
 ) -> grpc.GenericRpcHandler:
-    """The methods of the data API. Without `watches` nothing can be watched."""
-    no_watches = adapter.absent("KV.Watch", streaming=True)
+    """The methods of the data API."""
     methods = {
         "Get": adapter.unary(service.get, kv.GetRequest),
         "BatchGet": adapter.unary(service.batch_get, kv.BatchGetRequest),
@@ -30,6 +26,6 @@ def kv_methods(
         "Txn": adapter.unary(service.txn, kv.TxnRequest),
         "Scan": adapter.unary_stream(service.scan, kv.ScanRequest),
         "Session": adapter.session(service, limits),
-        "Watch": no_watches if watches is None else adapter.watch(watches),
+        "Watch": adapter.watch(watches),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)

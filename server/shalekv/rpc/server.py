@@ -75,13 +75,13 @@ class Server:
         self,
         kv_service: KvService,
         admin_service: AdminService,
-        watches: WatchService | None = None,
+        watches: WatchService,
     ) -> None:
-        """Serve from now on. Without `watches` nothing can be watched."""
+        """Serve from now on."""
         own = [kv.SERVICE, admin.SERVICE]
         self._server.add_generic_rpc_handlers(
             [
-                kv.kv_methods(kv_service, self._adapter, self._limits, watches),
+                kv.kv_methods(kv_service, watches, self._adapter, self._limits),
                 admin.admin_methods(admin_service, self._adapter),
                 self._health.methods(),
                 *reflection_methods([*own, health.SERVICE]),

@@ -50,7 +50,6 @@ _UNKNOWN = Applied.UNKNOWN
 TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.ShaleError: Row(_Code.INTERNAL, _UNKNOWN, log=True),
     errors.InvalidRequest: Row(_Code.INVALID_ARGUMENT, _NO),
-    errors.NotImplementedYet: Row(_Code.UNIMPLEMENTED, _NO),
     errors.Overloaded: Row(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.QueueFull: Row(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.MemtableFull: Row(_Code.RESOURCE_EXHAUSTED, _NO),
@@ -111,7 +110,6 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
 _METADATA: Mapping[type[errors.ShaleError], Mapping[str, str]] = {
     errors.ShaleError: {},
     errors.InvalidRequest: {"field": "field"},
-    errors.NotImplementedYet: {"feature": "feature"},
     errors.ConditionFailed: {"condition": "condition", "found_seq": "found_seq"},
     errors.NotTheWriter: {"writer_address": "writer_address"},
     errors.TooStale: {"staleness_ms": "staleness_ms"},

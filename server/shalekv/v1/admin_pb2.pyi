@@ -1007,7 +1007,7 @@ class SnapshotInfo(_message.Message):
     expire_time_s: _builtins.int
     """When it expires, in seconds since the Unix epoch. 0: never."""
     seq: _builtins.int
-    """The sequence number that it reads at."""
+    """The sequence number that it reads at. 0: it cannot be read, and keeps SSTs for a clone."""
     def __init__(
         self,
         *,
@@ -1038,7 +1038,9 @@ class CreateSnapshotRequest(_message.Message):
     name: _builtins.str
     """A name of 1 to 128 characters, unique among the snapshots. Empty: no name."""
     ttl_s: _builtins.int
-    """How long it lives, in seconds. 0: until it is deleted; then `forever` must be true."""
+    """How long it lives, in seconds, at most 100 years (server setting `snapshot_ttl_s_max`). 0:
+    until it is deleted; then `forever` must be true.
+    """
     forever: _builtins.bool
     """Must be true when `ttl_s` is 0."""
     @_builtins.property

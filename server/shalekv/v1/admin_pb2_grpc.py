@@ -92,21 +92,23 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateSnapshot(self, request, context):
-        """Pins the current state under a name or an id until it expires or is deleted.
+        """Pins the current state under a name or an id until it expires or is deleted. Whatever was
+        acknowledged as durable before the call is in it, at whichever server it is made. A call whose
+        outcome is unknown may have made it: a name is made once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewSnapshot(self, request, context):
-        """Gives a snapshot more time.
+        """Gives a snapshot more time. One that has expired stays so (NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSnapshots(self, request, context):
-        """Lists the snapshots that have not expired.
+        """Lists the snapshots that have not expired, those of servers included, which have no names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

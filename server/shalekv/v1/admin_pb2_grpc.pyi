@@ -23,11 +23,14 @@ class AdminStub:
     of the store is made of.
     """
     CreateSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateSnapshotRequest, _admin_pb2.CreateSnapshotReply]
-    """Pins the current state under a name or an id until it expires or is deleted."""
+    """Pins the current state under a name or an id until it expires or is deleted. Whatever was
+    acknowledged as durable before the call is in it, at whichever server it is made. A call whose
+    outcome is unknown may have made it: a name is made once.
+    """
     RenewSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.RenewSnapshotRequest, _admin_pb2.RenewSnapshotReply]
-    """Gives a snapshot more time."""
+    """Gives a snapshot more time. One that has expired stays so (NOT_FOUND)."""
     ListSnapshots: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSnapshotsRequest, _admin_pb2.ListSnapshotsReply]
-    """Lists the snapshots that have not expired."""
+    """Lists the snapshots that have not expired, those of servers included, which have no names."""
     DeleteSnapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteSnapshotRequest, _admin_pb2.DeleteSnapshotReply]
     """Deletes a snapshot. Deleting one that does not exist fails with NOT_FOUND."""
     IngestSst: _aio.UnaryUnaryMultiCallable[_admin_pb2.IngestSstRequest, _admin_pb2.IngestSstReply]
@@ -60,7 +63,10 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CreateSnapshotRequest,
         context: _aio.ServicerContext[_admin_pb2.CreateSnapshotRequest, _abc.Awaitable[_admin_pb2.CreateSnapshotReply]],
     ) -> _abc.Awaitable[_admin_pb2.CreateSnapshotReply]:
-        """Pins the current state under a name or an id until it expires or is deleted."""
+        """Pins the current state under a name or an id until it expires or is deleted. Whatever was
+        acknowledged as durable before the call is in it, at whichever server it is made. A call whose
+        outcome is unknown may have made it: a name is made once.
+        """
 
     @_abc_1.abstractmethod
     def RenewSnapshot(
@@ -68,7 +74,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RenewSnapshotRequest,
         context: _aio.ServicerContext[_admin_pb2.RenewSnapshotRequest, _abc.Awaitable[_admin_pb2.RenewSnapshotReply]],
     ) -> _abc.Awaitable[_admin_pb2.RenewSnapshotReply]:
-        """Gives a snapshot more time."""
+        """Gives a snapshot more time. One that has expired stays so (NOT_FOUND)."""
 
     @_abc_1.abstractmethod
     def ListSnapshots(
@@ -76,7 +82,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListSnapshotsRequest,
         context: _aio.ServicerContext[_admin_pb2.ListSnapshotsRequest, _abc.Awaitable[_admin_pb2.ListSnapshotsReply]],
     ) -> _abc.Awaitable[_admin_pb2.ListSnapshotsReply]:
-        """Lists the snapshots that have not expired."""
+        """Lists the snapshots that have not expired, those of servers included, which have no names."""
 
     @_abc_1.abstractmethod
     def DeleteSnapshot(

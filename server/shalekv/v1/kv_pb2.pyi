@@ -155,7 +155,8 @@ class RequestHeader(_message.Message):
     """Of a read: the state must contain the commit with this sequence number. The server waits for
     it within the deadline of the call, or for `seq_wait_ms_max` (server setting) if it has none;
     then the call ends with DEADLINE_EXCEEDED (reason SEQ_NOT_REACHED), which tells how far the
-    server got. Ignored by writes. 0: no requirement.
+    server got. A commit that a snapshot does not hold is refused at once with INVALID_ARGUMENT,
+    since it never will. Ignored by writes. 0: no requirement.
     """
     max_staleness_ms: _builtins.int
     """Of a read: the state must not be older than this many milliseconds. A reader that is behind
@@ -164,7 +165,8 @@ class RequestHeader(_message.Message):
     """
     snapshot_id: _builtins.bytes
     """Of a read: read at this snapshot: 16 bytes, as returned by Admin.CreateSnapshot, at any server
-    of the database. When the snapshot has expired or was deleted, the read ends with NOT_FOUND
+    of the database. It shows what was there when it was made, expiry included; the read level says
+    nothing then. When the snapshot has expired or was deleted, the read ends with NOT_FOUND
     (reason SNAPSHOT_NOT_FOUND), never with less than there was. Refused by writes. Empty: the
     newest state.
     """
@@ -1197,15 +1199,15 @@ class ScanRequest(_message.Message):
     limit_bytes: _builtins.int
     """Stop after the entry that brings keys and values to this many bytes. 0: no limit."""
     page_token: _builtins.bytes
-    """Continue after the page that gave this token, at the same view: range, `reverse` and
-    `keys_only` must be as they were, limits may differ. The server keeps the view for
+    """Continue after the page that gave this token, at the same view: range, `reverse`, `keys_only`
+    and snapshot must be as they were, limits may differ. The server keeps the view for
     `scan_view_ttl_ms` (server setting) after its last page; then, and after a restart, the token
     is refused with ABORTED (reason PAGE_EXPIRED): begin again. The token of a scan at a snapshot
     is good at any server as long as the snapshot is there. Empty: begin.
     """
     resumable: _builtins.bool
     """Give a page token with every message, with which the scan goes on behind that message after a
-    disconnect.
+    disconnect. The view of a scan that has come to its end is kept for moments only.
     """
     @_builtins.property
     def header(self) -> Global___RequestHeader:

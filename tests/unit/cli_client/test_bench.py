@@ -6,13 +6,14 @@ import json
 import random
 import re
 
+import grpc
 import pytest
 
 from shalekv.cli.bench import bench
 from shalekv.cli.benchmark.latencies import Latencies
-from shalekv.errors import NotImplementedYet, QueueFull
+from shalekv.errors import QueueFull
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer, losing, refusing
+from tests.unit.client.dict_server import DictServer, bare, losing, refusing
 
 FEW = ["--count", "30", "--clients", "3", "--keys", "20", "--format", "json"]
 
@@ -52,10 +53,10 @@ async def test_errors_are_counted_by_reason(run: Run, server: DictServer) -> Non
 
 async def test_what_the_server_does_not_have_ends_it(run: Run, server: DictServer) -> None:
     """There is nothing to measure then, and the keys are deleted all the same."""
-    server.state.failures.extend([None, refusing(NotImplementedYet("transactions"))])
+    server.state.failures.extend([None, bare(grpc.StatusCode.UNIMPLEMENTED, "nobody knows Txn")])
     result = await run(bench, "txn", *FEW, "--clients", "1", "--through", "unary")
     assert result.exit_code == 2
-    assert "transactions" in result.stderr
+    assert "nobody knows Txn" in result.stderr
     assert server.state.data == {}
 
 

@@ -14,12 +14,12 @@ import pytest
 from shalekv.cli.delete import delete
 from shalekv.cli.get import get
 from shalekv.cli.put import put
-from shalekv.errors import Fenced, NotImplementedYet, QueueFull
+from shalekv.errors import Fenced, QueueFull
 from shalekv_client import Durability, ReadLevel
 from tests.unit.cli_client.conftest import Run
 from tests.unit.client.dict_server import DictServer, Failure, bare, refusing, silent
 
-UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+UNAVAILABLE, UNIMPLEMENTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_put_get_delete(run: Run) -> None:
@@ -111,7 +111,7 @@ async def test_levels_are_sent(run: Run, server: DictServer) -> None:
     ("how", "code", "words"),
     [
         (refusing(Fenced("another took over", own_epoch=1, newer_epoch=2)), 4, "another took over"),
-        (refusing(NotImplementedYet("durability quorum")), 2, "not implemented"),
+        (bare(UNIMPLEMENTED, "nobody knows Put"), 2, "nobody knows Put"),
         (refusing(QueueFull("full", retry_after_ms=60_000)), 10, "Nothing was changed"),
         (bare(UNAVAILABLE, "gone"), 11, "is not known"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from shalekv.errors import Fenced as ServerFenced
-from shalekv.errors import NotImplementedYet, QueueFull
+from shalekv.errors import QueueFull
 from shalekv.errors import Stopping as ServerStopping
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv_client import (
@@ -231,7 +231,7 @@ async def test_unimplemented_sessions_are_not_tried_again(
     client: Client, server: DictServer
 ) -> None:
     """A server that says that it has no sessions is not asked for one with every call."""
-    server.state.session_failures.append(refusing(NotImplementedYet("KV.Session")))
+    server.state.session_failures.append(bare(CODE.UNIMPLEMENTED, "KV.Session"))
     for n in range(5):
         await client.put(b"%d" % n, b"")
     assert server.state.sessions_begun == 1

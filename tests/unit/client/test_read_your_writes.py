@@ -57,6 +57,22 @@ async def test_own_writes_are_read_although_readers_lag(*, coalesce: bool, silen
         assert [header.min_seq for header in running.writer.state.scan_headers] == [0]
 
 
+@pytest.mark.parametrize("read", ["get", "batch_get", "scan"])
+async def test_every_kind_of_read_shows_own_writes(read: str) -> None:
+    """The first read after a write demands it, whatever kind it is."""
+    async with cluster() as running:
+        lag(running)
+        async with Client(running.addresses) as client:
+            await client.put(b"k", b"v")
+            match read:
+                case "get":
+                    assert await client.get(b"k") is not None
+                case "batch_get":
+                    assert await client.batch_get([b"k"]) != [None]
+                case _:
+                    assert [entry.key async for entry in client.scan()] == [b"k"]
+
+
 async def test_reads_never_go_back() -> None:
     """What one read has shown, a later one at another server shows too."""
     async with cluster() as running:

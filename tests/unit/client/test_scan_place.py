@@ -15,8 +15,13 @@ VALUE = b"12"
 ENTRY_BYTES = 5
 
 
-def served(request: kv_pb2.ScanRequest, message_entries: int) -> Iterator[kv_pb2.ScanReply]:
-    """What the documentation of the API promises for a resumable scan of `KEYS`."""
+def served(
+    request: kv_pb2.ScanRequest, message_entries: int, *, is_hasty: bool = False
+) -> Iterator[kv_pb2.ScanReply]:
+    """What the documentation of the API promises for a resumable scan of `KEYS`.
+
+    A server that `is_hasty` sends a message as soon as it is full, before it looks for more.
+    """
     left = [key for key in KEYS if key > request.page_token]
     reply = kv_pb2.ScanReply()
     for count, key in enumerate(left):
@@ -25,11 +30,15 @@ def served(request: kv_pb2.ScanRequest, message_entries: int) -> Iterator[kv_pb2
             reply.more, reply.page_token = True, left[count - 1]
             yield reply
             return
-        if len(reply.entries) == message_entries:
+        if reply.entries and len(reply.entries) == message_entries:
             reply.page_token = left[count - 1]
             yield reply
             reply = kv_pb2.ScanReply()
         reply.entries.add(key=key, value=VALUE)
+        if is_hasty and len(reply.entries) == message_entries and key != KEYS[-1]:
+            reply.page_token = key
+            yield reply
+            reply = kv_pb2.ScanReply()
     yield reply
 
 
@@ -38,9 +47,10 @@ def served(request: kv_pb2.ScanRequest, message_entries: int) -> Iterator[kv_pb2
     limit_bytes=st.integers(0, 70),
     message_entries=st.integers(1, 5),
     breaks=st.lists(st.integers(0, 4), max_size=12),
+    is_hasty=st.booleans(),
 )
 def test_breaking_off_changes_nothing(
-    limit: int, limit_bytes: int, message_entries: int, breaks: list[int]
+    limit: int, limit_bytes: int, message_entries: int, breaks: list[int], *, is_hasty: bool
 ) -> None:
     """Wherever calls break off, the entries, and whether there is more, are those of one call."""
     request = kv_pb2.ScanRequest(limit=limit, limit_bytes=limit_bytes, resumable=True)
@@ -50,7 +60,8 @@ def test_breaking_off_changes_nothing(
     left = list(breaks)
     while not place.is_at_end:
         messages_left = left.pop(0) if left else None
-        for number, reply in enumerate(served(place.next_request(), message_entries)):
+        replies = served(place.next_request(), message_entries, is_hasty=is_hasty)
+        for number, reply in enumerate(replies):
             if number == messages_left or place.is_at_end:
                 break
             found += [entry.key for entry in place.take(reply)]

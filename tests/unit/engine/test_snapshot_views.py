@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -25,6 +26,7 @@ from shalekv.errors import (
     StoreUnavailable,
 )
 from shalekv.format import names
+from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
 from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
@@ -247,9 +249,11 @@ async def test_replaced_manifest_is_noticed() -> None:
     shared = await ground.snapshots().share(first.id.hex(), ttl_ms=None)
     await ground.snapshots().delete(first.id.hex())
     name = names.manifest_name(shared.manifest_id)
-    other = ground.objects.find(names.manifest_name(shared.manifest_id + 1))
-    assert other is not None
+    stored = ground.objects.find(name)
+    assert stored is not None
+    other = replace(decode_manifest(name, stored.data), wal_id_last_seen=0)
     await ground.store.delete([name])
+    await ground.store.create(name, encode_manifest(other))
     views = await views_of(ground)
     with pytest.raises(IllegalState, match=name):
         await views.open(shared.id)
@@ -332,13 +336,13 @@ async def test_collected_meanwhile_is_never_a_short_answer() -> None:
 
         async def lose(number: int, ground: Ground = ground, at: int = at) -> None:
             if number == at:
-                await ground.compact(3)
+                await ground.wal()
+                await ground.compact(4)
                 await ground.merge()
                 ground.pass_time()
                 await ground.collecting().collect()
-                ground.last_wal_id, filled_again = 0, ground.last_wal_id
-                for _ in range(filled_again):
-                    await ground.wal()
+                ground.last_wal_id = 0
+                await ground.wal(3)
 
         store = InterruptedStore(ground.store, lose)
         views = await views_of(ground, store)

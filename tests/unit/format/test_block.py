@@ -255,3 +255,12 @@ def test_a_block_too_big_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert encoded([fits])
     with pytest.raises(ValueError, match="limit"):
         encoded([too_big])
+
+
+def test_tombstone_tells_when_a_value_has_expired() -> None:
+    """What a sweep writes comes back with its expiry; it reads as any other tombstone."""
+    swept = Entry(b"b", 2, Kind.TOMBSTONE, b"", 5)
+    block = parsed(encoded([put(b"a", 1), swept]))
+    assert [*block.columns().entries()] == [put(b"a", 1), swept]
+    assert block.find(b"b") == swept
+    assert not swept.is_visible(4)

@@ -123,6 +123,31 @@ def test_write_that_comes_first_is_not_taken_away() -> None:
     in_still_time(main)
 
 
+def test_delete_that_lands_ahead_of_its_turn_counts() -> None:
+    """A value that lands after its delete is not kept in mind, and never told."""
+
+    async def main() -> None:
+        database = await Database.created()
+        async with serving(database, **BY_HAND, max_parallel_writes=2) as writer:
+            writer.store.is_holding = True
+            putting = asyncio.ensure_future(writer.put(b"a", ttl_ms=TTL_MS))
+            first = await writer.store.arrived(1)
+            deleting = asyncio.ensure_future(writer.delete(b"a"))
+            (await writer.store.arrived(2)).release()
+            await deleting
+            first.release()
+            await putting
+            writer.store.let_go()
+            await compact(database)
+            await follow(writer)
+            await forgotten(writer)
+            writer.pass_ms(TTL_MS + SECOND_MS)
+            await sweep(writer)
+            assert await told(database) == []
+
+    in_still_time(main)
+
+
 def test_value_that_was_compacted_is_told_without_reading_it() -> None:
     """What this writer has written is kept in mind when memory has let go of it."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.snapshot import NEVER
+from shalekv.core.snapshot import NEVER, remove_snapshots
 from shalekv.errors import (
     DeadlinePassed,
     InvalidRequest,
@@ -16,6 +16,7 @@ from shalekv.errors import (
     SnapshotExists,
     SnapshotNotFound,
 )
+from shalekv.format import names
 from shalekv.roles.service import Call
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
@@ -304,3 +305,25 @@ async def test_scan_ends_with_an_error_when_its_snapshot_goes() -> None:
             failed = error
         assert failed is not None
         assert seen < len(many)
+
+
+async def test_objects_that_go_with_the_snapshot_are_not_missed() -> None:
+    """Who has not heard yet that it was deleted, and finds an SST gone, is told that it is."""
+    database = await Database.created()
+    limits = LimitSettings(scan_message_bytes=1_024)
+    many = [b"%05d" % number for number in range(1_000)]
+    async with serving(database, limits=limits, fence_poll_ms=10) as writer:
+        changes = [put(key, b"v" * 100) for key in many]
+        await writer.ask(kv_pb2.WriteRequest(changes=changes))
+        await compact(database)
+        info = await create(writer.admin.snapshots)
+        assert (await got(writer, at(info.id), many[0])).results[0].found
+        listed = (await database.manifest()).leveled_ssts
+        await database.edit(lambda manifest: remove_snapshots(manifest, {info.id}))
+        await database.remove(*(names.level_name(each.id) for each in listed))
+        for reading in (
+            got(writer, at(info.id), many[500]),
+            scanned(writer, at(info.id)),
+        ):
+            with pytest.raises(SnapshotNotFound):
+                await reading

@@ -8,7 +8,7 @@ import shalekv
 import shalekv_client
 from shalekv.clock import LoopClock
 from shalekv.core.prices import OBJECT_KINDS, RECORD_KINDS
-from shalekv.errors import NotImplementedYet
+from shalekv.errors import InvalidRequest
 from shalekv.roles.store_use import ProcessUse, StorePlace
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.requests import RequestKind
@@ -112,14 +112,14 @@ def test_no_secret_is_told() -> None:
 async def test_stats_check_their_header() -> None:
     """As the status does."""
     async with serving() as writer:
-        request = admin_pb2.StatsRequest(header=kv_pb2.RequestHeader(min_seq=1))
-        with pytest.raises(NotImplementedYet):
+        request = admin_pb2.StatsRequest(header=kv_pb2.RequestHeader(snapshot_id=b"1"))
+        with pytest.raises(InvalidRequest, match=r"header\.snapshot_id: 1 bytes"):
             writer.admin.stats(request, CALL)
 
 
 async def test_status_checks_its_header() -> None:
-    """What this version does not do is refused here, too."""
+    """What no call takes is refused here, too."""
     async with serving() as writer:
-        request = admin_pb2.StatusRequest(header=kv_pb2.RequestHeader(min_seq=1))
-        with pytest.raises(NotImplementedYet):
+        request = admin_pb2.StatusRequest(header=kv_pb2.RequestHeader(snapshot_id=b"1"))
+        with pytest.raises(InvalidRequest, match=r"header\.snapshot_id: 1 bytes"):
             writer.admin.status(request, CALL)

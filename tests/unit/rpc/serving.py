@@ -20,6 +20,7 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import LimitSettings, ServerSettings
 from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
 from tests.unit.rpc.memory_service import MemoryAdmin, MemoryKv
+from tests.unit.rpc.memory_watches import MemoryWatches
 
 MessageT = TypeVar("MessageT", bound=Message)
 ServiceT = TypeVar("ServiceT", bound=KvService)
@@ -54,6 +55,7 @@ class Serving(Generic[ServiceT]):
 
     server: Server
     service: ServiceT
+    watches: MemoryWatches
     channel: grpc.aio.Channel
     raw: RawCalls
     kv: kv_pb2_grpc.KVStub
@@ -81,12 +83,14 @@ async def serving_of(
     """Serve `service` on a free port."""
     server_settings = ServerSettings.model_validate({"listen": "127.0.0.1:0"} | settings)
     server = Server(server_settings, runtime(), limits=limits)
-    await server.start(service, MemoryAdmin())
+    watches = MemoryWatches()
+    await server.start(service, MemoryAdmin(), watches)
     try:
         async with grpc.aio.insecure_channel(server.listen) as channel:
             yield Serving(
                 server,
                 service,
+                watches,
                 channel,
                 RawCalls(channel),
                 kv_pb2_grpc.KVStub(channel),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import Message
 from structlog.testing import capture_logs
 
 from shalekv.roles.service import Answer, Call
@@ -17,11 +16,11 @@ from shalekv.rpc.adapter import Adapter
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2
 from tests.unit.rpc.memory_service import MemoryAdmin, MemoryKv
+from tests.unit.rpc.memory_watches import MemoryWatches
 from tests.unit.rpc.serving import failure, runtime, serving
 
 KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
-ABSENT_STREAMS = [("KV.Watch", kv_pb2.WatchRequest())]
 
 
 @dataclass
@@ -69,7 +68,7 @@ async def test_every_method_of_the_protos_has_a_handler(descriptor: ServiceDescr
     """The tables name the methods of the protos, each with the right shape."""
     adapter = Adapter(runtime(), calls_max=1)
     methods = (
-        kv.kv_methods(MemoryKv(), adapter, LimitSettings()),
+        kv.kv_methods(MemoryKv(), MemoryWatches(), adapter, LimitSettings()),
         admin.admin_methods(MemoryAdmin(), adapter),
     )
     for method in descriptor.methods:
@@ -79,19 +78,6 @@ async def test_every_method_of_the_protos_has_a_handler(descriptor: ServiceDescr
         assert len(found) == 1, path
         shape = (found[0].request_streaming, found[0].response_streaming)
         assert shape == (method.client_streaming, method.server_streaming), path
-
-
-@pytest.mark.parametrize(("feature", "request_"), ABSENT_STREAMS, ids=str)
-async def test_absent_streams_say_so(feature: str, request_: Message) -> None:
-    """As for methods with one request, whether or not the stream has begun."""
-    service, _, method = feature.partition(".")
-    async with serving() as it:
-        for requests in ([], [request_.SerializeToString()]):
-            path = f"/shalekv.v1.{service}/{method}"
-            failed = await failure(it.raw.stream_stream(path, requests))
-            assert failed.code is grpc.StatusCode.UNIMPLEMENTED
-            assert failed.info is not None
-            assert dict(failed.info.metadata) == {"feature": feature}
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ async def test_calls_of_every_shape_are_logged() -> None:
     assert len(replies) == 1
     assert [(line["method"].rpartition("/")[2], line["code"]) for line in lines] == [
         ("ServerReflectionInfo", "OK"),
-        ("Watch", "UNIMPLEMENTED"),
+        ("Watch", "INVALID_ARGUMENT"),
         ("Check", "OK"),
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import grpc
 import pytest
@@ -38,15 +38,26 @@ def _example(kind: type[errors.ShaleError]) -> errors.ShaleError:
         return kind("changes[3].put.key", "is empty")
     if issubclass(kind, errors.Overloaded):
         return kind("too much", retry_after_ms=2_500)
-    if issubclass(kind, errors.ConditionFailed):
-        return kind("the key has a value", condition="absent", found_seq=7)
     if issubclass(kind, errors.Fenced | errors.Superseded):
         return kind("taken over", own_epoch=3, newer_epoch=5)
     if issubclass(kind, errors.CorruptObject):
         return kind("wal/00000000000000000001.sst", 17, "does not match")
     if issubclass(kind, errors.StoreError):
         return kind("file:///db", "create", "wal/00000000000000000001.sst", "no space left")
-    return kind("what happened")
+    return EXAMPLES[kind] if kind in EXAMPLES else kind("what happened")
+
+
+EXAMPLES: Mapping[type[errors.ShaleError], errors.ShaleError] = {
+    errors.ConditionFailed: errors.ConditionFailed(
+        "the key has a value", condition="absent", found_seq=7
+    ),
+    errors.NotTheWriter: errors.NotTheWriter("KV.Put", writer_address="there:7654"),
+    errors.TooStale: errors.TooStale(staleness_ms=700, max_staleness_ms=500),
+    errors.SeqNotReached: errors.SeqNotReached(min_seq=9, seq=7),
+    errors.WalCollected: errors.WalCollected(start_seq=3, oldest_seq=5),
+    errors.WalUnprotected: errors.WalUnprotected(wal_id_min=3, first_wal_id=5),
+    errors.WatchTooSlow: errors.WatchTooSlow("it was not taken", next_seq=8),
+}
 
 
 def _info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:

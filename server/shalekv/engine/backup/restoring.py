@@ -78,7 +78,6 @@ class Restoration:
                 await self._target.claim(name, data)
         await self._check_restored(name, data)
         await self._target.reads.delete([RESTORATION_NAME])
-        await self._target.recover(RESTORATION_NAME.__eq__)  # the name may be needed once more
         log.info("database restored", url=self._target.url, backup_id=backup.backup_id)
         return manifest
 

@@ -32,6 +32,7 @@ class Origins:
         """`store` and `database_id` are those of the database whose manifests name the SSTs."""
         self._own = Place(store, database_id)
         self._origin_of: dict[bytes, Origin] = {}
+        self._learnt: dict[tuple[bytes, str, bytes], int] = {}
         self._opened: dict[tuple[str, CasMode], tuple[ObjectStore, CasStore]] = {}
         self.learn(origins)
 
@@ -42,6 +43,10 @@ class Origins:
         keeps, may.
         """
         for origin in origins:
+            key = (origin.database_id, origin.url, origin.snapshot_id)
+            if len(origin.sst_ids) <= self._learnt.get(key, 0):
+                continue  # of two manifests, the one that names more names all that the other does
+            self._learnt[key] = len(origin.sst_ids)
             for sst_id in unpacked(origin.sst_ids):
                 self._origin_of.setdefault(sst_id, origin)
 

@@ -47,7 +47,7 @@ class Place:
     def __init__(self, objects: MemoryObjects | None = None) -> None:
         self.objects = MemoryObjects() if objects is None else objects
 
-    def store(self) -> MemoryStore:
+    def store(self) -> ObjectStore:
         """One more view of them."""
         return MemoryStore(wall_clock_ms, objects=self.objects)
 

@@ -13,6 +13,7 @@ from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import BackupNotFound, DatabaseExists, Fenced, IllegalState
 from shalekv.format.backup_names import LevelCopy
 from shalekv.manifest.stored import StoredManifest
+from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
 from tests.unit.engine.backup.ground import (
     Died,
@@ -65,7 +66,7 @@ async def test_a_restored_database_is_collected_by_any_clock() -> None:
 class Slow(Place):
     """A place with a clock of 1970."""
 
-    def store(self) -> MemoryStore:
+    def store(self) -> ObjectStore:
         """As it is there."""
         return MemoryStore(lambda: 5_000_000, objects=self.objects)
 

@@ -8,6 +8,7 @@ from shalekv.clock import LoopClock
 from shalekv.core.manifest import CasMode
 from shalekv.runtime import Runtime
 from shalekv.settings import CasChoice
+from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.two_phase.memory import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
@@ -32,12 +33,11 @@ class TwoPhasePlace(Place):
         super().__init__()
         self.table: Table = {}
 
-    def store(self) -> MemoryStore:
+    def store(self) -> ObjectStore:
         """One more view of it."""
         runtime = Runtime(LoopClock(), Random(next(SEEDS)), InlineWorkers())
         plain = MemoryStore(wall_clock_ms, objects=self.objects)
-        store = TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)
-        return store  # type: ignore[return-value] # an object store, too
+        return TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)
 
 
 async def test_names_are_free_again_when_backups_were_deleted() -> None:

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.origins import foreign_ids, is_pin, pin_name
+from shalekv.core.manifest import Manifest
+from shalekv.core.origins import foreign_ids, is_pin, pin_name, unpacked
 from shalekv.engine.collection.fences import FENCE_BYTES
+from shalekv.engine.levels.origins import Origins
 from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest, SnapshotNotFound
 from shalekv.format import names
+from tests.e2e.in_process import real_runtime
 from tests.unit.engine.cloning.places import Place, everything, puts
 
 
@@ -95,6 +98,28 @@ async def test_the_parent_keeps_what_a_clone_reads() -> None:
     assert shared <= await parent.ssts()
     assert await clone.rows() == expected
     assert await clone.damage() == await parent.damage() == []
+
+
+async def test_requests_to_the_parent_are_counted() -> None:
+    """They are paid for as those to the own store: `Admin.Stats` tells the sum."""
+    parent, clone = await everything(), Place("clone")
+    await parent.clone_to(clone)
+    manifest = await clone.manifest()
+    with real_runtime() as runtime:
+        cas = clone.cas(runtime)
+        sent_before = cas.sent.total
+        origins = Origins(cas, manifest.database_id, manifest.origins)
+        shared = min(foreign_ids(manifest.origins))
+        assert origins.locate(shared) == (origins.store_at(parent.url), origin_id(manifest, shared))
+        await origins.locate(shared).store.reads.head(names.level_name(shared))
+        assert cas.sent.total == sent_before + 1
+        assert origins.locate(bytes(16)).store is cas
+        await origins.close()
+
+
+def origin_id(manifest: Manifest, sst_id: bytes) -> bytes:
+    """The database that wrote an SST which is shared."""
+    return next(each.database_id for each in manifest.origins if sst_id in unpacked(each.sst_ids))
 
 
 async def test_a_pin_cannot_be_read() -> None:

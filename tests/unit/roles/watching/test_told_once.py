@@ -32,7 +32,8 @@ def some_write(random: Random) -> kv_pb2.WriteRequest:
         elif kind < 0.9:
             changes.append(delete(key))
         else:
-            changes.append(delete_range(start=key, end=key + b"5"))
+            start, end = random.choice([key, b"a"]), random.choice([key + b"5", b"z"])
+            changes.append(delete_range(start=start, end=end))
     return kv_pb2.WriteRequest(changes=changes)
 
 

@@ -1,0 +1,57 @@
+"""Values that expire in real servers: watches are told once, whatever happened in between."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from shalekv_client import ChangeKind, Client, WatchCommit
+from tests.e2e.processes import Processes
+
+FAST = (
+    *("--expiry-sweep-interval-ms", "50", "--expiry-scan-interval-s", "1"),
+    *("--wal-trigger-age-ms", "100", "--compactor-poll-ms", "50", "--fence-poll-ms", "100"),
+)
+DEADLINE_S = 40
+SHORT_MS, LONG_MS = 500, 4_000
+
+
+async def told(address: str, keys: int) -> list[bytes]:
+    """Keys whose end is told from the beginning of the log on, until there are so many."""
+    found: list[bytes] = []
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        Client(address) as client,
+        client.watch(from_seq=1) as watch,
+    ):
+        async for event in watch:
+            if isinstance(event, WatchCommit):
+                ended = (each for each in event.changes if each.kind is ChangeKind.EXPIRED)
+                found += (each.key for each in ended if each.expire_at_ms)
+            if len(found) >= keys:
+                break
+    return found
+
+
+@pytest.mark.timeout(120)
+async def test_the_end_of_values_is_told_across_a_kill(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Whether they expire while their writer serves or later, in memory or in the levels, once."""
+    url = f"file://{tmp_path}/db"
+    server = await processes.serve(url, *FAST)
+    async with Client(server.listen) as client:
+        await client.put(b"short", b"v", ttl_ms=SHORT_MS)
+        await client.put(b"long", b"v", ttl_ms=LONG_MS)
+        await client.put(b"renewed", b"v", ttl_ms=SHORT_MS)
+        await client.put(b"renewed", b"v")
+    assert await told(server.listen, 1) == [b"short"]
+    await server.kill()
+    server = await processes.serve(url, *FAST)
+    assert await told(server.listen, 2) == [b"short", b"long"]
+    async with Client(server.listen) as client:
+        assert await client.get(b"renewed") is not None
+        assert await client.get(b"long") is None
+    assert await server.stop() == 0, server.report()

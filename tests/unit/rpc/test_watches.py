@@ -1,0 +1,67 @@
+"""Streams of watches between grpc and the seam."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from shalekv.errors import Fenced
+from shalekv.v1 import kv_pb2
+from tests.unit.rpc.serving import failure, serving
+
+
+def create(watch_id: int) -> kv_pb2.WatchRequest:
+    """The request to open a watch."""
+    return kv_pb2.WatchRequest(create=kv_pb2.WatchCreate(watch_id=watch_id))
+
+
+async def endless() -> AsyncIterator[kv_pb2.WatchRequest]:
+    """One watch, and nothing more is asked for."""
+    yield create(7)
+    await asyncio.Event().wait()
+
+
+async def test_requests_and_replies_are_carried() -> None:
+    """Each request reaches the stream, each reply its client, and the end of one ends the other."""
+    async with serving() as it:
+        replies = [reply async for reply in it.kv.Watch(iter([create(7), create(8)]))]
+        (stream,) = it.watches.streams
+        assert [(reply.watch_id, reply.opened_at_seq) for reply in replies] == [(7, 1), (8, 1)]
+        await stream.left.wait()
+        assert stream.closed.is_set()
+
+
+async def test_stream_fails_with_its_error() -> None:
+    """What the stream refuses is told as of any other call, and the stream is left."""
+    async with serving() as it:
+        failed = await failure(it.kv.Watch(iter([create(7), kv_pb2.WatchRequest()])))
+        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert failed.info is not None
+        assert dict(failed.info.metadata) == {"field": "request"}
+        await it.watches.streams[0].left.wait()
+
+
+async def test_client_that_goes_is_noticed() -> None:
+    """A stream whose client has cancelled it is closed and left."""
+    async with serving() as it:
+        watch = it.kv.Watch(endless())
+        await anext(aiter(watch))
+        watch.cancel()
+        (stream,) = it.watches.streams
+        await stream.left.wait()
+        assert stream.closed.is_set()
+
+
+async def test_streams_end_with_their_server() -> None:
+    """They would never end: who stops serving ends them with its reason, and waits for none."""
+    async with serving() as it:
+        watch = it.kv.Watch(endless())
+        await anext(aiter(watch))
+        async with asyncio.timeout(10):
+            await it.server.drain(60_000)
+            await it.server.refuse(Fenced("epoch 8 has taken over", own_epoch=7, newer_epoch=8))
+            failed = await failure(watch)
+        assert failed.info is not None
+        assert failed.info.reason == "FENCED"
