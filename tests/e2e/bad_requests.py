@@ -24,6 +24,7 @@ LONG_TTL_MS = LIMITS.ttl_ms_max + 1
 UINT64_MAX = 2**64 - 1
 UNKNOWN_NUMBERS = (4711, -1, 2**31 - 1)  # that no enum has
 CLIENT_KEY_BYTES_MAX = 64
+SNAPSHOT_ID_BYTES = 16
 
 Make: TypeAlias = Callable[[Any], Message]  # puts a part into a request
 
@@ -111,6 +112,18 @@ def bad_headers(make: Make) -> Iterator[Bad]:
     )
     long = kv_pb2.RequestHeader(idempotency_key=bytes(CLIENT_KEY_BYTES_MAX + 1))
     yield Bad(make(long), "header.idempotency_key", "65 bytes, and an idempotency key has 64")
+    for length in (SNAPSHOT_ID_BYTES - 1, SNAPSHOT_ID_BYTES + 1):
+        other = kv_pb2.RequestHeader(snapshot_id=bytes(length))
+        yield Bad(
+            make(other), "header.snapshot_id", f"{length} bytes, and the id of a snapshot has"
+        )
+
+
+def bad_write_headers(make: Make) -> Iterator[Bad]:
+    """What the header of a write must not say."""
+    yield from bad_headers(make)
+    at_snapshot = kv_pb2.RequestHeader(snapshot_id=bytes(SNAPSHOT_ID_BYTES))
+    yield Bad(make(at_snapshot), "header.snapshot_id", "a snapshot is read, and never written")
 
 
 def bad_durabilities(make: Make) -> Iterator[Bad]:
@@ -156,7 +169,7 @@ def bad_put_requests() -> Iterator[Bad]:
         return kv_pb2.PutRequest(**{"key": KEY, "value": VALUE} | fields)
 
     yield from bad_puts("", put)
-    yield from bad_headers(lambda header: put(header=header))
+    yield from bad_write_headers(lambda header: put(header=header))
     yield from bad_durabilities(lambda level: put(durability=level))
     yield from bad_preconditions(put)
 
@@ -168,7 +181,7 @@ def bad_deletes() -> Iterator[Bad]:
         return kv_pb2.DeleteRequest(**{"key": KEY} | fields)
 
     yield from bad_keys("key", lambda key: delete(key=key))
-    yield from bad_headers(lambda header: delete(header=header))
+    yield from bad_write_headers(lambda header: delete(header=header))
     yield from bad_durabilities(lambda level: delete(durability=level))
     yield from bad_preconditions(delete)
 
@@ -183,7 +196,7 @@ def bad_delete_ranges() -> Iterator[Bad]:
     for nothing in (kv_pb2.DeleteRangeRequest(), delete(range=kv_pb2.KeyRange())):
         yield Bad(nothing, "range", "to delete all keys set `all`")
     yield Bad(delete(all=True), "all", "the range names some keys")
-    yield from bad_headers(lambda header: delete(header=header))
+    yield from bad_write_headers(lambda header: delete(header=header))
     yield from bad_durabilities(lambda level: delete(durability=level))
 
 
@@ -198,7 +211,7 @@ def bad_writes() -> Iterator[Bad]:
     yield Bad(too_many, "changes", "10001 of them, and batch_count_max is 10000")
     yield Bad(write(*range_deletes()), "changes", "101 range deletes, and delete_range_count_max")
     yield from bad_changes("changes[1]", lambda bad: write(change(), bad, change()))
-    yield from bad_headers(lambda header: write(header=header))
+    yield from bad_write_headers(lambda header: write(header=header))
     yield from bad_durabilities(lambda level: write(durability=level))
 
 
@@ -251,7 +264,7 @@ def bad_txns() -> Iterator[Bad]:
         yield from bad_operations(f"{branch}[1]", _into(txn, branch, good))
         deletes = [kv_pb2.TxnOperation(change=delete) for delete in range_deletes()]
         yield Bad(txn(**{branch: deletes}), branch, "101 range deletes")
-    yield from bad_headers(lambda header: txn(header=header))
+    yield from bad_write_headers(lambda header: txn(header=header))
     unsure = kv_pb2.RequestHeader(read_level=kv_pb2.READ_LEVEL_UNCOMMITTED)
     yield Bad(txn(compares=[holds], header=unsure), "header.read_level", "COMMITTED")
     yield from bad_durabilities(lambda level: txn(durability=level))
@@ -296,9 +309,8 @@ BY_CALL: dict[str, Callable[[], Iterator[Bad]]] = {
 
 # Fields of which every value is good; `id` of a session is tested with sessions.
 ANYTHING_GOES = frozenset(
-    "header.max_staleness_ms limit limit_bytes reverse keys_only compares.seq compares.value "
-    "compares.exists changes.add.delta then.change.add.delta otherwise.change.add.delta".split()
+    "header.min_seq header.max_staleness_ms limit limit_bytes reverse keys_only resumable "
+    "compares.seq compares.value compares.exists changes.add.delta then.change.add.delta "
+    "otherwise.change.add.delta".split()
 )
 REFUSED_AS_A_WHOLE = frozenset(["then.get.header", "otherwise.get.header"])
-# This version does not have them.
-ABSENT = frozenset("header.min_seq header.snapshot_id".split())

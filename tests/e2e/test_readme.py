@@ -27,6 +27,7 @@ NOT_COPIED = {"data", ".git"}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAKE_RUN = "make run\n"
 SERVE = "shalekv serve "
+READER = "shalekv reader "
 ACTIVATE = ". .venv/bin/activate\n"
 TYPED_S = 60  # of which the proof that a store is fit takes most
 
@@ -116,6 +117,27 @@ async def test_bucket_works_as_it_is_written(processes: Processes, checkout: Pat
         typed = await type_in(processes, checkout, with_shalekv(served), env=env)
         assert "writer\twrite\t" in typed.stdout(), typed.report()
         assert await server.stop() == 0, server.report()
+
+
+@pytest.mark.timeout(90)
+async def test_readers_work_as_it_is_written(processes: Processes, checkout: Path) -> None:
+    """A reader beside the server of the quick start, and copies of its database."""
+    before, beside = terminals("Read from more places", lambda body: body.startswith(READER))
+    assert before.commands == ""
+    url = f"file://{checkout}/data"
+    server = await processes.serve(url)
+    flags = [
+        part for part in beside.server.split()[1:] if part not in ("--url", '"file://$PWD/data"')
+    ]
+    listen = flags[flags.index("--listen") + 1]
+    flags[flags.index("--listen") + 1] = "127.0.0.1:0"
+    reader = processes.start(*flags, "--url", url, "--log-format", "json")
+    await reader.ready()
+    typed = with_shalekv(beside)
+    here = Terminal(typed.server, typed.commands.replace(listen, reader.listen), typed.shown)
+    await type_in(processes, checkout, here, env={"SHALEKV_ADDR": server.listen})
+    assert await reader.stop() == 0, reader.report()
+    assert await server.stop() == 0, server.report()
 
 
 def with_shalekv(terminal: Terminal) -> Terminal:

@@ -13,6 +13,7 @@ from shalekv.core.transaction import (
     DeleteRange,
     EmptyCompare,
     ExistsCompare,
+    Expire,
     Get,
     Operation,
     Operator,
@@ -46,8 +47,8 @@ def change_of(operation: Operation) -> kv_pb2.Change:
             return kv_pb2.Change(delete_range=kv_pb2.DeleteRangeChange(range=range_of(keys)))
         case Add(key, delta):
             return kv_pb2.Change(add=kv_pb2.AddChange(key=key, delta=delta))
-        case Get():
-            raise AssertionError("a read is no change")
+        case Get() | Expire():
+            raise AssertionError(f"{operation} is no change that a client asks for")
 
 
 def operation_of(operation: Operation) -> kv_pb2.TxnOperation:

@@ -89,8 +89,10 @@ def test_arguments_and_variables_are_valid(name: str, monkeypatch: pytest.Monkey
     assert (DOCKER / script.removeprefix(SCRIPTS)).is_file()
     flags = parsed(command).params if command else {}
     known = {setting.name: flags.get(setting.name) for setting in settings_of(EverySetting)}
-    model = ReadSettings if name in READERS else ServeSettings
-    settings = load_settings(known, None, model)
+    if name in READERS:
+        settings: ReadSettings | ServeSettings = load_settings(known, None, ReadSettings)
+    else:
+        settings = load_settings(known, None, ServeSettings)
     assert isinstance(parse_url(settings.database.url), BucketUrl)
     is_two_phase = "two-phase" in OURS[name].profiles
     assert (settings.store.cas is CasChoice.TWO_PHASE) == is_two_phase

@@ -131,8 +131,16 @@ FULL = Manifest(
     logical_time_ms=1_700_000_000_500,
     leveled_ssts=SstTable.from_infos(map(some_info, (1, 2, 3))),
     snapshots=(
-        Snapshot(b"snapshot number1", 40, 1_700_000_600, "nightly", 0xDEADBEEF, 1_700_000_000_200),
-        Snapshot(b"snapshot number2", 41, 0, ssts_only=True),
+        Snapshot(
+            id=b"snapshot number1",
+            manifest_id=40,
+            snapshot_expire_time_s=1_700_000_600,
+            name="nightly",
+            manifest_checksum=0xDEADBEEF,
+            created_ms=1_700_000_000_200,
+            ssts_only=True,
+        ),
+        Snapshot(b"snapshot number2", 41, 0),
     ),
     leases=(
         Lease(b"lease number one", 1_700_000_900, "bulk load of products", 12),
