@@ -33,7 +33,6 @@ def mend(message: Message) -> None:
 
 
 def _header(header: kv_pb2.RequestHeader) -> None:
-    header.ClearField("min_seq")
     header.ClearField("snapshot_id")
     if not UNCOMMITTED > header.read_level >= 0:
         header.ClearField("read_level")

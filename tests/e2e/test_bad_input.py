@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
 from tests.e2e import requests_at_limits
 from tests.e2e.bad_requests import (
-    ABSENT,
     ANYTHING_GOES,
     BY_CALL,
     COUNT_MAX,
@@ -32,12 +31,18 @@ DEADLINE_S = 30
 INVALID_ARGUMENT = 3
 KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
 
-ABSENT_OF_ADMIN = {
-    "CreateSnapshot": admin_pb2.CreateSnapshotRequest(),
-    "RenewSnapshot": admin_pb2.RenewSnapshotRequest(),
-    "ListSnapshots": admin_pb2.ListSnapshotsRequest(),
-    "DeleteSnapshot": admin_pb2.DeleteSnapshotRequest(),
-}
+# Of the calls about snapshots: the name of one, a bad request, and the field that is wrong.
+BAD_OF_ADMIN = [
+    ("CreateSnapshot", admin_pb2.CreateSnapshotRequest(), "ttl_s"),
+    ("CreateSnapshot", admin_pb2.CreateSnapshotRequest(ttl_s=1, forever=True), "forever"),
+    ("CreateSnapshot", admin_pb2.CreateSnapshotRequest(ttl_s=1, name="x" * 129), "name"),
+    ("CreateSnapshot", admin_pb2.CreateSnapshotRequest(ttl_s=2**64 - 1), "ttl_s"),
+    ("RenewSnapshot", admin_pb2.RenewSnapshotRequest(ttl_s=1), "id"),
+    ("RenewSnapshot", admin_pb2.RenewSnapshotRequest(id=bytes(15), ttl_s=1), "id"),
+    ("RenewSnapshot", admin_pb2.RenewSnapshotRequest(id=bytes(16)), "ttl_s"),
+    ("DeleteSnapshot", admin_pb2.DeleteSnapshotRequest(), "id"),
+    ("DeleteSnapshot", admin_pb2.DeleteSnapshotRequest(id=bytes(17)), "id"),
+]
 
 
 @asynccontextmanager
@@ -155,7 +160,7 @@ def test_no_field_is_forgotten() -> None:
     """Each field of each request, at any depth, has a bad value in the table, or says why not."""
     for name, bad in BY_CALL.items():
         refused = {re.sub(r"\[\d+\]", "", each.field) for each in bad()}
-        known = refused | ANYTHING_GOES | ABSENT
+        known = refused | ANYTHING_GOES
         paths = set(paths_of(KV.methods_by_name[name].input_type))
         assert sorted(paths - known) == [], name
 
@@ -170,41 +175,6 @@ def paths_of(kind: Descriptor, prefix: str = "") -> Iterator[str]:
             yield from paths_of(field.message_type, f"{path}.")
 
 
-@pytest.mark.parametrize("name", BY_CALL)
-@pytest.mark.parametrize("feature", sorted(ABSENT))
-async def test_options_that_are_not_there_yet_are_refused(name: str, feature: str) -> None:
-    """UNIMPLEMENTED that names the option; it is never ignored in silence."""
-    header = kv_pb2.RequestHeader()
-    if feature == "header.min_seq":
-        header.min_seq = 1
-    else:
-        header.snapshot_id = bytes(16)
-    request: Any = good_requests()[name]
-    request.header.CopyFrom(header)
-    async with channel_to_server() as channel:
-        failed = await failure(call(channel, name, request))
-        assert failed.code is grpc.StatusCode.UNIMPLEMENTED, failed
-        assert failed.info is not None
-        assert failed.info.reason == "NOT_IMPLEMENTED"
-        assert dict(failed.info.metadata) == {"feature": feature}
-        assert failed.message == f"{feature} is not implemented by this version of the server"
-        assert await keys_of(channel) == []
-
-
-def good_requests() -> dict[str, Message]:
-    """A request of each call that succeeds."""
-    return {
-        "Get": kv_pb2.GetRequest(key=KEY),
-        "BatchGet": kv_pb2.BatchGetRequest(keys=[KEY]),
-        "Put": kv_pb2.PutRequest(key=KEY),
-        "Delete": kv_pb2.DeleteRequest(key=KEY),
-        "DeleteRange": kv_pb2.DeleteRangeRequest(all=True),
-        "Write": kv_pb2.WriteRequest(changes=[change()]),
-        "Txn": kv_pb2.TxnRequest(then=[kv_pb2.TxnOperation(change=change())]),
-        "Scan": kv_pb2.ScanRequest(),
-    }
-
-
 async def test_stream_of_watches_ends_with_a_request_that_says_nothing() -> None:
     """INVALID_ARGUMENT that names the field; what is wrong with one watch leaves the stream."""
     async with channel_to_server() as channel:
@@ -215,15 +185,19 @@ async def test_stream_of_watches_ends_with_a_request_that_says_nothing() -> None
         assert failed.info.metadata["field"] == "request"
 
 
-@pytest.mark.parametrize("name", ABSENT_OF_ADMIN)
-async def test_admin_calls_that_are_not_there_yet_are_refused(name: str) -> None:
-    """UNIMPLEMENTED that names the call."""
+@pytest.mark.parametrize(("name", "bad", "field"), BAD_OF_ADMIN)
+async def test_calls_about_snapshots_are_checked(name: str, bad: Message, field: str) -> None:
+    """INVALID_ARGUMENT that names the field, and the snapshots are those of before."""
+    everything = admin_pb2.ListSnapshotsRequest()
     async with channel_to_server() as channel:
-        method = getattr(admin_pb2_grpc.AdminStub(channel), name)
-        failed = await failure(method(ABSENT_OF_ADMIN[name]))
-        assert failed.code is grpc.StatusCode.UNIMPLEMENTED, failed
+        admin = admin_pb2_grpc.AdminStub(channel)
+        before = (await admin.ListSnapshots(everything)).snapshots
+        failed = await failure(getattr(admin, name)(bad))
+        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT, failed
         assert failed.info is not None
-        assert failed.info.metadata["feature"] == f"Admin.{name}"
+        assert dict(failed.info.metadata) == {"field": field}
+        after = (await admin.ListSnapshots(everything)).snapshots
+        assert [each.id for each in after] == [each.id for each in before]
 
 
 async def test_large_batches_are_refused() -> None:

@@ -70,6 +70,7 @@ class Reader:
             open_ms=round(open_ms),
         )
         kv = ReaderKv(engine, settings.limits, runtime)
+        watches = watches_of(engine, cas, settings.watches, kv.header)
         use = StoreUse(StorePlace.of(store.url, settings.store), runtime.clock)
         use.measure(lambda: [ProcessUse("reader", began_ms, store.sent.by_kind)])
         pins = SnapshotPins(cas)
@@ -77,13 +78,12 @@ class Reader:
             engine,
             settings.reader,
             runtime.clock,
-            _memory_use(settings, engine, kv),
+            _memory_use(settings, engine, kv, watches),
             use,
             LevelsReport(engine, CompactorSettings(), pins, counting.counts_by_folder),
             url=store.url,
             open_ms=open_ms,
         )
-        watches = watches_of(engine, cas, settings.watches, kv.header)
         admin.watches = watches
         return cls(engine, kv, admin, watches, runtime.clock)
 
@@ -131,7 +131,9 @@ async def _join(cas: CasStore, settings: ReadSettings) -> ReaderEngine:
     raise AssertionError
 
 
-def _memory_use(settings: ReadSettings, engine: ReaderEngine, kv: ReaderKv) -> MemoryUse:
+def _memory_use(
+    settings: ReadSettings, engine: ReaderEngine, kv: ReaderKv, watches: Watches
+) -> MemoryUse:
     memory = MemoryUse(memory_budget(settings))
     levels = engine.levels.ssts
     memory.measure("reader_memtable_bytes_max", lambda: engine.memory_bytes)
@@ -140,4 +142,6 @@ def _memory_use(settings: ReadSettings, engine: ReaderEngine, kv: ReaderKv) -> M
     memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
     memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
     memory.measure("result_bytes_max", lambda: kv.scans.room.used_bytes)
+    memory.measure("snapshot_view_bytes_max", lambda: engine.snapshots.held_bytes)
+    memory.measure("watch_bytes_max", lambda: watches.held_bytes)
     return memory

@@ -93,7 +93,7 @@ class Writer:
         )
         kv = WriterKv(engine, settings.limits, runtime)
         watches = watches_of(engine, cas, settings.watches, kv.header)
-        memory = _memory_use(settings, engine, kv)
+        memory = _memory_use(settings, engine, kv, watches)
         pins = SnapshotPins(cas)
         report = LevelsReport(engine, settings.compactor, pins, counting.counts_by_folder)
         admin = WriterAdmin(
@@ -139,7 +139,9 @@ class Writer:
         self.engine.close()
 
 
-def _memory_use(settings: ServeSettings, engine: WriterEngine, kv: WriterKv) -> MemoryUse:
+def _memory_use(
+    settings: ServeSettings, engine: WriterEngine, kv: WriterKv, watches: Watches
+) -> MemoryUse:
     memory = MemoryUse(memory_budget(settings))
     levels = engine.levels.ssts
     memory.measure("memtable_bytes_max", lambda: engine.memory_bytes)
@@ -150,6 +152,8 @@ def _memory_use(settings: ServeSettings, engine: WriterEngine, kv: WriterKv) -> 
     memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
     memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
     memory.measure("result_bytes_max", lambda: kv.scans.room.used_bytes)
+    memory.measure("snapshot_view_bytes_max", lambda: engine.snapshots.held_bytes)
+    memory.measure("watch_bytes_max", lambda: watches.held_bytes)
     return memory
 
 

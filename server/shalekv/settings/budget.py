@@ -25,12 +25,14 @@ _SHARES = (
     _Share("reader", "reader_memtable_bytes_max", 22),
     _Share("writer", "queued_bytes_max", 4),
     _Share("writer", "waiting_bytes_max", 4),
-    _Share("cache", "block_cache_bytes", 16),
+    _Share("cache", "block_cache_bytes", 12),
     _Share("cache", "metadata_cache_bytes", 6),
     _Share("cache", "read_in_flight_bytes", 4),
     _Share("cache", "scan_ahead_bytes_max", 3),
     _Share("limits", "result_bytes_max", 3),
     _Share("limits", "sessions_bytes_max", 2),
+    _Share("limits", "snapshot_view_bytes_max", 2),
+    _Share("watches", "watch_bytes_max", 2),
 )
 
 
@@ -64,6 +66,7 @@ _FOLLOWERS = (
     _Follower("limits", "snapshot_view_bytes_max", ("memory", "memory_bytes"), 1, 8, 64 * MIB),
     # Some scans, and some sessions, are to have all they want at once.
     _Follower("limits", "scan_message_bytes", ("limits", "result_bytes_max"), 1, 24, 1 * MIB),
+    _Follower("watches", "watch_stream_bytes_max", ("watches", "watch_bytes_max"), 1, 4, 4 * MIB),
     _Follower("limits", "session_bytes_max", ("limits", "sessions_bytes_max"), 1, 2, 8 * MIB),
     _Follower("cache", "read_ahead_bytes_max", ("cache", "scan_ahead_bytes_max"), 1, 24, 1 * MIB),
 )

@@ -128,8 +128,8 @@ class LimitSettings(Settings):
         "longest ago goes, and is made ready again when it is read.",
     )
     snapshot_view_bytes_max: int = Field(
-        default=64 * MIB,
-        ge=1 * MIB,
+        default=16 * MIB,
+        ge=256 * KIB,
         le=64 * GIB,
         description="Memory for what these snapshots hold that was not compacted when they were "
         "made. A snapshot that holds more than this is read, but not kept.",

@@ -26,7 +26,7 @@ class WatchSettings(Settings):
         "store when there is room again.",
     )
     watch_bytes_max: int = Field(
-        default=24 * MIB,
+        default=16 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
         description="The same of all streams together.",
