@@ -16,6 +16,7 @@ from shalekv.engine.scan import scan_slices
 from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import (
+    IllegalState,
     ManifestConflict,
     ObjectNotFound,
     SnapshotExists,
@@ -129,6 +130,9 @@ class Reader:
                 snapped.reads.append(await _read(self._views, snapped.snapshot))
         except PASSING:
             return
+        except (ObjectNotFound, IllegalState) as error:  # nobody is told this of a snapshot
+            self._readers.problems.append(f"I7: {snapped.snapshot} is read, and {error!r}")
+            snapped.ending = snapped.ending or "damaged"
         except SnapshotNotFound as error:
             # A renewal may be made that we have not heard of: then it lives longer.
             if clock_ms() <= snapped.ends_ms:
