@@ -21,11 +21,11 @@ import structlog
 
 from shalekv.core.idle_poll import IdlePoll
 from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.looks import Looks
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.progress import Progress
 from shalekv.engine.replay import read_slot
 from shalekv.engine.tree_keeper import TreeKeeper
-from shalekv.engine.waiting import Waiter, new_waiter, tell
 from shalekv.engine.wal import list_wal
 from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError, StoreError
 from shalekv.format.section import Section
@@ -83,9 +83,7 @@ class Follower:
         self._poll = IdlePoll(
             settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_LOOKS
         )
-        self._asked = asyncio.Event()
-        self._waiting: set[Waiter] = set()  # for the next look
-        self._looking: set[Waiter] = set()  # for the one that goes on
+        self._looks = Looks()
         self._last_look_ms = -float(settings.poll_interval_min_ms)
         self._corrupt_looks = 0
         self._gap_since_ms: float | None = None
@@ -128,13 +126,7 @@ class Follower:
 
     async def look(self) -> None:
         """Look for news; return when a look that began after this call has ended."""
-        waiter = new_waiter()
-        self._waiting.add(waiter)
-        self._asked.set()
-        try:
-            await waiter
-        finally:
-            self._waiting.discard(waiter)
+        await self._looks.next()
 
     async def run(self) -> None:
         """Follow until cancelled.
@@ -145,31 +137,25 @@ class Follower:
         try:
             while True:
                 await self._wait_for_turn()
-                self._looking, self._waiting = self._waiting, set()
+                self._looks.begin()
                 await self._look_once()
-                self._answer()
+                self._looks.answer()
         finally:
-            self._looking |= self._waiting
-            self._answer()
+            self._looks.end()
 
     async def _wait_for_turn(self) -> None:
-        self._asked.clear()
+        self._looks.asked.clear()
         since_ms = self._clock.monotonic_ms() - self._last_look_ms
         least_ms = self._settings.poll_interval_min_ms - since_ms
         if least_ms > 0:
             await self._clock.sleep_ms(least_ms)
-        if not self._waiting:
+        if not self._looks.is_wanted:
             try:
                 async with asyncio.timeout(max(self._poll.wait_ms - since_ms, 0) / 1_000):
-                    await self._asked.wait()
+                    await self._looks.asked.wait()
             except TimeoutError:
                 pass
         self._last_look_ms = self._clock.monotonic_ms()
-
-    def _answer(self) -> None:
-        for waiter in self._looking:
-            tell(waiter)
-        self._looking = set()
 
     async def _look_once(self) -> None:
         before = self._progress.wal_id

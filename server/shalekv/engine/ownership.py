@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.engine.looks import Looks
 from shalekv.errors import ShaleError, Stopping, StoreError
 from shalekv.manifest.fenced import FencedManifest
 
@@ -37,10 +37,7 @@ class Ownership:
         self._manifest = manifest
         self._poll_ms = poll_ms
         self._on_seen = on_seen
-        self._waiting: set[Waiter] = set()  # for the next look
-        self._looking: set[Waiter] = set()  # for the one that goes on
-        self._asked = asyncio.Event()
-        self._ended: ShaleError | None = None
+        self._looks = Looks()
 
     async def run(self) -> ShaleError:
         """Look until the database is no longer ours, or is damaged: the error that tells.
@@ -51,17 +48,17 @@ class Ownership:
         try:
             while True:
                 await self._wait_for_turn()
-                self._looking, self._waiting = self._waiting, set()
+                self._looks.begin()
                 try:
                     await self._manifest.refresh()
                 except StoreError as error:
                     log.warning("could not look for another writer", error=str(error))
-                    self._answer(error)
+                    self._looks.answer(error)
                 except ShaleError as error:
                     ended = error
                     return error
                 else:
-                    self._answer(None)
+                    self._looks.answer()
                     self._on_seen()
         finally:
             self.end(ended)
@@ -71,41 +68,26 @@ class Ownership:
 
         REQUIRES: `run` has returned, or never began.
         """
-        self._ended = self._ended or error
-        self._looking |= self._waiting
-        self._answer(self._ended)
+        self._looks.end(error)
 
     async def confirm(self) -> None:
         """Return when the store has said, asked after this call, that the database is ours.
 
         Raises `Fenced`, and `StoreUnavailable` when the store does not say.
         """
-        if self._ended is not None:
-            raise self._ended.with_traceback(None)  # or it would grow with each call
-        waiter = new_waiter()
-        self._waiting.add(waiter)
-        self._asked.set()
-        try:
-            await waiter
-        finally:
-            self._waiting.discard(waiter)
+        await self._looks.next()
 
     async def _wait_for_turn(self) -> None:
-        self._asked.clear()
-        if self._waiting:
+        self._looks.asked.clear()
+        if self._looks.is_wanted:
             return
         left_ms = self._poll_ms()
         while left_ms > 0:
             step_ms = min(left_ms, STEP_MS)
             try:
                 async with asyncio.timeout(step_ms / 1000):
-                    await self._asked.wait()
+                    await self._looks.asked.wait()
             except TimeoutError:
                 left_ms = min(left_ms - step_ms, self._poll_ms())
             else:
                 return
-
-    def _answer(self, error: ShaleError | None) -> None:
-        for waiter in self._looking:
-            tell(waiter, error)
-        self._looking = set()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shalekv.engine.read_engine import ReadEngine
+from shalekv.roles.scans import Scans
+from shalekv.roles.watching import Watches
 from shalekv.settings.budget import MemoryBudget
 from shalekv.v1 import admin_pb2
 
@@ -37,3 +40,15 @@ class MemoryUse:
     def _used(self, name: str) -> int:
         measure = self._measures.get(name)
         return 0 if measure is None else measure()
+
+
+def measure_reads(memory: MemoryUse, engine: ReadEngine, scans: Scans, watches: Watches) -> None:
+    """Measure the parts that any serving process has, the writer and a reader."""
+    levels = engine.held.ssts
+    memory.measure("block_cache_bytes", lambda: levels.counters.block_held_bytes)
+    memory.measure("metadata_cache_bytes", lambda: levels.counters.metadata_held_bytes)
+    memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
+    memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
+    memory.measure("result_bytes_max", lambda: scans.room.used_bytes)
+    memory.measure("snapshot_view_bytes_max", lambda: engine.snapshots.held_bytes)
+    memory.measure("watch_bytes_max", lambda: watches.held_bytes)

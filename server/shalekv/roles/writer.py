@@ -11,7 +11,7 @@ from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ShaleError
 from shalekv.roles.engine_watches import watches_of
 from shalekv.roles.levels_status import LevelsReport
-from shalekv.roles.memory_use import MemoryUse
+from shalekv.roles.memory_use import MemoryUse, measure_reads
 from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
 from shalekv.roles.watching import Watches
 from shalekv.roles.writer_admin import WriterAdmin
@@ -143,17 +143,10 @@ def _memory_use(
     settings: ServeSettings, engine: WriterEngine, kv: WriterKv, watches: Watches
 ) -> MemoryUse:
     memory = MemoryUse(memory_budget(settings))
-    levels = engine.levels.ssts
     memory.measure("memtable_bytes_max", lambda: engine.memory_bytes)
     memory.measure("queued_bytes_max", lambda: engine.admission.queued_bytes)
     memory.measure("waiting_bytes_max", lambda: engine.admission.waiting_bytes)
-    memory.measure("block_cache_bytes", lambda: levels.counters.block_held_bytes)
-    memory.measure("metadata_cache_bytes", lambda: levels.counters.metadata_held_bytes)
-    memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
-    memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
-    memory.measure("result_bytes_max", lambda: kv.scans.room.used_bytes)
-    memory.measure("snapshot_view_bytes_max", lambda: engine.snapshots.held_bytes)
-    memory.measure("watch_bytes_max", lambda: watches.held_bytes)
+    measure_reads(memory, engine, kv.scans, watches)
     return memory
 
 
