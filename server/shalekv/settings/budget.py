@@ -62,8 +62,6 @@ _FOLLOWERS = (
     _Follower("compactor", "base_level_bytes", _MEMTABLE, 3, 2, 1024 * GIB),
     # One batch is in memory as a message and as entries.
     _Follower("limits", "batch_bytes_max", ("memory", "memory_bytes"), 1, 8, 64 * MIB),
-    # Beside all that is in use at once: who reads no snapshots needs nothing of it.
-    _Follower("limits", "snapshot_view_bytes_max", ("memory", "memory_bytes"), 1, 8, 64 * MIB),
     # Some scans, and some sessions, are to have all they want at once.
     _Follower("limits", "scan_message_bytes", ("limits", "result_bytes_max"), 1, 24, 1 * MIB),
     _Follower("watches", "watch_stream_bytes_max", ("watches", "watch_bytes_max"), 1, 4, 4 * MIB),
