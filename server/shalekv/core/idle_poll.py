@@ -21,6 +21,11 @@ class IdlePoll:
         self._seen: object = None
         self.wait_ms = first_ms
 
+    def begin_again(self) -> None:
+        """Something is about to happen: look often for a while."""
+        self._same = 0
+        self.wait_ms = self._first_ms
+
     def look(self, seen: object) -> None:
         """Set `wait_ms` after a look at what is now `seen`."""
         self._same = self._same + 1 if seen == self._seen else 0

@@ -14,13 +14,13 @@ memory, and the log goes on behind it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from shalekv.core.idle_poll import IdlePoll
-from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.looks import Looks
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.progress import Progress
@@ -38,6 +38,7 @@ log = structlog.get_logger()
 
 EMPTY_LOOKS = 8  # at the first interval, before it begins to double
 CORRUPT_LOOKS = 3  # an object that was read damaged may be whole in the store
+NEVER_MS = 1 << 40  # some 35 years: the age of what may lack anything that was ever acknowledged
 
 
 @dataclass(slots=True)
@@ -62,11 +63,10 @@ class Follower:
         progress: Progress,
         settings: ReaderSettings,
         *,
-        store_time: LogicalTime,
         apply: Callable[[Sst], None],
         may_leave_gaps: Callable[[], bool],
     ) -> None:
-        """`store_time` is the clock of the store; `apply` applies the next object.
+        """`apply` applies the next object.
 
         `may_leave_gaps` tells whether the writer may have several objects in flight.
         """
@@ -77,7 +77,6 @@ class Follower:
         self._memtable = memtable
         self._progress = progress
         self._settings = settings
-        self._store_time = store_time
         self._apply = apply
         self._may_leave_gaps = may_leave_gaps
         self._poll = IdlePoll(
@@ -87,7 +86,9 @@ class Follower:
         self._last_look_ms = -float(settings.poll_interval_min_ms)
         self._corrupt_looks = 0
         self._gap_since_ms: float | None = None
-        self._fresh_at_ms = 0  # by the store's clock
+        self._gap_wal_id = 0  # the slot that is waited for
+        # By the clock of lapsed time, which nobody sets back.
+        self._fresh_at_ms = self._clock.monotonic_ms() - NEVER_MS
         self.counts = FollowerCounts()
         self.is_full = False
         self.is_cut_off = False
@@ -118,15 +119,20 @@ class Follower:
     @property
     def staleness_ms(self) -> int:
         """Everything that was acknowledged so long ago has been applied."""
-        return max(self._store_time.now_ms() - self._fresh_at_ms, 0)
+        return math.ceil(self._clock.monotonic_ms() - self._fresh_at_ms)
 
-    def is_fresh(self, at_ms: int) -> None:
-        """Everything that was acknowledged before this moment of the store's clock is applied."""
+    def is_fresh(self, at_ms: float) -> None:
+        """Everything that was acknowledged before this moment of lapsed time is applied."""
         self._fresh_at_ms = max(self._fresh_at_ms, at_ms)
 
     async def look(self) -> None:
         """Look for news; return when a look that began after this call has ended."""
         await self._looks.next()
+
+    def hurry(self) -> None:
+        """Somebody waits for what is not there yet: look now, and often for a while."""
+        self._poll.begin_again()
+        self._looks.asked.set()
 
     async def run(self) -> None:
         """Follow until cancelled.
@@ -145,20 +151,22 @@ class Follower:
 
     async def _wait_for_turn(self) -> None:
         self._looks.asked.clear()
-        since_ms = self._clock.monotonic_ms() - self._last_look_ms
-        least_ms = self._settings.poll_interval_min_ms - since_ms
-        if least_ms > 0:
+        least_ms = self._left_ms(self._settings.poll_interval_min_ms)
+        if least_ms:
             await self._clock.sleep_ms(least_ms)
         if not self._looks.is_wanted:
             try:
-                async with asyncio.timeout(max(self._poll.wait_ms - since_ms, 0) / 1_000):
+                async with asyncio.timeout(self._left_ms(self._poll.wait_ms) / 1_000):
                     await self._looks.asked.wait()
             except TimeoutError:
                 pass
         self._last_look_ms = self._clock.monotonic_ms()
 
+    def _left_ms(self, interval_ms: float) -> float:
+        """Until so much has passed since the last look began."""
+        return max(self._last_look_ms + interval_ms - self._clock.monotonic_ms(), 0)
+
     async def _look_once(self) -> None:
-        before = self._progress.wal_id
         try:
             await self._apply_all()
         except CorruptObject as error:
@@ -176,14 +184,16 @@ class Follower:
             self.is_cut_off = False
             self._corrupt_looks = 0
         self._poll.look(self._progress.wal_id)
-        if self._progress.wal_id != before:
-            self._end_gap()
+        self._end_gap()
 
     async def _apply_all(self) -> None:
         """Apply everything that is there."""
         count = 1
-        while not self._is_full():
-            asked_ms = self._store_time.now_ms()
+        while True:
+            if self._is_full():
+                await self._make_room()
+                return
+            asked_ms = self._clock.monotonic_ms()
             first = self.next_wal_id
             found, is_end = await self._read(first, count)
             if not await self._counts(first):
@@ -209,6 +219,18 @@ class Follower:
             log.warning("memory is full: waiting for the compactor", used_bytes=used_bytes)
         self.is_full = is_full
         return is_full
+
+    async def _make_room(self) -> None:
+        """Let go of what is compacted by now.
+
+        What comes next may be compacted as well, and then there will never be room for it in
+        memory: the log goes on behind the levels that have it.
+        """
+        manifest = await self._stored.refresh()
+        if manifest.first_uncompacted_wal_id > self.next_wal_id:
+            await self._levels.move()
+        else:
+            await self._levels.keep()
 
     async def _read(self, first: int, count: int) -> tuple[Sequence[Sst], bool]:
         """The objects from slot `first` on, and whether one of the `count` was not there.
@@ -262,6 +284,7 @@ class Follower:
 
     async def _is_gap(self) -> bool:
         """Nothing stands in the next slot: whether anything may be acknowledged behind it."""
+        self._end_gap()
         if not self._may_leave_gaps():
             return False
         folder = await list_wal(self._store, self.next_wal_id)
@@ -269,11 +292,14 @@ class Follower:
             return False
         if self.next_wal_id not in folder.filled and self._gap_since_ms is None:
             self._gap_since_ms = self._clock.monotonic_ms()
+            self._gap_wal_id = self.next_wal_id
+            self._poll.begin_again()  # what is missing is on its way
             self.counts.gaps += 1
             log.info("waiting for a gap", wal_id=self.next_wal_id, behind=max(folder.filled))
         return True
 
     def _end_gap(self) -> None:
-        if self._gap_since_ms is not None:
+        """Note that the slot that was waited for is behind us, if it is."""
+        if self._gap_since_ms is not None and self.next_wal_id > self._gap_wal_id:
             self.counts.gap_ms += self._clock.monotonic_ms() - self._gap_since_ms
             self._gap_since_ms = None

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shalekv.engine.waiting import Waiter, new_waiter, tell
 from shalekv.errors import ShaleError
+
+
+def _do_nothing() -> None:
+    """Whoever applies the log needs not be told."""
 
 
 class Progress:
@@ -13,6 +19,7 @@ class Progress:
         """`seq` and `wal_id` are the last commit and object that are there at the start."""
         self._waiters: dict[Waiter, int] = {}  # which commit each waits for
         self._failed: ShaleError | None = None
+        self.on_wait: Callable[[], None] = _do_nothing  # to be set by who can look for more
         self.seq = seq
         self.wal_id = wal_id
         self.landed_seq = seq  # the greatest that is durable, gaps or not
@@ -42,6 +49,7 @@ class Progress:
             raise self._failed.with_traceback(None)  # or it would grow with each call
         waiter = new_waiter()
         self._waiters[waiter] = seq
+        self.on_wait()
         try:
             await waiter
         finally:

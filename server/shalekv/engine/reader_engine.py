@@ -16,7 +16,6 @@ from shalekv.core.tree import Tree
 from shalekv.engine.following import Follower
 from shalekv.engine.joining import Joined
 from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.replay import Replayed, apply_in_order, apply_object
 from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.tree_keeper import TreeKeeper
@@ -39,7 +38,6 @@ from shalekv.store.cas import CasStore
 log = structlog.get_logger()
 
 HELD_PARTS = 4  # scans may keep a quarter of the memory that is compacted, or they are ended
-CLOCK_INTERVAL_MS = 600_000  # between two looks at the store's clock: ours may drift from it
 
 
 async def _keep_all() -> None:
@@ -67,10 +65,8 @@ class ReaderEngine:
         joined: Joined,
         settings: ReaderSettings,
         limits: LimitSettings,
-        *,
-        store_now_ms: int,
     ) -> None:
-        """`store_now_ms` is what the clock of the store shows now."""
+        """Nothing after the levels is applied yet."""
         self._store = store
         self._clock: Clock = store.runtime.clock
         self._settings = settings
@@ -78,7 +74,6 @@ class ReaderEngine:
         self.memtable = joined.memtable
         self.prefix = joined.progress
         self.epoch = joined.epoch
-        self.snapshots_lost = 0
         self._ended: ShaleError | None = None
         self._closed = asyncio.Event()
         self._manifest_asked = asyncio.Event()
@@ -90,7 +85,6 @@ class ReaderEngine:
             land_load=lambda load: self.levels.land_load(load, None),
         )
         self.time = ReplicaTime(self._replayed)
-        self._store_time = LogicalTime(self._clock, store_now_ms=store_now_ms, floor_ms=0)
         self.levels = TreeKeeper(
             store,
             joined.manifest,
@@ -112,10 +106,10 @@ class ReaderEngine:
             self.memtable,
             self.prefix,
             settings,
-            store_time=self._store_time,
             apply=self._apply,
             may_leave_gaps=self._may_leave_gaps,
         )
+        self.prefix.on_wait = self.follower.hurry
 
     @property
     def database_id(self) -> bytes:
@@ -194,7 +188,7 @@ class ReaderEngine:
             await self.manifest.refresh()
             is_protected = bool(held.snapshot_id) and self.levels.protects(held)
             if not is_protected:
-                await self.levels.keep()
+                await self.levels.leave(held)
         except ShaleError as error:
             return error
         if is_protected:
@@ -205,10 +199,10 @@ class ReaderEngine:
             "snapshot. Read again, from the beginning"
         )
 
-    async def load(self, last_wal_id: int | None, *, asked_ms: int) -> None:
+    async def load(self, last_wal_id: int | None, *, asked_ms: float) -> None:
         """Apply what was there when this replica joined, and keep it protected meanwhile.
 
-        `asked_ms` is a moment of the store's clock before that was looked at.
+        `asked_ms` is a moment of lapsed time before that was looked at.
 
         Raises `ObjectNotFound` when that was lost nevertheless: join again.
         """
@@ -252,7 +246,6 @@ class ReaderEngine:
                 others = [
                     tasks.create_task(self._follow(), name="follow the log"),
                     tasks.create_task(self._keep_tree(), name="keep the tree"),
-                    tasks.create_task(self._keep_clock(), name="look at the store's clock"),
                     tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="keep on disk"),
@@ -287,30 +280,24 @@ class ReaderEngine:
         """Follow the manifest, and renew the snapshot in time."""
         ttl_ms = 1_000 * self._settings.reader_snapshot_ttl_s
         interval_ms = min(self._settings.manifest_interval_ms, ttl_ms / 6)
+        # However many writes are refused, each of which asks whether the writer is another one.
+        least_ms = min(self._settings.poll_interval_ms, interval_ms)
         while True:
+            await self._clock.sleep_ms(least_ms)
             try:
-                async with asyncio.timeout(interval_ms / 1_000):
+                async with asyncio.timeout((interval_ms - least_ms) / 1_000):
                     await self._manifest_asked.wait()
             except TimeoutError:
                 pass
             self._manifest_asked.clear()
             try:
                 await self.manifest.refresh()
-                self.snapshots_lost += self.levels.is_lost
                 await self.levels.keep()
             except StoreError as error:
                 log.warning("the manifest could not be followed", error=str(error))
             except ShaleError as error:
                 self._end(error)
                 return
-
-    async def _keep_clock(self) -> None:
-        while True:
-            await self._clock.sleep_ms(CLOCK_INTERVAL_MS)
-            try:
-                self._store_time.set(await self._store.reads.now_ms())
-            except StoreError as error:
-                log.warning("the store's clock could not be read", error=str(error))
 
     def _end(self, error: ShaleError) -> None:
         self._ended = self._ended or error
@@ -361,7 +348,11 @@ class ReaderEngine:
             return
         seq, wal_id = self.prefix.seq, self.follower.next_wal_id
         log.warning("goes on behind the levels", wal_id=tree.wal_id, applied=self.prefix.wal_id)
+        manifest = self.manifest.current  # which is not older than that of the tree
         self._replayed.last_seq = max(seq, tree.last_seq)
+        self._replayed.logical_time_ms = max(self.time.now_ms(), manifest.logical_time_ms)
+        self.epoch = max(self.epoch, manifest.writer_epoch)
+        self.memtable.drop_all()
         self.prefix.advance(self._replayed.last_seq, tree.wal_id)
         self.feed.jumped(seq, wal_id)
 

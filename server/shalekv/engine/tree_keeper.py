@@ -100,6 +100,7 @@ class TreeKeeper:
         self._memtable = memtable
         self._loads: list[tuple[CommittedLoad, Pin | None]] = [(load, None) for load in loads]
         self.current = self._with_loads(held)  # the tree that new reads use
+        self.lost_count = 0  # how often it was not protected any more, and another was
         # Up to here memory may let go at any moment of what the current tree holds: who decides by
         # the two looks there, and not into memory. 0: memory stays as it is until the tree changes.
         self.leaving_seq = held.tree.last_seq
@@ -163,9 +164,18 @@ class TreeKeeper:
         async with self._keeping:
             await self._keep(is_forced=True)
 
+    async def leave(self, held: HeldTree) -> None:
+        """Read another tree than `held`, of which objects are gone, if it is still the current one.
+
+        REQUIRES: `jump` was given. Raises as `keep`.
+        """
+        async with self._keeping:
+            await self._keep(is_forced=held.base is self.current.base)
+
     async def _keep(self, *, is_forced: bool = False) -> None:
         seen = self._manifest.current
-        is_moved = is_forced or self._is_newer(seen) or self.is_lost
+        is_lost = self.is_lost
+        is_moved = is_forced or self._is_newer(seen) or is_lost
         if self._ttl_s is None:
             if is_moved:
                 await self._install(seen, NO_SNAPSHOT)
@@ -180,6 +190,7 @@ class TreeKeeper:
         if created is not None:
             named = await named_manifest(self._store, manifest, created)
             await self._install(named, created)
+            self.lost_count += is_lost
 
     @property
     def load_count(self) -> int:

@@ -116,11 +116,11 @@ async def _join(cas: CasStore, settings: ReadSettings) -> ReaderEngine:
         return LevelSsts(cas, database_id=manifest.database_id, settings=settings.cache, disk=disk)
 
     for left in reversed(range(JOINS_MAX)):
-        now_ms = await cas.reads.now_ms()
+        asked_ms = cas.runtime.clock.monotonic_ms()
         joined = await join(cas, stored, settings.reader, open_ssts)
-        engine = ReaderEngine(cas, joined, settings.reader, settings.limits, store_now_ms=now_ms)
+        engine = ReaderEngine(cas, joined, settings.reader, settings.limits)
         try:
-            await engine.load(joined.last_wal_id, asked_ms=now_ms)
+            await engine.load(joined.last_wal_id, asked_ms=asked_ms)
         except ObjectNotFound as error:
             log.warning("joining again: what was read is gone", problem=str(error))
             await engine.leave()

@@ -103,7 +103,7 @@ class ReaderAdmin:
             next_wal_id=follower.next_wal_id,
             snapshot_id=b"" if own is None else own.id,
             snapshot_expire_time_s=0 if own is None else own.snapshot_expire_time_s,
-            snapshots_lost=engine.snapshots_lost,
+            snapshots_lost=engine.levels.lost_count,
             wal_objects_applied=follower.counts.applied,
             empty_polls=follower.counts.empty_looks,
             poll_interval_ms=int(follower.interval_ms),
