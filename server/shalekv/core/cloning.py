@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shalekv.core.manifest import CasMode, Manifest, Origin
 from shalekv.core.origins import unpacked
+from shalekv.core.snapshot import judged_ms
 
 FIRST_SLOT = 0  # of the WAL of a clone: an empty object, which says whose clone this becomes
 _WRITE_ID_BYTES = 16
@@ -68,9 +69,10 @@ def first_manifest(
     """Manifest 0 of a clone. `shared` is the parent's, in which all of the WAL is compacted.
 
     Epochs, sequence numbers and logical time go on from there, so that nothing in the levels is
-    newer than the manifest says. Which loads were committed is remembered, since the levels hold
-    them. The WAL begins anew behind `FIRST_SLOT`. Everything that belongs to processes, to objects
-    in the parent's folders or to the clock of its store is left behind.
+    newer than the manifest says, and what had expired when the snapshot was made does not come
+    back, whatever the clock of the new place shows (I2). Which loads were committed is remembered,
+    since the levels hold them. The WAL begins anew behind `FIRST_SLOT`. Everything that belongs to
+    processes, to objects in the parent's folders or to the clock of its store is left behind.
     """
     return Manifest(
         database_id=database_id,
@@ -83,7 +85,7 @@ def first_manifest(
         wal_id_last_compacted=FIRST_SLOT,
         wal_id_last_seen=FIRST_SLOT,
         last_compacted_seq=shared.last_compacted_seq,
-        logical_time_ms=shared.logical_time_ms,
+        logical_time_ms=judged_ms(shared),
         leveled_ssts=shared.leveled_ssts,
         recent_loads=shared.recent_loads,
         loads_forgotten_ms=shared.loads_forgotten_ms,

@@ -37,6 +37,16 @@ def active_manifest_ids(manifest: Manifest, now_s: float) -> frozenset[int]:
     return frozenset((manifest.manifest_id, *pinned))
 
 
+def judged_ms(manifest: Manifest) -> int:
+    """The latest moment by which a read of this state may have judged what has expired.
+
+    It may be later than the logical time of what was written last: snapshots are read as of their
+    creation.
+    """
+    created = (each.created_ms for each in manifest.snapshots)
+    return max((manifest.logical_time_ms, *created))
+
+
 def create_snapshot(
     manifest: Manifest,
     snapshot_id: bytes,

@@ -54,7 +54,7 @@ class FollowerCounts:
 class Follower:
     """Applies what the writer makes durable, in slot order (I4, I6)."""
 
-    def __init__(  # noqa: PLR0913 - the parts of the engine that it connects
+    def __init__(
         self,
         store: CasStore,
         stored: StoredManifest,
@@ -83,7 +83,7 @@ class Follower:
             settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_LOOKS
         )
         self._looks = Looks()
-        self._last_look_ms = -float(settings.poll_interval_min_ms)
+        self._last_look_ms = -math.inf
         self._corrupt_looks = 0
         self._gap_since_ms: float | None = None
         self._gap_wal_id = 0  # the slot that is waited for

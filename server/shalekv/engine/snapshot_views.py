@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.core.snapshot import find_snapshot, has_snapshot, is_expired, not_found
+from shalekv.core.snapshot import find_snapshot, is_expired, not_found
 from shalekv.core.tree import Tree
 from shalekv.engine.collection.active import read_pinned
 from shalekv.engine.levels.cache import Cache, Sized
@@ -168,9 +168,10 @@ class SnapshotViews:
             except (ObjectNotFound, IllegalState, CorruptObject) as error:
                 raise await self.explain(error, snapshot.id) from error
             # A slot that was collected could be filled again (F1): it counts what was read while
-            # the snapshot stood in the manifest, which a look says that is sent now.
+            # the snapshot kept the WAL, which a look says that is sent now.
             await self._look(self._begun)
-            if not has_snapshot(self._manifest.current, snapshot.id):
+            found = find_snapshot(self._manifest.current, snapshot.id)
+            if found is None or found.ssts_only:
                 raise self._gone(snapshot.id)
             return loaded
 

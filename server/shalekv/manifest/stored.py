@@ -54,11 +54,7 @@ class StoredManifest:
         while True:
             highest = await self._highest_id()
             if highest is None:
-                message = (
-                    f"{self._store.url} holds no database: it has no manifest. "
-                    "Check the URL, or create a database there with `shalekv serve --create`"
-                )
-                raise DatabaseNotFound(message)
+                raise DatabaseNotFound(self._not_found())
             if self._current is not None and highest <= self._current.manifest_id:
                 return self._current
             name = names.manifest_name(highest)
@@ -145,12 +141,26 @@ class StoredManifest:
         return self.current
 
     async def _highest_id(self) -> int | None:
-        """The highest id that a list shows that is sent now."""
-        known = None if self._current is None else self._current.manifest_id
-        start_after = "" if known is None else names.manifest_name(known)
-        highest = known
+        """The highest id that a list shows that is sent now; None: there is no manifest."""
+        known = 0 if self._current is None else self._current.manifest_id
+        # The one that is known is listed, too: if neither it nor a newer one is there, all is gone.
+        start_after = names.manifest_name(known - 1) if known else ""
+        highest: int | None = None
         async for info in self._store.reads.list(names.MANIFEST_FOLDER, start_after=start_after):
             manifest_id = names.parse_manifest_name(info.name)
             if manifest_id is not None:
                 highest = manifest_id if highest is None else max(highest, manifest_id)
         return highest
+
+    def _not_found(self) -> str:
+        url = self._store.url
+        if self._current is not None:
+            return (
+                f"{url}: {names.manifest_name(self._current.manifest_id)} is gone, and there is no "
+                "newer manifest: the database was deleted, or another was made in its place. End "
+                "whatever serves it"
+            )
+        return (
+            f"{url} holds no database: it has no manifest. Check the URL, or create a database "
+            "there with `shalekv serve --create`"
+        )

@@ -10,7 +10,7 @@ from shalekv.engine.result_room import ResultRoom
 from shalekv.engine.watching.catch_up import CatchUp
 from shalekv.engine.watching.feed import CommitFeed
 from shalekv.engine.watching.history import History
-from shalekv.errors import InvalidRequest, Overloaded
+from shalekv.errors import InvalidRequest, ObjectNotFound, Overloaded
 from shalekv.roles.watch_consumer import Consumer
 from shalekv.settings import WatchSettings
 
@@ -76,6 +76,12 @@ class WatchShare:
 
         Raises `WalCollected`, `WalUnprotected`, and what leases and history raise.
         """
+        try:
+            return await self._begin_consumer(watch)
+        except ObjectNotFound as missing:
+            raise await self.history.why_missing(missing, watch.next_seq) from None
+
+    async def _begin_consumer(self, watch: Watch) -> int:
         consumer, leases = watch.consumer, self._leases
         assert consumer is not None
         assert leases is not None

@@ -10,8 +10,9 @@ import structlog
 
 from shalekv.engine.watching.feed import Position
 from shalekv.engine.watching.seen_commit import SeenCommit
-from shalekv.errors import InvalidRequest, ObjectNotFound, ShaleError
+from shalekv.errors import InvalidRequest, ShaleError
 from shalekv.roles.watch import State, Watch
+from shalekv.roles.watch_consumer import Consumer
 from shalekv.roles.watch_queue import EVENT_BYTES, WatchQueue
 from shalekv.roles.watch_requests import watched_range
 from shalekv.roles.watch_share import WatchShare
@@ -33,7 +34,7 @@ class WatchStream:
         self._describe = describe
         self._watches: dict[int, Watch] = {}
         self._upkeep = Upkeep(share, queue, self._watches, self.close_watch)
-        self._leaving: list[Watch] = []  # their consumers have to move their leases on
+        self._leaving: dict[Consumer, None] = {}  # they have to move their leases on
         self._is_read = False  # no more requests will come
         self._is_refused = False
         share.streams[self] = None
@@ -80,13 +81,15 @@ class WatchStream:
 
     async def leave(self) -> None:
         """Move the leases of consumers that were here on to what they have acknowledged."""
-        for watch in self._leaving:
-            if watch.consumer is not None:
-                try:
-                    await watch.consumer.leave()
-                except ShaleError as error:
-                    name = watch.consumer.name
-                    log.warning("a lease is left where it was", consumer=name, error=str(error))
+        for consumer in [*self._leaving]:
+            await self._leave(consumer)
+
+    async def _leave(self, consumer: Consumer) -> None:
+        try:
+            await consumer.leave()
+        except ShaleError as error:
+            log.warning("a lease is left where it was", consumer=consumer.name, error=str(error))
+        self._leaving.pop(consumer, None)
 
     # What a watch asks of its stream.
 
@@ -208,8 +211,6 @@ class WatchStream:
         """First the lease, then what it keeps."""
         try:
             watch.next_seq = await self._share.begin_consumer(watch)
-        except ObjectNotFound as missing:
-            self.close_watch(watch, await self._share.history.why_missing(missing, watch.next_seq))
         except ShaleError as error:
             self.close_watch(watch, error)
         if not watch.is_over:
@@ -229,7 +230,8 @@ class WatchStream:
         del self._watches[watch.watch_id]
         if watch.consumer is not None:
             self._share.release(watch.consumer)
-            self._leaving.append(watch)
+            self._leaving[watch.consumer] = None
+            self._upkeep.begin(self._leave(watch.consumer))  # or at the end of the stream
 
     def _end_all(self, error: ShaleError) -> None:
         for watch in [*self._watches.values()]:

@@ -9,7 +9,7 @@ stream open until it is collected.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -59,6 +59,7 @@ class Adapter:
         self._calls = 0
         self._refusal: ShaleError | None = None
         self._streams: set[DuplexStream] = set()
+        self._leaving: set[asyncio.Task[None]] = set()  # which nobody cuts off but `leave`
         self._awaited = 0  # of the calls, those that come to their end when all is answered
         self._idle = asyncio.Event()
         self._idle.set()
@@ -75,6 +76,14 @@ class Adapter:
     async def idle(self) -> None:
         """Wait until no call is in progress but streams of watches."""
         await self._idle.wait()
+
+    async def leave(self, timeout_s: float) -> None:
+        """Wait for so long for what streams of watches do at their end; no call is left."""
+        if self._leaving:
+            _, late = await asyncio.wait(self._leaving, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def unary(
         self,
@@ -151,7 +160,7 @@ class Adapter:
                 try:
                     await self._run_duplex(stream, _requests(WatchRequest, messages), context)
                 finally:
-                    await stream.leave()
+                    await self._to_its_end(stream.leave())
 
             await self._serve_stream(context, serve, count, is_awaited=False)
 
@@ -203,6 +212,13 @@ class Adapter:
             self._streams.discard(stream)
         if ended_by is not None:
             raise ended_by
+
+    async def _to_its_end(self, work: Coroutine[None, None, None]) -> None:
+        """Do this, also when the call is cancelled: a client that is done may go at once."""
+        task = asyncio.create_task(work)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        await asyncio.shield(task)
 
     def _timed(self, count: MethodCount, *, is_stream: bool = False) -> TimedCall:
         return TimedCall(count, self.counts.now_ns, is_stream=is_stream)

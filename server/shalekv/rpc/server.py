@@ -33,6 +33,8 @@ LAST_REPLIES_S = 0.25
 # A call may be on its way that was sent before its sender could know of the end. Until the port
 # closes it is refused with a reason; afterwards grpc cancels it, and its outcome is unknown.
 LAST_CALLS_S = 0.1
+# Streams of watches move the leases of their consumers on at their end: some requests to the store.
+LAST_EDITS_S = 1.0
 GRPC_LOGGER = "grpc._cython.cygrpc"
 
 
@@ -111,6 +113,7 @@ class Server:
         if self._is_refusing:
             await asyncio.sleep(LAST_CALLS_S)
         await self._server.stop(LAST_REPLIES_S)
+        await self._adapter.leave(LAST_EDITS_S)
 
 
 def channel_options(settings: ServerSettings) -> Sequence[tuple[str, int]]:

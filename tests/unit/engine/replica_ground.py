@@ -18,6 +18,7 @@ from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.scan import scan_slices
 from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.database import create_database
 from shalekv.runtime import Runtime
 from shalekv.settings import (
     CacheSettings,
@@ -38,7 +39,6 @@ from tests.unit.roles.sweeping import compact
 from tests.unit.store.inline_runtime import InlineWorkers, gathered
 
 WRITER = WriterId(1, b"w" * 16)
-NEXT_WRITER = WriterId(2, b"x" * 16)
 TTL_S = 60
 AGE_S = 10  # of what is collected
 # Nothing of this happens by itself: a test looks, and keeps trees, when it wants to.
@@ -113,6 +113,14 @@ class ReplicaGround(Database):
         self.seq = 0  # the last commit
         self.writer = WRITER
 
+    @classmethod
+    async def created(cls, seed: int = 0) -> ReplicaGround:
+        """A new database, which a writer has opened."""
+        ground = cls(seed)
+        await create_database(ground.store, ground.runtime(), StoreSettings())
+        await ground.edit(lambda m: replace(m, writer_epoch=WRITER.epoch))
+        return ground
+
     def another_store(self) -> MemoryStore:
         """One more view of the same objects, by a clock that moves."""
         return MemoryStore(store_now_ms, objects=self.objects)
@@ -169,10 +177,10 @@ async def opened(
     cas: CasStore, reader: ReaderSettings, open_ssts: Callable[[Manifest], LevelSsts]
 ) -> ReaderEngine:
     """What a reader does to begin, without beginning again."""
-    now_ms = await cas.reads.now_ms()
+    asked_ms = cas.runtime.clock.monotonic_ms()
     joined = await join(cas, StoredManifest(cas), reader, open_ssts)
-    engine = ReaderEngine(cas, joined, reader, LimitSettings(), store_now_ms=now_ms)
-    await engine.load(joined.last_wal_id, asked_ms=now_ms)
+    engine = ReaderEngine(cas, joined, reader, LimitSettings())
+    await engine.load(joined.last_wal_id, asked_ms=asked_ms)
     return engine
 
 

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from shalekv.core.entry import Entry, Kind
+from shalekv.core.origins import fix_pin
 from shalekv.core.snapshot import find_snapshot
 from shalekv.engine.snapshot_seqs import SnapshotSeqs
 from shalekv.engine.snapshot_views import LOOK_MS
@@ -287,6 +288,22 @@ async def test_collected_meanwhile_is_never_a_short_answer() -> None:
         at += 1
     assert at > 8
     assert seen == {"gone", "whole"}
+
+
+async def test_snapshot_that_lets_go_of_its_log_meanwhile_is_gone() -> None:
+    """One that keeps SSTs alone from some moment on, for a clone, is not read from then on."""
+    ground = await filled(4)
+    created = await ground.snapshots().create(ttl_ms=5_000)
+    store = CountedStore(ground.store)
+    views = await views_of(ground, store)
+    await views.check(created.id)
+    store.may_get.clear()
+    opening = asyncio.create_task(views.open(created.id))
+    await store.asked_for_wal.wait()
+    await ground.edit(lambda m: fix_pin(m, created.id, now_s=0))
+    store.may_get.set()
+    with pytest.raises(SnapshotNotFound):
+        await opening
 
 
 async def test_what_had_expired_is_not_shown_again() -> None:

@@ -29,6 +29,9 @@ class MemoryStream:
         self._told: asyncio.Queue[kv_pb2.WatchReply | ShaleError | None] = asyncio.Queue()
         self.closed = asyncio.Event()
         self.left = asyncio.Event()
+        self.may_leave = asyncio.Event()
+        self.may_leave.set()
+        self.leaving = asyncio.Event()
 
     async def read(
         self, requests: AsyncIterator[kv_pb2.WatchRequest], _tasks: asyncio.TaskGroup
@@ -53,5 +56,10 @@ class MemoryStream:
     def close(self) -> None:
         self.closed.set()
 
+    def end(self) -> None:
+        self._told.put_nowait(None)
+
     async def leave(self) -> None:
+        self.leaving.set()
+        await self.may_leave.wait()
         self.left.set()

@@ -54,6 +54,38 @@ async def test_client_that_goes_is_noticed() -> None:
         assert stream.closed.is_set()
 
 
+async def test_client_that_goes_cuts_nothing_off() -> None:
+    """What a stream has to do at its end is done, although its client does not wait for that."""
+    async with serving() as it:
+        watch = it.kv.Watch(endless())
+        await anext(aiter(watch))
+        (stream,) = it.watches.streams
+        stream.may_leave.clear()
+        stream.end()
+        await stream.leaving.wait()
+        watch.cancel()
+        await failure(it.kv.Watch(iter([kv_pb2.WatchRequest()])))  # noticed by then
+        stream.may_leave.set()
+        async with asyncio.timeout(10):
+            await stream.left.wait()
+
+
+async def test_server_waits_for_what_streams_have_to_do() -> None:
+    """A server that stops lets streams come to their end, which their clients do not see."""
+    async with serving() as it:
+        watch = it.kv.Watch(endless())
+        await anext(aiter(watch))
+        (stream,) = it.watches.streams
+        stream.may_leave.clear()
+        stream.end()
+        await stream.leaving.wait()
+        watch.cancel()
+        stopping = asyncio.create_task(it.server.stop())
+        asyncio.get_running_loop().call_later(0.05, stream.may_leave.set)
+        await stopping
+        assert stream.left.is_set()
+
+
 async def test_streams_end_with_their_server() -> None:
     """They would never end: who stops serving ends them with its reason, and waits for none."""
     async with serving() as it:

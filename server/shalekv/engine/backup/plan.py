@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from shalekv.core.fencing import SEQ_GAP
 from shalekv.core.manifest import CasMode, Manifest, Origin, WalMode
+from shalekv.core.snapshot import judged_ms
 from shalekv.core.sst_table import SstInfo
 from shalekv.errors import BadStructure, DatabaseMismatch
 from shalekv.format.backup import Backup
@@ -22,6 +24,8 @@ from shalekv.format.backup_names import Copy, LevelCopy, WalCopy
 # lost, what the processes of that one remember is below, and they find that they were fenced.
 EPOCH_GAP = 10**6
 MANIFEST_ID_GAP = 10**9
+# The same for sequence numbers: so many writers may have opened the old one since the backup.
+OPENINGS_GAP = 1 << 10
 
 _NONCE_BYTES = 16
 
@@ -74,7 +78,8 @@ def restored_manifest(backup: Backup, cas_mode: CasMode) -> Manifest:
 
     It is the same whenever it is made, so that whoever finds it there can tell what it is. Times of
     the store it came from mean nothing in the new one: nothing is garbage there before a collector
-    has said so, and snapshots and leases are gone, with the processes that held them.
+    has said so, and snapshots and leases are gone, with the processes that held them. But what had
+    expired at the backup does not come back, whatever the new clock shows (I2).
     """
     before = backup.manifest
     return replace(
@@ -85,9 +90,11 @@ def restored_manifest(backup: Backup, cas_mode: CasMode) -> Manifest:
         writer_epoch=before.writer_epoch + EPOCH_GAP,
         writer_nonce=_derived(backup, "writer nonce"),
         writer_address="",
+        writer_first_seq=max(before.writer_first_seq, backup.seq) + SEQ_GAP * OPENINGS_GAP,
         compactor_epoch=before.compactor_epoch + EPOCH_GAP,
         compactor_nonce=_derived(backup, "compactor nonce"),
         gc_cutoff_ms=0,
+        logical_time_ms=judged_ms(before),
         snapshots=(),
         leases=(),
         origins=_brought_home(before.origins),

@@ -17,7 +17,7 @@ import structlog
 
 from shalekv.core.cloning import Parent, clone_origins, first_manifest
 from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.origins import foreign_ids
+from shalekv.core.origins import foreign_ids, pin_name
 from shalekv.engine.cloning.first_slot import claim_id
 from shalekv.engine.cloning.pinning import Pinning
 from shalekv.engine.cloning.tail import merge_tail
@@ -118,6 +118,10 @@ class Cloning:
         """Complete what crashed when the clone was there. Raises `DatabaseExists`."""
         manifest = await StoredManifest(self._cas).refresh()
         is_clone = any(origin.url == self._parent.url for origin in manifest.origins)
+        if not is_clone:  # of a parent that is a clone itself, it may have nothing that is its own
+            name = pin_name(manifest.database_id)
+            parent = await StoredManifest(self._parent).refresh()
+            is_clone = any(snapshot.name.startswith(name) for snapshot in parent.snapshots)
         if not is_clone or not await check_pins(self._cas, manifest):
             raise DatabaseExists(f"{self._cas.url} holds a database already")
         foreign = foreign_ids(manifest.origins)

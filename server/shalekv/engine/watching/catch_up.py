@@ -27,6 +27,8 @@ TURNS = 4  # passes that have WAL objects in memory at the same time
 # For so long a pass waits for room to tell what it has in memory; then it reads it once more when
 # there is room: others have their turn.
 PATIENCE_S = 1.0
+# Where one needs what is gone, others may not: so often they begin again.
+PASSES_MAX = 3
 MET_BYTES_MAX = 32 << 20  # of values that one pass remembers to tell them as values before
 
 
@@ -84,18 +86,21 @@ class CatchUp:
         None: from where the first of them begins. `has_room` is waited for before more is read.
         Returns when the feed has them, or each has been told why not.
         """
-        left = [*followers]
-        try:
-            if first_wal_id is None:
-                first_wal_id, left = await self._located(left)
-            for follower in left:
-                follower.begins()
-            reading = _Reading(left, self._hold(), self._history, self._clock)
-            await self._read(reading, reading.first(first_wal_id), has_room)
-        except ShaleError as error:
-            for follower in left:
-                if not follower.is_over:
-                    follower.fail(await self._reason(error, follower))
+        left, passes = [*followers], 0
+        while left:
+            passes += 1
+            try:
+                if first_wal_id is None:
+                    first_wal_id, left = await self._located(left)
+                for follower in left:
+                    follower.begins()
+                reading = _Reading(left, self._hold(), self._history, self._clock)
+                await self._read(reading, reading.first(first_wal_id), has_room)
+            except ShaleError as error:
+                left = await self._failed(error, left, is_last=passes == PASSES_MAX)
+                first_wal_id = None
+            else:
+                return
 
     async def _located(self, followers: list[Follower]) -> tuple[int, list[Follower]]:
         """Where those begin that can."""
@@ -145,10 +150,28 @@ class CatchUp:
                 break
         return None, slots.stop
 
-    async def _reason(self, error: ShaleError, follower: Follower) -> ShaleError:
+    async def _failed(
+        self, error: ShaleError, followers: Sequence[Follower], *, is_last: bool
+    ) -> list[Follower]:
+        """Tell why a pass has ended; those are left that do not need what is gone."""
+        next_seq = min(each.next_seq for each in followers)
+        reason = await self._reason(error, next_seq)
+        left: list[Follower] = []
+        for each in followers:
+            if each.is_over:
+                continue
+            if not isinstance(reason, WalCollected):
+                each.fail(reason)
+            elif each.next_seq >= reason.oldest_seq and not is_last:
+                left.append(each)
+            else:
+                each.fail(WalCollected(start_seq=each.next_seq, oldest_seq=reason.oldest_seq))
+        return left
+
+    async def _reason(self, error: ShaleError, next_seq: int) -> ShaleError:
         if isinstance(error, ObjectNotFound):
             try:
-                return await self._history.why_missing(error, follower.next_seq)
+                return await self._history.why_missing(error, next_seq)
             except ShaleError as another:
                 return another
         return error

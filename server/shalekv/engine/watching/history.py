@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
+from shalekv.core.cloning import FIRST_SLOT, first_write_id
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
 from shalekv.core.loads import CommittedLoad
@@ -21,6 +22,7 @@ from shalekv.engine.watching.seen_commit import AppliedObject
 from shalekv.errors import ObjectNotFound, ShaleError, Truncated, WalCollected
 from shalekv.format import names
 from shalekv.format.contents import SstContents
+from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
 from shalekv.store.cas import CasStore
 
@@ -116,12 +118,17 @@ class History:
             last = min(manifest.first_uncompacted_wal_id - 1, last_wal_id)
             sizes = await self._sizes(0)
             first = _run_start(sizes, last)
-            if first:
+            if first or await self._is_of_clone(sizes):
                 oldest_seq = await self._first_seq(range(first, last + 1), sizes)
                 oldest_seq = oldest_seq or manifest.last_compacted_seq + 1
                 if start_seq < oldest_seq:
                     raise WalCollected(start_seq=start_seq, oldest_seq=oldest_seq)
         return await self._search(range(first, last_wal_id + 1), sizes, start_seq)
+
+    async def _is_of_clone(self, sizes: Mapping[int, int]) -> bool:
+        """Whether the log begins behind commits that a clone took over, which are not in it."""
+        first = await self._footer(FIRST_SLOT, sizes)
+        return first.properties.write_id == first_write_id(self._database_id)
 
     async def _oldest_seq(self, manifest: Manifest) -> int:
         sizes = await self._sizes(0)
@@ -164,6 +171,9 @@ class History:
         return low
 
     async def _contents(self, wal_id: int, sizes: Mapping[int, int]) -> SstContents:
+        return (await self._footer(wal_id, sizes)).contents
+
+    async def _footer(self, wal_id: int, sizes: Mapping[int, int]) -> Footer:
         name = names.wal_name(wal_id)
         if wal_id not in sizes:
             raise ObjectNotFound(self._store.url, "list", name, "is not listed")
@@ -171,11 +181,10 @@ class History:
         database_id = self._database_id
         tail = await self._store.reads.get_range(name, -FOOTER_BYTES, FOOTER_BYTES)
         try:
-            footer = read_footer(name, tail, size_bytes, database_id=database_id)
+            return read_footer(name, tail, size_bytes, database_id=database_id)
         except Truncated:  # its first and last key are long
             whole = await self._store.reads.get(name)
-            footer = read_footer(name, whole.data, len(whole.data), database_id=database_id)
-        return footer.contents
+            return read_footer(name, whole.data, len(whole.data), database_id=database_id)
 
 
 def _run_start(sizes: Mapping[int, int], last: int) -> int:

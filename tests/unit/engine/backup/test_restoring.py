@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shalekv.core.fencing import WriterId, check_owner
+from shalekv.core.fencing import SEQ_GAP, WriterId, check_owner
 from shalekv.engine.backup.plan import EPOCH_GAP, MANIFEST_ID_GAP
 from shalekv.engine.consumer_leases import ConsumerLeases
 from shalekv.engine.snapshots import Snapshots
@@ -15,6 +15,9 @@ from shalekv.format.backup_names import LevelCopy
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
+from shalekv.v1 import kv_pb2
+from tests.e2e.in_process import wall_clock_ms
+from tests.stores.household import CALL
 from tests.unit.engine.backup.ground import (
     Died,
     Mortal,
@@ -29,6 +32,8 @@ from tests.unit.engine.backup.ground import (
     verify,
     write,
 )
+
+HOUR_MS = 3_600_000
 
 
 async def test_a_restored_database_is_written_compacted_and_collected() -> None:
@@ -85,7 +90,7 @@ async def test_what_belongs_to_processes_does_not_come_back() -> None:
     assert manifest == await target.manifest()
     same = (
         "database_id leveled_ssts last_compacted_seq wal_id_last_compacted wal_id_last_seen "
-        "logical_time_ms recent_loads fence_width writer_first_seq"
+        "recent_loads fence_width"
     )
     for field in same.split():
         assert getattr(manifest, field) == getattr(made.manifest, field), field
@@ -107,6 +112,36 @@ async def test_the_writer_of_a_lost_database_is_fenced_by_what_is_restored_in_it
     with pytest.raises(Fenced):
         check_owner(await lost.refresh(), own)
     assert await scanned(source) == pairs
+
+
+async def test_what_had_expired_is_not_restored() -> None:
+    """Though nothing was written since, and the clock of the new place is far behind (I2)."""
+    source, pairs = await database()
+    made_ms = wall_clock_ms()
+    async with household(source) as roles, roles.writing() as writer:
+        dead = kv_pb2.PutChange(key=b"dead", value=b"dead", ttl_ms=HOUR_MS // 2)
+        await writer.kv.write(kv_pb2.WriteRequest(changes=[kv_pb2.Change(put=dead)]), CALL)
+    assert b"dead" in await scanned(source)
+    repository, target = Place(), Place()
+    later = MemoryStore(lambda: wall_clock_ms() + HOUR_MS, objects=source.objects)
+    await back_up(source, repository, read=later)
+    restored = await restore(repository, target)
+    assert restored.logical_time_ms >= made_ms + HOUR_MS
+    assert await scanned(target) == pairs
+
+
+async def test_no_number_is_issued_again() -> None:
+    """What the lost database has numbered since the backup is below all that comes (I5)."""
+    source, _ = await database()
+    repository = Place()
+    await back_up(source, repository)
+    for number in range(3):
+        await write(source, **{f"lost-{number}": "here"})
+    shown = (await source.manifest()).writer_first_seq
+    target = Place()
+    await restore(repository, target)
+    await write(target, added="here")
+    assert (await target.manifest()).writer_first_seq > shown + SEQ_GAP
 
 
 async def test_a_database_is_never_overwritten() -> None:

@@ -12,8 +12,9 @@ from shalekv.engine.collection.fences import FENCE_BYTES
 from shalekv.engine.levels.origins import Origins
 from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest, SnapshotNotFound
 from shalekv.format import names
+from shalekv.v1 import kv_pb2
 from tests.e2e.in_process import real_runtime
-from tests.unit.engine.cloning.places import Place, everything, puts
+from tests.unit.engine.cloning.places import HOUR_MS, Place, everything, puts
 
 
 async def test_a_clone_is_equal() -> None:
@@ -82,6 +83,19 @@ async def test_a_named_snapshot_is_cloned() -> None:
     assert await clone.rows() == expected
     with pytest.raises(SnapshotNotFound):
         await parent.clone_to(Place("clone"), "never made")
+
+
+async def test_what_has_expired_in_the_parent_is_not_in_the_clone() -> None:
+    """Though nothing was written since, and the clock of the new place is far behind (I2)."""
+    parent, clone = await everything(), Place("clone")
+    dead = kv_pb2.PutChange(key=b"key003", value=b"dead", ttl_ms=HOUR_MS // 2)
+    await parent.write([kv_pb2.Change(put=dead)])
+    parent.store = parent.store_at(HOUR_MS)
+    await parent.clone_to(clone)
+    rows = await clone.rows()
+    assert b"key003" not in {key for key, _, _ in rows}
+    assert await parent.rows() == rows
+    assert await clone.damage() == []
 
 
 async def test_the_parent_keeps_what_a_clone_reads() -> None:

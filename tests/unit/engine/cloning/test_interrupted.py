@@ -193,6 +193,30 @@ async def test_a_clone_whose_pin_is_gone_is_not_opened(*, is_expired: bool) -> N
     assert all(each.name.startswith(f"{parent.url}/{names.LEVELS_FOLDER}") for each in missing)
 
 
+async def test_a_clone_that_has_nothing_of_its_parent_is_completed_by_the_same_command() -> None:
+    """All that the parent holds is that of its own parent: only there are pins that are needed."""
+    first, parent, clone = await everything(), Place("parent"), Place("clone")
+    await first.compact()
+    await first.clone_to(parent)
+
+    async def after(operation: str, name: str) -> None:
+        if operation == "create" and name == names.manifest_name(0):
+            raise _CrashError
+
+    with real_runtime(seed=clone.seed()) as runtime:
+        cloning = Cloning(parent.cas(runtime), InterposedStore(clone.store, after=after))
+        with pytest.raises(_CrashError):
+            await cloning.run()
+    manifest = await clone.manifest()
+    assert {origin.url for origin in manifest.origins} == {first.url}
+    pin = await _pin(clone, first)
+    assert not is_pin(pin)
+    await parent.clone_to(clone)
+    assert is_fixed(await first.manifest(), pin.id)
+    with pytest.raises(DatabaseExists):
+        await parent.clone_to(clone)
+
+
 async def test_a_parent_that_is_gone_is_told() -> None:
     """Without any object of the parent the clone is lost, and its check does not fail."""
     parent, clone = await everything(), Place("clone")

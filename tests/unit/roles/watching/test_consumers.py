@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from shalekv.core.manifest import Lease
 from shalekv.core.wal_lease import find_wal_lease
 from shalekv.format import names
@@ -134,3 +136,24 @@ async def test_one_watch_has_the_name() -> None:
         await one.closed()
         other.create(2, consumer="c")
         await other.opened(2)
+
+
+async def test_lease_moves_on_when_the_watch_is_closed() -> None:
+    """The stream may go on with other watches: what the closed one has acknowledged is let go of
+    now, and nothing of it is kept.
+    """
+    async with watched() as under:
+        client = under.client()
+        client.create(consumer="c")
+        await client.opened()
+        client.create(2, b"nothing")
+        await client.opened(2)
+        written = await puts(under, 5)
+        for seq, _ in written:
+            assert (await client.commit()).seq == seq
+        client.ack(written[2][0])
+        client.cancel()
+        await client.closed()
+        async with asyncio.timeout(10):
+            while await held_from(under.database) != written[2][1]:
+                await asyncio.sleep(0)

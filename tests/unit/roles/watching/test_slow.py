@@ -187,3 +187,33 @@ async def test_stream_without_requests_goes_on_and_ends_with_its_last_watch() ->
         assert (await client.closed()).code == 0
         with pytest.raises(StopAsyncIteration):
             await client.take()
+
+
+async def test_watch_is_not_lost_with_another_that_needs_more() -> None:
+    """Of watches that have fallen behind at different places, those go on whose commits are left:
+    only the others are closed with WAL_COLLECTED.
+    """
+    async with watched(watching=SMALL, fence_poll_ms=10) as under:
+        client = await opened(under)
+        client.create(2, b"late")
+        await client.opened(2)
+        await fill(under)
+        await fallen_behind(under)
+        expected = [(await under.writer.put(b"late%d" % n, bytes(VALUE_BYTES))).header.seq for n in range(3)]
+        while under.watches.status().catching_up < 2:  # noqa: ASYNC110 - it is seen from outside alone
+            await asyncio.sleep(0)
+        await compact(under.database)
+        wal = await under.database.wal()
+        await under.database.remove(*map(names.wal_name, wal[:-5]))
+        found: list[int] = []
+        is_closed = False
+        async with asyncio.timeout(20):
+            while len(found) < len(expected) or not is_closed:
+                reply = await client.take()
+                if reply.watch_id == 1:
+                    is_closed = is_closed or reply.HasField("closed")
+                else:
+                    assert not reply.HasField("closed"), reply
+                    if reply.HasField("commit"):
+                        found.append(reply.commit.seq)
+        assert found == expected
