@@ -51,28 +51,31 @@ def method_of(name: str) -> MethodDescriptor:
 class Caller:
     """Calls over one channel, and checks what holds for every reply."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, *, timeout_s: float | None = CALL_TIMEOUT_S
+    ) -> None:
         """The limits of `channel` are those of gRPC, as in any client."""
         self._channel = channel
+        self._timeout_s = timeout_s
         self._database_id = b""
 
     async def unary(self, method: MethodDescriptor, request: bytes) -> Message:
         """The reply to one request."""
         call: Any = self._channel.unary_unary(_path(method))
         with _telling_failures():
-            return self.reply_of(method, await call(request, timeout=CALL_TIMEOUT_S))
+            return self.reply_of(method, await call(request, timeout=self._timeout_s))
 
     async def unary_stream(self, method: MethodDescriptor, request: bytes) -> list[Message]:
         """All replies to one request."""
         call: Any = self._channel.unary_stream(_path(method))
         with _telling_failures():
-            replies = call(request, timeout=CALL_TIMEOUT_S)
+            replies = call(request, timeout=self._timeout_s)
             return [self.reply_of(method, data) async for data in replies]
 
     def stream(self, method: MethodDescriptor) -> Stream:
         """A stream in both directions; close it."""
         call: Any = self._channel.stream_stream(_path(method))
-        return Stream(self, method, call(timeout=CALL_TIMEOUT_S))
+        return Stream(self, method, call(timeout=self._timeout_s))
 
     def reply_of(self, method: MethodDescriptor, data: bytes) -> Message:
         """A reply; its headers are checked."""
@@ -91,13 +94,15 @@ class Caller:
                 self._check(part, f"{path}.{field.name}")
 
     def _check_header(self, header: kv_pb2.ReplyHeader, path: str) -> None:
+        # A further page of a scan is as old as the scan.
+        is_stale = header.staleness_ms > 0 and path != "ScanReply.header"
         self._database_id = self._database_id or header.database_id
         problems = {
             "database_id has not 16 bytes": len(header.database_id) != DATABASE_ID_BYTES,
             "database_id is not that of other replies": header.database_id != self._database_id,
             "role is not known": header.role not in {kv_pb2.ROLE_WRITER, kv_pb2.ROLE_READER},
             "epoch is not set": not header.epoch,
-            "the writer is stale": header.role == kv_pb2.ROLE_WRITER and header.staleness_ms > 0,
+            "the writer is stale": header.role == kv_pb2.ROLE_WRITER and is_stale,
         }
         for problem, is_so in problems.items():
             if is_so:

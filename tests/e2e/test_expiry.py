@@ -39,7 +39,9 @@ async def told(address: str, keys: int) -> list[bytes]:
 async def test_the_end_of_values_is_told_across_a_kill(
     processes: Processes, tmp_path: Path
 ) -> None:
-    """Whether they expire while their writer serves or later, in memory or in the levels, once."""
+    """Whether they expire while their writer serves or later, in memory or in the levels, once; a
+    reader tells the same.
+    """
     url = f"file://{tmp_path}/db"
     server = await processes.serve(url, *FAST)
     async with Client(server.listen) as client:
@@ -51,6 +53,9 @@ async def test_the_end_of_values_is_told_across_a_kill(
     await server.kill()
     server = await processes.serve(url, *FAST)
     assert await told(server.listen, 2) == [b"short", b"long"]
+    reader = await processes.read(url)
+    assert await told(reader.listen, 2) == [b"short", b"long"]
+    assert await reader.stop() == 0, reader.report()
     async with Client(server.listen) as client:
         assert await client.get(b"renewed") is not None
         assert await client.get(b"long") is None

@@ -49,3 +49,17 @@ async def test_reads_at_a_replica_are_as_new_as_they_must_be(
         assert found == f"v{number}\n"
     assert await output(processes, reader, "get", "k", "--max-staleness", "5s") == "v2\n"
     assert await output(processes, reader, "scan", "--reads", "writer") == "k\tv2\n"
+
+
+async def test_load_finds_the_writer_among_servers_that_are_gone(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """Of several addresses the first may be dead, as for all other commands that write."""
+    writer = await processes.serve(f"file://{tmp_path}/db")
+    dead = "127.0.0.1:1"
+    words = ("load", "-", "--input-format", "tsv", "--addr", f"{dead},{writer.listen}")
+    loaded = await processes.run(*words, stdin=b"k\tv\n")
+    assert await loaded.exited() == 0, loaded.report()
+    assert await output(processes, writer, "get", "k") == "v\n"
+    refused = await processes.run(*words[:-1], f"{dead},127.0.0.1:2", stdin=b"k\tv\n")
+    assert await refused.exited() == 9, refused.report()

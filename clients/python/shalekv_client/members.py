@@ -195,4 +195,6 @@ class Members:
     def _no_writer(self) -> NoWriter:
         addresses = ", ".join(endpoint.address for endpoint in self.endpoints)
         message = f"none of {addresses} is the writer, or knows one that answers"
+        if len(self.endpoints) == 1:
+            message = "this server is not the writer, and knows none that answers"
         return NoWriter(ErrorDetails(self.address, "UNAVAILABLE", message))

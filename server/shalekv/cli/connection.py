@@ -25,6 +25,7 @@ from shalekv_client import (
     KeyReused,
     NotACounter,
     NotApplied,
+    NoWriter,
     RangeTooCostly,
     ReadLevel,
     RetryPolicy,
@@ -123,9 +124,13 @@ def exit_code_of_call(error: ShaleKVError) -> int:
             return ClientExit.UNKNOWN
 
 
-def exit_codes_of_calls() -> str:
-    """The table, as the end of a --help shows it."""
-    rows = [f"  {code:>3}  {meaning}" for code, meaning in _MEANING.items()]
+def exit_codes_of_calls(*, until_interrupted: bool = False) -> str:
+    """The table, as the end of a --help shows it; is Ctrl-C how the command ends?"""
+    meanings = dict(_MEANING)
+    if until_interrupted:
+        meanings[ExitCode.OK] = "done, or ended by Ctrl-C"
+        del meanings[ExitCode.INTERRUPTED]
+    rows = [f"  {code:>3}  {meaning}" for code, meaning in meanings.items()]
     return "\n".join(["\b", "Exit codes:", *rows])
 
 
@@ -232,6 +237,8 @@ def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
     if isinstance(error, Unreachable):
         return ["Does it run there? --addr names another, `shalekv serve --help` starts one."]
     lines = []
+    if isinstance(error, NoWriter):
+        lines.append("Does one run? --addr names others, `shalekv serve --help` starts one.")
     if isinstance(error, DeadlineExceeded):
         lines.append(f"It had {target.timeout_ms:,} ms (--timeout-ms); its log may say why.")
     if not mutates or isinstance(error, _WRONG_REQUEST):

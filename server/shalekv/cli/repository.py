@@ -80,11 +80,11 @@ def limits_options(command: CommandT) -> CommandT:
         "--in-flight-bytes-max",
         type=click.IntRange(MIB, 64 * GIB),
         default=DEFAULT_BYTES_MAX,
-        show_default="256 MiB",
         metavar="BYTES",
         expose_value=False,
         callback=collect,
-        help="Bytes of objects that are in memory at once; a larger object goes alone.",
+        help="Bytes of objects that are in memory at once; a larger object goes alone.  "
+        "[default: 256 MiB]",
     )
     return parallel(bytes_max(command))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -24,9 +24,11 @@ from shalekv.cli.output import (
 from shalekv.core.manifest import Snapshot
 from shalekv.core.snapshot import NEVER
 from shalekv.engine.snapshots import GAP_WAIT_MS, Snapshots, SnapshotView
+from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+ResultT = TypeVar("ResultT")
 
 HOUR_MS = 3_600_000
 COLUMNS = (
@@ -102,9 +104,9 @@ def create(
 ) -> None:
     """Create a snapshot of the current state, and print its id."""
     life_ms = _life_ms(ttl_ms, forever=forever)
-    found = read_store(
+    found = _with_snapshots(
         url,
-        lambda store: Snapshots(store).create(name=name, ttl_ms=life_ms, gap_wait_ms=GAP_WAIT_MS),
+        lambda known: known.create(name=name, ttl_ms=life_ms, gap_wait_ms=GAP_WAIT_MS),
     )
     _print(found, output_format)
 
@@ -126,7 +128,7 @@ def share(
 ) -> None:
     """Create a second snapshot of what another one shows, and print its id."""
     life_ms = _life_ms(ttl_ms, forever=forever)
-    found = read_store(url, lambda store: Snapshots(store).share(called, name=name, ttl_ms=life_ms))
+    found = _with_snapshots(url, lambda known: known.share(called, name=name, ttl_ms=life_ms))
     _print(found, output_format)
 
 
@@ -140,7 +142,7 @@ def renew(
 ) -> None:
     """Let a snapshot that has not expired live on, from now."""
     life_ms = _life_ms(ttl_ms, forever=forever)
-    found = read_store(url, lambda store: Snapshots(store).renew(called, ttl_ms=life_ms))
+    found = _with_snapshots(url, lambda known: known.renew(called, ttl_ms=life_ms))
     _print(found, output_format)
 
 
@@ -151,11 +153,8 @@ def renew(
 @_brief_format
 def delete(*, called: str, url: str, force: bool, output_format: Format | None) -> None:
     """Delete a snapshot; what only it has kept goes with the next collection."""
-
-    async def act(store: CasStore) -> Snapshot:
-        return await Snapshots(store).delete(called, is_forced=force)
-
-    _print(read_store(url, act), output_format)
+    found = _with_snapshots(url, lambda known: known.delete(called, is_forced=force))
+    _print(found, output_format)
 
 
 @snapshot.command("list", help=_HELP_LIST)
@@ -163,13 +162,18 @@ def delete(*, called: str, url: str, force: bool, output_format: Format | None) 
 @format_option
 def list_(*, url: str, output_format: Format) -> None:
     """Print all snapshots."""
-
-    async def read(store: CasStore) -> Sequence[SnapshotView]:
-        return await Snapshots(store).list()
-
-    found = read_store(url, read)
+    found = _with_snapshots(url, lambda known: known.list())
     with printing():
         print_rows(output_format, COLUMNS, map(_row, found))
+
+
+def _with_snapshots(url: str, act: Callable[[Snapshots], Awaitable[ResultT]]) -> ResultT:
+    async def opened(store: CasStore) -> ResultT:
+        stored = StoredManifest(store)
+        await stored.refresh()  # to tell the time some stores write, but not where no database is
+        return await act(Snapshots(store, stored))
+
+    return read_store(url, opened)
 
 
 def _life_ms(ttl_ms: int | None, *, forever: bool) -> int | None:

@@ -50,7 +50,7 @@ Examples:
 """
 
 
-@click.command(help=_HELP, epilog=exit_codes_of_calls())
+@click.command(help=_HELP, epilog=exit_codes_of_calls(until_interrupted=True))
 @click.option(
     "--interval",
     "interval_ms",

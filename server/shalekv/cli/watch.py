@@ -12,7 +12,7 @@ from shalekv.cli.keys import Encoding, argument_bytes, encoding_options
 from shalekv.cli.output import Format, format_option, printing
 from shalekv.cli.ranges import RangeArguments, RangeWords, range_options
 from shalekv.cli.watch_printing import EventPrinter
-from shalekv_client import Client, Watch, WatchCommit, WatchTooSlow
+from shalekv_client import Client, WalCollected, Watch, WatchCommit, WatchTooSlow
 
 _HELP = """Print every commit to the keys that begin with PREFIX, or to a range, as it comes.
 
@@ -50,7 +50,7 @@ class _Wanted:
     limit: int | None
 
 
-@click.command(help=_HELP, epilog=exit_codes_of_calls())
+@click.command(help=_HELP, epilog=exit_codes_of_calls(until_interrupted=True))
 @click.argument("prefix_word", metavar="[PREFIX]", required=False, default="")
 @range_options
 @click.option(
@@ -122,6 +122,9 @@ class _Run:
                 return
             except WatchTooSlow:
                 pass  # whoever reads what is printed was: go on behind what is printed
+            except WalCollected:
+                self._next_seq = 0  # there is no way to go on from there
+                raise
 
     def tell_how_to_go_on(self) -> None:
         """Say on stderr what prints the rest."""

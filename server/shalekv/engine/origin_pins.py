@@ -14,7 +14,7 @@ from shalekv.core.origins import fix_pin, is_fixed, is_pin, needed_pins
 from shalekv.core.snapshot import find_snapshot, has_snapshot, is_expired, remove_snapshots
 from shalekv.engine.editing import edit_deadline
 from shalekv.engine.levels.origins import Origins
-from shalekv.errors import DatabaseNotFound, OriginLost, SnapshotNotFound
+from shalekv.errors import CorruptObject, DatabaseNotFound, OriginLost, SnapshotNotFound
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 
@@ -53,13 +53,13 @@ class OriginPins:
         self._origins = origins
 
     async def find(self, url: str, snapshot_id: bytes) -> Snapshot | None:
-        """The pin, expired or not. Raises `DatabaseNotFound` and `StoreError`."""
+        """The pin, expired or not. Raises `DatabaseNotFound`, `CorruptObject`, `StoreError`."""
         stored = StoredManifest(self._origins.store_at(url))
-        return find_snapshot(await stored.refresh(), snapshot_id)
+        return find_snapshot(await _refreshed(stored, url), snapshot_id)
 
     async def cas_mode(self, url: str) -> CasMode:
-        """How objects are created there. Raises `DatabaseNotFound` and `StoreError`."""
-        return (await StoredManifest(self._origins.store_at(url)).refresh()).cas_mode
+        """How objects are created there. Raises as `find`."""
+        return (await _refreshed(StoredManifest(self._origins.store_at(url)), url)).cas_mode
 
     async def check(self, url: str, snapshot_id: bytes, *, may_fix: bool) -> bool:
         """See `check_pins`; whether the pin had to be fixed."""
@@ -109,6 +109,14 @@ class OriginPins:
         stored = StoredManifest(store)
         await stored.refresh()
         return store, stored
+
+
+async def _refreshed(stored: StoredManifest, url: str) -> Manifest:
+    """The manifest of another database; a `CorruptObject` tells that it is not one of ours."""
+    try:
+        return await stored.refresh()
+    except CorruptObject as error:
+        raise type(error)(f"{url}/{error.name}", error.offset, error.problem) from error
 
 
 def lost(url: str, snapshot_id: bytes) -> OriginLost:

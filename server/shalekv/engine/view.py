@@ -61,3 +61,5 @@ class OpenView:
 
     view: View
     now_ms: int  # logical time
+    # Of lapsed time: everything that was acknowledged before is in it.
+    fresh_ms: float = 0.0

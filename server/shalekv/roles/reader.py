@@ -10,7 +10,7 @@ from shalekv.engine.joining import join
 from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.snapshot_pins import SnapshotPins
-from shalekv.errors import ObjectNotFound, ShaleError
+from shalekv.errors import ObjectNotFound, ShaleError, StoreUnavailable
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.engine_watches import watches_of
 from shalekv.roles.levels_status import LevelsReport
@@ -110,6 +110,7 @@ class Reader:
 async def _join(cas: CasStore, settings: ReadSettings) -> ReaderEngine:
     """An engine that has applied what was there."""
     stored = StoredManifest(cas)
+    await stored.refresh()  # to tell the time some stores write, but not where no database is
     disk = open_disk_cache(settings.disk_cache, cas.runtime)
 
     def open_ssts(manifest: Manifest) -> LevelSsts:
@@ -117,15 +118,17 @@ async def _join(cas: CasStore, settings: ReadSettings) -> ReaderEngine:
 
     for left in reversed(range(JOINS_MAX)):
         asked_ms = cas.runtime.clock.monotonic_ms()
-        joined = await join(cas, stored, settings.reader, open_ssts)
-        engine = ReaderEngine(cas, joined, settings.reader, settings.limits)
+        engine = None
         try:
+            joined = await join(cas, stored, settings.reader, open_ssts)
+            engine = ReaderEngine(cas, joined, settings.reader, settings.limits)
             await engine.load(joined.last_wal_id, asked_ms=asked_ms)
-        except ObjectNotFound as error:
-            log.warning("joining again: what was read is gone", problem=str(error))
-            await engine.leave()
-            if not left:
+        except ShaleError as error:
+            if engine is not None and not isinstance(error, StoreUnavailable):
+                await engine.leave()
+            if not left or not isinstance(error, ObjectNotFound):
                 raise
+            log.warning("joining again: what was read is gone", problem=str(error))
         else:
             return engine
     raise AssertionError

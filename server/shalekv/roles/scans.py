@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -151,6 +152,8 @@ class Scans:
             self._views.keep(opened, kept.view_id)
             rest = token.rest(keys, reverse=request.reverse)
         header = self._header(opened.view.seq, opened.view.wal_id)
+        if token is not None:  # its first page was told how old it was then
+            header.staleness_ms = math.ceil(self._clock.monotonic_ms() - opened.fresh_ms)
         ahead = self._ahead(opened)
         scan = OpenScan(opened, self._slices(opened, rest, reverse=request.reverse))
         del opened  # which `scan` may let go
@@ -233,4 +236,5 @@ class Scans:
             view = await engine.newest_view()
         else:
             view = await engine.committed_view()
-        return OpenView(view, engine.time.now_ms())
+        fresh_ms = self._clock.monotonic_ms() - engine.staleness_ms
+        return OpenView(view, engine.time.now_ms(), fresh_ms)

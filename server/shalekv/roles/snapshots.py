@@ -151,6 +151,8 @@ def _called(request: Named) -> str:
             raise InvalidRequest("name", "excludes id")
         check_snapshot_name(request.name)
         return request.name
+    if not request.id:
+        raise InvalidRequest("id", "is needed, or name")
     if len(request.id) != ID_BYTES:
         problem = f"{len(request.id)} bytes, and the id of a snapshot has {ID_BYTES}"
         raise InvalidRequest("id", problem)

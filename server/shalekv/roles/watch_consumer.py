@@ -13,8 +13,7 @@ from operator import itemgetter
 from shalekv.clock import Clock
 from shalekv.engine.consumer_leases import ConsumerLeases
 
-PERIOD_MS_MIN = 30_000  # between two edits of the manifest for one consumer
-PERIOD_PARTS = 10  # ... or a tenth of the life of its lease
+PERIOD_MS = 30_000  # between two edits of the manifest for one consumer
 PLACES_MAX = 4_096  # that are remembered between what was acknowledged and what was told
 _SEQ = itemgetter(0)
 
@@ -26,11 +25,12 @@ class Consumer:
         """`ttl_s` is how long its lease lives."""
         self._leases = leases
         self._clock = clock
-        self._period_ms = max(PERIOD_MS_MIN, ttl_s * 1_000 / PERIOD_PARTS)
         self._renew_ms = ttl_s * 1_000 / 3
+        self._period_ms = min(PERIOD_MS, self._renew_ms)
         self._places: list[tuple[int, int]] = []  # what was told: commit and WAL object, in order
         self._held_wal_id = 0
         self._held_ms = 0.0
+        self._tried_ms = 0.0
         self._acked_wal_id = 0
         self._is_holding = False
         self.name = name
@@ -60,11 +60,11 @@ class Consumer:
     @property
     def is_due(self) -> bool:
         """Whether the lease should be moved on, or given more time."""
-        age_ms = self._clock.monotonic_ms() - self._held_ms
+        now_ms = self._clock.monotonic_ms()
+        if self._is_holding or now_ms - self._tried_ms < self._period_ms:
+            return False
         is_behind = self._acked_wal_id > self._held_wal_id
-        return not self._is_holding and (
-            age_ms >= self._renew_ms or (is_behind and age_ms >= self._period_ms)
-        )
+        return is_behind or now_ms - self._held_ms >= self._renew_ms
 
     async def renew(self) -> None:
         """Move the lease on to what was acknowledged. Raises as `ConsumerLeases.hold`."""
@@ -77,10 +77,10 @@ class Consumer:
 
     async def _hold(self) -> None:
         self._is_holding = True
-        wal_id, now_ms = self._acked_wal_id, self._clock.monotonic_ms()
+        wal_id = self._acked_wal_id
+        now_ms = self._tried_ms = self._clock.monotonic_ms()  # after an error not at once again
         try:
             await self._leases.hold(self.name, wal_id)
-            self._held_wal_id = wal_id
+            self._held_wal_id, self._held_ms = wal_id, now_ms
         finally:
-            self._held_ms = now_ms  # after an error, too: not at once again
             self._is_holding = False

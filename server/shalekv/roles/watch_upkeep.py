@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 import structlog
 
-from shalekv.errors import ShaleError, StoreError, WatchTooSlow
+from shalekv.errors import ManifestConflict, ShaleError, StoreError, WatchTooSlow
 from shalekv.roles.watch import State, Watch
 from shalekv.roles.watch_queue import EVENT_BYTES, WatchQueue
 from shalekv.roles.watch_share import WatchShare
@@ -103,7 +103,7 @@ class Upkeep:
         assert watch.consumer is not None
         try:
             await watch.consumer.renew()
-        except StoreError as error:
+        except (StoreError, ManifestConflict) as error:  # again, later
             name = watch.consumer.name
             log.warning("a lease was not renewed", consumer=name, error=str(error))
         except ShaleError as error:  # it is gone, or this process may not edit any more

@@ -22,8 +22,8 @@ class ReaderSettings(Settings):
     snapshot: SnapshotChoice = Field(
         default=SnapshotChoice.OWN,
         description="own: the reader keeps a snapshot in the manifest, so that nothing is deleted "
-        "that it reads. none: it writes nothing to the bucket, and reads the manifest again when "
-        "an object is gone.",
+        "that it reads. none: it edits no manifest, and reads it again when an object is gone. All "
+        "that it writes is `clock`, where the store tells its time in no other way.",
     )
     poll_interval_ms: int = Field(
         default=250,

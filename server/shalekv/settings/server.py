@@ -52,7 +52,7 @@ class ServerSettings(ProcessSettings):
     advertise: str = Field(
         default="",
         description="HOST:PORT under which clients reach this writer; stored in the manifest. "
-        "Not set: the address it listens on.",
+        "Not set: the address it listens on. Readers have no use for it.",
     )
     shutdown_grace_ms: int = Field(
         default=10_000,

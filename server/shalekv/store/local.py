@@ -12,9 +12,10 @@ import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import quote
 
-from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
+from shalekv.errors import InvalidUrl, ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.runtime import Runtime
 from shalekv.store.api import (
     NO_METADATA,
@@ -43,6 +44,13 @@ READS_OF_ONE = frozenset({"get", "get_range", "head"})
 CLOCK_FILE = "clock"  # beside the folders of objects, and so in no list
 
 # What opening a name says when it is no file: nothing, below a file, a link, a socket, too long.
+# What no repetition mends, and what does.
+_TO_MEND: Mapping[int, str] = MappingProxyType(
+    {
+        errno.EACCES: "this user must be able to read and write there",
+        errno.ENOTDIR: "a file stands where the folder must be",
+    }
+)
 NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
 
 Names = tuple[str, ...]
@@ -230,6 +238,9 @@ class LocalStore(ObjectStore):
                 problem = "no object has this name"
                 raise ObjectNotFound(self.url, operation, name, problem) from error
             problem = error.strerror or str(error)
+            advice = _TO_MEND.get(error.errno or 0)
+            if advice is not None:
+                raise StoreRefused(self.url, operation, name, f"{problem}: {advice}") from error
             raise StoreUnavailable(self.url, operation, name, problem) from error
 
     def _path(self, name: str) -> Path:

@@ -1583,8 +1583,9 @@ class WatchCreate(_message.Message):
     """Chosen by the client; comes back in every reply. Unique on the stream."""
     start_seq: _builtins.int
     """The first commit to report. 0: the next one; for a consumer that has a lease, the first that
-    it has not acknowledged. When it is no longer in the WAL, the watch is closed with
-    OUT_OF_RANGE (reason WAL_COLLECTED), which tells the oldest that is.
+    the lease keeps: at or before the first that it has not acknowledged, so that it may be told
+    the last acknowledged commits again (at least once). When it is no longer in the WAL, the watch
+    is closed with OUT_OF_RANGE (reason WAL_COLLECTED), which tells the oldest that is.
     """
     previous_value: _builtins.bool
     """Also report the value that each change replaced, as far as it is known: a watch that begins

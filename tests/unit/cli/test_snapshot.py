@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from shalekv.cli.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.main import shalekv
 from shalekv.cli.snapshot import COLUMNS
+from shalekv.errors import DatabaseNotFound
 from tests.unit.engine.collection.ground import Ground
 from tests.unit.engine.collection.ground_files import save
 
@@ -109,3 +110,11 @@ def test_name_that_is_taken_is_told(url: str) -> None:
     assert isinstance(error, Exception)
     assert "'one'" in str(error)
     assert exit_code_of(error) is ExitCode.USAGE
+
+
+@pytest.mark.parametrize("words", [("create",), ("list",), ("renew", "x"), ("delete", "x")])
+def test_where_no_database_is_nothing_is_written(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """A URL that is wrong is told, and no folder comes to be there, as the clock of one would."""
+    result = run(*words, "--url", f"file://{tmp_path}/nothing")
+    assert isinstance(result.exception, DatabaseNotFound)
+    assert not (tmp_path / "nothing").exists()

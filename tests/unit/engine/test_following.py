@@ -368,6 +368,7 @@ def test_full_memory_lets_go_of_what_is_compacted() -> None:
             await ground.compact()
             await ground.put(**{f"k{number}": b"v"})
             await engine.catch_up()
+            await pass_s(1)
             await engine.catch_up()
             assert engine.prefix.seq == number + 1
             assert engine.levels.lost_count == 0

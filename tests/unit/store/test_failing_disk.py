@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.errors import ObjectNotFound, StoreBroken, StoreUnavailable
+from shalekv.errors import ObjectNotFound, StoreBroken, StoreRefused, StoreUnavailable
 from shalekv.store.api import Created, Exists, Unknown
 from shalekv.store.filesystem import FileStatus
 from shalekv.store.local import LocalStore
@@ -207,9 +207,9 @@ async def test_a_file_that_was_cut_ends_where_it_ends(tmp_path: Path) -> None:
 
 
 async def test_a_file_in_the_place_of_a_folder(store: LocalStore, tmp_path: Path) -> None:
-    """A file where a folder should be is told, and stays."""
+    """A file where a folder should be is told, stays, and is nothing to wait for."""
     (tmp_path / "database" / "levels").write_bytes(b"a file")
-    with pytest.raises(StoreUnavailable, match="Not a directory"):
+    with pytest.raises(StoreRefused, match="Not a directory: a file stands"):
         await store.create("levels/1.sst", b"")
     assert [info.name for info in await gathered(store.list("levels/"))] == []
 
@@ -224,7 +224,7 @@ async def test_folders_that_may_not_be_opened(
     other = LocalStore(tmp_path / "database", inline_runtime(), filesystem=disk)
     disk.fail("open_folder", errno.EACCES, after=1)
     if may_write:
-        with pytest.raises(StoreUnavailable, match="Permission denied"):
+        with pytest.raises(StoreRefused, match="Permission denied: this user"):
             await other.now_ms()
     else:
         disk.fail("may_write", errno.EACCES)

@@ -33,7 +33,7 @@ from shalekv.cli.pairs.batches import BatchLimits
 from shalekv.cli.pairs.reading import Reading, read_batches
 from shalekv.cli.pairs.source import Source
 from shalekv.cli.wording import counted
-from shalekv_client import Client, Durability
+from shalekv_client import Client, Durability, Status, Unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +156,7 @@ def _talk(
 
 async def _meet(target: Target, ledger: Ledger, plan: Plan) -> None:
     """Make sure that there is a server, without patience, and of the database of the state."""
-    async with Client(
-        target.addresses, timeout_ms=target.timeout_ms, retry=AT_ONCE, coalesce=False
-    ) as client:
-        database_id = (await client.status()).view.database_id.hex()
+    database_id = (await _status(target)).view.database_id.hex()
     if ledger.state is not None and plan.state_path is not None:
         try:
             ledger.state = bound_to(ledger.state, plan.state_path, database_id)
@@ -167,6 +164,20 @@ async def _meet(target: Target, ledger: Ledger, plan: Plan) -> None:
             raise click.UsageError(f"--resume: {mismatch}") from None
         if ledger.state.line:
             click.echo(f"going on after line {ledger.state.line:,}", err=True)
+
+
+async def _status(target: Target) -> Status:
+    """That of the first of the servers that can be reached."""
+    for address in target.addresses:
+        async with Client(
+            address, timeout_ms=target.timeout_ms, retry=AT_ONCE, coalesce=False
+        ) as client:
+            try:
+                return await client.status()
+            except Unreachable:
+                if address == target.addresses[-1]:
+                    raise
+    raise AssertionError
 
 
 @contextmanager

@@ -64,7 +64,8 @@ class Repository:
         try:
             data = (await self.store.reads.get(name)).data
         except ObjectNotFound:
-            raise BackupNotFound(f"{self.url} has no backup {backup_id}") from None
+            problem = f"{self.url} has no backup {backup_id}: see `shalekv backup list`"
+            raise BackupNotFound(problem) from None
         return await self.store.runtime.workers.run(decode_backup, name, data)
 
     async def newest(self) -> Backup | None:
@@ -78,7 +79,7 @@ class Repository:
             return await self.read(backup_id)
         newest = await self.newest()
         if newest is None:
-            raise BackupNotFound(f"{self.url} has no backup")
+            raise BackupNotFound(f"{self.url} has no backup: make one, or give another URL")
         return newest
 
     async def copies(self) -> dict[Copy, int]:

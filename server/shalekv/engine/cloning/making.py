@@ -123,7 +123,8 @@ class Cloning:
             parent = await StoredManifest(self._parent).refresh()
             is_clone = any(snapshot.name.startswith(name) for snapshot in parent.snapshots)
         if not is_clone or not await check_pins(self._cas, manifest):
-            raise DatabaseExists(f"{self._cas.url} holds a database already")
+            problem = f"{self._cas.url} holds a database already: clone to another URL"
+            raise DatabaseExists(problem)
         foreign = foreign_ids(manifest.origins)
         own = {info.id for info in manifest.leveled_ssts if info.id not in foreign}
         return _told(manifest, own, 0)

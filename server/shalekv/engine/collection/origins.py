@@ -14,7 +14,7 @@ from shalekv.core.origins import drop_pins, spent_pins
 from shalekv.core.retention import Pins
 from shalekv.engine.editing import edit_deadline
 from shalekv.engine.origin_pins import origin_pins
-from shalekv.errors import DatabaseError, StoreError
+from shalekv.errors import ShaleError
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 
@@ -41,7 +41,7 @@ async def release_origins(
             told = log.bind(origin=url, snapshot_id=snapshot_id.hex())
             try:
                 await held.release(url, snapshot_id)
-            except (StoreError, DatabaseError) as error:
+            except ShaleError as error:  # also of damage there: it is no business of this database
                 told.warning("snapshot of an origin not removed", problem=str(error))
                 continue
             told.info("snapshot of an origin removed")

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.core.origins import is_pin, needed_pins
 from shalekv.engine.fsck.active import Active
-from shalekv.engine.fsck.objects import unreadable
+from shalekv.engine.fsck.objects import finding_of, unreadable
 from shalekv.engine.fsck.progress import Scope
 from shalekv.engine.origin_pins import OriginPins
-from shalekv.errors import DatabaseNotFound, StoreError
+from shalekv.errors import CorruptObject, DatabaseNotFound, StoreError
 from shalekv.format.names import manifest_name
 
 
@@ -28,6 +28,9 @@ async def check_origins(scope: Scope, active: Active) -> AsyncIterator[Finding]:
             found = None
         except StoreError as error:
             yield unreadable(name, error)
+            continue
+        except CorruptObject as error:
+            yield finding_of(error)
             continue
         if found is not None and is_pin(found):
             continue

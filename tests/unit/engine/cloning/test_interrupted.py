@@ -217,6 +217,26 @@ async def test_a_clone_that_has_nothing_of_its_parent_is_completed_by_the_same_c
         await parent.clone_to(clone)
 
 
+async def test_a_parent_that_is_damaged_ends_no_collection() -> None:
+    """Its pin is left for later, and a check tells which manifest of which database it is."""
+    parent, clone = await everything(), Place("clone")
+    await parent.clone_to(clone)
+    await clone.write(puts([key for key, _, _ in await parent.rows()], b"other"))
+    (pin,) = needed_pins(await clone.manifest())
+    await clone.snapshot("kept")
+    await clone.compact()
+    damaged = names.manifest_name((await parent.manifest()).manifest_id + 1)
+    await parent.store.create(damaged, b"no manifest")
+    (finding,) = await clone.damage()
+    assert (finding.name, finding.kind) == (f"{parent.url}/{damaged}", FindingKind.TRUNCATED)
+    await clone.collect()
+    assert [each.snapshot_id for each in (await clone.manifest()).origins] == [pin]
+    await parent.store.delete([damaged])
+    await clone.collect()
+    assert (await clone.manifest()).origins == ()
+    assert await parent.pins() == []
+
+
 async def test_a_parent_that_is_gone_is_told() -> None:
     """Without any object of the parent the clone is lost, and its check does not fail."""
     parent, clone = await everything(), Place("clone")

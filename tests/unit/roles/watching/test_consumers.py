@@ -154,6 +154,6 @@ async def test_lease_moves_on_when_the_watch_is_closed() -> None:
         client.ack(written[2][0])
         client.cancel()
         await client.closed()
-        async with asyncio.timeout(10):
-            while await held_from(under.database) != written[2][1]:
-                await asyncio.sleep(0)
+        # Nobody is told of this: it is seen from outside alone.
+        while await held_from(under.database) != written[2][1]:  # noqa: ASYNC110 - as said
+            await asyncio.sleep(0)

@@ -199,7 +199,9 @@ async def test_watch_is_not_lost_with_another_that_needs_more() -> None:
         await client.opened(2)
         await fill(under)
         await fallen_behind(under)
-        expected = [(await under.writer.put(b"late%d" % n, bytes(VALUE_BYTES))).header.seq for n in range(3)]
+        expected = [
+            (await under.writer.put(b"late%d" % n, bytes(VALUE_BYTES))).header.seq for n in range(3)
+        ]
         while under.watches.status().catching_up < 2:  # noqa: ASYNC110 - it is seen from outside alone
             await asyncio.sleep(0)
         await compact(under.database)

@@ -1,0 +1,168 @@
+"""Watches of a replica that was stopped, and goes on behind levels that hold more than it saw."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shalekv.core.wal_lease import find_wal_lease
+from shalekv.engine.reader_engine import ReaderEngine
+from shalekv.errors import StoreUnavailable
+from shalekv.roles.engine_watches import watches_of
+from shalekv.settings import StoreSettings, WatchSettings
+from shalekv.store.api import NO_METADATA, CreateOutcome
+from shalekv.store.cas import CasStore
+from shalekv.v1 import kv_pb2
+from tests.unit.engine.replica_ground import (
+    TTL_S,
+    AskedStore,
+    ReplicaGround,
+    in_virtual_time,
+    pass_s,
+    running,
+)
+from tests.unit.roles.watching.clients import TIMELESS, WatchClient
+
+CONSUMER = "keeps the log"
+
+
+class ReadOnlyStore(AskedStore):
+    """Creates nothing while it is told to."""
+
+    is_read_only = False
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        """As `ObjectStore.create`."""
+        if self.is_read_only:
+            raise StoreUnavailable(self.url, "create", name, "refused")
+        return await super().create(name, data, metadata)
+
+
+def header(seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
+    """That of a reply."""
+    return kv_pb2.ReplyHeader(seq=seq, wal_id=wal_id or 0)
+
+
+@asynccontextmanager
+async def watching(ground: ReplicaGround, engine: ReaderEngine) -> AsyncIterator[WatchClient]:
+    """A stream of watches of a replica."""
+    cas = CasStore(ground.another_store(), ground.local_runtime(), StoreSettings())
+    watches = watches_of(engine, cas, WatchSettings.model_validate(TIMELESS), header)
+    async with asyncio.TaskGroup() as tasks:
+        client = WatchClient(watches)
+        serving = tasks.create_task(client.run())
+        try:
+            yield client
+        finally:
+            serving.cancel()
+    assert watches.held_bytes == 0
+    assert engine.feed.is_idle
+
+
+async def fall_asleep(ground: ReplicaGround) -> int:
+    """More is written and compacted than the replica saw, and then collected; the last commit."""
+    for number in range(5):
+        await ground.put(**{f"k{number % 2}": b"%d" % number})
+    await ground.compact()
+    await pass_s(TTL_S + 1)
+    await ground.collect()
+    return ground.seq
+
+
+@pytest.mark.parametrize("previous_value", [False, True])
+def test_jump_is_read_from_the_log(*, previous_value: bool) -> None:
+    """What a lease has kept of the log is told to each watch, whole and once, and then the feed."""
+
+    async def main() -> None:
+        ground = await ReplicaGround.created()
+        await ground.put(k0=b"before")
+        engine = await ground.join()
+        async with watching(ground, engine) as client:
+            client.create(consumer=CONSUMER, previous_value=previous_value)
+            assert await client.opened() == 2
+            client.create(2, b"k1", previous_value=previous_value)
+            assert await client.opened(2) == 2
+            last_seq = await fall_asleep(ground)
+            async with running(engine):
+                await engine.prefix.cover(last_seq)
+                assert engine.levels.lost_count == 1
+                last_seq = await ground.put(k1=b"last", k0=b"last")
+                await engine.catch_up()
+                commits: dict[int, list[kv_pb2.WatchCommit]] = {1: [], 2: []}
+                while not all(each and each[-1].seq == last_seq for each in commits.values()):
+                    reply = await client.take()
+                    assert not reply.HasField("closed"), reply
+                    if reply.HasField("commit"):
+                        commits[reply.watch_id].append(reply.commit)
+        assert [commit.seq for commit in commits[1]] == [2, 3, 4, 5, 6, 7]
+        assert [commit.seq for commit in commits[2]] == [3, 5, 7]
+        if previous_value:
+            changes = [commit.changes[0] for commit in commits[2]]
+            assert changes[0].previous_unknown
+            assert [change.previous.value for change in changes[1:]] == [b"1", b"3"]
+
+    in_virtual_time(main)
+
+
+def test_jump_over_what_is_gone_is_told() -> None:
+    """When the log was collected meanwhile, a watch is closed with WAL_COLLECTED: it is not told
+    what comes later as if nothing had been between. One that needs none of that goes on.
+    """
+
+    async def main() -> None:
+        ground = await ReplicaGround.created()
+        await ground.put(k0=b"before")
+        engine = await ground.join()
+        async with watching(ground, engine) as client:
+            client.create()
+            assert await client.opened() == 2
+            client.create(2, start_seq=7)
+            assert await client.opened(2) == 7
+            last_seq = await fall_asleep(ground)
+            async with running(engine):
+                await engine.prefix.cover(last_seq)
+                closed = await client.closed()
+                assert (closed.reason, closed.metadata["oldest_seq"]) == ("WAL_COLLECTED", "6")
+                await ground.put(k1=b"last")
+                await engine.catch_up()
+                assert (await client.commit()).seq == 7
+                client.create(3, start_seq=6)
+                await client.opened(3)
+                assert [commit.seq for commit in await client.until(7, 3)] == [6, 7]
+
+    in_virtual_time(main)
+
+
+def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
+    """While the manifest cannot be edited a watch with a consumer goes on, and tries again soon
+    enough for its lease to outlive that.
+    """
+
+    async def main() -> None:
+        ground = await ReplicaGround.created()
+        await ground.put(k0=b"before")
+        store = ReadOnlyStore(ground)
+        engine = await ground.join(store)
+        async with watching(ground, engine) as client:
+            client.create(consumer=CONSUMER)
+            await client.opened()
+            lease = find_wal_lease(await ground.manifest(), f"consumer {CONSUMER}")
+            assert lease is not None
+            closing = asyncio.create_task(client.closed())  # takes what is told
+            store.is_read_only = True
+            life_s = WatchSettings().consumer_lease_ttl_s
+            await pass_s(life_s * 0.8)
+            store.is_read_only = False
+            await pass_s(life_s * 0.15)
+            renewed = find_wal_lease(await ground.manifest(), lease.holder)
+            assert renewed is not None
+            assert renewed.expire_time_s > lease.expire_time_s
+            client.cancel()
+            assert (await closing).code == 0
+
+    in_virtual_time(main)
