@@ -169,12 +169,13 @@ async def test_reader_leaves_nothing_behind(
 
 
 async def test_reader_of_nothing_says_so(processes: Processes, tmp_path: Path) -> None:
-    """Where there is no database, a reader ends with an exit code and a message of its own."""
+    """Where there is no database, a reader ends with a code and a message, and writes nothing."""
     ended = await processes.run(
         "reader", "--url", f"file://{tmp_path}/none", "--listen", "127.0.0.1:0"
     )
     assert await ended.exited() == ExitCode.DATABASE_NOT_FOUND
     assert "holds no database" in ended.stderr()
+    assert not (tmp_path / "none").exists()
 
 
 async def test_port_that_is_taken_is_told(processes: Processes, tmp_path: Path) -> None:
