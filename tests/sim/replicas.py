@@ -91,7 +91,18 @@ class Replicas:
         self.problems: list[str] = []
 
     async def chaos(self, cluster: Cluster) -> None:
-        """Start, crash, pause and resume them at random moments, until cancelled."""
+        """Start, crash, pause and resume them at random moments, until cancelled.
+
+        None is left then: what they protect is to be garbage when all is collected in the end.
+        """
+        try:
+            await self._disturb(cluster)
+        finally:
+            for name, (node, _) in list(self._running.items()):
+                node.crash()
+                self._running.pop(name, None)
+
+    async def _disturb(self, cluster: Cluster) -> None:
         random = self._world.random_for("replicas")
         async with asyncio.TaskGroup() as tasks:
             for number in range(CLIENTS):

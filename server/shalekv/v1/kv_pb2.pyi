@@ -229,7 +229,8 @@ class ReplyHeader(_message.Message):
     """
     staleness_ms: _builtins.int
     """How old the view may be, in milliseconds, by the clock of the store: everything that was
-    acknowledged so long ago is in it. 0 at the writer, and in a view of a snapshot.
+    acknowledged so long ago is in it. 0 in a view of a snapshot, and at the writer, but for further
+    pages of a scan, which tell how old their view has become.
     """
     def __init__(
         self,

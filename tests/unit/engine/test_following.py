@@ -446,7 +446,7 @@ def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_looks: int) -> No
             await engine.follower.look()
         if damaged_looks == CORRUPT_LOOKS:
             with pytest.raises(BadMagic):
-                await running_engine
+                await asyncio.wait_for(running_engine, TTL_S)
             with pytest.raises(BadMagic):
                 engine.check_serving()
             return
