@@ -1,4 +1,4 @@
-"""The simulation finds bugs planted into compaction, collection, snapshots and the memtable.
+"""The simulation finds bugs planted into compaction, collection, snapshots, memory, replicas.
 
 As in `test_planted_bugs`, each replaces one function of the shipped code by a plausible wrong one.
 """
@@ -14,7 +14,9 @@ from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.manifest import Manifest
 from shalekv.core.retention import Pins
 from shalekv.engine.collection.fences import Fences
+from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.format.sst import Sst
 from tests.sim.levels import whole_database
 from tests.sim.planting import Patch, first_failure
 
@@ -22,6 +24,7 @@ SEEDS_MAX = 50
 
 _keep = TreeKeeper.keep
 _edit = TreeKeeper._edit  # noqa: SLF001
+_apply = ReaderEngine._apply  # noqa: SLF001
 
 
 async def no_fences(_self: Fences, _listed: object) -> frozenset[str]:
@@ -50,6 +53,12 @@ async def edit_without_snapshot(self: TreeKeeper, dead: set[bytes], _created: ob
     return await _edit(self, dead, None)
 
 
+def apply_as_news(self: ReaderEngine, found: Sst) -> None:
+    """What a replica has applied just now is taken for all that there is."""
+    _apply(self, found)
+    self.follower.is_fresh(self._clock.monotonic_ms())
+
+
 BUGS: Mapping[str, Sequence[Patch]] = {
     "F1: fences are collected": [(Fences, "among", no_fences)],
     "slot c is collected": [(Pins, "first_wal_id", property(behind_c))],
@@ -57,6 +66,7 @@ BUGS: Mapping[str, Sequence[Patch]] = {
     "snapshots are not renewed": [(TreeKeeper, "is_renewal_due", property(lambda _self: False))],
     "memory lets go early": [(TreeKeeper, "keep", drop_at_once)],
     "a tree without a snapshot": [(TreeKeeper, "_edit", edit_without_snapshot)],
+    "what a replica applies is fresh": [(ReaderEngine, "_apply", apply_as_news)],
 }
 
 
