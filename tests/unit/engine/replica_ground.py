@@ -66,7 +66,7 @@ def store_now_ms() -> int:
 
 async def pass_s(duration_s: float) -> None:
     """Let time go on."""
-    await asyncio.sleep(duration_s)
+    await LoopClock().sleep_ms(1_000 * duration_s)
 
 
 async def nothing(_name: str) -> None:
@@ -208,3 +208,8 @@ async def scan(engine: ReaderEngine) -> list[tuple[bytes, bytes]]:
     view = await engine.committed_view()
     slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=engine.time.now_ms())
     return pairs([entry for part in await gathered(slices) for entry in part])
+
+
+async def all_shown(engine: ReaderEngine) -> dict[bytes, bytes]:
+    """What the replica shows, by key."""
+    return dict(await scan(engine))

@@ -106,7 +106,7 @@ class Replication:
         store = AskedStore(self.ground)
 
         async def take_time(_: str) -> None:
-            await asyncio.sleep(random.choice([0.0, 0.001, 0.03]))
+            await pass_s(random.choice([0.0, 0.001, 0.03]))
 
         store.before_get = store.after_get = store.before_list = take_time
         reader = await node.run(self._open(node, store, draw(random)))

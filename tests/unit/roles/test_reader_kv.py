@@ -1,10 +1,7 @@
-"""What a reader answers: as new as is demanded, as old as it says, and writes with an address."""
+"""What a reader answers: what it shows, and what becomes of it when its protection is lost."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,27 +11,22 @@ from shalekv.errors import (
     CorruptObject,
     NotTheWriter,
     ObjectNotFound,
-    SeqNotReached,
     SnapshotNotFound,
-    Stopping,
-    TooStale,
 )
 from shalekv.format import names
-from shalekv.roles.reader import JOINS_MAX, Reader
+from shalekv.roles.reader import JOINS_MAX
 from shalekv.roles.service import Call
-from shalekv.settings import CacheSettings, ReaderSettings, ReadSettings, UrlSettings
 from shalekv.v1 import kv_pb2
 from tests.unit.engine.replica_ground import (
-    BY_HAND,
     TTL_S,
     AskedStore,
     ReplicaGround,
     in_virtual_time,
     pass_s,
 )
+from tests.unit.roles.replica_calls import get, opened, running
 from tests.unit.store.inline_runtime import gathered
 
-NO_CACHE = CacheSettings().model_copy(update={"block_cache_bytes": 0, "metadata_cache_bytes": 0})
 WRITES: list[tuple[str, Any]] = [
     ("put", kv_pb2.PutRequest(key=b"k", value=b"v")),
     ("delete", kv_pb2.DeleteRequest(key=b"k")),
@@ -42,36 +34,6 @@ WRITES: list[tuple[str, Any]] = [
     ("write", kv_pb2.WriteRequest()),
     ("txn", kv_pb2.TxnRequest()),
 ]
-
-
-async def opened(ground: ReplicaGround, store: AskedStore | None = None, **settings: Any) -> Reader:
-    """A reader that has joined."""
-    read = ReadSettings(
-        database=UrlSettings(url="memory://replica"),
-        cache=NO_CACHE,
-        reader=ReaderSettings.model_validate(BY_HAND | settings),
-    )
-    return await Reader.open(
-        store or AskedStore(ground), settings=read, runtime=ground.local_runtime()
-    )
-
-
-@asynccontextmanager
-async def running(reader: Reader) -> AsyncIterator[Reader]:
-    """Let it follow, then end."""
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(reader.run())
-        try:
-            yield reader
-        finally:
-            reader.close()
-
-
-async def get(reader: Reader, key: bytes, call: Call | None = None, **header: Any) -> Any:
-    """The reply to a get."""
-    request = kv_pb2.GetRequest(header=kv_pb2.RequestHeader(**header), key=key)
-    answer = reader.kv.get(request, call or Call())
-    return await answer if isinstance(answer, Awaitable) else answer
 
 
 def test_reply_says_what_it_shows() -> None:
@@ -118,140 +80,6 @@ def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> None:
         scan = kv_pb2.ScanRequest(header=kv_pb2.RequestHeader(read_level=level))
         with pytest.raises(NotTheWriter):
             await gathered(reader.kv.scan(scan, Call()))
-
-    in_virtual_time(main)
-
-
-@pytest.mark.parametrize("is_scan", [False, True])
-def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
-    """A read with the number of a write sees it, however seldom the reader looks by itself."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        reader = await opened(ground)
-        async with running(reader):
-            seq = await ground.put(a=b"1")
-            header = kv_pb2.RequestHeader(min_seq=seq)
-            if is_scan:
-                scan = kv_pb2.ScanRequest(header=header)
-                found = [
-                    e.value for m in await gathered(reader.kv.scan(scan, Call())) for e in m.entries
-                ]
-            else:
-                found = [(await get(reader, b"a", min_seq=seq)).value]
-            assert found == [b"1"]
-
-    in_virtual_time(main)
-
-
-def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None:
-    """The answer is there before the deadline, so that the caller hears it."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        reader = await opened(ground)
-        async with running(reader):
-            await ground.put(a=b"1")
-            began_s = asyncio.get_running_loop().time()
-            call = Call(deadline_ms=reader.clock.monotonic_ms() + 500)
-            with pytest.raises(SeqNotReached) as short:
-                await get(reader, b"a", call, min_seq=7)
-            assert short.value.seq == 1
-            assert asyncio.get_running_loop().time() - began_s < 0.5
-            assert reader.engine.prefix.waiting_count == 0
-
-    in_virtual_time(main)
-
-
-def test_cancelled_wait_ends_no_other() -> None:
-    """Two reads wait for one commit, and one of the callers goes."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        reader = await opened(ground, poll_interval_ms=100)
-        async with running(reader):
-            waiting = [asyncio.create_task(get(reader, b"a", min_seq=1)) for _ in range(2)]
-            await pass_s(0.05)
-            waiting[0].cancel()
-            await ground.put(a=b"1")
-            assert (await waiting[1]).value == b"1"
-            assert waiting[0].cancelled()
-            assert reader.engine.prefix.waiting_count == 0
-
-    in_virtual_time(main)
-
-
-def test_min_seq_ends_with_the_reader() -> None:
-    """Who waits when it stops, and who comes later, is told at once, not at the deadline."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        reader = await opened(ground)
-        async with running(reader):
-            waiting = asyncio.create_task(get(reader, b"a", min_seq=2))
-            await pass_s(1)
-        began_s = asyncio.get_running_loop().time()
-        with pytest.raises(Stopping):
-            await waiting
-        with pytest.raises(Stopping):
-            await get(reader, b"a", min_seq=2)
-        with pytest.raises(TooStale):
-            await get(reader, b"a", max_staleness_ms=1)
-        assert asyncio.get_running_loop().time() == began_s
-        assert (await get(reader, b"a")).value == b"1"
-
-    in_virtual_time(main)
-
-
-def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
-    """A state that is new enough is answered at once; another after one look, if that helps."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        store = AskedStore(ground)
-        reader = await opened(ground, store)
-        async with running(reader):
-            await reader.engine.catch_up()
-            await pass_s(5)
-            await ground.put(a=b"1")
-            store.forget()
-            assert not (await get(reader, b"a", max_staleness_ms=5_000)).found
-            assert store.gets == []
-            reply = await get(reader, b"a", max_staleness_ms=4_999)
-            assert (reply.value, reply.header.staleness_ms) == (b"1", 0)
-
-            async def slow(_: str) -> None:
-                await pass_s(2)
-
-            store.before_get = slow
-            await pass_s(2)
-            with pytest.raises(TooStale) as stale:
-                await get(reader, b"a", max_staleness_ms=1_000)
-            assert stale.value.staleness_ms == 2_000
-
-    in_virtual_time(main)
-
-
-def test_page_says_how_old_its_scan_is() -> None:
-    """The state of a scan grows older from page to page, however new the reader is."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1", b=b"1")
-        reader = await opened(ground)
-        async with running(reader):
-            await reader.engine.catch_up()
-            request = kv_pb2.ScanRequest(limit=1)
-            first = (await gathered(reader.kv.scan(request, Call())))[-1]
-            assert (first.header.staleness_ms, len(first.entries)) == (0, 1)
-            await ground.put(b=b"2")
-            await pass_s(9)
-            await reader.engine.catch_up()
-            request.page_token = first.page_token
-            second = (await gathered(reader.kv.scan(request, Call())))[-1]
-            assert [e.value for e in second.entries] == [b"1"]
-            assert (second.header.seq, second.header.staleness_ms) == (1, 9_000)
 
     in_virtual_time(main)
 
