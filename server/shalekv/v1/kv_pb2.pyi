@@ -228,9 +228,10 @@ class ReplyHeader(_message.Message):
     there is none, as for a write acknowledged from memory.
     """
     staleness_ms: _builtins.int
-    """How old the view may be, in milliseconds, by the clock of the store: everything that was
-    acknowledged so long ago is in it. 0 in a view of a snapshot, and at the writer, but for further
-    pages of a scan, which tell how old their view has become.
+    """How old the view may be, in milliseconds: everything that was acknowledged so long ago is in
+    it. Measured as lapsed time since the reader has asked the store and found nothing newer, so no
+    clock but its own matters. 0 in a view of a snapshot, and at the writer, but for further pages of
+    a scan, which tell how old their view has become.
     """
     def __init__(
         self,
