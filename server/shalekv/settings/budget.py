@@ -18,11 +18,11 @@ class _Share(NamedTuple):
     weight: int
 
 
-# Of what is not set, these parts, as far as the process has the group: 64 together of a writer, so
-# that round budgets have round parts.
+# Of what is not set, these parts, as far as the process has the group: 64 together of a writer, and of
+# a reader, so that round budgets have round parts.
 _SHARES = (
     _Share("writer", "memtable_bytes_max", 22),
-    _Share("reader", "reader_memtable_bytes_max", 22),
+    _Share("reader", "reader_memtable_bytes_max", 30),
     _Share("writer", "queued_bytes_max", 4),
     _Share("writer", "waiting_bytes_max", 4),
     _Share("cache", "block_cache_bytes", 12),

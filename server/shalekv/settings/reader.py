@@ -64,7 +64,7 @@ class ReaderSettings(Settings):
         description="How long a reader that begins tries to put its snapshot into the manifest.",
     )
     reader_memtable_bytes_max: int = Field(
-        default=176 * MIB,
+        default=240 * MIB,
         ge=1 * MIB,
         le=1024 * GIB,
         description="Memory for what is not compacted yet, overhead included. Past it a reader "

@@ -28,6 +28,15 @@ def test_the_defaults_are_the_shares_of_the_default_budget() -> None:
     assert memory_budget(settings).sum_bytes == settings.memory.memory_bytes
 
 
+def test_the_defaults_of_a_reader_are_its_shares() -> None:
+    """A reader has no queue of writes, and what that would take is for what it has applied."""
+    settings = ReadSettings.model_validate({"database": {"url": "memory://x"}})
+    assert with_memory_shares(settings) == settings
+    assert memory_budget(settings).sum_bytes == settings.memory.memory_bytes
+    writer = ServeSettings.model_validate({"database": {"url": "memory://x"}})
+    assert settings.reader.reader_memtable_bytes_max >= writer.writer.memtable_bytes_max
+
+
 @pytest.mark.parametrize("memory_bytes", [16 * MIB, 32 * MIB, 33 * MIB + 1, 256 * MIB, 64 * GIB])
 def test_the_parts_are_the_budget(memory_bytes: int) -> None:
     """They amount to it but for what division leaves, and each is within its limits."""
