@@ -18,8 +18,8 @@ class _Share(NamedTuple):
     weight: int
 
 
-# Of what is not set, these parts, as far as the process has the group: 64 together of a writer, and of
-# a reader, so that round budgets have round parts.
+# Of what is not set, these parts, as far as the process has the group: 64 together of a writer, and
+# of a reader, so that round budgets have round parts.
 _SHARES = (
     _Share("writer", "memtable_bytes_max", 22),
     _Share("reader", "reader_memtable_bytes_max", 30),

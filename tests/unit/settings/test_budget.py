@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from shalekv.settings import GIB, KIB, MIB, EverySetting, ServeSettings, WriterSettings
+from shalekv.settings import (
+    GIB,
+    KIB,
+    MIB,
+    EverySetting,
+    ReadSettings,
+    ServeSettings,
+    WriterSettings,
+)
 from shalekv.settings.budget import FROM_THE_BUDGET, memory_budget, with_memory_shares
 
 Groups = Mapping[str, Any]
