@@ -14,6 +14,7 @@ from shalekv.core.manifest import Manifest
 from shalekv.errors import (
     DatabaseMismatch,
     DatabaseNotFound,
+    IllegalState,
     ManifestVersionExists,
     ObjectNotFound,
     WrongObject,
@@ -126,7 +127,8 @@ class StoredManifest:
     def _see(self, manifest: Manifest) -> Manifest:
         """Make `manifest` current unless a newer one was seen meanwhile; the current one.
 
-        Raises `WrongObject` when it is of another database.
+        Raises `WrongObject` when it is of another database, and `IllegalState` when the state has
+        gone back (I5).
         """
         current = self._current
         if current is not None and manifest.database_id != current.database_id:
@@ -137,6 +139,12 @@ class StoredManifest:
             )
             raise WrongObject(name, 0, problem)
         if current is None or manifest.manifest_id > current.manifest_id:
+            if current is not None and _progress(manifest) < _progress(current):
+                raise IllegalState(
+                    f"{names.manifest_name(manifest.manifest_id)} knows less than "
+                    f"{names.manifest_name(current.manifest_id)} did, which this process has seen: "
+                    "an older state was put in place of the database. Start this process again"
+                )
             self._current = manifest
         return self.current
 
@@ -164,3 +172,8 @@ class StoredManifest:
             f"{url} holds no database: it has no manifest. Check the URL, or create a database "
             "there with `shalekv serve --create`"
         )
+
+
+def _progress(manifest: Manifest) -> tuple[int, int]:
+    """What never goes back while one history goes on, restorations of older states excluded."""
+    return manifest.first_uncompacted_wal_id, manifest.last_compacted_seq

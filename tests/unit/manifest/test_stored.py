@@ -11,6 +11,7 @@ from shalekv.core.manifest import Manifest
 from shalekv.errors import (
     BadChecksum,
     DatabaseNotFound,
+    IllegalState,
     ManifestVersionExists,
     ObjectNotFound,
     WrongObject,
@@ -79,6 +80,20 @@ async def test_manifest_of_another_database_is_told() -> None:
     await database.edit(lambda manifest: replace(manifest, database_id=b"x" * 16))
     with pytest.raises(WrongObject, match="belongs to the database 7878"):
         await stored.refresh()
+
+
+async def test_state_that_went_back_is_told() -> None:
+    """A process that has seen more than the manifest knows now does not go on with another
+    history: somebody has put an older state in place of the database.
+    """
+    database = await Database.created()
+    stored = stored_in(database.store)
+    await database.edit(lambda m: replace(m, wal_id_last_compacted=7, last_compacted_seq=40))
+    await stored.refresh()
+    await database.edit(lambda m: replace(m, wal_id_last_compacted=5, last_compacted_seq=30))
+    with pytest.raises(IllegalState, match="an older state was put in place"):
+        await stored.refresh()
+    assert stored.current.last_compacted_seq == 40
 
 
 async def test_manifest_that_is_collected_meanwhile_is_no_error() -> None:
