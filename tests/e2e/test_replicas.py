@@ -54,7 +54,9 @@ async def check_replicas(
         for protection in PROTECTIONS
     ]
     load = MixedLoad(writer.listen, seed)
-    replicas = ReplicaLoad(load, [each.listen for each in readers], seed)
+    addresses = [each.listen for each in readers]
+    lazy = {a for a, protection in zip(addresses, PROTECTIONS, strict=True) if protection == "none"}
+    replicas = ReplicaLoad(load, addresses, seed, lazy=lazy)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
         tasks.create_task(replicas.run())
@@ -62,6 +64,8 @@ async def check_replicas(
         replicas.stop()
         await load.stop()
     load.check()
+    for address in addresses:
+        assert replicas.done[address]
     for each in readers:
         await load.check_end(each.listen)
         bad = [line for line in each.lines() if line.get("level") in ("error", "critical")]

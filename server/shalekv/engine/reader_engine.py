@@ -37,6 +37,7 @@ from shalekv.store.cas import CasStore
 
 log = structlog.get_logger()
 
+MANIFEST_APART_MS = 250  # at least, between two looks at the manifest, whoever asks for them
 HELD_PARTS = 4  # scans may keep a quarter of the memory that is compacted, or they are ended
 
 
@@ -281,7 +282,7 @@ class ReaderEngine:
         ttl_ms = 1_000 * self._settings.reader_snapshot_ttl_s
         interval_ms = min(self._settings.manifest_interval_ms, ttl_ms / 6)
         # However many writes are refused, each of which asks whether the writer is another one.
-        least_ms = min(self._settings.poll_interval_ms, interval_ms)
+        least_ms = min(MANIFEST_APART_MS, self._settings.poll_interval_ms, interval_ms)
         while True:
             await self._clock.sleep_ms(least_ms)
             try:
