@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from shalekv.cli.garbage import tame_garbage_collector
-from shalekv.cli.role_life import bind, open_database, open_runtime, run_role
+from shalekv.cli.role_life import bind, open_database, open_runtime, run_role, start_serving
 from shalekv.cli.stopping import StopRequest
 from shalekv.roles.reader import Reader
 from shalekv.settings import ReadSettings
@@ -30,11 +29,6 @@ async def read_database(settings: ReadSettings, announce: Callable[[str], None])
                 reader = await Reader.open(store, settings=settings, runtime=runtime)
             if reader is None:
                 return
-            memory = reader.admin.memory
-            memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
-            _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
-            tame_garbage_collector()
-            await server.start(reader.kv, reader.admin, reader.watches)
-            announce(server.listen)
+            await start_serving(reader, server, announce)
             await run_role(reader, server, stop, settings.server.shutdown_grace_ms)
     _log.info("stopped")

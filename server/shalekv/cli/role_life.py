@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import SystemRandom
 from typing import Protocol
 
 import structlog
 
+from shalekv.cli.garbage import tame_garbage_collector
 from shalekv.cli.stopping import StopRequest
 from shalekv.clock import LoopClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
+from shalekv.roles.memory_use import MemoryUse
+from shalekv.roles.service import AdminService, KvService, WatchService
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ReadSettings, ServeSettings
@@ -34,8 +37,32 @@ FAILED_GRACE_MS = 1_000
 _log = structlog.get_logger(__name__)
 
 
+class MeasuredAdmin(AdminService, Protocol):
+    """An operator's API that tells how memory is used."""
+
+    @property
+    def memory(self) -> MemoryUse:
+        """The budget, and what measures its parts."""
+        ...
+
+
 class Role(Protocol):
     """What is served: a writer, or a reader."""
+
+    @property
+    def kv(self) -> KvService:
+        """What answers the data API."""
+        ...
+
+    @property
+    def admin(self) -> MeasuredAdmin:
+        """What answers the operator's API."""
+        ...
+
+    @property
+    def watches(self) -> WatchService:
+        """What answers watches."""
+        ...
 
     async def run(self) -> None:
         """Go on until `close`, or raise what ended it."""
@@ -85,6 +112,16 @@ def bind(settings: ServeSettings | ReadSettings, runtime: Runtime) -> Server:
         if error.errno == errno.EADDRINUSE:
             raise
         raise InvalidSetting(f"--listen {error.strerror}") from error
+
+
+async def start_serving(role: Role, server: Server, announce: Callable[[str], None]) -> None:
+    """Answer calls from now on; `announce` is told the HOST:PORT."""
+    memory = role.admin.memory
+    memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
+    _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
+    tame_garbage_collector()
+    await server.start(role.kv, role.admin, role.watches)
+    announce(server.listen)
 
 
 async def run_role(role: Role, server: Server, stop: StopRequest, grace_ms: int) -> None:

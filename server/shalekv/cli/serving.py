@@ -7,8 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from shalekv.cli.children import Children, child_commands
-from shalekv.cli.garbage import tame_garbage_collector
-from shalekv.cli.role_life import bind, open_database, open_runtime, run_role
+from shalekv.cli.role_life import bind, open_database, open_runtime, run_role, start_serving
 from shalekv.cli.stopping import StopRequest
 from shalekv.errors import DatabaseExists
 from shalekv.roles.database import create_database
@@ -35,12 +34,7 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
                 writer = await _open(store, settings, runtime, server.listen)
             if writer is None:
                 return
-            memory = writer.admin.memory
-            memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
-            _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
-            tame_garbage_collector()
-            await server.start(writer.kv, writer.admin, writer.watches)
-            announce(server.listen)
+            await start_serving(writer, server, announce)
             children = _children(settings, runtime, writer)
             writer.admin.store_use.measure(children.reports.processes)
             await children.beside(run_role(writer, server, stop, settings.server.shutdown_grace_ms))
