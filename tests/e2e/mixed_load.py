@@ -88,16 +88,18 @@ class MixedLoad:
         for (_, check), state in zip(checks, states, strict=True):
             check(state)
 
-    async def check_end(self, address: str) -> None:
-        """Judge what a server tells that serves when nobody writes any more."""
+    async def check_end(self, address: str, *, behind_ms: float = 0) -> None:
+        """Judge what a server tells that serves when nobody writes any more, by a time that may be
+        so much behind.
+        """
         async with self._client(address) as client:
             for reverse in (False, True):
-                view = await _whole(client, reverse=reverse)
+                view = await _whole(client, reverse=reverse, behind_ms=behind_ms)
                 if view.seq < self.commits.last_seq:
                     raise Violation(f"the end is at {view.seq}, not {self.commits.last_seq}")
                 self.views.views.append(view)
             keys = [_key(number) for number in range(KEYS)]
-            sent_ms = _now_ms()
+            sent_ms = _now_ms() - behind_ms
             values = await client.batch_get(keys)
             now = _since(sent_ms)
             (state,) = self.commits.states([self.commits.last_seq])
@@ -296,8 +298,8 @@ class MixedLoad:
         return b"%d:" % self._numbers + random.randbytes(random.randrange(bytes_max))
 
 
-async def _whole(client: Client, *, reverse: bool = False) -> SeenView:
-    sent_ms = _now_ms()
+async def _whole(client: Client, *, reverse: bool, behind_ms: float) -> SeenView:
+    sent_ms = _now_ms() - behind_ms
     scan: Scan = client.scan(reverse=reverse)
     rows: Sequence[Row] = [_row(entry) async for entry in scan]
     assert scan.view is not None

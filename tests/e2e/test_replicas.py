@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.mixed_load import MixedLoad
 from tests.e2e.processes import Processes
-from tests.e2e.replica_load import ReplicaLoad
+from tests.e2e.replica_load import BEHIND_MS, ReplicaLoad
 from tests.e2e.test_mixed_load import FLAGS, check_children
 from tests.servers.s3 import S3Server
 
@@ -67,7 +67,7 @@ async def check_replicas(
     for address in addresses:
         assert replicas.done[address]
     for each in readers:
-        await load.check_end(each.listen)
+        await load.check_end(each.listen, behind_ms=BEHIND_MS)
         bad = [line for line in each.lines() if line.get("level") in ("error", "critical")]
         assert not bad, bad[:5]
         assert await each.stop() == 0, each.report()

@@ -22,7 +22,7 @@ from tests.unit.store.disk_cache.hammering import PARTS, shared_part
 BYTES_MAX = 1 << 20
 CHILDREN = 3
 SLACK_BYTES = CHILDREN * BYTES_MAX // 16
-DAMAGES = 3  # for each line that a child prints
+DAMAGES = 1  # for each line that a child prints
 KILLS = 0.1  # ... and the share of these upon which one is killed
 FLIPS, CUTS, UNLINKS, SWAPS = 0.4, 0.6, 0.8, 0.98  # the rest deletes a folder
 
@@ -116,7 +116,7 @@ async def finish(path: Path, counters: list[dict[str, int]]) -> None:
         total.update(each)
     assert len(counters) >= CHILDREN
     assert total["hits"] > total["misses"] / 10
-    assert min(total["written"], total["evicted"], total["damaged"]) > 0
+    assert min(total["written"], total["damaged"]) > 0
     cache = open_cache(path, bytes_max=BYTES_MAX)
     with capture_logs():
         for number in range(PARTS):
