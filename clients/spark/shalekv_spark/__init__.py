@@ -1,0 +1,1 @@
+"""ShaleKV for Spark."""

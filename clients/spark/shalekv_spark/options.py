@@ -1,0 +1,96 @@
+"""The options of the data sources: read once, at the door, with errors that name them.
+
+Spark hands options over as strings, and does not care about the case of their names.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from shalekv.errors import InvalidSetting
+from shalekv_spark.place import STORE_PREFIX, Place
+
+T = TypeVar("T")
+
+KEY_ENCODINGS: Mapping[str, Callable[[str], bytes]] = {
+    "utf-8": str.encode,
+    "hex": bytes.fromhex,
+    "base64": lambda text: base64.b64decode(text, validate=True),
+}
+
+
+class Options:
+    """The options that were given, from which each is taken once; then `check_all_taken`."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        """`given` as Spark hands it over."""
+        self._given = {name.lower(): value for name, value in given.items()}
+        self._known: list[str] = []
+
+    def place(self) -> Place:
+        """`url` (or `path`, what ``load(...)`` was given), and the settings of the store."""
+        url = self.text("url") or self.text("path")
+        if not url:
+            raise InvalidSetting("the option url is missing: where the database is")
+        store = {
+            name.removeprefix(STORE_PREFIX): self._given.pop(name)
+            for name in [*self._given]
+            if name.startswith(STORE_PREFIX)
+        }
+        return Place.of(url, store)
+
+    def text(self, name: str, default: str = "") -> str:
+        """A text."""
+        self._known.append(name)
+        return self._given.pop(name.lower(), default)
+
+    def number(self, name: str, default: int, *, at_least: int = 1) -> int:
+        """A whole number."""
+        text = self.text(name, str(default))
+        try:
+            number = int(text)
+        except ValueError:
+            number = at_least - 1
+        if number < at_least:
+            raise InvalidSetting(
+                f"option {name}: expected a number from {at_least} on, found {text!r}"
+            )
+        return number
+
+    def truth(self, name: str, *, default: bool) -> bool:
+        """``true`` or ``false``."""
+        text = self.text(name, str(default)).lower()
+        if text not in ("true", "false"):
+            raise InvalidSetting(f"option {name}: expected true or false, found {text!r}")
+        return text == "true"
+
+    def choice(self, name: str, choices: Mapping[str, T], default: str) -> T:
+        """One of these names, for what it stands for."""
+        text = self.text(name, default)
+        if text.lower() not in choices:
+            raise InvalidSetting(
+                f"option {name}: expected one of {', '.join(choices)}, found {text!r}"
+            )
+        return choices[text.lower()]
+
+    def key(self, name: str, decode: Callable[[str], bytes]) -> bytes | None:
+        """A key, in the encoding that the option keyEncoding names; None: it is not given."""
+        self._known.append(name)
+        if name.lower() not in self._given:
+            return None
+        text = self._given.pop(name.lower())
+        try:
+            return decode(text)
+        except (ValueError, binascii.Error) as error:
+            raise InvalidSetting(f"option {name}: {error}") from None
+
+    def check_all_taken(self) -> None:
+        """Raise `InvalidSetting` for an option that nobody knows."""
+        if self._given:
+            unknown, known = ", ".join(sorted(self._given)), ", ".join(sorted(self._known))
+            raise InvalidSetting(
+                f"unknown option {unknown}; known are {known}, and {STORE_PREFIX}<setting>"
+            )

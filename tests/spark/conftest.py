@@ -1,0 +1,77 @@
+"""What the tests of the pipeline share: one Spark, and databases on a folder and on a real S3."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.e2e.processes import Processes
+from tests.servers.fixtures import BUCKET
+from tests.servers.s3 import S3Server
+from tests.spark.session import started
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spark is slow to start, and leaves sockets to the garbage collector, which warns."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(180))
+            for ignored in ("ignore::ResourceWarning", "ignore::DeprecationWarning:pyspark"):
+                item.add_marker(pytest.mark.filterwarnings(ignored))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[SparkSession]:
+    """One session for all tests. Its processes inherit the credentials of the S3 server."""
+    os.environ.update(s3_server.environment)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        with started(tmp_path_factory.mktemp("spark")) as session:
+            yield session
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    """Starts processes for a test and ends them with it."""
+    with Processes() as running:
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where the database of a test is to be: nothing is there yet."""
+
+    url: str
+    store: Mapping[str, str] = field(default_factory=dict)  # settings, as the pipeline takes them
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The same settings for `shalekv` commands."""
+        return {f"SHALEKV_STORE__{name.upper()}": value for name, value in self.store.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Ground:
+    """A folder."""
+    return Ground(f"file://{tmp_path}/database")
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server) -> Ground:
+    """A real S3 server."""
+    os.environ.update(s3_server.environment)
+    return Ground(f"s3://{BUCKET}/spark-{uuid4().hex}", {"endpoint_url": s3_server.endpoint})
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def ground(request: pytest.FixtureRequest) -> Ground:
+    """Both, one after the other."""
+    found: Ground = request.getfixturevalue(request.param)
+    return found
