@@ -34,21 +34,31 @@ run: .venv/run.stamp ## Serve a database in ./data on 127.0.0.1:7654 (more flags
 ## Proving it
 
 .PHONY: test
-test: check .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## `check`, then every test but benchmarks and soaks
+test: java check .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## `check`, then every test but benchmarks and soaks
 	@$(BIN)/python -m pytest $(ARGS)
 
 # Twice as slow as `test`: half of the time goes into counting lines.
 .PHONY: coverage
-coverage: .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The same tests, and which lines they run
+coverage: java .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The same tests, and which lines they run
 	@$(BIN)/python -m pytest --cov $(ARGS)
 
 .PHONY: soak
-soak: .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The long tests: more seeds, more kills
+soak: java .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The long tests: more seeds, more kills
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 .PHONY: bench
-bench: .venv/dev.stamp servers ## Measure, and print the numbers
+bench: java .venv/dev.stamp servers ## Measure, and print the numbers
 	@$(BIN)/python -m pytest tests/bench -s $(ARGS)
+
+# Spark looks for Java where this does. Asked first: what comes before the tests takes minutes.
+.PHONY: java
+java:
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	  version=$$("$$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' || true); \
+	  test "$${version:-0}" -ge 17 || { \
+	  echo "The tests of the Spark pipeline need Java 17 or newer (a JRE without a screen will do)," >&2; \
+	  echo "and $$java is version $${version:-unknown, or not there}." >&2; \
+	  echo "Install it, or name another one: JAVA_HOME=/path/to/java make ..." >&2; exit 1; }
 
 .PHONY: servers
 servers: .venv/dev.stamp

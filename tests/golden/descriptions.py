@@ -149,7 +149,7 @@ def describe_manifest(manifest: Manifest) -> Json:
             _without_zero(_without_zero(row, "created_ms"), "ssts_only")
             for row in _rows(manifest.snapshots)
         ],
-        "leases": _rows(manifest.leases),
+        "leases": [_without_zero(row, "reserved_seq") for row in _rows(manifest.leases)],
         "pending_loads": [
             {"load_id": load.load_id, "ssts": _rows(load.ssts)} for load in manifest.pending_loads
         ],

@@ -34,6 +34,8 @@ from shalekv_client.errors import (
     InvalidRequest,
     KeyExpired,
     KeyReused,
+    LeaseLost,
+    LoadUnknown,
     NotACounter,
     NotApplied,
     NotSent,
@@ -58,6 +60,7 @@ from shalekv_client.errors import (
     WrongDatabase,
 )
 from shalekv_client.idempotency import IdempotencyKeys
+from shalekv_client.ingest import Ingested
 from shalekv_client.levels import Durability, ReadLevel, Role
 from shalekv_client.levels_status import (
     CacheStatus,
@@ -128,12 +131,15 @@ __all__ = [
     "Fenced",
     "Get",
     "IdempotencyKeys",
+    "Ingested",
     "InvalidRequest",
     "InvalidToken",
     "KeyExpired",
     "KeyReused",
+    "LeaseLost",
     "LevelStatus",
     "LevelsStatus",
+    "LoadUnknown",
     "ManifestStatus",
     "MemoryPart",
     "MemoryStatus",

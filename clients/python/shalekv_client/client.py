@@ -13,6 +13,7 @@ from shalekv_client.data_calls import DataCalls
 from shalekv_client.error_table import too_large
 from shalekv_client.fleet import Fleet
 from shalekv_client.idempotency import IdempotencyKeys
+from shalekv_client.ingest import IngestCalls
 from shalekv_client.levels import ReadLevel
 from shalekv_client.operations import At, Operation, read_header
 from shalekv_client.outbox import UNANSWERED_BYTES_MAX
@@ -35,7 +36,7 @@ TIMEOUT_MS = 10_000
 ResultT = TypeVar("ResultT")
 
 
-class Client(DataCalls, SnapshotCalls, AsyncClosing):
+class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
     """Talks to a ShaleKV database. Safe to share between tasks of one event loop.
 
         async with Client("127.0.0.1:7654") as client:

@@ -173,6 +173,10 @@ class SnapshotExists(NotApplied):
     """Another snapshot has this name. Choose a new one, or delete the other."""
 
 
+class LeaseLost(NotApplied):
+    """What a job has written may be deleted by now, so nothing of it counts. Begin it again."""
+
+
 class WalCollected(NotApplied):
     """What a watch asks for is no longer in the WAL. Read the state, and watch from there on."""
 
@@ -267,6 +271,10 @@ class Abandoned(OutcomeUnknown):
 
 class KeyExpired(OutcomeUnknown):
     """The idempotency key is too old to tell whether it was used. Read, and then decide."""
+
+
+class LoadUnknown(OutcomeUnknown):
+    """The load may have been committed, longer ago than is remembered. Read, and then decide."""
 
 
 class ServerFailed(OutcomeUnknown):

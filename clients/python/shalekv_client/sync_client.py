@@ -98,6 +98,7 @@ class SyncClient(Closing):
     add = _blocking(Client.add)
     write = _blocking(Client.write)
     txn = _blocking(Client.txn)
+    ingest = _blocking(Client.ingest)
     status = _blocking(Client.status)
     stats = _blocking(Client.stats)
     create_snapshot = _blocking(Client.create_snapshot)

@@ -78,6 +78,16 @@ _MEANING: Mapping[int, str] = MappingProxyType(
     }
 )
 
+# Of commands that talk to the object store as well.
+_MEANING_OF_STORES: Mapping[int, str] = MappingProxyType(
+    {
+        ExitCode.DATABASE_NOT_FOUND: "there is no database at the URL",
+        ExitCode.DAMAGED: "stored bytes are damaged, or newer than this version",
+        ExitCode.STORE: "the object store does not answer, refuses, or cannot be written safely",
+        ExitCode.CONFLICT: "it took too long, or others edited the manifest: try again",
+    }
+)
+
 # What no repetition would mend: the request itself is wrong, or wrong for what is stored.
 _WRONG_REQUEST = (
     InvalidRequest,
@@ -124,9 +134,12 @@ def exit_code_of_call(error: ShaleKVError) -> int:
             return ClientExit.UNKNOWN
 
 
-def exit_codes_of_calls(*, until_interrupted: bool = False) -> str:
-    """The table, as the end of a --help shows it; is Ctrl-C how the command ends?"""
-    meanings = dict(_MEANING)
+def exit_codes_of_calls(*, until_interrupted: bool = False, reads_store: bool = False) -> str:
+    """The table, as the end of a --help shows it; is Ctrl-C how the command ends?
+
+    `reads_store`: it may talk to the object store as well.
+    """
+    meanings = dict(sorted({**_MEANING, **(_MEANING_OF_STORES if reads_store else {})}.items()))
     if until_interrupted:
         meanings[ExitCode.OK] = "done, or ended by Ctrl-C"
         del meanings[ExitCode.INTERRUPTED]

@@ -14,6 +14,7 @@ from shalekv.cli.connection import (
     target_options,
 )
 from shalekv.cli.keys import Encoding, encoding_options
+from shalekv.cli.loading.bulk_options import BulkWords, bulk_options
 from shalekv.cli.loading.options import (
     ReadingWords,
     SendingWords,
@@ -39,6 +40,13 @@ Loading again is safe: the same rows end in the same state, and of a key that st
 the last one wins. The first bad row, the first batch that fails, or Ctrl-C (exit code 130) ends the
 load. It tells up to which line everything is stored; with --resume the next one goes on there.
 
+With --bulk the rows are not sent to the server. They are sorted, on a disk as far as they do not
+fit in memory, and written into the object store as files, which one commit publishes: all rows or
+none, newer than all that was written before. It is for files with more rows than a server should
+be bothered with. The load has an id: with --load-id, what is run again after a crash commits
+nothing a second time. Without it each run is a load of its own, since the same file may be loaded
+again on purpose. --open is for a database that no server serves.
+
 \b
 Examples:
   python3 examples/unicode_names.py | shalekv load
@@ -48,11 +56,12 @@ Examples:
   shalekv load all.tsv --resume all.state      the same again, after a crash: goes on
   shalekv load all.tsv --bad-rows bad.ndjson   goes on, and tells there what was wrong
   shalekv dump | shalekv load --addr 10.0.0.7:7654
+  shalekv load big.tsv --bulk --url file:///var/lib/shalekv --load-id monday
   shalekv load --escaped all.tsv          what `shalekv scan --escaped --format raw` printed
 """
 
 
-@click.command(help=_HELP, epilog=exit_codes_of_calls())
+@click.command(help=_HELP, epilog=exit_codes_of_calls(reads_store=True))
 @click.argument("file", type=click.File("rb"), default="-")
 @reading_options
 @sending_options
@@ -73,6 +82,7 @@ Examples:
 @click.option(
     "--progress/--no-progress", default=None, help="Show a bar.  [default: on a terminal]"
 )
+@bulk_options
 @encoding_options
 @durability_option
 @target_options
@@ -84,20 +94,19 @@ def load(  # noqa: PLR0913 (click passes each option by its name)
     state_path: Path | None,
     bad_rows_path: Path | None,
     progress: bool | None,
+    bulk: BulkWords | None,
     encoding: Encoding,
     durability: Durability,
     target: Target,
 ) -> None:
     """Load, and print the totals."""
+    source = Source(file)
+    reading = words.reading(str(getattr(file, "name", "")), encoding)
+    if bulk is not None:
+        from shalekv.cli.loading.bulk import BulkPlan, run_bulk  # noqa: PLC0415 (of the server)
+
+        run_bulk(BulkPlan(source, reading, bulk, bad_rows_path, progress), target)
+        return
     run_load(
-        Plan(
-            Source(file),
-            words.reading(str(getattr(file, "name", "")), encoding),
-            sending,
-            durability,
-            state_path,
-            bad_rows_path,
-            progress,
-        ),
-        target,
+        Plan(source, reading, sending, durability, state_path, bad_rows_path, progress), target
     )

@@ -22,7 +22,7 @@ from shalekv.core.lease import protects
 from shalekv.core.manifest import Manifest, PendingLoad, RecentLoad
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import L0, SortedRun, Tree
-from shalekv.errors import IllegalState, LeaseLost, LoadUnknown
+from shalekv.errors import IllegalState, InvalidRequest, LeaseLost, LoadUnknown
 
 LOAD_ID_BYTES_MAX = 256
 OWN_PREFIX = "shalekv:"  # of the loads that a writer makes of large batches: nobody repeats those
@@ -58,6 +58,19 @@ def load_tree(load: CommittedLoad) -> Tree:
         runs=[SortedRun.of(_RUN_LEVEL, ssts)],
         system=(),
     )
+
+
+def check_load_id(load_id: str) -> str:
+    """The id of a load, 1 to 256 bytes of UTF-8. Raises `InvalidRequest`."""
+    length = len(load_id.encode("utf-8", "replace"))
+    if not 1 <= length <= LOAD_ID_BYTES_MAX:
+        problem = f"{length} bytes, and a load id has 1 to {LOAD_ID_BYTES_MAX}"
+        raise InvalidRequest("load_id", problem)
+    if any("\ud800" <= letter <= "\udfff" for letter in load_id):
+        raise InvalidRequest("load_id", "holds what is no character, and so has no UTF-8")
+    if load_id.startswith(OWN_PREFIX):
+        raise InvalidRequest("load_id", f"ids that begin with {OWN_PREFIX!r} are the writer's own")
+    return load_id
 
 
 def files_problem(ssts: Sequence[SstInfo]) -> tuple[int, str] | None:

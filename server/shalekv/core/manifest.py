@@ -61,6 +61,7 @@ class Lease:
     expire_time_s: int
     holder: str
     wal_id_min: int | None = None
+    reserved_seq: int | None = None  # SSTs with entries up to here are merged by its holder alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from shalekv.core.entry import NO_EXPIRY
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.levels.parallel import in_parallel
 from shalekv.errors import CorruptObject, InvalidRequest, ObjectNotFound
@@ -48,6 +50,8 @@ async def _check(store: CasStore, at: int, info: SstInfo, database_id: bytes) ->
     ):
         problem = "holds more than puts and tombstones with the sequence number 0"
         raise InvalidRequest(f"ssts[{at}]", f"{name} {problem}")
-    if found.size_bytes != info.size_bytes or metadata.footer.info(info.level) != info:
+    # When the first of its values expires is known to who has written it, and not to its footer.
+    listed = replace(info, first_expiry_ms=NO_EXPIRY)
+    if found.size_bytes != info.size_bytes or metadata.footer.info(info.level) != listed:
         raise InvalidRequest(f"ssts[{at}]", f"{name} is not what it is listed as")
     return found.modified_ms

@@ -115,7 +115,7 @@ def _records(found: Sst) -> list[Entry]:
     return records
 
 
-def _loads(found: Sst) -> Iterator[CommittedLoad]:
+def loads_of(found: Sst) -> Iterator[CommittedLoad]:
     """The loads that the object commits, oldest first. Raises a `CorruptObject`."""
     name = found.properties.name
     wal_id = names.parse_wal_name(name)
@@ -147,7 +147,7 @@ def apply_object(found: Sst, replayed: Replayed) -> None:
     run = Run.from_newest(newest, max_seq=contents.max_seq, range_tombstones=tombstones)
     replayed.memtable.land(run)
     replayed.memtable.extend_prefix(run)
-    for load in _loads(found):
+    for load in loads_of(found):
         replayed.loads.append(load)
         replayed.land_load(load)
     replayed.records += _records(found)

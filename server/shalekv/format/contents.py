@@ -88,6 +88,18 @@ class Tally:
         else:
             self._last_key = max(self._last_key, columns.keys[-1])
 
+    def add_points(self, points: SstContents) -> None:
+        """Counts points that were counted elsewhere, one or more, whose keys are above the rest."""
+        self._min_seq = min(self._min_seq, points.min_seq)
+        self._max_seq = max(self._max_seq, points.max_seq)
+        self._key_bytes += points.key_bytes
+        self._value_bytes += points.value_bytes
+        self._kinds[Kind.PUT] += points.put_count
+        self._kinds[Kind.TOMBSTONE] += points.tombstone_count
+        if self._first_key is None:
+            self._first_key = points.first_key
+        self._last_key = points.last_key
+
     def contents(self) -> SstContents:
         """What all rows so far amount to."""
         if self._first_key is None and not self._other_count:

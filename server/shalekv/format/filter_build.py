@@ -53,6 +53,10 @@ class FilterKeys:
         """Takes these keys too. One that comes again right after itself counts once."""
         self._hashes.extend(map(xxh64_intdigest, keys, repeat(SEED)))
 
+    def add_hashes(self, hashes: Iterable[int]) -> None:
+        """Takes keys by their `shalekv.format.filter.key_hash`."""
+        self._hashes.extend(hashes)
+
     def build(self) -> bytes:
         """The filter of all keys so far, of one line or more."""
         import numpy as np  # noqa: PLC0415 - 80 ms and 15 MB, which only who makes filters pays

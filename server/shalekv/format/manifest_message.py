@@ -159,6 +159,7 @@ def _lease_message(lease: Lease) -> manifest_pb2.Lease:
         expire_time_s=lease.expire_time_s,
         holder=lease.holder,
         wal_id_min=lease.wal_id_min,
+        reserved_seq=lease.reserved_seq,
     )
 
 
@@ -168,6 +169,7 @@ def _lease_of(message: manifest_pb2.Lease) -> Lease:
         expire_time_s=message.expire_time_s,
         holder=message.holder,
         wal_id_min=message.wal_id_min if message.HasField("wal_id_min") else None,
+        reserved_seq=message.reserved_seq if message.HasField("reserved_seq") else None,
     )
 
 

@@ -20,7 +20,7 @@ from shalekv.format.block import encode_block
 from shalekv.format.block_frame import Codec, compressed, compressor
 from shalekv.format.coding import ALIGNMENT, crc32c
 from shalekv.format.columns import NO_ROWS, Columns, violation
-from shalekv.format.contents import Tally
+from shalekv.format.contents import SstContents, Tally
 from shalekv.format.filter_build import FilterKeys
 from shalekv.format.footer import Footer, SstLayout, SstProperties
 from shalekv.format.footer_codec import encode_footer, footer_size, read_footer
@@ -34,6 +34,18 @@ class FinishedSst(NamedTuple):
 
     data: bytes
     footer: Footer
+
+
+class EncodedBlock(NamedTuple):
+    """A block of points that was encoded elsewhere, as `encode_block` and `compressed` do it.
+
+    `contents` speak of its rows alone, and `hashes` hold the `key_hash` of each key.
+    """
+
+    data: bytes
+    contents: SstContents
+    hashes: Sequence[int]
+    first_expiry_ms: int
 
 
 class SstWriter:
@@ -112,6 +124,25 @@ class SstWriter:
             self._before = before
             self._rows, self._ends = rows.rows(cuts[-1], len(ends)), ends[cuts[-1] :]
 
+    def add_block(self, block: EncodedBlock) -> None:
+        """Take a block whose keys are above those before; not together with `add`.
+
+        REQUIRES: its rows obey the rules of points. `ValueError`: its first key is too low.
+        """
+        contents = block.contents
+        if self._ends or self._section is not Section.POINTS:
+            raise ValueError(f"{self._properties.name}: a block cannot follow rows")
+        if self._last_key is not None and self._last_key >= contents.first_key:
+            problem = "the first key of a block is not above the key before it"
+            raise ValueError(f"{self._properties.name}: {problem}")
+        self._last_key = contents.last_key
+        self._tally.add_points(contents)
+        self._has_points = True
+        self.first_expiry_ms = _sooner(self.first_expiry_ms, block.first_expiry_ms)
+        if self._filter_keys is not None:
+            self._filter_keys.add_hashes(block.hashes)
+        self._write(block.data, contents.entry_count, Section.POINTS, contents.first_key)
+
     def finish(self, filter_bytes: bytes = b"") -> FinishedSst:
         """The SST; nothing can be added any more.
 
@@ -178,12 +209,14 @@ class SstWriter:
             block = encode_block(section, rows.rows(start, stop))
             if self._compress is not None:
                 block = compressed(block, self._codec, self._compress)
-            handle = BlockHandle(
-                self._offset, len(block), crc32c(block), stop - start, section, rows.keys[start]
-            )
-            self._handles.append(handle)
-            self._finished.write(block)
-            self._offset += len(block)
+            self._write(block, stop - start, section, rows.keys[start])
+
+    def _write(self, block: bytes, rows: int, section: Section, first_key: bytes) -> None:
+        checksum = crc32c(block)
+        handle = BlockHandle(self._offset, len(block), checksum, rows, section, first_key)
+        self._handles.append(handle)
+        self._finished.write(block)
+        self._offset += len(block)
 
 
 def _sooner(one_ms: int, other_ms: int) -> int:

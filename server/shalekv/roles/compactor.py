@@ -16,18 +16,19 @@ import structlog
 
 from shalekv.core.compaction.jobs import MergeJob, WalJob
 from shalekv.core.compaction.policy import CompactionState, LeveledPolicy
-from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
+from shalekv.core.compaction.reserving import reservations
 from shalekv.core.idle_poll import IdlePoll
-from shalekv.core.lease import has_lease, with_lease, without_lease
+from shalekv.core.lease import has_lease, without_lease
 from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
 from shalekv.engine.compaction.backlog import list_backlog
+from shalekv.engine.compaction.claiming import claim_compaction
 from shalekv.engine.compaction.leases import Leases
 from shalekv.engine.compaction.parts import OwnProcessParts, PartRunner
 from shalekv.engine.compaction.run import Compactions
-from shalekv.engine.origin_pins import check_pins
 from shalekv.errors import (
     LeaseLost,
+    ManifestConflict,
     ObjectNotFound,
     PartFailed,
     ShaleError,
@@ -35,13 +36,11 @@ from shalekv.errors import (
     StoreError,
 )
 from shalekv.manifest.compacted import CompactedManifest
-from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 
-_NONCE_BYTES = 16
 _FAILURES_MAX = 10  # in a row; an object that is not there after so many will not come back
 _NOW_KEPT_MS = 60_000
 
@@ -100,24 +99,11 @@ class Compactor:
         """
         cas = CasStore(store, runtime, settings.store)
         leases = Leases(cas, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
-        stored = StoredManifest(cas)
-        nonce = runtime.random.randbytes(_NONCE_BYTES)
-        held = await leases.new()
-
-        def claim(current: Manifest) -> Manifest:
-            return with_lease(claim_compactor_epoch(current, nonce), held.lease)
-
-        def landed(current: Manifest) -> bool:
-            return current.compactor_nonce == nonce and has_lease(current, held.lease.id)
-
-        claimed = await stored.edit(claim, landed)
-        await check_pins(cas, claimed)
-        own = CompactorId(claimed.compactor_epoch, nonce)
-        leases.offer(held)
-        log.info("compacting", epoch=own.epoch, url=store.url)
+        manifest = await claim_compaction(cas, leases)
+        log.info("compacting", epoch=manifest.own.epoch, url=store.url)
         return cls(
             cas,
-            CompactedManifest(stored, own),
+            manifest,
             leases,
             settings,
             hurry=hurry,
@@ -169,7 +155,7 @@ class Compactor:
                 is_busy = await self._step(tasks)
             except StoreBroken:
                 raise
-            except (StoreError, LeaseLost, PartFailed) as error:
+            except (StoreError, LeaseLost, PartFailed, ManifestConflict) as error:
                 failures = failures + 1 if self.counters.jobs == jobs else 1
                 log.warning("compaction failed", failures=failures, problem=str(error))
                 if isinstance(error, ObjectNotFound) and failures >= _FAILURES_MAX:
@@ -210,8 +196,13 @@ class Compactor:
         if self._hurry.is_set():
             self._hurry.clear()
             self._hurried_until = first + wal.filled
+        reserved = [lease.reserved_seq or 0 for lease in reservations(manifest, now_ms)]
         return CompactionState(
-            Tree.of(manifest), wal, is_hurried=first < self._hurried_until, now_ms=now_ms
+            Tree.of(manifest),
+            wal,
+            is_hurried=first < self._hurried_until,
+            now_ms=now_ms,
+            reserved_seq=max(reserved, default=None),
         )
 
     async def _now_ms(self) -> int:

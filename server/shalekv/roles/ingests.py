@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from shalekv.core.loads import LOAD_ID_BYTES_MAX, OWN_PREFIX, files_problem
+from shalekv.core.loads import check_load_id, files_problem
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.loads import Loads
 from shalekv.errors import CorruptObject, InvalidRequest
@@ -45,17 +45,6 @@ def check_header(header: kv_pb2.RequestHeader) -> None:
     if header.idempotency_key:
         problem = "a load has its load_id for this: the same load is committed once"
         raise InvalidRequest("header.idempotency_key", problem)
-
-
-def check_load_id(load_id: str) -> str:
-    """The id of a load, 1 to 256 bytes."""
-    length = len(load_id.encode())
-    if not 1 <= length <= LOAD_ID_BYTES_MAX:
-        problem = f"{length} bytes, and a load id has 1 to {LOAD_ID_BYTES_MAX}"
-        raise InvalidRequest("load_id", problem)
-    if load_id.startswith(OWN_PREFIX):
-        raise InvalidRequest("load_id", f"ids that begin with {OWN_PREFIX!r} are the writer's own")
-    return load_id
 
 
 def file_infos(messages: Sequence[manifest_pb2.SstInfo]) -> list[SstInfo]:

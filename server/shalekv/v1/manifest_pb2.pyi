@@ -502,6 +502,7 @@ class Lease(_message.Message):
     EXPIRE_TIME_S_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
     WAL_ID_MIN_FIELD_NUMBER: _builtins.int
+    RESERVED_SEQ_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     """16 bytes; the ids of the objects that it protects derive from it."""
     expire_time_s: _builtins.int
@@ -510,6 +511,10 @@ class Lease(_message.Message):
     """What holds it, for operators."""
     wal_id_min: _builtins.int
     """The oldest WAL object that it keeps. Not set: none."""
+    reserved_seq: _builtins.int
+    """A job merges SSTs of the levels that have entries up to this sequence number: compactors leave
+    those alone as long as the lease lives. Not set: it reserves nothing.
+    """
     def __init__(
         self,
         *,
@@ -517,13 +522,19 @@ class Lease(_message.Message):
         expire_time_s: _builtins.int = ...,
         holder: _builtins.str = ...,
         wal_id_min: _builtins.int | None = ...,
+        reserved_seq: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id_min", b"_wal_id_min", "wal_id_min", b"wal_id_min"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reserved_seq", b"_reserved_seq", "_wal_id_min", b"_wal_id_min", "reserved_seq", b"reserved_seq", "wal_id_min", b"wal_id_min"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_min", b"_wal_id_min", "expire_time_s", b"expire_time_s", "holder", b"holder", "id", b"id", "wal_id_min", b"wal_id_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reserved_seq", b"_reserved_seq", "_wal_id_min", b"_wal_id_min", "expire_time_s", b"expire_time_s", "holder", b"holder", "id", b"id", "reserved_seq", b"reserved_seq", "wal_id_min", b"wal_id_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__reserved_seq: _TypeAlias = _typing.Literal["reserved_seq"]  # noqa: Y015
+    _WhichOneofArgType__reserved_seq: _TypeAlias = _typing.Literal["_reserved_seq", b"_reserved_seq"]  # noqa: Y015
     _WhichOneofReturnType__wal_id_min: _TypeAlias = _typing.Literal["wal_id_min"]  # noqa: Y015
     _WhichOneofArgType__wal_id_min: _TypeAlias = _typing.Literal["_wal_id_min", b"_wal_id_min"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reserved_seq) -> _WhichOneofReturnType__reserved_seq | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wal_id_min) -> _WhichOneofReturnType__wal_id_min | None: ...
 
 Global___Lease: _TypeAlias = Lease  # noqa: Y015

@@ -99,7 +99,9 @@ manifests = st.builds(
     snapshots=st.lists(
         st.builds(Snapshot, ids, u64s, u64s, st.text(max_size=9), u32s, u64s, st.booleans())
     ).map(tuple),
-    leases=st.lists(st.builds(Lease, ids, u64s, st.text(max_size=9), st.none() | u64s)).map(tuple),
+    leases=st.lists(
+        st.builds(Lease, ids, u64s, st.text(max_size=9), st.none() | u64s, st.none() | u64s)
+    ).map(tuple),
     pending_loads=st.lists(st.builds(PendingLoad, st.text(max_size=9), tables), max_size=3).map(
         tuple
     ),
@@ -143,7 +145,7 @@ FULL = Manifest(
         Snapshot(b"snapshot number2", 41, 0),
     ),
     leases=(
-        Lease(b"lease number one", 1_700_000_900, "bulk load of products", 12),
+        Lease(b"lease number one", 1_700_000_900, "bulk load of products", 12, 60),
         Lease(b"lease number two", 0, "change feed"),
     ),
     pending_loads=(PendingLoad("load-7", SstTable.from_infos([some_info(9)])),),

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from shalekv.core.entry import Entry, Kind
+from shalekv.core.loads import check_load_id
 from shalekv.core.sst_table import SstInfo
 from shalekv.errors import InvalidRequest
 from shalekv.format.sst_message import info_message
-from shalekv.roles.ingests import Ingests, check_load_id, file_infos
+from shalekv.roles.ingests import Ingests, file_infos
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.unit.engine.databases import Database
 from tests.unit.engine.loading import file_of, loading

@@ -156,7 +156,7 @@ def _talk(
 
 async def _meet(target: Target, ledger: Ledger, plan: Plan) -> None:
     """Make sure that there is a server, without patience, and of the database of the state."""
-    database_id = (await _status(target)).view.database_id.hex()
+    database_id = (await status_of_first(target)).view.database_id.hex()
     if ledger.state is not None and plan.state_path is not None:
         try:
             ledger.state = bound_to(ledger.state, plan.state_path, database_id)
@@ -166,7 +166,7 @@ async def _meet(target: Target, ledger: Ledger, plan: Plan) -> None:
             click.echo(f"going on after line {ledger.state.line:,}", err=True)
 
 
-async def _status(target: Target) -> Status:
+async def status_of_first(target: Target) -> Status:
     """That of the first of the servers that can be reached."""
     for address in target.addresses:
         async with Client(

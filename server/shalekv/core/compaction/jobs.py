@@ -24,7 +24,8 @@ class MergeJob:
 
     `sources` are all SSTs of their level that overlap each other's ranges (of L0: those and all
     older ones). With `is_move` nothing overlaps in the target level, nor can anything be dropped:
-    only the manifest changes. For `SYSTEM_LEVEL`, both levels are that.
+    only the manifest changes. For `SYSTEM_LEVEL`, both levels are that; for L0 they are when its
+    newest SSTs are merged beside a job over a range of keys (see `standing_back`).
     """
 
     source_level: int

@@ -9,6 +9,7 @@ returns None in the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from shalekv.core.compaction.l0_pick import (
     with_small_neighbours,
 )
 from shalekv.core.compaction.shape import Shape
+from shalekv.core.compaction.standing_back import new_runs, runs_to_merge
 from shalekv.core.compaction.state import CompactionState, WalState, applied, move_result
 from shalekv.core.compaction.system_pick import MERGE_COUNT_MIN, records_to_merge
 from shalekv.core.compaction.window import (
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 _L0_FULL = 3  # times `l0_trigger_count`: from here on nothing is added to L0
+_L0_BUSY = 2  # the same, from where on L0 is merged before the WAL is, beside another job
 _WAL_JOB = 2  # times `wal_trigger_bytes`: what one job takes, which bounds its memory
 _MOVE_SHARE = 4  # SSTs smaller than this part of `sst_bytes` are merged rather than moved
 _HEAVY_SHARE = 4  # an SST of which this part are tombstones has many
@@ -73,6 +76,8 @@ class LeveledPolicy:
 
     def pick(self, state: CompactionState) -> Job | None:
         """What to do next; None: nothing needs doing."""
+        if state.reserved_seq is not None:
+            return self._pick_beside(state, state.reserved_seq)
         is_full = l0_count(state.tree) >= _L0_FULL * self._settings.l0_trigger_count
         reason = self._wal_reason(state)
         if reason and not is_full:
@@ -85,6 +90,26 @@ class LeveledPolicy:
             if job is not None:
                 return job
         return None
+
+    def _pick_beside(self, state: CompactionState, reserved_seq: int) -> Job | None:
+        """What to do beside a job of another process.
+
+        If writes had to wait for that one, it is not waited for: it ends in vain then.
+        """
+        trigger_count = self._settings.l0_trigger_count
+        runs = new_runs(state.tree, reserved_seq)
+        reason = self._wal_reason(state)
+        if reason and len(runs) < _L0_BUSY * trigger_count:
+            return self._wal_job(state.wal, reason)
+        limit_bytes = self._settings.compaction_bytes_max
+        sources = runs_to_merge(runs, count_min=max(trigger_count, 2), limit_bytes=limit_bytes)
+        if sources:
+            return _merge(L0, L0, Window(sources, ()), "L0 beside a job over a range of keys")
+        if not reason:
+            return self._records_job(state.tree)
+        if len(runs) < _L0_FULL * trigger_count:
+            return self._wal_job(state.wal, reason)
+        return self.pick(replace(state, reserved_seq=None))
 
     def apply(self, state: CompactionState, result: Result) -> CompactionState:
         """The state once `result` is published."""

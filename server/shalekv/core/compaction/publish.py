@@ -88,6 +88,9 @@ def is_published(manifest: Manifest, own: CompactorId, result: Result) -> bool:
     Exact as long as `own` is the compactor, since it publishes one result after the other. Later,
     a result whose outputs are merged already is denied: its compactor is superseded anyhow.
     """
+    is_own = _is_compactor(manifest, own)
+    if isinstance(result, WalResult) and is_own:  # a job over a range may have merged its outputs
+        return result.job.slots.stop <= manifest.first_uncompacted_wal_id
     levels = {info.id: info.level for info in manifest.leveled_ssts}
     listed = _listed(result)
     if any(levels.get(info.id) != info.level for info in listed):
@@ -96,7 +99,7 @@ def is_published(manifest: Manifest, own: CompactorId, result: Result) -> bool:
         return result.job.slots.stop <= manifest.first_uncompacted_wal_id
     if result.job.is_move:
         return True
-    if not _is_compactor(manifest, own) and not result.outputs:
+    if not is_own and not result.outputs:
         return False
     return not any(info.id in levels for info in result.job.inputs)
 

@@ -48,12 +48,15 @@ class CompactionState:
     `is_hurried`: a writer waits because too much is not compacted. `now_ms` is the store's clock;
     the ages of SSTs are told by their ids, which hold the time at which the lease of their job was
     made (a lease that lives longer than one job would make its SSTs look old). 0: ages don't count.
+    `reserved_seq`: what the levels hold up to there is merged by a job of another process, see
+    `standing_back`; None: there is no such job.
     """
 
     tree: Tree
     wal: WalState
     is_hurried: bool
     now_ms: int = 0
+    reserved_seq: int | None = None
 
 
 def applied(state: CompactionState, result: Result) -> CompactionState:
@@ -96,7 +99,7 @@ def _with_merge(tree: Tree, result: MergeResult) -> Tree:
     outputs: dict[int, list[SstInfo]] = {}
     for info in result.outputs:
         outputs.setdefault(info.level, []).append(info)
-    l0 = [info for info in tree.l0 if info.id not in replaced]
+    l0 = [info for info in tree.l0 if info.id not in replaced] + outputs.get(L0, [])
     system = [info for info in tree.system if info.id not in replaced]
     runs = {run.level: run for run in tree.runs}
     for level in levels - {L0, SYSTEM_LEVEL}:
@@ -108,7 +111,7 @@ def _with_merge(tree: Tree, result: MergeResult) -> Tree:
     return replace(
         tree,
         manifest_id=tree.manifest_id + 1,
-        l0=l0,
+        l0=newest_first(l0),
         runs=[runs[level] for level in sorted(runs)],
         system=newest_first([*system, *outputs.get(SYSTEM_LEVEL, ())]),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -23,7 +23,7 @@ from shalekv.core.lease import (
 )
 from shalekv.core.manifest import Lease, Manifest
 from shalekv.errors import ShaleError, StoreBroken, StoreError
-from shalekv.manifest.compacted import CompactedManifest
+from shalekv.manifest.stored import Edit, Landed
 from shalekv.store.cas import CasStore
 
 _MS_PER_S = 1_000
@@ -31,6 +31,14 @@ _RETRY_SHARE = 10  # of its life, after which a renewal that failed is tried aga
 
 T = TypeVar("T")
 log = structlog.get_logger()
+
+
+class EditedManifest(Protocol):
+    """The manifest, as whoever holds leases may edit it."""
+
+    async def edit(self, edit: Edit, landed: Landed) -> Manifest:
+        """As `StoredManifest.edit`."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +68,7 @@ class Leases:
         lease_id = new_lease_id(now_ms, random_bytes)
         return HeldLease(Lease(lease_id, self._expire_time_s(now_ms), self._holder), since_ms)
 
-    async def take(self, manifest: CompactedManifest) -> HeldLease:
+    async def take(self, manifest: EditedManifest) -> HeldLease:
         """One for a job that begins now. Raises `Superseded` and `StoreError`."""
         stale = [each for each in self._free if self._age_ms(each) >= self._half_life_ms]
         self._free = [each for each in self._free if each not in stale]
@@ -92,7 +100,7 @@ class Leases:
         return [each.lease.id for each in (*self._free, *self._held)]
 
     async def guard(
-        self, manifest: CompactedManifest, held: HeldLease, work: Callable[[], Awaitable[T]]
+        self, manifest: EditedManifest, held: HeldLease, work: Callable[[], Awaitable[T]]
     ) -> T:
         """The result of ``work()``, while the lease is renewed before half its life is over.
 
@@ -100,13 +108,14 @@ class Leases:
         because it is in vain.
         """
         lost: list[ShaleError] = []
-        outcome: list[T | ShaleError] = []
+        failed: list[Exception] = []
+        outcome: list[T] = []
 
         async def run() -> None:
             try:
                 outcome.append(await work())
-            except ShaleError as error:  # raised below, because the group would wrap it
-                outcome.append(error)
+            except Exception as error:  # noqa: BLE001 - raised below: the group would wrap it
+                failed.append(error)
 
         async def renew() -> None:
             try:
@@ -119,14 +128,11 @@ class Leases:
             running = tasks.create_task(run())
             renewing = tasks.create_task(renew())
             running.add_done_callback(lambda _: renewing.cancel())
-        if lost:
-            raise lost[0]
-        found = outcome[0]
-        if isinstance(found, ShaleError):
-            raise found
-        return found
+        if outcome:  # it has ended well before the lease was found to be lost
+            return outcome[0]
+        raise (lost or failed)[0]
 
-    async def _renew(self, manifest: CompactedManifest, held: HeldLease) -> None:
+    async def _renew(self, manifest: EditedManifest, held: HeldLease) -> None:
         """Never returns."""
         clock = self._store.runtime.clock
         while True:

@@ -11,6 +11,7 @@ import structlog
 
 from shalekv.core.compaction.jobs import Job, MergeJob, MergeResult, Result, WalJob, WalResult
 from shalekv.core.compaction.publish import is_published, publish
+from shalekv.core.compaction.reserving import check_not_reserved
 from shalekv.core.compaction.state import move_result
 from shalekv.core.lease import with_lease, without_lease
 from shalekv.core.manifest import Manifest
@@ -72,8 +73,8 @@ class Compactions:
         """Run a job that was picked for `tree`, that of `manifest`, and publish its result.
 
         There is no bound on its pace while `is_lifted` says so. Raises `Superseded`, `LeaseLost`,
-        `CorruptObject`, `StoreError` and `IllegalState`: nothing was published then, unless
-        nobody knows.
+        `ManifestConflict` (a job over a range of keys has come between), `CorruptObject`,
+        `StoreError` and `IllegalState`: nothing was published then, unless nobody knows.
         """
         clock = self._store.runtime.clock
         began_ms = clock.monotonic_ms()
@@ -83,7 +84,7 @@ class Compactions:
             work = partial(self._work, job, manifest, tree, held, is_lifted)
             ran = await self._leases.guard(self._manifest, held, work)
             fresh = await self._leases.new()
-            await self._publish(ran.result, held, fresh)
+            await self._publish(ran.result, manifest, held, fresh)
             kept = fresh
         except LeaseLost:
             kept = None
@@ -158,12 +159,16 @@ class Compactions:
         )
         return Ran(outcome.result, outcome.read_bytes, outcome.written_bytes)
 
-    async def _publish(self, result: Result, held: HeldLease, fresh: HeldLease) -> None:
+    async def _publish(
+        self, result: Result, picked_for: Manifest, held: HeldLease, fresh: HeldLease
+    ) -> None:
         """Publish, and exchange the lease for the next one, in one edit."""
         own, lease_id = self._manifest.own, held.lease.id
         recent_loads = self._settings.compactor.recent_loads_max_count
+        known = {lease.id for lease in picked_for.leases}
 
         def edit(current: Manifest) -> Manifest:
+            check_not_reserved(current, result, known)
             published = publish(current, own, result, lease_id, recent_loads_max_count=recent_loads)
             return with_lease(without_lease(published, lease_id), fresh.lease)
 

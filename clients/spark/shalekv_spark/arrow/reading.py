@@ -1,0 +1,173 @@
+"""Reads a task of a scan: sources side by side, window after window, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+
+import pyarrow as pa
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.range_tombstones import NONE, RangeTombstones
+from shalekv.core.tree import overlaps
+from shalekv.engine.compaction.pace import Pace
+from shalekv.engine.compaction.sources import LevelReader
+from shalekv.engine.levels.origins import Origins
+from shalekv.engine.levels.parallel import in_parallel
+from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound, ShaleError
+from shalekv.store.cas import CasStore
+from shalekv_spark.arrow.batches import Batches
+from shalekv_spark.arrow.keeping import SnapshotKeeper
+from shalekv_spark.arrow.merging import Part, State, shown
+from shalekv_spark.arrow.objects import LevelRows, WalRows
+from shalekv_spark.arrow.rows import rows_of
+from shalekv_spark.arrow.source import Buffer, RunSource, Source, Wanted
+from shalekv_spark.arrow.task import ScanTask
+
+# Of each source: what is coming, what is ready and was too little (twice), and what a merge makes
+# of it (joined, and in order).
+_COPIES = 7
+_GROUP_BYTES_MAX = 8 << 20  # more at once is not faster
+_PARALLEL_READS = 16
+
+
+async def read_task(task: ScanTask) -> AsyncGenerator[pa.RecordBatch, None]:
+    """What `shalekv_spark.scan_task.read` says."""
+    async with task.place.open() as store, aclosing(read_from(store, task)) as batches:
+        async for batch in batches:
+            yield batch
+
+
+async def read_from(store: CasStore, task: ScanTask) -> AsyncGenerator[pa.RecordBatch, None]:
+    """The same from a store that is open."""
+    failure: ShaleError | None = None
+    origins = Origins(store, task.database_id, task.origins)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            scan = _Scan(task, store, origins, tasks)
+            try:
+                async with aclosing(scan.batches()) as batches:
+                    async for batch in batches:
+                        yield batch
+            except ShaleError as error:  # raised below, because the group would wrap it
+                failure = error
+            except GeneratorExit:  # nobody wants the rest; this, too, the group would wrap
+                pass
+            finally:
+                scan.end()
+    finally:
+        await origins.close()
+    if failure is not None:
+        raise failure
+
+
+class _Scan:
+    def __init__(
+        self, task: ScanTask, store: CasStore, origins: Origins, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._task = task
+        self._store = store
+        self._tasks = tasks
+        self._sources = _sources(task, store, origins)
+        self._keeper: SnapshotKeeper | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        if task.snapshot_id:
+            ttl_ms = task.snapshot_ttl_s * 1_000
+            self._keeper = SnapshotKeeper(store, task.snapshot_id, ttl_ms)
+
+    async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        """All of them. Raises as `read`."""
+        if self._keeper is not None and self._task.snapshot_ttl_s:
+            self._keeping = self._tasks.create_task(self._keeper.keep())
+        batches = Batches(self._task.columns)
+        try:
+            async with aclosing(self._merged(batches)) as merged:
+                async for batch in merged:
+                    yield batch
+        except (CorruptObject, IllegalState, ObjectNotFound) as error:
+            raise await self._explained(error) from error
+        # A slot of the WAL may be filled again when nobody keeps it (F1): what was read counts if
+        # the snapshot has outlived it.
+        if self._keeper is not None and self._task.wal:
+            await self._keeper.look()
+        for batch in batches.rest():
+            yield batch
+
+    def end(self) -> None:
+        """End what runs beside, and what is on its way."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+        for source in self._sources:
+            source.close()
+
+    async def _merged(self, batches: Batches) -> AsyncGenerator[pa.RecordBatch, None]:
+        tombstones = NONE.with_added(_range_tombstones(self._task))
+        while True:
+            await self._fill()
+            tombstones = self._told(tombstones)
+            state = State(self._task.now_ms, self._task.all_versions, tombstones)
+            bound = min((s.bound for s in self._sources if s.bound is not None), default=None)
+            for batch in self._window(bound, state, batches):
+                if self._keeper is not None:
+                    self._keeper.check()
+                yield batch
+            await self._store.runtime.clock.sleep_ms(0)
+            if bound is None:
+                return
+
+    def _window(
+        self, bound: bytes | None, state: State, batches: Batches
+    ) -> Iterator[pa.RecordBatch]:
+        window: list[Part] = []
+        for source in self._sources:
+            window += source.take(bound)
+        for rows, live in shown(window, state):
+            yield from batches.add(rows, live)
+
+    async def _fill(self) -> None:
+        waiting = [*self._sources]
+
+        async def work() -> None:
+            while waiting:
+                await waiting.pop().fill(self._tasks)
+
+        await in_parallel(work, min(_PARALLEL_READS, len(waiting)))
+
+    def _told(self, tombstones: RangeTombstones) -> RangeTombstones:
+        told: list[Entry] = []
+        for source in self._sources:
+            told += source.take_tombstones()
+        return tombstones.with_added(told) if told else tombstones
+
+    async def _explained(self, error: ShaleError) -> ShaleError:
+        return error if self._keeper is None else await self._keeper.explain(error)
+
+
+def _sources(task: ScanTask, store: CasStore, origins: Origins) -> Sequence[Source]:
+    runs = [[info for info in run if overlaps(info, task.keys)] for run in task.sources]
+    count = max(sum(map(bool, runs)) + len(task.wal), 1)
+    wanted = Wanted(
+        keys=task.keys,
+        seq=task.seq,
+        all_versions=task.all_versions,
+        with_values=not {"value", "value_bytes"}.isdisjoint(task.columns),
+        group_bytes=min(task.memory_bytes // _COPIES // count, _GROUP_BYTES_MAX),
+    )
+    reader = LevelReader(origins, Pace(store.runtime.clock, 0))
+    sources: list[Source] = [
+        RunSource([LevelRows(reader, info) for info in run], wanted) for run in runs if run
+    ]
+    sources += [RunSource([WalRows(store, task.database_id, slot)], wanted) for slot in task.wal]
+    if task.tail.keys:
+        rows = rows_of(task.tail, with_values=wanted.with_values)
+        sources.append(Buffer(wanted.of(rows, max(task.tail.seqs))))
+    return sources
+
+
+def _range_tombstones(task: ScanTask) -> list[Entry]:
+    return [
+        Entry(start, seq, Kind.RANGE_TOMBSTONE, end)
+        for start, end, seq in task.tail_ranges
+        if seq <= task.seq
+    ]

@@ -1,0 +1,107 @@
+"""The options of ``shalekv.changes``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxFiles
+
+from shalekv.core.key_range import KeyRange, prefix_end
+from shalekv.engine.consumer_leases import holder_of
+from shalekv.errors import InvalidRequest, InvalidSetting
+from shalekv_spark.options import KEY_ENCODINGS, Options
+from shalekv_spark.place import Place
+
+EARLIEST = "earliest"
+LATEST = "latest"
+FILES_PER_TRIGGER = 1_000
+NO_LIMIT = 1 << 62
+CONSUMER_TTL_S = 86_400  # as the server's consumer_lease_ttl_s
+CONSUMER_TTL_S_MAX = 31_536_000
+PARTITION_BYTES = 32 << 20
+ALL_KEYS = KeyRange(b"", b"")
+POLL_MS = 500  # between two looks at the store, while nothing new is found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedOptions:
+    """What a stream was asked for: a value that travels to its tasks."""
+
+    place: Place
+    start: int | None = None  # a WAL id; None: see `from_earliest`
+    from_earliest: bool = False
+    consumer: str = ""  # empty: nothing keeps the log for the stream
+    consumer_ttl_s: int = CONSUMER_TTL_S
+    files_max: int = FILES_PER_TRIGGER
+    bytes_max: int = NO_LIMIT
+    keys: KeyRange = ALL_KEYS
+    partition_bytes: int = PARTITION_BYTES
+    poll_ms: int = POLL_MS
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> FeedOptions:
+        """The options as Spark hands them over. Raises `InvalidSetting` and `InvalidUrl`."""
+        options = Options(given)
+        place = options.place()
+        start = options.text("startingOffset", LATEST).strip().lower()
+        found = cls(
+            place=place,
+            start=_wal_id(start),
+            from_earliest=start == EARLIEST,
+            consumer=_consumer(options),
+            consumer_ttl_s=options.number("consumerTtl", CONSUMER_TTL_S, at_least=10),
+            files_max=options.number("maxWalFilesPerTrigger", FILES_PER_TRIGGER),
+            bytes_max=options.number("maxBytesPerTrigger", NO_LIMIT),
+            keys=_keys(options),
+            partition_bytes=options.number("partitionBytes", PARTITION_BYTES),
+            poll_ms=options.number("pollIntervalMs", POLL_MS, at_least=0),
+        )
+        options.check_all_taken()
+        if found.consumer_ttl_s > CONSUMER_TTL_S_MAX:
+            raise InvalidSetting(f"option consumerTtl: expected at most {CONSUMER_TTL_S_MAX} s")
+        return found
+
+    def limits(self, limit: ReadLimit) -> tuple[int, int]:
+        """How many WAL objects and bytes a batch may have, when Spark has given this limit.
+
+        A trigger that wants all there is (``once``) counts more than the options.
+        """
+        if isinstance(limit, ReadMaxFiles):
+            return limit.max_files, self.bytes_max
+        if isinstance(limit, ReadMaxBytes):
+            return self.files_max, limit.max_bytes
+        return NO_LIMIT, NO_LIMIT
+
+
+def _wal_id(text: str) -> int | None:
+    if text in (EARLIEST, LATEST):
+        return None
+    if not (text.isascii() and text.isdigit()):
+        expected = f"{EARLIEST}, {LATEST} or the id of a WAL object"
+        raise InvalidSetting(f"option startingOffset: expected {expected}, found {text!r}")
+    return int(text)
+
+
+def _consumer(options: Options) -> str:
+    name = options.text("consumer")
+    if name:
+        try:
+            holder_of(name)
+        except InvalidRequest as error:
+            raise InvalidSetting(f"option {error}") from None
+    return name
+
+
+def _keys(options: Options) -> KeyRange:
+    decode = options.choice("keyEncoding", KEY_ENCODINGS, "utf-8")
+    prefix = options.key("prefix", decode)
+    start, end = options.key("start", decode), options.key("end", decode)
+    if prefix is not None:
+        if start is not None or end is not None:
+            raise InvalidSetting("option prefix: start and end were given, too: give one or others")
+        return KeyRange(prefix, prefix_end(prefix))
+    keys = KeyRange(start or b"", end or b"")
+    if keys.is_empty:
+        raise InvalidSetting("option end: no key is before it and not before start")
+    return keys

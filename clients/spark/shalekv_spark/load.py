@@ -1,0 +1,179 @@
+"""Bulk loads: a frame becomes one commit of a database, written by Spark's tasks.
+
+    bulk_load(df, "s3://bucket/database", load_id="users of 2024-06-01")
+
+Tasks write the files, the writer of the database publishes them by one record: all of the load is
+seen, or nothing of it. The same `load_id` is applied once, however often it is run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
+from uuid import uuid4
+
+from shalekv.core.loads import batch_of, check_load_id
+from shalekv.engine.bulk.job import LoadJob
+from shalekv.errors import InvalidRequest, ShaleError
+from shalekv_spark.load_commit import Committer, gathered
+from shalekv_spark.load_loop import StoreLoop
+from shalekv_spark.load_options import LoadOptions, LoadPlan
+from shalekv_spark.load_schema import LoadSchema
+from shalekv_spark.load_task import REPORT, LoadTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """A load that is committed; or there was nothing to commit."""
+
+    load_id: str
+    seq: int | None  # the one sequence number of all its rows; None: it has none
+    # Another run had committed it, or an attempt of this one that was not answered. A run that
+    # finds it so at once starts no job, and has counted nothing.
+    already_applied: bool = False
+    rows: int = 0  # deletes included
+    deletes: int = 0
+    files: int = 0
+    size_bytes: int = 0  # of the files
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        if self.seq is None:
+            return f"load {self.load_id!r} has no rows: nothing was committed"
+        if self.already_applied:
+            return f"load {self.load_id!r} was committed before, as {self.seq}: it was not applied"
+        return (
+            f"load {self.load_id!r} is committed as {self.seq}: {self.rows:,} rows, of which "
+            f"{self.deletes:,} deletes, in {self.files:,} files of {self.size_bytes:,} bytes"
+        )
+
+
+def bulk_load(
+    df: DataFrame, url: str, *, load_id: str, **options: Unpack[LoadOptions]
+) -> LoadResult:
+    """Load the rows of `df` into the database at `url`, as one commit; see `LoadOptions`.
+
+    The frame has the columns `key` and `value`, binary or string; if it has them, `op`, ``put`` or
+    ``delete``, and `expire_at`, a timestamp (null: never). Beside a delete, the value and the
+    expiry do not count. A load shadows what was committed before it, and what comes later shadows
+    the load. The frame is computed twice when it is sorted here: once to find the ranges of keys.
+
+    `load_id` says which load this is. When it was committed before, the result says so and no job
+    starts. After an error, or the death of the driver, run it again with the same id: then it is
+    applied once. A frame without rows commits nothing, and its id stays unused.
+
+    Raises, before any work: `InvalidUrl`, `InvalidSetting`, `DatabaseNotFound`, and
+    `InvalidRequest` for a frame that is no load. Raises, and nothing is committed:
+    `InvalidRequest` for rows (a key that is null, empty, too long or twice; a partition that is
+    said to be sorted and is not; ...), `LeaseLost`, `LoadUnknown`, `StoreError`, and what Spark
+    raises. Raises `OutcomeUnknown` if the writer did not answer, or the commit was interrupted.
+    """
+    check_load_id(load_id)
+    if batch_of(load_id) is not None:
+        problem = (
+            f"{load_id!r} is the id of a stream's batch, with which all batches before count as "
+            "committed: let the id not end in - and a number"
+        )
+        raise InvalidRequest("load_id", problem)
+    return run_load(df, load_id, LoadPlan.of(url, options))
+
+
+def run_load(df: DataFrame, load_id: str, plan: LoadPlan) -> LoadResult:
+    """As `bulk_load`, with options that are checked, and an id that may be of a stream's batch."""
+    if df.isStreaming:
+        raise InvalidRequest("df", "it is a stream: use write_stream")
+    schema = plan.schema_of(df.schema)
+    with StoreLoop(plan.place) as loop:
+        job = loop.run(
+            LoadJob.begin(
+                loop.store, load_id, levels=plan.levels, limits=plan.limits, ttl_s=plan.lease_ttl_s
+            )
+        )
+        if job.committed_seq is not None:
+            return LoadResult(load_id, job.committed_seq, already_applied=True)
+        committer = Committer(loop.store, plan.writer, timeout_s=plan.commit_timeout_s)
+        try:
+            loop.run(committer.check())
+            result = _loaded(df, schema, plan, loop, job, committer)
+        except BaseException:
+            if not committer.has_begun:  # so nothing was published, and nothing will be
+                loop.run(job.end())
+            raise
+        loop.run(job.end())
+        return result
+
+
+def _loaded(
+    df: DataFrame,
+    schema: LoadSchema,
+    plan: LoadPlan,
+    loop: StoreLoop,
+    job: LoadJob,
+    committer: Committer,
+) -> LoadResult:
+    selected = schema.selected(df)
+    if not plan.presorted:
+        selected = schema.ordered(selected, plan.partitions)
+    task = LoadTask(plan.place, job.ticket, has_rule=schema.rule is not None)
+    reports = selected.mapInArrow(task, REPORT)
+    load_id = job.ticket.load_id
+    with _renewed(loop, job, df.sparkSession) as check_lease:
+        try:
+            rows = reports.collect()
+        finally:
+            check_lease()
+        written = gathered(row.asDict() for row in rows)
+        if not written.infos:
+            return LoadResult(load_id, None)
+        committed = loop.run(committer.commit(load_id, written.infos))
+    return LoadResult(
+        load_id,
+        committed.seq,
+        already_applied=committed.already_applied,
+        rows=written.rows,
+        deletes=written.deletes,
+        files=len(written.infos),
+        size_bytes=written.size_bytes,
+    )
+
+
+@contextmanager
+def _renewed(loop: StoreLoop, job: LoadJob, session: SparkSession) -> Iterator[Callable[[], None]]:
+    """Renew the lease meanwhile; if it is lost, end the jobs of this thread.
+
+    What it yields raises `LeaseLost`, or what else made an end of the renewals.
+    """
+    tag = f"shalekv-load-{uuid4().hex}"
+    leaving = asyncio.Event()
+
+    async def leave() -> None:
+        leaving.set()
+
+    def end_jobs(ended: Future[Any]) -> None:
+        if not ended.cancelled() and ended.exception() is not None:
+            threading.Thread(target=session.interruptTag, args=[tag], daemon=True).start()
+
+    def check() -> None:
+        if renewing.done():
+            renewing.result()
+
+    session.addTag(tag)
+    try:
+        renewing = loop.start(job.guard(leaving.wait))
+        renewing.add_done_callback(end_jobs)
+        try:
+            yield check
+        finally:
+            loop.run(leave())
+            with suppress(ShaleError):  # whoever needed the lease has seen that it is lost
+                renewing.result()
+    finally:
+        session.removeTag(tag)

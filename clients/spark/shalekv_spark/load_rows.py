@@ -1,0 +1,191 @@
+"""Rows of a load as Arrow batches: judged, and made ready to be encoded, without a loop over them.
+
+A refusal names the row by its place in the partition, and by its key. Rows stand by key; of those
+with one key the first is loaded when there is a rule for them, and the rule must have chosen it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from shalekv.core.entry import Kind
+from shalekv.engine.bulk.rows import RowLimits, shown_key
+from shalekv.errors import InvalidRequest
+from shalekv_spark.load_schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
+
+_PUT, _DELETE = "put", "delete"
+_US_PER_MS = 1_000
+_EARLIEST_MS = 1  # an expiry; 0 is none. What expired before 1970 expires then
+
+
+class PointRows(NamedTuple):
+    """Rows that stand by key, none twice: row i of all columns is one.
+
+    `values` of deletes are empty. `kinds` None: all are puts. `expire_at_ms` None: none expires.
+    """
+
+    keys: pa.BinaryArray
+    values: pa.BinaryArray
+    kinds: NDArray[np.uint8] | None
+    expire_at_ms: NDArray[np.uint64] | None
+
+
+class RowCheck:
+    """Judges the batches of one partition, one after the other."""
+
+    def __init__(self, limits: RowLimits, *, partition: int, has_rule: bool) -> None:
+        """`has_rule`: of rows with one key the first is taken, else they are refused."""
+        self._limits = limits
+        self._partition = partition
+        self._has_rule = has_rule
+        self._row = 0  # of the partition, where the batch begins
+        self._last_key = b""
+        # The last row, and whether it is the winner of its key or equal to it by the rule.
+        self._last: pa.RecordBatch | None = None
+        self._is_tied = False
+
+    def take(self, batch: pa.RecordBatch) -> PointRows | None:
+        """The rows of the batch that are loaded, or None if none is. Raises `InvalidRequest`."""
+        if not batch.num_rows:
+            return None
+        self._check_keys(batch.column(KEY))
+        winners = self._winners(batch)
+        self._row += batch.num_rows
+        self._last_key = batch.column(KEY)[-1].as_py()
+        if winners is not None:
+            batch = batch.filter(winners)
+        if not batch.num_rows:
+            return None
+        keys = batch.column(KEY)
+        kinds = self._kinds(keys, batch.column(OP)) if OP in batch.schema.names else None
+        values = self._values(keys, batch.column(VALUE), kinds)
+        expire_at_ms = None
+        if EXPIRE_AT in batch.schema.names:
+            expire_at_ms = _milliseconds(batch.column(EXPIRE_AT), kinds)
+        return PointRows(_small(keys), _small(values), kinds, expire_at_ms)
+
+    def _check_keys(self, keys: pa.Array) -> None:
+        if keys.null_count:
+            at = pc.index(pc.is_null(keys), True).as_py()
+            raise self._refusal(at, "the key is null")
+        lengths = pc.binary_length(keys)
+        shortest, longest = pc.min_max(lengths).values()
+        if not shortest.as_py():
+            raise self._refusal(pc.index(lengths, 0).as_py(), "a key must not be empty")
+        limit = self._limits.key_bytes_max
+        if longest.as_py() > limit:
+            at = pc.index(lengths, longest).as_py()
+            problem = f"key {shown_key(keys[at].as_py())}: {longest.as_py():,} bytes, and a key has"
+            raise self._refusal(at, f"{problem} {limit:,} at most")
+
+    def _winners(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
+        """Which rows are loaded; None: all. Of each key it is the first row."""
+        keys = batch.column(KEY)
+        ascends = pc.less(keys[:-1], keys[1:])
+        first_key = keys[0].as_py()
+        if first_key > self._last_key and pc.all(ascends, min_count=0).as_py():
+            self._note(batch, is_tied=True)
+            return None
+        descends = pc.greater(keys[:-1], keys[1:])
+        at = 0 if first_key < self._last_key else pc.index(descends, True).as_py() + 1
+        if at or first_key < self._last_key:
+            before = keys[at - 1].as_py() if at else self._last_key
+            problem = f"key {shown_key(keys[at].as_py())} stands after {shown_key(before)}"
+            raise self._refusal(at, f"the partition is not sorted: {problem}")
+        is_first = np.empty(batch.num_rows, dtype=np.bool_)
+        is_first[0] = first_key != self._last_key
+        is_first[1:] = ascends.to_numpy(zero_copy_only=False)
+        if not self._has_rule:
+            at = int(np.argmin(is_first))
+            problem = f"key {shown_key(keys[at].as_py())} stands twice: name by on_duplicate which"
+            raise self._refusal(at, f"{problem} row counts")
+        self._check_chosen(batch, is_first)
+        return pa.array(is_first)
+
+    def _check_chosen(self, batch: pa.RecordBatch, is_first: NDArray[np.bool_]) -> None:
+        """Raise `InvalidRequest` where the rule does not tell two different rows apart."""
+        tied = self._is_tied
+        for at in np.flatnonzero(~is_first).tolist():
+            if at and is_first[at - 1]:
+                tied = True
+            if not tied:
+                continue
+            row = batch.slice(at, 1)
+            before = batch.slice(at - 1, 1) if at else self._last
+            if before is None or not _same(before.column(ORDER), row.column(ORDER)):
+                tied = False
+            elif not all(map(_same, before.columns, row.columns)):
+                key = shown_key(row.column(KEY)[0].as_py())
+                problem = f"key {key} stands twice, and by on_duplicate neither row goes first"
+                raise self._refusal(at, problem)
+        self._note(batch, is_tied=bool(is_first[-1]) or tied)
+
+    def _note(self, batch: pa.RecordBatch, *, is_tied: bool) -> None:
+        if self._has_rule:
+            self._last, self._is_tied = batch.slice(batch.num_rows - 1, 1), is_tied
+
+    def _kinds(self, keys: pa.Array, ops: pa.Array) -> NDArray[np.uint8] | None:
+        is_put = pc.fill_null(pc.equal(ops, _PUT), False)  # noqa: FBT003 - the value
+        if pc.all(is_put).as_py():
+            return None
+        is_delete = pc.fill_null(pc.equal(ops, _DELETE), False)  # noqa: FBT003 - the value
+        is_known = pc.or_(is_put, is_delete)
+        if not pc.all(is_known).as_py():
+            at = pc.index(is_known, False).as_py()
+            found = ops[at].as_py()
+            problem = f"op is {'null' if found is None else repr(found)}, expected put or delete"
+            raise self._key_refusal(keys, at, problem)
+        puts = is_put.to_numpy(zero_copy_only=False)
+        return np.where(puts, Kind.PUT, Kind.TOMBSTONE).astype(np.uint8)
+
+    def _values(
+        self, keys: pa.Array, values: pa.Array, kinds: NDArray[np.uint8] | None
+    ) -> pa.Array:
+        if kinds is not None:  # whatever stands beside a delete is no value
+            values = pc.if_else(pa.array(kinds == Kind.PUT), values, pa.scalar(b"", values.type))
+        if values.null_count:
+            at = pc.index(pc.is_null(values), True).as_py()
+            raise self._key_refusal(keys, at, "the value of a put is null")
+        lengths = pc.binary_length(values)
+        longest = pc.max(lengths)
+        limit = self._limits.value_bytes_max
+        if longest.as_py() > limit:
+            at = pc.index(lengths, longest).as_py()
+            problem = f"a value of {longest.as_py():,} bytes, and a value has {limit:,} at most"
+            raise self._key_refusal(keys, at, problem)
+        return values
+
+    def _refusal(self, at: int, problem: str) -> InvalidRequest:
+        return InvalidRequest(f"partition {self._partition}, row {self._row + at}", problem)
+
+    def _key_refusal(self, keys: pa.Array, at: int, problem: str) -> InvalidRequest:
+        place = f"partition {self._partition}, key {shown_key(keys[at].as_py())}"
+        return InvalidRequest(place, problem)
+
+
+def _same(one: pa.Array, other: pa.Array) -> bool:
+    """Whether two columns of one row hold the same, as Spark sorts it: NaN is equal to itself."""
+    first, second = one[0].as_py(), other[0].as_py()
+    return bool(first == second or (first != first and second != second))  # noqa: PLR0124 - NaN
+
+
+def _milliseconds(times: pa.Array, kinds: NDArray[np.uint8] | None) -> NDArray[np.uint64] | None:
+    """When puts expire, rounded down; None: none does. Deletes do not."""
+    if times.null_count == len(times):
+        return None
+    is_set = times.is_valid().to_numpy(zero_copy_only=False)
+    if kinds is not None:
+        is_set = is_set & (kinds == Kind.PUT)
+    whole: Any = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).fill_null(0)
+    ms = np.maximum(whole.to_numpy(zero_copy_only=False) // _US_PER_MS, _EARLIEST_MS)
+    return np.where(is_set, ms, 0).astype(np.uint64)
+
+
+def _small(column: pa.Array) -> pa.BinaryArray:
+    """The column with offsets of 4 bytes."""
+    return column if pa.types.is_binary(column.type) else column.cast(pa.binary())

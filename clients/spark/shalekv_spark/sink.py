@@ -1,0 +1,117 @@
+"""The stream sink: each batch of a streaming query is a load, so it is applied exactly once.
+
+Spark runs a batch again when the query was ended before it could note that the batch is done. The
+batch is then the same rows under the same number; its load id, ``<name>-<batch>``, tells the
+database that it has it. The numbers begin again with a new checkpoint, and would then be those of
+batches that were applied: so a name belongs to one checkpoint, and another one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+from shalekv.core.loads import LOAD_ID_BYTES_MAX, check_load_id
+from shalekv.engine.bulk.committed import committed_seq
+from shalekv.errors import InvalidRequest, InvalidSetting
+from shalekv.manifest.stored import StoredManifest
+from shalekv_spark.load import run_load
+from shalekv_spark.load_loop import StoreLoop
+from shalekv_spark.load_options import LoadOptions, LoadPlan
+from shalekv_spark.place import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
+_NUMBER_BYTES_MAX = 21  # of a batch in a load id, with the hyphen
+
+
+def write_stream(
+    df: DataFrame,
+    url: str,
+    name: str,
+    *,
+    checkpoint: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    output_mode: str = "append",
+    **options: Unpack[LoadOptions],
+) -> StreamingQuery:
+    """Start a query that applies the rows of the stream `df` to the database at `url`.
+
+    Columns and `options` are those of `bulk_load`: upserts, and deletes by the column `op`. Several
+    rows with one key in one batch need a rule, `on_duplicate`. `name` is that of the query, and
+    of the stream in the database, which remembers its last batch for ever. `checkpoint` is where
+    Spark keeps how far the query is; None: where the session says, in a folder of that name.
+    `trigger` is given to Spark's `trigger`, as ``{"availableNow": True}``. `output_mode` is Spark's:
+    ``update`` takes of an aggregate the groups that a batch has changed.
+
+    Raises `InvalidRequest` for a frame or a name that will not do, `InvalidSetting` for an option,
+    or for a checkpoint that is new although the database has batches of this name, and
+    `DatabaseNotFound`. A batch that cannot be loaded ends the query.
+    """
+    _check_name(name)
+    plan = LoadPlan.of(url, options)
+    if not df.isStreaming:
+        raise InvalidRequest("df", "it is no stream: use bulk_load")
+    plan.schema_of(df.schema)
+    place = checkpoint or _default_checkpoint(df.sparkSession, name)
+    if _last_seq(plan.place, name, 0) is not None and not _exists(df.sparkSession, place):
+        message = (
+            f"checkpoint: there is none at {place}, and the database has applied batches of the "
+            f"stream {name!r}: those of a new checkpoint would count as applied. Name the one "
+            "that the stream has, or choose another name"
+        )
+        raise InvalidSetting(message)
+
+    def apply(batch: DataFrame, number: int) -> None:
+        if _last_seq(plan.place, name, number + 1) is not None:
+            message = (
+                f"stream {name!r}: a batch after batch {number} is applied already, so another "
+                "query has this name, or this one has lost its checkpoint. Nothing was applied"
+            )
+            raise InvalidSetting(message)
+        run_load(batch, f"{name}-{number}", plan)
+
+    writer = df.writeStream.queryName(name).foreachBatch(apply).option("checkpointLocation", place)
+    writer = writer.outputMode(output_mode)
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    return writer.start()
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_load_id(name)
+    except InvalidRequest as error:
+        raise InvalidRequest("name", error.problem) from None
+    if len(name.encode()) > LOAD_ID_BYTES_MAX - _NUMBER_BYTES_MAX:
+        problem = f"{len(name.encode())} bytes, and {LOAD_ID_BYTES_MAX - _NUMBER_BYTES_MAX} fit"
+        raise InvalidRequest("name", problem)
+    if not name.isprintable() or "/" in name:
+        raise InvalidRequest("name", f"{name!r} holds what is not to be printed, or a slash")
+
+
+def _default_checkpoint(session: SparkSession, name: str) -> str:
+    folder = session.conf.get(_CHECKPOINTS, None)
+    if not folder:
+        message = (
+            f"checkpoint: say where Spark keeps how far the query is, here or in {_CHECKPOINTS}"
+        )
+        raise InvalidSetting(message)
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def _exists(session: SparkSession, checkpoint: str) -> bool:
+    """Whether a query has begun with this checkpoint, on whatever file system it is."""
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - Python has no other way to Hadoop's files
+    metadata = jvm.org.apache.hadoop.fs.Path(checkpoint, "metadata")
+    configuration = session.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
+    return bool(metadata.getFileSystem(configuration).exists(metadata))
+
+
+def _last_seq(place: Place, name: str, number: int) -> int | None:
+    """The sequence number of this batch or a later one; None: none was applied."""
+    with StoreLoop(place) as loop:
+        return loop.run(committed_seq(loop.store, StoredManifest(loop.store), f"{name}-{number}"))

@@ -1,0 +1,236 @@
+"""The data sources "shalekv" and "shalekv.stats": a state of a database as rows.
+
+Spark makes an instance of a source once for each ``load``, in a process of its own, and asks it for
+its schema there; what it sends to every later process that plans or reads is that instance. So the
+snapshot is made with the schema, and all that is done with one DataFrame, or with several that are
+made of it, reads the same state. Plans are made again for each action, by the snapshot alone.
+
+`pushFilters` is left out on purpose: Spark keeps the reader that has seen the filters of one query,
+and gives its rows to another (PySpark 4.1 to 4.3). Ranges of keys and columns are options.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from shalekv.errors import InvalidRequest, InvalidSetting
+from shalekv_spark import scan_task
+from shalekv_spark.bridge import run
+from shalekv_spark.options import KEY_ENCODINGS, Options
+from shalekv_spark.partitions import PARTITION_BYTES, Wanted, key_range
+from shalekv_spark.planning import TAIL_MEMORY_BYTES, TASK_MEMORY_BYTES, Reading, plan
+from shalekv_spark.prefixes import Prefixes
+from shalekv_spark.scan_task import ScanTask
+from shalekv_spark.view import Pin, pin_existing, pin_new
+
+FORMAT = "shalekv"
+STATS_FORMAT = "shalekv.stats"
+SNAPSHOT_TTL_S = 3_600  # of a snapshot that only planning and tasks renew
+COLUMNS: Mapping[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "seq": LongType(),
+    "expire_at": TimestampType(),
+}
+DEFAULT_COLUMNS = "key,value"
+# What statistics are made of.
+COUNTED = ("key", "value_bytes", "kind", "is_live")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the options of a load ask for."""
+
+    reading: Reading
+    snapshot: str  # name or id; empty: one of its own
+    ttl_s: int
+
+    async def pin(self) -> Pin:
+        """The snapshot to read, made if none is named. Raises as `pin_new`, `pin_existing`."""
+        async with self.reading.place.open() as store:
+            if self.snapshot:
+                return await pin_existing(store, self.snapshot)
+            return await pin_new(store, ttl_s=self.ttl_s)
+
+
+def read_request(options: Options, decode: Callable[[str], bytes]) -> Request:
+    """What these options ask for, columns left out, with keys that `decode` understands.
+
+    Raises `InvalidSetting` and `InvalidUrl`.
+    """
+    start, end, prefix = (options.key(name, decode) for name in ("start", "end", "prefix"))
+    wanted = Wanted(
+        partition_bytes=options.number("partitionBytes", PARTITION_BYTES),
+        parallelism=options.number("parallelism", 1),
+        count_min=options.number("minPartitions", 1),
+    )
+    reading = Reading(
+        place=options.place(),
+        keys=key_range(start or b"", end or b"", prefix or b""),
+        columns=(),
+        wanted=wanted,
+        tail_memory_bytes=options.number("tailMemoryBytes", TAIL_MEMORY_BYTES, at_least=0),
+        task_memory_bytes=options.number("taskMemoryBytes", TASK_MEMORY_BYTES),
+    )
+    snapshot = options.text("snapshot")
+    return Request(reading, snapshot, options.number("snapshotTtl", SNAPSHOT_TTL_S))
+
+
+def scan_request(given: Mapping[str, str]) -> Request:
+    """What the options of "shalekv" ask for. Raises `InvalidSetting` and `InvalidUrl`."""
+    options = Options(given)
+    columns = columns_of(options.text("columns", DEFAULT_COLUMNS))
+    request = read_request(options, key_decoding(options))
+    options.check_all_taken()
+    return replace(request, reading=replace(request.reading, columns=columns))
+
+
+def stats_request(given: Mapping[str, str]) -> tuple[Request, Prefixes]:
+    """What the options of "shalekv.stats" ask for. Raises `InvalidSetting` and `InvalidUrl`."""
+    options = Options(given)
+    decode = key_decoding(options)
+    prefix_bytes = options.number("prefixBytes", 0, at_least=0)
+    delimiter = options.key("delimiter", decode) or b""
+    if prefix_bytes and delimiter:
+        raise InvalidSetting("options prefixBytes and delimiter: give one of them")
+    request = read_request(options, decode)
+    options.check_all_taken()
+    reading = replace(request.reading, columns=COUNTED, all_versions=True)
+    return replace(request, reading=reading), Prefixes(prefix_bytes, delimiter)
+
+
+def key_decoding(options: Options) -> Callable[[str], bytes]:
+    """How options write keys. Raises `InvalidSetting`."""
+    return options.choice("keyEncoding", KEY_ENCODINGS, "utf-8")
+
+
+def columns_of(text: str) -> tuple[str, ...]:
+    """The columns that are listed, with commas between them. Raises `InvalidSetting`."""
+    columns = tuple(name.strip() for name in text.split(","))
+    if len({*columns}) != len(columns) or not COLUMNS.keys() >= {*columns}:
+        raise InvalidSetting(
+            f"option columns: expected some of {', '.join(COLUMNS)}, each once, found {text!r}"
+        )
+    return columns
+
+
+class SnapshotSource(DataSource):
+    """What both sources have in common: one snapshot for each load."""
+
+    _request: Request | None = None
+    _pin: Pin | None = None
+
+    def schema(self) -> StructType:
+        """Called once for each load, where the snapshot is pinned. Raises as that."""
+        request = self.request()
+        self._pin = run(request.pin())
+        self._request = request
+        return self.row_type(request)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader for one plan."""
+        if self._request is None or self._pin is None or schema != self.row_type(self._request):
+            raise InvalidRequest("schema", "is that of the source: leave it out")
+        return SnapshotReader(self._request.reading, self._pin, self.row_reader())
+
+    @abstractmethod
+    def request(self) -> Request:
+        """What the options ask for."""
+
+    @abstractmethod
+    def row_type(self, request: Request) -> StructType:
+        """The columns of the rows."""
+
+    @abstractmethod
+    def row_reader(self) -> Callable[[ScanTask], Iterator[pa.RecordBatch]]:
+        """What makes the batches of one task."""
+
+
+class ScanSource(SnapshotSource):
+    """Key and value of every entry, and what else is asked for."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def request(self) -> Request:
+        return scan_request(self.options)
+
+    def row_type(self, request: Request) -> StructType:
+        nullable = {"expire_at"}
+        columns = request.reading.columns
+        return StructType([StructField(n, COLUMNS[n], n in nullable) for n in columns])
+
+    def row_reader(self) -> Callable[[ScanTask], Iterator[pa.RecordBatch]]:
+        return scan_task.read
+
+
+class StatsSource(SnapshotSource):
+    """How many entries there are, and how large, by the beginning of their keys.
+
+    A prefix is in several rows: each adds something to it.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return STATS_FORMAT
+
+    def request(self) -> Request:
+        return stats_request(self.options)[0]
+
+    def row_type(self, request: Request) -> StructType:
+        del request
+        counts = [StructField(name, LongType(), nullable=False) for name in Prefixes.COUNTS]
+        return StructType([StructField("prefix", BinaryType(), nullable=False), *counts])
+
+    def row_reader(self) -> Callable[[ScanTask], Iterator[pa.RecordBatch]]:
+        return stats_request(self.options)[1].counted
+
+
+class TaskPartition(InputPartition):
+    """One task; None: there is nothing to read."""
+
+    def __init__(self, task: ScanTask | None) -> None:
+        super().__init__(None)
+        self.task = task
+
+
+class SnapshotReader(DataSourceReader):
+    """Reads a snapshot: planned in one process, and read in others."""
+
+    def __init__(
+        self, reading: Reading, pin: Pin, read: Callable[[ScanTask], Iterator[pa.RecordBatch]]
+    ) -> None:
+        self._reading = reading
+        self._pin = pin
+        self._read = read
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks, by key. Raises as `plan`."""
+        tasks = run(plan(self._reading, self._pin))
+        return [TaskPartition(task) for task in tasks] or [TaskPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The batches of one task."""
+        assert isinstance(partition, TaskPartition)
+        return iter(()) if partition.task is None else self._read(partition.task)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats "shalekv" and "shalekv.stats" known to a session."""
+    for source in (ScanSource, StatsSource):
+        spark.dataSource.register(source)

@@ -1,0 +1,65 @@
+"""What a database holds, as a DataFrame: counted by tasks, so that no key or value leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
+
+from shalekv.errors import InvalidRequest
+from shalekv_spark.frames import load
+from shalekv_spark.pinning import TTL_S
+from shalekv_spark.place import Place
+from shalekv_spark.prefixes import Prefixes
+from shalekv_spark.scan import AnySnapshot, Key, read_options
+from shalekv_spark.source import STATS_FORMAT, stats_request
+
+
+def stats(  # noqa: PLR0913 - keywords, each of which stands for itself
+    spark: SparkSession,
+    url: str,
+    *,
+    by_prefix_bytes: int | None = None,
+    delimiter: Key = b"",
+    start: Key = b"",
+    end: Key = b"",
+    prefix: Key = b"",
+    snapshot: AnySnapshot = None,
+    partition_bytes: int | None = None,
+    snapshot_ttl_s: int = TTL_S,
+    store: Mapping[str, object] | None = None,
+) -> DataFrame:
+    """How many keys there are in a range, and how large, by the beginnings of the keys.
+
+    A beginning is the first `by_prefix_bytes` bytes, or all up to the first `delimiter`, it
+    included (empty for keys without one); with neither, all keys are in one row. The columns:
+
+    - ``prefix`` (binary), by which rows are sorted
+    - ``keys``: those that a read sees
+    - ``bytes``: of these, keys and values
+    - ``tombstones``: deletes of single keys that are stored, in the WAL or in the levels
+    - ``versions``: all that is stored of keys, tombstones and what is deleted or expired included
+
+    The snapshot is that of `scan`, whose other arguments and errors these are.
+    """
+    if by_prefix_bytes is not None and by_prefix_bytes < 1:
+        raise InvalidRequest("by_prefix_bytes", f"expected 1 or more, found {by_prefix_bytes}")
+    if by_prefix_bytes and delimiter:
+        raise InvalidRequest("by_prefix_bytes", "give this or a delimiter")
+    options = read_options(
+        spark,
+        Place.of(url, store),
+        start=start,
+        end=end,
+        prefix=prefix,
+        prefixBytes=by_prefix_bytes,
+        partitionBytes=partition_bytes,
+    )
+    if delimiter:
+        text = delimiter.encode() if isinstance(delimiter, str) else delimiter
+        options["delimiter"] = text.hex()
+    request, _ = stats_request(options)
+    frame = load(spark, STATS_FORMAT, options, request, snapshot, snapshot_ttl_s)
+    sums = [F.sum(name).alias(name) for name in Prefixes.COUNTS]
+    return frame.groupBy("prefix").agg(*sums).orderBy("prefix")

@@ -1,0 +1,173 @@
+"""One state of a database, for many tasks: a snapshot, and all that it shows.
+
+A snapshot keeps the objects of one manifest: the SSTs of its levels, and the WAL behind them up to
+`wal_id_last_seen`. None of these ever changes, so whoever has the id of the snapshot finds the same
+state, in any process and at any time, for as long as the snapshot lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shalekv.core.loads import load_tree
+from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.snapshot import find_snapshot, is_expired
+from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import SortedRun, Tree
+from shalekv.engine.collection.active import read_pinned
+from shalekv.engine.origin_pins import check_pins
+from shalekv.engine.recover import check_openable
+from shalekv.engine.snapshot_seqs import SnapshotSeqs
+from shalekv.engine.snapshots import GAP_WAIT_MS, Snapshots
+from shalekv.errors import (
+    CorruptObject,
+    IllegalState,
+    ObjectNotFound,
+    SnapshotNotFound,
+)
+from shalekv.manifest.stored import StoredManifest
+from shalekv.store.cas import CasStore
+from shalekv_spark.wal_tail import Tail, read_tail
+
+_MS_PER_S = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The snapshot that is read."""
+
+    snapshot_id: bytes
+    seq: int  # of the last commit that it shows
+    called: str  # what its name is, or its id
+    # How long it lives without a renewal, if whoever reads renews it; 0: somebody else does.
+    ttl_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a snapshot shows. What is newer is told by sequence numbers alone."""
+
+    pin: Pin
+    manifest: Manifest  # that the snapshot keeps
+    runs: Sequence[SortedRun]  # of the levels, L0 and loads too: each SST of L0 is one
+    tail: Tail
+    now_ms: int  # logical time at which it is read
+
+    @property
+    def seq(self) -> int:
+        """Of the last commit that it shows."""
+        return self.tail.seq
+
+    @property
+    def ssts(self) -> list[SstInfo]:
+        """All SSTs of all runs."""
+        return [info for run in self.runs for info in run.ssts]
+
+
+async def pin_new(store: CasStore, *, ttl_s: int) -> Pin:
+    """A snapshot of the current state: all that was acknowledged before is in it.
+
+    Raises `DatabaseNotFound`, `DatabaseMismatch`, `OriginLost`, `CorruptObject`, `ManifestConflict`
+    and `StoreError`.
+    """
+    stored = StoredManifest(store)
+    check_openable(await stored.refresh())
+    await check_pins(store, stored.current, may_fix=False)
+    snapshots = Snapshots(store, stored)
+    created = await snapshots.create(ttl_ms=ttl_s * _MS_PER_S, gap_wait_ms=GAP_WAIT_MS)
+    return await _pin(store, stored.current, created, ttl_s)
+
+
+async def pin_existing(store: CasStore, called: str) -> Pin:
+    """The snapshot with this name or id, that somebody else has made and keeps.
+
+    Raises `SnapshotNotFound`, which names it, `DatabaseNotFound`, `DatabaseMismatch`,
+    `CorruptObject` and `StoreError`.
+    """
+    stored = StoredManifest(store)
+    check_openable(await stored.refresh())
+    found = await Snapshots(store, stored).find(called)
+    now_s = await store.reads.now_ms() / _MS_PER_S
+    if found.ssts_only or is_expired(found, now_s):
+        raise _gone(called, stored.current)
+    await check_pins(store, stored.current, may_fix=False)
+    return await _pin(store, stored.current, found, 0)
+
+
+async def renew_pin(store: CasStore, pin: Pin) -> None:
+    """Let a snapshot of one's own live on. Raises `SnapshotNotFound` and as `pin_new` does."""
+    called = pin.snapshot_id.hex()
+    await Snapshots(store).renew(called, ttl_ms=pin.ttl_s * _MS_PER_S)
+
+
+async def remove_pin(store: CasStore, pin: Pin) -> None:
+    """Remove a snapshot of one's own. Raises `SnapshotNotFound` and as `pin_new` does."""
+    await Snapshots(store).delete(pin.snapshot_id.hex())
+
+
+async def check_living(store: CasStore, pin: Pin) -> None:
+    """Raise `SnapshotNotFound` if the snapshot is gone, or has expired."""
+    await _living(store, StoredManifest(store), pin)
+
+
+async def open_view(
+    store: CasStore, pin: Pin, *, tail_memory_bytes: int, all_versions: bool = False
+) -> View:
+    """What the snapshot shows: with `tail_memory_bytes` of entries of the WAL, or fewer.
+
+    Raises `SnapshotNotFound` when it is gone, `CorruptObject`, `IllegalState` and `StoreError`.
+    """
+    stored = StoredManifest(store)
+    snapshot = await _living(store, stored, pin)
+    try:
+        manifest = stored.current
+        if snapshot.manifest_id != manifest.manifest_id:
+            manifest, _ = await read_pinned(store, manifest, snapshot.manifest_id)
+        tree = await store.runtime.workers.run(Tree.of, manifest)
+        tail = await read_tail(
+            store, manifest, memory_bytes=tail_memory_bytes, all_versions=all_versions
+        )
+    except (ObjectNotFound, IllegalState, CorruptObject) as error:
+        await _still_living(store, stored, pin, error)
+        raise
+    # A slot that was collected could be filled again (F1): what was read counts if the snapshot
+    # has kept it until now.
+    await _living(store, stored, pin)
+    runs = [SortedRun.of(info.level, [info]) for info in tree.l0]
+    loads = [run for load in reversed(tail.loads) for run in load_tree(load).runs]
+    now_ms = max(snapshot.created_ms, tail.logical_time_ms)
+    return View(pin, manifest, [*loads, *runs, *tree.runs], tail, now_ms)
+
+
+async def _living(store: CasStore, stored: StoredManifest, pin: Pin) -> Snapshot:
+    """The snapshot as it stands in a manifest that is read now. Raises `SnapshotNotFound`."""
+    current = await stored.refresh()
+    found = find_snapshot(current, pin.snapshot_id)
+    now_s = await store.reads.now_ms() / _MS_PER_S
+    if found is None or found.ssts_only or is_expired(found, now_s):
+        raise _gone(pin.called, current)
+    return found
+
+
+async def _still_living(
+    store: CasStore, stored: StoredManifest, pin: Pin, error: Exception
+) -> None:
+    """Raise `SnapshotNotFound` because of `error` if that is why."""
+    try:
+        await _living(store, stored, pin)
+    except SnapshotNotFound as gone:
+        raise gone from error
+
+
+async def _pin(store: CasStore, current: Manifest, snapshot: Snapshot, ttl_s: int) -> Pin:
+    seqs = await SnapshotSeqs(store).of(current, [snapshot])
+    called = snapshot.name or snapshot.id.hex()
+    return Pin(snapshot.id, seqs[snapshot.id], called, ttl_s)
+
+
+def _gone(called: str, manifest: Manifest) -> SnapshotNotFound:
+    return SnapshotNotFound(
+        f"snapshot {called} is not in manifest {manifest.manifest_id}, has expired, or keeps no "
+        "WAL: what it protected may be deleted. Begin again from the current state"
+    )

@@ -1,0 +1,65 @@
+"""Commits a load where no writer serves: by opening the database as one, for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from shalekv.core.loads import check_load_id, files_problem
+from shalekv.core.sst_table import SstInfo
+from shalekv.engine.bulk.committed import committed_seq
+from shalekv.engine.loads import Loaded
+from shalekv.engine.recover import open_log
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.errors import InvalidRequest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import WriterSettings
+from shalekv.store.cas import CasStore
+
+STOP_GRACE_MS = 10_000.0  # for the record, when something else has ended the writer
+
+
+async def commit_by_opening(
+    store: CasStore,
+    load_id: str,
+    infos: Sequence[SstInfo],
+    settings: WriterSettings | None = None,
+) -> Loaded:
+    """Commit these files as a load, as a writer of the database, which is closed again.
+
+    Whoever serves the database as its writer is fenced by that, and ends: so this is for a database
+    that nobody serves, or on demand. A load that was committed before is left as it is, and then
+    nobody is fenced; `Loaded.already_applied` says so. Whoever dies on the way, or gets an
+    error, repeats it with the same `load_id`.
+
+    Raises `InvalidRequest` for files that are missing or not as they are listed, `LeaseLost`,
+    `LoadUnknown`, and what `open_log` raises.
+    """
+    check_files_listed(load_id, infos)
+    stored = StoredManifest(store)
+    seq = await committed_seq(store, stored, load_id)
+    if seq is not None:
+        return Loaded(seq, None)
+    writer = settings or WriterSettings()
+    if writer.flush_interval_ms is None:  # one object is written: there is nothing to space
+        writer = writer.model_copy(update={"flush_interval_ms": 0})
+    opened = await open_log(store, writer, address="")
+    engine = WriterEngine(opened, writer, store.runtime.clock)
+    running = asyncio.create_task(engine.run(stop_grace_ms=STOP_GRACE_MS))
+    try:
+        loaded = await engine.loads.ingest(load_id, infos)
+    finally:
+        engine.close()
+        await asyncio.gather(running, return_exceptions=True)
+        await engine.leave()
+    return loaded
+
+
+def check_files_listed(load_id: str, infos: Sequence[SstInfo]) -> None:
+    """Raise `InvalidRequest` unless these can be the files of a load, by what the list says."""
+    check_load_id(load_id)
+    if not infos:
+        raise InvalidRequest("ssts", "at least one is needed")
+    problem = files_problem(infos)
+    if problem is not None:
+        raise InvalidRequest(f"ssts[{problem[0]}]", problem[1])

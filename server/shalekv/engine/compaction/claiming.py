@@ -1,0 +1,35 @@
+"""Becoming the compactor of a database."""
+
+from __future__ import annotations
+
+from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
+from shalekv.core.lease import has_lease, with_lease
+from shalekv.core.manifest import Manifest
+from shalekv.engine.compaction.leases import Leases
+from shalekv.engine.origin_pins import check_pins
+from shalekv.manifest.compacted import CompactedManifest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.store.cas import CasStore
+
+_NONCE_BYTES = 16
+
+
+async def claim_compaction(store: CasStore, leases: Leases) -> CompactedManifest:
+    """Take over from any other compactor, and put a lease for the first job into `leases`.
+
+    Raises `DatabaseNotFound`, `CorruptObject` and `StoreError`.
+    """
+    stored = StoredManifest(store)
+    nonce = store.runtime.random.randbytes(_NONCE_BYTES)
+    held = await leases.new()
+
+    def claim(current: Manifest) -> Manifest:
+        return with_lease(claim_compactor_epoch(current, nonce), held.lease)
+
+    def landed(current: Manifest) -> bool:
+        return current.compactor_nonce == nonce and has_lease(current, held.lease.id)
+
+    claimed = await stored.edit(claim, landed)
+    await check_pins(store, claimed)
+    leases.offer(held)
+    return CompactedManifest(stored, CompactorId(claimed.compactor_epoch, nonce))

@@ -1,0 +1,54 @@
+"""Merges the whole tail of the WAL into L0, where no compactor runs that would."""
+
+from __future__ import annotations
+
+from shalekv.core.compaction.jobs import WalJob, WalResult
+from shalekv.core.lease import has_lease, without_lease
+from shalekv.core.manifest import Manifest
+from shalekv.core.tree import Tree
+from shalekv.engine.compaction.backlog import list_backlog
+from shalekv.engine.compaction.claiming import claim_compaction
+from shalekv.engine.compaction.leases import Leases
+from shalekv.engine.compaction.parts import OwnProcessParts
+from shalekv.engine.compaction.run import Compactions
+from shalekv.manifest.compacted import CompactedManifest
+from shalekv.settings import CompactSettings
+from shalekv.store.cas import CasStore
+
+
+async def merge_tail(store: CasStore, settings: CompactSettings, *, holder: str) -> int:
+    """Become the compactor, and merge what the WAL holds now; how many objects that were.
+
+    A compactor that runs is superseded, and ends. Raises `Superseded` when another takes over,
+    `DatabaseNotFound`, `LeaseLost`, `CorruptObject` and `StoreError`.
+    """
+    leases = Leases(store, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
+    manifest = await claim_compaction(store, leases)
+    try:
+        return await _merge(store, manifest, leases, settings)
+    finally:
+        gone = leases.all_ids()
+
+        def edit(current: Manifest) -> Manifest:
+            for lease_id in gone:
+                current = without_lease(current, lease_id)
+            return current
+
+        await manifest.edit(
+            edit, lambda current: not any(has_lease(current, lease_id) for lease_id in gone)
+        )
+
+
+async def _merge(
+    store: CasStore, manifest: CompactedManifest, leases: Leases, settings: CompactSettings
+) -> int:
+    compactions = Compactions(store, manifest, leases, settings, OwnProcessParts(store))
+    current = await manifest.refresh()
+    wal = await list_backlog(store, current.first_uncompacted_wal_id, 0)
+    begin, end = wal.first, wal.first + wal.filled
+    while (first := current.first_uncompacted_wal_id) < end:
+        job = WalJob(range(first, end), "the whole tail")
+        result = await compactions.run(job, current, Tree.of(current), lambda: True)
+        assert isinstance(result, WalResult)
+        current = await manifest.refresh()
+    return end - begin

@@ -1,0 +1,144 @@
+"""The pipeline beside Parquet in one Spark session, and beside single puts; and what it takes.
+
+Nothing is asserted about time: ratios are printed, measured in one run on one machine. With
+`SHALEKV_BENCH_ROWS` in the environment there are so many rows instead of a million.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from shalekv_client import Client
+from shalekv_spark import bulk_load, compact, register, scan
+from tests.bench.interleaved import load
+from tests.bench.spark_ground import (
+    consume,
+    in_parquet,
+    medians_s,
+    new_database,
+    rows,
+    sorted_rows,
+    table,
+)
+from tests.bench.spark_memory import peaks
+from tests.e2e.processes import Processes
+from tests.spark.session import started
+
+ROWS = int(os.environ.get("SHALEKV_BENCH_ROWS", "1000000"))
+ROUNDS = 3 if ROWS <= 1_000_000 else 1
+OVERLAPPING = 4  # loads whose keys are spread over each other
+PUTS = 2_000
+CALLERS = 64
+MIB = 1 << 20
+pytestmark = [
+    pytest.mark.timeout(3_600),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"),
+]
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for everything that is compared."""
+    with started(tmp_path_factory.mktemp("spark")) as session:
+        register(session)
+        yield session
+
+
+@pytest.fixture(scope="module")
+def given(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    """The rows that are loaded and written, in no order."""
+    folder = tmp_path_factory.mktemp("given")
+    return in_parquet(rows(spark, ROWS), f"{folder}/rows.parquet")
+
+
+def test_load_beside_parquet(given: DataFrame, tmp_path: Path) -> None:
+    """Both range-partition and sort the same rows, and write them."""
+
+    def ours() -> None:
+        bulk_load(given, new_database(tmp_path), load_id="rows")
+
+    def parquet() -> None:
+        sorted_rows(given).write.mode("overwrite").parquet(f"{tmp_path}/sorted.parquet")
+
+    taken = medians_s({"Parquet, ranges and sort": parquet, "bulk_load": ours}, ROUNDS)
+    print(table("load", ROWS, taken, "Parquet, ranges and sort"), load(), sep="\n  ")
+
+
+def test_scan_beside_parquet(spark: SparkSession, given: DataFrame, tmp_path: Path) -> None:
+    """Both read the same sorted rows into nothing; then there are versions to be merged."""
+    parquet, plain, mixed = (
+        f"{tmp_path}/sorted.parquet",
+        new_database(tmp_path),
+        new_database(tmp_path),
+    )
+    sorted_rows(given).write.parquet(parquet)
+    bulk_load(given, plain, load_id="rows")
+    for number in range(OVERLAPPING):
+        some = rows(spark, ROWS, every=1 + number, salt=str(number))
+        bulk_load(some, mixed, load_id=f"rows {number}")
+    ways = {
+        "Parquet": lambda: consume(spark.read.parquet(parquet)),
+        "scan of one load": lambda: consume(scan(spark, plain)),
+        f"scan of {OVERLAPPING} loads that overlap": lambda: consume(scan(spark, mixed)),
+    }
+    print(table("scan", ROWS, medians_s(ways, ROUNDS), "Parquet"), load(), sep="\n  ")
+
+
+def test_compaction_beside_the_dataframe_api(spark: SparkSession, tmp_path: Path) -> None:
+    """Loads that overlap become one run: by tasks, or by a scan that is loaded again."""
+    databases = {}
+    for way in ("DataFrame", "tasks"):
+        databases[way] = [new_database(tmp_path) for _ in range(ROUNDS + 1)]
+        for url in databases[way]:
+            for number in range(OVERLAPPING):
+                some = rows(spark, ROWS, every=1 + number, salt=str(number))
+                bulk_load(some, url, load_id=f"rows {number}")
+    ways = {
+        "scan and bulk_load": lambda: bulk_load(
+            scan(spark, databases["DataFrame"].pop()), new_database(tmp_path), load_id="all"
+        ),
+        "compact": lambda: compact(spark, databases["tasks"].pop()),
+    }
+    print(
+        table("compaction", ROWS, medians_s(ways, ROUNDS), "scan and bulk_load"), load(), sep="\n  "
+    )
+
+
+async def test_load_beside_puts(given: DataFrame, tmp_path: Path) -> None:
+    """What a row costs in a load, and as a put of its own through gRPC."""
+    taken = medians_s(
+        {"load": lambda: bulk_load(given, new_database(tmp_path), load_id="rows")}, ROUNDS
+    )
+    load_us = taken["load"] / ROWS * 1e6
+    print(f"\nputs, a row of 16 B + 100 B\n  {'bulk_load':<44}{load_us:10.1f} us a row")
+    with Processes() as processes:
+        server = await processes.serve(f"file://{tmp_path}/served")
+        async with Client(server.listen, coalesce=False) as client:
+            for callers, puts in ((1, PUTS // 10), (CALLERS, PUTS)):
+                taken_us = await _puts_us(client, callers, puts)
+                name = f"single puts, {callers} at a time"
+                print(f"  {name:<44}{taken_us:10.1f} us a row{taken_us / load_us:>8.0f} times")
+        assert await server.stop() == 0, server.report()
+
+
+async def _puts_us(client: Client, callers: int, puts: int) -> float:
+    """What a put takes of the time, microseconds, when so many are under way at once."""
+    numbers = iter(range(puts))
+
+    async def some() -> None:
+        for number in numbers:
+            await client.put(b"%016d" % number, bytes(100))
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(callers):
+            tasks.create_task(some())
+    return (time.perf_counter() - began) / puts * 1e6

@@ -1,0 +1,80 @@
+"""The stream of changes tells what a watch tells, each change once, whatever stops its query."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from shalekv_client import Client, Compare, Delete, DeleteRange, Missing, Put
+from tests.e2e.processes import Processes
+from tests.spark.changes_sink import Sink, changes, read_all, started, watched
+from tests.spark.conftest import Ground
+
+SERVE = (
+    *("--skip-memtable-bytes", "65536", "--expiry-sweep-interval-ms", "50"),
+    *("--watch-progress-ms", "20", "--flush-interval-ms", "0"),
+)
+ALL = {"startingOffset": "earliest"}
+
+
+async def write_some(client: Client, number: int) -> int:
+    """Commits of every kind; the last."""
+    prefix = b"%d/" % number
+    for each in range(20):
+        await client.put(prefix + b"%02d" % each, b"value %d" % each)
+    await client.put(prefix + b"empty", b"")
+    await client.put(prefix + b"brief", b"v", ttl_ms=100)
+    await client.put(prefix + b"long", b"v", ttl_ms=3_600_000)
+    await client.delete(prefix + b"01")
+    await client.delete_range(start=prefix + b"05", end=prefix + b"08")
+    await client.write([DeleteRange(prefix=prefix + b"1"), Put(prefix + b"11", b"again")])
+    compares: list[Compare] = [Missing(prefix + b"lock")]
+    await client.txn(compares, [Put(prefix + b"lock", b"me"), Delete(prefix + b"02")])
+    large = [Put(prefix + b"large%03d" % each, b"%d" % each * 400) for each in range(300)]
+    await client.write([*large, Delete(prefix + b"03")])
+    return (await client.delete_range(start=b"x%d" % number)).seq
+
+
+async def swept(client: Client, key: bytes) -> None:
+    """Wait until the value has expired, and its end is in the log."""
+    async with client.watch(start=key, end=key + b"\0", from_seq=1) as watch:
+        async for event in watch:
+            if any(each.kind.name == "EXPIRED" for each in getattr(event, "changes", ())):
+                return
+
+
+@pytest.mark.timeout(120)
+async def test_restarts_lose_and_double_nothing(
+    spark: SparkSession, processes: Processes, ground: Ground, tmp_path: Path
+) -> None:
+    """A query that is stopped, or fails while its sink works, tells in the end every change that a
+    watch tells, once: deletes of ranges, expiry, transactions and loads too.
+    """
+    server = await processes.serve(ground.url, *SERVE, env=ground.env)
+    sink = Sink(0, 3)
+    limited = changes(spark, ground, ALL | {"maxWalFilesPerTrigger": "10"})
+    async with Client(server.listen) as client:
+        await write_some(client, 0)
+        for _ in range(2):  # batch 0, and then 3
+            with pytest.raises(StreamingQueryException, match="Planted"):
+                await asyncio.to_thread(read_all, limited, sink, tmp_path / "checkpoint")
+        query = await asyncio.to_thread(started, limited, sink, tmp_path / "checkpoint")
+        await write_some(client, 1)
+        query.stop()
+        assert await server.kill()
+    server = await processes.serve(ground.url, *SERVE, create=False, env=ground.env)
+    async with Client(server.listen) as client:
+        await swept(client, b"0/brief")
+        await swept(client, b"1/brief")
+        last_seq = await write_some(client, 2)
+        await swept(client, b"2/brief")
+        last_seq = (await client.put(b"last", b"")).seq
+        await asyncio.to_thread(read_all, limited, sink, tmp_path / "checkpoint")
+        assert sink.told == await watched(server.listen, last_seq)
+    assert sink.repeated == 2
+    assert {row.op for row in sink.told} == {"put", "delete", "delete_range", "expire"}
+    assert max(len(ids) for ids in sink.wal_ids.values()) == 10

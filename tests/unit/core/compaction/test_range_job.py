@@ -1,0 +1,209 @@
+"""Which SSTs a job over a range of keys takes along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.compaction.range_job import RangeJob, is_merged, pick_range
+from shalekv.core.compaction.shape import LAST_LEVEL
+from shalekv.core.key_range import KeyRange
+from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree, newest_first, overlaps, upper_bound
+
+KEYS = [b"%02d" % number for number in range(24)]
+ALL = KeyRange(b"", b"")
+Rows = Mapping[bytes, tuple[int, bool]]  # key -> sequence number, and whether it is a tombstone
+
+
+@dataclass(frozen=True)
+class Model:
+    """A tree, and what its SSTs hold."""
+
+    tree: Tree
+    rows: Mapping[bytes, Rows]
+
+    def read(self, key: bytes) -> int | None:
+        """What a reader finds: the first source that knows of the key decides."""
+        for info in self.tree.sources_of(key):
+            if key in self.rows[info.id]:
+                seq, is_tombstone = self.rows[info.id][key]
+                return None if is_tombstone else seq
+        return None
+
+
+def info(number: int, level: int, first: bytes, last: bytes, seqs: Iterable[int]) -> SstInfo:
+    """An SST with these bounds."""
+    known = [*seqs] or [1]
+    return SstInfo(
+        number.to_bytes(16, "big"),
+        level,
+        first,
+        last,
+        1,
+        1,
+        1,
+        1,
+        min(known),
+        max(known),
+        1,
+        0,
+        1,
+        1,
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    """Trees whose sources are each newer than the next; bounds may be wider than what is held."""
+    seq, number = 1_000, 0
+    rows: dict[bytes, Rows] = {}
+    l0: list[SstInfo] = []
+    runs: list[SortedRun] = []
+    levels = draw(st.lists(st.integers(1, LAST_LEVEL), unique=True, max_size=4).map(sorted))
+    for level in [L0] * draw(st.integers(0, 4)) + levels:
+        borders = draw(st.lists(st.sampled_from(KEYS), min_size=2, max_size=6, unique=True))
+        borders.sort()
+        pairs = [*zip(borders[::2], borders[1::2], strict=False)][: 1 if level == L0 else None]
+        found = []
+        for first, last in pairs:
+            number += 1
+            span = [key for key in KEYS if first <= key <= last]
+            held = draw(st.lists(st.sampled_from(span), max_size=5, unique=True))
+            of_sst = {key: (seq - at, draw(st.booleans())) for at, key in enumerate(held)}
+            seq -= len(held) + 1
+            endless = level == L0 and draw(st.booleans()) and last == borders[-1]
+            sst = info(
+                number, level, first, b"" if endless else last, [s for s, _ in of_sst.values()]
+            )
+            sst = (
+                replace(sst, max_seq=max(sst.max_seq, seq))
+                if of_sst
+                else replace(sst, min_seq=seq, max_seq=seq)
+            )
+            rows[sst.id] = of_sst
+            found.append(sst)
+        if level == L0:
+            l0 += found
+        else:
+            runs.append(SortedRun.of(level, found))
+    return Model(Tree(1, 1, 1_000, newest_first(l0), runs, ()), rows)
+
+
+def merged(model: Model, job: RangeJob) -> Model:
+    """The tree when the job is published, without any tombstone of what it merged."""
+    newest: dict[bytes, tuple[int, bool]] = {}
+    for source in job.sources:
+        for sst in source:
+            for key, row in model.rows[sst.id].items():
+                newest.setdefault(key, row)
+    kept = {key: row for key, row in newest.items() if not row[1]}
+    gone = {sst.id for sst in job.inputs}
+    runs = {run.level: [s for s in run.ssts if s.id not in gone] for run in model.tree.runs}
+    rows = dict(model.rows)
+    # In SSTs of two rows, so that outputs have gaps between them, and inside.
+    keys = sorted(kept)
+    for at in range(0, len(keys), 2):
+        part = keys[at : at + 2]
+        sst = info(900 + at, job.target_level, part[0], part[-1], [kept[key][0] for key in part])
+        rows[sst.id] = {key: kept[key] for key in part}
+        runs.setdefault(job.target_level, []).append(sst)
+    tree = replace(
+        model.tree,
+        l0=[s for s in model.tree.l0 if s.id not in gone],
+        runs=[SortedRun.of(level, ssts) for level, ssts in sorted(runs.items()) if ssts],
+    )
+    return Model(tree, rows)
+
+
+ranges = st.tuples(st.sampled_from([b"", *KEYS]), st.sampled_from([b"", *KEYS])).map(
+    lambda pair: KeyRange(min(pair), max(pair)) if all(pair) else KeyRange(pair[0], b"")
+)
+
+
+@given(models(), ranges, st.integers(900, 1_000))
+def test_no_read_changes(model: Model, keys: KeyRange, reserved_seq: int) -> None:
+    """Every key has the same newest version before and after, and outputs stand in one run (I2).
+
+    Whatever came after the reservation, and so is left out as far as possible.
+    """
+    job = pick_range(model.tree, keys, reserved_seq=reserved_seq)
+    if job is None:
+        assert not any(
+            overlaps(sst, keys) and sst.min_seq <= reserved_seq
+            for sst in [*model.tree.l0, *(s for run in model.tree.runs for s in run.ssts)]
+        )
+        return
+    after = merged(model, job)
+    assert {key: after.read(key) for key in KEYS} == {key: model.read(key) for key in KEYS}
+
+
+@given(models(), ranges)
+def test_nothing_of_the_range_stays_above(model: Model, keys: KeyRange) -> None:
+    """All that overlaps the range is taken, so what is left of its keys is in the last level."""
+    job = pick_range(model.tree, keys, reserved_seq=1_000)
+    taken = {sst.id for sst in job.inputs} if job is not None else set()
+    for sst in [*model.tree.l0, *(s for run in model.tree.runs for s in run.ssts)]:
+        assert sst.id in taken or not overlaps(sst, keys)
+
+
+@given(models(), ranges)
+def test_what_is_taken_hangs_together(model: Model, keys: KeyRange) -> None:
+    """What is taken beyond the range overlaps something newer that is taken: no more is read."""
+    job = pick_range(model.tree, keys, reserved_seq=1_000)
+    if job is None:
+        return
+    newer: list[SstInfo] = []
+    for source in job.sources:
+        for sst in source:
+            assert overlaps(sst, keys) or any(
+                sst.first_key <= upper_bound(each) and each.first_key <= upper_bound(sst)
+                for each in newer
+            )
+        newer += source
+
+
+def test_older_ones_come_along_by_their_whole_range() -> None:
+    """An SST of L0 that reaches beyond the range takes all older ones there with it."""
+    wide = info(1, L0, b"05", b"15", [50])
+    far, near, other = (
+        info(2, 6, b"12", b"14", [20]),
+        info(3, 6, b"05", b"06", [21]),
+        info(4, 7, b"20", b"22", [5]),
+    )
+    newer = info(5, L0, b"14", b"23", [60])
+    runs = [SortedRun.of(6, [near, far]), SortedRun.of(7, [other])]
+    job = pick_range(
+        Tree(1, 1, 60, [newer, wide], runs, ()), KeyRange(b"05", b"06"), reserved_seq=60
+    )
+    assert job == RangeJob([[wide], [near, far]], LAST_LEVEL)
+
+
+def test_ssts_of_one_load_are_one_source() -> None:
+    """They have one number and do not overlap, so a reader needs memory for one of them."""
+    load = [info(number, L0, b"%02d" % number, b"%02d" % number, [7]) for number in range(9)]
+    job = pick_range(Tree(1, 1, 7, load, (), ()), ALL, reserved_seq=7)
+    assert job is not None
+    assert [len(source) for source in job.sources] == [9]
+
+
+def test_records_are_none_of_it() -> None:
+    """Idempotency records have keys of another space."""
+    record = info(1, SYSTEM_LEVEL, b"a", b"b", [3])
+    assert pick_range(Tree(1, 1, 3, (), (), [record]), ALL, reserved_seq=3) is None
+
+
+def test_what_is_merged_needs_no_job() -> None:
+    """All in the last level, without tombstones or expired values: nothing would be dropped."""
+    sst = info(1, LAST_LEVEL, b"a", b"b", [3])
+    assert is_merged(RangeJob([[sst]], LAST_LEVEL), 10)
+    assert is_merged(RangeJob([[replace(sst, first_expiry_ms=11)]], LAST_LEVEL), 10)
+    for other in (
+        replace(sst, level=6),
+        replace(sst, tombstone_count=1),
+        replace(sst, first_expiry_ms=10),
+    ):
+        assert not is_merged(RangeJob([[sst], [other]], LAST_LEVEL), 10)

@@ -1,0 +1,165 @@
+"""Blocks as arrays, beside what the format package makes of the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.errors import BadChecksum, BadStructure, CorruptObject, Truncated
+from shalekv.format.block_frame import Codec
+from shalekv.format.columns import Columns, columns_of
+from shalekv.format.section import Section
+from shalekv.format.sst import Sst, open_sst
+from shalekv.format.sst_encode import encode_sst
+from shalekv_spark.arrow import blocks
+from shalekv_spark.arrow.blocks import rows_of_blocks
+from shalekv_spark.arrow.rows import Rows, joined, rows_of
+from tests.unit.format.forging import resealed
+from tests.unit.format.samples import LEVEL_NAME, properties, put, tombstone
+from tests.unit.spark_arrow.ground import CODECS, by_key
+
+ALL_FLAGS = [
+    *(put(b"a%03d" % number, 7, b"v" * 9) for number in range(30)),  # one number for all
+    *(put(b"b%03d" % number, 100 - number, b"", number % 2) for number in range(30)),
+    *(tombstone(b"c%03d" % number, number + 1) for number in range(30)),
+    *(put(b"d", 90 - number, b"version %d" % number) for number in range(30)),
+]
+
+
+def encoded(entries: Sequence[Entry], codec: Codec = Codec.NONE, block_bytes: int = 100) -> bytes:
+    """An SST."""
+    return encode_sst(properties(LEVEL_NAME), entries, block_bytes=block_bytes, codec=codec)
+
+
+def opened(data: bytes, listed_seq: int = 0) -> Sst:
+    """The SST, whose checksums match."""
+    return open_sst(LEVEL_NAME, data, database_id=None, listed_seq=listed_seq)
+
+
+def rows_in(sst: Sst, *, with_values: bool = True) -> Rows:
+    """All points, decoded at once."""
+    numbers = sst.index.blocks_of(Section.POINTS)
+    end = sst.index[numbers[-1]].offset + sst.index[numbers[-1]].length
+    data = sst.data[sst.index[numbers[0]].offset : end]
+    return rows_of_blocks(sst.index, numbers, data, with_values=with_values)
+
+
+def columns_in(sst: Sst) -> Columns:
+    """The same by the format package."""
+    return columns_of([*sst.entries()])
+
+
+def told(rows: Rows) -> list[list[Any] | None]:
+    """All columns, so that they can be compared."""
+    values = None if rows.values is None else rows.values.to_pylist()
+    kinds = None if rows.kinds is None else rows.kinds.tolist()
+    expire_at_ms = None if rows.expire_at_ms is None else rows.expire_at_ms.tolist()
+    return [rows.keys.to_pylist(), values, rows.seqs.tolist(), kinds, expire_at_ms]
+
+
+def outcome(work: Callable[[], Rows]) -> object:
+    """What comes of it: rows, or an error."""
+    try:
+        return told(work())
+    except CorruptObject as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("block_bytes", [100, 100_000])
+@pytest.mark.parametrize("with_values", [True, False])
+def test_all_that_blocks_may_have(
+    monkeypatch: pytest.MonkeyPatch, codec: Codec, block_bytes: int, *, with_values: bool
+) -> None:
+    """Numbers and expiry for all rows or for each, tombstones and versions: no row is decoded by
+    itself, and nothing differs.
+    """
+
+    def refused(*_: object) -> Columns:
+        raise AssertionError("decoded row by row")
+
+    monkeypatch.setattr(blocks, "read_block", refused)
+    sst = opened(encoded(ALL_FLAGS, codec, block_bytes))
+    expected = rows_of(columns_in(sst), with_values=with_values)
+    assert told(rows_in(sst, with_values=with_values)) == told(expected)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(CODECS), st.sampled_from([32, 200, 5_000]))
+def test_random_rows(seed: int, codec: Codec, block_bytes: int) -> None:
+    """Whatever the rows are, they come as they were written."""
+    random = Random(seed)
+    versions = {(random.randbytes(random.randint(0, 3)), random.randint(1, 9)) for _ in range(40)}
+    entries = by_key(
+        Entry(key, seq, Kind.PUT, random.randbytes(random.randint(0, 30)), random.choice((0, 5)))
+        if random.random() < 0.8
+        else Entry(key, seq, Kind.TOMBSTONE)
+        for key, seq in versions
+    )
+    sst = opened(encoded(entries, codec, block_bytes))
+    assert told(rows_in(sst)) == told(rows_of(columns_in(sst), with_values=True))
+
+
+def test_rows_of_a_load() -> None:
+    """Rows that were written without a number have the one that lists their file."""
+    entries = [put(b"%03d" % number, 0, b"v") for number in range(50)]
+    rows = rows_in(opened(encoded(entries), listed_seq=12))
+    assert set(rows.seqs.tolist()) == {12}
+
+
+def test_parts_are_not_copied_and_join_again() -> None:
+    """What is cut from rows are the same rows, also where columns are absent."""
+    rows = rows_in(opened(encoded(ALL_FLAGS)))
+    plain = rows.part(0, 10)
+    parts = [replace(plain, kinds=None, expire_at_ms=None), rows.part(10, 70), rows.part(70, 120)]
+    assert told(joined(parts)) == told(rows)
+    assert plain.values.buffers()[2].address == rows.values.buffers()[2].address
+
+
+def test_bytes_that_were_damaged() -> None:
+    """A checksum that does not match, and bytes that are missing, are refused as always."""
+    sst = opened(encoded(ALL_FLAGS))
+    numbers = sst.index.blocks_of(Section.POINTS)
+    end = sst.index[numbers[-1]].offset + sst.index[numbers[-1]].length
+    damaged = bytearray(sst.data[:end])
+    damaged[end // 2] ^= 1
+    with pytest.raises(BadChecksum):
+        rows_of_blocks(sst.index, numbers, bytes(damaged), with_values=False)
+    with pytest.raises(Truncated):
+        rows_of_blocks(sst.index, numbers, sst.data[: end - 8], with_values=False)
+
+
+def test_blocks_out_of_order() -> None:
+    """Each block may be in order, and so may their first keys: they overlap all the same."""
+    data = encoded(
+        [put(b"a", 1, bytes(60)), put(b"d", 1, bytes(60)), put(b"e", 1, bytes(60))], block_bytes=140
+    )
+    forged = data.replace(b"ad" + bytes(60), b"az" + bytes(60))
+    assert forged != data
+    with pytest.raises(BadStructure, match="ends with the same key or above"):
+        rows_in(opened(resealed(LEVEL_NAME, data, forged)))
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(CODECS))
+def test_what_a_writer_did_wrong(seed: int, codec: Codec) -> None:
+    """Bytes that break the format, under checksums that match, are refused with the same error;
+    what breaks nothing is read the same.
+    """
+    random = Random(seed)
+    data = encoded(ALL_FLAGS, codec, random.choice((100, 700)))
+    end = opened(data).footer.layout.filter_offset
+    forged = bytearray(data)
+    for _ in range(random.randint(1, 2)):
+        at = random.randrange(end)
+        forged[at] = random.choice((0, 1, 2, 3, 255, forged[at] ^ 1, forged[at] ^ 128))
+    sst = opened(resealed(LEVEL_NAME, data, bytes(forged)))
+    right = outcome(lambda: rows_of(columns_in(sst), with_values=True))
+    assert outcome(lambda: rows_in(sst)) == right

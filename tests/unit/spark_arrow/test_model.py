@@ -1,0 +1,174 @@
+"""What a task reads, against what it must, over everything that a key can go through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shalekv.core.compaction.publish import CompactorId
+from shalekv.core.compaction.remains import OlderKeys
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KeyRange
+from shalekv.core.lease import RANDOM_BYTES, new_lease_id
+from shalekv.engine.compaction.outputs import Authorship
+from shalekv.engine.compaction.pace import Pace
+from shalekv.engine.compaction.part import Part, run_part
+from shalekv.format.names import level_name
+from shalekv.settings import MIB, LevelSettings
+from tests.unit.format.samples import DATABASE_ID
+from tests.unit.spark_arrow.ground import (
+    NOW_MS,
+    Ground,
+    expected,
+    expected_versions,
+    is_range,
+    rows_of_task,
+)
+
+# Of one length; with what looks the same for more than eight bytes; ends of others; none at all.
+KEYS = (
+    [b"%04d" % number for number in range(40)],
+    [b"a long prefix %s%d" % (b"x" * (number % 12), number % 7) for number in range(40)],
+    [
+        b"",
+        b"\x00",
+        b"\x00\x00",
+        b"a",
+        b"a\x00",
+        b"a\x00\x00",
+        b"a" * 30,
+        b"b",
+        b"\xff",
+        b"\xff\xff",
+    ],
+)
+
+
+def commit(random: Random, keys: Sequence[bytes], seq: int) -> list[Entry]:
+    """The changes of one commit; at most one of each key, and ranges."""
+    entries = []
+    for key in random.sample(keys, random.randint(1, min(6, len(keys)))):
+        if random.random() < 0.25:
+            at_ms = random.choice((0, 0, NOW_MS - 5))
+            entries.append(Entry(key, seq, Kind.TOMBSTONE, b"", at_ms))
+        else:
+            at_ms = random.choice((0, 0, 0, 1, NOW_MS - 1, NOW_MS, NOW_MS + 1, 2**50))
+            value = random.randbytes(random.choice((0, 3, 40)))
+            entries.append(Entry(key, seq, Kind.PUT, value, at_ms))
+    if random.random() < 0.15:
+        start, end = sorted(random.sample(keys, 2))
+        entries.append(Entry(start, seq, Kind.RANGE_TOMBSTONE, random.choice((end, end, b""))))
+    return entries
+
+
+def made(random: Random, keys: Sequence[bytes], *, levels_only: bool = False) -> Ground:
+    """Commits in order, a few after each other in each object."""
+    ground, seq = Ground(random), 0
+    kinds = ["run", "run", "run", "load"] + ([] if levels_only else ["wal", "tail"])
+    for _ in range(random.randint(1, 8)):
+        kind = random.choice(kinds)
+        entries: list[Entry] = []
+        for _ in range(1 if kind == "load" else random.randint(1, 6)):
+            seq += random.randint(1, 3)
+            entries += commit(random, keys, seq)
+        if kind == "load":
+            ground.add_load([entry for entry in entries if not is_range(entry)])
+        elif kind == "wal":
+            ground.add_wal(entries)
+        elif kind == "tail":
+            ground.add_tail(entries)
+        else:
+            ground.add_run(entries, sorted(random.sample(keys, random.randint(0, 3))))
+    random.shuffle(ground.sources)  # numbers alone tell what is newer
+    return ground
+
+
+def bounds(random: Random, keys: Sequence[bytes]) -> KeyRange:
+    """All keys, or some."""
+    start, end = sorted(random.sample(keys, 2))
+    return KeyRange(random.choice((b"", b"", start)), random.choice((b"", b"", end)))
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(KEYS), st.sampled_from([0, 3_000, 64 * MIB]))
+def test_a_task_reads_the_newest_versions(
+    seed: int, keys: Sequence[bytes], memory_bytes: int
+) -> None:
+    """Each key that is there, once, as its newest version in the state says it; no other (I2)."""
+    random = Random(seed)
+    ground = made(random, keys)
+    newest = max(entry.seq for entry in ground.stored)
+    task = ground.task(
+        keys=bounds(random, keys),
+        seq=random.choice((newest, random.randint(1, newest))),
+        now_ms=random.choice((0, NOW_MS, 2**51)),
+        memory_bytes=memory_bytes,
+    )
+    found = asyncio.run(rows_of_task(ground.store, task))
+    right = [(e.key, e.value, e.seq, e.expire_at_ms) for e in expected(task, ground.stored)]
+    latest_ms = 253_402_300_799_999
+    assert found == [(*row[:-1], min(row[-1], latest_ms)) for row in right]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(KEYS), st.sampled_from([0, 3_000, 64 * MIB]))
+def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int) -> None:
+    """Each version that is stored, once, by key and from the newest to the oldest, and which of
+    them a read sees.
+    """
+    random = Random(seed)
+    ground = made(random, keys)
+    newest = max(entry.seq for entry in ground.stored)
+    task = ground.task(
+        keys=bounds(random, keys),
+        seq=random.choice((newest, random.randint(1, newest))),
+        columns=("is_live", "key", "kind", "seq", "value_bytes"),
+        all_versions=True,
+        memory_bytes=memory_bytes,
+    )
+    found = asyncio.run(rows_of_task(ground.store, task))
+    assert found == [
+        (is_live, entry.key, entry.kind, entry.seq, len(entry.value))
+        for entry, is_live in expected_versions(task, ground.stored)
+    ]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(KEYS))
+def test_a_task_reads_what_a_compaction_leaves(seed: int, keys: Sequence[bytes]) -> None:
+    """The engine's own merge of the same sources, with nothing below them, keeps the same rows."""
+    random = Random(seed)
+    ground = made(random, keys, levels_only=True)
+    ordered = sorted(ground.sources, key=lambda run: max(info.max_seq for info in run))
+    part = Part(
+        author=Authorship(
+            DATABASE_ID, CompactorId(1, bytes(16)), new_lease_id(1, bytes(RANDOM_BYTES)), 1
+        ),
+        target_level=1,
+        sources=ordered[::-1],
+        keys=KeyRange(b"", b""),
+        older=OlderKeys(),
+        expiry_horizon_ms=NOW_MS,
+        cuts=(),
+        levels=LevelSettings(),
+        memory_bytes=MIB,
+        bytes_per_s=0,
+    )
+    task = ground.task(memory_bytes=3_000)
+
+    async def both() -> tuple[list[Entry], list[tuple[object, ...]]]:
+        store = ground.store
+        merged = await run_part(store, part, Pace(store.runtime.clock, 0))
+        left = [
+            entry
+            for info in merged.outputs
+            for entry in ground.levels.sst(level_name(info.id)).entries()
+        ]
+        return left, await rows_of_task(store, task)
+
+    left, found = asyncio.run(both())
+    assert [row[:3] for row in found] == [(e.key, e.value, e.seq) for e in left]

@@ -1,0 +1,1 @@
+"""Loads of the pipeline, without Spark: rows, blocks, tasks, reports and commits."""
