@@ -75,14 +75,16 @@ async def write_numbers(client: Client, numbers: Sequence[int]) -> None:
 
 @asynccontextmanager
 async def writing(address: str) -> AsyncIterator[None]:
-    """Writes go on, one round after the other."""
+    """Writes go on, one after the other, and many at once now and then."""
     stop = asyncio.Event()
 
     async def write() -> None:
         async with Client(address) as client:
             number = 0
             while not stop.is_set():
-                await mix(client, Random(f"beside {number}"))
+                if number % 20 == 0:
+                    await mix(client, Random(f"beside {number}"))
+                await client.put(b"%05d" % (number * 7 % KEYS), b"beside %d" % number)
                 number += 1
 
     async with asyncio.TaskGroup() as tasks:

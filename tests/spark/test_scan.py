@@ -28,7 +28,8 @@ from tests.spark.scan_ground import (
     writing,
 )
 
-ROUNDS = 3
+# How much of the WAL travels with the tasks of each scan; the rest they read.
+TAILS_BYTES = (64 << 20, 20_000)
 
 
 async def test_scan_is_what_a_server_shows_while_all_goes_on(
@@ -38,21 +39,21 @@ async def test_scan_is_what_a_server_shows_while_all_goes_on(
     a writer, a compactor and a collector work; also in a range, and in a join with itself.
     """
     server = await serve(processes, ground, *BUSY)
-    await fill(server.listen, rounds=5)
+    await fill(server.listen, rounds=3)
     async with writing(server.listen):
-        for number in range(ROUNDS):
+        for number, tail_bytes in enumerate(TAILS_BYTES):
             with await at_once(lambda: pin(ground.url, store=ground.store, ttl_s=20)) as pinned:
                 start, end = b"%05d" % (300 * number), b"%05d" % (1_200 + 300 * number)
                 frame = await at_once(
-                    lambda start=start, end=end, pinned=pinned: scan(  # type: ignore[misc]
+                    lambda start=start, end=end, pinned=pinned, tail_bytes=tail_bytes: scan(  # type: ignore[misc]
                         spark,
                         ground.url,
                         start=start,
                         end=end,
                         columns=COLUMNS,
                         snapshot=pinned,
-                        partition_bytes=20_000,
-                        tail_memory_bytes=(0, 100_000, 64 << 20)[number],
+                        partition_bytes=100_000,
+                        tail_memory_bytes=tail_bytes,
                         store=ground.store,
                     )
                 )

@@ -1,6 +1,6 @@
 """Bulk loads: a frame becomes one commit of a database, written by Spark's tasks.
 
-    bulk_load(df, "s3://bucket/database", load_id="users of 2024-06-01")
+    bulk_load(df, "s3://bucket/database", load_id="users of June")
 
 Tasks write the files, the writer of the database publishes them by one record: all of the load is
 seen, or nothing of it. The same `load_id` is applied once, however often it is run.

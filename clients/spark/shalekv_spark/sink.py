@@ -44,14 +44,14 @@ def write_stream(
     rows with one key in one batch need a rule, `on_duplicate`. `name` is that of the query, and
     of the stream in the database, which remembers its last batch for ever. `checkpoint` is where
     Spark keeps how far the query is; None: where the session says, in a folder of that name.
-    `trigger` is given to Spark's `trigger`, as ``{"availableNow": True}``. `output_mode` is Spark's:
-    ``update`` takes of an aggregate the groups that a batch has changed.
+    `trigger` is given to Spark's `trigger`, as ``{"availableNow": True}``. `output_mode` is that of
+    Spark: ``update`` takes of an aggregate the groups that a batch has changed.
 
     Raises `InvalidRequest` for a frame or a name that will not do, `InvalidSetting` for an option,
     or for a checkpoint that is new although the database has batches of this name, and
     `DatabaseNotFound`. A batch that cannot be loaded ends the query.
     """
-    _check_name(name)
+    check_name(name)
     plan = LoadPlan.of(url, options)
     if not df.isStreaming:
         raise InvalidRequest("df", "it is no stream: use bulk_load")
@@ -81,13 +81,15 @@ def write_stream(
     return writer.start()
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raise `InvalidRequest` unless a stream can have this name."""
     try:
         check_load_id(name)
     except InvalidRequest as error:
         raise InvalidRequest("name", error.problem) from None
-    if len(name.encode()) > LOAD_ID_BYTES_MAX - _NUMBER_BYTES_MAX:
-        problem = f"{len(name.encode())} bytes, and {LOAD_ID_BYTES_MAX - _NUMBER_BYTES_MAX} fit"
+    length, most = len(name.encode()), LOAD_ID_BYTES_MAX - _NUMBER_BYTES_MAX
+    if length > most:
+        problem = f"{length} bytes, and the name of a stream has {most} at most"
         raise InvalidRequest("name", problem)
     if not name.isprintable() or "/" in name:
         raise InvalidRequest("name", f"{name!r} holds what is not to be printed, or a slash")

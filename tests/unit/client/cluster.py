@@ -202,7 +202,7 @@ class Cluster:
         """A new writer with the data of the old one, which nobody has told of yet."""
         old, new = self.writer.state, await self.add()
         new.state.data, new.state.seq = dict(old.data), old.seq + (1 << 32)
-        new.state.replies = dict(old.replies)
+        new.state.replies, new.state.loads = dict(old.replies), dict(old.loads)
         new.state.epoch = old.epoch + 1
         self.writer = new
         return new

@@ -140,6 +140,7 @@ class DictServer:
         admin: Methods = {
             "Status": unary(self._status, admin_pb2.StatusRequest.FromString, replies),
             "Stats": unary(self._stats, admin_pb2.StatsRequest.FromString, replies),
+            "IngestSst": unary(self._answer, admin_pb2.IngestSstRequest.FromString, replies),
         }
         server.add_generic_rpc_handlers(
             [

@@ -15,7 +15,7 @@ from google.rpc import status_pb2
 
 from shalekv import errors
 from shalekv.rpc.status import status_of
-from shalekv.v1 import kv_pb2
+from shalekv.v1 import admin_pb2, kv_pb2
 
 EPOCH = 7
 DATABASE_ID = bytes(range(16))
@@ -91,6 +91,7 @@ class State:
     requests: list[Any] = field(default_factory=list)
     failures: deque[Failure | None] = field(default_factory=deque)  # of the next; None: works
     replies: dict[bytes, tuple[bytes, Message]] = field(default_factory=dict)  # by idempotency key
+    loads: dict[str, int] = field(default_factory=dict)  # by id, with the sequence number
 
     def header(self) -> kv_pb2.ReplyHeader:
         """What every reply says."""
@@ -153,8 +154,21 @@ class State:
                 return reply
             case kv_pb2.TxnRequest():
                 return self._txn(request)
+            case admin_pb2.IngestSstRequest():
+                return self._ingest(request)
             case _:
                 return self._write(request)
+
+    def _ingest(self, request: admin_pb2.IngestSstRequest) -> admin_pb2.IngestSstReply:
+        was_before = request.load_id in self.loads
+        if not was_before:
+            self.seq += 1
+            self.loads[request.load_id] = self.seq
+        header = self.header()
+        header.seq = self.loads[request.load_id]
+        if was_before:
+            header.ClearField("wal_id")
+        return admin_pb2.IngestSstReply(header=header, already_applied=was_before)
 
     def _get(self, key: bytes) -> kv_pb2.GetReply:
         found = self.data.get(key)

@@ -54,6 +54,7 @@ class Ground:
     """Objects, and all that is in them."""
 
     random: Random
+    block_bytes: Sequence[int] = (32, 300)  # one or the other
     levels: Levels = field(default_factory=Levels)
     sources: list[list[SstInfo]] = field(default_factory=list)
     wal: list[WalSlot] = field(default_factory=list)
@@ -94,7 +95,7 @@ class Ground:
             properties(name),
             by_key(points),
             by_key(ranges),
-            block_bytes=self.random.choice((32, 300)),
+            block_bytes=self.random.choice(self.block_bytes),
             codec=self.random.choice(CODECS),
         )
         assert finish(self.levels.store.create(name, data)) == Created()
@@ -128,7 +129,7 @@ class Ground:
             L0,
             by_key(points),
             by_key(ranges),
-            block_bytes=self.random.choice((32, 300)),
+            block_bytes=self.random.choice(self.block_bytes),
             codec=self.random.choice(CODECS),
         )
 

@@ -91,7 +91,7 @@ def test_all_that_blocks_may_have(
     assert told(rows_in(sst, with_values=with_values)) == told(expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(CODECS), st.sampled_from([32, 200, 5_000]))
 def test_random_rows(seed: int, codec: Codec, block_bytes: int) -> None:
     """Whatever the rows are, they come as they were written."""
@@ -147,7 +147,7 @@ def test_blocks_out_of_order() -> None:
         rows_in(opened(resealed(LEVEL_NAME, data, forged)))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(CODECS))
 def test_what_a_writer_did_wrong(seed: int, codec: Codec) -> None:
     """Bytes that break the format, under checksums that match, are refused with the same error;

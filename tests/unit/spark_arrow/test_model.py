@@ -93,7 +93,7 @@ def bounds(random: Random, keys: Sequence[bytes]) -> KeyRange:
     return KeyRange(random.choice((b"", b"", start)), random.choice((b"", b"", end)))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(KEYS), st.sampled_from([0, 3_000, 64 * MIB]))
 def test_a_task_reads_the_newest_versions(
     seed: int, keys: Sequence[bytes], memory_bytes: int
@@ -114,7 +114,7 @@ def test_a_task_reads_the_newest_versions(
     assert found == [(*row[:-1], min(row[-1], latest_ms)) for row in right]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(KEYS), st.sampled_from([0, 3_000, 64 * MIB]))
 def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int) -> None:
     """Each version that is stored, once, by key and from the newest to the oldest, and which of
@@ -137,7 +137,7 @@ def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int) -> No
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(KEYS))
 def test_a_task_reads_what_a_compaction_leaves(seed: int, keys: Sequence[bytes]) -> None:
     """The engine's own merge of the same sources, with nothing below them, keeps the same rows."""

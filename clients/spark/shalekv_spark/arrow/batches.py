@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shalekv.core.entry import NO_EXPIRY, Kind
-from shalekv_spark.arrow.rows import Bools, Rows
+from shalekv_spark.arrow.rows import Bools, Rows, bits_buffer, bools_array, numbers_array
 from shalekv_spark.arrow.task import TYPES, schema_of
 
 BATCH_ROWS = 1 << 16
@@ -22,9 +22,10 @@ _US_PER_MS = 1_000
 class Batches:
     """Cuts what it is given into batches, and puts small ones together."""
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        """`columns` are names in `TYPES`."""
+    def __init__(self, columns: Sequence[str], batch_bytes: int = BATCH_BYTES) -> None:
+        """`columns` are names in `TYPES`; a batch has about `batch_bytes` of keys and values."""
         self._columns = columns
+        self._batch_bytes = batch_bytes
         self._schema = schema_of(columns)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
@@ -36,15 +37,15 @@ class Batches:
         arrays = [_column(name, rows, live) for name in self._columns]
         size_bytes = rows.size_bytes
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        if len(rows) * _SMALL < BATCH_ROWS and size_bytes * _SMALL < BATCH_BYTES:
+        if len(rows) * _SMALL < BATCH_ROWS and size_bytes * _SMALL < self._batch_bytes:
             self._waiting.append(batch)
             self._waiting_rows += len(rows)
             self._waiting_bytes += size_bytes
-            if self._waiting_rows >= BATCH_ROWS or self._waiting_bytes >= BATCH_BYTES:
+            if self._waiting_rows >= BATCH_ROWS or self._waiting_bytes >= self._batch_bytes:
                 yield from self.rest()
             return
         yield from self.rest()
-        count = max(-(-len(rows) // BATCH_ROWS), -(-size_bytes // BATCH_BYTES))
+        count = max(-(-len(rows) // BATCH_ROWS), -(-size_bytes // self._batch_bytes))
         step = -(-len(rows) // count)
         for start in range(0, len(rows), step):
             yield batch.slice(start, step)
@@ -67,13 +68,14 @@ def _column(name: str, rows: Rows, live: Bools | None) -> pa.Array:
     if name == "value_bytes":
         return pc.binary_length(rows.values)
     if name == "seq":
-        return pa.array(rows.seqs.view(np.int64), kind)
+        return numbers_array(rows.seqs, kind)
     if name == "expire_at":
         return _timestamps(rows)
     if name == "kind":
         kinds = rows.kinds
-        return pa.array(np.full(len(rows), Kind.PUT, np.uint8) if kinds is None else kinds, kind)
-    return pa.array(np.ones(len(rows), np.bool_) if live is None else live, kind)
+        kinds = np.full(len(rows), Kind.PUT, np.uint8) if kinds is None else kinds
+        return numbers_array(kinds, kind)
+    return bools_array(np.ones(len(rows), np.bool_) if live is None else live)
 
 
 def _timestamps(rows: Rows) -> pa.Array:
@@ -81,4 +83,5 @@ def _timestamps(rows: Rows) -> pa.Array:
     if rows.expire_at_ms is None:
         return pa.nulls(len(rows), kind)
     at_us = np.minimum(rows.expire_at_ms, np.uint64(_LAST_MS)).astype(np.int64) * _US_PER_MS
-    return pa.array(at_us, kind, mask=rows.expire_at_ms == NO_EXPIRY)
+    expires = bits_buffer(rows.expire_at_ms != NO_EXPIRY)
+    return pa.Array.from_buffers(kind, len(rows), [expires, pa.py_buffer(at_us)])

@@ -24,7 +24,7 @@ from shalekv.format.columns import Columns
 from shalekv.format.index import BlockIndex
 from shalekv.format.section import KINDS_OF, Section
 from shalekv.format.sst import read_block
-from shalekv_spark.arrow.rows import Bytes, Numbers, Rows, rows_of
+from shalekv_spark.arrow.rows import Bytes, Numbers, Rows, bools_of, numbers_array, rows_of
 
 _SECTION = Section.POINTS
 _COLUMNS_AT = HEADER_BYTES + 8
@@ -167,7 +167,7 @@ class _Group:
         kinds = self._kinds(value_offsets)
         seqs = self._seqs()
         keys = _binary(key_offsets, self._joined(self._keys_at, self._key_bytes))
-        firsts = pa.array(self._rows.cumsum() - self._rows)
+        firsts = numbers_array(self._rows.cumsum() - self._rows, pa.int64())
         _demand(pc.all(pc.equal(keys.take(firsts), self._handles.first_keys)).as_py())
         _check_order(keys, seqs)
         values = None
@@ -257,7 +257,7 @@ def _check_order(keys: pa.BinaryArray, seqs: Numbers) -> None:
     if pc.all(pc.less(before, after), min_count=0).as_py():
         return
     _demand(pc.all(pc.less_equal(before, after)).as_py())
-    same = pc.equal(before, after).to_numpy(zero_copy_only=False)
+    same = bools_of(pc.equal(before, after))
     _demand((seqs[:-1][same] > seqs[1:][same]).all())
 
 

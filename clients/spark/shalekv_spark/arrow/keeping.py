@@ -66,7 +66,8 @@ class SnapshotKeeper:
 
         Raises `SnapshotNotFound` and `StoreError`.
         """
-        # The clock is read first: what has not expired now had not when the manifest was read.
+        # The clock first: what is found afterwards had not expired when the clock was asked, so
+        # everything that was read before was protected.
         now_ms = await self._store.reads.now_ms()
         manifest = await self._stored.refresh()
         found = next((each for each in manifest.snapshots if each.id == self._id), None)

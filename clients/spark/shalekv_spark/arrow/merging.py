@@ -17,7 +17,7 @@ import pyarrow as pa
 from shalekv.core.entry import NO_EXPIRY, Kind
 from shalekv.core.range_tombstones import RangeTombstones
 from shalekv_spark.arrow.order import merged_order, repeated
-from shalekv_spark.arrow.rows import Bools, Order, Rows, joined
+from shalekv_spark.arrow.rows import Bools, Order, Rows, joined, numbers_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _picked(
 ) -> tuple[Rows, Bools | None]:
     """The rows in this order. Values are copied once, and those that are not shown not at all."""
     ordered = Rows(
-        rows.keys.take(pa.array(order)),
+        rows.keys.take(numbers_array(order, pa.int64())),
         None,
         rows.seqs[order],
         None if rows.kinds is None else rows.kinds[order],
@@ -107,7 +107,7 @@ def _picked(
     picked, live = _chosen(ordered, live, state)
     if rows.values is None:
         return picked, live
-    values = rows.values.take(pa.array(order))
+    values = rows.values.take(numbers_array(order, pa.int64()))
     return Rows(picked.keys, values, picked.seqs, picked.kinds, picked.expire_at_ms), live
 
 

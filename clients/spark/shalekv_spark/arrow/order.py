@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shalekv_spark.arrow.rows import Bools, Numbers, Order
+from shalekv_spark.arrow.rows import Bools, Numbers, Order, bools_of, numbers_array
 
 _WORD_BYTES = 8
 # Of a big-endian number, so many bytes from the left.
@@ -37,15 +37,13 @@ def merged_order(keys: pa.BinaryArray, least: bytes, greatest: bytes) -> tuple[O
     tied = repeats.copy()
     tied[:-1] |= repeats[1:]
     rows = order[tied]
-    found = keys.take(pa.array(rows))
+    found = keys.take(numbers_array(rows, pa.int64()))
     if not _is_sorted(found):
-        within = pc.sort_indices(found).to_numpy()
-        order[tied] = rows[within]
-        found = found.take(pa.array(within))
+        within = pc.sort_indices(found)
+        order[tied] = rows[np.frombuffer(within.buffers()[1], np.uint64, len(within))]
+        found = found.take(within)
     same = np.zeros(len(rows), np.bool_)
-    same[1:] = pc.equal(found.slice(1), found.slice(0, len(found) - 1)).to_numpy(
-        zero_copy_only=False
-    )
+    same[1:] = bools_of(pc.equal(found.slice(1), found.slice(0, len(found) - 1)))
     repeats[tied] = same
     return order, repeats
 
@@ -57,7 +55,7 @@ def repeated(keys: pa.BinaryArray) -> Bools | None:
     if not pc.any(equal, min_count=0).as_py():
         return None
     repeats = np.zeros(len(keys), np.bool_)
-    repeats[1:] = equal.to_numpy(zero_copy_only=False)
+    repeats[1:] = bools_of(equal)
     return repeats
 
 

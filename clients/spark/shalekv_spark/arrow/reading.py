@@ -17,7 +17,7 @@ from shalekv.engine.levels.origins import Origins
 from shalekv.engine.levels.parallel import in_parallel
 from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound, ShaleError
 from shalekv.store.cas import CasStore
-from shalekv_spark.arrow.batches import Batches
+from shalekv_spark.arrow.batches import BATCH_BYTES, Batches
 from shalekv_spark.arrow.keeping import SnapshotKeeper
 from shalekv_spark.arrow.merging import Part, State, shown
 from shalekv_spark.arrow.objects import LevelRows, WalRows
@@ -29,6 +29,7 @@ from shalekv_spark.arrow.task import ScanTask
 # of it (joined, and in order).
 _COPIES = 7
 _GROUP_BYTES_MAX = 8 << 20  # more at once is not faster
+_BATCH_BYTES_MIN = 64 << 10
 _PARALLEL_READS = 16
 
 
@@ -80,7 +81,8 @@ class _Scan:
         """All of them. Raises as `read`."""
         if self._keeper is not None and self._task.snapshot_ttl_s:
             self._keeping = self._tasks.create_task(self._keeper.keep())
-        batches = Batches(self._task.columns)
+        batch_bytes = min(self._task.memory_bytes // _COPIES, BATCH_BYTES)
+        batches = Batches(self._task.columns, max(batch_bytes, _BATCH_BYTES_MIN))
         try:
             async with aclosing(self._merged(batches)) as merged:
                 async for batch in merged:

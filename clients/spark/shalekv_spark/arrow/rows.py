@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +69,7 @@ class Rows:
         """The rows that are chosen."""
         if chosen.all():
             return self
-        mask = pa.array(chosen)
+        mask = bools_array(chosen)
         return Rows(
             self.keys.filter(mask),
             None if self.values is None else self.values.filter(mask),
@@ -76,6 +77,32 @@ class Rows:
             None if self.kinds is None else self.kinds[chosen],
             None if self.expire_at_ms is None else self.expire_at_ms[chosen],
         )
+
+
+def numbers_array(numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """The same numbers, where they lie; `kind` is of their width.
+
+    `pyarrow.array` would do, but imports pandas first, which takes a process a quarter of a second.
+    """
+    buffer = pa.py_buffer(np.ascontiguousarray(numbers))
+    return pa.Array.from_buffers(kind, len(numbers), [None, buffer])
+
+
+def bits_buffer(chosen: Bools) -> pa.Buffer:
+    """The same as Arrow has it, in the values of a column and in what is null."""
+    return pa.py_buffer(np.packbits(chosen, bitorder="little"))
+
+
+def bools_array(chosen: Bools) -> pa.BooleanArray:
+    """The same as an array."""
+    return pa.Array.from_buffers(pa.bool_(), len(chosen), [None, bits_buffer(chosen)])
+
+
+def bools_of(array: pa.BooleanArray) -> Bools:
+    """The same, of an array without nulls."""
+    bits = np.frombuffer(array.buffers()[1], np.uint8)
+    found = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
+    return found[array.offset :].view(np.bool_)
 
 
 def rows_of(columns: Columns, *, with_values: bool) -> Rows:

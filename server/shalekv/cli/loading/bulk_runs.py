@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
 
-FRAME_BYTES = 128 * 1024  # of keys and values; a larger row is a frame of its own
+FRAME_BYTES = 64 * 1024  # of keys and values; a larger row is a frame of its own
 ROW_BYTES = 250  # of a row in memory as objects, beside its key and its value, or a little more
 _HEAD = struct.Struct("=IIQ")
 _U32, _U64 = "I", "Q"

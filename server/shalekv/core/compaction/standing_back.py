@@ -8,10 +8,10 @@ that a read looks at few SSTs however long the job runs: SSTs which do not overl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
-from shalekv.core.compaction.window import hull
 from shalekv.core.sst_table import SstInfo
-from shalekv.core.tree import Tree, overlaps
+from shalekv.core.tree import Tree, upper_bound
 
 _EVEN = 2  # times as large as all newer ones together, a run is still merged with them
 
@@ -22,8 +22,7 @@ def new_runs(tree: Tree, reserved_seq: int) -> Sequence[Sequence[SstInfo]]:
     for info in tree.l0:
         if info.min_seq <= reserved_seq:
             continue
-        keys = hull([info])
-        if runs and not any(overlaps(other, keys) for other in runs[-1]):
+        if runs and not any(_overlap(info, other) for other in runs[-1]):
             runs[-1].append(info)
         else:
             runs.append([info])
@@ -46,3 +45,9 @@ def runs_to_merge(
     if count < count_min:
         return ()
     return [info for run in newest_first[:count] for info in run]
+
+
+def _overlap(one: SstInfo, other: SstInfo) -> bool:
+    """Whether they can't stand in one sorted run; neighbours there may share a border."""
+    low, high = sorted((one, other), key=attrgetter("first_key"))
+    return upper_bound(low) > high.first_key or low.first_key == high.first_key

@@ -25,6 +25,7 @@ from shalekv.errors import (
 from shalekv.format.names import level_name
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
+from shalekv.store.api import StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.unit.engine.bulk.loading_jobs import (
@@ -118,7 +119,7 @@ async def test_the_end_gives_the_lease_up() -> None:
 
 
 async def test_a_job_of_many_lives_of_its_lease_loses_nothing() -> None:
-    """The lease is renewed as long as the work goes on, and the collector beside it takes nothing."""
+    """The lease is renewed while the work goes on, and the collector beside it takes nothing."""
     ground = await Ground.created()
     clock = PassingClock(ground)
     store = on(ground, clock)
@@ -275,7 +276,7 @@ async def test_the_log_is_not_read_for_loads_that_nobody_registered() -> None:
     read: list[str] = []
 
     class Watched(MemoryStore):
-        async def get(self, name: str):  # type: ignore[no-untyped-def]
+        async def get(self, name: str) -> StoredObject:
             read.append(name)
             return await super().get(name)
 

@@ -1,0 +1,379 @@
+"""Compaction by tasks of Spark: of all keys and of some, beside servers, and with failures."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from shalekv.core.compaction.reserving import reservations
+from shalekv.core.compaction.shape import LAST_LEVEL
+from shalekv.core.lease import without_lease
+from shalekv.core.manifest import Manifest
+from shalekv.core.tree import SYSTEM_LEVEL
+from shalekv.engine.compaction.part import Part
+from shalekv.engine.compaction.range_parts import PartLimits
+from shalekv.engine.compaction.range_report import CompactionReport
+from shalekv.engine.compaction.range_run import RangeRequest, run_range
+from shalekv.errors import (
+    DatabaseNotFound,
+    InvalidRequest,
+    InvalidSetting,
+    LeaseLost,
+    ManifestConflict,
+    PartFailed,
+    StoreUnavailable,
+)
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import LevelSettings
+from shalekv_client import Client
+from shalekv_spark.compact import compact
+from shalekv_spark.compact_tasks import SparkParts, TaskOutcome, run_task
+from shalekv_spark.place import Place
+from tests.e2e.processes import Processes
+from tests.spark.conftest import Ground
+from tests.unit.engine.compaction.naive import NaiveTree, answers
+from tests.unit.engine.compaction.trial import (
+    Trial,
+    delete,
+    delete_range,
+    put,
+    small_settings,
+)
+
+KEYS = [b"key%04d" % n for n in range(400)]
+LEVELS = {"sst_bytes": 65_536, "block_bytes": 4_096}
+COMPACTOR = {"subcompaction_memory_bytes": 8 * 1024 * 1024, "expired_kept_s": 0}
+SMALL = (
+    *("--sst-bytes", "65536", "--subcompaction-memory-bytes", "8388608", "--block-bytes", "4096"),
+    *("--wal-trigger-count", "1", "--l0-trigger-count", "2", "--base-level-bytes", "65536"),
+    *("--compactor-poll-ms", "10", "--compactor-idle-poll-ms", "50"),
+)
+compact_small = partial(compact, levels=LEVELS, compactor=COMPACTOR, partition_bytes=100_000)
+
+
+@pytest.fixture
+async def trial(tmp_path: Path) -> Trial:
+    """A database in `tmp_path`: several versions in L0, with deletes of keys and of a range."""
+    random = Random(3)
+    trial = await Trial.begun(small_settings(sst_bytes=65_536, block_bytes=4_096))
+    for slot in range(3):
+        await trial.write(*([put(key, random.randbytes(300))] for key in KEYS[slot * 50 :]))
+    await trial.write([delete(key) for key in KEYS[::7]], [delete_range(KEYS[300], KEYS[320])])
+    await trial.write([put(b"expires", b"soon", trial.logical_time_ms + 5)])
+    await trial.write([put(b"later")], time_ms=10)
+    await trial.save(tmp_path)
+    return trial
+
+
+def place_of(trial_path: Path) -> Place:
+    """Where the database of a trial was saved."""
+    return Place.of(trial_path.as_uri())
+
+
+async def manifest_of(place: Place) -> Manifest:
+    """The current one."""
+    async with place.open() as store:
+        return await StoredManifest(store).refresh()
+
+
+async def check(trial: Trial, path: Path) -> tuple[Manifest, NaiveTree]:
+    """The levels hold what was written, told without any of the code that merges."""
+    async with place_of(path).open() as store:
+        manifest = await StoredManifest(store).refresh()
+        naive = await NaiveTree.read(store.reads, manifest)
+    now_ms = manifest.logical_time_ms
+    keys = [*KEYS, b"expires", b"later"]
+    assert naive.answers(keys, now_ms) == answers(trial.compacted(manifest), keys, now_ms)
+    return manifest, naive
+
+
+def objects(path: Path) -> list[Path]:
+    """All that is stored."""
+    return sorted(path.rglob("*"))
+
+
+async def test_one_version_of_each_key_is_left(
+    spark: SparkSession, trial: Trial, tmp_path: Path
+) -> None:
+    """Without a server, WAL included: tombstones, older versions and expired values are gone."""
+    report = await asyncio.to_thread(compact_small, spark, tmp_path.as_uri(), include_wal=True)
+    manifest, naive = await check(trial, tmp_path)
+    assert manifest.first_uncompacted_wal_id == len(trial.written)
+    assert {info.level for info in manifest.leveled_ssts} == {LAST_LEVEL}
+    alive = {*KEYS} - {*KEYS[::7]} - {*KEYS[300:320]} | {b"later"}
+    assert sorted(entry.key for entry in naive.entries()) == sorted(alive)
+    assert manifest.leases == ()
+    assert report.parts > 1
+    assert report.dropped_rows == report.input_rows - len(alive)
+    assert report.dropped_tombstones >= len(KEYS[::7])
+    assert report.output_ssts == len([*manifest.leveled_ssts])
+    assert str(report).count("\n") == 2, str(report)
+
+
+async def test_a_dry_run_shows_the_plan_and_touches_nothing(
+    spark: SparkSession, trial: Trial, tmp_path: Path
+) -> None:
+    """No object is written, no epoch claimed, no lease made."""
+    await asyncio.to_thread(compact_small, spark, tmp_path.as_uri(), include_wal=True)
+    before = objects(tmp_path)
+    plan = await asyncio.to_thread(
+        compact_small, spark, tmp_path.as_uri(), dry_run=True, force=True
+    )
+    assert (plan.is_dry_run, plan.is_done, plan.output_ssts) == (True, False, 0)
+    assert [level.level for level in plan.inputs] == [LAST_LEVEL]
+    assert plan.parts > 1
+    assert objects(tmp_path) == before
+    again = await asyncio.to_thread(compact_small, spark, tmp_path.as_uri())
+    assert not again.is_done
+    await check(trial, tmp_path)
+
+
+async def test_other_keys_are_not_rewritten(
+    spark: SparkSession, trial: Trial, tmp_path: Path
+) -> None:
+    """A key range takes the SSTs that overlap it, and leaves the others where they are."""
+    await asyncio.to_thread(compact_small, spark, tmp_path.as_uri(), include_wal=True)
+    before = {info.id: info for info in (await manifest_of(place_of(tmp_path))).leveled_ssts}
+    report = await asyncio.to_thread(
+        compact_small, spark, tmp_path.as_uri(), ("key0100", "key0110"), force=True
+    )
+    manifest, _ = await check(trial, tmp_path)
+    kept = [info for info in manifest.leveled_ssts if info.id in before]
+    assert report.input_ssts == len(before) - len(kept)
+    assert 0 < report.input_ssts < len(before)
+    assert all(info.last_key < b"key0100" or info.first_key >= b"key0110" for info in kept)
+
+
+def request() -> RangeRequest:
+    """A job in parts, for `run_range`."""
+    levels = LevelSettings.model_validate(LEVELS)
+    return RangeRequest(
+        limits=PartLimits(
+            part_bytes=60_000, memory_bytes=8 * 1024 * 1024, parallel_count=2, levels=levels
+        )
+    )
+
+
+async def compacted(place: Place, parts: SparkParts) -> CompactionReport:
+    """Run it."""
+    async with place.open() as store:
+        return await run_range(store, request(), parts)
+
+
+def fails_twice(place: Place, part: Part) -> TaskOutcome:
+    """The first two attempts write all that they have to, and fail then."""
+    outcome = run_task(place, part)
+    context = TaskContext.get()
+    assert context is not None
+    if context.attemptNumber() < 2:
+        raise StoreUnavailable(place.url, "create", "levels/", "as the test wants it")
+    return outcome
+
+
+def always_fails(place: Place, part: Part) -> TaskOutcome:
+    """Every attempt writes, and fails."""
+    run_task(place, part)
+    raise ZeroDivisionError("as the test wants it")
+
+
+@pytest.fixture
+async def leveled(trial: Trial, tmp_path: Path) -> Trial:
+    """The same database, all of it in L0."""
+    from shalekv.core.compaction.jobs import WalJob  # noqa: PLC0415
+
+    for slot in range(len(trial.written)):
+        await trial.run(WalJob(range(slot, slot + 1), "all"))
+    await trial.save(tmp_path)
+    return trial
+
+
+async def test_a_task_that_fails_twice_is_tried_again(
+    spark: SparkSession, leveled: Trial, tmp_path: Path, processes: Processes
+) -> None:
+    """What the other attempts wrote is in no manifest, and the collector takes it."""
+    place = place_of(tmp_path)
+    report = await compacted(place, SparkParts(spark, place, fails_twice))
+    manifest, _ = await check(leveled, tmp_path)
+    assert len([*manifest.leveled_ssts]) == report.output_ssts
+    stored = [*(tmp_path / "levels").iterdir()]
+    assert len(stored) >= report.input_ssts + 3 * report.output_ssts
+    collected = await processes.run(
+        *("collector", "--url", tmp_path.as_uri(), "--once", "--collect-age-s", "0")
+    )
+    assert await collected.exited() == 0, collected.report()
+    left = {path.stem.replace("-", "") for path in (tmp_path / "levels").iterdir()}
+    assert left == {info.id.hex() for info in manifest.leveled_ssts}
+    await check(leveled, tmp_path)
+
+
+async def test_a_task_that_always_fails_publishes_nothing(
+    spark: SparkSession, leveled: Trial, tmp_path: Path
+) -> None:
+    """The error tells why, the levels are as they were, and nothing is reserved any more."""
+    place = place_of(tmp_path)
+    before = await manifest_of(place)
+    with pytest.raises(PartFailed, match="as the test wants it"):
+        await compacted(place, SparkParts(spark, place, always_fails))
+    after, _ = await check(leveled, tmp_path)
+    assert after.leveled_ssts == before.leveled_ssts
+    assert after.leases == before.leases
+
+
+async def test_damage_is_told_at_once(spark: SparkSession, leveled: Trial, tmp_path: Path) -> None:
+    """A flipped bit in an input ends the job with its name: no attempt could do better."""
+    info = max((await manifest_of(place_of(tmp_path))).leveled_ssts, key=lambda i: i.size_bytes)
+    (path,) = [
+        p for p in (tmp_path / "levels").iterdir() if p.stem.replace("-", "") == info.id.hex()
+    ]
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(PartFailed, match=f"BAD_CHECKSUM.*{path.name}"):
+        await asyncio.to_thread(compact_small, spark, tmp_path.as_uri())
+    assert not reservations(await manifest_of(place_of(tmp_path)), 0)
+    assert leveled.written
+
+
+async def until_reserved(place: Place, *, within_s: float = 20) -> bytes:
+    """The id of the lease of the job that has begun."""
+    ends_s = time.monotonic() + within_s
+    while time.monotonic() < ends_s:
+        found = reservations(await manifest_of(place), 0)
+        if found:
+            return found[0].id
+        await asyncio.to_thread(threading.Event().wait, 0.02)
+    raise AssertionError("no job has begun")
+
+
+async def test_a_lost_lease_ends_the_job(
+    spark: SparkSession, leveled: Trial, tmp_path: Path
+) -> None:
+    """It is found out by the next renewal; the tasks are cancelled, and nothing is published."""
+    place = place_of(tmp_path)
+    before = await manifest_of(place)
+    slow = COMPACTOR | {"compactor_lease_ttl_s": 2, "compaction_rate_bytes": 2_000}
+    job = asyncio.create_task(
+        asyncio.to_thread(
+            compact, spark, tmp_path.as_uri(), levels=LEVELS, compactor=slow, partition_bytes=60_000
+        )
+    )
+    lease_id = await until_reserved(place)
+    async with place.open() as store:
+        await StoredManifest(store).edit(
+            lambda current: without_lease(current, lease_id), lambda _: True
+        )
+    async with asyncio.timeout(20):  # what it reads would take minutes
+        with pytest.raises(LeaseLost):
+            await job
+    tracker = spark.sparkContext.statusTracker()
+    assert [*tracker.getActiveJobsIds()] == []
+    after, _ = await check(leveled, tmp_path)
+    assert after.leveled_ssts == before.leveled_ssts
+
+
+def test_bad_input_is_refused_before_anything_is_done(spark: SparkSession, folder: Ground) -> None:
+    """Errors name what is wrong; where nothing is, nothing is made."""
+    url = folder.url
+    with pytest.raises(DatabaseNotFound):
+        compact(spark, url)
+    with pytest.raises(DatabaseNotFound):
+        compact(spark, url, dry_run=True)
+    with pytest.raises(InvalidRequest, match="no key is from"):
+        compact(spark, url, ("b", "a"))
+    with pytest.raises(InvalidRequest, match="expected a pair of keys"):
+        compact(spark, url, "abc")  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match="sst_bytez"):
+        compact(spark, url, levels={"sst_bytez": 1})
+    with pytest.raises(InvalidSetting, match="expired_kept_s"):
+        compact(spark, url, compactor={"expired_kept_s": -1})
+    with pytest.raises(InvalidSetting, match="partition_bytes"):
+        compact(spark, url, partition_bytes=0)
+
+
+@asynccontextmanager
+async def writing(client: Client, keys: list[bytes]) -> AsyncIterator[dict[bytes, bytes | None]]:
+    """Somebody who updates and deletes these keys all the time; what was acknowledged last."""
+    acknowledged: dict[bytes, bytes | None] = {}
+    stopping = asyncio.Event()
+    random = Random(11)
+
+    async def write() -> None:
+        while not stopping.is_set():
+            key = random.choice(keys)
+            if random.random() < 0.2:
+                await client.delete(key)
+                acknowledged[key] = None
+            else:
+                value = random.randbytes(300)
+                await client.put(key, value)
+                acknowledged[key] = value
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(write())
+        try:
+            yield acknowledged
+        finally:
+            stopping.set()
+
+
+async def test_a_server_goes_on_beside_it(
+    spark: SparkSession, ground: Ground, processes: Processes
+) -> None:
+    """Updates of the same keys before, during and after: the last one counts, also at a reader and
+    after a restart. The server's own compactor merges the WAL meanwhile, never ends, and leaves
+    the job alone; a second job is refused.
+    """
+    server = await processes.serve(ground.url, *SMALL, env=ground.env)
+    place = Place.of(ground.url, ground.store)
+    expected: dict[bytes, bytes | None] = {}
+    async with Client(server.listen) as client:
+        for key in KEYS:
+            expected[key] = key * 40
+            await client.put(key, key * 40)
+        async with writing(client, KEYS) as acknowledged:
+            slow = COMPACTOR | {"compaction_rate_bytes": 150_000}
+            job = asyncio.create_task(
+                asyncio.to_thread(
+                    compact,
+                    spark,
+                    ground.url,
+                    partition_bytes=40_000,
+                    levels=LEVELS,
+                    compactor=slow,
+                    store=ground.store,
+                )
+            )
+            await until_reserved(place)
+            began = await manifest_of(place)
+            with pytest.raises(ManifestConflict, match="merges the levels already"):
+                await asyncio.to_thread(compact_small, spark, ground.url, store=ground.store)
+            report = await job
+            ended = await manifest_of(place)
+        expected |= acknowledged
+        found = {pair.key: pair.value async for pair in client.scan()}
+        assert found == {key: value for key, value in expected.items() if value is not None}
+    assert report.is_done
+    assert ended.first_uncompacted_wal_id > began.first_uncompacted_wal_id + 3
+    merged = [info for info in ended.leveled_ssts if info.max_seq <= report.seq]
+    assert {info.level for info in merged} - {SYSTEM_LEVEL} == {LAST_LEVEL}
+    assert ended.compactor_epoch == began.compactor_epoch == report.epoch
+    assert not [
+        line
+        for line in server.lines()
+        if "child process" in str(line.get("event")) and "started" not in str(line.get("event"))
+    ], server.report()
+    assert await server.stop() == 0
+    reader = await processes.read(ground.url, env=ground.env)
+    async with Client(reader.listen) as client:
+        again = {pair.key: pair.value async for pair in client.scan()}
+    assert again == found

@@ -1,0 +1,197 @@
+"""Bulk loads by Spark: what every process sees of them, beside a writer that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Unpack
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
+
+from shalekv.errors import DatabaseNotFound, InvalidRequest
+from shalekv_client import Change, Client, Consistency, Delete, Put
+from shalekv_spark.load import LoadResult, bulk_load
+from shalekv_spark.load_options import LoadOptions
+from shalekv_spark.parquet_import import import_parquet
+from tests.e2e.child import Child
+from tests.e2e.meanwhile import ALONE, Meanwhile
+from tests.e2e.processes import Processes
+from tests.spark.conftest import Ground
+
+KEYS = 3_000
+SMALL = {"sst_bytes": 64 * 1024, "codec": "none"}  # several files for each task
+PAIR = "key string, value string"
+ROW = f"{PAIR}, op string"
+State = dict[bytes, bytes]
+
+
+def pairs(spark: SparkSession, count: int = KEYS, *, value: str = "loaded") -> DataFrame:
+    """Keys in no order, each once."""
+    number = (F.col("id") * 7919) % count
+    key = F.format_string("k%06d", number)
+    return spark.range(count).select(
+        key.alias("key"), F.concat(F.lit(f"{value} "), F.repeat(key, 8)).alias("value")
+    )
+
+
+def loaded(count: int = KEYS, *, value: str = "loaded") -> State:
+    """What `pairs` loads."""
+    return {
+        b"k%06d" % number: f"{value} ".encode() + b"k%06d" % number * 8 for number in range(count)
+    }
+
+
+async def load(
+    df: DataFrame, ground: Ground, load_id: str, **options: Unpack[LoadOptions]
+) -> LoadResult:
+    """A load, while the loop of the test goes on."""
+    given = LoadOptions(store=ground.store, levels=SMALL) | options
+    return await asyncio.to_thread(lambda: bulk_load(df, ground.url, load_id=load_id, **given))
+
+
+async def state(server: Child, *, min_seq_of: Client | None = None) -> State:
+    """All that a server shows; with a client, at least all that this one has seen."""
+    token = None if min_seq_of is None else min_seq_of.token
+    async with Client(server.listen, token=token, consistency=Consistency.SESSION) as client:
+        return {entry.key: entry.value async for entry in client.scan()}
+
+
+async def test_a_load_stands_between_what_was_before_and_what_comes_after(
+    spark: SparkSession, processes: Processes, ground: Ground
+) -> None:
+    """Of one key the last commit counts, whether it was written or loaded: at the writer, at a
+    replica, and when the writer is another one. The same load again does nothing, and says so.
+    """
+    server = await processes.serve(ground.url, *ALONE, env=ground.env)
+    replica = await processes.read(ground.url, env=ground.env)
+    async with Client(server.listen) as client:
+        await client.write([Put(b"k%06d" % number, b"before") for number in range(50)])
+        await client.write([Put(b"other", b"before"), Put(b"z", b"before")])
+        rows = pairs(spark).withColumn("op", F.lit("put"))
+        rows = rows.union(spark.createDataFrame([("z", None, "delete")], ROW))
+        running = asyncio.create_task(load(rows, ground, "monday"))
+        during = 0
+        while not running.done():  # the last of these may come after the commit
+            during = (await client.put(b"k000001", b"during")).seq
+            await asyncio.wait([running], timeout=0.05)
+        result = await running
+        assert (result.rows, result.deletes) == (KEYS + 1, 1)
+        assert result.files > 4
+        expected = loaded() | {b"other": b"before"}
+        if result.seq is not None and during > result.seq:
+            expected[b"k000001"] = b"during"
+        assert await state(server) == expected
+        after: list[Change] = [Put(b"k000002", b"after"), Delete(b"k000003"), Put(b"z", b"after")]
+        assert (await client.write(after)).seq > (result.seq or 0)
+        expected |= {b"k000002": b"after", b"z": b"after"}
+        del expected[b"k000003"]
+        assert await state(server) == expected
+        assert await state(replica, min_seq_of=client) == expected
+    assert await server.stop() == 0, server.report()
+    server = await processes.serve(ground.url, *ALONE, env=ground.env)
+    assert await state(server) == expected
+    again = await load(pairs(spark), ground, "monday")
+    assert (again.already_applied, again.seq, again.rows) == (True, result.seq, 0)
+    assert "was committed before" in str(again)
+    assert await state(server) == expected
+
+
+def failing_twice(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of a partition whose first two attempts end with an error, after some rows."""
+    context = TaskContext.get()
+    assert context is not None
+    for batch in batches:
+        yield batch
+        if context.partitionId() == 0 and context.attemptNumber() < 2:
+            raise RuntimeError("the test wants this attempt to fail")
+
+
+async def test_a_task_that_fails_twice_loads_once(
+    spark: SparkSession, processes: Processes, tmp_path: Path
+) -> None:
+    """What its first attempts have written is collected; what the load holds stays."""
+    database = Meanwhile(processes, tmp_path / "database")
+    server = await database.serve(*ALONE)
+    df = pairs(spark).repartitionByRange(2, "key").sortWithinPartitions("key")
+    flaky = df.mapInArrow(failing_twice, df.schema)
+    result = await load(flaky, Ground(database.url), "monday", presorted=True)
+    assert result.rows == KEYS
+    assert await state(server) == loaded()
+    assert len(database.objects("levels/")) > result.files
+    await database.collect()
+    assert len(database.objects("levels/")) == result.files
+    assert await state(server) == loaded()
+    assert await server.stop() == 0, server.report()
+    await database.check()
+
+
+async def test_rows_may_delete_expire_and_come_several_times(
+    spark: SparkSession, processes: Processes, folder: Ground
+) -> None:
+    """The row with the greatest time counts; what has expired is not there."""
+    server = await processes.serve(folder.url, *ALONE)
+    now = datetime.now(tz=UTC)
+    rows = [
+        ("a", "1", "put", None, 1),
+        ("a", "2", "put", None, 3),
+        ("a", "3", "put", None, 2),
+        ("b", "1", "put", None, 1),
+        ("b", None, "delete", None, 2),
+        ("c", "1", "put", now - timedelta(days=1), 1),
+        ("d", "1", "put", now + timedelta(days=1), 1),
+        ("e", "1", "put", None, None),
+        ("e", "2", "put", None, 0),
+    ]
+    names = "key string, value string, op string, expire_at timestamp, at int"
+    df = spark.createDataFrame(rows, names)
+    result = await load(df, folder, "monday", on_duplicate="greatest:at", partitions=2)
+    assert (result.rows, result.deletes) == (5, 1)
+    assert await state(server) == {b"a": b"2", b"d": b"1", b"e": b"2"}
+    with pytest.raises(InvalidRequest, match=r"key b'a' stands twice: name by on_duplicate"):
+        await load(df.drop("at"), folder, "tuesday")
+    empty = await load(df.where("key > 'x'").drop("at"), folder, "tuesday")
+    assert (empty.seq, empty.rows, empty.already_applied) == (None, 0, False)
+    path = f"{folder.url}.parquet"
+    await asyncio.to_thread(df.where("at = 3").drop("at", "op").write.parquet, path)
+    imported = await asyncio.to_thread(
+        import_parquet, spark, path, folder.url, load_id="wednesday", writer=server.listen
+    )
+    assert (imported.rows, imported.already_applied) == (1, False)
+
+
+async def test_what_cannot_be_loaded_is_refused(
+    spark: SparkSession, processes: Processes, folder: Ground
+) -> None:
+    """Before a job where that can be known; and in the end nothing is left but the database."""
+    ok = pairs(spark, 4)
+    with pytest.raises(DatabaseNotFound):
+        await load(ok, folder, "monday")
+    server = await processes.serve(folder.url, *ALONE)
+    for load_id, told in (("", "load_id: 0 bytes"), ("x-1", "is the id of a stream's batch")):
+        with pytest.raises(InvalidRequest, match=told):
+            await load(ok, folder, load_id)
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(InvalidRequest, match="it is a stream"):
+        await load(stream, folder, "monday")
+    null = ok.union(spark.createDataFrame([(None, "v")], PAIR))
+    with pytest.raises(InvalidRequest, match=r"partition \d+, row 0: the key is null"):
+        await load(null, folder, "monday")
+    long = ok.withColumn("key", F.repeat("key", 10_000))
+    with pytest.raises(InvalidRequest, match="a key has 65,536 at most"):
+        await load(long, folder, "monday")
+    backwards = ok.repartition(1).sortWithinPartitions(F.desc("key"))
+    with pytest.raises(InvalidRequest, match="partition 0, row 1: the partition is not sorted"):
+        await load(backwards, folder, "monday", presorted=True)
+    mixed = pairs(spark, 200).repartition(2).sortWithinPartitions("key")
+    with pytest.raises(InvalidRequest, match=r"partitions . and . are not sorted"):
+        await load(mixed, folder, "monday", presorted=True)
+    assert await state(server) == {}
+    manifest = Meanwhile(processes, Path(folder.url.removeprefix("file://"))).manifest()
+    assert not manifest.leases
+    assert not manifest.pending_loads

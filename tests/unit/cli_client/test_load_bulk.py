@@ -1,0 +1,89 @@
+"""The options of `shalekv load --bulk`: which go together, and what is refused before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from shalekv.cli.bucket import SHOWN_FLAGS, URL_VARIABLE
+from shalekv.cli.configuration import CONFIG_VARIABLE
+from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.load import load
+from shalekv.cli.loading import bulk_options
+from shalekv.cli.loading.bulk_options import STORE_OPTIONS, SWITCHES
+from shalekv.settings import StoreSettings
+from tests.unit.cli_client.conftest import Run
+from tests.unit.client.dict_server import DictServer
+
+BULK = ("--bulk", "--url", "file:///tmp/nowhere-at-all")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--bulk",), "--url says where"),
+        ((*BULK, "--resume", "state"), "--resume is for writes in batches"),
+        ((*BULK, "--rate", "5"), "--rate is for writes in batches"),
+        ((*BULK, "--batch-count", "5"), "--batch-count is for writes in batches"),
+        ((*BULK, "--batch-bytes", "5"), "--batch-bytes is for writes in batches"),
+        ((*BULK, "--in-flight", "5"), "--in-flight is for writes in batches"),
+        ((*BULK, "--durability", "memory"), "--durability is for writes in batches"),
+        ((*BULK, "--open", "--addr", "here:1"), "--addr is for a server"),
+        ((*BULK, "--open", "--timeout-ms", "10"), "--timeout-ms is for a server"),
+        ((*BULK, "--load-id", ""), "--load-id is empty"),
+        ((*BULK, "--sort-memory", "1000"), "--sort-memory"),
+        ((*BULK, "--temp-dir", "/nowhere/at/all"), "--temp-dir"),
+        (("--bulk", "--url", "memory://x"), "is in the memory of its server"),
+        (("--bulk", "--url", "nonsense"), "nonsense"),
+        ((*BULK, "--cas", "maybe"), "cas"),
+        (("--url", "file:///x"), "--url is for --bulk"),
+        (("--load-id", "x"), "--load-id is for --bulk"),
+        (("--open",), "--open is for --bulk"),
+        (("--sort-memory", "9000000"), "--sort-memory is for --bulk"),
+        (("--region", "x"), "--region is for --bulk"),
+        (("--no-path-style",), "--path-style is for --bulk"),
+    ],
+)
+async def test_options_that_make_no_sense_together(
+    run: Run, server: DictServer, options: tuple[str, ...], problem: str
+) -> None:
+    """The error names the option; nothing was asked of the server."""
+    result = await run(load, *options, stdin=b"k\tv\n")
+    assert result.exit_code == 2, result.output
+    assert problem in " ".join(result.stderr.split())
+    assert not server.state.data
+
+
+async def test_a_url_without_a_database_is_told_before_the_input_is_read(
+    run: Run, tmp_path: Path
+) -> None:
+    """Nothing is made there."""
+    url = f"file://{tmp_path / 'db'}"
+    result = await run(load, "--bulk", "--url", url, stdin=b"no tab\n")
+    assert result.exit_code == ExitCode.DATABASE_NOT_FOUND
+    assert "holds no database" in result.stderr
+    assert "Nothing was loaded." in result.stderr
+    assert sorted(tmp_path.iterdir()) == []  # noqa: ASYNC240 - of a test
+
+
+def test_the_environment_of_a_server_is_no_option_of_this_run() -> None:
+    """Variables that name a database and a file are for all commands: without --bulk they wait."""
+    context = load.make_context(
+        "load", ["-"], auto_envvar_prefix=None, obj=None, resilient_parsing=True
+    )
+    assert context.params["url"] is None
+    by_name = {option.name: option for option in load.params if isinstance(option, click.Option)}
+    assert by_name["url"].envvar == URL_VARIABLE
+    assert by_name["config"].envvar == CONFIG_VARIABLE
+
+
+def test_the_store_is_reached_by_the_flags_of_other_commands() -> None:
+    """They are spelled here a second time, since `load` must not import what they are made from."""
+    assert set(STORE_OPTIONS) == SHOWN_FLAGS
+    assert set(STORE_OPTIONS) < set(StoreSettings.model_fields)
+    kinds = {name: StoreSettings.model_fields[name].annotation for name in STORE_OPTIONS}
+    assert {name for name, kind in kinds.items() if kind is bool} == SWITCHES
+    assert bulk_options.URL_VARIABLE == URL_VARIABLE
+    assert bulk_options.CONFIG_VARIABLE == CONFIG_VARIABLE

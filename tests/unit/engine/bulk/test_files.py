@@ -1,0 +1,256 @@
+"""Files of a load: what they hold, where one ends, what is refused, how much is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KEY_BYTES_MAX
+from shalekv.core.lease import protects
+from shalekv.core.sst_table import SstInfo
+from shalekv.engine.bulk.commit import commit_by_opening
+from shalekv.engine.bulk.files import UPLOADS_AT_ONCE, LoadFiles
+from shalekv.engine.load_files import check_files
+from shalekv.errors import InvalidRequest, StoreBroken
+from shalekv.format.columns import NO_ROWS, Columns, columns_of
+from shalekv.format.names import level_name
+from shalekv.format.sst import open_sst
+from shalekv.store.api import NO_METADATA, CreateOutcome
+from shalekv.store.memory import MemoryStore
+from tests.unit.engine.bulk.loading_jobs import (
+    LIMITS,
+    LOAD_ID,
+    WRITER,
+    begin,
+    level_names,
+    look,
+    process,
+    rows_of,
+)
+from tests.unit.engine.collection.ground import Ground
+
+PUT, DELETE = bytes((Kind.PUT,)), bytes((Kind.TOMBSTONE,))
+
+
+def row(key: bytes, value: bytes = b"", kind: bytes = PUT, expire_at_ms: int = 0) -> Columns:
+    """One row."""
+    return Columns((key,), (0,), kind, (value,), (expire_at_ms,))
+
+
+def entries_in(ground: Ground, infos: list[SstInfo]) -> list[Entry]:
+    """What is in these files."""
+    found: list[Entry] = []
+    for info in infos:
+        stored = ground.objects.find(level_name(info.id))
+        assert stored is not None
+        sst = open_sst(level_name(info.id), stored.data, database_id=ground.database_id)
+        sst.audit()
+        found += sst.entries()
+    return found
+
+
+async def add_all(files: LoadFiles, rows: list[Columns]) -> None:
+    """Add one after the other."""
+    for each in rows:
+        await files.add(each)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 7, 1_000])
+async def test_files_hold_the_rows_and_divide_the_keys(rows_at_once: int) -> None:
+    """However rows come; a file is closed when it is full, and is as a load lists it."""
+    ground = await Ground.created()
+    entries = [
+        Entry(b"%04d" % n, 0, Kind.PUT if n % 5 else Kind.TOMBSTONE, b"v" * 20 if n % 5 else b"")
+        for n in range(200)
+    ]
+    entries[7] = entries[7]._replace(expire_at_ms=ground.now_ms + 70)
+    entries[8] = entries[8]._replace(expire_at_ms=ground.now_ms + 60)
+    store = process(ground)
+    job = await begin(store)
+    files = LoadFiles(store, job.ticket)
+    for at in range(0, 200, rows_at_once):
+        await files.add(columns_of(entries[at : at + rows_at_once]))
+    await files.add(NO_ROWS)
+    infos = await files.finish()
+    assert entries_in(ground, infos) == entries
+    assert len(infos) > 10
+    assert all(before.last_key < info.first_key for before, info in pairwise(infos))
+    assert files.row_count == len(entries)
+    assert files.size_bytes == sum(info.size_bytes for info in infos)
+    assert {level_name(info.id) for info in infos} == level_names(ground)
+    assert all(protects(job.ticket.lease_id, info.id) for info in infos)
+    assert {info.first_expiry_ms for info in infos} == {0, ground.now_ms + 60}
+    await check_files(store, infos, database_id=ground.database_id)
+
+
+async def test_no_rows_are_no_files() -> None:
+    """And nothing is sent to the store."""
+    ground = await Ground.created()
+    job = await begin(process(ground))
+    store = ground.another_store()
+    assert await LoadFiles(process(ground, store), job.ticket).finish() == []
+    assert store.sent.total == 0
+
+
+async def test_values_that_expire_are_gone_then() -> None:
+    """Read before and after."""
+    ground = await Ground.created()
+    store = process(ground)
+    job = await begin(store)
+    files = LoadFiles(store, job.ticket)
+    await files.add(row(b"a", b"1", expire_at_ms=job.ticket.logical_time_ms + 5_000))
+    await files.add(row(b"b", b"2"))
+    await commit_by_opening(store, LOAD_ID, await files.finish(), WRITER)
+    assert [*(await look(ground)).state] == [b"a", b"b"]
+    ground.pass_time(6)
+    assert [*(await look(ground)).state] == [b"b"]
+
+
+A_B = rows_of([(b"a", b"1"), (b"b", b"2")])
+
+
+@pytest.mark.parametrize(
+    ("rows", "field", "problem"),
+    [
+        (
+            [rows_of([(b"b", b"")]), row(b"a")],
+            "rows[1].key",
+            "not sorted: key b'a' stands after b'b'",
+        ),
+        ([A_B, A_B], "rows[2].key", "not sorted"),
+        ([A_B._replace(keys=(b"b", b"a"))], "rows[1].key", "not sorted"),
+        ([A_B, row(b"b")], "rows[2].key", "key b'b' stands twice"),
+        ([A_B._replace(keys=(b"a", b"a"))], "rows[1].key", "key b'a' stands twice"),
+        ([row(b"")], "rows[0].key", "empty"),
+        ([A_B._replace(keys=(b"", b"a"))], "rows[0].key", "empty"),
+        ([row(b"a"), row(b"k" * (KEY_BYTES_MAX + 1))], "rows[1].key", "65,537 bytes"),
+        ([row(b"a", b"v" * 1_001)], "rows[0].value", "key b'a': 1,001 bytes"),
+        ([row(b"a", kind=bytes((Kind.RANGE_TOMBSTONE,)))], "rows[0].kind", "puts and deletes"),
+        ([A_B._replace(seqs=(0, 3))], "rows[1].seq", "leave it 0"),
+        ([row(b"a", expire_at_ms=-1)], "rows[0].expire_at_ms", "no time"),
+        ([row(b"a", expire_at_ms=2**64)], "rows[0].expire_at_ms", "no time"),
+        ([row(b"a", b"v", DELETE)], "rows[0].value", "a delete has no value"),
+        ([row(b"a", b"", DELETE, 5)], "rows[0].value", "does not expire"),
+    ],
+)
+async def test_rows_that_cannot_be_a_load(rows: list[Columns], field: str, problem: str) -> None:
+    """The error names the row, counted over all calls, and its key."""
+    ground = await Ground.created()
+    store = process(ground)
+    files = LoadFiles(store, (await begin(store)).ticket)
+    with pytest.raises(InvalidRequest, match=problem) as caught:
+        await add_all(files, rows)
+    assert caught.value.field == field
+
+
+async def test_the_largest_rows_are_taken() -> None:
+    """Keys and values at their limits."""
+    ground = await Ground.created()
+    store = process(ground)
+    files = LoadFiles(store, (await begin(store)).ticket)
+    largest = rows_of([(b"k" * KEY_BYTES_MAX, b"v" * LIMITS.value_bytes_max)])
+    await files.add(largest)
+    assert entries_in(ground, await files.finish()) == [*largest.entries()]
+
+
+class SlowStore(MemoryStore):
+    """Creates of files wait until they are let go."""
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(lambda: ground.now_ms, objects=ground.objects)
+        self.waiting = 0
+        self.gate = asyncio.Event()
+        self.is_broken = False
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        if name.startswith("levels/"):
+            self.waiting += 1
+            try:
+                await self.gate.wait()
+            finally:
+                self.waiting -= 1
+            if self.is_broken:
+                raise StoreBroken(self.url, "create", name, "the disk is gone")
+        return await super().create(name, data, metadata)
+
+
+async def turns(count: int) -> None:
+    """Let other tasks run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_encoding_goes_on_during_uploads_and_waits_when_they_are_many() -> None:
+    """A slow store holds rows back, and so the memory is bounded."""
+    ground = await Ground.created()
+    store = SlowStore(ground)
+    cas = process(ground, store)
+    files = LoadFiles(cas, (await begin(cas)).ticket)
+    first, second, *rest = (
+        rows_of([(b"%s%d" % (letter, n), b"v" * 90) for n in range(3)])  # a file each
+        for letter in (b"a", b"b", b"c", b"d")
+    )
+    await files.add(first)
+    await turns(3)
+    assert store.waiting == 1
+    await files.add(second)
+    await turns(3)
+    assert store.waiting == UPLOADS_AT_ONCE
+    third = asyncio.create_task(files.add(rest[0]))
+    await turns(20)
+    assert not third.done()
+    assert store.waiting == UPLOADS_AT_ONCE
+    store.gate.set()
+    await third
+    await files.add(rest[1])
+    assert len(await files.finish()) == 4
+
+
+async def test_an_upload_that_fails_ends_all() -> None:
+    """The error is raised by the next call, and no task stays behind."""
+    ground = await Ground.created()
+    store = SlowStore(ground)
+    cas = process(ground, store)
+    files = LoadFiles(cas, (await begin(cas)).ticket)
+    await files.add(rows_of([(b"a%d" % n, b"v" * 90) for n in range(8)]))
+    store.is_broken = True
+    store.gate.set()
+    with pytest.raises(StoreBroken):
+        await files.finish()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_cancelled_load_leaves_no_upload_behind() -> None:
+    """Those under way end with it."""
+    ground = await Ground.created()
+    store = SlowStore(ground)
+    cas = process(ground, store)
+    files = LoadFiles(cas, (await begin(cas)).ticket)
+    await files.add(row(b"a", b"1"))
+    finishing = asyncio.create_task(files.finish())
+    await turns(5)
+    assert store.waiting == 1
+    finishing.cancel()
+    await asyncio.wait([finishing])
+    assert store.waiting == 0
+    assert not level_names(ground)
+
+
+async def test_files_of_attempts_do_not_meet() -> None:
+    """A task that is tried twice writes files of its own each time, under the same lease."""
+    ground = await Ground.created()
+    job = await begin(process(ground))
+    infos = []
+    for _ in range(2):
+        files = LoadFiles(process(ground), job.ticket)
+        await files.add(A_B)
+        infos += await files.finish()
+    assert len({info.id for info in infos}) == len(level_names(ground)) == 2
+    assert replace(infos[0], id=b"", checksum=0) == replace(infos[1], id=b"", checksum=0)
