@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.process_memory import resident_bytes
@@ -22,7 +22,6 @@ class Peaks:
     java: int = 0  # the driver's and, in local mode, the executor's machine
     task: int = 0  # the largest of the Python processes in which tasks run
     tasks: int = 0  # all of them at one moment
-    before: dict[int, int] = field(default_factory=dict)  # of each process, when the look began
 
     def look(self) -> None:
         """Compare with what is taken now."""

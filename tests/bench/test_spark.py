@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from pyspark.sql import DataFrame, SparkSession
 
 from shalekv_client import Client
-from shalekv_spark import bulk_load, compact, register, scan
+from shalekv_spark import LoadResult, bulk_load, compact, register, scan
 from tests.bench.interleaved import load
 from tests.bench.spark_ground import (
     consume,
@@ -33,6 +34,7 @@ from tests.spark.session import started
 
 ROWS = int(os.environ.get("SHALEKV_BENCH_ROWS", "1000000"))
 ROUNDS = 3 if ROWS <= 1_000_000 else 1
+CORES = 2  # as the session of the tests has them
 OVERLAPPING = 4  # loads whose keys are spread over each other
 PUTS = 2_000
 CALLERS = 64
@@ -49,7 +51,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for everything that is compared."""
     with started(tmp_path_factory.mktemp("spark")) as session:
         register(session)
+        structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # no lines between
         yield session
+        structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,40 @@ def given(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Data
     """The rows that are loaded and written, in no order."""
     folder = tmp_path_factory.mktemp("given")
     return in_parquet(rows(spark, ROWS), f"{folder}/rows.parquet")
+
+
+def overlapping(spark: SparkSession, url: str) -> list[LoadResult]:
+    """Loads of ever fewer of the same keys, each with other values."""
+    return [
+        bulk_load(rows(spark, ROWS, every=1 + n, salt=str(n)), url, load_id=f"rows {n}")
+        for n in range(OVERLAPPING)
+    ]
+
+
+def test_memory_of_a_large_database(spark: SparkSession, tmp_path: Path) -> None:
+    """What processes take when all tasks together are given a quarter of what is stored.
+
+    First in this file: later, processes have kept what they took for something else.
+    """
+    url = new_database(tmp_path)
+    stored_bytes = sum(load.size_bytes for load in overlapping(spark, url))
+    task_bytes = stored_bytes // 4 // CORES
+    with peaks() as idle:
+        consume(scan(spark, url, prefix="no key"))
+    with peaks() as scanning:
+        consume(scan(spark, url, task_memory_bytes=task_bytes))
+    with peaks() as loading:
+        files = {"sst_bytes": max(task_bytes // 4, 1 * MIB)}  # a task holds three at most
+        bulk_load(scan(spark, url), new_database(tmp_path), load_id="all", levels=files)
+    print(
+        f"\nmemory, {stored_bytes / MIB:.0f} MiB stored, {CORES} tasks with "
+        f"{task_bytes / MIB:.0f} MiB each; resident MiB at most"
+    )
+    print(f"  {'':<12}{'driver':>10}{'a task':>10}{'all tasks':>12}{'JVM':>10}")
+    for name, found in (("nothing", idle), ("scan", scanning), ("bulk_load", loading)):
+        sizes = (found.driver, found.task, found.tasks, found.java)
+        driver, task, tasks, java = (f"{size / MIB:,.0f}" for size in sizes)
+        print(f"  {name:<12}{driver:>10}{task:>10}{tasks:>12}{java:>10}")
 
 
 def test_load_beside_parquet(given: DataFrame, tmp_path: Path) -> None:
@@ -81,9 +119,7 @@ def test_scan_beside_parquet(spark: SparkSession, given: DataFrame, tmp_path: Pa
     )
     sorted_rows(given).write.parquet(parquet)
     bulk_load(given, plain, load_id="rows")
-    for number in range(OVERLAPPING):
-        some = rows(spark, ROWS, every=1 + number, salt=str(number))
-        bulk_load(some, mixed, load_id=f"rows {number}")
+    overlapping(spark, mixed)
     ways = {
         "Parquet": lambda: consume(spark.read.parquet(parquet)),
         "scan of one load": lambda: consume(scan(spark, plain)),
@@ -98,14 +134,12 @@ def test_compaction_beside_the_dataframe_api(spark: SparkSession, tmp_path: Path
     for way in ("DataFrame", "tasks"):
         databases[way] = [new_database(tmp_path) for _ in range(ROUNDS + 1)]
         for url in databases[way]:
-            for number in range(OVERLAPPING):
-                some = rows(spark, ROWS, every=1 + number, salt=str(number))
-                bulk_load(some, url, load_id=f"rows {number}")
+            overlapping(spark, url)
     ways = {
         "scan and bulk_load": lambda: bulk_load(
             scan(spark, databases["DataFrame"].pop()), new_database(tmp_path), load_id="all"
         ),
-        "compact": lambda: compact(spark, databases["tasks"].pop()),
+        "compact": lambda: compact(spark, databases["tasks"].pop(), include_wal=True),
     }
     print(
         table("compaction", ROWS, medians_s(ways, ROUNDS), "scan and bulk_load"), load(), sep="\n  "

@@ -147,7 +147,12 @@ def with_shalekv(terminal: Terminal) -> Terminal:
 
 
 async def type_in(
-    processes: Processes, checkout: Path, terminal: Terminal, *, env: Mapping[str, str]
+    processes: Processes,
+    checkout: Path,
+    terminal: Terminal,
+    *,
+    env: Mapping[str, str],
+    within_s: float = TYPED_S,
 ) -> Child:
     """Run the commands, one by one until one fails; `env` says where the server is."""
     script = checkout / "commands.sh"
@@ -160,7 +165,7 @@ async def type_in(
     assert bash is not None
     path = f"{ROOT / '.cache' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     shell = await processes.run(
-        str(script), program=bash, env={"PATH": path, **env}, within_s=TYPED_S
+        str(script), program=bash, env={"PATH": path, **env}, within_s=within_s
     )
     assert await shell.exited() == 0, shell.report()
     printed = shell.stdout().splitlines()

@@ -42,7 +42,7 @@ async def mix(client: Client, random: Random) -> None:
         return b"%05d" % random.randrange(KEYS)
 
     writes = [client.put(key(), random.randbytes(random.randrange(200))) for _ in range(30)]
-    writes += [client.put(key(), b"soon gone", ttl_ms=random.choice((1, 500))) for _ in range(5)]
+    writes += [client.put(key(), b"gone at once", ttl_ms=1) for _ in range(5)]
     writes += [client.put(key(), b"much later", ttl_ms=3_600_000) for _ in range(5)]
     writes += [client.delete(key()) for _ in range(5)]
     await asyncio.gather(*writes)

@@ -15,8 +15,9 @@ from tests.spark.changes_sink import Sink, changes, read_all, started, watched
 from tests.spark.conftest import Ground
 
 SERVE = (
-    *("--skip-memtable-bytes", "65536", "--expiry-sweep-interval-ms", "50"),
-    *("--watch-progress-ms", "20", "--flush-interval-ms", "0"),
+    *("--skip-memtable-bytes", "65536", "--watch-progress-ms", "20", "--flush-interval-ms", "0"),
+    *("--expiry-sweep-interval-ms", "50", "--expiry-scan-interval-s", "1"),
+    *("--wal-trigger-age-ms", "100", "--compactor-poll-ms", "50", "--fence-poll-ms", "100"),
 )
 ALL = {"startingOffset": "earliest"}
 
@@ -64,7 +65,7 @@ async def test_restarts_lose_and_double_nothing(
                 await asyncio.to_thread(read_all, limited, sink, tmp_path / "checkpoint")
         query = await asyncio.to_thread(started, limited, sink, tmp_path / "checkpoint")
         await write_some(client, 1)
-        query.stop()
+        await asyncio.to_thread(query.stop)
         assert await server.kill()
     server = await processes.serve(ground.url, *SERVE, create=False, env=ground.env)
     async with Client(server.listen) as client:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Unpack
@@ -25,6 +27,8 @@ from tests.e2e.processes import Processes
 from tests.spark.conftest import Ground
 
 KEYS = 3_000
+MANY_KEYS = 15_000
+WRITTEN_WITHIN_S = 20
 SMALL = {"sst_bytes": 64 * 1024, "codec": "none"}  # several files for each task
 PAIR = "key string, value string"
 ROW = f"{PAIR}, op string"
@@ -82,7 +86,7 @@ async def test_a_load_stands_between_what_was_before_and_what_comes_after(
             await asyncio.wait([running], timeout=0.05)
         result = await running
         assert (result.rows, result.deletes) == (KEYS + 1, 1)
-        assert result.files > 4
+        assert result.files >= 4
         expected = loaded() | {b"other": b"before"}
         if result.seq is not None and during > result.seq:
             expected[b"k000001"] = b"during"
@@ -102,13 +106,21 @@ async def test_a_load_stands_between_what_was_before_and_what_comes_after(
     assert await state(server) == expected
 
 
-def failing_twice(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of a partition whose first two attempts end with an error, after some rows."""
-    context = TaskContext.get()
-    assert context is not None
-    for batch in batches:
-        yield batch
+@dataclass(frozen=True, slots=True)
+class FailingTwice:
+    """Rows of partitions of which the first has two attempts that fail, not without a trace."""
+
+    levels: Path
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pass the rows on, and fail when files of this attempt or another are there."""
+        context = TaskContext.get()
+        assert context is not None
+        yield from batches
         if context.partitionId() == 0 and context.attemptNumber() < 2:
+            deadline_s = time.monotonic() + WRITTEN_WITHIN_S
+            while not [*self.levels.glob("*.sst")] and time.monotonic() < deadline_s:
+                pass
             raise RuntimeError("the test wants this attempt to fail")
 
 
@@ -118,15 +130,18 @@ async def test_a_task_that_fails_twice_loads_once(
     """What its first attempts have written is collected; what the load holds stays."""
     database = Meanwhile(processes, tmp_path / "database")
     server = await database.serve(*ALONE)
-    df = pairs(spark).repartitionByRange(2, "key").sortWithinPartitions("key")
-    flaky = df.mapInArrow(failing_twice, df.schema)
-    result = await load(flaky, Ground(database.url), "monday", presorted=True)
-    assert result.rows == KEYS
-    assert await state(server) == loaded()
+    flaky = FailingTwice(database.folder / "levels")
+    # A partition of more rows than Spark hands over at once, and one after the other.
+    df = pairs(spark, MANY_KEYS).repartition(1).sortWithinPartitions("key")
+    result = await load(
+        df.mapInArrow(flaky, df.schema), Ground(database.url), "monday", presorted=True
+    )
+    assert result.rows == MANY_KEYS
+    assert await state(server) == loaded(MANY_KEYS)
     assert len(database.objects("levels/")) > result.files
     await database.collect()
     assert len(database.objects("levels/")) == result.files
-    assert await state(server) == loaded()
+    assert await state(server) == loaded(MANY_KEYS)
     assert await server.stop() == 0, server.report()
     await database.check()
 

@@ -54,8 +54,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel under the name of a zip, since Spark takes no other: that is all there is to it."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
+    subprocess.run([*build, "--directory", str(folder)], cwd=ROOT, check=True, capture_output=True)
     wheel = next(folder.glob("shalekv-*.whl"))
     return wheel.rename(folder / "shalekv.zip")
 

@@ -77,9 +77,10 @@ def import_packages(spark: SparkSession, places: Places) -> None:
 def read_by_grpc(places: Places) -> None:
     """What was loaded is served at once: nobody had to tell the server."""
     with SyncClient(places.addr) as client:
-        version = client.get(f"package/{CHANGED}".encode()).value
+        found = client.get(f"package/{CHANGED}".encode())
         some = [entry.key.decode() for entry in client.scan(prefix=b"package/p", limit=3)]
-    tell("serve", f"{CHANGED} is {version.decode()}; the first under package/p: {', '.join(some)}")
+    version = found.value.decode() if found else "not installed"
+    tell("serve", f"{CHANGED} is {version}; the first under package/p: {', '.join(some)}")
 
 
 def count_changes(spark: SparkSession, places: Places) -> None:
@@ -107,10 +108,11 @@ def count_changes(spark: SparkSession, places: Places) -> None:
     )
     query.awaitTermination()
     counted = scan(spark, places.url, prefix=b"changes/")
-    total, packages = counted.agg(
-        f.sum(f.col("value").cast("string").cast("long")), f.count("key")
-    ).first()
-    tell("feed", f"{total:,} changes of files in {packages} packages so far")
+    sums = counted.agg(
+        f.sum(f.col("value").cast("string").cast("long")).alias("changes"),
+        f.count("key").alias("packages"),
+    ).collect()[0]
+    tell("feed", f"{sums.changes:,} changes of files in {sums.packages} packages so far")
 
 
 def change_by_grpc(places: Places) -> None:
@@ -139,7 +141,7 @@ def sum_sizes(spark: SparkSession, places: Places) -> None:
 def export_sizes(spark: SparkSession, places: Places) -> None:
     """What was written back, as Parquet for whoever has no use for a database."""
     parquet = f"{places.folder}/sizes.parquet"
-    export_parquet(spark, places.url, parquet, prefix=b"size/")
+    export_parquet(spark, places.url, parquet, prefix=b"size/", mode="overwrite")
     sizes = spark.read.parquet(parquet).select(
         package_of("key").alias("package"),
         f.col("value").cast("string").cast("long").alias("bytes"),

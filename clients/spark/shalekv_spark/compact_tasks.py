@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from uuid import uuid4
 
 import structlog
@@ -25,7 +26,7 @@ from shalekv_spark.bridge import run
 from shalekv_spark.place import Place
 
 _CANCEL_AGAIN_S = 0.2  # a job that was about to start is not cancelled by the first call
-_CAUSE_LINES = 12  # of what Spark says of a job that failed
+_JAVA_LINE = "\tat "
 
 log = structlog.get_logger()
 
@@ -106,7 +107,12 @@ class SparkParts:
         try:
             return self._context.parallelize(parts, len(parts)).map(self._task).collect()
         except (Py4JError, PySparkException) as error:
-            cause = "\n".join(str(error).strip().splitlines()[:_CAUSE_LINES])
-            raise PartFailed(f"the tasks of the compaction failed: {cause}") from error
+            raise PartFailed(f"tasks of the compaction failed: {_cause(error)}") from error
         finally:
             self._context.removeJobTag(self._tag)
+
+
+def _cause(error: Exception) -> str:
+    """What the task raised: the end of its trace, which the trace of Java follows."""
+    lines = [*takewhile(lambda line: not line.startswith(_JAVA_LINE), str(error).splitlines())]
+    return next((line for line in reversed(lines) if line.strip()), type(error).__name__)

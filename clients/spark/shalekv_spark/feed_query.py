@@ -26,7 +26,7 @@ class FeedQuery:
 
     def __init__(self, store: CasStore, options: FeedOptions) -> None:
         """Nothing is read yet."""
-        self._options = options
+        self.options = options
         self._clock = store.runtime.clock
         self._log = FeedLog(store)
         self.keeping = Keeping(store, self._log.stored, options.consumer, options.consumer_ttl_s)
@@ -37,7 +37,7 @@ class FeedQuery:
 
     async def initial(self) -> FeedOffset:
         """Where a new query begins. Raises `InvalidSetting` when the log does not reach there."""
-        options = self._options
+        options = self.options
         manifest = await self._log.manifest()
         wal_id = options.start
         if wal_id is not None:
@@ -65,7 +65,7 @@ class FeedQuery:
         await self._begin(first, start)
         if self._target is None and first >= self._known_end and self._has_just_looked():
             return start
-        files_max, bytes_max = self._options.limits(limit)
+        files_max, bytes_max = self.options.limits(limit)
         end = await self._log.end(first, files_max)
         if self._target is not None:
             end = max(first, min(end, self._target))
@@ -91,14 +91,14 @@ class FeedQuery:
         if start.database_id != end.database_id:
             raise DatabaseMismatch(
                 f"the batch up to WAL object {end.wal_id} is of database {end.database_id.hex()}, "
-                f"and {self._options.place.url} holds {start.database_id.hex()}: begin a query "
+                f"and {self.options.place.url} holds {start.database_id.hex()}: begin a query "
                 "with a new checkpoint"
             )
         if start == end or not end.batch:
             return []
         await self._begin(end.batch.start, end)
         slots = await self._log.described(end.batch)
-        options = self._options
+        options = self.options
         parts = parts_of(slots, end.database_id, options.keys, options.partition_bytes)
         if any(slot.load is not None for slot in slots):
             await self.keeping.pin(end.wal_id)
@@ -112,7 +112,7 @@ class FeedQuery:
             self._is_checked = True
 
     def _has_just_looked(self) -> bool:
-        return self._clock.monotonic_ms() - self._looked_ms < self._options.poll_ms
+        return self._clock.monotonic_ms() - self._looked_ms < self.options.poll_ms
 
     async def _fitting(self, slots: range, bytes_max: int) -> int:
         """The end of the first of these slots that are not more than so many bytes."""

@@ -55,7 +55,7 @@ def load(
 def release(frame: DataFrame) -> None:
     """Remove the snapshots that were made for this DataFrame, or for what it was made of.
 
-    Every action on them fails from now on. Snapshots that were made elsewhere stay.
+    What has to read the store for them fails from now on. Snapshots that were made elsewhere stay.
     """
     tables = [*_tables(frame)]
     for pinned in pinned_snapshots():

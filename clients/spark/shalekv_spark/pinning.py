@@ -75,10 +75,13 @@ class PinnedSnapshot:
         """Remove the snapshot as soon as `needed`, which is asked again and again, says no."""
         self.needed = needed
 
-    def release(self) -> None:
-        """Remove the snapshot: what reads it fails from now on. Harmless when repeated."""
+    def release(self, *, within_s: float = _END_S) -> None:
+        """Remove the snapshot: what reads it from now on fails. Harmless when repeated.
+
+        Returns after `within_s` seconds at the latest, however slow the store is.
+        """
         self._ended.set()
-        self._thread.join(_END_S)
+        self._thread.join(within_s)
 
     def end(self) -> None:
         """Begin to remove it, and don't wait."""
@@ -166,8 +169,9 @@ def _release_all() -> None:
     left = pinned_snapshots()
     for each in left:
         each.end()
+    until = time.monotonic() + _END_S
     for each in left:
-        each.release()
+        each.release(within_s=max(until - time.monotonic(), 0.0))
 
 
 # At `atexit` it would be too late: threads refuse new work then, and requests need them.

@@ -155,7 +155,7 @@ async def batches_of(store: CasStore, task: ScanTask) -> list[pa.RecordBatch]:
 
 async def rows_of_task(store: CasStore, task: ScanTask) -> list[tuple[Any, ...]]:
     """All rows of a task."""
-    found = []
+    found: list[tuple[Any, ...]] = []
     for batch in await batches_of(store, task):
         assert batch.num_rows
         assert batch.schema == task.schema

@@ -120,6 +120,8 @@ def test_parts_are_not_copied_and_join_again() -> None:
     plain = rows.part(0, 10)
     parts = [replace(plain, kinds=None, expire_at_ms=None), rows.part(10, 70), rows.part(70, 120)]
     assert told(joined(parts)) == told(rows)
+    assert plain.values is not None
+    assert rows.values is not None
     assert plain.values.buffers()[2].address == rows.values.buffers()[2].address
 
 

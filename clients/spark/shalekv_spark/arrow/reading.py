@@ -25,9 +25,10 @@ from shalekv_spark.arrow.rows import rows_of
 from shalekv_spark.arrow.source import Buffer, RunSource, Source, Wanted
 from shalekv_spark.arrow.task import ScanTask
 
-# Of each source: what is coming, what is ready and was too little (twice), and what a merge makes
-# of it (joined, and in order).
-_COPIES = 7
+# Of what is fetched at once from a source: a group that is coming, two that are ready, what a merge
+# joins, and puts in order, and what it made before and nobody has taken yet. Measured, with what
+# the allocators keep.
+_COPIES = 16
 _GROUP_BYTES_MAX = 8 << 20  # more at once is not faster
 _BATCH_BYTES_MIN = 64 << 10
 _PARALLEL_READS = 16

@@ -93,15 +93,17 @@ class BulkInput:
 
     def _without_large(self, rows: Rows) -> Rows:
         large = [at for at, put in enumerate(rows.puts) if len(put.value) > self._value_bytes_max]
+        if large and self._bad_rows is None:
+            raise BadInput(rows.lines[large[0]], self._too_large(rows.puts[large[0]]))
         for at in reversed(large):
-            problem = (
-                f"the value has {len(rows.puts[at].value):,} bytes, and limits.value_bytes_max "
-                f"is {self._value_bytes_max:,}"
-            )
-            if self._bad_rows is None:
-                raise BadInput(rows.lines[large[0]], problem)
-            rows = rows.without(at, problem)
+            rows = rows.without(at, self._too_large(rows.puts[at]))
         return rows
+
+    def _too_large(self, put: Put) -> str:
+        bytes_max = self._value_bytes_max
+        return (
+            f"the value has {len(put.value):,} bytes, and limits.value_bytes_max is {bytes_max:,}"
+        )
 
     def _expiry_ms(self, put: Put) -> int:
         return self._now_ms + put.ttl_ms if put.ttl_ms else NO_EXPIRY

@@ -89,9 +89,10 @@ class LoadJob:
         stored = StoredManifest(store)
         stored.check_cas_mode(await stored.refresh())
         committed = await committed_seq(store, stored, load_id)
+        now_ms = await store.reads.now_ms()
         leases = Leases(store, ttl_s=ttl_s, holder=f"load {load_id}")
         held = None
-        if committed is None:
+        if committed is None:  # the last step: nothing fails after it that would leave the lease
             async with edit_deadline(store):
                 held = await leases.take(stored)
         current = stored.current
@@ -99,7 +100,7 @@ class LoadJob:
             database_id=current.database_id,
             load_id=load_id,
             lease_id=held.lease.id if held else b"",
-            logical_time_ms=max(current.logical_time_ms, await store.reads.now_ms()),
+            logical_time_ms=max(current.logical_time_ms, now_ms),
             levels=levels,
             key_bytes_max=KEY_BYTES_MAX,
             value_bytes_max=limits.value_bytes_max,

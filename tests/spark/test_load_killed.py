@@ -1,0 +1,81 @@
+"""Loads whose driver is killed at the worst moments, and which are run again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tests.e2e.child import Child
+from tests.e2e.deaf_proxy import deaf_proxy
+from tests.e2e.meanwhile import ALONE, Meanwhile
+from tests.e2e.processes import Processes
+from tests.spark.conftest import Ground
+from tests.spark.test_load import KEYS, load, loaded, pairs, state
+
+DEADLINE_S = 90
+LOAD_ID = "monday"
+ROOT = Path(__file__).parents[2]
+
+
+def start(processes: Processes, database: Meanwhile, writer: str, *flags: str) -> Child:
+    """Start a driver that loads into a database, and never ends."""
+    folder = database.folder.parent / f"{database.folder.name}.spark"
+    folder.mkdir()
+    argv = ["-m", "tests.spark.loading_driver", database.url, LOAD_ID, writer, str(folder), *flags]
+    env = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    return processes.start(*argv, program=sys.executable, env=dict(os.environ) | env)
+
+
+async def until(reached: Callable[[], bool], driver: Child) -> None:
+    """Wait until the driver, which goes on, has reached something."""
+    ended = asyncio.create_task(driver.exited(within_s=DEADLINE_S))
+    try:
+        while not reached():
+            assert not ended.done(), driver.report()
+            await asyncio.wait([ended], timeout=0.1)
+    finally:
+        ended.cancel()
+        await asyncio.gather(ended, return_exceptions=True)
+
+
+async def test_a_load_whose_driver_was_killed_is_run_again(
+    spark: SparkSession, processes: Processes, tmp_path: Path
+) -> None:
+    """Killed while tasks write, nothing of it is seen, and the load is done by the next run; killed
+    when the commit has landed and nobody has told it so, the next run finds the load done. What
+    was written in vain is collected, and nothing else.
+    """
+    before = Meanwhile(processes, tmp_path / "before")
+    during = Meanwhile(processes, tmp_path / "during")
+    server, other = await before.serve(*ALONE), await during.serve(*ALONE)
+    wal_count = len(during.objects("wal/"))
+    async with deaf_proxy(other.listen) as proxy:
+        proxy.go_deaf_at(LOAD_ID.encode())
+        early = start(processes, before, server.listen, "--holding")
+        late = start(processes, during, proxy.listen)
+        await until(lambda: len(before.objects("levels/")) > 1, early)
+        assert await state(server) == {}
+        await early.kill()
+        await until(lambda: len(during.objects("wal/")) > wal_count, late)
+        await late.kill()
+    in_vain = before.objects("levels/")
+    assert await state(server) == {}
+    result = await load(pairs(spark), Ground(before.url), LOAD_ID)
+    assert (result.rows, result.already_applied) == (KEYS, False)
+    again = await load(pairs(spark), Ground(during.url), LOAD_ID)
+    assert (again.rows, again.already_applied) == (0, True)
+    for running, database in ((server, before), (other, during)):
+        assert await state(running) == loaded()
+        await database.collect_until(
+            lambda _, base=database: not (in_vain & base.objects("levels/"))  # type: ignore[misc]
+        )
+        (pending,) = database.manifest().pending_loads
+        assert len(database.objects("levels/")) == len(pending.ssts)
+        assert await state(running) == loaded()
+        assert await running.stop() == 0, running.report()
+        await database.check()

@@ -1,0 +1,150 @@
+"""The stream sink: each batch is applied once, however often Spark runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Unpack
+
+import pytest
+from pyspark.errors.exceptions.captured import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from shalekv.errors import InvalidRequest, InvalidSetting
+from shalekv_client import Client
+from shalekv_spark.load_options import LoadOptions
+from shalekv_spark.sink import write_stream
+from tests.e2e.child import Child
+from tests.e2e.meanwhile import ALONE
+from tests.e2e.processes import Processes
+from tests.spark.conftest import Ground
+from tests.spark.test_load import state
+
+SCHEMA = "key string, value string, op string, at int"
+NAME = "orders"
+
+
+class Source:
+    """A folder of files, of which a batch takes one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._folder.mkdir()
+        self._count = 0
+
+    def add(self, *rows: tuple[str, str | None, str, int]) -> None:
+        """One more file."""
+        names = ("key", "value", "op", "at")
+        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+        path = self._folder / f"{self._count:03d}.json"
+        path.with_suffix(".new").write_text("\n".join(lines))
+        begun_s = 1_700_000_000 + self._count  # Spark takes the oldest first
+        os.utime(path.with_suffix(".new"), (begun_s, begun_s))
+        path.with_suffix(".new").rename(path)
+        self._count += 1
+
+    def stream(self, spark: SparkSession) -> DataFrame:
+        """Its files as a stream."""
+        reader = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        return reader.option("pathGlobFilter", "*.json").json(str(self._folder))
+
+
+async def run(
+    df: DataFrame, ground: Ground, checkpoint: Path, **options: Unpack[LoadOptions]
+) -> None:
+    """Apply all that is there, and end."""
+    given = LoadOptions(store=ground.store, on_duplicate="greatest:at") | options
+
+    def work() -> None:
+        query = write_stream(
+            df,
+            ground.url,
+            NAME,
+            checkpoint=str(checkpoint),
+            trigger={"availableNow": True},
+            **given,
+        )
+        query.awaitTermination()
+
+    await asyncio.to_thread(work)
+
+
+async def last_seq(server: Child) -> int:
+    """Of the last commit."""
+    async with Client(server.listen) as client:
+        return (await client.status()).view.seq
+
+
+async def test_a_batch_that_runs_again_is_applied_once(
+    spark: SparkSession, processes: Processes, ground: Ground, tmp_path: Path
+) -> None:
+    """A query that goes on from its checkpoint loses nothing and applies nothing twice, also when
+    it was ended after a commit and before Spark could note it: a batch that came again would bring
+    back what was written over it since.
+    """
+    server = await processes.serve(ground.url, *ALONE, env=ground.env)
+    source, checkpoint = Source(tmp_path / "source"), tmp_path / "checkpoint"
+    df = source.stream(spark)
+    source.add(("a", "1", "put", 1), ("b", "1", "put", 1), ("a", "2", "put", 2))
+    source.add(("a", None, "delete", 1), ("c", "1", "put", 1))
+    await run(df, ground, checkpoint)
+    assert await state(server) == {b"b": b"1", b"c": b"1"}
+    seq = await last_seq(server)
+    await run(df, ground, checkpoint)
+    assert await last_seq(server) == seq
+    async with Client(server.listen) as client:
+        await client.put(b"c", b"newer")
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    source.add(("d", "1", "put", 1))
+    await run(df, ground, checkpoint)
+    assert await state(server) == {b"b": b"1", b"c": b"newer", b"d": b"1"}
+    assert await last_seq(server) == seq + 2
+
+
+async def test_a_name_belongs_to_one_checkpoint(
+    spark: SparkSession, processes: Processes, folder: Ground, tmp_path: Path
+) -> None:
+    """With another one its batches would count as applied, and be lost: they are refused, also when
+    the other one is an older copy.
+    """
+    server = await processes.serve(folder.url, *ALONE)
+    source, checkpoint = Source(tmp_path / "source"), tmp_path / "checkpoint"
+    df = source.stream(spark)
+    source.add(("a", "1", "put", 1))
+    await run(df, folder, checkpoint)
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    with pytest.raises(InvalidSetting, match="those of a new checkpoint would count as applied"):
+        await run(df, folder, tmp_path / "new")
+    source.add(("a", "2", "put", 1))
+    source.add(("a", "3", "put", 1))
+    await run(df, folder, checkpoint)
+    with pytest.raises(StreamingQueryException, match="a batch after batch 1 is applied already"):
+        await run(df, folder, tmp_path / "copy")
+    assert await state(server) == {b"a": b"3"}
+
+
+async def test_a_batch_that_cannot_be_loaded_ends_the_query(
+    spark: SparkSession, processes: Processes, folder: Ground, tmp_path: Path
+) -> None:
+    """With the cause; nothing of the batch is applied, and mended it is."""
+    server = await processes.serve(folder.url, *ALONE)
+    source, checkpoint = Source(tmp_path / "source"), tmp_path / "checkpoint"
+    df = source.stream(spark)
+    source.add(("a", "1", "put", 1), ("b", "1", "upsert", 1))
+    told = re.escape("key b'b': op is 'upsert', expected put or delete")
+    with pytest.raises(StreamingQueryException, match=told):
+        await run(df, folder, checkpoint)
+    assert await state(server) == {}
+    mended = df.replace("upsert", "put", ["op"])
+    await run(mended, folder, checkpoint)
+    assert await state(server) == {b"a": b"1", b"b": b"1"}
+    static = spark.createDataFrame([("a", "1")], "key string, value string")
+    with pytest.raises(InvalidRequest, match="it is no stream"):
+        write_stream(static, folder.url, NAME)
+    with pytest.raises(InvalidSetting, match="checkpoint: say where"):
+        write_stream(df, folder.url, NAME, on_duplicate="greatest:at")

@@ -1,0 +1,121 @@
+"""What keeps the log for a stream that is down, or slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from shalekv.format import names
+from shalekv_spark.feed_offset import FeedWalCollected
+from tests.unit.spark_feed.feed_ground import FeedGround
+
+ALL = ReadAllAvailable()
+NAMED = {"consumer": "totals", "consumerTtl": 60}
+
+
+async def collect(ground: FeedGround) -> None:
+    """Delete whatever nothing keeps, however young it was."""
+    ground.pass_time()
+    await ground.collecting().collect()
+
+
+async def compacted(ground: FeedGround) -> None:
+    """All of the log."""
+    await ground.compact(ground.last_wal_id)
+    await collect(ground)
+
+
+async def test_a_consumer_keeps_what_was_not_committed() -> None:
+    """Until it is processed for good: then it goes, and what comes after stays."""
+    ground = await FeedGround.created()
+    query = ground.query(**NAMED)
+    start = await query.initial()
+    for key in (b"a", b"b", b"c"):
+        await ground.put(key)
+    end = await query.latest(start, ALL)
+    await query.parts(start, end)
+    await compacted(ground)
+    assert [row["key"] for row in await ground.told(ground.query(), start, end)] == [
+        b"a",
+        b"b",
+        b"c",
+    ]
+    await query.keeping.processed(2)
+    await query.keeping.end()
+    await collect(ground)
+    assert names.wal_name(1) not in ground.names()
+    assert names.wal_name(2) in ground.names()
+
+
+async def test_without_a_name_nothing_is_kept() -> None:
+    """The query fails, and says what it misses."""
+    ground = await FeedGround.created()
+    query = ground.query()
+    start = await query.initial()
+    for key in (b"a", b"b", b"c"):
+        await ground.put(key)
+    end = await query.latest(start, ALL)
+    await compacted(ground)
+    with pytest.raises(FeedWalCollected, match=names.wal_name(0)):
+        await ground.query().parts(start, end)
+
+
+async def test_a_name_that_is_known_goes_on_there() -> None:
+    """A new query of it, but for one that names an object; a lease that expired keeps nothing."""
+    ground = await FeedGround.created()
+    await ground.put(b"a")
+    await ground.query(**NAMED).initial()
+    await ground.put(b"b")
+    assert (await ground.query(**NAMED).initial()).wal_id == 1
+    assert (await ground.query(startingOffset="earliest", **NAMED).initial()).wal_id == 1
+    assert (await ground.query(startingOffset=2, **NAMED).initial()).wal_id == 2
+    ground.pass_time(61)
+    await compacted(ground)
+    assert (await ground.query(startingOffset="latest", **NAMED).initial()).wal_id == 2
+
+
+async def test_a_query_that_comes_back_holds_its_lease_first() -> None:
+    """From its checkpoint on, before it reads anything."""
+    ground = await FeedGround.created()
+    query = ground.query(**NAMED)
+    start = await query.initial()
+    await ground.put(b"a")
+    end = await query.latest(start, ALL)
+    await ground.consumers().release("totals")
+    again = ground.query(**NAMED)
+    await again.latest(end, ALL)
+    found = await ground.consumers().find("totals")
+    assert found is not None
+    assert found.wal_id_min == end.wal_id
+
+
+async def test_what_cannot_be_kept_is_read_while_it_is_there() -> None:
+    """The oldest objects may go at any moment; the lease begins where it can."""
+    ground = await FeedGround.created()
+    for key in (b"a", b"b", b"c"):
+        await ground.put(key)
+    await ground.compact(2)
+    query = ground.query(startingOffset="earliest", **NAMED)
+    start = await query.initial()
+    found = await ground.consumers().find("totals")
+    assert found is not None
+    assert (start.wal_id, found.wal_id_min) == (0, 2)
+
+
+async def test_files_of_a_load_are_kept_while_they_are_read() -> None:
+    """Although they were merged into others meanwhile; not any longer when they were processed."""
+    ground = await FeedGround.created()
+    query = ground.query(**NAMED)
+    start = await query.initial()
+    pending = await ground.load([b"a"], [b"b"])
+    end = await query.latest(start, ALL)
+    await query.parts(start, end)
+    await ground.edit(lambda manifest: replace(manifest, pending_loads=()))
+    await collect(ground)
+    files = {names.level_name(info.id) for info in pending.ssts}
+    assert files <= ground.names()
+    await query.keeping.processed(end.wal_id)
+    await collect(ground)
+    assert not files & ground.names()

@@ -1,0 +1,183 @@
+"""How far a stream may read, and when it must not go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
+
+from shalekv.errors import DatabaseMismatch, IllegalState, InvalidSetting
+from shalekv.format import names
+from shalekv_spark.feed_log import FeedLog
+from shalekv_spark.feed_offset import FeedOffset, FeedWalCollected
+from shalekv_spark.feed_query import FeedQuery
+from tests.unit.spark_feed.feed_ground import FeedGround
+
+ALL = ReadAllAvailable()
+
+
+async def remove(ground: FeedGround, *wal_ids: int) -> None:
+    """As a collector would."""
+    await ground.store.delete([names.wal_name(wal_id) for wal_id in wal_ids])
+
+
+async def batches(
+    query: FeedQuery, limit: ReadLimit, start: FeedOffset | None = None
+) -> list[FeedOffset]:
+    """The ends of all batches, until nothing is left."""
+    ends = [await query.initial() if start is None else start]
+    while (end := await query.latest(ends[-1], limit)) != ends[-1]:
+        ends.append(end)
+    return ends
+
+
+async def test_what_stands_behind_a_gap_is_not_told() -> None:
+    """It is, when the gap is filled."""
+    ground = await FeedGround.created()
+    await ground.put(b"a")
+    ground.last_wal_id += 1
+    await ground.put(b"c")
+    query = ground.query(startingOffset="earliest", pollIntervalMs=0)
+    ends = await batches(query, ALL)
+    assert [each.wal_id for each in ends] == [0, 1]
+    ground.last_wal_id = 0
+    await ground.put(b"b")
+    assert [each.wal_id for each in await batches(query, ALL, ends[-1])] == [1, 3]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+async def test_a_hole_in_what_was_compacted_is_an_error(missing: int) -> None:
+    """Wherever it is, the object is named, and nothing behind it is told."""
+    ground = await FeedGround.created()
+    await ground.put(b"a")
+    query = ground.query(startingOffset=0, pollIntervalMs=0)
+    start = await query.initial()
+    for key in (b"b", b"c", b"d"):
+        await ground.put(key)
+    await ground.compact(2)
+    await remove(ground, missing)
+    with pytest.raises(FeedWalCollected, match=f"{names.wal_name(missing)}.* begin with is"):
+        await query.latest(start, ALL)
+    with pytest.raises(FeedWalCollected, match=names.wal_name(missing)):
+        await ground.query().parts(start, FeedOffset(ground.database_id, 4, 0))
+
+
+async def test_what_is_compacted_between_list_and_manifest_is_no_hole() -> None:
+    """The list is older than the manifest: another list tells."""
+    ground = await FeedGround.created()
+    await ground.put(b"a")
+
+    class Late(FeedLog):
+        """Others are at work between its list and its look at the manifest."""
+
+        async def manifest(self) -> object:  # type: ignore[override]
+            if ground.last_wal_id == 0:
+                await ground.put(b"b")
+                await ground.compact(1)
+            return await super().manifest()
+
+    assert await Late(ground.cas()).end(0, 100) == 2
+
+
+async def test_batches_are_limited_by_objects_and_bytes() -> None:
+    """Each has one object at least; files of loads count as bytes."""
+    ground = await FeedGround.created()
+    await ground.put(b"a")
+    await ground.load([b"%03d" % each for each in range(200)])
+    for key in (b"b", b"c", b"d", b"e"):
+        await ground.put(key)
+    query = ground.query(startingOffset=0)
+    assert [each.wal_id for each in await batches(query, ReadMaxFiles(4))] == [0, 4, 6]
+    query = ground.query(startingOffset=0, maxBytesPerTrigger=1_500)
+    assert [each.wal_id for each in await batches(query, ReadMaxFiles(4))] == [0, 1, 2, 5, 6]
+    query = ground.query(startingOffset=0, maxBytesPerTrigger=1)
+    assert len(await batches(query, ReadMaxFiles(4))) == 7
+    assert [each.wal_id for each in await batches(query, ALL)] == [0, 6]
+
+
+async def test_a_query_that_is_to_end_reads_what_was_there() -> None:
+    """And nothing that comes later; it begins anew where it ended."""
+    ground = await FeedGround.created()
+    for key in (b"a", b"b", b"c"):
+        await ground.put(key)
+    query = ground.query(startingOffset="earliest")
+    await query.aim()
+    await ground.put(b"d")
+    ends = await batches(query, ReadMaxFiles(2))
+    assert [each.wal_id for each in ends] == [0, 2, 3]
+    later = ground.query()
+    await later.aim()
+    assert [each.wal_id for each in await batches(later, ReadMaxFiles(2), ends[-1])] == [3, 4]
+
+
+async def test_a_first_batch_is_repeated_from_where_it_began() -> None:
+    """Spark asks for the initial offset again; meanwhile the log has grown, or was collected."""
+    ground = await FeedGround.created()
+    await ground.put(b"a")
+    query = ground.query()  # from the latest on
+    start = await query.initial()
+    await ground.put(b"b")
+    end = await query.latest(start, ALL)
+    await ground.put(b"c")
+    again = ground.query()
+    moved = await again.initial()
+    assert moved != start
+    assert [row["key"] for row in await ground.told(again, moved, end)] == [b"b"]
+    assert not await again.parts(end, end)
+    assert not await again.parts(moved, start)
+
+
+async def test_the_store_is_not_asked_all_the_time() -> None:
+    """While nothing new is there, a look is not repeated for a while."""
+    ground = await FeedGround.created()
+    query = ground.query(pollIntervalMs=60_000)
+    start = await query.initial()
+    assert await query.latest(start, ALL) == start
+    await ground.put(b"a")
+    assert await query.latest(start, ALL) == start
+
+
+async def test_new_queries_begin_where_they_are_told_to() -> None:
+    """At the end, at the first object without a hole behind it, or at an id that is not too high."""
+    ground = await FeedGround.created()
+    for key in (b"a", b"b", b"c", b"d"):
+        await ground.put(key)
+    await ground.compact(2)
+    await remove(ground, 1)
+    assert (await ground.query().initial()).wal_id == 4
+    assert (await ground.query(startingOffset="earliest").initial()).wal_id == 2
+    assert (await ground.query(startingOffset=4).initial()).wal_id == 4
+    with pytest.raises(InvalidSetting, match="startingOffset: 5 is behind the end"):
+        await ground.query(startingOffset=5).initial()
+
+
+async def test_another_database_is_noticed() -> None:
+    """By its id."""
+    ground, other = await FeedGround.created(), await FeedGround.created(seed=1)
+    await ground.put(b"a")
+    await other.put(b"a")
+    [_, end] = await batches(ground.query(startingOffset=0), ALL)
+    with pytest.raises(DatabaseMismatch, match=other.database_id.hex()):
+        await other.query().latest(end, ALL)
+    start = await other.query(startingOffset=0).initial()
+    with pytest.raises(DatabaseMismatch, match=other.database_id.hex()):
+        await other.query().parts(start, end)
+
+
+@pytest.mark.parametrize("written_again", [0, 1, 3])
+async def test_an_older_state_is_noticed(written_again: int) -> None:
+    """Where its log ends too early, and by the bytes that stand before the offset."""
+    ground = await FeedGround.created()
+    for key in (b"a", b"b", b"c"):
+        await ground.put(key)
+    *_, end = await batches(ground.query(startingOffset=0), ALL)
+    await ground.query().latest(end, ALL)
+    await remove(ground, 1, 2)
+    ground.last_wal_id = 0
+    for each in range(written_again):
+        await ground.put(b"%d" % each)
+    with pytest.raises(IllegalState, match="older state"):
+        await ground.query().latest(end, ALL)
+    with pytest.raises(IllegalState, match="older state"):
+        await ground.query().parts(replace(end, wal_id=0), end)
