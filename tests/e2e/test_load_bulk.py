@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import gzip
 import json
 import os
 import signal
-import struct
 import sys
-import termios
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -19,13 +16,15 @@ import pytest
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client, Put
+from tests.e2e.bucket_commands import BUCKET, URL, of
 from tests.e2e.child import Child
 from tests.e2e.cli import output
 from tests.e2e.meanwhile import ALONE, Meanwhile, stalled
 from tests.e2e.processes import Processes
+from tests.servers.versitygw import versitygw
 
 UNREACHABLE = 9
-READ_S = 20
+PIPE_ROWS = 200_000
 ROWS = 20_000
 PUTS = 300
 LEAST_MEMORY = "4194304"
@@ -69,12 +68,6 @@ async def load(
 def seq_of(command: Child) -> int:
     """Of the load, as the command says."""
     return int(command.stdout().partition(" is seq ")[2].partition(":")[0].partition(";")[0])
-
-
-def _unread_bytes(pipe: int) -> int:
-    """What is in a pipe."""
-    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
-    return int(count)
 
 
 async def until(server: Child, key: bytes, value: bytes) -> None:
@@ -208,6 +201,25 @@ async def test_without_a_server_it_opens_the_database(processes: Processes, tmp_
     await database.check()
 
 
+async def test_it_writes_into_a_bucket(processes: Processes) -> None:
+    """Reached by the flags and variables of every command that reads a store."""
+    with versitygw() as s3:
+        s3.create_bucket(BUCKET)
+        server = await processes.serve(URL, *ALONE, "--fence-poll-ms", "20", env=of(s3))
+        flags = ("--bulk", "--url", URL, "--endpoint-url", s3.endpoint, "--region", s3.region)
+        env = s3.environment | SMALL_FILES
+        for number, how in enumerate((("--addr", server.listen), ("--open",))):
+            rows = lines_of(2_000, b"%d" % number)
+            command = await processes.run("load", *flags, *how, stdin=rows, env=env)
+            assert await command.exited() == 0, command.report()
+            if number:
+                assert await server.exited() == ExitCode.FENCED
+                server = await processes.serve(URL, *ALONE, env=of(s3))
+            found = await scanned(server)
+            assert found == {key(n): (b"%d" % number, seq_of(command)) for n in range(2_000)}
+        assert await server.stop() == 0
+
+
 async def test_the_server_must_be_that_of_the_database(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -318,11 +330,8 @@ async def test_ctrl_c_ends_it(processes: Processes, tmp_path: Path) -> None:
         *("load", "--bulk", "--url", database.url, "--addr", server.listen, str(pipe))
     )
     with await asyncio.to_thread(pipe.open, "wb") as feeding:
-        feeding.write(b"a\t1\n")
-        feeding.flush()
-        async with asyncio.timeout(READ_S):
-            while _unread_bytes(feeding.fileno()):  # it reads when it has its lease
-                await asyncio.to_thread(time.sleep, 0.01)
+        # More than fits in the pipe: the command reads when it has its lease.
+        await asyncio.to_thread(feeding.write, b"a\t1\n" * PIPE_ROWS)
         assert database.manifest().leases
         command.send(signal.SIGINT)
         assert await command.exited() == ExitCode.INTERRUPTED, command.report()

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from shalekv_client import ChangeKind, Client, WatchCommit
-from shalekv_spark.changes import ChangesSource
+from shalekv_spark import register
 from tests.spark.conftest import Ground
 
 FAST = {"pollIntervalMs": "20"}
@@ -80,7 +80,7 @@ class Sink:
 
 def changes(spark: SparkSession, ground: Ground, options: Mapping[str, str]) -> DataFrame:
     """The stream."""
-    spark.dataSource.register(ChangesSource)
+    register(spark)
     store = {f"store.{name}": value for name, value in ground.store.items()}
     reader = spark.readStream.format("shalekv.changes")
     return reader.options(**store, **FAST, **options).load(ground.url)

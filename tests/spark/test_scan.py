@@ -60,12 +60,12 @@ async def test_scan_is_what_a_server_shows_while_all_goes_on(
                 found = as_shown(await at_once(frame.collect))
                 expected = await shown(server.listen, pinned.snapshot_id, start=start, end=end)
                 assert found == expected
+                assert await at_once(frame.rdd.getNumPartitions) > 1
                 assert found
                 assert max(row[2] for row in found) <= pinned.seq
                 async with Client(server.listen) as client:
                     told = await client.list_snapshots()
                 assert pinned.seq in [s.seq for s in told if s.id == pinned.snapshot_id]
-    assert frame.rdd.getNumPartitions() > 1
 
 
 async def test_everything_done_with_a_frame_reads_one_snapshot(

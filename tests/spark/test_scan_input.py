@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from decimal import Decimal
 from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
 
 from shalekv.errors import (
     DatabaseNotFound,
@@ -18,7 +18,8 @@ from shalekv.errors import (
     ShaleError,
     SnapshotNotFound,
 )
-from shalekv_client import Batch, Client
+from shalekv_client import Client
+from shalekv_spark.decoding import decoded
 from shalekv_spark.frames import release
 from shalekv_spark.scan import scan
 from shalekv_spark.source import register
@@ -76,48 +77,47 @@ def test_bad_options_are_named_when_the_frame_is_made(spark: SparkSession, folde
         spark.read.format("shalekv").load()
 
 
-async def test_ranges_without_keys_are_empty(
+async def test_range_without_keys_is_empty(
     spark: SparkSession, processes: Processes, folder: Ground
 ) -> None:
-    """Also of a database without any."""
-    await serve(processes, folder, *ALONE)
-    for arguments in ({}, {"start": "b", "end": "a"}, {"prefix": "none"}):
-        frame = scan(spark, folder.url, **arguments)  # type: ignore[arg-type] # keys, all of them
-        assert await at_once(frame.collect) == []
-        assert frame.columns == ["key", "value"]
-        release(frame)
-
-
-async def test_keys_and_values_are_decoded(
-    spark: SparkSession, processes: Processes, folder: Ground
-) -> None:
-    """As Python's `struct` does it, and as UTF-8; bytes that are not that end the query."""
+    """Its columns are there all the same."""
     server = await serve(processes, folder, *ALONE)
-    layout, small = ">bBhHiI3sqQ", "<2xhIq"
-    rows = [
-        (-(2**7), 0, -(2**15), 1, -(2**31), 2, b"a\xff\x00", -(2**63), 2**64 - 1),
-        (127, 255, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**32 - 1, b"xyz", 2**63 - 1, 0),
-    ]
-    others = [(-2, 2**32 - 1, -(2**63)), (3, 1, 2**63 - 1)]
-    batch = Batch()
-    for row, other in zip(rows, others, strict=True):
-        batch.put(b"s" + struct.pack(layout, *row), struct.pack(small, *other))
-    batch.put("tä".encode(), b"t\xff")
     async with Client(server.listen) as client:
-        await client.write(batch)
-    packed = scan(spark, folder.url, prefix=b"s", key_as=f">s{layout[1:]}", value_as=small)
-    found = await at_once(packed.collect)
-    decoded = [tuple(bytes(v) if isinstance(v, bytearray) else v for v in r.key) for r in found]
-    assert sorted(decoded) == sorted([(b"s", *row[:-1], Decimal(row[-1])) for row in rows])
-    assert sorted(tuple(r.value) for r in found) == sorted(others)
-    one = scan(spark, folder.url, prefix="s", columns=["value"], value_as="<6xq")
-    assert sorted(row.value for row in await at_once(one.collect)) == [-(2**63), 2**63 - 1]
-    text = scan(spark, folder.url, prefix="t", key_as="utf-8")
-    assert [row.key for row in await at_once(text.collect)] == ["tä"]
-    for arguments in ({"value_as": "utf-8"}, {"value_as": "<q"}):
-        bad = scan(spark, folder.url, prefix="t", **arguments)  # type: ignore[arg-type] # as above
-        with pytest.raises(PySparkException, match="MALFORMED_CHARACTER|expected 8 bytes as <q"):
-            await at_once(bad.collect)
-        release(bad)
-    for frame in (packed, one, text):
-        release(frame)
+        await client.put("tä".encode(), struct.pack(">I", 2**32 - 1))
+    nothing = scan(spark, folder.url, start="u", end="t")
+    assert await at_once(nothing.collect) == []
+    assert nothing.columns == ["key", "value"]
+    release(nothing)
+    decoding = scan(spark, folder.url, key_as="utf-8", value_as=">I")
+    assert [tuple(row) for row in await at_once(decoding.collect)] == [("tä", 2**32 - 1)]
+    release(decoding)
+
+
+@pytest.mark.parametrize(
+    ("layout", "values"),
+    [
+        (">bBhHiI3sqQ", (-(2**7), 0, -(2**15), 1, -(2**31), 2, b"a\xff\x00", -(2**63), 2**64 - 1)),
+        (">bBhHiI3sqQ", (127, 255, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**32 - 1, b"x", 2**63 - 1, 0)),
+        ("<2xhIq", (-2, 2**32 - 1, -(2**63))),
+        ("<Q", (2**63,)),
+        (">q", (-1,)),
+    ],
+)
+def test_formats_are_decoded_as_python_does(
+    spark: SparkSession, layout: str, values: tuple[Any, ...]
+) -> None:
+    """One field is its type, several are a struct."""
+    packed = struct.pack(layout, *values)
+    (row,) = spark.range(1).select(decoded(F.lit(packed), layout)).collect()
+    found = row[0] if len(values) > 1 else row
+    unpacked = struct.unpack(layout, packed)
+    assert [bytes(each) if isinstance(each, bytearray) else each for each in found] == [*unpacked]
+
+
+def test_bytes_that_are_something_else_end_the_query(spark: SparkSession) -> None:
+    """None is made up for them."""
+    rows = spark.range(1)
+    with pytest.raises(PySparkException, match="expected 8 bytes as <q has them, found 2"):
+        rows.select(decoded(F.lit(b"t\xff"), "<q")).collect()
+    with pytest.raises(PySparkException, match="MALFORMED_CHARACTER"):
+        rows.select(decoded(F.lit(b"t\xff"), "utf-8")).collect()

@@ -105,13 +105,15 @@ async def test_snapshot_goes_with_the_last_frame_that_was_made_of_it(
     server = await serve(processes, folder, *ALONE)
     async with Client(server.listen) as client:
         await write_numbers(client, range(20))
-    made = await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=3).where("key >= '00010'"))
+    made = [
+        await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=3).where("key >= '00010'"))
+    ]
     own = own_id(folder)
     gc.collect()
-    spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001 - there is no other
-    assert {*await at_once(lambda: repeated(made.count, seconds=3.5))} == {10}
+    spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001 - no other way
+    assert {*await at_once(lambda: repeated(made[0].count, seconds=3.5))} == {10}
     assert own in snapshot_ids(folder)
-    del made
+    made.clear()
 
     def is_gone() -> bool:
         spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001 - as above

@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 
 from shalekv.errors import DatabaseNotFound, InvalidRequest
 from shalekv_client import Batch, Client
+from shalekv_spark.frames import release
 from shalekv_spark.stats import stats
 from tests.e2e.meanwhile import COMPACT_ALL
 from tests.e2e.processes import Processes
@@ -15,12 +16,12 @@ from tests.spark.scan_ground import ALONE, at_once, serve
 
 
 async def test_what_is_stored_is_counted_by_prefix(
-    spark: SparkSession, processes: Processes, ground: Ground
+    spark: SparkSession, processes: Processes, folder: Ground
 ) -> None:
     """Keys and bytes are what a read sees; versions and tombstones what is stored of it, in the WAL
     and in the levels, where a compaction takes some away.
     """
-    server = await serve(processes, ground, *ALONE)
+    server = await serve(processes, folder, *ALONE)
 
     async def write(client: Client, value: bytes, *keys: bytes) -> None:
         batch = Batch()
@@ -29,8 +30,10 @@ async def test_what_is_stored_is_counted_by_prefix(
         await client.write(batch)
 
     def counted(**arguments: object) -> list[tuple[object, ...]]:
-        frame = stats(spark, ground.url, store=ground.store, **arguments)  # type: ignore[arg-type]
-        return [(bytes(row.prefix), *row[1:]) for row in frame.collect()]
+        frame = stats(spark, folder.url, store=folder.store, **arguments)  # type: ignore[arg-type]
+        rows = [(bytes(row.prefix), *row[1:]) for row in frame.collect()]
+        release(frame)
+        return rows
 
     async with Client(server.listen) as client:
         await write(client, b"12345", b"a/1", b"a/2", b"a/3", b"b/1", b"bare")
@@ -52,7 +55,7 @@ async def test_what_is_stored_is_counted_by_prefix(
         (b"b", *by_prefix[2][1:]),
     ]
     compactor = await processes.run(
-        "compactor", "--once", *COMPACT_ALL, "--url", ground.url, env=ground.env
+        "compactor", "--once", *COMPACT_ALL, "--url", folder.url, env=folder.env
     )
     assert await compactor.exited() == 0, compactor.report()
     async with Client(server.listen) as client:

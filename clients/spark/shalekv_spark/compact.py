@@ -66,9 +66,8 @@ def compact(  # noqa: PLR0913 - keywords, each of which stands for itself
     is superseded by that, and ends.
 
     A task reads about `partition_bytes` in the memory `subcompaction_memory_bytes` of `compactor`.
-    `levels` and `compactor` are settings, by their names in server/docs/settings.md: those with
-    which the database is compacted otherwise should be given. `dry_run` plans and writes nothing;
-    ``print`` shows the plan.
+    `levels` and `compactor` are settings, by their names in server/docs/settings.md: give those of
+    the database's compactor. `dry_run` plans and writes nothing; ``print`` shows the plan.
 
     Raises `InvalidSetting`, `InvalidUrl`, `InvalidRequest` and `DatabaseNotFound` before anything
     is done; `ManifestConflict` when another such job runs, or something has merged an input;
@@ -83,18 +82,9 @@ def compact(  # noqa: PLR0913 - keywords, each of which stands for itself
         compactor=_settings("compactor", CompactorSettings, compactor),
         store=place.settings,
     )
-    if partition_bytes < 1:
-        raise InvalidSetting(f"partition_bytes: expected 1 or more, found {partition_bytes}")
-    parallel_count = max(spark.sparkContext.defaultParallelism, 1)
     request = RangeRequest(
         keys=_keys(key_range),
-        limits=PartLimits(
-            part_bytes=partition_bytes,
-            memory_bytes=settings.compactor.subcompaction_memory_bytes,
-            parallel_count=parallel_count,
-            levels=settings.levels,
-            bytes_per_s=settings.compactor.compaction_rate_bytes / parallel_count,
-        ),
+        limits=_limits(settings, partition_bytes, spark.sparkContext.defaultParallelism),
         compactor=settings.compactor,
         is_forced=force,
         holder=f"compaction by Spark, {os.getpid()} on {socket.gethostname()}",
@@ -103,8 +93,8 @@ def compact(  # noqa: PLR0913 - keywords, each of which stands for itself
     with StoreLoop(place) as loop:
         if dry_run:
             return loop.run(plan_range(loop.store, request))
-        parts = SparkParts(spark, place)
-        return loop.run(_compacted(loop.store, request, parts, settings if include_wal else None))
+        wal = settings if include_wal else None
+        return loop.run(_compacted(loop.store, request, SparkParts(spark, place), wal))
 
 
 async def _compacted(
@@ -114,6 +104,18 @@ async def _compacted(
     if wal is not None:
         await merge_tail(store, wal, holder=request.holder)
     return await run_range(store, request, parts)
+
+
+def _limits(settings: CompactSettings, part_bytes: int, parallel_count: int) -> PartLimits:
+    if part_bytes < 1:
+        raise InvalidSetting(f"partition_bytes: expected 1 or more, found {part_bytes}")
+    return PartLimits(
+        part_bytes=part_bytes,
+        memory_bytes=settings.compactor.subcompaction_memory_bytes,
+        parallel_count=parallel_count,
+        levels=settings.levels,
+        bytes_per_s=settings.compactor.compaction_rate_bytes / max(parallel_count, 1),
+    )
 
 
 def _keys(given: object) -> KeyRange:

@@ -84,7 +84,7 @@ class SparkParts:
 
         Raises `PartFailed`. When it is cancelled, the job is, before this returns.
         """
-        job = asyncio.create_task(asyncio.to_thread(self._collected, parts))
+        job = asyncio.get_running_loop().run_in_executor(None, self._collected, parts)
         try:
             outcomes = await asyncio.shield(job)
         except asyncio.CancelledError:

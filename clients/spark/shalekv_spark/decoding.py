@@ -96,8 +96,12 @@ def _field(column: Column, part: Field, *, is_little: bool) -> Column:
     code, offset, width = part
     if code == "s":
         return F.substring(column, offset + 1, width)
-    order = range(width)[::-1] if is_little else range(width)
-    digits = F.concat(*(F.hex(F.substring(column, offset + at + 1, 1)) for at in order))
+    if is_little:
+        digits = F.concat(
+            *(F.hex(F.substring(column, offset + at, 1)) for at in range(width, 0, -1))
+        )
+    else:
+        digits = F.hex(F.substring(column, offset + 1, width))
     if code == "Q" or (code == "L" and width == _LONG_BYTES):
         return F.conv(digits, 16, 10).cast(_DECIMAL)
     if width == _LONG_BYTES:

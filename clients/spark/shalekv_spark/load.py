@@ -74,7 +74,7 @@ def bulk_load(
     `InvalidRequest` for a frame that is no load. Raises, and nothing is committed:
     `InvalidRequest` for rows (a key that is null, empty, too long or twice; a partition that is
     said to be sorted and is not; ...), `LeaseLost`, `LoadUnknown`, `StoreError`, and what Spark
-    raises. Raises `OutcomeUnknown` if the writer did not answer, or the commit was interrupted.
+    raises. Raises `OutcomeUnknown` if the writer did not answer.
     """
     check_load_id(load_id)
     if batch_of(load_id) is not None:
@@ -125,7 +125,7 @@ def _loaded(
     task = LoadTask(plan.place, job.ticket, has_rule=schema.rule is not None)
     reports = selected.mapInArrow(task, REPORT)
     load_id = job.ticket.load_id
-    with _renewed(loop, job, df.sparkSession) as check_lease:
+    with renewed(loop, job, df.sparkSession) as check_lease:
         try:
             rows = reports.collect()
         finally:
@@ -146,7 +146,7 @@ def _loaded(
 
 
 @contextmanager
-def _renewed(loop: StoreLoop, job: LoadJob, session: SparkSession) -> Iterator[Callable[[], None]]:
+def renewed(loop: StoreLoop, job: LoadJob, session: SparkSession) -> Iterator[Callable[[], None]]:
     """Renew the lease meanwhile; if it is lost, end the jobs of this thread.
 
     What it yields raises `LeaseLost`, or what else made an end of the renewals.

@@ -11,23 +11,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from shalekv.core.lease import leased_sst_id
 from shalekv.core.sst_table import SstInfo
-from shalekv.core.tree import L0
+from shalekv.engine.bulk.files import UPLOADS_AT_ONCE, begin_file, create_file
 from shalekv.engine.bulk.job import LoadTicket
 from shalekv.errors import IllegalState, InvalidRequest
 from shalekv.format.block_frame import Codec
-from shalekv.format.footer import SstProperties
-from shalekv.format.names import level_name
 from shalekv.format.sst_message import info_message
 from shalekv.format.sst_writer import EncodedBlock, SstWriter
-from shalekv.store.cas import CasStore
-from shalekv.store.claim import Taken
 from shalekv_spark.arrow_writer import BlockEncoder
 from shalekv_spark.load_loop import StoreLoop
 from shalekv_spark.load_rows import RowCheck
@@ -46,11 +41,6 @@ _REPORT = pa.schema(
         ("problem", pa.string()),
     ]
 )
-
-_UPLOADS_AT_ONCE = 2  # finished files in memory, beside the one that is being written
-_NO_NONCE = bytes(16)
-_SST_RANDOM_BYTES = 8
-_WRITE_ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +105,7 @@ class _Files:
 
     def add(self, block: EncodedBlock) -> None:
         if self._open is None:
-            self._open = _begin(self._loop.store, self._ticket)
+            self._open = begin_file(self._ticket, self._loop.store.runtime.random)
         self._open.add_block(block)
         if self._open.size_bytes >= self._ticket.levels.sst_bytes:
             self._close(self._open)
@@ -129,41 +119,12 @@ class _Files:
 
     def _close(self, writer: SstWriter) -> None:
         self._open = None
-        self._collect(_UPLOADS_AT_ONCE - 1)
-        self._uploads.append(self._loop.start(_upload(self._loop.store, writer)))
+        self._collect(UPLOADS_AT_ONCE - 1)
+        self._uploads.append(self._loop.start(create_file(self._loop.store, writer)))
 
     def _collect(self, left: int) -> None:
         while len(self._uploads) > left:
             self._infos.append(self._uploads.popleft().result())
-
-
-def _begin(store: CasStore, ticket: LoadTicket) -> SstWriter:
-    """A file under an id that the lease protects."""
-    random = store.runtime.random
-    sst_id = leased_sst_id(ticket.lease_id, random.randbytes(_SST_RANDOM_BYTES))
-    properties = SstProperties(
-        name=level_name(sst_id),
-        database_id=ticket.database_id,
-        writer_epoch=0,  # it belongs to no opening
-        writer_nonce=_NO_NONCE,
-        write_id=random.randbytes(_WRITE_ID_BYTES),
-        logical_time_ms=ticket.logical_time_ms,
-    )
-    return SstWriter(
-        properties,
-        block_bytes=ticket.levels.block_bytes,
-        codec=Codec[ticket.levels.codec.name],
-        filter_bits_per_key=ticket.levels.filter_bits or None,
-    )
-
-
-async def _upload(store: CasStore, writer: SstWriter) -> SstInfo:
-    data, footer = await store.runtime.workers.run(writer.finish)
-    name = footer.properties.name
-    if isinstance(await store.claim(name, data), Taken):
-        message = f"{name} exists with other bytes, although its id was drawn at random"
-        raise IllegalState(message)
-    return replace(footer.info(L0), first_expiry_ms=writer.first_expiry_ms)
 
 
 def _report(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -122,7 +122,9 @@ class PinnedSnapshot:
             log.warning("snapshot not removed: it will expire", error=str(error))
 
 
-def pin(url: str, *, store: dict[str, object] | None = None, ttl_s: int = TTL_S) -> PinnedSnapshot:
+def pin(
+    url: str, *, store: Mapping[str, object] | None = None, ttl_s: int = TTL_S
+) -> PinnedSnapshot:
     """Keep the current state of a database until it is released, or this process ends.
 
     `ttl_s` is how long it is kept without a renewal, seconds: that many it outlives this process if

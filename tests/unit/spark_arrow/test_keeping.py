@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -168,6 +168,30 @@ async def test_slots_count_if_the_snapshot_has_outlived_their_reading() -> None:
     ground.pass_time(TTL_S + 2)
     with pytest.raises(SnapshotNotFound):
         await rows_of_task(ground.cas(), task)
+
+
+async def test_a_task_renews_the_snapshot_that_it_reads() -> None:
+    """While it waits for the store, if it is told to."""
+    ground = await Ground.created()
+    task = await log_of(ground, await ground.snapshots().create(ttl_ms=TTL_MS))
+
+    class Slow(InterruptedStore):
+        async def get_range(self, name: str, offset: int, length: int) -> bytes:
+            for _ in range(TURNS):
+                await HandClock().sleep_ms(0)
+            return await super().get_range(name, offset, length)
+
+    ground.pass_time(TTL_S * 0.6)
+    store = Slow(ground.store, nothing)
+    for ttl_s, is_renewed in ((0, False), (TTL_S, True)):
+        renewing = replace(task, snapshot_ttl_s=ttl_s)
+        assert len(await rows_of_task(ground.cas(store), renewing)) == 3
+        (snapshot,) = (await ground.manifest()).snapshots
+        assert (snapshot.snapshot_expire_time_s > ground.now_s + TTL_S * 0.9) is is_renewed
+
+
+async def nothing(_number: int) -> None:
+    """What happens before a request."""
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

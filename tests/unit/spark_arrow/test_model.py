@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import Part, run_part
 from shalekv.format.names import level_name
 from shalekv.settings import MIB, LevelSettings
+from shalekv_spark.arrow import merging
 from tests.unit.format.samples import DATABASE_ID
 from tests.unit.spark_arrow.ground import (
     NOW_MS,
@@ -46,6 +48,8 @@ KEYS = (
         b"\xff\xff",
     ],
 )
+
+WAYS = [0, 10**9]  # all parts of a window are merged key by key, or none
 
 
 def commit(random: Random, keys: Sequence[bytes], seq: int) -> list[Entry]:
@@ -94,9 +98,14 @@ def bounds(random: Random, keys: Sequence[bytes]) -> KeyRange:
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(KEYS), st.sampled_from([0, 3_000, 64 * MIB]))
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(KEYS),
+    st.sampled_from([0, 3_000, 64 * MIB]),
+    st.sampled_from(WAYS),
+)
 def test_a_task_reads_the_newest_versions(
-    seed: int, keys: Sequence[bytes], memory_bytes: int
+    seed: int, keys: Sequence[bytes], memory_bytes: int, few: int
 ) -> None:
     """Each key that is there, once, as its newest version in the state says it; no other (I2)."""
     random = Random(seed)
@@ -108,15 +117,22 @@ def test_a_task_reads_the_newest_versions(
         now_ms=random.choice((0, NOW_MS, 2**51)),
         memory_bytes=memory_bytes,
     )
-    found = asyncio.run(rows_of_task(ground.store, task))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(merging, "_FEW", few)
+        found = asyncio.run(rows_of_task(ground.store, task))
     right = [(e.key, e.value, e.seq, e.expire_at_ms) for e in expected(task, ground.stored)]
     latest_ms = 253_402_300_799_999
     assert found == [(*row[:-1], min(row[-1], latest_ms)) for row in right]
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(KEYS), st.sampled_from([0, 3_000, 64 * MIB]))
-def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int) -> None:
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(KEYS),
+    st.sampled_from([0, 3_000, 64 * MIB]),
+    st.sampled_from(WAYS),
+)
+def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int, few: int) -> None:
     """Each version that is stored, once, by key and from the newest to the oldest, and which of
     them a read sees.
     """
@@ -130,7 +146,9 @@ def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int) -> No
         all_versions=True,
         memory_bytes=memory_bytes,
     )
-    found = asyncio.run(rows_of_task(ground.store, task))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(merging, "_FEW", few)
+        found = asyncio.run(rows_of_task(ground.store, task))
     assert found == [
         (is_live, entry.key, entry.kind, entry.seq, len(entry.value))
         for entry, is_live in expected_versions(task, ground.stored)

@@ -89,7 +89,8 @@ async def test_batches_are_limited_by_objects_and_bytes() -> None:
         await ground.put(key)
     query = ground.query(startingOffset=0)
     assert [each.wal_id for each in await batches(query, ReadMaxFiles(4))] == [0, 4, 6]
-    query = ground.query(startingOffset=0, maxBytesPerTrigger=1_500)
+    put_bytes = (await ground.store.head(names.wal_name(2))).size_bytes
+    query = ground.query(startingOffset=0, maxBytesPerTrigger=3 * put_bytes)
     assert [each.wal_id for each in await batches(query, ReadMaxFiles(4))] == [0, 1, 2, 5, 6]
     query = ground.query(startingOffset=0, maxBytesPerTrigger=1)
     assert len(await batches(query, ReadMaxFiles(4))) == 7

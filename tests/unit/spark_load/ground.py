@@ -13,14 +13,14 @@ from shalekv.core.manifest import Manifest
 from shalekv.engine.bulk.job import LoadJob, LoadTicket
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.database import create_database
-from shalekv.settings import LevelSettings, LimitSettings, StoreSettings
+from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv_spark.load_task import LoadTask, write_partition
 from shalekv_spark.place import Place
 from tests.unit.spark_load.batches import Row, batch_of
 
 LOAD_ID = "monday"
-LEVELS = LevelSettings(sst_bytes=64 * 1024, block_bytes=1024)
+LEVELS = LevelSettings(sst_bytes=64 * 1024, block_bytes=1024, codec=LevelCodec.NONE)
 
 
 @asynccontextmanager

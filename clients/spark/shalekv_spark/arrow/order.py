@@ -7,11 +7,13 @@ other. Only keys whose numbers are equal are compared whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shalekv_spark.arrow.rows import Bools, Numbers, Order, bools_of, numbers_array
+from shalekv_spark.arrow.rows import Bools, Numbers, Order, Rows, bools_of, numbers_array
 
 _WORD_BYTES = 8
 # Of a big-endian number, so many bytes from the left.
@@ -46,6 +48,32 @@ def merged_order(keys: pa.BinaryArray, least: bytes, greatest: bytes) -> tuple[O
     same[1:] = bools_of(pc.equal(found.slice(1), found.slice(0, len(found) - 1)))
     repeats[tied] = same
     return order, repeats
+
+
+def spliced_order(rows: Rows, few: Sequence[Rows], least: int) -> tuple[Order, Bools]:
+    """The same for the keys of `rows` and of much fewer others, which are looked for one by one.
+
+    Of the rows that it is an order of, `rows` begin at `least`, and `few` fill what is before and
+    behind them.
+    """
+    count = len(rows) + sum(map(len, few))
+    others = [*range(least), *range(least + len(rows), count)]
+    keys = [key for each in few for key in each.keys.to_pylist()]
+    ranks = sorted(range(len(keys)), key=keys.__getitem__)
+    inner = repeated(rows.keys)
+    repeats = np.zeros(len(rows), np.bool_) if inner is None else inner
+    places, own, at, last_key = [], [], 0, None
+    for rank in ranks:
+        key = keys[rank]
+        at = rows.first_from(key, at)
+        places.append(at)
+        own.append(key == last_key)
+        if at < len(rows) and rows.key(at) == key:
+            repeats[at] = True
+        last_key = key
+    order = np.arange(least, least + len(rows), dtype=np.intp)
+    found = np.array(others, np.intp)[ranks]
+    return np.insert(order, places, found), np.insert(repeats, places, own)
 
 
 def repeated(keys: pa.BinaryArray) -> Bools | None:

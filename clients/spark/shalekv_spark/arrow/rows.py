@@ -44,9 +44,9 @@ class Rows:
         key: bytes = self.keys[row].as_py()
         return key
 
-    def first_from(self, key: bytes) -> int:
-        """The first row that is not below `key`. REQUIRES: rows stand by key."""
-        return bisect_left(range(len(self)), key, key=self.key)
+    def first_from(self, key: bytes, start: int = 0) -> int:
+        """The first row from `start` on that is not below `key`. REQUIRES: rows stand by key."""
+        return bisect_left(range(len(self)), key, start, key=self.key)
 
     def first_after(self, key: bytes) -> int:
         """The first row that is above `key`. REQUIRES: rows stand by key."""

@@ -144,7 +144,7 @@ class RunSource:
     async def fill(self, tasks: asyncio.TaskGroup) -> None:
         wanted = self._wanted
         while self._has_more and (
-            self._buffer.last_key is None or self._buffer.size_bytes < wanted.group_bytes
+            self._buffer.last_key is None or self._buffer.size_bytes < wanted.group_bytes / 2
         ):
             if self._coming is None:
                 await self._fetch(tasks)

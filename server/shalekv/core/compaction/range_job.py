@@ -54,18 +54,16 @@ def pick_range(tree: Tree, keys: KeyRange, *, reserved_seq: int) -> RangeJob | N
     What came after `reserved_seq` is left to compactors, unless it has to come along.
     """
     last = max([LAST_LEVEL, *(run.level for run in tree.runs)])
-    touched = keys  # and what was taken so far: one interval, since all of it overlaps
-    taken: KeyRange | None = None
+    taken: KeyRange | None = None  # from end to end: it has no gap but in `keys`
     sources: list[Sequence[SstInfo]] = []
     for source in _newest_first(tree):
         found = []
         for info in source:
             is_bound = taken is not None and overlaps(info, taken)
-            if is_bound or (info.min_seq <= reserved_seq and overlaps(info, touched)):
+            if is_bound or (info.min_seq <= reserved_seq and overlaps(info, keys)):
                 found.append(info)
         for info in found:
             taken = _with(taken, info)
-            touched = _with(touched, info)
         if found:
             sources.append(found)
     return RangeJob(sources, last) if sources else None

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import structlog
+
 from shalekv.core.loads import check_load_id, files_problem
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.bulk.committed import committed_seq
 from shalekv.engine.loads import Loaded
 from shalekv.engine.recover import open_log
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import InvalidRequest
+from shalekv.errors import InvalidRequest, ShaleError
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import WriterSettings
 from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
 
 STOP_GRACE_MS = 10_000.0  # for the record, when something else has ended the writer
 
@@ -45,14 +49,34 @@ async def commit_by_opening(
         writer = writer.model_copy(update={"flush_interval_ms": 0})
     opened = await open_log(store, writer, address="")
     engine = WriterEngine(opened, writer, store.runtime.clock)
-    running = asyncio.create_task(engine.run(stop_grace_ms=STOP_GRACE_MS))
     try:
-        loaded = await engine.loads.ingest(load_id, infos)
+        return await _ingest(engine, load_id, infos)
     finally:
-        engine.close()
-        await asyncio.gather(running, return_exceptions=True)
         await engine.leave()
-    return loaded
+
+
+async def _ingest(engine: WriterEngine, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
+    """Commit the load while the engine runs, which ends then."""
+    failed: list[ShaleError] = []
+    outcome: list[Loaded] = []
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_run(engine))
+        try:
+            outcome.append(await engine.loads.ingest(load_id, infos))
+        except ShaleError as error:  # raised below, because the group would wrap it
+            failed.append(error)
+        finally:
+            engine.close()
+    if failed:
+        raise failed[0]
+    return outcome[0]
+
+
+async def _run(engine: WriterEngine) -> None:
+    try:
+        await engine.run(stop_grace_ms=STOP_GRACE_MS)
+    except ShaleError as error:  # the load is told the same, or stands already
+        log.debug("the writer of a load has ended", error=str(error))
 
 
 def check_files_listed(load_id: str, infos: Sequence[SstInfo]) -> None:

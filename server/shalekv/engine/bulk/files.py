@@ -7,6 +7,7 @@ from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 from operator import add
+from random import Random
 
 from shalekv.core.lease import leased_sst_id
 from shalekv.core.sst_table import SstInfo
@@ -83,30 +84,12 @@ class LoadFiles:
         at = 0
         while at < len(rows.keys):
             if self._open is None:
-                self._open = self._begin()
+                self._open = begin_file(self._ticket, self._store.runtime.random)
             at = await run(_fill, self._open, rows, ends, at, self._ticket.levels.sst_bytes)
             if self._open.size_bytes >= self._ticket.levels.sst_bytes:
                 await self._close(self._open)
         self._last_key = rows.keys[-1]
         self.row_count += len(rows.keys)
-
-    def _begin(self) -> SstWriter:
-        ticket, random = self._ticket, self._store.runtime.random
-        sst_id = leased_sst_id(ticket.lease_id, random.randbytes(_LEASED_RANDOM_BYTES))
-        properties = SstProperties(
-            name=level_name(sst_id),
-            database_id=ticket.database_id,
-            writer_epoch=0,  # it belongs to no opening
-            writer_nonce=_NO_NONCE,
-            write_id=random.randbytes(_WRITE_ID_BYTES),
-            logical_time_ms=ticket.logical_time_ms,
-        )
-        return SstWriter(
-            properties,
-            block_bytes=ticket.levels.block_bytes,
-            codec=Codec[ticket.levels.codec.name],
-            filter_bits_per_key=ticket.levels.filter_bits or None,
-        )
 
     async def _close(self, writer: SstWriter) -> None:
         self._open = None
@@ -114,13 +97,9 @@ class LoadFiles:
         self._uploads.append(asyncio.create_task(self._upload(writer)))
 
     async def _upload(self, writer: SstWriter) -> SstInfo:
-        data, footer = await self._store.runtime.workers.run(writer.finish)
-        name = footer.properties.name
-        if isinstance(await self._store.claim(name, data), Taken):
-            message = f"{name} exists with other bytes, although its id was drawn at random"
-            raise IllegalState(message)
-        self.size_bytes += len(data)
-        return replace(footer.info(L0), first_expiry_ms=writer.first_expiry_ms)
+        info = await create_file(self._store, writer)
+        self.size_bytes += info.size_bytes
+        return info
 
     async def _collect(self, left: int) -> None:
         """Wait until only so many uploads are under way."""
@@ -133,6 +112,35 @@ class LoadFiles:
         for upload in uploads:
             upload.cancel()
         await asyncio.gather(*uploads, return_exceptions=True)
+
+
+def begin_file(ticket: LoadTicket, random: Random) -> SstWriter:
+    """A file of the load that is empty yet, under an id that the lease protects."""
+    sst_id = leased_sst_id(ticket.lease_id, random.randbytes(_LEASED_RANDOM_BYTES))
+    properties = SstProperties(
+        name=level_name(sst_id),
+        database_id=ticket.database_id,
+        writer_epoch=0,  # it belongs to no opening
+        writer_nonce=_NO_NONCE,
+        write_id=random.randbytes(_WRITE_ID_BYTES),
+        logical_time_ms=ticket.logical_time_ms,
+    )
+    return SstWriter(
+        properties,
+        block_bytes=ticket.levels.block_bytes,
+        codec=Codec[ticket.levels.codec.name],
+        filter_bits_per_key=ticket.levels.filter_bits or None,
+    )
+
+
+async def create_file(store: CasStore, writer: SstWriter) -> SstInfo:
+    """Put a finished file into the store, and say how a load lists it. Raises `StoreError`."""
+    data, footer = await store.runtime.workers.run(writer.finish)
+    name = footer.properties.name
+    if isinstance(await store.claim(name, data), Taken):
+        message = f"{name} exists with other bytes, although its id was drawn at random"
+        raise IllegalState(message)
+    return replace(footer.info(L0), first_expiry_ms=writer.first_expiry_ms)
 
 
 def _fill(writer: SstWriter, rows: Columns, ends: list[int], at: int, sst_bytes: int) -> int:

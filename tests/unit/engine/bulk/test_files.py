@@ -233,10 +233,11 @@ async def test_a_cancelled_load_leaves_no_upload_behind() -> None:
     store = SlowStore(ground)
     cas = process(ground, store)
     files = LoadFiles(cas, (await begin(cas)).ticket)
-    await files.add(row(b"a", b"1"))
+    await files.add(rows_of([(b"a%d" % n, b"v" * 90) for n in range(3)]))  # one is full
+    await files.add(row(b"b", b"1"))
     finishing = asyncio.create_task(files.finish())
     await turns(5)
-    assert store.waiting == 1
+    assert store.waiting == UPLOADS_AT_ONCE
     finishing.cancel()
     await asyncio.wait([finishing])
     assert store.waiting == 0
