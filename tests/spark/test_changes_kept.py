@@ -22,7 +22,6 @@ def test_unknown_options_are_refused_at_once(spark: SparkSession, folder: Ground
         changes(spark, folder, {"maxFiles": "1"})
 
 
-@pytest.mark.timeout(120)
 async def test_a_name_keeps_the_log_while_its_query_is_down(
     spark: SparkSession, processes: Processes, tmp_path: Path
 ) -> None:

@@ -7,10 +7,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
 
 from shalekv_client import Client
+from shalekv_spark.formats import register
 from shalekv_spark.frames import release
 from shalekv_spark.pinning import pin
 from shalekv_spark.scan import scan
-from shalekv_spark.source import register
 from tests.e2e.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.scan_ground import (
@@ -52,7 +52,7 @@ async def test_scan_is_what_a_server_shows_while_all_goes_on(
                         end=end,
                         columns=COLUMNS,
                         snapshot=pinned,
-                        partition_bytes=100_000,
+                        min_partitions=4,
                         tail_memory_bytes=tail_bytes,
                         store=ground.store,
                     )

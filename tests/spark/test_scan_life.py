@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 
 from shalekv.errors import SnapshotNotFound
 from shalekv_client import Client
+from shalekv_spark.formats import register
 from shalekv_spark.frames import release
 from shalekv_spark.pinning import pin, pinned_snapshots
 from shalekv_spark.scan import scan
-from shalekv_spark.source import register
 from tests.e2e.meanwhile import Meanwhile
 from tests.e2e.processes import Processes
 from tests.spark.conftest import Ground

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from shalekv_spark.compact import compact
 from shalekv_spark.formats import register
+from shalekv_spark.frames import release
 from shalekv_spark.load import LoadResult, bulk_load
 from shalekv_spark.parquet_export import Exported, export_parquet
 from shalekv_spark.parquet_import import import_parquet
+from shalekv_spark.pinning import PinnedSnapshot, pin
 from shalekv_spark.scan import scan
 from shalekv_spark.sink import write_stream
 from shalekv_spark.stats import stats
@@ -24,11 +26,14 @@ from shalekv_spark.stats import stats
 __all__ = [
     "Exported",
     "LoadResult",
+    "PinnedSnapshot",
     "bulk_load",
     "compact",
     "export_parquet",
     "import_parquet",
+    "pin",
     "register",
+    "release",
     "scan",
     "stats",
     "write_stream",

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import (
     BinaryType,
@@ -228,9 +227,3 @@ class SnapshotReader(DataSourceReader):
         """The batches of one task."""
         assert isinstance(partition, TaskPartition)
         return iter(()) if partition.task is None else self._read(partition.task)
-
-
-def register(spark: SparkSession) -> None:
-    """Make the formats "shalekv" and "shalekv.stats" known to a session."""
-    for source in (ScanSource, StatsSource):
-        spark.dataSource.register(source)

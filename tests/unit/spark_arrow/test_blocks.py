@@ -151,16 +151,28 @@ def test_blocks_out_of_order() -> None:
 
 
 SMALL = [put(b"a", 5, b"v", 8), tombstone(b"a", 4), tombstone(b"b", 3), put(b"c", 2, b"xy")]
+WIDE = [put(b"a", 5, bytes(50)), put(b"b", 6, bytes(50)), put(b"c", 5, b"not zeros alone")]
 UNNUMBERED = [put(b"a", 0, b"v"), put(b"b", 0, b"w"), put(b"bb", 0, b"")]
 
 
-@pytest.mark.parametrize("entries", [SMALL, UNNUMBERED])
-@pytest.mark.parametrize("block_bytes", [20, 1_000])
-def test_every_byte_that_a_writer_may_get_wrong(entries: list[Entry], block_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("entries", "block_bytes", "codec"),
+    [
+        (SMALL, 20, Codec.NONE),
+        (SMALL, 1_000, Codec.NONE),
+        (UNNUMBERED, 20, Codec.NONE),
+        (UNNUMBERED, 1_000, Codec.NONE),
+        (WIDE, 100, Codec.LZ4),
+        (WIDE, 1_000, Codec.LZ4),
+    ],
+)
+def test_every_byte_that_a_writer_may_get_wrong(
+    entries: list[Entry], block_bytes: int, codec: Codec
+) -> None:
     """Each byte of blocks that have all columns, or the fewest: refused with the same error under
     a checksum that matches, or read the same.
     """
-    data = encoded(entries, block_bytes=block_bytes)
+    data = encoded(entries, codec, block_bytes)
     listed_seq = 0 if entries[0].seq else 9
     errors = set()
     for at in range(opened(data).footer.layout.filter_offset):

@@ -29,6 +29,13 @@ EPOCH = 7
 class FeedGround(Ground):
     """Writes objects that hold more than one put."""
 
+    @classmethod
+    async def created(cls, seed: int = 0) -> FeedGround:
+        """A new, empty database."""
+        ground = await super().created(seed)
+        assert isinstance(ground, FeedGround)
+        return ground
+
     async def put(self, *keys: bytes, expire_at_ms: int = 0) -> int:
         """One commit with these keys; its number."""
         seq = self.last_seq + 1

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 
+from shalekv.core.manifest import Manifest
 from shalekv.errors import DatabaseMismatch, IllegalState, InvalidSetting
 from shalekv.format import names
+from shalekv_spark import feed_query
 from shalekv_spark.feed_log import FeedLog
 from shalekv_spark.feed_offset import FeedOffset, FeedWalCollected
 from shalekv_spark.feed_query import FeedQuery
@@ -71,7 +73,7 @@ async def test_what_is_compacted_between_list_and_manifest_is_no_hole() -> None:
     class Late(FeedLog):
         """Others are at work between its list and its look at the manifest."""
 
-        async def manifest(self) -> object:  # type: ignore[override]
+        async def manifest(self) -> Manifest:
             if ground.last_wal_id == 0:
                 await ground.put(b"b")
                 await ground.compact(1)
@@ -80,8 +82,14 @@ async def test_what_is_compacted_between_list_and_manifest_is_no_hole() -> None:
     assert await Late(ground.cas()).end(0, 100) == 2
 
 
-async def test_batches_are_limited_by_objects_and_bytes() -> None:
-    """Each has one object at least; files of loads count as bytes."""
+@pytest.mark.parametrize("looked_into", [1, 256])
+async def test_batches_are_limited_by_objects_and_bytes(
+    monkeypatch: pytest.MonkeyPatch, looked_into: int
+) -> None:
+    """Each has one object at least; files of loads count as bytes. It does not matter of how many
+    objects a query finds out at once how large they are.
+    """
+    monkeypatch.setattr(feed_query, "LOOKED_INTO", looked_into)
     ground = await FeedGround.created()
     await ground.put(b"a")
     await ground.load([b"%03d" % each for each in range(200)])
@@ -140,7 +148,7 @@ async def test_the_store_is_not_asked_all_the_time() -> None:
 
 
 async def test_new_queries_begin_where_they_are_told_to() -> None:
-    """At the end, at the first object without a hole behind it, or at an id that is not too high."""
+    """At the end, at the first object without a hole behind it, or at an id below the end."""
     ground = await FeedGround.created()
     for key in (b"a", b"b", b"c", b"d"):
         await ground.put(key)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shalekv.core.key_range import KeyRange
 from shalekv.engine.snapshot_views import SnapshotViews
+from shalekv.engine.view import OpenView
 from shalekv.errors import SnapshotNotFound
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.partitions import Wanted
@@ -24,43 +27,62 @@ class ScanRun(SnapshotRun):
     """A history whose snapshots are read by tasks as well."""
 
     checks = 0
+    older = 0
     unread = 0
     partitions = 0
 
     async def check_snapshot(self, views: SnapshotViews, snapped: Snapped) -> None:
         """By tasks of any size, over all keys or some of them."""
         opened = await views.open(snapped.snapshot_id)
-        pin = await pin_existing(self.cas, snapped.snapshot_id.hex())
         start, end = sorted(self.random.choices([b"", *KEYS], k=2))
         keys = self.random.choice([KeyRange(b"", b""), KeyRange(start, end)])
-        for all_versions in (False, True):
-            reading = Reading(
-                PLACE,
-                keys,
-                ("key", "value", "seq", "is_live"),
-                Wanted(partition_bytes=self.random.choice([60, 500, 1 << 20])),
-                tail_memory_bytes=self.random.choice(TAILS_BYTES),
-                all_versions=all_versions,
-            )
-            tasks = await plan_from(self.cas, reading, pin)
-            rows = []
-            for task in tasks:
-                assert task.seq == pin.seq == opened.view.seq
-                assert task.now_ms == opened.now_ms
-                self.unread += len(task.wal)
-                async for batch in read_from(self.cas, task):
-                    rows += batch.to_pylist()
-            live = [(row["key"], row["value"]) for row in rows if row["is_live"]]
-            assert live == [
-                (key, value)
-                for key, value in sorted(snapped.expected.items())
-                if keys.start <= key and (not keys.end or key < keys.end)
-            ]
-            stored = [(row["key"], -row["seq"]) for row in rows]
-            assert stored == sorted({*stored})
-            assert all_versions or len(rows) == len(live)
-            self.partitions += len(tasks)
+        expected = [
+            (key, value)
+            for key, value in sorted(snapped.expected.items())
+            if keys.start <= key and (not keys.end or key < keys.end)
+        ]
+        rows = await self.rows(snapped, opened, keys, self.random.choice(TAILS_BYTES))
+        assert [(row["key"], row["value"]) for row in rows] == expected
+        versions = [
+            await self.rows(snapped, opened, keys, tail_bytes, all_versions=True)
+            for tail_bytes in (0, self.random.choice(TAILS_BYTES[1:]))
+        ]
+        assert versions[0] == versions[1]
+        live = [(row["key"], row["value"]) for row in versions[0] if row["is_live"]]
+        assert live == expected
+        self.older += len(versions[0]) - len(live)
         self.checks += 1
+
+    async def rows(
+        self,
+        snapped: Snapped,
+        opened: OpenView,
+        keys: KeyRange,
+        tail_bytes: int,
+        *,
+        all_versions: bool = False,
+    ) -> list[Any]:
+        """What all tasks read of a snapshot, with so much of its WAL in memory."""
+        pin = await pin_existing(self.cas, snapped.snapshot_id.hex())
+        reading = Reading(
+            PLACE,
+            keys,
+            ("key", "value", "seq", "is_live"),
+            Wanted(partition_bytes=self.random.choice([60, 500, 1 << 20])),
+            tail_memory_bytes=tail_bytes,
+            all_versions=all_versions,
+        )
+        rows: list[Any] = []
+        for task in await plan_from(self.cas, reading, pin):
+            assert task.seq == pin.seq == opened.view.seq
+            assert task.now_ms == opened.now_ms
+            self.unread += len(task.wal)
+            self.partitions += 1
+            async for batch in read_from(self.cas, task):
+                rows += batch.to_pylist()
+        versions = [(row["key"], -row["seq"]) for row in rows]
+        assert versions == sorted({*versions})
+        return rows
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -83,6 +105,7 @@ async def test_tasks_read_what_a_server_shows_of_a_snapshot(seed: int) -> None:
     await run.check_snapshots()
     assert run.partitions > run.checks > 0
     assert run.unread
+    assert run.older
     await run.close()
 
 
