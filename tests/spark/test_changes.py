@@ -25,7 +25,7 @@ ALL = {"startingOffset": "earliest"}
 async def write_some(client: Client, number: int) -> int:
     """Commits of every kind; the last."""
     prefix = b"%d/" % number
-    for each in range(20):
+    for each in range(10):
         await client.put(prefix + b"%02d" % each, b"value %d" % each)
     await client.put(prefix + b"empty", b"")
     await client.put(prefix + b"brief", b"v", ttl_ms=100)
@@ -58,11 +58,11 @@ async def test_restarts_lose_and_double_nothing(
     watch tells, once: deletes of ranges, expiry, transactions and loads too.
     """
     server = await processes.serve(ground.url, *SERVE, env=ground.env)
-    sink = Sink(0, 3)
+    sink = Sink(0, 1)
     limited = changes(spark, ground, ALL | {"maxWalFilesPerTrigger": "10"})
     async with Client(server.listen) as client:
         await write_some(client, 0)
-        for _ in range(2):  # batch 0, and then 3
+        for _ in range(2):  # batch 0, and then 1
             with pytest.raises(StreamingQueryException, match="Planted"):
                 await asyncio.to_thread(read_all, limited, sink, tmp_path / "checkpoint")
         query = await asyncio.to_thread(started, limited, sink, tmp_path / "checkpoint")
