@@ -19,7 +19,7 @@ SESSION = (
     "--conf spark.log.level=ERROR --driver-java-options '-XX:TieredStopAtLevel=1 "
     "-XX:+UseSerialGC' pyspark-shell"
 )
-TYPED_S = 160.0  # of which it takes a fifth where nothing else runs
+TYPED_S = 160.0
 
 
 @pytest.fixture

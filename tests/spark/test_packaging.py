@@ -27,7 +27,7 @@ JOB = Path(__file__).with_name("submitted.py")
 CLUSTER = "local-cluster[1,1,600]"  # a worker with a core and so many MiB
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 NEEDED = ("bin", "jars", "python", "sbin")  # of an installation of Spark
-SUBMITTED_S = 150.0  # a tenth of it where nothing else runs
+SUBMITTED_S = 150.0
 
 
 @pytest.fixture(scope="module")
