@@ -29,7 +29,7 @@ from shalekv.format.columns import Columns
 from shalekv.format.section import Section
 from shalekv.settings import LevelCodec, LevelSettings
 from shalekv_spark.place import Place
-from shalekv_spark.scan_task import ScanTask, read
+from shalekv_spark.scanning.scan_task import ScanTask, read
 
 ROWS = 1_000_000
 VALUE_BYTES = 100

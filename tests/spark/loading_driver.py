@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark import TaskContext
 
-from shalekv_spark.load import bulk_load
+from shalekv_spark.loading.load import bulk_load
 from tests.spark.session import started
 from tests.spark.test_load import SMALL, pairs
 

@@ -36,8 +36,8 @@ from shalekv.errors import (
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import LevelSettings
 from shalekv_client import Client
-from shalekv_spark.compact import compact
-from shalekv_spark.compact_tasks import SparkParts, TaskOutcome, run_task
+from shalekv_spark.compaction.compact import compact
+from shalekv_spark.compaction.tasks import SparkParts, TaskOutcome, run_task
 from shalekv_spark.place import Place
 from tests.e2e.processes import Processes
 from tests.spark.conftest import Ground

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 
 from shalekv.errors import DatabaseNotFound, InvalidRequest
 from shalekv_client import Change, Client, Consistency, Delete, Put
-from shalekv_spark.load import LoadResult, bulk_load
-from shalekv_spark.load_options import LoadOptions
-from shalekv_spark.parquet_import import import_parquet
+from shalekv_spark.loading.importing import import_parquet
+from shalekv_spark.loading.load import LoadResult, bulk_load
+from shalekv_spark.loading.options import LoadOptions
 from tests.e2e.child import Child
 from tests.e2e.meanwhile import ALONE, Meanwhile
 from tests.e2e.processes import Processes

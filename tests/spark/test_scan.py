@@ -8,9 +8,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as it is called everywher
 
 from shalekv_client import Client
 from shalekv_spark.formats import register
-from shalekv_spark.frames import release
-from shalekv_spark.pinning import pin
-from shalekv_spark.scan import scan
+from shalekv_spark.scanning.frames import release
+from shalekv_spark.scanning.pinning import pin
+from shalekv_spark.scanning.scan import scan
 from tests.e2e.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.scan_ground import (

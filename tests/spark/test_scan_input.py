@@ -19,10 +19,10 @@ from shalekv.errors import (
     SnapshotNotFound,
 )
 from shalekv_client import Client
-from shalekv_spark.decoding import decoded
 from shalekv_spark.formats import register
-from shalekv_spark.frames import release
-from shalekv_spark.scan import scan
+from shalekv_spark.scanning.decoding import decoded
+from shalekv_spark.scanning.frames import release
+from shalekv_spark.scanning.scan import scan
 from tests.e2e.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.scan_ground import ALONE, at_once, option_names, serve

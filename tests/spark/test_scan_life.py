@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 from shalekv.errors import SnapshotNotFound
 from shalekv_client import Client
 from shalekv_spark.formats import register
-from shalekv_spark.frames import release
-from shalekv_spark.pinning import pin, pinned_snapshots
-from shalekv_spark.scan import scan
+from shalekv_spark.scanning.frames import release
+from shalekv_spark.scanning.pinning import pin, pinned_snapshots
+from shalekv_spark.scanning.scan import scan
 from tests.e2e.meanwhile import Meanwhile
 from tests.e2e.processes import Processes
 from tests.spark.conftest import Ground
@@ -143,7 +143,9 @@ async def test_snapshots_go_with_the_process(processes: Processes, folder: Groun
     """A program that ends without releasing them leaves none."""
     await serve(processes, folder, *ALONE)
     before = snapshot_ids(folder)
-    program = "import sys; from shalekv_spark.pinning import pin; print(pin(sys.argv[1]).seq)"
+    program = (
+        "import sys; from shalekv_spark.scanning.pinning import pin; print(pin(sys.argv[1]).seq)"
+    )
     found = await at_once(
         lambda: subprocess.run(
             [sys.executable, "-c", program, folder.url], capture_output=True, check=False

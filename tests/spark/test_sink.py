@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from shalekv.errors import InvalidRequest, InvalidSetting
 from shalekv_client import Client
-from shalekv_spark.load_options import LoadOptions
-from shalekv_spark.sink import write_stream
+from shalekv_spark.loading.options import LoadOptions
+from shalekv_spark.loading.sink import write_stream
 from tests.e2e.child import Child
 from tests.e2e.meanwhile import ALONE
 from tests.e2e.processes import Processes

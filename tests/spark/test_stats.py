@@ -7,8 +7,8 @@ from pyspark.sql import SparkSession
 
 from shalekv.errors import DatabaseNotFound, InvalidRequest
 from shalekv_client import Batch, Client
-from shalekv_spark.frames import release
-from shalekv_spark.stats import stats
+from shalekv_spark.scanning.frames import release
+from shalekv_spark.scanning.stats import stats
 from tests.e2e.meanwhile import COMPACT_ALL
 from tests.e2e.processes import Processes
 from tests.spark.conftest import Ground

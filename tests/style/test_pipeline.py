@@ -12,9 +12,9 @@ import pytest
 
 import shalekv_spark
 from shalekv.errors import InvalidSetting
-from shalekv_spark.feed_options import FeedOptions
-from shalekv_spark.load_options import LoadOptions, LoadPlan
-from shalekv_spark.source import scan_request
+from shalekv_spark.feed.options import FeedOptions
+from shalekv_spark.loading.options import LoadOptions, LoadPlan
+from shalekv_spark.scanning.source import scan_request
 from tests.style.sources import ROOT
 
 REQUIRED = inspect.Parameter.empty

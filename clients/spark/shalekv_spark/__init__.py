@@ -12,16 +12,20 @@ is asked for nothing but the one record that commits a load.
 
 from __future__ import annotations
 
-from shalekv_spark.compact import compact
-from shalekv_spark.formats import register
-from shalekv_spark.frames import release
-from shalekv_spark.load import LoadResult, bulk_load
-from shalekv_spark.parquet_export import Exported, export_parquet
-from shalekv_spark.parquet_import import import_parquet
-from shalekv_spark.pinning import PinnedSnapshot, pin
-from shalekv_spark.scan import scan
-from shalekv_spark.sink import write_stream
-from shalekv_spark.stats import stats
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shalekv_spark.compaction.compact import compact
+    from shalekv_spark.formats import register
+    from shalekv_spark.loading.importing import import_parquet
+    from shalekv_spark.loading.load import LoadResult, bulk_load
+    from shalekv_spark.loading.sink import write_stream
+    from shalekv_spark.scanning.export import Exported, export_parquet
+    from shalekv_spark.scanning.frames import release
+    from shalekv_spark.scanning.pinning import PinnedSnapshot, pin
+    from shalekv_spark.scanning.scan import scan
+    from shalekv_spark.scanning.stats import stats
 
 __all__ = [
     "Exported",
@@ -38,3 +42,33 @@ __all__ = [
     "stats",
     "write_stream",
 ]
+
+# Every process that plans or runs a task imports this package: what it does not use is not loaded.
+_PLACES = {
+    "Exported": "scanning.export",
+    "LoadResult": "loading.load",
+    "PinnedSnapshot": "scanning.pinning",
+    "bulk_load": "loading.load",
+    "compact": "compaction.compact",
+    "export_parquet": "scanning.export",
+    "import_parquet": "loading.importing",
+    "pin": "scanning.pinning",
+    "register": "formats",
+    "release": "scanning.frames",
+    "scan": "scanning.scan",
+    "stats": "scanning.stats",
+    "write_stream": "loading.sink",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for, once."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

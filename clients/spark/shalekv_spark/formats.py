@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from shalekv_spark.changes import ChangesSource
-from shalekv_spark.source import ScanSource, StatsSource
+from shalekv_spark.feed.source import ChangesSource
+from shalekv_spark.scanning.source import ScanSource, StatsSource
 
 
 def register(spark: SparkSession) -> None:

@@ -29,7 +29,7 @@ from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
-from shalekv_spark.scan_task import ScanTask, WalSlot
+from shalekv_spark.scanning.scan_task import ScanTask, WalSlot
 from tests.unit.engine.levels.trees import Levels
 from tests.unit.format.samples import DATABASE_ID, properties
 from tests.unit.store.inline_runtime import finish, inline_runtime

@@ -17,7 +17,7 @@ from shalekv.format import names
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.keeping import SnapshotKeeper
-from shalekv_spark.scan_task import ScanTask, WalSlot
+from shalekv_spark.scanning.scan_task import ScanTask, WalSlot
 from tests.unit.engine.collection.ground import Ground
 from tests.unit.engine.collection.interrupted_store import InterruptedStore
 from tests.unit.engine.compaction.hand_clock import HandClock, hand_runtime

@@ -24,7 +24,7 @@ from shalekv_spark.arrow import objects
 from shalekv_spark.arrow.batches import BATCH_BYTES, BATCH_ROWS
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
-from shalekv_spark.scan_task import ScanTask, read, schema_of
+from shalekv_spark.scanning.scan_task import ScanTask, read, schema_of
 from tests.unit.format.forging import resealed
 from tests.unit.format.samples import DATABASE_ID, put, range_tombstone
 from tests.unit.spark_arrow.ground import Ground, batches_of, expected, rows_of_task

@@ -17,10 +17,10 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.load_record import load_entry
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
-from shalekv_spark.feed_offset import FeedOffset
-from shalekv_spark.feed_options import FeedOptions
-from shalekv_spark.feed_query import FeedQuery
-from shalekv_spark.feed_rows import read_part
+from shalekv_spark.feed.offset import FeedOffset
+from shalekv_spark.feed.options import FeedOptions
+from shalekv_spark.feed.query import FeedQuery
+from shalekv_spark.feed.rows import read_part
 from tests.unit.engine.collection.ground import Ground
 
 EPOCH = 7

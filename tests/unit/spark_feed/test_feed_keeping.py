@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from shalekv.format import names
-from shalekv_spark.feed_offset import FeedWalCollected
+from shalekv_spark.feed.offset import FeedWalCollected
 from tests.unit.spark_feed.feed_ground import FeedGround
 
 ALL = ReadAllAvailable()

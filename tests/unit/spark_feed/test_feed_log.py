@@ -10,10 +10,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from shalekv.core.manifest import Manifest
 from shalekv.errors import DatabaseMismatch, IllegalState, InvalidSetting
 from shalekv.format import names
-from shalekv_spark import feed_query
-from shalekv_spark.feed_log import FeedLog
-from shalekv_spark.feed_offset import FeedOffset, FeedWalCollected
-from shalekv_spark.feed_query import FeedQuery
+from shalekv_spark.feed import query as feed_query
+from shalekv_spark.feed.log import FeedLog
+from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
+from shalekv_spark.feed.query import FeedQuery
 from tests.unit.spark_feed.feed_ground import FeedGround
 
 ALL = ReadAllAvailable()

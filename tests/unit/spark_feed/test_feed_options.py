@@ -7,8 +7,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from shalekv.core.key_range import KeyRange
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
-from shalekv_spark.feed_offset import FeedOffset
-from shalekv_spark.feed_options import NO_LIMIT
+from shalekv_spark.feed.offset import FeedOffset
+from shalekv_spark.feed.options import NO_LIMIT
 from tests.unit.spark_feed.feed_ground import feed_options
 
 

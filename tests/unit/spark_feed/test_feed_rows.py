@@ -10,12 +10,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from shalekv.core.entry import Entry, Kind
 from shalekv.errors import IllegalState
 from shalekv.format.columns import columns_of
-from shalekv_spark import feed_rows
-from shalekv_spark.changes import SCHEMA
-from shalekv_spark.feed_offset import FeedOffset, FeedWalCollected
-from shalekv_spark.feed_options import ALL_KEYS
-from shalekv_spark.feed_rows import ARROW_SCHEMA, Batches, read_part
-from shalekv_spark.feed_slots import LoadPart, SlotsPart
+from shalekv_spark.feed import rows as feed_rows
+from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
+from shalekv_spark.feed.options import ALL_KEYS
+from shalekv_spark.feed.rows import ARROW_SCHEMA, Batches, read_part
+from shalekv_spark.feed.slots import LoadPart, SlotsPart
+from shalekv_spark.feed.source import SCHEMA
 from tests.unit.spark_feed.feed_ground import EPOCH, FeedGround
 
 PUT, TOMBSTONE, RANGE = Kind.PUT, Kind.TOMBSTONE, Kind.RANGE_TOMBSTONE

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from shalekv_spark.load_rows import PointRows, RowCheck
-from shalekv_spark.load_schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
+from shalekv_spark.loading.rows import PointRows, RowCheck
+from shalekv_spark.loading.schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
 
 TIME = pa.timestamp("us", "UTC")
 

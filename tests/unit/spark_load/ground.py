@@ -15,7 +15,7 @@ from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.database import create_database
 from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings
 from shalekv.store.cas import CasStore
-from shalekv_spark.load_task import LoadTask, write_partition
+from shalekv_spark.loading.task import LoadTask, write_partition
 from shalekv_spark.place import Place
 from tests.unit.spark_load.batches import Row, batch_of
 

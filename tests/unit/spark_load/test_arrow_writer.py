@@ -12,8 +12,8 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.columns import Columns
 from shalekv.format.section import Section
 from shalekv.format.sst_writer import EncodedBlock, FinishedSst, SstWriter
-from shalekv_spark.arrow_writer import BlockEncoder
-from shalekv_spark.load_rows import PointRows
+from shalekv_spark.loading.block_encoder import BlockEncoder
+from shalekv_spark.loading.rows import PointRows
 from tests.unit.format.samples import LEVEL_NAME, properties
 from tests.unit.spark_load.batches import Row, batches_of, taken
 

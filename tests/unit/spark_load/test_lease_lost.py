@@ -16,9 +16,9 @@ from shalekv.errors import LeaseLost
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import LimitSettings
 from shalekv.store.cas import CasStore
-from shalekv_spark.load import renewed
-from shalekv_spark.load_loop import StoreLoop
+from shalekv_spark.loading.load import renewed
 from shalekv_spark.place import Place
+from shalekv_spark.store_loop import StoreLoop
 from tests.unit.spark_load.ground import LEVELS, LOAD_ID, current, database
 
 DEADLINE_S = 30

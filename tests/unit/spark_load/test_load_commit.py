@@ -14,7 +14,7 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.errors import InvalidSetting, OutcomeUnknown
 from shalekv.store.cas import CasStore
 from shalekv_client import Client
-from shalekv_spark.load_commit import OPEN, Committer, gathered
+from shalekv_spark.loading.commit import OPEN, Committer, gathered
 from shalekv_spark.place import Place
 from tests.e2e.child import Child
 from tests.e2e.deaf_proxy import deaf_proxy

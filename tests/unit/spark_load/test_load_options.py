@@ -19,8 +19,8 @@ from pyspark.sql.types import (
 )
 
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl, ShaleError
-from shalekv_spark.load_options import LoadPlan
-from shalekv_spark.sink import check_name
+from shalekv_spark.loading.options import LoadPlan
+from shalekv_spark.loading.sink import check_name
 
 URL = "file:///nowhere"
 PAIRS = [StructField("key", BinaryType()), StructField("value", BinaryType())]

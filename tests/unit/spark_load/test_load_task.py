@@ -16,7 +16,7 @@ from shalekv.errors import IllegalState, InvalidRequest
 from shalekv.format.names import level_name
 from shalekv.settings import CollectorSettings
 from shalekv.store.cas import CasStore
-from shalekv_spark.load_commit import OPEN, Committed, Committer, gathered
+from shalekv_spark.loading.commit import OPEN, Committed, Committer, gathered
 from tests.unit.spark_load.batches import Row
 from tests.unit.spark_load.ground import LOAD_ID, begun, current, database, files, write
 

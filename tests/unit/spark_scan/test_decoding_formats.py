@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shalekv.errors import InvalidRequest
-from shalekv_spark.decoding import fields_of
+from shalekv_spark.scanning.decoding import fields_of
 
 
 def test_fields_follow_each_other() -> None:

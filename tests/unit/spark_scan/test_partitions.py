@@ -13,7 +13,7 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import SortedRun
 from shalekv.format.columns import columns_of
 from shalekv.format.statistics import BlockWeight
-from shalekv_spark.partitions import (
+from shalekv_spark.scanning.partitions import (
     INDEXES_MAX,
     LEAST_BYTES,
     Wanted,
@@ -28,8 +28,8 @@ from shalekv_spark.partitions import (
     weights_of_run,
     worth_reading,
 )
-from shalekv_spark.scan_task import WalSlot
-from shalekv_spark.wal_tail import UnreadSlot
+from shalekv_spark.scanning.scan_task import WalSlot
+from shalekv_spark.scanning.wal_tail import UnreadSlot
 
 ALL = KeyRange(b"", b"")
 

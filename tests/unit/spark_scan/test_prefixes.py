@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from shalekv.core.entry import Kind
-from shalekv_spark.prefixes import Prefixes
+from shalekv_spark.scanning.prefixes import Prefixes
 
 KEYS = [b"a/b/c", b"a/x", b"q", b"\xff\n\x00/y", b"/"]
 

@@ -8,8 +8,8 @@ from pyspark.sql.types import StructType
 
 from shalekv.core.key_range import KeyRange
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
-from shalekv_spark.prefixes import Prefixes
-from shalekv_spark.source import ScanSource, SnapshotReader, scan_request, stats_request
+from shalekv_spark.scanning.prefixes import Prefixes
+from shalekv_spark.scanning.source import ScanSource, SnapshotReader, scan_request, stats_request
 
 URL = "file:///data/db"
 

@@ -11,10 +11,10 @@ from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.view import OpenView
 from shalekv.errors import SnapshotNotFound
 from shalekv_spark.arrow.reading import read_from
-from shalekv_spark.partitions import Wanted
 from shalekv_spark.place import Place
-from shalekv_spark.planning import Reading, plan_from
-from shalekv_spark.view import open_view, pin_existing
+from shalekv_spark.scanning.partitions import Wanted
+from shalekv_spark.scanning.planning import Reading, plan_from
+from shalekv_spark.scanning.view import open_view, pin_existing
 from tests.unit.engine.test_loads_random import KEYS
 from tests.unit.engine.test_snapshot_views_random import AgingDatabase, Snapped, SnapshotRun
 

@@ -35,7 +35,7 @@ _PARALLEL_READS = 16
 
 
 async def read_task(task: ScanTask) -> AsyncGenerator[pa.RecordBatch, None]:
-    """What `shalekv_spark.scan_task.read` says."""
+    """What `shalekv_spark.scanning.scan_task.read` says."""
     async with task.place.open() as store, aclosing(read_from(store, task)) as batches:
         async for batch in batches:
             yield batch

@@ -27,14 +27,14 @@ from pyspark.sql.types import (
 )
 
 from shalekv.errors import InvalidRequest, InvalidSetting
-from shalekv_spark import scan_task
 from shalekv_spark.bridge import run
 from shalekv_spark.options import KEY_ENCODINGS, Options
-from shalekv_spark.partitions import PARTITION_BYTES, Wanted, key_range
-from shalekv_spark.planning import TAIL_MEMORY_BYTES, TASK_MEMORY_BYTES, Reading, plan
-from shalekv_spark.prefixes import Prefixes
-from shalekv_spark.scan_task import ScanTask
-from shalekv_spark.view import Pin, pin_existing, pin_new
+from shalekv_spark.scanning import scan_task
+from shalekv_spark.scanning.partitions import PARTITION_BYTES, Wanted, key_range
+from shalekv_spark.scanning.planning import TAIL_MEMORY_BYTES, TASK_MEMORY_BYTES, Reading, plan
+from shalekv_spark.scanning.prefixes import Prefixes
+from shalekv_spark.scanning.scan_task import ScanTask
+from shalekv_spark.scanning.view import Pin, pin_existing, pin_new
 
 FORMAT = "shalekv"
 STATS_FORMAT = "shalekv.stats"

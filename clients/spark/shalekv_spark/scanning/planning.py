@@ -17,11 +17,11 @@ from shalekv.errors import ObjectNotFound
 from shalekv.format.index import BlockIndex
 from shalekv.format.statistics import BlockWeight
 from shalekv.store.cas import CasStore
-from shalekv_spark import partitions
-from shalekv_spark.partitions import Wanted
 from shalekv_spark.place import Place
-from shalekv_spark.scan_task import ScanTask
-from shalekv_spark.view import Pin, View, check_living, open_view, renew_pin
+from shalekv_spark.scanning import partitions
+from shalekv_spark.scanning.partitions import Wanted
+from shalekv_spark.scanning.scan_task import ScanTask
+from shalekv_spark.scanning.view import Pin, View, check_living, open_view, renew_pin
 
 TAIL_MEMORY_BYTES = 64 << 20  # of the WAL tail, that travels to tasks instead of being read there
 TASK_MEMORY_BYTES = 64 << 20

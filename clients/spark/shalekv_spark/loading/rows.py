@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shalekv.core.entry import Kind
 from shalekv.engine.bulk.rows import RowLimits, shown_key
 from shalekv.errors import InvalidRequest
-from shalekv_spark.load_schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
+from shalekv_spark.loading.schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
 
 _PUT, _DELETE = "put", "delete"
 _US_PER_MS = 1_000

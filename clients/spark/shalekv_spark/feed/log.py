@@ -21,8 +21,8 @@ from shalekv.format.footer_codec import read_footer
 from shalekv.format.load_record import decode_load
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
-from shalekv_spark.feed_offset import FeedOffset, FeedWalCollected
-from shalekv_spark.feed_slots import FeedSlot
+from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
+from shalekv_spark.feed.slots import FeedSlot
 
 FOOTER_BYTES = 4_096  # which nearly all footers have less than
 LOOKS_AT_ONCE = 16  # requests of the driver

@@ -30,8 +30,8 @@ from shalekv.format.section import Section
 from shalekv.format.sst import Sst
 from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
-from shalekv_spark.feed_offset import FeedWalCollected
-from shalekv_spark.feed_slots import LoadPart, Part, SlotsPart
+from shalekv_spark.feed.offset import FeedWalCollected
+from shalekv_spark.feed.slots import LoadPart, Part, SlotsPart
 
 ARROW_SCHEMA = pa.schema(
     [

@@ -28,7 +28,7 @@ from shalekv.errors import (
 )
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
-from shalekv_spark.wal_tail import Tail, read_tail
+from shalekv_spark.scanning.wal_tail import Tail, read_tail
 
 _MS_PER_S = 1_000
 

@@ -8,12 +8,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
 
 from shalekv.errors import InvalidRequest
-from shalekv_spark.frames import load
-from shalekv_spark.pinning import TTL_S
 from shalekv_spark.place import Place
-from shalekv_spark.prefixes import Prefixes
-from shalekv_spark.scan import AnySnapshot, Key, read_options
-from shalekv_spark.source import STATS_FORMAT, stats_request
+from shalekv_spark.scanning.frames import load
+from shalekv_spark.scanning.pinning import TTL_S
+from shalekv_spark.scanning.prefixes import Prefixes
+from shalekv_spark.scanning.scan import AnySnapshot, Key, read_options
+from shalekv_spark.scanning.source import STATS_FORMAT, stats_request
 
 
 def stats(  # noqa: PLR0913 - keywords, each of which stands for itself

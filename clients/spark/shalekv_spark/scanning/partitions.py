@@ -21,7 +21,7 @@ from shalekv.format.columns import NO_ROWS, Columns
 from shalekv.format.index import BlockIndex
 from shalekv.format.section import Section
 from shalekv.format.statistics import BlockWeight, blocks_between, cuts, weights
-from shalekv_spark.wal_tail import UnreadSlot
+from shalekv_spark.scanning.wal_tail import UnreadSlot
 
 PARTITION_BYTES = 64 << 20
 LEAST_BYTES = 1 << 20  # of a partition that is made only to have something for every core

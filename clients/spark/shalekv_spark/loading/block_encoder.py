@@ -23,7 +23,7 @@ from shalekv.format.contents import UNNUMBERED, SstContents
 from shalekv.format.filter import SEED
 from shalekv.format.section import Section
 from shalekv.format.sst_writer import EncodedBlock
-from shalekv_spark.load_rows import PointRows
+from shalekv_spark.loading.rows import PointRows
 
 _HEAD = struct.Struct("<IIQ")  # rows, flags, and the one sequence number of all
 _U32 = np.dtype("<u4")

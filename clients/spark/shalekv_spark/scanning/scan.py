@@ -9,11 +9,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
 
 from shalekv.errors import InvalidRequest
-from shalekv_spark.decoding import decoded
-from shalekv_spark.frames import load
-from shalekv_spark.pinning import TTL_S, PinnedSnapshot
 from shalekv_spark.place import Place
-from shalekv_spark.source import FORMAT, columns_of, scan_request
+from shalekv_spark.scanning.decoding import decoded
+from shalekv_spark.scanning.frames import load
+from shalekv_spark.scanning.pinning import TTL_S, PinnedSnapshot
+from shalekv_spark.scanning.source import FORMAT, columns_of, scan_request
 
 Key: TypeAlias = bytes | str  # a text is its UTF-8
 AnySnapshot: TypeAlias = PinnedSnapshot | bytes | str | None
@@ -41,7 +41,8 @@ def scan(  # noqa: PLR0913 - keywords, each of which stands for itself
 
     Rows have the `columns` that are asked for: ``key`` and ``value`` (binary), ``seq`` (bigint, the
     commit that wrote it) and ``expire_at`` (timestamp, null: never). `key_as` and `value_as` decode
-    those two, as `shalekv_spark.decoding.decoded` does: ``utf-8``, or a format such as ``>Q``.
+    those two, as `shalekv_spark.scanning.decoding.decoded` does: ``utf-8``, or a format such as
+    ``>Q``.
     Partitions follow each other by key, and rows stand by key in each.
 
     All that was acknowledged before the call is seen, compacted or not, and nothing that comes

@@ -25,9 +25,9 @@ from shalekv.settings import (
 )
 from shalekv.settings.model import Settings
 from shalekv.store.cas import CasStore
-from shalekv_spark.compact_tasks import SparkParts
-from shalekv_spark.load_loop import StoreLoop
+from shalekv_spark.compaction.tasks import SparkParts
 from shalekv_spark.place import Place
+from shalekv_spark.store_loop import StoreLoop
 
 Key: TypeAlias = bytes | str  # a text is its UTF-8
 Chosen = TypeVar("Chosen", bound=Settings)

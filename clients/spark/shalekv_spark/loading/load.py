@@ -20,11 +20,11 @@ from uuid import uuid4
 from shalekv.core.loads import batch_of, check_load_id
 from shalekv.engine.bulk.job import LoadJob
 from shalekv.errors import InvalidRequest, ShaleError
-from shalekv_spark.load_commit import Committer, gathered
-from shalekv_spark.load_loop import StoreLoop
-from shalekv_spark.load_options import LoadOptions, LoadPlan
-from shalekv_spark.load_schema import LoadSchema
-from shalekv_spark.load_task import REPORT, LoadTask
+from shalekv_spark.loading.commit import Committer, gathered
+from shalekv_spark.loading.options import LoadOptions, LoadPlan
+from shalekv_spark.loading.schema import LoadSchema
+from shalekv_spark.loading.task import REPORT, LoadTask
+from shalekv_spark.store_loop import StoreLoop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from shalekv_spark.bridge import run
 from shalekv_spark.formats import register
-from shalekv_spark.pinning import PinnedSnapshot, pin_at, pinned_snapshots
 from shalekv_spark.place import Place
-from shalekv_spark.source import Request
-from shalekv_spark.view import pin_existing
+from shalekv_spark.scanning.pinning import PinnedSnapshot, pin_at, pinned_snapshots
+from shalekv_spark.scanning.source import Request
+from shalekv_spark.scanning.view import pin_existing
 
 _RELATION = "DataSourceV2Relation"
 

@@ -30,7 +30,7 @@ from shalekv.format.sst import Sst, open_sst, read_block, read_index
 from shalekv.format.sst_tail import needed_tail
 from shalekv.format.statistics import BlockWeight, weights
 from shalekv.store.cas import CasStore
-from shalekv_spark.scan_task import WalSlot
+from shalekv_spark.scanning.scan_task import WalSlot
 
 PARALLEL_READS = 8
 SMALL_BYTES = 64 << 10  # an object of this size is read whole in any case

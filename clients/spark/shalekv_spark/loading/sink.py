@@ -15,10 +15,10 @@ from shalekv.core.loads import LOAD_ID_BYTES_MAX, check_load_id
 from shalekv.engine.bulk.committed import committed_seq
 from shalekv.errors import InvalidRequest, InvalidSetting
 from shalekv.manifest.stored import StoredManifest
-from shalekv_spark.load import run_load
-from shalekv_spark.load_loop import StoreLoop
-from shalekv_spark.load_options import LoadOptions, LoadPlan
+from shalekv_spark.loading.load import run_load
+from shalekv_spark.loading.options import LoadOptions, LoadPlan
 from shalekv_spark.place import Place
+from shalekv_spark.store_loop import StoreLoop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

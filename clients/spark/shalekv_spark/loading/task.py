@@ -23,10 +23,10 @@ from shalekv.errors import IllegalState, InvalidRequest
 from shalekv.format.block_frame import Codec
 from shalekv.format.sst_message import info_message
 from shalekv.format.sst_writer import EncodedBlock, SstWriter
-from shalekv_spark.arrow_writer import BlockEncoder
-from shalekv_spark.load_loop import StoreLoop
-from shalekv_spark.load_rows import RowCheck
+from shalekv_spark.loading.block_encoder import BlockEncoder
+from shalekv_spark.loading.rows import RowCheck
 from shalekv_spark.place import Place
+from shalekv_spark.store_loop import StoreLoop
 
 # What a task tells, as Spark and as Arrow name it: a row for each file, and at the end one without
 # a file, which counts the rows that are loaded, or says why they cannot be.

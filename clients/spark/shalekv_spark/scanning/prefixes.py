@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shalekv.core.entry import Kind
-from shalekv_spark import scan_task
-from shalekv_spark.scan_task import ScanTask
+from shalekv_spark.scanning import scan_task
+from shalekv_spark.scanning.scan_task import ScanTask
 
 
 @dataclass(frozen=True, slots=True)

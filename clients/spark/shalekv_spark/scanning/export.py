@@ -10,10 +10,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as it is called everywher
 
 from shalekv.errors import InvalidRequest
 from shalekv_spark.bridge import run
-from shalekv_spark.pinning import TTL_S, PinnedSnapshot, pin_at
 from shalekv_spark.place import Place
-from shalekv_spark.scan import AnySnapshot, Key, scan
-from shalekv_spark.view import Pin, pin_existing
+from shalekv_spark.scanning.pinning import TTL_S, PinnedSnapshot, pin_at
+from shalekv_spark.scanning.scan import AnySnapshot, Key, scan
+from shalekv_spark.scanning.view import Pin, pin_existing
 
 MODES = ("error", "overwrite", "append")
 

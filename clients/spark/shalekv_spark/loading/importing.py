@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from shalekv_spark.load import LoadResult, bulk_load
-from shalekv_spark.load_options import LoadOptions
+from shalekv_spark.loading.load import LoadResult, bulk_load
+from shalekv_spark.loading.options import LoadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

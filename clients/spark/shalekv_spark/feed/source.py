@@ -76,11 +76,11 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType, Time
 from shalekv.errors import InvalidSetting
 from shalekv_client.loop_thread import LoopThread
 from shalekv_spark import bridge
-from shalekv_spark.feed_offset import FeedOffset, OffsetValue
-from shalekv_spark.feed_options import FeedOptions
-from shalekv_spark.feed_query import FeedQuery
-from shalekv_spark.feed_rows import read_part
-from shalekv_spark.feed_slots import LoadPart, SlotsPart
+from shalekv_spark.feed.offset import FeedOffset, OffsetValue
+from shalekv_spark.feed.options import FeedOptions
+from shalekv_spark.feed.query import FeedQuery
+from shalekv_spark.feed.rows import read_part
+from shalekv_spark.feed.slots import LoadPart, SlotsPart
 
 SCHEMA = (
     StructType()

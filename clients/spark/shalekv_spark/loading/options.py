@@ -12,8 +12,8 @@ from shalekv.engine.bulk.job import LEASE_TTL_S
 from shalekv.errors import InvalidSetting
 from shalekv.settings import LevelSettings, LimitSettings
 from shalekv_client.channel import checked_addresses
-from shalekv_spark.load_commit import OPEN
-from shalekv_spark.load_schema import DuplicateRule, LoadSchema
+from shalekv_spark.loading.commit import OPEN
+from shalekv_spark.loading.schema import DuplicateRule, LoadSchema
 from shalekv_spark.place import Place
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import structlog
 from shalekv.errors import InvalidSetting, ShaleError, SnapshotNotFound
 from shalekv_spark.bridge import run
 from shalekv_spark.place import Place
-from shalekv_spark.view import Pin, pin_new, remove_pin, renew_pin
+from shalekv_spark.scanning.view import Pin, pin_new, remove_pin, renew_pin
 
 TTL_S = 300
 _RENEW_SHARE = 3  # of its time to live, after which it is renewed

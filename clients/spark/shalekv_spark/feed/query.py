@@ -8,11 +8,11 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from shalekv.errors import DatabaseMismatch, InvalidSetting
 from shalekv.store.cas import CasStore
-from shalekv_spark.feed_keeping import Keeping
-from shalekv_spark.feed_log import FeedLog
-from shalekv_spark.feed_offset import FeedOffset
-from shalekv_spark.feed_options import NO_LIMIT, FeedOptions
-from shalekv_spark.feed_slots import Part, admitted, parts_of
+from shalekv_spark.feed.keeping import Keeping
+from shalekv_spark.feed.log import FeedLog
+from shalekv_spark.feed.offset import FeedOffset
+from shalekv_spark.feed.options import NO_LIMIT, FeedOptions
+from shalekv_spark.feed.slots import Part, admitted, parts_of
 
 LOOKED_INTO = 256  # slots at once, to find out how much they are
 

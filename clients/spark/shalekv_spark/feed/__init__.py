@@ -1,0 +1,1 @@
+"""The change feed: the WAL of a database as a stream."""

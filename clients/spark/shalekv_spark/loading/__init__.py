@@ -1,0 +1,1 @@
+"""Bulk loads: sorted rows become files under a lease, and one commit."""

@@ -1,0 +1,1 @@
+"""Scans: a pinned view, cut into tasks, as rows of a frame."""
