@@ -31,6 +31,7 @@ HOUR_MS = 3_600_000
 PLAIN = RetryPolicy(idempotent=False)  # version 0.1 knows no idempotency keys
 LONG_BYTES = 64  # of a value, from which on its checksum stands for it
 ALL = KeyRange(b"", b"")
+Rows = Sequence[tuple[bytes, bytes, bool]]
 
 
 class Making:
@@ -102,6 +103,25 @@ class Making:
         commit = await client.write([Put(key, value) for key, value in values.items()])
         puts = [judging.Put(key, value) for key, value in values.items()]
         self.commits.add(commit.seq, puts)
+
+    async def load(self, client: Client, server: Child, load_id: str, rows: Rows) -> None:
+        """A bulk load, which the server commits; each row is a key, a value and a life or 0."""
+        expire_at_ms = time.time_ns() // 1_000_000 + HOUR_MS
+        lines = [
+            {"key": _text(key), "value": _text(value)}
+            | ({"expire_at_ms": expire_at_ms} if expires else {})
+            for key, value, expires in rows
+        ]
+        with tempfile.NamedTemporaryFile("w", suffix=".ndjson", encoding="ascii") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.flush()
+            where = ("--url", self.url, "--addr", server.listen)
+            await self.run("load", file.name, "--bulk", *where, "--load-id", load_id)
+        first = await client.get(rows[0][0])
+        assert first is not None
+        at = Between(expire_at_ms, expire_at_ms)
+        puts = [judging.Put(key, value, at if expires else None) for key, value, expires in rows]
+        self.commits.add(first.seq, puts)
 
     async def add(self, client: Client, key: bytes, delta: int) -> None:
         """An addition to a counter."""
@@ -217,12 +237,33 @@ async def clone(making: Making) -> dict[str, Any]:
     return described
 
 
+async def bulk(making: Making) -> dict[str, Any]:
+    """Bulk loads above levels and a log: one that is compacted, and one in the log."""
+    await levels(making)
+    compact = ("--once", "--wal-trigger-age-ms", "0", "--l0-trigger-count", "100")
+    server = await making.serve("--no-with-compactor", "--no-with-collector")
+    async with Client(server.listen, retry=PLAIN, coalesce=False) as client:
+        rows = [(b"bulk%03d" % n, b"%d loaded" % n, n % 7 == 0) for n in range(200)]
+        await making.load(client, server, "golden, the first", rows)
+        await making.put(client, b"bulk003", b"after the first load")
+        await making.delete_range(client, b"bulk010", b"bulk015")
+        await making.run("compactor", "--url", making.url, *compact)
+        await making.put(client, b"bulk120", b"before the second load")
+        rows = [(b"bulk%03d" % n, b"%d again" % n, n % 5 == 0) for n in range(100, 250)]
+        await making.load(client, server, "golden, the second", rows)
+        await making.put(client, b"bulk140", b"after the second load")
+        described = await making.description(client)
+    await server.kill()
+    return described
+
+
 PLANS: Mapping[str, Callable[[Making], Awaitable[dict[str, Any]]]] = {
     "v0_1": plain,
     "v0_2_before_levels": whole_api,
     "v0_3_levels": levels,
     "v0_4_two_phase": levels,
     "v0_5_clone": clone,
+    "v0_6_bulk": bulk,
 }
 TWO_PHASE = frozenset({"v0_4_two_phase"})
 CLONES = frozenset({"v0_5_clone"})

@@ -136,6 +136,14 @@ async def test_the_clone_shares_and_has_its_own() -> None:
     assert parent.database_id == origin.database_id
 
 
+async def test_the_bulk_loads_are_remembered() -> None:
+    """One is in the levels, with values that expire, and one is committed in the log alone."""
+    manifest = await manifest_of(store_of("v0_6_bulk"))
+    assert [each.load_id for each in manifest.recent_loads] == ["golden, the first"]
+    assert "golden, the second" in [each.load_id for each in manifest.pending_loads]
+    assert any(info.first_expiry_ms for info in manifest.leveled_ssts)
+
+
 async def check(store: ObjectStore, description: dict[str, Any]) -> None:
     """Open the database, and read all of it by scans in both directions and by gets."""
     expected = description["entries"]

@@ -135,6 +135,23 @@ async def test_all_watches_travel_on_one_stream() -> None:
         assert server.streams == 2
 
 
+@pytest.mark.parametrize("pause_s", [None, 0, 0.001, 0.02])
+async def test_a_watch_may_begin_while_the_stream_ends(pause_s: float | None) -> None:
+    """The last watch was closed a moment ago: the next is opened, on that stream or another."""
+    history = History()
+    await history.put(b"a")
+    async with (
+        WatchServer(history) as server,
+        watching(server.address, timeout_ms=3_000) as watches,
+    ):
+        for _ in range(10):
+            async with watch(watches, from_seq=1) as it:
+                assert await commits(it, 1) == [(1, [b"a"])]
+            if pause_s is not None:
+                await asyncio.sleep(pause_s)
+        await server.until(open_streams=0)
+
+
 @pytest.mark.parametrize("cut_after", [3, 4, 5, 8])
 async def test_broken_streams_are_replaced_and_every_commit_is_told_once(cut_after: int) -> None:
     """Wherever a stream breaks, within a commit too: the user sees no gap, no double, no error."""

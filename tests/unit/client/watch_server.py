@@ -132,7 +132,7 @@ class _Stream:
         self._watches: dict[int, asyncio.Task[None]] = {}
 
     async def run(self, requests: AsyncIterator[kv_pb2.WatchRequest]) -> None:
-        """Answer until the client has sent everything, or the stream is to break."""
+        """Answer until all is sent and all watches are closed, or the stream is to break."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for request in requests:
@@ -140,8 +140,6 @@ class _Stream:
                         self._server.requests.append(request)
                         self._server.news.notify_all()
                     await self._answer(request, tasks)
-                for task in self._watches.values():
-                    task.cancel()
         except* _Cut:
             await self._context.abort(grpc.StatusCode.UNAVAILABLE, "the connection is too old")
 
