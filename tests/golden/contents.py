@@ -346,3 +346,14 @@ MANIFEST_CLONE = Manifest(
         Origin(bytes(range(0xE2, 0xF2)), "", b"", bytes(range(0x30, 0x40))),
     ),
 )
+MANIFEST_RESERVED = Manifest(
+    database_id=DATABASE_ID,
+    manifest_id=46,
+    write_id=bytes(range(0x64, 0x74)),
+    wal_id_last_compacted=44,
+    last_compacted_seq=60,
+    leases=(
+        Lease(bytes(range(0x31, 0x41)), 1_700_000_600, "a job over a range", reserved_seq=60),
+        Lease(bytes(range(0x41, 0x51)), 1_700_000_700, "consumer feed", wal_id_min=40),
+    ),
+)

@@ -23,6 +23,7 @@ from tests.golden.contents import (
     MANIFEST_CLONE,
     MANIFEST_FULL,
     MANIFEST_LOADS,
+    MANIFEST_RESERVED,
     MANIFEST_SNAPSHOTS,
     WAL_ENTRIES,
     WAL_FENCE,
@@ -51,6 +52,7 @@ SSTS = {
     },
     "v1_snapshots": {},
     "v1_clone": {},
+    "v1_reserved": {},
 }
 MANIFESTS = {
     "v1": {"manifest_full": MANIFEST_FULL},
@@ -59,6 +61,7 @@ MANIFESTS = {
     "v1_ingest": {"manifest_loads": MANIFEST_LOADS},
     "v1_snapshots": {"manifest_snapshots": MANIFEST_SNAPSHOTS},
     "v1_clone": {"manifest_clone": MANIFEST_CLONE},
+    "v1_reserved": {"manifest_reserved": MANIFEST_RESERVED},
 }
 
 

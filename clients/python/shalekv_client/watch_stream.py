@@ -51,13 +51,18 @@ class WatchStream:
         self._to_ack: dict[Watch, None] = {}
         self._news = asyncio.Event()
         self._is_ending = False
+        self._is_sent = False  # nothing more can be sent
         self._ending: Ending | None = None
         call.add_done_callback(self._note_ending)
 
     def open(self, watch: Watch) -> None:
-        """Open `watch` where it has to go on, unless it is open."""
-        if watch in self._numbers_of:
+        """Open `watch` where it has to go on, unless it is open.
+
+        Once all is sent that this call can send, the watch is left to the next call.
+        """
+        if watch in self._numbers_of or self._is_sent:
             return
+        self._is_ending = False
         number = next(self._numbers)
         self._watches[number] = watch
         self._numbers_of[watch] = number
@@ -84,7 +89,10 @@ class WatchStream:
         return farewell
 
     def end(self) -> None:
-        """End the call when all is sent that is to be sent."""
+        """End the call when all is sent that is to be sent, unless a watch is opened before.
+
+        REQUIRES: no watch is open.
+        """
         self._is_ending = True
         self._news.set()
 
@@ -126,6 +134,7 @@ class WatchStream:
                     del self._to_ack[watch]
                     await self._call.write(self._ack(watch))
                 elif self._is_ending:
+                    self._is_sent = True
                     await self._call.done_writing()
                     return
                 else:

@@ -4,6 +4,8 @@
                                     |     ^
                       the call ends +-----+ after a while, with the server that the route then names
 
+A watch that is begun while a call ends keeps the call, or, when that is too late, has the next one.
+
 A watch is opened again behind the last commit that it was told, so that its user gets each commit
 once. A watch that is not read from is parked: closed at the server, and opened again when its user
 has taken half of what waits. So one that nobody reads neither fills the memory nor holds others up.
