@@ -1,8 +1,8 @@
-"""A driver that loads rows and comes to no end: a test kills it.
+"""A driver that does two loads at once, and comes to no end: a test kills it.
 
-python -m tests.spark.loading_driver URL LOAD_ID WRITER FOLDER [--holding]
+python -m tests.spark.loading_driver FOLDER LOAD_ID URL WRITER HELD_URL HELD_WRITER
 
-The rows are those of `tests.spark.test_load`. With ``--holding`` the last partition never ends.
+The rows are those of `tests.spark.test_load`; of the second load the last partition never ends.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
 from shalekv_spark.loading.load import bulk_load
 from tests.spark.session import started
@@ -32,21 +34,28 @@ def holding(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         threading.Event().wait()
 
 
-def main(url: str, load_id: str, writer: str, folder: str, *flags: str) -> None:
+def main(folder: str, load_id: str, url: str, writer: str, *held: str) -> None:
     """Load; see the module."""
-    with started(Path(folder)) as spark:
+    with started(Path(folder)) as spark, ThreadPoolExecutor() as threads:
         df = pairs(spark).repartitionByRange(PARTITIONS, "key").sortWithinPartitions("key")
-        if flags:
-            df = df.mapInArrow(holding, df.schema)
-        bulk_load(
-            df,
-            url,
-            load_id=load_id,
-            writer=writer,
-            presorted=True,
-            levels=SMALL,
-            lease_ttl_s=LEASE_TTL_S,
-        )
+
+        def load(df: DataFrame, url: str, writer: str) -> None:
+            bulk_load(
+                df,
+                url,
+                load_id=load_id,
+                writer=writer,
+                presorted=True,
+                levels=SMALL,
+                lease_ttl_s=LEASE_TTL_S,
+            )
+
+        loads = [
+            threads.submit(load, df, url, writer),
+            threads.submit(load, df.mapInArrow(holding, df.schema), *held),
+        ]
+        for each in as_completed(loads):
+            each.result()
 
 
 if __name__ == "__main__":

@@ -40,12 +40,9 @@ async def write_some(client: Client, number: int) -> int:
     return (await client.delete_range(start=b"x%d" % number)).seq
 
 
-async def swept(address: str, key: bytes) -> None:
+async def swept(client: Client, key: bytes) -> None:
     """Wait until the value has expired, and its end is in the log."""
-    async with (
-        Client(address) as client,
-        client.watch(start=key, end=key + b"\0", from_seq=1) as watch,
-    ):
+    async with client.watch(start=key, end=key + b"\0", from_seq=1) as watch:
         async for event in watch:
             if any(each.kind is ChangeKind.EXPIRED for each in getattr(event, "changes", ())):
                 return
@@ -58,11 +55,13 @@ async def test_restarts_lose_and_double_nothing(
     watch tells, once: deletes of ranges, expiry, transactions and loads too.
     """
     server = await processes.serve(ground.url, *SERVE, env=ground.env)
-    sink = Sink(0, 1)
+    # Each failure begins the query anew, which takes a while: on a bucket one has to do.
+    failing = (0, 1) if ground.url.startswith("file:") else (1,)
+    sink = Sink(*failing)
     limited = changes(spark, ground, ALL | {"maxWalFilesPerTrigger": "10"})
     async with Client(server.listen) as client:
         await write_some(client, 0)
-        for _ in range(2):  # batch 0, and then 1
+        for _ in failing:
             with pytest.raises(StreamingQueryException, match="Planted"):
                 await asyncio.to_thread(read_all, limited, sink, tmp_path / "checkpoint")
         query = await asyncio.to_thread(started, limited, sink, tmp_path / "checkpoint")
@@ -71,13 +70,13 @@ async def test_restarts_lose_and_double_nothing(
         assert await server.kill()
     server = await processes.serve(ground.url, *SERVE, create=False, env=ground.env)
     async with Client(server.listen) as client:
-        await swept(server.listen, b"0/brief")
-        await swept(server.listen, b"1/brief")
+        await swept(client, b"0/brief")
+        await swept(client, b"1/brief")
         last_seq = await write_some(client, 2)
-        await swept(server.listen, b"2/brief")
+        await swept(client, b"2/brief")
         last_seq = (await client.put(b"last", b"")).seq
         await asyncio.to_thread(read_all, limited, sink, tmp_path / "checkpoint")
         assert sink.told == await watched(server.listen, last_seq)
-    assert sink.repeated == 2
+    assert sink.repeated == len(failing)
     assert {row.op for row in sink.told} == {"put", "delete", "delete_range", "expire"}
     assert max(len(ids) for ids in sink.wal_ids.values()) == 10

@@ -171,19 +171,21 @@ async def compacted(place: Place, parts: SparkParts) -> CompactionReport:
 
 
 def fails_twice(place: Place, part: Part) -> TaskOutcome:
-    """The first two attempts write all that they have to, and fail then."""
+    """The first two attempts at one part write all that they have to, and fail then."""
     outcome = run_task(place, part)
     context = TaskContext.get()
     assert context is not None
-    if context.attemptNumber() < 2:
+    if not part.keys.start and context.attemptNumber() < 2:
         raise StoreUnavailable(place.url, "create", "levels/", "as the test wants it")
     return outcome
 
 
 def always_fails(place: Place, part: Part) -> TaskOutcome:
-    """Every attempt writes, and fails."""
-    run_task(place, part)
-    raise ZeroDivisionError("as the test wants it")
+    """Every attempt at one part writes, and fails."""
+    outcome = run_task(place, part)
+    if not part.keys.start:
+        raise ZeroDivisionError("as the test wants it")
+    return outcome
 
 
 @pytest.fixture
@@ -206,7 +208,8 @@ async def test_a_task_that_fails_twice_is_tried_again(
     manifest, _ = await check(leveled, tmp_path)
     assert len([*manifest.leveled_ssts]) == report.output_ssts
     stored = [*(tmp_path / "levels").iterdir()]
-    assert len(stored) >= report.input_ssts + 3 * report.output_ssts
+    assert report.parts > 1
+    assert len(stored) >= report.input_ssts + report.output_ssts + 2
     collected = await processes.run(
         *("collector", "--url", tmp_path.as_uri(), "--once", "--collect-age-s", "0")
     )
@@ -329,6 +332,7 @@ async def writing(client: Client, keys: list[bytes]) -> AsyncIterator[dict[bytes
                 value = random.randbytes(300)
                 await client.put(key, value)
                 acknowledged[key] = value
+            await asyncio.to_thread(threading.Event().wait, 0.01)  # the job needs the cores, too
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(write())
@@ -354,7 +358,7 @@ async def test_a_server_goes_on_beside_it(
         await asyncio.gather(*(client.put(key, value or b"") for key, value in expected.items()))
         await until(place, levels_are_filled)
         async with writing(client, KEYS) as acknowledged:
-            slow = COMPACTOR | {"compaction_rate_bytes": 60_000}
+            slow = COMPACTOR | {"compaction_rate_bytes": 120_000}
             job = asyncio.create_task(
                 asyncio.to_thread(
                     compact,

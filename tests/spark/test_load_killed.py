@@ -1,4 +1,4 @@
-"""Loads whose driver is killed at the worst moments, and which are run again."""
+"""Loads whose driver is killed at the worst of moments, and which are run again."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ LOAD_ID = "monday"
 ROOT = Path(__file__).parents[2]
 
 
-def start(processes: Processes, database: Meanwhile, writer: str, *flags: str) -> Child:
-    """Start a driver that loads into a database, and never ends."""
-    folder = database.folder.parent / f"{database.folder.name}.spark"
+def start(processes: Processes, folder: Path, *loads: str) -> Child:
+    """Start a driver that loads into two databases, and never ends; both by URL and writer."""
     folder.mkdir()
-    argv = ["-m", "tests.spark.loading_driver", database.url, LOAD_ID, writer, str(folder), *flags]
+    argv = ["-m", "tests.spark.loading_driver", str(folder), LOAD_ID, *loads]
     env = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
     return processes.start(*argv, program=sys.executable, env=dict(os.environ) | env)
 
@@ -56,13 +55,16 @@ async def test_a_load_whose_driver_was_killed_is_run_again(
     wal_count = len(during.objects("wal/"))
     async with deaf_proxy(other.listen) as proxy:
         proxy.go_deaf_at(LOAD_ID.encode())
-        early = start(processes, before, server.listen, "--holding")
-        late = start(processes, during, proxy.listen)
-        await until(lambda: len(before.objects("levels/")) > 1, early)
+        loads = (during.url, proxy.listen, before.url, server.listen)
+        driver = start(processes, tmp_path / "spark", *loads)
+        await until(
+            lambda: (
+                len(before.objects("levels/")) > 1 and len(during.objects("wal/")) > wal_count
+            ),
+            driver,
+        )
         assert await state(server) == {}
-        await early.kill()
-        await until(lambda: len(during.objects("wal/")) > wal_count, late)
-        await late.kill()
+        await driver.kill()
     in_vain = before.objects("levels/")
     assert await state(server) == {}
     result = await load(pairs(spark), Ground(before.url), LOAD_ID)

@@ -61,7 +61,7 @@ async def test_snapshot_outlives_its_time_to_live_while_it_is_read(
         frame = await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=2))
         own = own_id(folder)
         await client.delete_range(all_keys=True)
-        counts = await at_once(lambda: repeated(frame.count, seconds=6.0))
+        counts = await at_once(lambda: repeated(frame.count, seconds=4.0))
         assert {*counts} == {300}
         assert own in snapshot_ids(folder)
     release(frame)
@@ -77,23 +77,17 @@ async def test_action_whose_snapshot_is_gone_names_that(
     async with Client(server.listen) as client:
         await write_numbers(client, range(300))
     reader = spark.read.format("shalekv").option("tailMemoryBytes", "0")
+    expired = await at_once(lambda: reader.option("snapshotTtl", "1").load(folder.url))
+    ends_s = time.time() + 2.5  # it is not read, so nobody renews it
     planned = await at_once(lambda: scan(spark, folder.url, tail_memory_bytes=0))
     assert await at_once(planned.count) == 300
     unplanned = await at_once(lambda: scan(spark, folder.url))
-    expired = await at_once(lambda: reader.option("snapshotTtl", "1").load(folder.url))
     release(planned)
     release(unplanned)
     for frame in (planned, unplanned):
         with pytest.raises(PySparkException, match="SnapshotNotFound"):
             await at_once(frame.count)
-
-    def until_expired() -> None:
-        """It is not read, so nobody renews it."""
-        until = time.monotonic() + 3.0
-        while time.monotonic() < until:
-            pass
-
-    await at_once(until_expired)
+    await at_once(lambda: wait_until(lambda: time.time() >= ends_s))
     with pytest.raises(PySparkException, match="SnapshotNotFound"):
         await at_once(expired.count)
 
@@ -111,7 +105,7 @@ async def test_snapshot_goes_with_the_last_frame_that_was_made_of_it(
     own = own_id(folder)
     gc.collect()
     spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001 - no other way
-    assert {*await at_once(lambda: repeated(made[0].count, seconds=3.5))} == {10}
+    assert {*await at_once(lambda: repeated(made[0].count, seconds=1.0))} == {10}
     assert own in snapshot_ids(folder)
     made.clear()
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from queue import Queue
 from typing import Any, Generic, TypeVar
 
@@ -35,10 +35,10 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return done.result()
 
 
-def iterate(results: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-    """What the asynchronous iterator yields that is made and driven in a loop of its own.
+def iterate(results: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
+    """What the asynchronous generator yields that is made and driven in a loop of its own.
 
-    At most `AHEAD` results wait. Closing this iterator, or dropping it, ends the other.
+    At most `AHEAD` results wait. Closing this iterator, or dropping it, closes the other.
     """
     return _Iteration(results).taken()
 
@@ -51,7 +51,7 @@ class _End:
 
 
 class _Iteration(Generic[T]):
-    def __init__(self, results: Callable[[], AsyncIterator[T]]) -> None:
+    def __init__(self, results: Callable[[], AsyncGenerator[T, None]]) -> None:
         self._results = results
         self._queue: Queue[T | _End] = Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,9 +87,10 @@ class _Iteration(Generic[T]):
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._room = asyncio.Semaphore(AHEAD)
         self._started.set()
-        async for result in self._results():
-            await self._room.acquire()
-            self._queue.put(result)
+        async with aclosing(self._results()) as results:
+            async for result in results:
+                await self._room.acquire()
+                self._queue.put(result)
 
     def _call(self, what: str) -> None:
         loop, task, room = self._loop, self._task, self._room

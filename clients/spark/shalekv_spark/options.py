@@ -47,16 +47,19 @@ class Options:
         self._known.append(name)
         return self._given.pop(name.lower(), default)
 
-    def number(self, name: str, default: int, *, at_least: int = 1) -> int:
+    def number(
+        self, name: str, default: int, *, at_least: int = 1, at_most: int | None = None
+    ) -> int:
         """A whole number."""
         text = self.text(name, str(default))
         try:
             number = int(text)
         except ValueError:
             number = at_least - 1
-        if number < at_least:
+        if number < at_least or (at_most is not None and number > at_most):
+            bounds = "on" if at_most is None else f"to {at_most}"
             raise InvalidSetting(
-                f"option {name}: expected a number from {at_least} on, found {text!r}"
+                f"option {name}: expected a number from {at_least} {bounds}, found {text!r}"
             )
         return number
 

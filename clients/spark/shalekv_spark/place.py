@@ -16,6 +16,8 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from shalekv.store.url import MemoryUrl, parse_url
+from shalekv_spark.logs import route_logs
+from shalekv_spark.worker import settle
 
 STORE_PREFIX = "store."  # of the options that are settings of the store
 _THREADS = 2  # of a task; a file system is read in them
@@ -57,10 +59,12 @@ class Place:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[CasStore]:
         """The store, for this process and its event loop: it is never sent to another."""
+        route_logs()
         workers = ThreadWorkers(_THREADS)
         runtime = Runtime(clock=LoopClock(), random=SystemRandom(), workers=workers)
         try:
             store = open_store(self.url, runtime, self.settings)
+            settle()
             try:
                 yield CasStore(store, runtime, self.settings)
             finally:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -47,7 +48,8 @@ class StoreLoop:
         trace: TracebackType | None,
     ) -> None:
         """Close it; what still runs is cancelled."""
-        self._loop.call_soon_threadsafe(self._leaving.set)
+        with suppress(RuntimeError):  # it was not opened, and the loop has ended
+            self._loop.call_soon_threadsafe(self._leaving.set)
         self._thread.join()
 
     @property

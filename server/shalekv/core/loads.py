@@ -73,6 +73,17 @@ def check_load_id(load_id: str) -> str:
     return load_id
 
 
+def check_single_load_id(load_id: str) -> str:
+    """The id of a load that is no batch of a stream. Raises `InvalidRequest`."""
+    if batch_of(check_load_id(load_id)) is not None:
+        problem = (
+            f"{load_id!r} is the id of a stream's batch, with which all batches before count as "
+            "committed: let the id not end in - and a number"
+        )
+        raise InvalidRequest("load_id", problem)
+    return load_id
+
+
 def files_problem(ssts: Sequence[SstInfo]) -> tuple[int, str] | None:
     """Which of a load's files, as it lists them, is wrong, and what about it; None: none is.
 

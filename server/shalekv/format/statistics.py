@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -72,18 +72,19 @@ def weights(index: BlockIndex, blocks: range) -> Iterator[BlockWeight]:
         yield BlockWeight(handle.first_key, handle.length)
 
 
-def cuts(blocks: Iterable[BlockWeight], part_bytes: int) -> list[bytes]:
-    """Keys, ascending, that cut these blocks into parts of at most about `part_bytes`.
+def cuts(blocks: Sequence[BlockWeight], count: int) -> list[bytes]:
+    """Keys, ascending, that cut these blocks into `count` parts of about one size, or into fewer.
 
     The blocks may be those of several SSTs, merged by first key; each counts where it begins. A
-    larger one is a part of its own. n keys make n + 1 parts.
+    cut is made where it is nearest to the place that is due. n keys make n + 1 parts.
     """
+    all_bytes = sum(block.stored_bytes for block in blocks)
     keys: list[bytes] = []
-    part = 0
+    before = 0
     for first_key, together in groupby(blocks, key=attrgetter("first_key")):
         stored_bytes = sum(block.stored_bytes for block in together)
-        if part and part + stored_bytes > part_bytes:
+        due = all_bytes * (len(keys) + 1) / count
+        if before and len(keys) + 1 < count and before + stored_bytes / 2 > due:
             keys.append(first_key)
-            part = 0
-        part += stored_bytes
+        before += stored_bytes
     return keys

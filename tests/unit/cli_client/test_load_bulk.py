@@ -11,8 +11,9 @@ from shalekv.cli.bucket import SHOWN_FLAGS, URL_VARIABLE
 from shalekv.cli.configuration import CONFIG_VARIABLE
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.cli.load import load
-from shalekv.cli.loading import bulk_options
+from shalekv.cli.loading import bulk, bulk_options
 from shalekv.cli.loading.bulk_options import STORE_OPTIONS, SWITCHES
+from shalekv.errors import LeaseLost
 from shalekv.settings import StoreSettings
 from tests.unit.cli_client.conftest import Run
 from tests.unit.client.dict_server import DictServer
@@ -66,6 +67,36 @@ async def test_a_url_without_a_database_is_told_before_the_input_is_read(
     assert "holds no database" in result.stderr
     assert "Nothing was loaded." in result.stderr
     assert sorted(tmp_path.iterdir()) == []  # noqa: ASYNC240 - of a test
+
+
+@pytest.mark.parametrize("load_id", ["x-15", "users-2026-11"])
+async def test_the_id_of_a_batch_of_a_stream_is_refused(
+    run: Run, tmp_path: Path, load_id: str
+) -> None:
+    """With it, a load of yesterday would count as committed because that of today is."""
+    options = ("--bulk", "--url", f"file://{tmp_path / 'db'}", "--load-id", load_id)
+    result = await run(load, *options, stdin=b"k\tv\n")
+    assert result.exit_code == ExitCode.USAGE
+    assert f"{load_id!r} is the id of a stream's batch" in result.stderr
+    assert "Nothing was loaded." in result.stderr
+
+
+async def test_a_lease_that_is_lost_during_the_commit_says_nothing_of_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have committed it all the same: so the load is to be run again, and no claim
+    is made.
+    """
+
+    async def lose(self: bulk._Bulk, _: str) -> None:
+        self._done.is_asked_for = True
+        raise LeaseLost("the lease is gone")
+
+    monkeypatch.setattr(bulk._Bulk, "run", lose)
+    result = await run(load, *BULK, "--load-id", "monday", stdin=b"k\tv\n")
+    assert "Error: the lease is gone" in result.stderr
+    assert "Whether it was committed is not known: with --load-id monday" in result.stderr
+    assert "Nothing was loaded." not in result.stderr
 
 
 def test_the_environment_of_a_server_is_no_option_of_this_run() -> None:

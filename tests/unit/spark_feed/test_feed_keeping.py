@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from shalekv.engine.snapshots import Snapshots
+from shalekv.errors import StoreUnavailable
 from shalekv.format import names
 from shalekv_spark.feed.offset import FeedWalCollected
 from tests.unit.spark_feed.feed_ground import FeedGround
@@ -66,7 +68,8 @@ async def test_a_name_that_is_known_goes_on_there() -> None:
     """A new query of it, but for one that names an object; a lease that expired keeps nothing."""
     ground = await FeedGround.created()
     await ground.put(b"a")
-    await ground.query(**NAMED).initial()
+    query = ground.query(**NAMED)
+    await query.latest(await query.initial(), ALL)
     await ground.put(b"b")
     assert (await ground.query(**NAMED).initial()).wal_id == 1
     assert (await ground.query(startingOffset="earliest", **NAMED).initial()).wal_id == 1
@@ -91,6 +94,24 @@ async def test_a_query_that_comes_back_holds_its_lease_first() -> None:
     assert found.wal_id_min == end.wal_id
 
 
+async def test_a_first_batch_that_is_repeated_is_kept_from_where_it_began() -> None:
+    """Although the lease is lost, and a query that began now would begin behind it."""
+    ground = await FeedGround.created()
+    query = ground.query(**NAMED)
+    start = await query.initial()
+    await ground.put(b"a")
+    end = await query.latest(start, ALL)
+    await ground.consumers().release("totals")
+    again = ground.query(**NAMED)
+    moved = await again.initial()
+    assert moved.wal_id == end.wal_id
+    await again.parts(moved, end)
+    await again.keeping.end()
+    found = await ground.consumers().find("totals")
+    assert found is not None
+    assert found.wal_id_min == start.wal_id
+
+
 async def test_what_cannot_be_kept_is_read_while_it_is_there() -> None:
     """The oldest objects may go at any moment; the lease begins where it can."""
     ground = await FeedGround.created()
@@ -99,6 +120,7 @@ async def test_what_cannot_be_kept_is_read_while_it_is_there() -> None:
     await ground.compact(2)
     query = ground.query(startingOffset="earliest", **NAMED)
     start = await query.initial()
+    await query.latest(start, ALL)
     found = await ground.consumers().find("totals")
     assert found is not None
     assert (start.wal_id, found.wal_id_min) == (0, 2)
@@ -119,3 +141,37 @@ async def test_files_of_a_load_are_kept_while_they_are_read() -> None:
     await query.keeping.processed(end.wal_id)
     await collect(ground)
     assert not files & ground.names()
+
+
+async def test_a_batch_that_is_planned_again_keeps_the_files_it_had() -> None:
+    """A snapshot of now would not have what was merged meanwhile."""
+    ground = await FeedGround.created()
+    query = ground.query()
+    start = await query.initial()
+    pending = await ground.load([b"a"])
+    end = await query.latest(start, ALL)
+    await query.parts(start, end)
+    await ground.edit(lambda manifest: replace(manifest, pending_loads=()))
+    assert [row["key"] for row in await ground.told(query, start, end)] == [b"a"]
+    await collect(ground)
+    assert {names.level_name(info.id) for info in pending.ssts} <= ground.names()
+
+
+async def test_no_query_fails_of_a_snapshot_that_cannot_be_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It expires; and what a query leaves at its end, whatever state the database is in, does."""
+    ground = await FeedGround.created()
+    query = ground.query(**NAMED)
+    start = await query.initial()
+    await ground.load([b"a"])
+    end = await query.latest(start, ALL)
+    await query.parts(start, end)
+
+    async def fail(*_: object) -> None:
+        raise StoreUnavailable("memory", "list", "manifest/", "planted")
+
+    monkeypatch.setattr(Snapshots, "delete", fail)
+    await query.keeping.processed(end.wal_id)
+    await ground.store.delete([name for name in ground.names() if "manifest" in name])
+    await query.keeping.end()

@@ -190,3 +190,7 @@ async def test_an_older_state_is_noticed(written_again: int) -> None:
         await ground.query().latest(end, ALL)
     with pytest.raises(IllegalState, match="older state"):
         await ground.query().parts(replace(end, wal_id=0), end)
+    again = ground.query()  # of a first batch, for which Spark asks where it began
+    start = await again.initial()
+    with pytest.raises(IllegalState, match="older state"):
+        await again.parts(start, end)

@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from shalekv.core.entry import Entry, Kind
 from shalekv.errors import IllegalState
 from shalekv.format.columns import columns_of
+from shalekv.format.load_record import load_entry
 from shalekv_spark.feed import rows as feed_rows
 from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
 from shalekv_spark.feed.options import ALL_KEYS
@@ -98,6 +99,20 @@ async def test_a_load_that_the_driver_overlooks_is_told_all_the_same() -> None:
     part = SlotsPart(ground.database_id, 0, (1_000,))
     batches = [each async for each in read_part(ground.cas(), part, ALL_KEYS)]
     assert [row["key"] for batch in batches for row in batch.to_pylist()] == [b"a", b"b"]
+
+
+async def test_an_object_may_commit_several_loads() -> None:
+    """The format allows it, and none is left out."""
+    ground = await FeedGround.created()
+    loads = [await ground.load([key]) for key in (b"a", b"b")]
+    await ground.object(control=[load_entry(load, 3 + at) for at, load in enumerate(loads)])
+    rows = await ground.told(ground.query(), *_whole(ground))
+    assert [(row["wal_id"], row["seq"], row["key"]) for row in rows] == [
+        (0, 1, b"a"),
+        (1, 2, b"b"),
+        (2, 3, b"a"),
+        (2, 4, b"b"),
+    ]
 
 
 async def test_slots_out_of_order_end_the_query() -> None:

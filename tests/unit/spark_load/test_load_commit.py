@@ -13,7 +13,8 @@ import pytest
 from shalekv.core.sst_table import SstInfo
 from shalekv.errors import InvalidSetting, OutcomeUnknown
 from shalekv.store.cas import CasStore
-from shalekv_client import Client
+from shalekv_client import Client, ErrorDetails, Overloaded
+from shalekv_client.ingest import Ingested
 from shalekv_spark.loading.commit import OPEN, Committer, gathered
 from shalekv_spark.place import Place
 from tests.e2e.child import Child
@@ -142,3 +143,35 @@ async def test_a_database_that_was_never_served_is_opened(tmp_path: Path) -> Non
         committer = Committer(store, None, timeout_s=TIMEOUT_S)
         await committer.check()
         assert not (await committer.commit(LOAD_ID, gathered(report).infos)).already_applied
+
+
+async def test_a_writer_without_room_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the compactor is behind for a while, what took hours to write is not given up."""
+    refused = [Overloaded(ErrorDetails("here:1", "RESOURCE_EXHAUSTED", "too many loads"))]
+
+    async def ingest(*_: object, **__: object) -> Ingested:
+        if refused:
+            raise refused.pop()
+        return Ingested(7, 3, already_applied=False)
+
+    monkeypatch.setattr(Client, "ingest", ingest)
+    async with database(tmp_path) as (_, store):
+        committed = await Committer(store, "127.0.0.1:1", timeout_s=TIMEOUT_S).commit(LOAD_ID, [])
+        assert committed.seq == 7
+
+
+async def test_loads_that_open_the_database_at_once_give_way_to_each_other(tmp_path: Path) -> None:
+    """Each fences the other, which tries again: all are committed."""
+    async with database(tmp_path) as (place, store):
+        ready_loads = []
+        for number in range(3):
+            job = await begun(store, f"load {number}")
+            rows = [Row(b"%d" % number, b"1")]
+            report = await asyncio.to_thread(write, place, job.ticket, rows)
+            ready_loads.append((job.ticket.load_id, gathered(report).infos))
+        committer = Committer(store, None, timeout_s=TIMEOUT_S)
+        async with asyncio.TaskGroup() as tasks:
+            done = [tasks.create_task(committer.commit(*each)) for each in ready_loads]
+        assert len({each.result().seq for each in done}) == len(done)

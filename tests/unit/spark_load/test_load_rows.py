@@ -7,9 +7,11 @@ import re
 from datetime import UTC, datetime
 from random import Random
 
+import pyarrow as pa
 import pytest
 
 from shalekv.errors import InvalidRequest
+from shalekv_spark.loading.schema import EXPIRE_AT
 from tests.unit.spark_load.batches import Row, batch_of, batches_of, taken
 
 REFUSED = [
@@ -88,3 +90,17 @@ def test_two_rows_that_the_rule_does_not_tell_apart_are_refused(order: float | N
             changed = [*rows[:at], other, *rows[at + 1 :]]
             with pytest.raises(InvalidRequest, match="key b'b' stands twice, and by on_duplicate"):
                 taken(batches_of(changed, sizes), has_rule=True)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "GMT+08:00", "PST"])
+def test_rows_are_compared_in_every_zone_that_spark_knows(zone: str) -> None:
+    """Also times of which Python knows none: after the year 9999."""
+    for microseconds in (1, 10**18):
+        batch = batch_of([Row(b"a", order=1), Row(b"a", order=1)])
+        at = batch.schema.get_field_index(EXPIRE_AT)
+        times = pa.array([microseconds] * 2, pa.timestamp("us", zone))
+        (found,) = taken([batch.set_column(at, EXPIRE_AT, times)], has_rule=True)
+        assert found.keys.to_pylist() == [b"a"]
+        others = pa.array([microseconds, microseconds + 1], pa.timestamp("us", zone))
+        with pytest.raises(InvalidRequest, match="key b'a' stands twice, and by on_duplicate"):
+            taken([batch.set_column(at, EXPIRE_AT, others)], has_rule=True)

@@ -93,20 +93,22 @@ def test_range_without_anything_is_one_part() -> None:
 @pytest.mark.parametrize(
     ("wanted", "total_bytes", "expected"),
     [
-        (Wanted(64 << 20), 10 << 20, 10 << 20),
-        (Wanted(64 << 20), 640 << 20, 64 << 20),
-        (Wanted(64 << 20, parallelism=4), 80 << 20, 20 << 20),
-        (Wanted(64 << 20, parallelism=500), 10 << 20, LEAST_BYTES),
-        (Wanted(64 << 20, parallelism=500, count_min=100), 10 << 20, -(-(10 << 20) // 100)),
-        (Wanted(100, parallelism=2), 10 << 20, 100),
+        (Wanted(64 << 20), 10 << 20, 1),
+        (Wanted(64 << 20), 640 << 20, 10),
+        (Wanted(64 << 20, parallelism=4), 80 << 20, 4),
+        (Wanted(64 << 20, parallelism=4), 257 << 20, 8),
+        (Wanted(64 << 20, parallelism=500), 10 << 20, (10 << 20) // LEAST_BYTES),
+        (Wanted(64 << 20, parallelism=500, count_min=100), 10 << 20, 100),
+        (Wanted(64 << 20, parallelism=4, count_min=5), 80 << 20, 8),
+        (Wanted(100, parallelism=2), 10_001, 101),
         (Wanted(), 0, 1),
     ],
 )
-def test_parts_are_as_many_as_cores_unless_tiny(
+def test_partitions_are_as_many_as_cores_unless_tiny(
     wanted: Wanted, total_bytes: int, expected: int
 ) -> None:
-    """A number that was asked for is obeyed, whatever the parts come to."""
-    assert wanted.part_bytes(total_bytes) == expected
+    """Or a multiple of them; and as many as were asked for, whatever the parts come to."""
+    assert wanted.count(total_bytes) == expected
 
 
 def test_indexes_are_read_of_what_reaches_beyond_and_of_the_largest() -> None:

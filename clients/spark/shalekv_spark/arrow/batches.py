@@ -45,7 +45,7 @@ class Batches:
                 yield from self.rest()
             return
         yield from self.rest()
-        count = max(-(-len(rows) // BATCH_ROWS), -(-size_bytes // self._batch_bytes))
+        count = max(-(-len(rows) // BATCH_ROWS), round(size_bytes / self._batch_bytes), 1)
         step = -(-len(rows) // count)
         for start in range(0, len(rows), step):
             yield batch.slice(start, step)

@@ -71,14 +71,17 @@ class Keeping:
     async def pin(self, end: int) -> None:
         """Keep the files of loads before slot `end` until that is processed.
 
-        Who may not write here reads them as long as they are there. Raises as `Snapshots.create`.
+        Asked again, what was kept first is: a later snapshot may have less of them. Who may not
+        write here reads them as long as they are there. Raises as `Snapshots.create`.
         """
-        await self._unpin()
+        if self._pin is not None and end <= self._pin_end:
+            return
         try:
             snapshot = await self._snapshots.create(ttl_ms=PIN_TTL_S * _MS_PER_S)
         except (StoreRefused, DatabaseMismatch) as error:
             log.warning("nothing keeps the files of a load for its readers", error=str(error))
             return
+        await self._unpin()
         self._pin, self._pin_end = snapshot.id.hex(), end
 
     async def run(self) -> None:
@@ -97,7 +100,7 @@ class Keeping:
 
     async def end(self) -> None:
         """Move the lease on for the last time, and let go of the snapshot, if that is possible."""
-        with suppress(StoreError, ManifestConflict):
+        with suppress(ShaleError, OSError):
             if self._held_wal_id is not None and self._wal_id > self._held_wal_id:
                 await self._hold()
             await self._unpin()
@@ -114,7 +117,12 @@ class Keeping:
         self._held_wal_id = wal_id
 
     async def _unpin(self) -> None:
+        """Let go of the snapshot, or leave it to its end: no query fails of that."""
         if self._pin is not None:
             pin, self._pin = self._pin, None
-            with suppress(SnapshotNotFound):
+            try:
                 await self._snapshots.delete(pin)
+            except SnapshotNotFound:
+                return
+            except (StoreError, ManifestConflict) as error:
+                log.warning("a snapshot is left to expire", snapshot=pin, error=str(error))

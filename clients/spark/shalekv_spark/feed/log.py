@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.core.loads import CommittedLoad
 from shalekv.core.manifest import Manifest
 from shalekv.engine.levels.parallel import in_parallel
-from shalekv.engine.replay import read_slot
+from shalekv.engine.replay import loads_of, read_slot
 from shalekv.errors import DatabaseMismatch, IllegalState, ObjectNotFound, ShaleError, Truncated
 from shalekv.format import names
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
-from shalekv.format.load_record import decode_load
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
@@ -181,11 +179,10 @@ class FeedLog:
             raise await self.collected(wal_id)
         if isinstance(found, ShaleError):
             raise found
-        for entry in found.control_entries():
-            pending = decode_load(found.properties.name, entry)
-            load = CommittedLoad(pending.load_id, pending.ssts, entry.seq, wal_id)
-            return FeedSlot(wal_id, size_bytes, found.properties.writer_epoch, load)
-        return FeedSlot(wal_id, size_bytes)
+        loads = [*loads_of(found)]
+        if len(loads) != 1:  # of several, the task that reads the object reads the files
+            return FeedSlot(wal_id, size_bytes)
+        return FeedSlot(wal_id, size_bytes, found.properties.writer_epoch, loads[0])
 
     async def _write_id(self, wal_id: int, size_bytes: int) -> bytes:
         try:

@@ -36,7 +36,11 @@ class FeedQuery:
         self._looked_ms = float("-inf")  # when nothing new was found
 
     async def initial(self) -> FeedOffset:
-        """Where a new query begins. Raises `InvalidSetting` when the log does not reach there."""
+        """Where a new query begins. Raises `InvalidSetting` when the log does not reach there.
+
+        Spark asks for this again when a first batch is repeated. So nothing is held yet: what has
+        to be kept is known by the batch.
+        """
         options = self.options
         manifest = await self._log.manifest()
         wal_id = options.start
@@ -51,8 +55,6 @@ class FeedQuery:
         if wal_id is None:
             log = self._log
             wal_id = await (log.earliest() if options.from_earliest else log.newest())
-        await self.keeping.begin(wal_id)
-        self._is_checked = True
         return FeedOffset(manifest.database_id, wal_id)
 
     async def aim(self) -> None:
@@ -105,7 +107,7 @@ class FeedQuery:
         return parts
 
     async def _begin(self, wal_id: int, offset: FeedOffset) -> None:
-        """The first call of a query that goes on: is it the same log, and is it kept?"""
+        """Before the first batch of this process: is it the same log, and is it kept?"""
         if not self._is_checked:
             await self._log.check(offset)
             await self.keeping.begin(wal_id)

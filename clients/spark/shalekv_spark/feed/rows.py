@@ -19,13 +19,12 @@ import pyarrow as pa
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.loads import CommittedLoad, load_tree
+from shalekv.core.loads import load_tree
 from shalekv.engine.levels.source import tree_sources
 from shalekv.engine.levels.ssts import LevelSsts
-from shalekv.engine.replay import read_slot
+from shalekv.engine.replay import loads_of, read_slot
 from shalekv.errors import IllegalState, ObjectNotFound, ShaleError
 from shalekv.format.columns import NO_ROWS, Columns, columns_of
-from shalekv.format.load_record import decode_load
 from shalekv.format.section import Section
 from shalekv.format.sst import Sst
 from shalekv.settings import CacheSettings
@@ -137,9 +136,7 @@ async def _slot_rows(
         last_seq = contents.max_seq
         for batch in batches.add(wal_id, epoch, changes_in(sst, keys)):
             yield batch
-        for entry in sst.control_entries():  # of a load that the driver did not hear of
-            pending = decode_load(sst.properties.name, entry)
-            load = CommittedLoad(pending.load_id, pending.ssts, entry.seq, wal_id)
+        for load in loads_of(sst):  # that the driver did not hear of
             own = LoadPart(part.database_id, epoch, load)
             async for batch in _load_rows(store, own, keys, batches):
                 yield batch

@@ -60,7 +60,7 @@ unless `startingOffset` is a WAL id. Deletes of ranges are cut to the keys that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
@@ -156,7 +156,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, SlotsPart | LoadPart)
         options = self._options
 
-        async def batches() -> AsyncIterator[pa.RecordBatch]:
+        async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
             async with options.place.open() as store:
                 async for batch in read_part(store, partition, options.keys):
                     yield batch
@@ -187,8 +187,12 @@ class _Driver:
         self._database = options.place.url
         self._thread = LoopThread(options.place.url)
         self._opened = AsyncExitStack()
-        self._query = self._thread.run(self._open(options))
         self._keeping: asyncio.Task[None] | None = None
+        try:
+            self._query = self._thread.run(self._open(options))
+        except BaseException:
+            self._thread.close(self._opened.aclose)
+            raise
 
     def run(self, call: Callable[[FeedQuery], Coroutine[Any, Any, T]]) -> T:
         """What a call of the query returns or raises."""
@@ -213,9 +217,9 @@ class _Driver:
         return await call(self._query)
 
     async def _leave(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
-                await self._query.keeping.end()
-        await self._opened.aclose()
+        async with self._opened:
+            if self._keeping is not None:
+                self._keeping.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self._query.keeping.end()

@@ -19,6 +19,7 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.rows import shown_key
 from shalekv.errors import (
+    Fenced,
     IllegalState,
     InvalidRequest,
     InvalidSetting,
@@ -31,7 +32,15 @@ from shalekv.format.sst_message import info_message, info_of
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 from shalekv.v1 import manifest_pb2
-from shalekv_client import Client, NoWriter, ShaleKVError, Stopping, WrongDatabase
+from shalekv_client import (
+    Client,
+    DeadlinePassed,
+    NoWriter,
+    Overloaded,
+    ShaleKVError,
+    Stopping,
+    WrongDatabase,
+)
 from shalekv_client import InvalidRequest as Refused
 from shalekv_client import LeaseLost as LeaseIsLost
 from shalekv_client import LoadUnknown as LoadIsUnknown
@@ -42,6 +51,8 @@ _PROBE_MS = 5_000
 _ATTEMPT_MS = 15_000
 _PER_FILE_MS = 20  # the writer looks at each
 _PAUSE_S = 0.5
+_PAUSES_MAX = 16.0  # of `_PAUSE_S`, at once
+_REPEATED = (Unanswered, NoWriter, Stopping, Overloaded, DeadlinePassed, Fenced)
 
 log = structlog.get_logger()
 
@@ -114,11 +125,13 @@ class Committer:
     ) -> None:
         """`writer` is an address or several, `OPEN`, or None: what the manifest says.
 
-        A commit without an answer is repeated for `timeout_s`.
+        A commit without an answer, or that the writer has no room for, is repeated for `timeout_s`;
+        and when two that open the database have fenced each other, without `OPEN`.
         """
         self._store = store
         self._writer = writer
         self._timeout_s = timeout_s
+        self._fenced = 0  # attempts that another writer has ended, one after the other
         self.has_begun = False  # from then on the load may be committed
 
     async def check(self) -> None:
@@ -152,19 +165,21 @@ class Committer:
         while True:
             stored = StoredManifest(self._store)
             addresses = self._addresses((await stored.refresh()).writer_address)
-            if addresses is None:
-                loaded = await commit_by_opening(self._store, load_id, infos)
-                return Committed(loaded.seq, loaded.already_applied)
             left_s = deadline_s - asyncio.get_running_loop().time()
             try:
+                if addresses is None:
+                    loaded = await commit_by_opening(self._store, load_id, infos)
+                    return Committed(loaded.seq, loaded.already_applied)
                 return await self._ask(addresses, load_id, infos, left_s)
-            except (Unanswered, NoWriter, Stopping) as error:
+            except _REPEATED as error:
+                if isinstance(error, Fenced) and self._writer == OPEN:
+                    raise  # two that open on demand would go on fencing each other
                 if left_s <= _PAUSE_S:
                     message = f"load {load_id!r}: {error}. Nobody has said what became of it: run "
                     message += "the load again with the same load_id; if it stands, nothing happens"
                     raise OutcomeUnknown(message) from error
                 log.warning("a commit is repeated", load_id=load_id, error=str(error))
-                await self._store.runtime.clock.sleep_ms(_PAUSE_S * 1_000)
+                await self._pause(isinstance(error, Fenced))
 
     async def _ask(
         self, addresses: Sequence[str], load_id: str, infos: Sequence[SstInfo], left_s: float
@@ -184,6 +199,13 @@ class Committer:
         except WrongDatabase as error:
             raise InvalidSetting(f"writer: {error}") from error
         return Committed(loaded.seq, loaded.already_applied)
+
+    async def _pause(self, is_fenced: bool) -> None:
+        """Wait a little; those that have fenced each other not equally long, and ever longer."""
+        self._fenced = self._fenced + 1 if is_fenced else 0
+        longest = min(2.0**self._fenced, _PAUSES_MAX)
+        share = self._store.runtime.random.uniform(1, longest)
+        await self._store.runtime.clock.sleep_ms(_PAUSE_S * 1_000 * share)
 
     def _addresses(self, named: str) -> Sequence[str] | None:
         """Who is asked; None: nobody is. `named` is what the manifest says."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
 
-from shalekv.core.loads import batch_of, check_load_id
+from shalekv.cli.wording import counted
+from shalekv.core.loads import check_single_load_id
 from shalekv.engine.bulk.job import LoadJob
 from shalekv.errors import InvalidRequest, ShaleError
 from shalekv_spark.loading.commit import Committer, gathered
@@ -51,8 +52,9 @@ class LoadResult:
         if self.already_applied:
             return f"load {self.load_id!r} was committed before, as {self.seq}: it was not applied"
         return (
-            f"load {self.load_id!r} is committed as {self.seq}: {self.rows:,} rows, of which "
-            f"{self.deletes:,} deletes, in {self.files:,} files of {self.size_bytes:,} bytes"
+            f"load {self.load_id!r} is committed as {self.seq}: {counted(self.rows, 'row')}, "
+            f"{counted(self.deletes, 'delete')} among them, in {counted(self.files, 'file')} of "
+            f"{self.size_bytes:,} bytes"
         )
 
 
@@ -76,13 +78,7 @@ def bulk_load(
     said to be sorted and is not; ...), `LeaseLost`, `LoadUnknown`, `StoreError`, and what Spark
     raises. Raises `OutcomeUnknown` if the writer did not answer.
     """
-    check_load_id(load_id)
-    if batch_of(load_id) is not None:
-        problem = (
-            f"{load_id!r} is the id of a stream's batch, with which all batches before count as "
-            "committed: let the id not end in - and a number"
-        )
-        raise InvalidRequest("load_id", problem)
+    check_single_load_id(load_id)
     return run_load(df, load_id, LoadPlan.of(url, options))
 
 

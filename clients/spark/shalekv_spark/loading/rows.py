@@ -169,9 +169,14 @@ class RowCheck:
 
 
 def _same(one: pa.Array, other: pa.Array) -> bool:
-    """Whether two columns of one row hold the same, as Spark sorts it: NaN is equal to itself."""
-    first, second = one[0].as_py(), other[0].as_py()
-    return bool(first == second or (first != first and second != second))  # noqa: PLR0124 - NaN
+    """Whether two columns of one row hold the same, as Spark sorts it: NaN is equal to itself.
+
+    Compared as Arrow, since Python has neither all zones nor all times that Spark has.
+    """
+    if one.equals(other):
+        return True
+    both_nan = pa.types.is_floating(one.type) and pc.and_(pc.is_nan(one), pc.is_nan(other))
+    return bool(both_nan and both_nan[0].as_py())
 
 
 def _milliseconds(times: pa.Array, kinds: NDArray[np.uint8] | None) -> NDArray[np.uint64] | None:

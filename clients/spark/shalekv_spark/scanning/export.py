@@ -75,7 +75,8 @@ def export_parquet(  # noqa: PLR0913 - keywords, each of which stands for itself
         return write(snapshot, snapshot.seq)
     if snapshot is not None:
         called = snapshot.hex() if isinstance(snapshot, bytes) else snapshot
-        return write(snapshot, run(_find(place, called)).seq)
+        found = run(_find(place, called))  # by its id from now on: names can be given anew
+        return write(found.snapshot_id, found.seq)
     with pin_at(place, ttl_s=snapshot_ttl_s) as pinned:
         return write(pinned, pinned.seq)
 

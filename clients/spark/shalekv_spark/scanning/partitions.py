@@ -38,11 +38,20 @@ class Wanted:
     parallelism: int = 1  # so many at least, unless they would be tiny
     count_min: int = 1  # so many at least, if there are blocks enough
 
-    def part_bytes(self, total_bytes: int) -> int:
-        """The size of one partition of so much."""
-        shared = max(-(-total_bytes // self.parallelism), LEAST_BYTES)
-        at_least = -(-total_bytes // self.count_min)
-        return max(min(self.partition_bytes, shared, at_least), 1)
+    def count(self, total_bytes: int) -> int:
+        """How many partitions to make of so much: a multiple of `parallelism`, if they are many.
+
+        So no core is idle while the last ones are read.
+        """
+        large_enough = total_bytes // LEAST_BYTES
+        needed = max(
+            -(-total_bytes // self.partition_bytes),
+            min(self.parallelism, large_enough),
+            self.count_min,
+            1,
+        )
+        rounded = -(-needed // self.parallelism) * self.parallelism
+        return rounded if rounded <= large_enough else needed
 
 
 def key_range(start: bytes, end: bytes, prefix: bytes) -> KeyRange:
@@ -66,7 +75,8 @@ def worth_reading(infos: Sequence[SstInfo], keys: KeyRange, wanted: Wanted) -> l
     First those that reach beyond the range, of which nobody knows how much is in it; then the
     largest.
     """
-    fine_bytes = wanted.part_bytes(sum(info.size_bytes for info in infos)) // _FINE_SHARE
+    total_bytes = sum(info.size_bytes for info in infos)
+    fine_bytes = total_bytes // wanted.count(total_bytes) // _FINE_SHARE
     coarse = [info for info in infos if info.size_bytes > fine_bytes]
     coarse.sort(key=lambda info: (not _reaches_beyond(info, keys), -info.size_bytes))
     return coarse[:INDEXES_MAX]
@@ -83,7 +93,7 @@ def divided(
         return [keys]
     merged = [*heapq.merge(*weighed, key=attrgetter("first_key"))]
     total_bytes = sum(block.stored_bytes for block in merged)
-    borders = cuts(merged, wanted.part_bytes(total_bytes))
+    borders = cuts(merged, wanted.count(total_bytes))
     return [KeyRange(start, end) for start, end in pairwise([keys.start, *borders, keys.end])]
 
 

@@ -16,10 +16,10 @@ from typing import Self
 
 import structlog
 
-from shalekv.errors import InvalidSetting, ShaleError, SnapshotNotFound
+from shalekv.errors import InvalidSetting, SnapshotNotFound
 from shalekv_spark.bridge import run
 from shalekv_spark.place import Place
-from shalekv_spark.scanning.view import Pin, pin_new, remove_pin, renew_pin
+from shalekv_spark.scanning.view import TTL_S_MAX, Pin, pin_new, remove_pin, renew_pin
 
 TTL_S = 300
 _RENEW_SHARE = 3  # of its time to live, after which it is renewed
@@ -99,7 +99,7 @@ class PinnedSnapshot:
         ttl_s = self._pin.ttl_s
         renew_at = time.monotonic() + ttl_s / _RENEW_SHARE
         while not self._ended.wait(min(_LOOK_S, ttl_s / _RETRY_SHARE)):
-            if not self.needed():
+            if not self._is_needed():
                 return
             if time.monotonic() < renew_at:
                 continue
@@ -110,15 +110,23 @@ class PinnedSnapshot:
             except SnapshotNotFound as error:
                 log.warning("a snapshot that is read is gone", error=str(error))
                 return
-            except ShaleError as error:  # it is tried again, at the next look
+            except Exception as error:  # noqa: BLE001 - of any kind: it is tried at the next look
                 log.warning("snapshot not renewed", error=str(error))
+
+    def _is_needed(self) -> bool:
+        """Whether it is, or nobody can tell."""
+        try:
+            return self.needed()
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody may be reading
+            log.warning("it is not known whether a snapshot is needed", error=str(error))
+            return True
 
     def _remove(self) -> None:
         try:
             run(_remove(self.place, self._pin))
         except SnapshotNotFound:
             pass
-        except ShaleError as error:
+        except Exception as error:  # noqa: BLE001 - nobody is left who could do more
             log.warning("snapshot not removed: it will expire", error=str(error))
 
 
@@ -135,8 +143,8 @@ def pin(
 
 def pin_at(place: Place, *, ttl_s: int) -> PinnedSnapshot:
     """The same, at a place."""
-    if ttl_s < 1:
-        raise InvalidSetting(f"snapshot_ttl_s: expected a second or more, found {ttl_s}")
+    if not 1 <= ttl_s <= TTL_S_MAX:
+        raise InvalidSetting(f"snapshot_ttl_s: expected 1 to {TTL_S_MAX} seconds, found {ttl_s}")
     return PinnedSnapshot(place, run(_create(place, ttl_s)))
 
 

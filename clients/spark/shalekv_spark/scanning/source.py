@@ -34,7 +34,7 @@ from shalekv_spark.scanning.partitions import PARTITION_BYTES, Wanted, key_range
 from shalekv_spark.scanning.planning import TAIL_MEMORY_BYTES, TASK_MEMORY_BYTES, Reading, plan
 from shalekv_spark.scanning.prefixes import Prefixes
 from shalekv_spark.scanning.scan_task import ScanTask
-from shalekv_spark.scanning.view import Pin, pin_existing, pin_new
+from shalekv_spark.scanning.view import TTL_S_MAX, Pin, pin_existing, pin_new
 
 FORMAT = "shalekv"
 STATS_FORMAT = "shalekv.stats"
@@ -86,7 +86,8 @@ def read_request(options: Options, decode: Callable[[str], bytes]) -> Request:
         task_memory_bytes=options.number("taskMemoryBytes", TASK_MEMORY_BYTES),
     )
     snapshot = options.text("snapshot")
-    return Request(reading, snapshot, options.number("snapshotTtl", SNAPSHOT_TTL_S))
+    ttl_s = options.number("snapshotTtl", SNAPSHOT_TTL_S, at_most=TTL_S_MAX)
+    return Request(reading, snapshot, ttl_s)
 
 
 def scan_request(given: Mapping[str, str]) -> Request:

@@ -30,6 +30,7 @@ from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
 from shalekv_spark.scanning.wal_tail import Tail, read_tail
 
+TTL_S_MAX = 30 * 86_400  # so long at most a snapshot is kept for somebody who has died
 _MS_PER_S = 1_000
 
 

@@ -32,11 +32,12 @@ from shalekv.cli.pairs.lines import BadInput
 from shalekv.cli.pairs.reading import Reading
 from shalekv.cli.pairs.source import Source
 from shalekv.cli.wording import counted
+from shalekv.core.loads import check_single_load_id
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.files import LoadFiles
 from shalekv.engine.bulk.job import LoadJob
-from shalekv.errors import InvalidSetting, OutcomeUnknown, ShaleError
+from shalekv.errors import InvalidSetting, ShaleError
 from shalekv.format.sst_message import info_message
 from shalekv.settings import (
     LevelSettings,
@@ -97,6 +98,7 @@ def run_bulk(plan: BulkPlan, target: Target) -> None:
     began_s = time.monotonic()
     configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
     try:
+        check_single_load_id(load_id)
         with _bar(plan, done.progress):
             asyncio.run(_Bulk(plan, target, settings, load_id, done).run(url))
     except KeyboardInterrupt:
@@ -105,8 +107,8 @@ def run_bulk(plan: BulkPlan, target: Target) -> None:
         is_known = isinstance(error, NotApplied)
         _fail(f"Error: {told(error)}", exit_code_of_call(error), load_id, done, is_known=is_known)
     except ShaleError as error:
-        is_known = not isinstance(error, OutcomeUnknown) and not words.opens
-        _fail(f"Error: {error}", exit_code_of(error), load_id, done, is_known=is_known)
+        # Not said by the server: what it makes of a commit that it was asked for is another thing.
+        _fail(f"Error: {error}", exit_code_of(error), load_id, done)
     except BadInput as error:
         _fail(f"Error: {error}", ExitCode.USAGE, load_id, done)
     except SpillFailed as error:

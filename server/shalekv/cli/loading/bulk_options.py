@@ -95,8 +95,8 @@ def _options() -> list[Callable[[Any], Any]]:
         click.option(
             "--load-id",
             metavar="ID",
-            help="With --bulk: which load this is; the same one is committed once. An ID that ends "
-            "in -NUMBER is a batch of a stream: all batches before it count as committed too.  "
+            help="With --bulk: which load this is; the same one is committed once. It must not end "
+            "in a hyphen and a number, as 2026-11 does: those are the batches of streams.  "
             "[default: a new one, that no other run has]",
         ),
         click.option(

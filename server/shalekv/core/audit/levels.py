@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
+from operator import attrgetter
 
 from shalekv.core.audit.finding import Finding, FindingKind
-from shalekv.core.key_range import END_OF_KEYS
 from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL, upper_bound
@@ -56,9 +56,8 @@ def _contradictions(info: SstInfo, manifest: Manifest) -> Iterator[str]:
 
 def _overlaps(name: str, level: int, ssts: Sequence[SstInfo]) -> Iterator[Finding]:
     """The same rule as `SortedRun.of`: neighbours may share a bound, and nothing else."""
-    ordered = sorted(ssts, key=lambda info: info.first_key)
-    for before, after in pairwise(ordered):
-        if upper_bound(before) > after.first_key or before.first_key == after.first_key:
+    for before, after in pairwise(sorted(ssts, key=attrgetter("first_key"))):
+        if _overlap(before, after):
             problem = f"level {level}: SSTs {before.id.hex()} and {after.id.hex()} overlap"
             yield Finding(name, FindingKind.LEVEL_OVERLAP, problem)
 
@@ -74,8 +73,7 @@ def _shared_numbers(name: str, ssts: Sequence[SstInfo]) -> Iterator[Finding]:
     if is_disjoint:
         return  # as it should be; pairs are looked at only to say which
     for one, other in combinations(ordered, 2):
-        shares_keys = one.first_key <= _end(other) and other.first_key <= _end(one)
-        if shares_keys and other.min_seq <= one.max_seq:
+        if _overlap(one, other) and other.min_seq <= one.max_seq:
             problem = (
                 f"level 0: SSTs {one.id.hex()} and {other.id.hex()} overlap, and so do their "
                 "sequence numbers: neither is the newer one"
@@ -83,5 +81,7 @@ def _shared_numbers(name: str, ssts: Sequence[SstInfo]) -> Iterator[Finding]:
             yield Finding(name, FindingKind.LEVEL_SEQUENCE, problem)
 
 
-def _end(info: SstInfo) -> bytes:
-    return info.last_key or END_OF_KEYS
+def _overlap(one: SstInfo, other: SstInfo) -> bool:
+    """Whether they share more than a bound."""
+    low, high = sorted((one, other), key=attrgetter("first_key"))
+    return upper_bound(low) > high.first_key or low.first_key == high.first_key

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from shalekv.core.compaction.l0_runs import l0_sources
 from shalekv.core.compaction.window import Window, hull, overlapping
 from shalekv.core.key_range import KeyRange
 from shalekv.core.sst_table import SstInfo
@@ -21,6 +22,19 @@ def l0_count(tree: Tree) -> int:
     The SSTs of one load have one sequence number, do not overlap, and count as one.
     """
     return len({info.max_seq for info in tree.l0})
+
+
+def l0_fullness(tree: Tree, *, merged_bytes: int) -> int:
+    """The same for whether L0 has room: `l0_count`, but what a merge inside of L0 left is one.
+
+    That is what one job made if it has more than `merged_bytes` (see `standing_back`). It may be
+    GiBs: writes are not to wait until those have gone down.
+    """
+    count = 0
+    for source in l0_sources(tree.l0):
+        is_merged = sum(info.size_bytes for info in source) > merged_bytes
+        count += 1 if is_merged else len({info.max_seq for info in source})
+    return count
 
 
 def oldest_first(tree: Tree) -> Sequence[SstInfo]:

@@ -18,10 +18,12 @@ from shalekv.core.compaction.jobs import Job, MergeJob, Result, WalJob
 from shalekv.core.compaction.l0_pick import (
     best_prefix,
     l0_count,
+    l0_fullness,
     movable_prefix,
     oldest_first,
     with_small_neighbours,
 )
+from shalekv.core.compaction.l0_runs import l0_runs
 from shalekv.core.compaction.shape import Shape
 from shalekv.core.compaction.standing_back import new_runs, runs_to_merge
 from shalekv.core.compaction.state import CompactionState, WalState, applied, move_result
@@ -48,7 +50,9 @@ __all__ = [
 
 _L0_FULL = 3  # times `l0_trigger_count`: from here on nothing is added to L0
 _L0_BUSY = 2  # the same, from where on L0 is merged before the WAL is, beside another job
+_L0_LONG = 6  # the same, with what is reserved: jobs one after the other must not let L0 grow
 _WAL_JOB = 2  # times `wal_trigger_bytes`: what one job takes, which bounds its memory
+_L0_MERGED = 2 * _WAL_JOB  # the same: more than a job of the WAL leaves in L0
 _MOVE_SHARE = 4  # SSTs smaller than this part of `sst_bytes` are merged rather than moved
 _HEAVY_SHARE = 4  # an SST of which this part are tombstones has many
 _RECORD_LIVES = 2  # times `record_kept_s`: the window of a record, and what comes after it
@@ -78,7 +82,9 @@ class LeveledPolicy:
         """What to do next; None: nothing needs doing."""
         if state.reserved_seq is not None:
             return self._pick_beside(state, state.reserved_seq)
-        is_full = l0_count(state.tree) >= _L0_FULL * self._settings.l0_trigger_count
+        merged_bytes = _L0_MERGED * self._settings.wal_trigger_bytes
+        fullness = l0_fullness(state.tree, merged_bytes=merged_bytes)
+        is_full = fullness >= _L0_FULL * self._settings.l0_trigger_count
         reason = self._wal_reason(state)
         if reason and not is_full:
             return self._wal_job(state.wal, reason)
@@ -98,8 +104,9 @@ class LeveledPolicy:
         """
         trigger_count = self._settings.l0_trigger_count
         runs = new_runs(state.tree, reserved_seq)
+        is_long = len(l0_runs(state.tree.l0)) >= _L0_LONG * trigger_count
         reason = self._wal_reason(state)
-        if reason and len(runs) < _L0_BUSY * trigger_count:
+        if reason and not is_long and len(runs) < _L0_BUSY * trigger_count:
             return self._wal_job(state.wal, reason)
         limit_bytes = self._settings.compaction_bytes_max
         sources = runs_to_merge(runs, count_min=max(trigger_count, 2), limit_bytes=limit_bytes)
@@ -107,7 +114,7 @@ class LeveledPolicy:
             return _merge(L0, L0, Window(sources, ()), "L0 beside a job over a range of keys")
         if not reason:
             return self._records_job(state.tree)
-        if len(runs) < _L0_FULL * trigger_count:
+        if not is_long and len(runs) < _L0_FULL * trigger_count:
             return self._wal_job(state.wal, reason)
         return self.pick(replace(state, reserved_seq=None))
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 
+from shalekv.core.compaction.l0_runs import l0_sources
 from shalekv.core.compaction.shape import LAST_LEVEL
 from shalekv.core.entry import NO_EXPIRY
 from shalekv.core.key_range import END_OF_KEYS, KeyRange
@@ -83,9 +82,8 @@ def is_merged(job: RangeJob, horizon_ms: int) -> bool:
 
 
 def _newest_first(tree: Tree) -> Iterator[Sequence[SstInfo]]:
-    """The sources of the tree, those of L0 with one number, which do not overlap, as one."""
-    for _seq, infos in groupby(tree.l0, key=attrgetter("max_seq")):
-        yield sorted(infos, key=attrgetter("first_key"))
+    """The sources of the tree, what one load or job has put into L0 as one."""
+    yield from l0_sources(tree.l0)
     for run in tree.runs:
         yield run.ssts
 

@@ -57,9 +57,20 @@ def reserve(manifest: Manifest, lease: Lease, *, now_ms: int) -> Manifest:
 
 
 def reserved_seq(manifest: Manifest, lease_id: bytes) -> int:
-    """Up to where the lease reserves the levels. Raises `LeaseLost`."""
+    """Up to where the lease reserves the levels.
+
+    Raises `LeaseLost`; and `ManifestConflict` when a process that does not know of reservations has
+    written the manifest since, and has left this one out.
+    """
     check_lease(manifest, lease_id)
-    return next(each.reserved_seq or 0 for each in manifest.leases if each.id == lease_id)
+    seq = next(each.reserved_seq for each in manifest.leases if each.id == lease_id)
+    if seq is None:
+        message = (
+            f"lease {lease_id.hex()} reserves nothing in manifest {manifest.manifest_id}: an older "
+            "version of ShaleKV has written it. Nothing was done: end its processes, or try again"
+        )
+        raise ManifestConflict(message)
+    return seq
 
 
 def check_not_reserved(manifest: Manifest, result: Result, known: Collection[bytes]) -> None:

@@ -8,25 +8,17 @@ that a read looks at few SSTs however long the job runs: SSTs which do not overl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
+from shalekv.core.compaction.l0_runs import l0_runs
 from shalekv.core.sst_table import SstInfo
-from shalekv.core.tree import Tree, upper_bound
+from shalekv.core.tree import Tree
 
 _EVEN = 2  # times as large as all newer ones together, a run is still merged with them
 
 
 def new_runs(tree: Tree, reserved_seq: int) -> Sequence[Sequence[SstInfo]]:
     """The SSTs of L0 with nothing up to `reserved_seq`, newest first, in runs without overlaps."""
-    runs: list[list[SstInfo]] = []
-    for info in tree.l0:
-        if info.min_seq <= reserved_seq:
-            continue
-        if runs and not any(_overlap(info, other) for other in runs[-1]):
-            runs[-1].append(info)
-        else:
-            runs.append([info])
-    return runs
+    return l0_runs(info for info in tree.l0 if info.min_seq > reserved_seq)
 
 
 def runs_to_merge(
@@ -45,9 +37,3 @@ def runs_to_merge(
     if count < count_min:
         return ()
     return [info for run in newest_first[:count] for info in run]
-
-
-def _overlap(one: SstInfo, other: SstInfo) -> bool:
-    """Whether they can't stand in one sorted run; neighbours there may share a border."""
-    low, high = sorted((one, other), key=attrgetter("first_key"))
-    return upper_bound(low) > high.first_key or low.first_key == high.first_key

@@ -185,9 +185,9 @@ class Outputs:
         self._start = end
         if self._open is None and not pieces:
             return
-        if self._lone_seq and not pieces and end != END_OF_KEYS:
+        if self._lone_seq and not pieces:
             # The bounds of the empty key alone would say that there is no upper bound, and overlap
-            # the SSTs that follow. This hides nothing, and gives an upper bound.
+            # all that follows in the level. This hides nothing, and gives an upper bound.
             pieces = [Fragment(b"", b"\x00", self._lone_seq)]
         sst = self._open or self._writer.begin()
         self._open, self._lone_seq = None, 0

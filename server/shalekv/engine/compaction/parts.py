@@ -143,5 +143,4 @@ async def _borders(reader: LevelReader, job: MergeJob, count: int) -> Sequence[b
     for info in job.inputs:
         index = (await reader.metadata(info)).index
         blocks.append(weights(index, index.blocks_of(Section.POINTS)))
-    merged = heapq.merge(*blocks, key=attrgetter("first_key"))
-    return cuts(merged, -(-job.input_bytes // count))[: count - 1]
+    return cuts([*heapq.merge(*blocks, key=attrgetter("first_key"))], count)

@@ -44,7 +44,10 @@ class PartLimits:
     def count(self, input_bytes: int) -> int:
         """How many parts to make of so much."""
         enough = input_bytes // output_bytes(self.levels, self.memory_bytes)
-        return max(-(-input_bytes // self.part_bytes), min(self.parallel_count, enough), 1)
+        needed = max(-(-input_bytes // self.part_bytes), min(self.parallel_count, enough), 1)
+        if needed < self.parallel_count:
+            return needed
+        return -(-needed // self.parallel_count) * self.parallel_count  # nobody is idle at the end
 
 
 async def divide_range(
@@ -67,7 +70,7 @@ async def divide_range(
         places = Origins(store, author.database_id, origins)
         try:
             reader = LevelReader(places, Pace(store.runtime.clock, 0))
-            borders = await _borders(reader, job, -(-job.input_bytes // count))
+            borders = await _borders(reader, job, count)
         finally:
             await places.close()
     parts = []
@@ -94,8 +97,8 @@ async def divide_range(
     return parts
 
 
-async def _borders(reader: LevelReader, job: RangeJob, part_bytes: int) -> Sequence[bytes]:
-    """Keys that cut the inputs into parts of about this size."""
+async def _borders(reader: LevelReader, job: RangeJob, count: int) -> Sequence[bytes]:
+    """Keys that cut the inputs into `count` parts of about one size; fewer if keys are few."""
     inputs = job.inputs
     weighed = inputs if len(inputs) <= INDEXES_MAX else [i for i in inputs if i.level == L0]
     wholes = sorted({*inputs} - {*weighed}, key=attrgetter("first_key"))
@@ -109,7 +112,7 @@ async def _borders(reader: LevelReader, job: RangeJob, part_bytes: int) -> Seque
             if isinstance(outcome, BaseException):
                 raise outcome
             found.append(outcome)
-    return cuts(heapq.merge(*found, key=attrgetter("first_key")), part_bytes)
+    return cuts([*heapq.merge(*found, key=attrgetter("first_key"))], count)
 
 
 async def _weights(reader: LevelReader, info: SstInfo) -> Sequence[BlockWeight]:

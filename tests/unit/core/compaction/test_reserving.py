@@ -74,6 +74,9 @@ def test_a_lease_reserves_what_the_levels_hold() -> None:
     assert [lease.id for lease in reservations(later, NOW_MS)] == [LEASE_ID]
     with pytest.raises(LeaseLost):
         reserved_seq(EMPTY, LEASE_ID)
+    rewritten = replace(MANIFEST, leases=(LEASE,))  # by a version that has no such field
+    with pytest.raises(ManifestConflict, match="reserves nothing"):
+        reserved_seq(rewritten, LEASE_ID)
 
 
 def test_one_job_at_a_time_reserves() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shalekv.core.compaction.publish import CompactorId
@@ -76,6 +76,7 @@ def written(
     return finish(write())
 
 
+@settings(deadline=None)
 @given(
     keys=st.sets(st.sampled_from(KEYS)).map(sorted),
     deleted=st.lists(

@@ -121,6 +121,27 @@ async def test_expired_values_are_kept_for_a_while(later_ms: int, *, is_kept: bo
     assert [entry.key for entry in naive.entries()] == ([b"a", b"b"] if is_kept else [b"b"])
 
 
+@pytest.mark.parametrize("is_ranged", [True, False])
+async def test_the_empty_key_alone_has_an_end(*, is_ranged: bool) -> None:
+    """An SST with that key alone would seem to have no upper bound, and overlap its neighbours."""
+    trial = await Trial.begun(small_settings(sst_bytes=60))
+    await trial.write([put(b""), *(put(key, b"v" * 30) for key in KEYS if key)])
+    await trial.run(WalJob(range(1), ""))
+    job = merge_job(Tree.of(await trial.stored.refresh()), L0, LAST_LEVEL, 99)
+    assert job is not None
+    await trial.run(job)
+    bound = min(info.last_key for info in (await trial.stored.refresh()).leveled_ssts)
+    await trial.write([delete(key) for key in KEYS if b"" < key <= bound])
+    await trial.run(WalJob(range(1, 2), ""))
+    if is_ranged:
+        assert (await ranged(trial, KeyRange(b"", bound))).is_done
+    else:
+        job = merge_job(Tree.of(await trial.stored.refresh()), L0, LAST_LEVEL, 1)
+        assert job is not None
+        await trial.run(job)
+    await check(trial)
+
+
 async def test_a_range_without_keys_is_refused() -> None:
     """Before anything is done."""
     trial = await filled(slots=1)

@@ -1,0 +1,131 @@
+"""Tasks read databases of every kind: clones, those that nobody has written, and odd keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from shalekv.core.key_range import KeyRange
+from shalekv.engine.snapshots import Snapshots
+from shalekv.errors import OriginLost, SnapshotNotFound
+from shalekv_spark.arrow.reading import read_from
+from shalekv_spark.place import Place
+from shalekv_spark.scanning.partitions import Wanted, key_range
+from shalekv_spark.scanning.planning import Reading, plan_from
+from shalekv_spark.scanning.view import pin_existing, pin_new
+from tests.e2e.in_process import real_runtime
+from tests.unit.engine.cloning import places
+from tests.unit.engine.cloning.places import delete_range, everything, puts
+
+ALL = KeyRange(b"", b"")
+NOWHERE = Place("file:///nowhere")  # what tasks are told; the tests read from other stores
+
+
+async def scanned(
+    database: places.Place, keys: KeyRange = ALL, *, called: str = "", tail_bytes: int = 1 << 20
+) -> list[places.Row]:
+    """What tasks read of the snapshot with this name, or of a new one: small parts, in order."""
+    with real_runtime(seed=database.seed()) as runtime:
+        store = database.cas(runtime)
+        pin = await (pin_existing(store, called) if called else pin_new(store, ttl_s=60))
+        columns, wanted = ("key", "value", "seq"), Wanted(partition_bytes=1)
+        reading = Reading(NOWHERE, keys, columns, wanted, tail_memory_bytes=tail_bytes)
+        rows: list[places.Row] = []
+        for task in await plan_from(store, reading, pin):
+            async for batch in read_from(store, task):
+                rows += [(row["key"], row["value"], row["seq"]) for row in batch.to_pylist()]
+        return rows
+
+
+@pytest.mark.parametrize("tail_bytes", [0, 1 << 20])
+async def test_a_clone_is_read_where_its_parent_has_it(tail_bytes: int) -> None:
+    """Also when it has gone on: what it has written and merged is its own, the rest is not."""
+    parent, clone = await everything(), places.Place("clone")
+    await parent.clone_to(clone)
+    expected = await parent.rows()
+    assert await scanned(clone, tail_bytes=tail_bytes) == expected
+    await clone.snapshot("as it was")
+    await clone.put(b"key003", b"new", value=b"of the clone")
+    assert await scanned(clone, tail_bytes=tail_bytes) == await clone.rows()
+    await clone.compact(l0_trigger_count=2)
+    await parent.collect()
+    await clone.collect(ahead_ms=0)
+    assert await scanned(clone, tail_bytes=tail_bytes) == await clone.rows()
+    assert await scanned(clone, called="as it was", tail_bytes=tail_bytes) == expected
+
+
+async def test_a_clone_whose_parent_has_dropped_it_is_refused() -> None:
+    """By name, and before anything is pinned."""
+    parent, clone = await everything(), places.Place("clone")
+    await parent.clone_to(clone)
+    before = await clone.manifest()
+    (own,) = await parent.pins()
+    with real_runtime(seed=1) as runtime:
+        await Snapshots(parent.cas(runtime)).delete(own.id.hex(), is_forced=True)
+    with pytest.raises(OriginLost, match=parent.url):
+        await scanned(clone)
+    assert await clone.manifest() == before
+
+
+async def test_the_snapshot_that_keeps_a_clone_is_none_to_read() -> None:
+    """It keeps no WAL."""
+    parent, clone = await everything(), places.Place("clone")
+    await parent.clone_to(clone)
+    (own,) = await parent.pins()
+    with pytest.raises(SnapshotNotFound, match="keeps no WAL"):
+        await scanned(parent, called=own.name)
+
+
+async def test_a_database_that_nobody_has_written_is_empty() -> None:
+    """Whether a writer has opened it or not."""
+    database = places.Place("new")
+    await database.open()
+    assert await scanned(database) == []
+    await database.put(b"k")
+    await database.write(delete_range(b"a", b"z"))
+    assert await scanned(database) == []
+    await database.compact()
+    assert await scanned(database) == []
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("tail_bytes", [0, 1 << 20])
+async def test_first_and_last_keys_of_all(*, is_compacted: bool, tail_bytes: int) -> None:
+    """Zeros and 0xff are bytes as others are, at every border."""
+    longest = b"\xff" * 65_536
+    keys = [b"\x00", b"\x00\x00", b"a\xff", b"a\xff\xff", b"b", b"\xff", b"\xff\xff", longest]
+    database = places.Place("keys")
+    await database.write(puts(keys[1:-1], b"old"))
+    await database.write(delete_range(b"a\xff", b"\xff\xff"))
+    for key in (b"\x00", b"a\xff\xff", b"\xff", longest):
+        await database.put(key)
+    if is_compacted:
+        await database.compact()
+    expected = [b"\x00", b"\x00\x00", b"a\xff\xff", b"\xff", b"\xff\xff", longest]
+
+    async def found(**bounds: bytes) -> list[bytes]:
+        keys = key_range(*(bounds.get(name, b"") for name in ("start", "end", "prefix")))
+        return [row[0] for row in await scanned(database, keys, tail_bytes=tail_bytes)]
+
+    assert await found() == expected
+    assert await found(end=b"\x00\x00") == [b"\x00"]
+    assert await found(start=b"\x00\x00") == expected[1:]
+    assert await found(prefix=b"\x00") == expected[:2]
+    assert await found(prefix=b"\xff") == expected[3:]
+    assert await found(prefix=b"a\xff") == [b"a\xff\xff"]
+    assert await found(prefix=b"\xff", end=b"\xff\xff") == [b"\xff"]
+    assert await found(start=longest) == [longest]
+    assert await found(start=longest + b"\xff") == []
+
+
+async def test_a_snapshot_that_has_expired_is_refused() -> None:
+    """By the clock of the store, even if no collector has taken it out yet."""
+    database = places.Place("expiring")
+    await database.put(b"k")
+    await database.snapshot("short")
+    with real_runtime(seed=1) as runtime:
+        later = database.cas(runtime, database.store_at(places.HOUR_MS + 1_000))
+        with pytest.raises(SnapshotNotFound, match="short"):
+            await pin_existing(later, "short")
+        pin = await pin_existing(database.cas(runtime), "short")
+        with pytest.raises(SnapshotNotFound, match="short"):
+            await plan_from(later, Reading(NOWHERE, ALL, ("key",)), pin)

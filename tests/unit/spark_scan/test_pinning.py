@@ -1,0 +1,90 @@
+"""Snapshots that a process keeps, whatever happens to a renewal."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from shalekv.errors import InvalidSetting, SnapshotNotFound, StoreUnavailable
+from shalekv_spark.place import Place
+from shalekv_spark.scanning import pinning
+from shalekv_spark.scanning.pinning import PinnedSnapshot, pin, pinned_snapshots
+from shalekv_spark.scanning.view import Pin
+
+PLACE = Place("file:///nowhere")
+SOON_S = 20.0
+
+
+class Keeping:
+    """Stands for the store: what renewals say, one after the other, and what was removed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Exception | None) -> None:
+        self.answers = [*answers]
+        self.is_answered = threading.Event()
+        self.removed: list[bytes] = []
+        monkeypatch.setattr(pinning, "_renew", self._renew)
+        monkeypatch.setattr(pinning, "_remove", self._remove)
+
+    async def _renew(self, place: Place, pinned: Pin) -> None:
+        assert (place, pinned.ttl_s) == (PLACE, 1)
+        answer = self.answers.pop(0) if self.answers else None
+        if not self.answers:
+            self.is_answered.set()
+        if answer is not None:
+            raise answer
+
+    async def _remove(self, place: Place, pinned: Pin) -> None:
+        assert place == PLACE
+        self.removed.append(pinned.snapshot_id)
+
+
+def pinned_now() -> PinnedSnapshot:
+    """One that has to be renewed three times in a second."""
+    return PinnedSnapshot(PLACE, Pin(b"p" * 16, 7, "p", 1))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StoreUnavailable("file:", "list", "manifest", "no answer"), OSError("too many open files")],
+)
+def test_a_renewal_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever the reason; and in the end the snapshot is removed."""
+    keeping = Keeping(monkeypatch, error, None, None)
+    with pinned_now() as pinned:
+        assert keeping.is_answered.wait(SOON_S)
+        assert pinned in pinned_snapshots()
+    assert keeping.removed == [b"p" * 16]
+    assert pinned.is_released
+    assert pinned not in pinned_snapshots()
+
+
+def test_a_snapshot_that_is_gone_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does anything wait for it."""
+    Keeping(monkeypatch, SnapshotNotFound("gone"))
+    pinned = pinned_now()
+    pinned._thread.join(SOON_S)  # noqa: SLF001 - what `release` waits for
+    assert pinned.is_released
+
+
+def test_what_cannot_tell_whether_it_is_needed_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the end of the process; it is not dropped under somebody who reads."""
+    keeping = Keeping(monkeypatch, None, None)
+
+    def unknown() -> bool:
+        raise RuntimeError("who knows")
+
+    with pinned_now() as pinned:
+        pinned.keep_while(unknown)
+        assert keeping.is_answered.wait(SOON_S)
+        assert not keeping.removed
+    assert keeping.removed
+
+
+@pytest.mark.parametrize("ttl_s", [0, 10**10])
+def test_a_life_that_makes_no_sense_is_refused(ttl_s: int) -> None:
+    """Before anything is asked of a store."""
+    with pytest.raises(InvalidSetting, match="snapshot_ttl_s"):
+        pin("file:///nowhere", ttl_s=ttl_s)
