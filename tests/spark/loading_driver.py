@@ -37,7 +37,7 @@ def holding(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def main(folder: str, load_id: str, url: str, writer: str, *held: str) -> None:
     """Load; see the module."""
     with started(Path(folder)) as spark, ThreadPoolExecutor() as threads:
-        df = pairs(spark).repartitionByRange(PARTITIONS, "key").sortWithinPartitions("key")
+        df = pairs(spark, partitions=PARTITIONS)
 
         def load(df: DataFrame, url: str, writer: str) -> None:
             bulk_load(

@@ -17,14 +17,16 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @contextmanager
-def started(folder: Path, *, heap: str = HEAP, **settings: str) -> Iterator[SparkSession]:
+def started(
+    folder: Path, *, heap: str = HEAP, java_options: str = JAVA_OPTIONS, **settings: str
+) -> Iterator[SparkSession]:
     """A session that writes into `folder`; `settings` have underscores in the place of points."""
     os.environ["PYSPARK_PYTHON"] = sys.executable  # what tasks run in
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = (
         SparkSession.builder.master(MASTER)
         .config("spark.driver.memory", heap)
-        .config("spark.driver.extraJavaOptions", f"{JAVA_OPTIONS} -Dderby.system.home={folder}")
+        .config("spark.driver.extraJavaOptions", f"{java_options} -Dderby.system.home={folder}")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "4")

@@ -36,8 +36,10 @@ async def test_a_name_keeps_the_log_while_its_query_is_down(
     lost = changes(spark, ground, {"startingOffset": "earliest"})
     async with Client(server.listen) as client:
         await client.put(b"first", b"")
-        await asyncio.to_thread(read_all, lost, nameless, tmp_path / "nameless")
-        await asyncio.to_thread(read_all, kept, named, tmp_path / "named")
+        await asyncio.gather(
+            asyncio.to_thread(read_all, lost, nameless, tmp_path / "nameless"),
+            asyncio.to_thread(read_all, kept, named, tmp_path / "named"),
+        )
         for number in range(5):
             await client.put(b"k%d" % number, b"")
     assert await server.stop() == 0, server.report()

@@ -28,10 +28,9 @@ async def test_export_is_what_a_scan_shows(
         await write_numbers(client, range(100))
         last = await client.put(b"00042", b"expires", ttl_ms=3_600_000)
 
-        def export(**arguments: str) -> Exported:
-            return export_parquet(spark, ground.url, path, store=ground.store, **arguments)  # type: ignore[arg-type]
-
-        exported = await at_once(lambda: export(prefix="0004"))
+        exported = await at_once(
+            lambda: export_parquet(spark, ground.url, path, prefix="0004", store=ground.store)
+        )
         assert exported == Exported(10, last.seq)
         assert not [each for each in pinned_snapshots() if each.place.url == ground.url]
         rows = spark.read.parquet(path).sort("key").collect()
@@ -42,16 +41,31 @@ async def test_export_is_what_a_scan_shows(
         moment = datetime.fromtimestamp(found.expire_at_ms / 1_000, UTC).replace(tzinfo=None)
         assert [row.expire_at for row in rows] == [None] * 2 + [moment] + [None] * 7
 
-        with pytest.raises(AnalysisException, match="PATH_ALREADY_EXISTS"):
-            await at_once(export)
+
+async def test_what_is_there_already_is_added_to_or_replaced(
+    spark: SparkSession, processes: Processes, folder: Ground, tmp_path: Path
+) -> None:
+    """As the mode says; a snapshot with a name is read as it was."""
+    server = await serve(processes, folder, *ALONE)
+    path = str(tmp_path / "export")
+
+    def export(**arguments: str) -> Exported:
+        return export_parquet(spark, folder.url, path, **arguments)  # type: ignore[arg-type]
+
+    async with Client(server.listen) as client:
+        await write_numbers(client, range(100))
+        last = await client.put(b"00042", b"last")
         await client.create_snapshot("kept", ttl_s=60)
         await client.delete_range(all_keys=True)
-        told = await at_once(lambda: export(mode="append", start="0009", snapshot="kept"))
-        assert (told.rows, told.seq) == (10, last.seq)
-        assert spark.read.parquet(path).count() == 20
-        over = await at_once(lambda: export(mode="overwrite", key_as="utf-8", snapshot="kept"))
-        assert over.rows == 100
-        assert spark.read.parquet(path).where("key = '00099'").count() == 1
+    assert (await at_once(export)).rows == 0
+    with pytest.raises(AnalysisException, match="PATH_ALREADY_EXISTS"):
+        await at_once(export)
+    told = await at_once(lambda: export(mode="append", start="0009", snapshot="kept"))
+    assert told == Exported(10, last.seq)
+    assert spark.read.parquet(path).count() == 10
+    over = await at_once(lambda: export(mode="overwrite", key_as="utf-8", snapshot="kept"))
+    assert over == Exported(100, last.seq)
+    assert spark.read.parquet(path).where("key = '00099'").count() == 1
 
 
 def test_bad_arguments_are_refused(spark: SparkSession, folder: Ground, tmp_path: Path) -> None:

@@ -35,11 +35,17 @@ ROW = f"{PAIR}, op string"
 State = dict[bytes, bytes]
 
 
-def pairs(spark: SparkSession, count: int = KEYS, *, value: str = "loaded") -> DataFrame:
-    """Keys in no order, each once."""
-    number = (F.col("id") * 7919) % count
+def pairs(
+    spark: SparkSession,
+    count: int = KEYS,
+    *,
+    value: str = "loaded",
+    partitions: int | None = None,
+) -> DataFrame:
+    """Keys in no order, each once; or in `partitions` that are sorted."""
+    number = F.col("id") if partitions else (F.col("id") * 7919) % count
     key = F.format_string("k%06d", number)
-    return spark.range(count).select(
+    return spark.range(0, count, numPartitions=partitions).select(
         key.alias("key"), F.concat(F.lit(f"{value} "), F.repeat(key, 8)).alias("value")
     )
 

@@ -58,9 +58,7 @@ async def test_a_load_whose_driver_was_killed_is_run_again(
         loads = (during.url, proxy.listen, before.url, server.listen)
         driver = start(processes, tmp_path / "spark", *loads)
         await until(
-            lambda: (
-                len(before.objects("levels/")) > 1 and len(during.objects("wal/")) > wal_count
-            ),
+            lambda: len(before.objects("levels/")) > 1 and len(during.objects("wal/")) > wal_count,
             driver,
         )
         assert await state(server) == {}

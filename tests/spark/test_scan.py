@@ -132,8 +132,14 @@ async def test_what_is_not_compacted_is_seen(
         assert any(len(value) == 2_000 for _, value, _, _ in expected), "there is no load"
         assert any(expire_at_ms for _, _, _, expire_at_ms in expected)
         for tail_memory_bytes in (0, 20_000, 64 << 20):
-            options = {"tail_memory_bytes": tail_memory_bytes, "min_partitions": 4}
-            frame = scan(spark, folder.url, columns=COLUMNS, snapshot=pinned.snapshot_id, **options)
+            frame = scan(
+                spark,
+                folder.url,
+                columns=COLUMNS,
+                snapshot=pinned.snapshot_id,
+                tail_memory_bytes=tail_memory_bytes,
+                min_partitions=4,
+            )
             assert as_shown(await at_once(frame.collect)) == expected
 
 

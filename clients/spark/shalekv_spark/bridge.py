@@ -21,18 +21,33 @@ AHEAD = 2  # results that wait to be taken
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, in a loop of its own, also where a loop is running already."""
+    """The result of `work`, in a loop of its own, also where a loop is running already.
+
+    It is cancelled, and has ended, when waiting for it is interrupted, as by Ctrl-C.
+    """
     done: Future[T] = Future()
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
+
+    async def cancellable() -> T:
+        task = asyncio.ensure_future(work)
+        running.append((task.get_loop(), task))
+        return await task
 
     def main() -> None:
         try:
-            done.set_result(asyncio.run(work))
+            done.set_result(asyncio.run(cancellable()))
         except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
             done.set_exception(error)
 
     thread = threading.Thread(target=main, name="shalekv-run", daemon=True)
     thread.start()
-    return done.result()
+    try:
+        return done.result()
+    finally:
+        for loop, task in running:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(task.cancel)
+        thread.join()
 
 
 def iterate(results: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:

@@ -31,7 +31,8 @@ def route_logs() -> None:
     def rendered(logger: WrappedLogger, method: str, event: EventDict) -> ProcessorReturnValue:
         if isinstance(logger, logging.Logger):
             return _told(event)
-        return printed(logger, method, event)
+        shown: ProcessorReturnValue = printed(logger, method, event)
+        return shown
 
     structlog.configure(processors=[*steps, rendered], logger_factory=logger)
 

@@ -32,6 +32,8 @@ class Options:
 
     def place(self) -> Place:
         """`url` (or `path`, what ``load(...)`` was given), and the settings of the store."""
+        if "paths" in self._given:  # what ``load([...])`` was given
+            raise InvalidSetting("option path: expected one database, found several")
         url = self.text("url") or self.text("path")
         if not url:
             raise InvalidSetting("the option url is missing: where the database is")

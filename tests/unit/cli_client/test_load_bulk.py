@@ -88,11 +88,17 @@ async def test_a_lease_that_is_lost_during_the_commit_says_nothing_of_it(
     is made.
     """
 
-    async def lose(self: bulk._Bulk, _: str) -> None:
-        self._done.is_asked_for = True
-        raise LeaseLost("the lease is gone")
+    class Losing:
+        """A load whose lease is lost when its commit was asked for."""
 
-    monkeypatch.setattr(bulk._Bulk, "run", lose)
+        def __init__(self, *given: object) -> None:
+            (self.done,) = (each for each in given if hasattr(each, "is_asked_for"))
+
+        async def run(self, _: str) -> None:
+            self.done.is_asked_for = True
+            raise LeaseLost("the lease is gone")
+
+    monkeypatch.setattr(bulk, "_Bulk", Losing)
     result = await run(load, *BULK, "--load-id", "monday", stdin=b"k\tv\n")
     assert "Error: the lease is gone" in result.stderr
     assert "Whether it was committed is not known: with --load-id monday" in result.stderr

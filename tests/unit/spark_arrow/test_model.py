@@ -17,10 +17,11 @@ from shalekv.core.key_range import KeyRange
 from shalekv.core.lease import RANDOM_BYTES, new_lease_id
 from shalekv.engine.compaction.outputs import Authorship
 from shalekv.engine.compaction.pace import Pace
-from shalekv.engine.compaction.part import Part, run_part
+from shalekv.engine.compaction.part import Part, PartResult, run_part
 from shalekv.format.names import level_name
 from shalekv.settings import MIB, LevelSettings
 from shalekv_spark.arrow import merging
+from shalekv_spark.compaction.merging import merge_part
 from tests.unit.format.samples import DATABASE_ID
 from tests.unit.spark_arrow.ground import (
     NOW_MS,
@@ -178,15 +179,17 @@ def test_a_task_reads_what_a_compaction_leaves(seed: int, keys: Sequence[bytes])
     )
     task = ground.task(memory_bytes=3_000)
 
-    async def both() -> tuple[list[Entry], list[tuple[object, ...]]]:
-        store = ground.store
-        merged = await run_part(store, part, Pace(store.runtime.clock, 0))
-        left = [
-            entry
-            for info in merged.outputs
-            for entry in ground.levels.sst(level_name(info.id)).entries()
-        ]
-        return left, await rows_of_task(store, task)
+    def left_by(result: PartResult) -> list[Entry]:
+        ssts = [ground.levels.sst(level_name(info.id)) for info in result.outputs]
+        return [entry for sst in ssts for entry in sst.entries()]
 
-    left, found = asyncio.run(both())
+    async def all_three() -> tuple[list[Entry], list[Entry], list[tuple[object, ...]]]:
+        store = ground.store
+        pace = Pace(store.runtime.clock, 0)
+        merged = left_by(await run_part(store, part, pace))
+        by_arrow = left_by(await merge_part(store, part, pace))
+        return merged, by_arrow, await rows_of_task(store, task)
+
+    left, by_arrow, found = asyncio.run(all_three())
     assert [row[:3] for row in found] == [(e.key, e.value, e.seq) for e in left]
+    assert by_arrow == left

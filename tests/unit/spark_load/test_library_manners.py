@@ -82,8 +82,7 @@ def test_results_count_in_words() -> None:
     )
     result = LoadResult("x", 7, rows=1_000, deletes=0, files=2, size_bytes=2_000)
     assert str(result) == (
-        "load 'x' is committed as 7: 1,000 rows, 0 deletes among them, in 2 files of "
-        "2,000 bytes"
+        "load 'x' is committed as 7: 1,000 rows, 0 deletes among them, in 2 files of 2,000 bytes"
     )
 
 

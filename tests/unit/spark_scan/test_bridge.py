@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import AsyncGenerator
 
@@ -29,8 +30,7 @@ class Counting:
             if self.error is not None:
                 raise self.error
         finally:
-            for _ in range(3):
-                await asyncio.sleep(0.001)
+            await asyncio.to_thread(threading.get_ident)
             self.is_closed = True
 
 
@@ -59,5 +59,24 @@ def test_results_end_with_the_error_that_ended_them() -> None:
 
 async def test_a_loop_may_be_running() -> None:
     """As in a notebook."""
-    assert run(asyncio.sleep(0, "done")) == "done"
+    assert run(asyncio.to_thread(len, "done")) == 4
     assert [*iterate(Counting(3).numbers)] == [0, 1, 2]
+
+
+def test_work_that_nobody_waits_for_any_more_is_ended() -> None:
+    """As by Ctrl-C: it is cancelled, closes what it has open, and leaves no thread."""
+    before, ended, main = threading.active_count(), threading.Event(), threading.get_ident()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(0.05)  # by then the other thread waits
+            signal.pthread_kill(main, signal.SIGINT)
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(work())
+    assert ended.is_set()
+    assert threading.active_count() == before

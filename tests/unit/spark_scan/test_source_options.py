@@ -65,6 +65,7 @@ def test_statistics_take_a_delimiter_in_the_encoding_of_keys() -> None:
         ({"snapshotTtl": "3600000"}, "option snapshotTtl: expected a number from 1 to 2592000"),
         ({"store.no_such": "1"}, "store.no_such"),
         ({"url": ""}, "option url is missing"),
+        ({"paths": '["file:///a","file:///b"]'}, "option path: expected one"),
         ({"url": "memory://db"}, "cannot share what is in memory"),
     ],
 )

@@ -20,9 +20,10 @@ from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
 
 from shalekv.engine.compaction.pace import Pace
-from shalekv.engine.compaction.part import Part, PartResult, run_part
+from shalekv.engine.compaction.part import Part, PartResult
 from shalekv.errors import PartFailed, ShaleError, StoreUnavailable
 from shalekv_spark.bridge import run
+from shalekv_spark.compaction.merging import merge_part
 from shalekv_spark.place import Place
 
 _CANCEL_AGAIN_S = 0.2  # a job that was about to start is not cancelled by the first call
@@ -55,7 +56,7 @@ def run_task(place: Place, part: Part) -> TaskOutcome:
 
 async def _merge(place: Place, part: Part) -> PartResult:
     async with place.open() as store:
-        return await run_part(store, part, Pace(store.runtime.clock, part.bytes_per_s))
+        return await merge_part(store, part, Pace(store.runtime.clock, part.bytes_per_s))
 
 
 class SparkParts:

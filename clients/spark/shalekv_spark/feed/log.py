@@ -40,8 +40,8 @@ class FeedLog:
         """The newest. Raises `DatabaseNotFound`, and `IllegalState` when it knows less."""
         return await self.stored.refresh()
 
-    async def check(self, offset: FeedOffset) -> None:
-        """Raise unless the log is the one in which this offset was found.
+    async def check(self, offset: FeedOffset) -> int:
+        """The epoch of the writer, if the log is the one in which this offset was found.
 
         Another database is a `DatabaseMismatch`, an older state of the same an `IllegalState`, as
         far as the object before the offset can tell: it is kept while nothing behind it is
@@ -56,17 +56,13 @@ class FeedLog:
                 f"{self._store.url} holds {manifest.database_id.hex()}: another one was put in its "
                 "place. Begin a query with a new checkpoint"
             )
-        if not offset.wal_id:
-            return
-        if first not in sizes:
-            if first >= manifest.first_uncompacted_wal_id:
-                raise self._older_state(offset, "its log ends before that")
-            return
-        if offset.last_write_id and await self._write_id(first, sizes[first]) not in (
-            b"",
-            offset.last_write_id,
-        ):
-            raise self._older_state(offset, "another object stands before that")
+        if first in sizes:
+            wanted = offset.last_write_id
+            if wanted and await self._write_id(first, sizes[first]) not in (b"", wanted):
+                raise self._older_state(offset, "another object stands before that")
+        elif offset.wal_id and first >= manifest.first_uncompacted_wal_id:
+            raise self._older_state(offset, "its log ends before that")
+        return manifest.writer_epoch
 
     async def end(self, first: int, count_max: int) -> int:
         """The first slot from `first` on that is not filled; at most `count_max` are looked at.

@@ -51,7 +51,7 @@ class FeedOptions:
             from_earliest=start == EARLIEST,
             consumer=_consumer(options),
             consumer_ttl_s=options.number("consumerTtl", CONSUMER_TTL_S, at_least=10),
-            files_max=options.number("maxWalFilesPerTrigger", FILES_PER_TRIGGER),
+            files_max=min(options.number("maxWalFilesPerTrigger", FILES_PER_TRIGGER), NO_LIMIT),
             bytes_max=options.number("maxBytesPerTrigger", NO_LIMIT),
             keys=_keys(options),
             partition_bytes=options.number("partitionBytes", PARTITION_BYTES),

@@ -30,7 +30,7 @@ class FeedQuery:
         self._clock = store.runtime.clock
         self._log = FeedLog(store)
         self.keeping = Keeping(store, self._log.stored, options.consumer, options.consumer_ttl_s)
-        self._is_checked = False
+        self._epoch: int | None = None  # of the writer when the log was last checked
         self._target: int | None = None  # of a query that ends with what is there
         self._known_end = 0
         self._looked_ms = float("-inf")  # when nothing new was found
@@ -69,6 +69,9 @@ class FeedQuery:
             return start
         files_max, bytes_max = self.options.limits(limit)
         end = await self._log.end(first, files_max)
+        if self._log.stored.current.writer_epoch != self._epoch:
+            # Another writer; perhaps of an older state, which was put here while the query runs.
+            self._epoch = await self._log.check(start)
         if self._target is not None:
             end = max(first, min(end, self._target))
         self._known_end = max(self._known_end, end)
@@ -108,10 +111,10 @@ class FeedQuery:
 
     async def _begin(self, wal_id: int, offset: FeedOffset) -> None:
         """Before the first batch of this process: is it the same log, and is it kept?"""
-        if not self._is_checked:
-            await self._log.check(offset)
+        if self._epoch is None:
+            epoch = await self._log.check(offset)
             await self.keeping.begin(wal_id)
-            self._is_checked = True
+            self._epoch = epoch
 
     def _has_just_looked(self) -> bool:
         return self._clock.monotonic_ms() - self._looked_ms < self.options.poll_ms

@@ -179,7 +179,7 @@ class Committer:
                     message += "the load again with the same load_id; if it stands, nothing happens"
                     raise OutcomeUnknown(message) from error
                 log.warning("a commit is repeated", load_id=load_id, error=str(error))
-                await self._pause(isinstance(error, Fenced))
+                await self._pause(is_fenced=isinstance(error, Fenced))
 
     async def _ask(
         self, addresses: Sequence[str], load_id: str, infos: Sequence[SstInfo], left_s: float
@@ -200,7 +200,7 @@ class Committer:
             raise InvalidSetting(f"writer: {error}") from error
         return Committed(loaded.seq, loaded.already_applied)
 
-    async def _pause(self, is_fenced: bool) -> None:
+    async def _pause(self, *, is_fenced: bool) -> None:
         """Wait a little; those that have fenced each other not equally long, and ever longer."""
         self._fenced = self._fenced + 1 if is_fenced else 0
         longest = min(2.0**self._fenced, _PAUSES_MAX)

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as it is called everywher
 from shalekv.errors import InvalidRequest
 from shalekv_spark.bridge import run
 from shalekv_spark.place import Place
+from shalekv_spark.scanning.frames import called
 from shalekv_spark.scanning.pinning import TTL_S, PinnedSnapshot, pin_at
 from shalekv_spark.scanning.scan import AnySnapshot, Key, scan
 from shalekv_spark.scanning.view import Pin, pin_existing
@@ -74,13 +75,14 @@ def export_parquet(  # noqa: PLR0913 - keywords, each of which stands for itself
     if isinstance(snapshot, PinnedSnapshot):
         return write(snapshot, snapshot.seq)
     if snapshot is not None:
-        called = snapshot.hex() if isinstance(snapshot, bytes) else snapshot
-        found = run(_find(place, called))  # by its id from now on: names can be given anew
+        found = run(
+            _find(place, called(snapshot))
+        )  # by its id from now on: names can be given anew
         return write(found.snapshot_id, found.seq)
     with pin_at(place, ttl_s=snapshot_ttl_s) as pinned:
         return write(pinned, pinned.seq)
 
 
-async def _find(place: Place, called: str) -> Pin:
+async def _find(place: Place, name: str) -> Pin:
     async with place.open() as store:
-        return await pin_existing(store, called)
+        return await pin_existing(store, name)

@@ -40,9 +40,9 @@ def load(
     register(spark)
     reader = spark.read.format(source).options(**options)
     if snapshot is not None:
-        called = _called(snapshot)
-        run(_check(place, called))
-        return reader.option("snapshot", called).load()
+        name = called(snapshot)
+        run(_check(place, name))
+        return reader.option("snapshot", name).load()
     pinned = pin_at(place, ttl_s=ttl_s)
     try:
         found = reader.option("snapshot", pinned.snapshot_id.hex()).load()
@@ -105,12 +105,13 @@ def _tables(frame: DataFrame) -> Iterator[Any]:
             yield leaf.table()
 
 
-def _called(snapshot: PinnedSnapshot | bytes | str) -> str:
+def called(snapshot: PinnedSnapshot | bytes | str) -> str:
+    """The name or id of a snapshot as a text."""
     if isinstance(snapshot, PinnedSnapshot):
-        return snapshot.snapshot_id.hex()
-    return snapshot.hex() if isinstance(snapshot, bytes) else snapshot
+        snapshot = snapshot.snapshot_id
+    return snapshot if isinstance(snapshot, str) else snapshot.hex()
 
 
-async def _check(place: Place, called: str) -> None:
+async def _check(place: Place, name: str) -> None:
     async with place.open() as store:
-        await pin_existing(store, called)
+        await pin_existing(store, name)

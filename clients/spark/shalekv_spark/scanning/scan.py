@@ -41,15 +41,15 @@ def scan(  # noqa: PLR0913 - keywords, each of which stands for itself
 
     Rows have the `columns` that are asked for: ``key`` and ``value`` (binary), ``seq`` (bigint, the
     commit that wrote it) and ``expire_at`` (timestamp, null: never). `key_as` and `value_as` decode
-    those two, as `shalekv_spark.scanning.decoding.decoded` does: ``utf-8``, or a format such as
-    ``>Q``.
+    those two, as `shalekv_spark.scanning.decoding.decoded` does: ``utf-8``, or a format as ``>Q``.
     Partitions follow each other by key, and rows stand by key in each.
 
     All that was acknowledged before the call is seen, compacted or not, and nothing that comes
     later, however often the DataFrame is used: it keeps a snapshot, which is removed when neither
     it nor anything that was made of it is left, by `release(frame)`, or at the end of the process
-    (if that is killed, after `snapshot_ttl_s` seconds). With `snapshot`, a name, an id or what
-    `pin` returned, that one is read, and it is the caller's to keep.
+    (if that is killed, after `snapshot_ttl_s` seconds). An RDD that was made of it does not count:
+    hold the DataFrame as well. With `snapshot`, a name, an id or what `pin` returned, that one is
+    read, and it is the caller's to keep.
 
     Filters are Spark's: what `where` leaves out is read all the same, other than keys outside of
     the range. A partition has about `partition_bytes` of the store; there are as many as the
@@ -66,7 +66,7 @@ def scan(  # noqa: PLR0913 - keywords, each of which stands for itself
         start=start,
         end=end,
         prefix=prefix,
-        columns=",".join(columns),
+        columns=columns if isinstance(columns, str) else ",".join(columns),
         partitionBytes=partition_bytes,
         minPartitions=min_partitions,
         tailMemoryBytes=tail_memory_bytes,
