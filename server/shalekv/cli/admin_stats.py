@@ -12,8 +12,8 @@ from shalekv.cli.connection import Target, exit_codes_of_calls, talk, target_opt
 from shalekv.cli.gathering import gathered
 from shalekv.cli.output import Format, format_option, print_rows, printing
 from shalekv.cli.request_rates import Rate, between, since_start
-from shalekv.cli.wording import counted
 from shalekv.core.prices import AS_OF, OBJECT_KINDS, OBJECTS, RECORD_KINDS, PriceList, price_list
+from shalekv.core.wording import counted
 from shalekv_client import Client, Stats
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])

@@ -32,7 +32,7 @@ from shalekv.cli.repository import (
     shown,
     with_both,
 )
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from shalekv.engine.backup.creating import BackupCreation
 from shalekv.engine.backup.deleting import Deleted, Deletion
 from shalekv.engine.backup.repository import Repository

@@ -14,7 +14,7 @@ from shalekv.cli.output import (
     print_record,
     printing,
 )
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from shalekv.engine.cloning.making import Cloned, Cloning
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store

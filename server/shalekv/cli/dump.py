@@ -32,7 +32,7 @@ from shalekv.cli.ranges import RangeWords, range_options
 from shalekv.cli.read_options import Reading, read_options
 from shalekv.cli.rows_told import RowsTold, telling
 from shalekv.cli.whole_file import whole_file
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from shalekv_client import Client, Scan
 
 _HELP = """Write all pairs, or those of a range, as of one moment; `shalekv load` reads them back.

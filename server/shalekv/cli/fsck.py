@@ -18,8 +18,8 @@ from shalekv.cli.output import (
     print_rows,
     printing,
 )
-from shalekv.cli.wording import counted
 from shalekv.core.audit.finding import Finding, FindingKind
+from shalekv.core.wording import counted
 from shalekv.engine.fsck.check import DEFAULT_PARALLEL, Fsck
 from shalekv.engine.fsck.progress import Progress
 from shalekv.store.cas import CasStore

@@ -19,7 +19,6 @@ from shalekv.cli.output import (
     print_rows,
     printing,
 )
-from shalekv.cli.wording import counted
 from shalekv.core.level_sizes import (
     LevelSize,
     level_sizes,
@@ -33,6 +32,7 @@ from shalekv.core.origins import unpacked
 from shalekv.core.pins import Holdings, Pinned, pinned_by_snapshots
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL
+from shalekv.core.wording import counted
 from shalekv.engine.fsck.active import Active, read_active
 from shalekv.engine.fsck.levels import list_levels, orphans
 from shalekv.engine.fsck.log import list_sizes

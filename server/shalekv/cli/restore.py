@@ -28,7 +28,7 @@ from shalekv.cli.repository import (
     shown,
     with_both,
 )
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from shalekv.engine.backup.repository import Repository
 from shalekv.engine.backup.restoring import Restoration
 from shalekv.settings import StoreSettings

@@ -29,7 +29,7 @@ from shalekv.cli.output_file import output_option, printing_into
 from shalekv.cli.ranges import RangeWords, range_options
 from shalekv.cli.read_options import Reading, read_options
 from shalekv.cli.rows_told import RowsTold, telling
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from shalekv_client import Client, Entry
 
 Arguments: TypeAlias = dict[str, Any]  # of `Client.scan`

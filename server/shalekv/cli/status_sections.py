@@ -7,7 +7,7 @@ from typing import Any
 
 from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
 from shalekv.cli.status_process import print_heading, print_process
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from shalekv_client import CacheStatus, LevelsStatus, ReadStatus, Status
 
 # From here on a figure deserves a remark.

@@ -21,8 +21,8 @@ from shalekv.cli.output import (
     print_rows,
     printing,
 )
-from shalekv.cli.wording import counted
 from shalekv.clock import LoopClock
+from shalekv.core.wording import counted
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import LogFormat, LogLevel, StoreSettings
 from shalekv.settings.model import GIB, MIB

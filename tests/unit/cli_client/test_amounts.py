@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shalekv.cli.amounts import duration_ms
 from shalekv.cli.get import get
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from tests.unit.cli_client.conftest import Run
 from tests.unit.client.dict_server import DictServer
 

@@ -135,8 +135,8 @@ async def test_all_watches_travel_on_one_stream() -> None:
         assert server.streams == 2
 
 
-@pytest.mark.parametrize("pause_s", [None, 0, 0.001, 0.02])
-async def test_a_watch_may_begin_while_the_stream_ends(pause_s: float | None) -> None:
+@pytest.mark.parametrize("turns", [0, 1, 10, 300])
+async def test_a_watch_may_begin_while_the_stream_ends(turns: int) -> None:
     """The last watch was closed a moment ago: the next is opened, on that stream or another."""
     history = History()
     await history.put(b"a")
@@ -147,8 +147,8 @@ async def test_a_watch_may_begin_while_the_stream_ends(pause_s: float | None) ->
         for _ in range(10):
             async with watch(watches, from_seq=1) as it:
                 assert await commits(it, 1) == [(1, [b"a"])]
-            if pause_s is not None:
-                await asyncio.sleep(pause_s)
+            for _ in range(turns):
+                await asyncio.sleep(0)
         await server.until(open_streams=0)
 
 

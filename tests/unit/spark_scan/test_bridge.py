@@ -69,11 +69,12 @@ def test_work_that_nobody_waits_for_any_more_is_ended() -> None:
 
     async def work() -> None:
         try:
-            await asyncio.sleep(0.05)  # by then the other thread waits
+            for _ in range(10_000):  # by then the other thread waits
+                await asyncio.sleep(0)
             signal.pthread_kill(main, signal.SIGINT)
-            await asyncio.sleep(10)
+            await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             ended.set()
 
     with pytest.raises(KeyboardInterrupt):

@@ -29,7 +29,7 @@ from shalekv_spark.arrow.rows import Rows
 from shalekv_spark.arrow.source import RunSource, Wanted
 
 _EVERY_SEQ = 2**64 - 1
-_GROUPS = 16  # of all sources, in the memory of a part; half of that are the SSTs that it writes
+_GROUPS = 32  # of all sources, in the memory of a part; half of that are the SSTs that it writes
 
 
 async def merge_part(store: CasStore, part: Part, pace: Pace) -> PartResult:

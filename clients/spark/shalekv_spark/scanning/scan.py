@@ -47,13 +47,12 @@ def scan(  # noqa: PLR0913 - keywords, each of which stands for itself
     All that was acknowledged before the call is seen, compacted or not, and nothing that comes
     later, however often the DataFrame is used: it keeps a snapshot, which is removed when neither
     it nor anything that was made of it is left, by `release(frame)`, or at the end of the process
-    (if that is killed, after `snapshot_ttl_s` seconds). An RDD that was made of it does not count:
-    hold the DataFrame as well. With `snapshot`, a name, an id or what `pin` returned, that one is
-    read, and it is the caller's to keep.
+    (if that is killed, after `snapshot_ttl_s` seconds); an RDD of it does not count. With
+    `snapshot`, a name, an id or what `pin` returned, that one is read, and is the caller's to keep.
 
     Filters are Spark's: what `where` leaves out is read all the same, other than keys outside of
     the range. A partition has about `partition_bytes` of the store; there are as many as the
-    session has cores at least, unless they would be tiny, or `min_partitions`.
+    session has cores, or a multiple of that, unless they would be tiny; or `min_partitions`.
     A task holds about `task_memory_bytes`; of the WAL up to `tail_memory_bytes` travel with tasks.
 
     Raises `InvalidSetting`, `InvalidUrl`, `InvalidRequest`, `DatabaseNotFound`, `SnapshotNotFound`

@@ -31,9 +31,9 @@ from shalekv.cli.output import print_line, printing
 from shalekv.cli.pairs.lines import BadInput
 from shalekv.cli.pairs.reading import Reading
 from shalekv.cli.pairs.source import Source
-from shalekv.cli.wording import counted
 from shalekv.core.loads import check_single_load_id
 from shalekv.core.sst_table import SstInfo
+from shalekv.core.wording import counted
 from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.files import LoadFiles
 from shalekv.engine.bulk.job import LoadJob

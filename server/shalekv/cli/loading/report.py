@@ -9,7 +9,7 @@ from shalekv.cli.exit_codes import ExitCode
 from shalekv.cli.loading.account import Account
 from shalekv.cli.loading.loader import refused_row
 from shalekv.cli.pairs.batches import Rows
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from shalekv_client import ShaleKVError
 
 

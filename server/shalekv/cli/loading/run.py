@@ -32,7 +32,7 @@ from shalekv.cli.output import print_line, printing
 from shalekv.cli.pairs.batches import BatchLimits
 from shalekv.cli.pairs.reading import Reading, read_batches
 from shalekv.cli.pairs.source import Source
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from shalekv_client import Client, Durability, Status, Unreachable
 
 

@@ -24,7 +24,7 @@ from shalekv.cli.pairs.lines import (
     key_problem,
     without_end,
 )
-from shalekv.cli.wording import counted
+from shalekv.core.wording import counted
 from shalekv_client import Put
 
 SHOWN_BYTES = 40
