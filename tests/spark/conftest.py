@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -30,11 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[SparkSession]:
     """One session for all tests. Its processes inherit the credentials of the S3 server."""
-    os.environ.update(s3_server.environment)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore", ResourceWarning)
-        with started(tmp_path_factory.mktemp("spark")) as session:
-            yield session
+        with pytest.MonkeyPatch.context() as environment:
+            _set(environment, s3_server)
+            session = stack.enter_context(started(tmp_path_factory.mktemp("spark")))
+        yield session
 
 
 @pytest.fixture
@@ -64,10 +65,15 @@ def folder(tmp_path: Path) -> Ground:
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server) -> Ground:
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Ground:
     """A real S3 server."""
-    os.environ.update(s3_server.environment)
+    _set(monkeypatch, s3_server)
     return Ground(f"s3://{BUCKET}/spark-{uuid4().hex}", {"endpoint_url": s3_server.endpoint})
+
+
+def _set(environment: pytest.MonkeyPatch, server: S3Server) -> None:
+    for name, value in server.environment.items():
+        environment.setenv(name, value)
 
 
 @pytest.fixture(params=["folder", "bucket"])
