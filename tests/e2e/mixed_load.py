@@ -27,6 +27,7 @@ from shalekv_client import (
     RetryPolicy,
     Scan,
     SeqEquals,
+    SnapshotNotFound,
     Value,
 )
 from shalekv_client import Delete as DeleteChange
@@ -88,13 +89,17 @@ class MixedLoad:
         for (_, check), state in zip(checks, states, strict=True):
             check(state)
 
-    async def check_end(self, address: str, *, behind_ms: float = 0) -> None:
+    async def check_end(
+        self, address: str, *, behind_ms: float = 0, is_protected: bool = True
+    ) -> None:
         """Judge what a server tells that serves when nobody writes any more, by a time that may be
-        so much behind.
+        so much behind. One that is not protected may lose what it scans: then it is asked again.
         """
         async with self._client(address) as client:
             for reverse in (False, True):
-                view = await _whole(client, reverse=reverse, behind_ms=behind_ms)
+                view = await _whole(
+                    client, reverse=reverse, behind_ms=behind_ms, is_protected=is_protected
+                )
                 if view.seq < self.commits.last_seq:
                     raise Violation(f"the end is at {view.seq}, not {self.commits.last_seq}")
                 self.views.views.append(view)
@@ -298,10 +303,17 @@ class MixedLoad:
         return b"%d:" % self._numbers + random.randbytes(random.randrange(bytes_max))
 
 
-async def _whole(client: Client, *, reverse: bool, behind_ms: float) -> SeenView:
+async def _whole(
+    client: Client, *, reverse: bool, behind_ms: float, is_protected: bool
+) -> SeenView:
     sent_ms = _now_ms() - behind_ms
     scan: Scan = client.scan(reverse=reverse)
-    rows: Sequence[Row] = [_row(entry) async for entry in scan]
+    try:
+        rows: Sequence[Row] = [_row(entry) async for entry in scan]
+    except SnapshotNotFound:
+        if is_protected:
+            raise
+        return await _whole(client, reverse=reverse, behind_ms=behind_ms, is_protected=False)
     assert scan.view is not None
     return SeenView(scan.view.seq, _since(sent_ms), rows, ALL_KEYS)
 

@@ -67,7 +67,8 @@ async def check_replicas(
     for address in addresses:
         assert replicas.done[address]
     for each in readers:
-        await load.check_end(each.listen, behind_ms=BEHIND_MS)
+        is_protected = each.listen not in lazy
+        await load.check_end(each.listen, behind_ms=BEHIND_MS, is_protected=is_protected)
         bad = [line for line in each.lines() if line.get("level") in ("error", "critical")]
         assert not bad, bad[:5]
         assert await each.stop() == 0, each.report()

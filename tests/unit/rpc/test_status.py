@@ -28,9 +28,11 @@ _Code = grpc.StatusCode
 def _classes(
     kind: type[errors.ShaleError] = errors.ShaleError,
 ) -> Iterator[type[errors.ShaleError]]:
+    """This error and all below it that the server's package has: others may have their own."""
     yield kind
     for below in kind.__subclasses__():
-        yield from _classes(below)
+        if below.__module__.startswith("shalekv."):
+            yield from _classes(below)
 
 
 def _example(kind: type[errors.ShaleError]) -> errors.ShaleError:
