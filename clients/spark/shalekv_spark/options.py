@@ -65,13 +65,6 @@ class Options:
             )
         return number
 
-    def truth(self, name: str, *, default: bool) -> bool:
-        """``true`` or ``false``."""
-        text = self.text(name, str(default)).lower()
-        if text not in ("true", "false"):
-            raise InvalidSetting(f"option {name}: expected true or false, found {text!r}")
-        return text == "true"
-
     def choice(self, name: str, choices: Mapping[str, T], default: str) -> T:
         """One of these names, for what it stands for."""
         text = self.text(name, default)
@@ -81,8 +74,12 @@ class Options:
             )
         return choices[text.lower()]
 
+    def key_decoding(self) -> Callable[[str], bytes]:
+        """How options write keys: in the encoding that keyEncoding names."""
+        return self.choice("keyEncoding", KEY_ENCODINGS, "utf-8")
+
     def key(self, name: str, decode: Callable[[str], bytes]) -> bytes | None:
-        """A key, in the encoding that the option keyEncoding names; None: it is not given."""
+        """A key, as `decode` reads it; None: it is not given."""
         self._known.append(name)
         if name.lower() not in self._given:
             return None

@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import SystemRandom
 
-from pydantic import ValidationError
-
 from shalekv.clock import LoopClock
 from shalekv.errors import InvalidSetting
 from shalekv.runtime import Runtime, ThreadWorkers
@@ -16,6 +14,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from shalekv.store.url import MemoryUrl, parse_url
+from shalekv_spark.arguments import settings_of
 from shalekv_spark.logs import route_logs
 from shalekv_spark.worker import settle
 
@@ -41,14 +40,7 @@ class Place:
         """
         if isinstance(parse_url(url), MemoryUrl):
             raise InvalidSetting(f"{url}: Spark's processes cannot share what is in memory")
-        try:
-            return cls(url, StoreSettings.model_validate(dict(store or {})))
-        except ValidationError as error:
-            problems = "; ".join(
-                f"{STORE_PREFIX}{'.'.join(map(str, each['loc']))}: {each['msg']}"
-                for each in error.errors()
-            )
-            raise InvalidSetting(problems) from None
+        return cls(url, settings_of(StoreSettings, store, prefix=STORE_PREFIX))
 
     @property
     def store_options(self) -> dict[str, str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from typing import TypeAlias, TypeVar
 
-from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from shalekv.core.key_range import KeyRange
@@ -23,14 +21,11 @@ from shalekv.settings import (
     LevelSettings,
     UrlSettings,
 )
-from shalekv.settings.model import Settings
 from shalekv.store.cas import CasStore
+from shalekv_spark.arguments import Key, key_bytes, settings_of
 from shalekv_spark.compaction.tasks import SparkParts
 from shalekv_spark.place import Place
 from shalekv_spark.store_loop import StoreLoop
-
-Key: TypeAlias = bytes | str  # a text is its UTF-8
-Chosen = TypeVar("Chosen", bound=Settings)
 
 PARTITION_BYTES = 256 * MIB
 
@@ -78,8 +73,8 @@ def compact(  # noqa: PLR0913 - keywords, each of which stands for itself
     place = Place.of(url, store)
     settings = CompactSettings(
         database=UrlSettings(url=url),
-        levels=_settings("levels", LevelSettings, levels),
-        compactor=_settings("compactor", CompactorSettings, compactor),
+        levels=settings_of(LevelSettings, levels, prefix="levels."),
+        compactor=settings_of(CompactorSettings, compactor, prefix="compactor."),
         store=place.settings,
     )
     request = RangeRequest(
@@ -123,20 +118,6 @@ def _keys(given: object) -> KeyRange:
         case None:
             return EVERYTHING
         case (bytes() | str() as start, bytes() | str() as end):
-            return KeyRange(_key(start), _key(end))
+            return KeyRange(key_bytes(start), key_bytes(end))
         case _:
             raise InvalidRequest("key_range", f"expected a pair of keys, found {given!r}")
-
-
-def _key(given: Key) -> bytes:
-    return given.encode() if isinstance(given, str) else given
-
-
-def _settings(group: str, model: type[Chosen], given: Mapping[str, object] | None) -> Chosen:
-    try:
-        return model.model_validate(dict(given or {}))
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{group}.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
-        )
-        raise InvalidSetting(problems) from None

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxFil
 from shalekv.core.key_range import KeyRange, prefix_end
 from shalekv.engine.consumer_leases import holder_of
 from shalekv.errors import InvalidRequest, InvalidSetting
-from shalekv_spark.options import KEY_ENCODINGS, Options
+from shalekv_spark.options import Options
 from shalekv_spark.place import Place
 
 EARLIEST = "earliest"
@@ -94,7 +94,7 @@ def _consumer(options: Options) -> str:
 
 
 def _keys(options: Options) -> KeyRange:
-    decode = options.choice("keyEncoding", KEY_ENCODINGS, "utf-8")
+    decode = options.key_decoding()
     prefix = options.key("prefix", decode)
     start, end = options.key("start", decode), options.key("end", decode)
     if prefix is not None:

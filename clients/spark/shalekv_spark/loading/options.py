@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pydantic import ValidationError
-
 from shalekv.engine.bulk.job import LEASE_TTL_S
 from shalekv.errors import InvalidSetting
 from shalekv.settings import LevelSettings, LimitSettings
 from shalekv_client.channel import checked_addresses
+from shalekv_spark.arguments import settings_of
 from shalekv_spark.loading.commit import OPEN
 from shalekv_spark.loading.schema import DuplicateRule, LoadSchema
 from shalekv_spark.place import Place
@@ -90,14 +89,9 @@ class LoadPlan:
             raise InvalidSetting(f"unknown option {', '.join(sorted(unknown))}; known are {known}")
         place = Place.of(url, given.pop("store", None))
         value_bytes_max = given.pop("value_bytes_max", None)
-        try:
-            levels = LevelSettings.model_validate(dict(given.pop("levels", None) or {}))
-            limits = LimitSettings.model_validate(
-                {} if value_bytes_max is None else {"value_bytes_max": value_bytes_max}
-            )
-        except ValidationError as error:
-            problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-            raise InvalidSetting("; ".join(problems)) from None
+        levels = settings_of(LevelSettings, given.pop("levels", None))
+        bounds = {} if value_bytes_max is None else {"value_bytes_max": value_bytes_max}
+        limits = settings_of(LimitSettings, bounds)
         plan = cls(place=place, levels=levels, limits=limits, **given)
         plan._check()
         return plan

@@ -9,11 +9,12 @@ from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
 
 from shalekv.errors import InvalidRequest
+from shalekv_spark.arguments import Key
 from shalekv_spark.bridge import run
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.frames import called
 from shalekv_spark.scanning.pinning import TTL_S, PinnedSnapshot, pin_at
-from shalekv_spark.scanning.scan import AnySnapshot, Key, scan
+from shalekv_spark.scanning.scan import AnySnapshot, scan
 from shalekv_spark.scanning.view import Pin, pin_existing
 
 MODES = ("error", "overwrite", "append")

@@ -9,13 +9,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
 
 from shalekv.errors import InvalidRequest
+from shalekv_spark.arguments import Key, key_bytes
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.decoding import decoded
 from shalekv_spark.scanning.frames import load
 from shalekv_spark.scanning.pinning import TTL_S, PinnedSnapshot
 from shalekv_spark.scanning.source import FORMAT, columns_of, scan_request
 
-Key: TypeAlias = bytes | str  # a text is its UTF-8
 AnySnapshot: TypeAlias = PinnedSnapshot | bytes | str | None
 
 
@@ -95,11 +95,7 @@ def read_options(
         "url": place.url,
         **place.store_options,
         "keyEncoding": "hex",
-        **{name: _bytes(key).hex() for name, key in keys.items()},
+        **{name: key_bytes(key).hex() for name, key in keys.items()},
         "parallelism": str(spark.sparkContext.defaultParallelism),
         **{name: str(value) for name, value in others.items() if value is not None},
     }
-
-
-def _bytes(key: Key) -> bytes:
-    return key.encode() if isinstance(key, str) else key

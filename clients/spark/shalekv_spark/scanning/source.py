@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from shalekv.errors import InvalidRequest, InvalidSetting
 from shalekv_spark.bridge import run
-from shalekv_spark.options import KEY_ENCODINGS, Options
+from shalekv_spark.options import Options
 from shalekv_spark.scanning import scan_task
 from shalekv_spark.scanning.partitions import PARTITION_BYTES, Wanted, key_range
 from shalekv_spark.scanning.planning import TAIL_MEMORY_BYTES, TASK_MEMORY_BYTES, Reading, plan
@@ -94,7 +94,7 @@ def scan_request(given: Mapping[str, str]) -> Request:
     """What the options of "shalekv" ask for. Raises `InvalidSetting` and `InvalidUrl`."""
     options = Options(given)
     columns = columns_of(options.text("columns", DEFAULT_COLUMNS))
-    request = read_request(options, key_decoding(options))
+    request = read_request(options, options.key_decoding())
     options.check_all_taken()
     return replace(request, reading=replace(request.reading, columns=columns))
 
@@ -102,7 +102,7 @@ def scan_request(given: Mapping[str, str]) -> Request:
 def stats_request(given: Mapping[str, str]) -> tuple[Request, Prefixes]:
     """What the options of "shalekv.stats" ask for. Raises `InvalidSetting` and `InvalidUrl`."""
     options = Options(given)
-    decode = key_decoding(options)
+    decode = options.key_decoding()
     prefix_bytes = options.number("prefixBytes", 0, at_least=0)
     delimiter = options.key("delimiter", decode) or b""
     if prefix_bytes and delimiter:
@@ -111,11 +111,6 @@ def stats_request(given: Mapping[str, str]) -> tuple[Request, Prefixes]:
     options.check_all_taken()
     reading = replace(request.reading, columns=COUNTED, all_versions=True)
     return replace(request, reading=reading), Prefixes(prefix_bytes, delimiter)
-
-
-def key_decoding(options: Options) -> Callable[[str], bytes]:
-    """How options write keys. Raises `InvalidSetting`."""
-    return options.choice("keyEncoding", KEY_ENCODINGS, "utf-8")
 
 
 def columns_of(text: str) -> tuple[str, ...]:

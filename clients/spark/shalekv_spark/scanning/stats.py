@@ -8,11 +8,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
 
 from shalekv.errors import InvalidRequest
+from shalekv_spark.arguments import Key
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.frames import load
 from shalekv_spark.scanning.pinning import TTL_S
 from shalekv_spark.scanning.prefixes import Prefixes
-from shalekv_spark.scanning.scan import AnySnapshot, Key, read_options
+from shalekv_spark.scanning.scan import AnySnapshot, read_options
 from shalekv_spark.scanning.source import STATS_FORMAT, stats_request
 
 

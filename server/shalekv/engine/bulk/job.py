@@ -138,8 +138,6 @@ class LoadJob:
         try:
             if has_lease(await self._stored.refresh(), lease_id):
                 async with edit_deadline(self._store):
-                    await self._stored.edit(
-                        edit, lambda manifest: not has_lease(manifest, lease_id)
-                    )
+                    await self._stored.edit(edit, is_gone)
         except (StoreError, ManifestConflict) as error:
             log.warning("the lease of a load is left to expire", error=str(error))

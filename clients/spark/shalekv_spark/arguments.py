@@ -1,0 +1,35 @@
+"""Arguments that several functions of the pipeline take, as the engine has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias, TypeVar
+
+from pydantic import ValidationError
+
+from shalekv.errors import InvalidSetting
+from shalekv.settings.model import Settings
+
+Key: TypeAlias = bytes | str  # a text is its UTF-8
+Chosen = TypeVar("Chosen", bound=Settings)
+
+
+def key_bytes(key: Key) -> bytes:
+    """The key."""
+    return key.encode() if isinstance(key, str) else key
+
+
+def settings_of(
+    model: type[Chosen], given: Mapping[str, object] | None, *, prefix: str = ""
+) -> Chosen:
+    """Settings by their names in server/docs/settings.md; what is not given has its default.
+
+    Raises `InvalidSetting`, which names each with `prefix` before it.
+    """
+    try:
+        return model.model_validate(dict(given or {}))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{prefix}{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+        )
+        raise InvalidSetting(problems) from None
