@@ -16,7 +16,7 @@ from shalekv.core.range_tombstones import NONE
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.compaction.outputs import LevelWriter, Outputs
 from shalekv.engine.compaction.pace import Pace
-from shalekv.engine.compaction.part import Part, PartResult, output_bytes, run_part
+from shalekv.engine.compaction.part import Part, PartResult, outputs_of, run_part
 from shalekv.engine.compaction.sources import LevelReader
 from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ShaleError
@@ -38,15 +38,7 @@ async def merge_part(store: CasStore, part: Part, pace: Pace) -> PartResult:
         return await run_part(store, part, pace)
     origins = Origins(store, part.author.database_id, part.origins)
     reader, writer = LevelReader(origins, pace), LevelWriter(store, part.author, part.levels, pace)
-    outputs = Outputs(
-        writer,
-        part.target_level,
-        section=part.section,
-        keys=part.keys,
-        target_bytes=output_bytes(part.levels, part.memory_bytes),
-        older=part.older,
-        cuts=part.cuts,
-    )
+    outputs = outputs_of(part, writer)
     try:
         infos = await _merged(store, part, _sources(part, reader), outputs)
     finally:

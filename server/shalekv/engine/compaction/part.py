@@ -63,6 +63,19 @@ def output_bytes(levels: LevelSettings, memory_bytes: int) -> int:
     return min(levels.sst_bytes, memory_bytes // _OUTPUT_SHARE)
 
 
+def outputs_of(part: Part, writer: LevelWriter) -> Outputs:
+    """Where what is left of the part goes."""
+    return Outputs(
+        writer,
+        part.target_level,
+        section=part.section,
+        keys=part.keys,
+        target_bytes=output_bytes(part.levels, part.memory_bytes),
+        older=part.older,
+        cuts=part.cuts,
+    )
+
+
 async def run_part(store: CasStore, part: Part, pace: Pace) -> PartResult:
     """Merge it, and write what is left. Raises `CorruptObject`, `StoreError`."""
     origins = Origins(store, part.author.database_id, part.origins)
@@ -78,15 +91,7 @@ async def _run(store: CasStore, part: Part, reader: LevelReader, pace: Pace) -> 
     sources = [
         RunSource(reader, ssts, part.section, part.keys, share_bytes) for ssts in part.sources
     ]
-    outputs = Outputs(
-        writer,
-        part.target_level,
-        section=part.section,
-        keys=part.keys,
-        target_bytes=output_bytes(part.levels, part.memory_bytes),
-        older=part.older,
-        cuts=part.cuts,
-    )
+    outputs = outputs_of(part, writer)
     failure: ShaleError | None = None
     infos: Sequence[SstInfo] = ()
     async with asyncio.TaskGroup() as tasks:
