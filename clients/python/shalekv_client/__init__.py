@@ -73,6 +73,7 @@ from shalekv_client.levels_status import (
 from shalekv_client.operations import Get, TxnOperation
 from shalekv_client.policies import Consistency, ReadPolicy
 from shalekv_client.process_status import CallStatus, ReaderState, ReaderStatus, WatchStatus
+from shalekv_client.quorum_status import QuorumMemberStatus, QuorumStatus, WalMode
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.scan import Scan
@@ -157,6 +158,8 @@ __all__ = [
     "Present",
     "ProcessRequests",
     "Put",
+    "QuorumMemberStatus",
+    "QuorumStatus",
     "RangeEmpty",
     "RangeTooCostly",
     "ReadLevel",
@@ -197,6 +200,7 @@ __all__ = [
     "ValueIs",
     "View",
     "WalCollected",
+    "WalMode",
     "Watch",
     "WatchChange",
     "WatchCommit",

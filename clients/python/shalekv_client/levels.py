@@ -18,8 +18,8 @@ class Durability(enum.Enum):
 
     DURABLE = 1  # when what the database calls durable has it; the default
     MEMORY = 2  # as soon as the writer has ordered it; a crash may lose it
-    QUORUM = 3  # when a majority of safekeepers has it on disk
-    ARCHIVED = 4  # when it is in the object store
+    QUORUM = 3  # when a majority of safekeepers has it on disk; so is DURABLE where there are some
+    ARCHIVED = 4  # when it is in the object store, which with safekeepers is later
 
 
 class Role(enum.Enum):

@@ -36,6 +36,9 @@ class ReaderStatus:
     gap_ms: int  # in all
     writer_address: str  # HOST:PORT; empty: the writer did not say
     open_ms: int
+    # Of the safekeeper from which it hears what is not archived yet; empty: it reads the archive.
+    tail_address: str = ""
+    tails: int = 0  # that were begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ def reader_of(status: admin_pb2.ReaderStatus) -> ReaderStatus:
         gap_ms=status.gap_ms,
         writer_address=status.writer_address,
         open_ms=status.open_ms,
+        tail_address=status.tail_address,
+        tails=status.tails,
     )
 
 

@@ -23,7 +23,8 @@ from shalekv_client.process_status import (
     reader_of,
     watches_of,
 )
-from shalekv_client.results import View, view_of
+from shalekv_client.quorum_status import QuorumStatus, WalMode, quorum_of
+from shalekv_client.results import View, known, view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,9 @@ class ManifestStatus:
     compactor_epoch: int
     leveled_ssts: int
     snapshots: int
+    wal_mode: WalMode | None = None  # None: one unknown to this client
+    wal_members: tuple[str, ...] = ()  # safekeepers: "id in hexadecimal@HOST:PORT"
+    wal_members_next: tuple[str, ...] = ()  # while a change of members is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ class Status:
     reader: ReaderStatus | None = None  # None at the writer
     watches: WatchStatus | None = None  # None: the server does not tell
     calls: tuple[CallStatus, ...] = ()  # methods that were called, by name
+    quorum: QuorumStatus | None = None  # None without safekeepers, and at a reader
 
 
 def status_of(reply: admin_pb2.StatusReply) -> Status:
@@ -125,6 +130,7 @@ def status_of(reply: admin_pb2.StatusReply) -> Status:
         reader=reader_of(reply.reader) if reply.HasField("reader") else None,
         watches=watches_of(reply.watches) if reply.HasField("watches") else None,
         calls=tuple(map(call_of, reply.calls)),
+        quorum=quorum_of(reply.quorum) if reply.HasField("quorum") else None,
     )
 
 
@@ -156,4 +162,7 @@ def _manifest(status: admin_pb2.ManifestStatus) -> ManifestStatus:
         compactor_epoch=status.compactor_epoch,
         leveled_ssts=status.leveled_ssts,
         snapshots=status.snapshots,
+        wal_mode=known(WalMode, status.wal_mode),
+        wal_members=tuple(status.wal_members),
+        wal_members_next=tuple(status.wal_members_next),
     )

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Folder(enum.Enum):
+class Folder(enum.StrEnum):
     """Where an object is, in the order in which garbage is deleted.
 
     Manifests first: one that is there never names what is gone. Within a folder by name, so that
@@ -18,7 +18,7 @@ class Folder(enum.Enum):
     LEVELS = "levels"
 
 
-class Reason(enum.Enum):
+class Reason(enum.StrEnum):
     """Why an object stays, or goes."""
 
     CURRENT = "current manifest"

@@ -61,11 +61,15 @@ class FenceRun:
 
     An older writer has at most `width` objects in flight and takes slots in order, so it must
     meet one of `width` fences in a row before it can pass them (seed 000, "Parallel Writes").
+
+    A fence at or below c is worth nothing: its slot may have been created anew after it was
+    collected. The first `proven` ones are fences for ever, wherever c is now (F1).
     """
 
     first: int
     width: int
     length: int = 0
+    proven: int = 0  # a manifest that was read after them showed c below them
 
     @property
     def next_slot(self) -> int:
@@ -76,6 +80,22 @@ class FenceRun:
     def is_complete(self) -> bool:
         """Whether no older writer can pass any more."""
         return self.length >= self.width
+
+    def stands_in(self, manifest: Manifest) -> bool:
+        """Whether all of them are worth something, by a manifest that was read after them."""
+        first_unproven = self.first + self.proven
+        is_proven = self.proven == self.length
+        return is_proven or first_unproven >= manifest.first_uncompacted_wal_id
+
+    def proven_by(self, manifest: Manifest) -> FenceRun:
+        """The run that `stands_in` this manifest; if it does not, another one behind it and c.
+
+        c may be far ahead of an opener that stood still, and nothing below it is worth a fence.
+        """
+        if self.stands_in(manifest):
+            return replace(self, proven=self.length)
+        first = max(self.next_slot, manifest.first_uncompacted_wal_id)
+        return FenceRun(first=first, width=self.width)
 
     def after(self, verdict: Verdict, newer_epoch: int, own: WriterId) -> FenceRun:
         """The run after an attempt at `next_slot`.
@@ -153,17 +173,19 @@ def claim_epoch(
     max_parallel_writes: int,
     address: str,
     snapshot_expire_time_s: int,
+    epoch_min: int = 1,
 ) -> Manifest:
     """The edit that opens a database for writing (protocol, "Epochs and fences").
 
     The snapshot has the nonce as its id and keeps the WAL while we replay it. `fence_width`
     never shrinks here: the writers that it speaks of are not fenced yet. A claim that is made
     again, because another followed it before it could be seen to count (F2), leaves one snapshot.
+    The epoch is not below `epoch_min`: safekeepers may have promised themselves to a higher one.
     """
     claimed = create_snapshot(manifest, nonce, expire_time_s=snapshot_expire_time_s)
     return replace(
         claimed,
-        writer_epoch=manifest.writer_epoch + 1,
+        writer_epoch=max(manifest.writer_epoch + 1, epoch_min),
         writer_nonce=nonce,
         writer_address=address,
         max_parallel_writes=max_parallel_writes,
@@ -188,21 +210,24 @@ def finish_opening(
     manifest: Manifest,
     own: WriterId,
     *,
-    last_wal_id: int,
+    last_wal_id: int | None,
     first_seq: int,
     snapshot_id: bytes,
     snapshot_expire_time_s: int,
 ) -> Manifest:
     """The edit after fence and replay: only our own uploads can be in flight from here on.
 
+    `last_wal_id` is the last object of the store that was seen; None: there was none.
     The snapshot that kept the WAL for the replay goes; that of the levels that are served comes.
     """
     check_owner(manifest, own)
+    seen = [each for each in (last_wal_id, manifest.wal_id_last_seen) if each is not None]
+    last_seen = max(seen, default=None)
     edited = replace(
         remove_snapshots(manifest, {own.nonce}),
         fence_width=manifest.max_parallel_writes,
         writer_first_seq=first_seq,
-        wal_id_last_seen=max(last_wal_id, manifest.wal_id_last_seen or 0),
+        wal_id_last_seen=last_seen,
     )
     return create_snapshot(edited, snapshot_id, expire_time_s=snapshot_expire_time_s)
 
@@ -220,8 +245,7 @@ def is_opening_finished(manifest: Manifest, own: WriterId, *, snapshot_id: bytes
 def check_run_counts(run: FenceRun, manifest: Manifest, own: WriterId) -> bool:
     """Whether a complete run fences, by a manifest that was read after its last create.
 
-    A run at or below c is worth nothing: its slots may have been created anew after they were
-    collected. Raises as `check_owner`.
+    Raises as `check_owner`.
     """
     check_owner(manifest, own)
-    return run.is_complete and run.first >= manifest.first_uncompacted_wal_id
+    return run.is_complete and run.stands_in(manifest)

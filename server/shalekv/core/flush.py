@@ -13,15 +13,17 @@ SHORTEST_WAIT_MS = 0.001  # less is rounding: a timer of this length may not mov
 class FlushPolicy:
     """What bounds the rate and the size of WAL objects."""
 
-    max_parallel_writes: int
+    max_parallel_writes: int  # groups of writes in flight
     interval_ms: float  # minimum spacing of WAL objects
     flush_bytes: int  # queued bytes that override the spacing
 
     @classmethod
-    def of(cls, settings: WriterSettings) -> FlushPolicy:
-        """That of a writer with these settings."""
+    def of(cls, settings: WriterSettings, *, parallel_max: int | None = None) -> FlushPolicy:
+        """That of a writer with these settings; `parallel_max` instead of its own, if given."""
         return cls(
-            settings.max_parallel_writes, settings.flush_interval_ms or 0, settings.flush_bytes
+            parallel_max or settings.max_parallel_writes,
+            settings.flush_interval_ms or 0,
+            settings.flush_bytes,
         )
 
     def delay_ms(

@@ -91,7 +91,8 @@ class Manifest:
     cas_mode: CasMode = CasMode.NATIVE
     wal_mode: WalMode = WalMode.OBJECT_STORE
     wal_generation: int = 0
-    wal_members: tuple[str, ...] = ()
+    wal_members: tuple[str, ...] = ()  # safekeepers: see `core.quorum.membership`
+    wal_members_next: tuple[str, ...] = ()  # while a change of members is under way
     writer_epoch: int = 0
     writer_nonce: bytes = NO_NONCE
     writer_address: str = ""

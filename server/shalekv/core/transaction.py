@@ -236,7 +236,8 @@ class Transaction:
             if self.otherwise is not None:
                 return self._done(self.otherwise, state, succeeded=False)
         except ShaleError as refusal:
-            return Decision(refusal=refusal)
+            # Its traceback would keep `state`, and what that keeps, for as long as it is kept.
+            return Decision(refusal=refusal.with_traceback(None))
         return Decision(refusal=_condition_failed(failed, state))
 
     def _done(self, operations: Sequence[Operation], state: State, *, succeeded: bool) -> Decision:

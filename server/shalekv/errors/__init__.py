@@ -4,6 +4,7 @@ ShaleError
 ├── InvalidRequest             a field of a request is out of its limits
 ├── Overloaded                 come back later; nothing was applied
 │   ├── QueueFull              too many bytes wait for their upload
+│   ├── LogFull                a majority of the safekeepers has no room
 │   └── MemtableFull           too many bytes are not compacted yet
 ├── ReplyTooLarge              the reply would pass the message limit
 ├── RangeTooCostly             a condition on a range would look at too many deleted keys
@@ -29,12 +30,18 @@ ShaleError
 ├── SeqNotReached              ... before this server had applied the commit that it asked for
 ├── Stopping                   this process no longer serves; nothing was applied
 │   ├── Fenced                 because another writer has taken over
-│   └── Superseded             because another compactor has taken over
+│   ├── Superseded             because another compactor has taken over
+│   └── StandingBy             because another process is elected as the writer
 ├── OutcomeUnknown             a write was sent to the store and nobody can tell what became of it
+├── QuorumUnavailable          no majority of the safekeepers answers; nothing was applied
+├── NotAMember                 a safekeeper does not have this database, or as another member
+├── LogDamaged                 a safekeeper has lost records, and waits to be filled again
+├── RecordTrimmed              a record is only in the archive any more
 ├── DatabaseError              the database as a whole is not as it must be
 │   ├── DatabaseNotFound       there is none at this URL
 │   ├── DatabaseExists         there is one already
 │   ├── DatabaseMismatch       it was created in another way than it is opened in
+│   ├── LogBehindArchive       the safekeepers know less than the archive
 │   ├── OriginLost             what it was cloned from does not keep its SSTs any more
 │   ├── ManifestVersionExists  another process edited the manifest first
 │   ├── ManifestConflict       ... again and again, until the deadline
@@ -82,6 +89,7 @@ from shalekv.errors.jobs import (
 )
 from shalekv.errors.lifecycle import (
     Fenced,
+    StandingBy,
     Stopping,
     Superseded,
 )
@@ -93,6 +101,14 @@ from shalekv.errors.objects import (
     Truncated,
     UnsupportedVersion,
     WrongObject,
+)
+from shalekv.errors.quorum import (
+    LogBehindArchive,
+    LogDamaged,
+    LogFull,
+    NotAMember,
+    QuorumUnavailable,
+    RecordTrimmed,
 )
 from shalekv.errors.reads import (
     NotTheWriter,
@@ -157,10 +173,14 @@ __all__ = [
     "KeyReused",
     "LeaseLost",
     "LoadUnknown",
+    "LogBehindArchive",
+    "LogDamaged",
+    "LogFull",
     "ManifestConflict",
     "ManifestVersionExists",
     "MemtableFull",
     "NotACounter",
+    "NotAMember",
     "NotTheWriter",
     "ObjectNotFound",
     "OriginLost",
@@ -169,12 +189,15 @@ __all__ = [
     "PageExpired",
     "PartFailed",
     "QueueFull",
+    "QuorumUnavailable",
     "RangeTooCostly",
+    "RecordTrimmed",
     "ReplyTooLarge",
     "SeqNotReached",
     "ShaleError",
     "SnapshotExists",
     "SnapshotNotFound",
+    "StandingBy",
     "Stopping",
     "StoreBroken",
     "StoreError",

@@ -33,3 +33,14 @@ class Superseded(Stopping):
         super().__init__(message)
         self.own_epoch = own_epoch
         self.newer_epoch = newer_epoch
+
+
+class StandingBy(Stopping):
+    """This process waits to be elected as the writer. Nothing was applied: try another address."""
+
+    reason = "STANDING_BY"
+
+    def __init__(self, message: str, *, writer_address: str) -> None:
+        """`writer_address` is that of whoever is elected; empty if nobody is known to be."""
+        super().__init__(message)
+        self.writer_address = writer_address

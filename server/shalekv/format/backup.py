@@ -13,7 +13,6 @@ Byte layout, numbers least significant byte first; the same in all versions:
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import struct
 from dataclasses import dataclass
@@ -105,7 +104,7 @@ def decode_backup(name: str, data: bytes) -> Backup:
             copies=tuple((_copy(copy), _of(int, size)) for copy, size in fields["copies"]),
         )
         is_own = fields["database_id"] == backup.manifest.database_id.hex()
-    except (ValueError, KeyError, TypeError, binascii.Error, CorruptObject) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, CorruptObject) as error:
         raise BadStructure(name, _BODY_AT, f"says what no backup says: {error}") from error
     if backup.name != name or not is_own:
         raise WrongObject(name, _BODY_AT, f"these are the bytes of backup {backup.backup_id}")

@@ -61,6 +61,11 @@ def pack_header(section: Section, raw_len: int) -> bytes:
     return _HEADER.pack(Codec.NONE, section, 0, raw_len)
 
 
+def codec_of(data: bytes, offset: int) -> Codec:
+    """How the block at `offset` of these bytes is stored. REQUIRES: `plain` takes it."""
+    return _CODEC_OF[data[offset]]
+
+
 def compressor(codec: Codec) -> Compress | None:
     """What compresses with this codec; None: nothing does. Not for two threads at once."""
     if codec is Codec.ZSTD:

@@ -1,6 +1,7 @@
 """The names of objects, built and parsed here and nowhere else.
 
 manifest/<20 digits>.manifest     wal/<20 digits>.sst     levels/<UUID version 7>.sst
+election/<20 digits>.lease
 <any of these>.<UUID>.<checksum>  what two-phase compare-and-swap copies to the name before it
 
 Parsers return None for every other name: a folder may hold objects that are not ours. A name has
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 MANIFEST_FOLDER = "manifest/"
 WAL_FOLDER = "wal/"
 LEVELS_FOLDER = "levels/"
+ELECTION_FOLDER = "election/"
 
 MAX_ID = 2**64 - 1
 UUID_BYTES = 16
@@ -27,6 +29,7 @@ _WAL = re.compile(r"wal/([0-9]{20})\.sst")
 _LEVEL = re.compile(
     r"levels/([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\.sst"
 )
+_ELECTION = re.compile(r"election/([0-9]{20})\.lease")
 _TEMPORARY = re.compile(
     r"(.+)\.([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\.([0-9a-f]{8})"
 )
@@ -55,6 +58,11 @@ def wal_name(wal_id: int) -> str:
     return f"{WAL_FOLDER}{_digits(wal_id)}.sst"
 
 
+def election_name(lease_id: int) -> str:
+    """The name of lease `lease_id` of the election of a writer, 0 to 2^64 - 1."""
+    return f"{ELECTION_FOLDER}{_digits(lease_id)}.lease"
+
+
 def level_name(sst_id: bytes) -> str:
     """The name of the SST of the levels whose id is this UUID of version 7, 16 bytes."""
     if not is_uuid7(sst_id):
@@ -77,6 +85,11 @@ def parse_manifest_name(name: str) -> int | None:
 def parse_wal_name(name: str) -> int | None:
     """The id of the WAL object with this name."""
     return _parse_id(_WAL, name)
+
+
+def parse_election_name(name: str) -> int | None:
+    """The id of the lease with this name."""
+    return _parse_id(_ELECTION, name)
 
 
 def parse_level_name(name: str) -> bytes | None:

@@ -107,6 +107,7 @@ class StatusReply(_message.Message):
     READER_FIELD_NUMBER: _builtins.int
     WATCHES_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
+    QUORUM_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server, such as "0.1.0"."""
     url: _builtins.str
@@ -169,6 +170,10 @@ class StatusReply(_message.Message):
         never called are left out.
         """
 
+    @_builtins.property
+    def quorum(self) -> Global___QuorumStatus:
+        """The safekeepers, as the writer knows them. Not set where there are none, and at a reader."""
+
     def __init__(
         self,
         *,
@@ -188,14 +193,130 @@ class StatusReply(_message.Message):
         reader: Global___ReaderStatus | None = ...,
         watches: Global___WatchStatus | None = ...,
         calls: _abc.Iterable[Global___CallStatus] | None = ...,
+        quorum: Global___QuorumStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "reader", b"reader", "reads", b"reads", "watches", b"watches", "writer", b"writer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "reader", b"reader", "reads", b"reads", "watches", b"watches", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class QuorumStatus(_message.Message):
+    """The state of a WAL in safekeepers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    LAST_LSN_FIELD_NUMBER: _builtins.int
+    COMMITTED_LSN_FIELD_NUMBER: _builtins.int
+    LAST_WAL_ID_FIELD_NUMBER: _builtins.int
+    ARCHIVED_WAL_ID_FIELD_NUMBER: _builtins.int
+    UNARCHIVED_BYTES_FIELD_NUMBER: _builtins.int
+    ARCHIVER_ID_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """How often the members were changed."""
+    last_lsn: _builtins.int
+    """The last record of the log, and the last that a majority has."""
+    committed_lsn: _builtins.int
+    """As above."""
+    last_wal_id: _builtins.int
+    """The WAL object that the last record goes into."""
+    archived_wal_id: _builtins.int
+    """All WAL objects up to this one are in the object store. Not set: none is."""
+    unarchived_bytes: _builtins.int
+    """Bytes of records whose objects are not in the object store yet."""
+    archiver_id: _builtins.bytes
+    """The member that is appointed to archive. Empty: none."""
+    problem: _builtins.str
+    """Why no writes are accepted. Empty: they are."""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumMemberStatus]:
+        """The members, and those that are to be."""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        members: _abc.Iterable[Global___QuorumMemberStatus] | None = ...,
+        last_lsn: _builtins.int = ...,
+        committed_lsn: _builtins.int = ...,
+        last_wal_id: _builtins.int | None = ...,
+        archived_wal_id: _builtins.int | None = ...,
+        unarchived_bytes: _builtins.int = ...,
+        archiver_id: _builtins.bytes = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived_wal_id", b"_archived_wal_id", "_last_wal_id", b"_last_wal_id", "archived_wal_id", b"archived_wal_id", "last_wal_id", b"last_wal_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived_wal_id", b"_archived_wal_id", "_last_wal_id", b"_last_wal_id", "archived_wal_id", b"archived_wal_id", "archiver_id", b"archiver_id", "committed_lsn", b"committed_lsn", "generation", b"generation", "last_lsn", b"last_lsn", "last_wal_id", b"last_wal_id", "members", b"members", "problem", b"problem", "unarchived_bytes", b"unarchived_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archived_wal_id: _TypeAlias = _typing.Literal["archived_wal_id"]  # noqa: Y015
+    _WhichOneofArgType__archived_wal_id: _TypeAlias = _typing.Literal["_archived_wal_id", b"_archived_wal_id"]  # noqa: Y015
+    _WhichOneofReturnType__last_wal_id: _TypeAlias = _typing.Literal["last_wal_id"]  # noqa: Y015
+    _WhichOneofArgType__last_wal_id: _TypeAlias = _typing.Literal["_last_wal_id", b"_last_wal_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archived_wal_id) -> _WhichOneofReturnType__archived_wal_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_wal_id) -> _WhichOneofReturnType__last_wal_id | None: ...
+
+Global___QuorumStatus: _TypeAlias = QuorumStatus  # noqa: Y015
+
+@_typing.final
+class QuorumMemberStatus(_message.Message):
+    """A safekeeper, as the writer knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    IS_CONNECTED_FIELD_NUMBER: _builtins.int
+    FLUSHED_LSN_FIELD_NUMBER: _builtins.int
+    ARCHIVED_WAL_ID_FIELD_NUMBER: _builtins.int
+    IS_FULL_FIELD_NUMBER: _builtins.int
+    IS_NEXT_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    member_id: _builtins.bytes
+    """The id that it has in this database."""
+    address: _builtins.str
+    """Where it is, as HOST:PORT."""
+    is_connected: _builtins.bool
+    """Whether it follows the writer."""
+    flushed_lsn: _builtins.int
+    """The last record that it has on disk. 0: that is not known."""
+    archived_wal_id: _builtins.int
+    """It has seen all WAL objects up to this one in the object store. Not set: that is not known."""
+    is_full: _builtins.bool
+    """Whether it has no room for more."""
+    is_next: _builtins.bool
+    """Whether it is one of those that are to be, while the members are being changed."""
+    problem: _builtins.str
+    """Why it does not follow. Empty: it does, or that is not known."""
+    def __init__(
+        self,
+        *,
+        member_id: _builtins.bytes = ...,
+        address: _builtins.str = ...,
+        is_connected: _builtins.bool = ...,
+        flushed_lsn: _builtins.int = ...,
+        archived_wal_id: _builtins.int | None = ...,
+        is_full: _builtins.bool = ...,
+        is_next: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived_wal_id", b"_archived_wal_id", "archived_wal_id", b"archived_wal_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived_wal_id", b"_archived_wal_id", "address", b"address", "archived_wal_id", b"archived_wal_id", "flushed_lsn", b"flushed_lsn", "is_connected", b"is_connected", "is_full", b"is_full", "is_next", b"is_next", "member_id", b"member_id", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archived_wal_id: _TypeAlias = _typing.Literal["archived_wal_id"]  # noqa: Y015
+    _WhichOneofArgType__archived_wal_id: _TypeAlias = _typing.Literal["_archived_wal_id", b"_archived_wal_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archived_wal_id) -> _WhichOneofReturnType__archived_wal_id | None: ...
+
+Global___QuorumMemberStatus: _TypeAlias = QuorumMemberStatus  # noqa: Y015
 
 @_typing.final
 class ReaderStatus(_message.Message):
@@ -250,6 +371,8 @@ class ReaderStatus(_message.Message):
     GAP_MS_FIELD_NUMBER: _builtins.int
     WRITER_ADDRESS_FIELD_NUMBER: _builtins.int
     OPEN_MS_FIELD_NUMBER: _builtins.int
+    TAIL_ADDRESS_FIELD_NUMBER: _builtins.int
+    TAILS_FIELD_NUMBER: _builtins.int
     state: Global___ReaderStatus.State.ValueType
     """What it does now."""
     next_wal_id: _builtins.int
@@ -274,6 +397,12 @@ class ReaderStatus(_message.Message):
     """Where the writer says it can be reached, as HOST:PORT. Empty: it did not say."""
     open_ms: _builtins.int
     """Milliseconds until the first read could be answered."""
+    tail_address: _builtins.str
+    """The safekeeper from which it hears what is not in the object store yet, as HOST:PORT. Empty: it
+    has what the object store has.
+    """
+    tails: _builtins.int
+    """How often it began to hear from a safekeeper."""
     def __init__(
         self,
         *,
@@ -289,10 +418,12 @@ class ReaderStatus(_message.Message):
         gap_ms: _builtins.int = ...,
         writer_address: _builtins.str = ...,
         open_ms: _builtins.int = ...,
+        tail_address: _builtins.str = ...,
+        tails: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["empty_polls", b"empty_polls", "gap_ms", b"gap_ms", "gaps", b"gaps", "next_wal_id", b"next_wal_id", "open_ms", b"open_ms", "poll_interval_ms", b"poll_interval_ms", "snapshot_expire_time_s", b"snapshot_expire_time_s", "snapshot_id", b"snapshot_id", "snapshots_lost", b"snapshots_lost", "state", b"state", "wal_objects_applied", b"wal_objects_applied", "writer_address", b"writer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["empty_polls", b"empty_polls", "gap_ms", b"gap_ms", "gaps", b"gaps", "next_wal_id", b"next_wal_id", "open_ms", b"open_ms", "poll_interval_ms", b"poll_interval_ms", "snapshot_expire_time_s", b"snapshot_expire_time_s", "snapshot_id", b"snapshot_id", "snapshots_lost", b"snapshots_lost", "state", b"state", "tail_address", b"tail_address", "tails", b"tails", "wal_objects_applied", b"wal_objects_applied", "writer_address", b"writer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -495,6 +626,9 @@ class ManifestStatus(_message.Message):
     COMPACTOR_EPOCH_FIELD_NUMBER: _builtins.int
     LEVELED_SSTS_FIELD_NUMBER: _builtins.int
     SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    WAL_MODE_FIELD_NUMBER: _builtins.int
+    WAL_MEMBERS_FIELD_NUMBER: _builtins.int
+    WAL_MEMBERS_NEXT_FIELD_NUMBER: _builtins.int
     manifest_id: _builtins.int
     """Its id."""
     wal_id_last_compacted: _builtins.int
@@ -505,6 +639,16 @@ class ManifestStatus(_message.Message):
     """SSTs in the levels."""
     snapshots: _builtins.int
     """Snapshots, expired ones included."""
+    wal_mode: _manifest_pb2.WalMode.ValueType
+    """Where a write is made durable."""
+    @_builtins.property
+    def wal_members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The safekeepers, as "member id in hexadecimal@HOST:PORT". Empty: there are none."""
+
+    @_builtins.property
+    def wal_members_next(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that are to be, while a change of members is under way."""
+
     def __init__(
         self,
         *,
@@ -513,10 +657,13 @@ class ManifestStatus(_message.Message):
         compactor_epoch: _builtins.int = ...,
         leveled_ssts: _builtins.int = ...,
         snapshots: _builtins.int = ...,
+        wal_mode: _manifest_pb2.WalMode.ValueType = ...,
+        wal_members: _abc.Iterable[_builtins.str] | None = ...,
+        wal_members_next: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "wal_id_last_compacted", b"wal_id_last_compacted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "compactor_epoch", b"compactor_epoch", "leveled_ssts", b"leveled_ssts", "manifest_id", b"manifest_id", "snapshots", b"snapshots", "wal_id_last_compacted", b"wal_id_last_compacted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "compactor_epoch", b"compactor_epoch", "leveled_ssts", b"leveled_ssts", "manifest_id", b"manifest_id", "snapshots", b"snapshots", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_members", b"wal_members", "wal_members_next", b"wal_members_next", "wal_mode", b"wal_mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wal_id_last_compacted: _TypeAlias = _typing.Literal["wal_id_last_compacted"]  # noqa: Y015
     _WhichOneofArgType__wal_id_last_compacted: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted"]  # noqa: Y015

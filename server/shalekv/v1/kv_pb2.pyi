@@ -84,17 +84,22 @@ class _DurabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Durability
     """The default: DURABLE."""
     DURABILITY_DURABLE: _Durability.ValueType  # 1
     """When whatever the WAL mode of the database calls durable has it: the object store, or a
-    quorum of safekeepers.
+    majority of safekeepers. With safekeepers the reply says QUORUM.
     """
     DURABILITY_MEMORY: _Durability.ValueType  # 2
     """As soon as the writer has ordered it in memory. A crash may lose it. A reply that rests on the
     state of the database (of a condition, an `add` or a Txn) is given when that state is durable,
-    and says DURABLE.
+    and says so: DURABLE, or QUORUM with safekeepers.
     """
     DURABILITY_QUORUM: _Durability.ValueType  # 3
-    """When a majority of safekeepers has it on disk. Refused when the WAL mode is object store."""
+    """When a majority of safekeepers has it on disk. Refused (INVALID_REQUEST) when the WAL mode is
+    object store. While no majority answers, writes fail with UNAVAILABLE (reason
+    QUORUM_UNAVAILABLE: not applied), and those that were on their way with OUTCOME_UNKNOWN.
+    """
     DURABILITY_ARCHIVED: _Durability.ValueType  # 4
-    """When it is an object in the object store, whatever the WAL mode."""
+    """When it is an object in the object store, whatever the WAL mode. With safekeepers that is later
+    than QUORUM: the object that holds it is ended, and waited for.
+    """
 
 class Durability(_Durability, metaclass=_DurabilityEnumTypeWrapper):
     """When a write is acknowledged."""
@@ -103,17 +108,22 @@ DURABILITY_UNSPECIFIED: Durability.ValueType  # 0
 """The default: DURABLE."""
 DURABILITY_DURABLE: Durability.ValueType  # 1
 """When whatever the WAL mode of the database calls durable has it: the object store, or a
-quorum of safekeepers.
+majority of safekeepers. With safekeepers the reply says QUORUM.
 """
 DURABILITY_MEMORY: Durability.ValueType  # 2
 """As soon as the writer has ordered it in memory. A crash may lose it. A reply that rests on the
 state of the database (of a condition, an `add` or a Txn) is given when that state is durable,
-and says DURABLE.
+and says so: DURABLE, or QUORUM with safekeepers.
 """
 DURABILITY_QUORUM: Durability.ValueType  # 3
-"""When a majority of safekeepers has it on disk. Refused when the WAL mode is object store."""
+"""When a majority of safekeepers has it on disk. Refused (INVALID_REQUEST) when the WAL mode is
+object store. While no majority answers, writes fail with UNAVAILABLE (reason
+QUORUM_UNAVAILABLE: not applied), and those that were on their way with OUTCOME_UNKNOWN.
+"""
 DURABILITY_ARCHIVED: Durability.ValueType  # 4
-"""When it is an object in the object store, whatever the WAL mode."""
+"""When it is an object in the object store, whatever the WAL mode. With safekeepers that is later
+than QUORUM: the object that holds it is ended, and waited for.
+"""
 Global___Durability: _TypeAlias = Durability  # noqa: Y015
 
 class _Role:
@@ -230,7 +240,8 @@ class ReplyHeader(_message.Message):
     staleness_ms: _builtins.int
     """How old the view may be, in milliseconds: everything that was acknowledged so long ago is in
     it. Measured as lapsed time since the reader has asked the store and found nothing newer, so no
-    clock but its own matters. 0 in a view of a snapshot, and at the writer, but for further pages of
+    clock but its own matters; where safekeepers hold the log, since a majority of them was asked, or
+    else by the store's clock (server/docs/reading.md). 0 in a view of a snapshot, and at the writer, but for further pages of
     a scan, which tell how old their view has become.
     """
     def __init__(

@@ -107,6 +107,7 @@ class Manifest(_message.Message):
     WRITER_FIRST_SEQ_FIELD_NUMBER: _builtins.int
     LOADS_FORGOTTEN_MS_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
+    WAL_MEMBERS_NEXT_FIELD_NUMBER: _builtins.int
     manifest_format_version: _builtins.int
     """The version of this format: 1."""
     writer_epoch: _builtins.int
@@ -163,7 +164,9 @@ class Manifest(_message.Message):
 
     @_builtins.property
     def wal_members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The safekeepers, as HOST:PORT. Empty in object-store mode."""
+        """The safekeepers, as ID@HOST:PORT with 32 hexadecimal digits of the id that a safekeeper drew
+        for this database. Empty in object-store mode.
+        """
 
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lease]:
@@ -181,6 +184,12 @@ class Manifest(_message.Message):
     def origins(self) -> _containers.RepeatedCompositeFieldContainer[Global___Origin]:
         """The databases whose SSTs this one reads, because it is a clone of them or was restored from
         one that was.
+        """
+
+    @_builtins.property
+    def wal_members_next(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The safekeepers that are to be the members, as `wal_members`: until a second edit makes them
+        so, a majority of both is needed. Empty: no change is under way.
         """
 
     def __init__(
@@ -214,10 +223,11 @@ class Manifest(_message.Message):
         writer_first_seq: _builtins.int = ...,
         loads_forgotten_ms: _builtins.int = ...,
         origins: _abc.Iterable[Global___Origin] | None = ...,
+        wal_members_next: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "leveled_ssts", b"leveled_ssts", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "loads_forgotten_ms", b"loads_forgotten_ms", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "origins", b"origins", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_members", b"wal_members", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "loads_forgotten_ms", b"loads_forgotten_ms", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "origins", b"origins", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_members", b"wal_members", "wal_members_next", b"wal_members_next", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wal_id_last_compacted: _TypeAlias = _typing.Literal["wal_id_last_compacted"]  # noqa: Y015
     _WhichOneofArgType__wal_id_last_compacted: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted"]  # noqa: Y015

@@ -1,0 +1,1 @@
+"""PURE: the quorum WAL as decisions. Records and logs, acceptor, proposer, membership."""

@@ -1,0 +1,106 @@
+"""Records of the quorum WAL as bytes: what a safekeeper writes, and what is checked of it.
+
+    frame := header payload            header, little endian, 48 bytes:
+      magic              4   "SKR1"
+      payload length     4
+      lsn                8
+      epoch              8
+      wal_id             8
+      previous checksum  4   of the record before it
+      flags              4   bit 0: the object of the archive ends with it
+      reserved           4   zero
+      checksum           4   CRC-32C of the 44 bytes before it, then of the payload
+
+A record whose checksum matches and that names its predecessor's is what was written, and where it
+was written. A frame that is zero, cut short, or of another chain is no record: the log ends there.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from shalekv.core.quorum.record import Mark, Record
+from shalekv.errors import BadChecksum, BadMagic, BadStructure, Truncated
+from shalekv.format.coding import crc32c
+
+MAGIC = b"SKR1"
+HEADER = struct.Struct("<4sIQQQIIII")
+HEADER_BYTES = HEADER.size
+_CHECKED = struct.Struct("<4sIQQQIII")
+_ENDS_OBJECT = 1
+
+
+def make_record(
+    after: Mark, *, epoch: int, wal_id: int, ends_object: bool, payload: bytes
+) -> Record:
+    """The record that follows `after`."""
+    lsn = after.lsn + 1
+    header = _header(lsn, epoch, wal_id, after.checksum, len(payload), ends_object=ends_object)
+    checksum = crc32c(payload, crc32c(header))
+    return Record(lsn, epoch, wal_id, ends_object, after.checksum, checksum, payload)
+
+
+def encode_record(record: Record) -> bytes:
+    """The frame."""
+    return header_of(record) + record.payload
+
+
+def header_of(record: Record) -> bytes:
+    """The first `HEADER_BYTES` of the frame; the payload follows."""
+    header = _header(
+        record.lsn,
+        record.epoch,
+        record.wal_id,
+        record.previous_checksum,
+        len(record.payload),
+        ends_object=record.ends_object,
+    )
+    return header + record.checksum.to_bytes(4, "little")
+
+
+def check_record(record: Record, name: str) -> Record:
+    """The record, its checksum verified: it may have come over a network. Raises `BadChecksum`."""
+    if crc32c(record.payload, crc32c(header_of(record)[:-4])) != record.checksum:
+        raise BadChecksum(name, 0, f"record {record.lsn}")
+    return record
+
+
+class Found(NamedTuple):
+    """A record, and where its frame ends."""
+
+    record: Record
+    end: int
+
+
+def decode_record(name: str, data: bytes | memoryview, offset: int = 0) -> Found:
+    """The record whose frame begins at `offset`.
+
+    Raises `Truncated`, `BadMagic`, `BadStructure` and `BadChecksum`, of the file `name`.
+    """
+    if len(data) - offset < HEADER_BYTES:
+        raise Truncated(name, offset, "the header of a record")
+    magic, length, lsn, epoch, wal_id, previous, flags, reserved, checksum = HEADER.unpack_from(
+        data, offset
+    )
+    if magic != MAGIC:
+        raise BadMagic(name, offset, "a record")
+    start = offset + HEADER_BYTES
+    if len(data) - start < length:
+        raise Truncated(name, offset, f"the {length} bytes of a record")
+    payload = bytes(data[start : start + length])
+    header = bytes(data[offset : offset + _CHECKED.size])
+    if crc32c(payload, crc32c(header)) != checksum:
+        raise BadChecksum(name, offset, f"record {lsn}")
+    if flags & ~_ENDS_OBJECT or reserved:
+        raise BadStructure(name, offset, "flags of a later version")
+    ends_object = bool(flags & _ENDS_OBJECT)
+    record = Record(lsn, epoch, wal_id, ends_object, previous, checksum, payload)
+    return Found(record, start + length)
+
+
+def _header(
+    lsn: int, epoch: int, wal_id: int, previous: int, length: int, *, ends_object: bool
+) -> bytes:
+    flags = _ENDS_OBJECT if ends_object else 0
+    return _CHECKED.pack(MAGIC, length, lsn, epoch, wal_id, previous, flags, 0)
