@@ -1,3 +1,3 @@
 """ShaleKV: a key-value server whose only disk is an object store."""
 
-__version__ = "0.6.0"
+__version__ = "0.8.0"

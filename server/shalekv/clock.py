@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+NOW_MS = 0.001  # what is due so soon is due: a shorter timer may end before it has begun, for ever
+
 
 class Clock(Protocol):
     """Local time that only moves forward. Safety never rests on it; waiting does."""

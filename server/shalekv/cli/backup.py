@@ -32,6 +32,7 @@ from shalekv.cli.repository import (
     shown,
     with_both,
 )
+from shalekv.core.manifest import WalMode
 from shalekv.core.wording import counted
 from shalekv.engine.backup.creating import BackupCreation
 from shalekv.engine.backup.deleting import Deleted, Deletion
@@ -52,6 +53,10 @@ write that was acknowledged before. Servers go on meanwhile. Objects never chang
 backup into the same place copies only what is new; every object is verified before it is written.
 One place has the backups of one database, and may be in the store of another provider.
 
+Of a database with safekeepers a backup holds what they had archived when it began: as a rule all
+but the last moments. A write with --durability archived returns when it is archived, and all before
+it. What is restored has its WAL in its object store.
+
 \b
 Examples:
   shalekv backup create --url file:///var/lib/shalekv --to s3://bucket/backups
@@ -61,6 +66,11 @@ Examples:
   shalekv backup delete 20260131T040000123Z-1f2e3d4c --from s3://bucket/backups
   shalekv restore --from s3://bucket/backups --url file:///var/lib/again
 """
+
+_OF_ARCHIVE = (
+    "note: the database has its WAL in safekeepers; the backup holds what they had archived when "
+    "it began"
+)
 
 _HELP_CREATE = """Make a backup, and print its id.
 
@@ -122,6 +132,8 @@ def create(
         creation = BackupCreation(source, repository, limits=limits, ttl_ms=ttl_ms)
         with shown("backup", creation.progress):
             made = await creation.run()
+        if made.manifest.wal_mode is WalMode.QUORUM:
+            click.echo(_OF_ARCHIVE, err=True)
         return {**record_of_backup(made), **record_of_copying(creation.progress)}
 
     record = with_both(url, repository_url, repository_config, run)

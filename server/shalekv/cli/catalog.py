@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -66,9 +67,10 @@ class Setting:
     @property
     def choices(self) -> list[str]:
         """The values of an enumeration; empty for other kinds."""
-        kind = self.field.annotation
-        if isinstance(kind, type) and issubclass(kind, StrEnum):
-            return [member.value for member in kind]
+        annotation = self.field.annotation
+        for kind in get_args(annotation) or (annotation,):  # it may be optional
+            if isinstance(kind, type) and issubclass(kind, StrEnum):
+                return [member.value for member in kind]
         return []
 
     @property

@@ -30,12 +30,21 @@ The processes of both may run meanwhile. Those of the clone reach the parent wit
 which they reach the clone, and need to write to it, too: the snapshot is their business. What is
 interrupted leaves no clone: run the command again.
 
+Of a database with safekeepers it is the archive that is cloned: as a rule all but the last moments.
+A write with --durability archived returns when it, and all before it, is archived. The clone has
+its WAL in its object store.
+
 \b
 Examples:
   shalekv clone --url file:///var/lib/shalekv --to file:///var/lib/trial
   shalekv clone --url s3://bucket/live --to s3://bucket/trial --snapshot nightly
   shalekv clone --url s3://bucket/live --to s3://other/trial --format json | jq .shared_bytes
 """
+
+_OF_ARCHIVE = (
+    "note: the parent has its WAL in safekeepers; the clone holds what they had archived when it "
+    "was begun, or the snapshot was made"
+)
 
 
 @click.command(help=_HELP, epilog=exit_codes_text())
@@ -66,6 +75,8 @@ def clone(*, url: str, to_url: str, snapshot: str, output_format: Format | None)
             await target.close()
 
     cloned = read_store(url, make)
+    if cloned.is_of_archive:
+        click.echo(_OF_ARCHIVE, err=True)
     with printing():
         if output_format is None:
             print_line(_summary(cloned))

@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     ADDRESS_IN_USE = 7
     CONFLICT = 8
     OUTPUT = 12  # 9 to 11 are those of `ClientExit`
+    NO_QUORUM = 13
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -37,6 +38,7 @@ MEANING: Mapping[ExitCode, str] = {
     ExitCode.ADDRESS_IN_USE: "another process listens on the address",
     ExitCode.CONFLICT: "other processes edited the manifest first: try again",
     ExitCode.OUTPUT: "standard output cannot be written",
+    ExitCode.NO_QUORUM: "too few safekeepers answer, or they have lost records",
     ExitCode.INTERRUPTED: "ended at once by a second Ctrl-C",
     ExitCode.TERMINATED: "ended at once by a second SIGTERM",
 }
@@ -58,6 +60,10 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
     errors.LeaseLost: ExitCode.CONFLICT,
     errors.BackupNotFound: ExitCode.USAGE,
     errors.BackupBusy: ExitCode.CONFLICT,
+    errors.QuorumUnavailable: ExitCode.NO_QUORUM,
+    errors.LogBehindArchive: ExitCode.NO_QUORUM,
+    errors.NotAMember: ExitCode.NO_QUORUM,
+    errors.LogDamaged: ExitCode.NO_QUORUM,
     errors.IllegalState: ExitCode.DAMAGED,
     errors.OriginLost: ExitCode.DAMAGED,
     errors.CorruptObject: ExitCode.DAMAGED,

@@ -21,7 +21,11 @@ MIDDLE_COLLECTIONS = 1_000_000_000
 
 
 def tame_garbage_collector() -> None:
-    """Call once, when what lives long is there: after the replay, before the first call."""
+    """Call when what lives long is there: after the replay, before the first call.
+
+    What an earlier call took out of sight is looked at once more: it may have died since.
+    """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, MIDDLE_COLLECTIONS)

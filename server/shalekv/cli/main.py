@@ -21,6 +21,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 COMMANDS: CommandTable = {
     "serve": ("shalekv.cli.serve:serve", "Serve a database to gRPC clients."),
     "reader": ("shalekv.cli.reader:reader", "Serve reads of a database, as a replica."),
+    "safekeeper": ("shalekv.cli.safekeeper:safekeeper", "Hold write-ahead logs of databases."),
     "get": ("shalekv.cli.get:get", "Print the value of a key."),
     "put": ("shalekv.cli.put:put", "Set the value of a key."),
     "delete": ("shalekv.cli.delete:delete", "Delete a key, or a range of keys."),

@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 import structlog
 
-from shalekv.cli.role_life import bind, open_database, open_runtime, run_role, start_serving
+from shalekv.cli.role_life import (
+    bind,
+    open_database,
+    open_links,
+    open_runtime,
+    run_role,
+    start_serving,
+)
 from shalekv.cli.stopping import StopRequest
 from shalekv.roles.reader import Reader
 from shalekv.settings import ReadSettings
@@ -22,11 +29,15 @@ async def read_database(settings: ReadSettings, announce: Callable[[str], None])
         ShaleError: the database cannot be read, or the reader has failed.
     """
     with StopRequest() as stop:
-        async with open_runtime(settings) as runtime, open_database(settings, runtime) as store:
+        async with (
+            open_runtime(settings) as runtime,
+            open_database(settings, runtime) as store,
+            open_links() as links,
+        ):
             server = bind(settings, runtime)
             reader = None
             with stop.interrupts():
-                reader = await Reader.open(store, settings=settings, runtime=runtime)
+                reader = await Reader.open(store, settings=settings, runtime=runtime, links=links)
             if reader is None:
                 return
             await start_serving(reader, server, announce)

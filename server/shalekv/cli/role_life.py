@@ -5,7 +5,8 @@
                     |                              what was accepted is brought to its end
                     +------- the role failed ----> the same for a moment, then the error
 
-Nothing here starts a role again: a process that failed ends, and whoever started it decides.
+Nothing here starts a role again: a process that failed ends, and whoever started it decides. See
+`cli.standing_by` for those that an elector decides about.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from typing import Protocol
 import structlog
 
 from shalekv.cli.garbage import tame_garbage_collector
-from shalekv.cli.stopping import StopRequest
+from shalekv.cli.stopping import Ending, StopRequest
 from shalekv.clock import LoopClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import AdminService, KvService, WatchService
+from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import ReadSettings, ServeSettings
+from shalekv.settings import QuorumSettings, ReadSettings, SafekeepSettings, ServeSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
 
@@ -46,23 +48,8 @@ class MeasuredAdmin(AdminService, Protocol):
         ...
 
 
-class Role(Protocol):
-    """What is served: a writer, or a reader."""
-
-    @property
-    def kv(self) -> KvService:
-        """What answers the data API."""
-        ...
-
-    @property
-    def admin(self) -> MeasuredAdmin:
-        """What answers the operator's API."""
-        ...
-
-    @property
-    def watches(self) -> WatchService:
-        """What answers watches."""
-        ...
+class Life(Protocol):
+    """What goes on behind a server, whatever it answers."""
 
     async def run(self) -> None:
         """Go on until `close`, or raise what ended it."""
@@ -81,8 +68,29 @@ class Role(Protocol):
         ...
 
 
+class Role(Life, Protocol):
+    """What is served of a database: a writer, or a reader."""
+
+    @property
+    def kv(self) -> KvService:
+        """What answers the data API."""
+        ...
+
+    @property
+    def admin(self) -> MeasuredAdmin:
+        """What answers the operator's API."""
+        ...
+
+    @property
+    def watches(self) -> WatchService:
+        """What answers watches."""
+        ...
+
+
 @asynccontextmanager
-async def open_runtime(settings: ServeSettings | ReadSettings) -> AsyncIterator[Runtime]:
+async def open_runtime(
+    settings: ServeSettings | ReadSettings | SafekeepSettings,
+) -> AsyncIterator[Runtime]:
     """The runtime of a process."""
     workers = ThreadWorkers(settings.store.threads)
     try:
@@ -104,10 +112,26 @@ async def open_database(
         await store.close()
 
 
+@asynccontextmanager
+async def open_links(settings: QuorumSettings | None = None) -> AsyncIterator[GrpcLinks]:
+    """The way to safekeepers; none is asked for anything yet."""
+    timeout_ms = (settings or QuorumSettings()).safekeeper_connect_timeout_ms
+    links = GrpcLinks(connect_timeout_ms=timeout_ms)
+    try:
+        yield links
+    finally:
+        await links.close()
+
+
 def bind(settings: ServeSettings | ReadSettings, runtime: Runtime) -> Server:
     """A server that has its port. Raises `InvalidSetting`, and `OSError` when it is taken."""
+    return bind_port(lambda: Server(settings.server, runtime, limits=settings.limits))
+
+
+def bind_port(make: Callable[[], Server]) -> Server:
+    """The server that `make` makes; raises as `bind`."""
     try:
-        return Server(settings.server, runtime, limits=settings.limits)
+        return make()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise
@@ -124,38 +148,56 @@ async def start_serving(role: Role, server: Server, announce: Callable[[str], No
     announce(server.listen)
 
 
-async def run_role(role: Role, server: Server, stop: StopRequest, grace_ms: int) -> None:
+async def run_role(role: Life, server: Server, stop: StopRequest, grace_ms: int) -> None:
     """Serve until the end, whichever it is; raises what has ended the role."""
-    failure: Exception | None = None
-    async with asyncio.TaskGroup() as tasks:
-        watching = (
-            tasks.create_task(_end_when_asked(role, server, stop, grace_ms)),
-            tasks.create_task(_refuse_when_stopped(role, server)),
-        )
-        try:
-            await role.run()
-        except Exception as error:  # noqa: BLE001 - raised below, when the calls have been answered
-            failure = error
-            for task in watching:
-                task.cancel()
-    if failure is not None:
-        await server.refuse(_refusal(failure))
-        await server.drain(FAILED_GRACE_MS)
+    failure = await role_to_its_end(role, server, stop, grace_ms, asked_to_stop)
     await server.stop()
     if failure is not None:
         raise failure
     await role.leave()
 
 
-async def _end_when_asked(role: Role, server: Server, stop: StopRequest, grace_ms: int) -> None:
-    await stop.asked.wait()
-    await server.refuse(Stopping("this server is shutting down: nothing was applied"))
+def asked_to_stop() -> Stopping:
+    """What calls are told that come after a request to stop."""
+    return Stopping("this server is shutting down: nothing was applied")
+
+
+async def role_to_its_end(
+    role: Life, server: Server, ending: Ending, grace_ms: int, refusal: Callable[[], Stopping]
+) -> Exception | None:
+    """Serve until nothing is accepted any more, and all is answered that was; what has failed.
+
+    Calls that come after `ending` was asked for are told the `refusal`. The server still listens.
+    """
+    failure: Exception | None = None
+    async with asyncio.TaskGroup() as tasks:
+        watching = (
+            tasks.create_task(_end_when_asked(role, server, ending, grace_ms, refusal)),
+            tasks.create_task(_refuse_when_stopped(role, server)),
+        )
+        try:
+            await role.run()
+        except Exception as error:  # noqa: BLE001 - returned, when the calls have been answered
+            failure = error
+            for task in watching:
+                task.cancel()
+    if failure is not None:
+        await server.refuse(_refusal(failure))
+        await server.drain(FAILED_GRACE_MS)
+    return failure
+
+
+async def _end_when_asked(
+    role: Life, server: Server, ending: Ending, grace_ms: int, refusal: Callable[[], Stopping]
+) -> None:
+    await ending.asked.wait()
+    await server.refuse(refusal())
     role.close()  # a writer uploads at once what is queued, which answers the calls that wait
     if not await server.drain(grace_ms):
         _log.warning("calls are cut off", shutdown_grace_ms=grace_ms)
 
 
-async def _refuse_when_stopped(role: Role, server: Server) -> None:
+async def _refuse_when_stopped(role: Life, server: Server) -> None:
     """Whoever watches the health hears at once; uploads in flight may take a while to end."""
     failure = await role.ended()
     if failure is not None:

@@ -20,13 +20,15 @@ from shalekv.settings import ServeSettings
 _HELP = """Serve a database to gRPC clients, as its one writer.
 
 Opening takes over from a writer that serves the same database elsewhere: that one is fenced,
-which is safe, and ends with exit code 4.
+which is safe, and ends with exit code 4. With --elect the server stands by until a lease lets it
+try, and stands by again when it has lost the lease or the database.
 
 \b
 Examples:
   shalekv serve --create --url file:///var/lib/shalekv
   shalekv serve --config shalekv.toml --log-format json
   SHALEKV_DATABASE__URL=file:///var/lib/shalekv shalekv serve --listen 127.0.0.1:0
+  shalekv serve --url s3://bucket/db --elect bucket
 
 \b
 Each setting is taken from the first of these that has it:

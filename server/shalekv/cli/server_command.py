@@ -14,11 +14,18 @@ from shalekv.cli.configuration import load_settings
 from shalekv.cli.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.logs import configure_logs
 from shalekv.errors import InvalidSetting, ShaleError
-from shalekv.settings import LogFormat, ReadSettings, ServerSettings, ServeSettings
+from shalekv.settings import (
+    EndpointSettings,
+    LogFormat,
+    ReadSettings,
+    SafekeepSettings,
+    ServeSettings,
+)
 from shalekv.settings.budget import with_memory_shares
 
 ServingT = TypeVar("ServingT", ServeSettings, ReadSettings)
-Serve = Callable[[ServingT, Callable[[str], None]], Coroutine[Any, Any, None]]
+ListeningT = TypeVar("ListeningT", ServeSettings, ReadSettings, SafekeepSettings)
+Serve = Callable[[ListeningT, Callable[[str], None]], Coroutine[Any, Any, None]]
 
 
 def serving_settings(flags: dict[str, Any], config: Path | None, model: type[ServingT]) -> ServingT:
@@ -29,12 +36,12 @@ def serving_settings(flags: dict[str, Any], config: Path | None, model: type[Ser
     except ValueError as error:
         message = f"--{error}".replace("memory_bytes", "memory-bytes", 1)
         raise InvalidSetting(message) from None
-    _refuse_exposure(settings.server)
+    refuse_exposure(settings.server)
     return settings
 
 
 def run_server(
-    settings: ServingT, serve: Serve[ServingT], greet: Callable[[str], None]
+    settings: ListeningT, serve: Serve[ListeningT], greet: Callable[[str], None]
 ) -> ExitCode:
     """Run `serve` to its end, however it ends; `greet` is told the HOST:PORT on a terminal."""
     configure_logs(settings.server.log_format, settings.server.log_level)
@@ -62,7 +69,8 @@ def run_server(
     return ExitCode.OK
 
 
-def _refuse_exposure(settings: ServerSettings) -> None:
+def refuse_exposure(settings: EndpointSettings) -> None:
+    """Raise `InvalidSetting` when the network could reach the port and nobody has allowed it."""
     host = settings.listen.rpartition(":")[0].strip("[]")
     if settings.insecure or _is_loopback(host):
         return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
-from shalekv_client import CallStatus, Status
+from shalekv_client import CallStatus, QuorumStatus, Status
 
 _US_PER_MS = 1_000.0
+_IN_ROWS = ("members", "archiver_id")  # of a quorum
 
 
 def print_heading(text: str) -> None:
@@ -18,6 +19,8 @@ def print_process(status: Status) -> None:
     if status.reader is not None:
         print_heading("Following the writer")
         print_record(Format.TABLE, record_of(status.reader))
+    if status.quorum is not None:
+        _print_quorum(status.quorum)
     if status.watches is not None and (status.watches.watches or status.watches.cut):
         print_heading("Watches")
         print_record(Format.TABLE, record_of(status.watches))
@@ -25,6 +28,25 @@ def print_process(status: Status) -> None:
         print_heading("Calls since the start")
         columns = ("method", "calls", "failures", "mean_ms", "p50_ms", "p99_ms")
         print_rows(Format.TABLE, columns, map(_call_row, status.calls))
+
+
+def _print_quorum(quorum: QuorumStatus) -> None:
+    print_heading("Safekeepers")
+    parts = {name: value for name, value in record_of(quorum).items() if name not in _IN_ROWS}
+    print_record(Format.TABLE, {**parts, "archiver": quorum.archiver})
+    columns = ("member", "follows", "flushed_lsn", "archived_wal_id", "full", "problem")
+    rows = [
+        (
+            each.address + (" (to be)" if each.is_next else ""),
+            "yes" if each.is_connected else "no",
+            each.flushed_lsn,
+            "" if each.archived_wal_id is None else each.archived_wal_id,
+            "yes" if each.is_full else "no",
+            each.problem,
+        )
+        for each in quorum.members
+    ]
+    print_rows(Format.TABLE, columns, rows)
 
 
 def _call_row(call: CallStatus) -> tuple[str, int, int, str, str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
 from shalekv.cli.status_process import print_heading, print_process
 from shalekv.core.wording import counted
-from shalekv_client import CacheStatus, LevelsStatus, ReadStatus, Status
+from shalekv_client import CacheStatus, LevelsStatus, QuorumStatus, ReadStatus, Status
 
 # From here on a figure deserves a remark.
 NEARLY_FULL = 0.75  # of a bound
@@ -68,6 +68,8 @@ def remarks_on(status: Status) -> Iterator[str]:
             f"{writer.queued_bytes:,} of {writer.queued_bytes_max:,} bytes wait for the object "
             "store: past the bound writes wait, too"
         )
+    if status.quorum is not None:
+        yield from _quorum_remarks(status.quorum)
     if status.levels is not None:
         yield from _levels_remarks(status.levels)
     if status.reads is not None:
@@ -78,6 +80,17 @@ def remarks_on(status: Status) -> Iterator[str]:
     pinned = max((each.pinned_alone_bytes or 0 for each in status.snapshots), default=0)
     if status.levels is not None and pinned > status.levels.bytes:
         yield f"one snapshot alone keeps {pinned:,} bytes, more than the levels have"
+
+
+def _quorum_remarks(quorum: QuorumStatus) -> Iterator[str]:
+    if quorum.problem:
+        yield f"writes are refused: {quorum.problem}"
+    away = [each.address for each in quorum.members if not each.is_connected]
+    if away:
+        yield (
+            f"{', '.join(away)} do not follow: one more may be too many. Start them again, or put "
+            "others in their place (`shalekv safekeeper replace`)"
+        )
 
 
 def _levels_remarks(levels: LevelsStatus) -> Iterator[str]:

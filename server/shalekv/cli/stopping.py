@@ -18,13 +18,39 @@ SIGNALLED = 128  # a process that a signal ends has this plus its number as exit
 _log = structlog.get_logger(__name__)
 
 
-class StopRequest:
-    """Turns SIGINT and SIGTERM into `asked` while it is entered; needs a running loop."""
+class Ending:
+    """A request that something ends in order, which interrupts what can be left at any moment."""
 
     def __init__(self) -> None:
         """Nobody has asked yet."""
         self.asked = asyncio.Event()
-        self._opening: asyncio.Task[object] | None = None
+        self._interrupted: asyncio.Task[object] | None = None
+
+    def ask(self) -> None:
+        """It shall end."""
+        self.asked.set()
+        if self._interrupted is not None:
+            self._interrupted.cancel()
+
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """What is awaited inside is cancelled by `ask`, now or before, and nothing is raised."""
+        task = asyncio.current_task()
+        self._interrupted = task
+        if task is not None and self.asked.is_set():
+            task.cancel()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task is None or not self.asked.is_set():
+                raise
+            task.uncancel()
+        finally:
+            self._interrupted = None
+
+
+class StopRequest(Ending):
+    """Turns SIGINT and SIGTERM into `asked` while it is entered; needs a running loop."""
 
     def __enter__(self) -> Self:
         """Listen for the signals."""
@@ -44,25 +70,9 @@ class StopRequest:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
 
-    @contextmanager
-    def interrupts(self) -> Iterator[None]:
-        """What is awaited inside is cancelled by a request to stop, and nothing is raised."""
-        task = asyncio.current_task()
-        self._opening = task
-        try:
-            yield
-        except asyncio.CancelledError:
-            if task is None or not self.asked.is_set():
-                raise
-            task.uncancel()
-        finally:
-            self._opening = None
-
     def _on_signal(self, number: signal.Signals) -> None:
         if self.asked.is_set():
             _log.warning("stopped at once by a second signal", signal=number.name)
             os._exit(SIGNALLED + number)
         _log.info("asked to stop", signal=number.name)
-        self.asked.set()
-        if self._opening is not None:
-            self._opening.cancel()
+        self.ask()

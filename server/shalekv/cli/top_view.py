@@ -103,6 +103,9 @@ def _add_reader(
     table.add_row("gaps", f"{after.gaps:,}, {time(after.gap_ms * US_PER_MS)} in all")
     table.add_row("snapshots lost", f"{after.snapshots_lost:,}")
     table.add_row("writer", Text(after.writer_address or "-"))
+    if after.tails:
+        tail = f"{after.tail_address or '-'}, {after.tails:,} begun"
+        table.add_row("tail of safekeeper", Text(tail))
 
 
 def _levels(status: Status) -> Table | None:

@@ -23,6 +23,7 @@ it is.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ OPERATIONS = (
 )
 _PARTS = ("comparisons", "operations", "operations of the else branch")
 _OPERATION_WORDS = frozenset(operation.split()[0] for operation in OPERATIONS)
+_FIRST_WORD = re.compile(r"[^ \t\r]+")  # other white space separates no words
 _NESTED = frozenset("txn if then else otherwise".split())
 
 
@@ -132,7 +134,7 @@ def _parts(text: str) -> list[list[tuple[str, str]]]:
         elif parts[-1] or (len(parts) > 1 and not is_commented):
             parts.append([])
         is_commented = False
-    if parts[0] and parts[0][0][1].split()[0] in _OPERATION_WORDS:
+    if parts[0] and _FIRST_WORD.findall(parts[0][0][1])[0] in _OPERATION_WORDS:
         parts.insert(0, [])
     return parts
 

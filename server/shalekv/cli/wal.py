@@ -21,6 +21,7 @@ from shalekv.cli.output import (
     printing,
 )
 from shalekv.core.entry import Entry
+from shalekv.core.manifest import WalMode
 from shalekv.engine.wal import list_wal
 from shalekv.errors import CorruptObject, IllegalState, ShaleError, StoreError
 from shalekv.format.footer import Footer
@@ -124,9 +125,15 @@ def wal(
         with printing():
             _print_entries(entries, encoding, output_format)
         return
-    found = read_store(url, _objects(first_id))
+    found, is_archive = read_store(url, _objects(first_id))
     with printing():
         print_rows(output_format, LIST_COLUMNS, (wal_object.row() for wal_object in found))
+    if is_archive:
+        click.echo(
+            "This is the archive: what safekeepers have committed since is in their logs alone. "
+            "See `shalekv safekeeper status`.",
+            err=True,
+        )
     problems = [wal_object.problem for wal_object in found if wal_object.problem]
     if problems:
         # In full: a table cuts its cells, and other formats are read by programs.
@@ -144,8 +151,10 @@ def _entries(wal_id: int) -> Callable[[CasStore], Awaitable[list[Entry]]]:
     return read
 
 
-def _objects(first_id: int) -> Callable[[CasStore], Awaitable[list[WalObject]]]:
-    async def read(store: CasStore) -> list[WalObject]:
+def _objects(first_id: int) -> Callable[[CasStore], Awaitable[tuple[list[WalObject], bool]]]:
+    """The objects from this one on, and whether safekeepers may have more."""
+
+    async def read(store: CasStore) -> tuple[list[WalObject], bool]:
         start_after = wal_name(first_id - 1) if first_id else ""
         listed = []
         async for info in store.reads.list(WAL_FOLDER, start_after=start_after):
@@ -163,9 +172,17 @@ def _objects(first_id: int) -> Callable[[CasStore], Awaitable[list[WalObject]]]:
         missing = await _missing(store)
         if missing is not None and missing.wal_id >= first_id:
             found.append(missing)
-        return sorted(found, key=lambda wal_object: wal_object.wal_id)
+        return sorted(found, key=lambda wal_object: wal_object.wal_id), await _is_archive(store)
 
     return read
+
+
+async def _is_archive(store: CasStore) -> bool:
+    """Whether the log is in safekeepers first."""
+    try:
+        return (await StoredManifest(store).refresh()).wal_mode is WalMode.QUORUM
+    except CorruptObject:  # `shalekv manifest` tells
+        return False
 
 
 async def _missing(store: CasStore) -> WalObject | None:

@@ -45,11 +45,11 @@ class Receipt:
     record: Entry | None = None  # that was written for its idempotency key
 
 
-def outcome_unknown() -> OutcomeUnknown:
-    """What is told of a commit that was sent, and of which nobody knows more."""
+def outcome_unknown(who: str) -> OutcomeUnknown:
+    """What is told of a commit that was sent to `who`, and of which nobody knows more."""
     return OutcomeUnknown(
-        "the writer stopped while the object store had not answered: the write may be applied or "
-        "not. Read the key to find out, or write it again"
+        f"the writer stopped while {who} had not answered: the write may be applied or not. Read "
+        "the key to find out, or write it again"
     )
 
 
@@ -249,13 +249,19 @@ class WalContents(NamedTuple):
 
 
 class Group:
-    """The commits of one WAL object."""
+    """The commits that go into the log together: a WAL object, or a part of one."""
 
-    __slots__ = ("commits", "landed", "load", "max_seq", "run", "size_bytes", "wal_id")
+    __slots__ = ("commits", "landed", "load", "max_seq", "position", "run", "size_bytes", "wal_id")
 
-    def __init__(self, wal_id: int, commits: Sequence[Commit]) -> None:
-        """REQUIRES: `commits` in the order of their sequence numbers, one of them writes."""
+    def __init__(
+        self, wal_id: int, commits: Sequence[Commit], *, position: int | None = None
+    ) -> None:
+        """`position` is its place among all groups; None: it is alone in its object.
+
+        REQUIRES: `commits` in the order of their sequence numbers, one of them writes.
+        """
         self.wal_id = wal_id
+        self.position = wal_id if position is None else position
         self.commits = commits
         self.size_bytes = sum(commit.size_bytes for commit in commits)
         # What writes nothing has a number, too, but no reader of the WAL would ever see it.

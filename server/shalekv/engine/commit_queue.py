@@ -25,12 +25,17 @@ class CommitQueue:
     def __iter__(self) -> Iterator[Commit]:
         return iter(self._commits)
 
-    @property
-    def rests_on_state(self) -> bool:
-        """Whether the front has to wait until all before it is durable."""
+    def has_to_wait(self, *, is_ordered: bool) -> bool:
+        """Whether the front has to wait until all before it is durable.
+
+        `is_ordered`: nothing lands without what was taken before it. Even then a load waits, since
+        it stands above all that memory holds, and what writes nothing is only to be answered.
+        """
         if not self._commits:
             return False
         front = self._commits[0]
+        if is_ordered and front.load is None:
+            return not front.writes
         return front.rests_on_state or not front.writes
 
     def append(self, commit: Commit) -> None:

@@ -5,6 +5,9 @@
      not there |  wait: `poll_interval_ms`, longer while nothing happens, less when a read asks
          +--+
 
+Where safekeepers hold the log, its end comes from them, and the bucket is asked only while that
+does not work (`engine.tailing`). Each look asks the safekeepers then how new that is.
+
 An answer counts only if nothing can have been deleted when it was given: the own snapshot cannot
 have expired, or stands in a manifest that was listed after the answer. Without a snapshot, that
 manifest has compacted nothing from the slot on. Otherwise the tree of that manifest holds more than
@@ -15,16 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from shalekv.core.idle_poll import IdlePoll
+from shalekv.core.manifest import WalMode
+from shalekv.engine.applying import Applying
 from shalekv.engine.looks import Looks
 from shalekv.engine.memtable import Memtable
-from shalekv.engine.progress import Progress
 from shalekv.engine.replay import read_slot
+from shalekv.engine.store_time import StoreTime
+from shalekv.engine.tailing import Tailing
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.wal import list_wal
 from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError, StoreError
@@ -60,25 +66,19 @@ class Follower:
         stored: StoredManifest,
         levels: TreeKeeper,
         memtable: Memtable,
-        progress: Progress,
+        applying: Applying,
         settings: ReaderSettings,
-        *,
-        apply: Callable[[Sst], None],
-        may_leave_gaps: Callable[[], bool],
     ) -> None:
-        """`apply` applies the next object.
-
-        `may_leave_gaps` tells whether the writer may have several objects in flight.
-        """
+        """Whatever is found is for `applying`, into `memtable`."""
         self._store = store
         self._clock = store.runtime.clock
         self._stored = stored
         self._levels = levels
         self._memtable = memtable
-        self._progress = progress
+        self._applying = applying
         self._settings = settings
-        self._apply = apply
-        self._may_leave_gaps = may_leave_gaps
+        self._store_time = StoreTime(store, settings.manifest_interval_ms)
+        self.tailing: Tailing | None = None  # to be set by who can reach safekeepers
         self._poll = IdlePoll(
             settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_LOOKS
         )
@@ -96,8 +96,7 @@ class Follower:
     @property
     def next_wal_id(self) -> int:
         """The slot that comes next."""
-        last = self._progress.wal_id
-        return 0 if last is None else last + 1
+        return self._applying.position.next_wal_id
 
     @property
     def interval_ms(self) -> float:
@@ -117,6 +116,20 @@ class Follower:
         return self.counts.gap_ms + now_ms
 
     @property
+    def may_leave_gaps(self) -> bool:
+        """Whether the writer may have several objects in flight, or is not known yet."""
+        manifest = self._stored.current
+        if manifest.wal_mode is WalMode.QUORUM:
+            return False  # objects are archived in their order
+        width = max(manifest.max_parallel_writes, manifest.fence_width)
+        return width > 1 or self._applying.epoch > manifest.writer_epoch
+
+    @property
+    def is_told(self) -> bool:
+        """Whether all that is committed comes by itself: no look makes it come sooner."""
+        return self.tailing is not None and self.tailing.is_live
+
+    @property
     def staleness_ms(self) -> int:
         """Everything that was acknowledged so long ago has been applied."""
         return math.ceil(self._clock.monotonic_ms() - self._fresh_at_ms)
@@ -124,6 +137,21 @@ class Follower:
     def is_fresh(self, at_ms: float) -> None:
         """Everything that was acknowledged before this moment of lapsed time is applied."""
         self._fresh_at_ms = max(self._fresh_at_ms, at_ms)
+
+    async def saw_end(self, asked_ms: float) -> None:
+        """All objects are applied that were in the store at this moment of lapsed time.
+
+        Where safekeepers have what came after, the last of them tells its age: all is applied that
+        was acknowledged before its last commit, by the clock of the store.
+        """
+        if self._applying.epoch > self._stored.current.writer_epoch:
+            await self._stored.refresh()  # a new writer may hold the log at another place
+        if self._stored.current.wal_mode is WalMode.OBJECT_STORE:
+            self.is_fresh(asked_ms)
+            return
+        if self._applying.written_ms:
+            at_ms = await self._store_time.lapsed_ms(self._applying.written_ms)
+            self.is_fresh(min(asked_ms, at_ms))
 
     async def look(self) -> None:
         """Look for news; return when a look that began after this call has ended."""
@@ -143,8 +171,9 @@ class Follower:
         try:
             while True:
                 await self._wait_for_turn()
+                is_wanted = self._looks.is_wanted
                 self._looks.begin()
-                await self._look_once()
+                await self._look_once(is_wanted=is_wanted)
                 self._looks.answer()
         finally:
             self._looks.end()
@@ -166,9 +195,12 @@ class Follower:
         """Until so much has passed since the last look began."""
         return max(self._last_look_ms + interval_ms - self._clock.monotonic_ms(), 0)
 
-    async def _look_once(self) -> None:
+    async def _look_once(self, *, is_wanted: bool) -> None:
         try:
-            await self._apply_all()
+            if self.tailing is not None and self.tailing.is_live:
+                await self.tailing.confirm(is_wanted=is_wanted)
+            else:
+                await self._apply_all()
         except CorruptObject as error:
             self._corrupt_looks += 1
             log.warning("a WAL object is damaged", problem=str(error), looks=self._corrupt_looks)
@@ -183,14 +215,14 @@ class Follower:
                 log.info("the object store answers again")
             self.is_cut_off = False
             self._corrupt_looks = 0
-        self._poll.look(self._progress.wal_id)
+        self._poll.look(self._applying.seq)
         self._end_gap()
 
     async def _apply_all(self) -> None:
         """Apply everything that is there."""
         count = 1
         while True:
-            if self._is_full():
+            if self.has_no_room():
                 await self._make_room()
                 return
             asked_ms = self._clock.monotonic_ms()
@@ -200,20 +232,21 @@ class Follower:
                 continue
             for each in found:
                 if each.index.blocks_of(Section.CONTROL):
-                    await self._protect_load()
-                self._apply(each)
+                    await self.protect_load()
+                self._applying.apply_object(each)
                 await self._store.runtime.clock.sleep_ms(0)
             await self._memtable.merge_runs(self._clock)
             self.counts.applied += len(found)
             if is_end and self.next_wal_id == first + len(found):
                 self.counts.empty_looks += not found
                 if not await self._is_gap():
-                    self.is_fresh(asked_ms)
+                    await self.saw_end(asked_ms)
                 return
             count = min(2 * count, self._settings.reader_parallel_reads) if found else 1
 
-    def _is_full(self) -> bool:
-        used_bytes = self._memtable.size_bytes + self._memtable.held_bytes
+    def has_no_room(self) -> bool:
+        """Whether memory is full: nothing more is applied before some of it is compacted."""
+        used_bytes = self._applying.memory_bytes
         is_full = used_bytes >= self._settings.reader_memtable_bytes_max
         if is_full and not self.is_full:
             log.warning("memory is full: waiting for the compactor", used_bytes=used_bytes)
@@ -273,7 +306,7 @@ class Follower:
         await levels.move()
         return False
 
-    async def _protect_load(self) -> None:
+    async def protect_load(self) -> None:
         """The next object commits a load: protect its files before they are read.
 
         A manifest that is read now names them: as a pending load, or in levels that contain the
@@ -285,7 +318,7 @@ class Follower:
     async def _is_gap(self) -> bool:
         """Nothing stands in the next slot: whether anything may be acknowledged behind it."""
         self._end_gap()
-        if not self._may_leave_gaps():
+        if not self.may_leave_gaps:
             return False
         folder = await list_wal(self._store, self.next_wal_id)
         if not folder.filled:

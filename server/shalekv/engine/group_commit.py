@@ -8,8 +8,13 @@ transactions are decided again; the slot belongs to a newer writer, so this one 
 state is illegal. Uploads are never cancelled by their callers, and a commit is settled exactly
 once.
 
+With a quorum a group is a record that a majority gets, several in one object. They land in their
+order, and none is displaced. While no majority answers nothing more is accepted; what had been goes
+on, without those who waited for it (`Patience`).
+
 A transaction is decided when it is submitted, by the newest state in memory. Since it rests on
-commits that are not durable yet, it is not uploaded, or answered, before they are.
+commits that are not durable yet, it is not uploaded, or answered, before they are; with a quorum
+the order of the log sees to that.
 """
 
 from __future__ import annotations
@@ -29,11 +34,13 @@ from shalekv.engine.admission import Admission
 from shalekv.engine.below import NOTHING_BELOW, Below
 from shalekv.engine.commit import Claim, Commit, Group, Receipt, Settled, outcome_unknown
 from shalekv.engine.commit_queue import CommitQueue
+from shalekv.engine.lost_writes import report_lost
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.overlay import Overlay
+from shalekv.engine.patience import Patience
 from shalekv.engine.prefix import Prefix
-from shalekv.engine.wal import WalSlots
-from shalekv.errors import ShaleError, Stopping
+from shalekv.engine.slots import LogSlots
+from shalekv.errors import OutcomeUnknown, ShaleError, Stopping
 
 log = structlog.get_logger()
 
@@ -44,7 +51,7 @@ class GroupCommit:
     def __init__(
         self,
         *,
-        slots: WalSlots,
+        slots: LogSlots,
         memtable: Memtable,
         admission: Admission,
         prefix: Prefix,
@@ -68,7 +75,8 @@ class GroupCommit:
         self._loaded = asyncio.Event()  # there are none
         self._loaded.set()
         self._queue = CommitQueue()
-        self._in_flight: dict[int, Group] = {}  # by slot, in slot order
+        self._in_flight: dict[int, Group] = {}  # by position, in their order
+        self._next_position = 0
         self._last_flush_ms: float | None = None
         self._wake = asyncio.Event()
         self._stopped_by: ShaleError | None = None
@@ -76,26 +84,38 @@ class GroupCommit:
         self.ended = asyncio.Event()  # nothing more is accepted
         self.overlay = Overlay(memtable)
         self.next_seq = next_seq
-        self.next_wal_id = prefix.next_wal_id
+        self.next_wal_id = prefix.next_wal_id  # after the last object that a group went into
+        slots.begin(self.next_wal_id)
+        self.patience = Patience()  # those who wait for commits
+        slots.on_unavailable = self.patience.lose
         self.land_load: Callable[[CommittedLoad], None] = lambda _: None  # to be set by its owner
         self.landed: Callable[[Group], None] = lambda _: None  # the same: the memtable has it
         self.objects_written = 0
+        self._last_wal_id: int | None = None  # that something has landed in
         self.commits_landed = 0
 
     @property
     def _window(self) -> int:
-        """Slots from the first that is not settled to the last that was taken.
+        """Positions from the first that is not settled to the last that was taken.
 
-        No more than k of them may there be, not only k uploads: an opener that finds a gap knows
-        by this how far behind it an object can be, and one slow upload cannot make the log that
-        landed behind it grow without bound.
+        No more than k of them may there be, not only k uploads: so an opener that finds a gap knows
+        how far behind it an object can be, and what has landed behind it is bounded.
         """
-        return self.next_wal_id - min(self._in_flight, default=self.next_wal_id)
+        return self._next_position - min(self._in_flight, default=self._next_position)
 
     @property
     def objects_in_flight(self) -> int:
-        """WAL objects in flight, those with an unknown outcome included."""
+        """Groups in flight, those with an unknown outcome included."""
         return len(self._in_flight)
+
+    @property
+    def is_quorum(self) -> bool:
+        """Whether a majority of safekeepers makes a commit durable."""
+        return self._slots.is_quorum
+
+    def check_available(self) -> None:
+        """Raise `QuorumUnavailable` or `LogFull` while nothing can become durable."""
+        self._slots.check_available()
 
     @property
     def stopped_by(self) -> ShaleError | None:
@@ -108,9 +128,8 @@ class GroupCommit:
         """Order a commit behind all others; `settle` tells what became of it.
 
         REQUIRES: there is a change, since an object without any is a fence; each key stands once;
-        and the bytes (with a claim, of its record too) were admitted, which are the log's to
-        release from here on. Raises what
-        stopped the log.
+        and the bytes (with a claim, of its record too) were admitted: the log releases them. Raises
+        what stopped the log, and as `check_available`.
         """
         return self._enqueue(Commit(changes, self.next_seq, settle, claim=claim))
 
@@ -125,9 +144,8 @@ class GroupCommit:
     ) -> Commit:
         """Order a transaction behind all commits so far, as `submit`.
 
-        `size_bytes`, and those of a record, were admitted for it; `below` is what the levels say
-        of its needs, by the current tree. `settle` is called when all that it rests on is durable:
-        with a receipt, or with its refusal.
+        `size_bytes`, and those of a record, were admitted; `below` is what the current tree says of
+        its needs. `settle` gets a receipt or its refusal, when all that it rests on is durable.
         """
         commit = Commit.of(
             transaction, self.next_seq, settle, size_bytes=size_bytes, below=below, claim=claim
@@ -141,9 +159,9 @@ class GroupCommit:
     ) -> Commit:
         """Order a load of ready-made SSTs behind all commits so far, as `submit`.
 
-        It is alone in its object, and its object alone in flight. When that is durable, the load is
-        given to `land_load` before anybody is told. What `transact` would order behind a load that
-        is not durable must wait for it (`wait_loaded`): memory does not have what is in it.
+        It is alone in its object and in flight. When it is durable, it is given to `land_load`
+        before anybody is told. What `transact` would order behind it must wait for that
+        (`wait_loaded`): memory does not have what is in it.
 
         REQUIRES: the load is pending in the manifest, all its files are durable.
         """
@@ -164,7 +182,7 @@ class GroupCommit:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load was submitted and is not durable: memory does not hold all commits."""
+        """Whether a load is on its way: memory does not hold all commits."""
         return self._loading_count > 0
 
     async def wait_loaded(self) -> None:
@@ -172,9 +190,13 @@ class GroupCommit:
         await self._loaded.wait()
 
     def _enqueue(self, commit: Commit) -> Commit:
-        if self._stopped_by is not None:
+        try:
+            if self._stopped_by is not None:
+                raise self._stopped_by.with_traceback(None)  # or it would grow with each call
+            self._slots.check_available()
+        except ShaleError:
             self._admission.release(commit.size_bytes)
-            raise self._stopped_by.with_traceback(None)  # or it would grow with each call
+            raise
         self.next_seq += 1
         had_enough = self._has_enough
         self._queue.append(commit)
@@ -199,9 +221,8 @@ class GroupCommit:
         try:
             async with asyncio.TaskGroup() as uploads:
                 while await self._wait_until_due():
-                    # No name for the group here: it would live, and what it rests on, until the
-                    # next one comes.
-                    name = f"upload wal {self.next_wal_id}"
+                    # No name for the group: it would live, and what it rests on, until the next.
+                    name = f"upload group {self._next_position}"
                     uploads.create_task(self._upload(self._take_group()), name=name)
         finally:
             self.end()
@@ -237,7 +258,7 @@ class GroupCommit:
             )
         for group in self._in_flight.values():
             for commit in group.commits:
-                self._fail(commit, outcome_unknown())
+                self._fail(commit, self._unknown())
         self._in_flight.clear()
 
     def _refuse(self, error: ShaleError) -> None:
@@ -267,7 +288,7 @@ class GroupCommit:
                 continue
 
     def _delay_ms(self) -> float | None:
-        if self._queue.rests_on_state and self._in_flight:
+        if self._in_flight and self._queue.has_to_wait(is_ordered=self.is_quorum):
             return None
         if any(group.load for group in self._in_flight.values()):
             return None  # what is newer than the load must not land before it
@@ -281,10 +302,14 @@ class GroupCommit:
 
     def _take_group(self) -> Group:
         """The front of the queue, in the next slot."""
-        taken = self._queue.take(self._policy.flush_bytes, is_alone=not self._in_flight)
-        group = Group(self.next_wal_id, taken)
-        self.next_wal_id += 1
-        self._in_flight[group.wal_id] = group
+        is_alone = self.is_quorum or not self._in_flight
+        taken = self._queue.take(self._policy.flush_bytes, is_alone=is_alone)
+        size_bytes = sum(commit.size_bytes for commit in taken)
+        wal_id = self._slots.take(size_bytes, is_load=taken[0].load is not None)
+        group = Group(wal_id, taken, position=self._next_position)
+        self.next_wal_id = wal_id + 1
+        self._next_position += 1
+        self._in_flight[group.position] = group
         self._prefix.add(group)
         self._last_flush_ms = self._clock.monotonic_ms()
         return group
@@ -292,11 +317,13 @@ class GroupCommit:
     async def _upload(self, group: Group) -> None:
         """Bring one group to its end. Stops the log, and returns, on errors of the protocol."""
         try:
-            occupant = await self._slots.create(group.wal_id, group.contents())
+            occupant = await self._slots.create(
+                group.wal_id, group.contents(), position=group.position
+            )
         except ShaleError as error:  # a broken disk, a corrupt object in the slot
             self._end(group)
             self.stop(error)
-            self._fail_group(group, outcome_unknown())
+            self._fail_group(group, self._unknown())
             return
         self._end(group)
         own = self._slots.own
@@ -312,7 +339,7 @@ class GroupCommit:
 
     def _end(self, group: Group) -> None:
         """The upload has ended, somehow: another may begin."""
-        del self._in_flight[group.wal_id]
+        del self._in_flight[group.position]
         self._wake.set()
 
     def _land(self, group: Group) -> None:
@@ -322,7 +349,8 @@ class GroupCommit:
         self._prefix.settle(group, landed=True)
         if group.load is not None:
             self.land_load(group.load)
-        self.objects_written += 1
+        self.objects_written += group.wal_id != self._last_wal_id
+        self._last_wal_id = group.wal_id
         view_seq = group.commits[0].seq  # the first writes, or it had been answered already
         for commit in group.commits:
             self.overlay.remove(commit)
@@ -348,10 +376,14 @@ class GroupCommit:
         in_flight = self._in_flight.values()
         self.overlay.rebuild(commit for group in in_flight for commit in group.commits)
         for commit in self._queue:
-            commit.decide(
-                self._state(self.overlay, commit.below)
-            )  # what was in flight behind the slot comes before it now
+            # What was in flight behind the slot comes before it now.
+            commit.decide(self._state(self.overlay, commit.below))
             self.overlay.add(commit)
+
+    def _unknown(self) -> OutcomeUnknown:
+        return outcome_unknown(
+            "a majority of the safekeepers" if self.is_quorum else "the object store"
+        )
 
     def _fail_group(self, group: Group, error: ShaleError) -> None:
         """A group will not be acknowledged."""
@@ -361,17 +393,7 @@ class GroupCommit:
 
     def _fail(self, commit: Commit, error: ShaleError) -> None:
         """Report a commit that was accepted and is lost."""
-        if commit.writes:
-            first = (*commit.entries[:1], *commit.range_tombstones[:1])
-            log.error(
-                "write lost",
-                reason=error.reason,
-                seq=commit.seq,
-                keys=len(commit.entries),
-                range_deletes=len(commit.range_tombstones),
-                first_key=repr(first[0].key[:64]) if first else "",
-                load_id=commit.load.load_id if commit.load else "",
-            )
+        report_lost(commit, error)
         self.overlay.remove(commit)
         self._admission.release(commit.size_bytes)
         commit.end(error)

@@ -20,7 +20,6 @@ from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.origin_pins import check_pins
 from shalekv.engine.progress import Progress
-from shalekv.engine.recover import check_openable
 from shalekv.engine.replay import read_slot
 from shalekv.engine.snapshots import Snapshots
 from shalekv.engine.tree_keeper import NO_SNAPSHOT
@@ -46,6 +45,7 @@ class Joined:
     last_wal_id: int | None  # the last object that is known to be there
     epoch: int
     logical_time_ms: int
+    written_ms: int  # logical time of the last object that is in the tree; 0: not known
 
 
 async def join(
@@ -59,7 +59,7 @@ async def join(
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
     `StoreError`; nothing protects what was read when it is `ObjectNotFound`: join again.
     """
-    check_openable(await stored.refresh())
+    await stored.refresh()
     began_ms = store.runtime.clock.monotonic_ms()
     snapshots = Snapshots(store, stored)
     if settings.snapshot is SnapshotChoice.OWN:
@@ -76,6 +76,7 @@ async def join(
     tree = await store.runtime.workers.run(Tree.of, manifest)
     ssts = open_ssts(manifest)
     ssts.origins.learn(manifest.origins)
+    epoch, written_ms = await _last_writer(store, manifest, last_wal_id)
     return Joined(
         manifest=stored,
         tree=tree,
@@ -86,20 +87,23 @@ async def join(
         snapshot_ttl_s=ttl_s,
         protected_since_ms=began_ms,
         last_wal_id=last_wal_id,
-        epoch=await _epoch(store, manifest, last_wal_id),
+        epoch=epoch,
         logical_time_ms=manifest.logical_time_ms,
+        written_ms=written_ms,
     )
 
 
-async def _epoch(store: CasStore, manifest: Manifest, last_wal_id: int | None) -> int:
-    """The epoch of the newest object that is compacted, if none comes after it.
+async def _last_writer(
+    store: CasStore, manifest: Manifest, last_wal_id: int | None
+) -> tuple[int, int]:
+    """Epoch and logical time of the newest object that is compacted, if none comes after it.
 
     The collector keeps that object for this (seed 000, "Garbage Collectors").
     """
     c = manifest.wal_id_last_compacted
     if c is None or (last_wal_id is not None and last_wal_id > c):
-        return 0  # the first that is applied will tell
+        return 0, 0  # the first that is applied will tell
     found = await read_slot(store, c, manifest.database_id)
     if isinstance(found, ShaleError):
-        return manifest.writer_epoch  # a restored copy may have no log at all
-    return found.properties.writer_epoch
+        return manifest.writer_epoch, 0  # a restored copy may have no log at all
+    return found.properties.writer_epoch, found.properties.logical_time_ms

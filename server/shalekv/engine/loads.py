@@ -197,7 +197,7 @@ class Loads:
 
         def settle(outcome: Receipt | ShaleError) -> None:
             arrive()
-            if future.done():  # the caller has gone; the load stands all the same
+            if not self._log.patience.end(future):  # the caller has gone; the load stands anyway
                 return
             if isinstance(outcome, Receipt):
                 future.set_result(outcome)
@@ -209,10 +209,12 @@ class Loads:
         except BaseException:
             arrive()
             raise
+        self._log.patience.begin(future)
         receipt = await future
         return Loaded(receipt.seq, receipt.wal_id)
 
     async def _submit_files(self, load_id: str, infos: Sequence[SstInfo], settle: Settled) -> None:
+        self._log.check_available()
         keys_bytes = sum(len(info.first_key) + len(info.last_key) for info in infos)
         size_bytes = COMMIT_OVERHEAD_BYTES + keys_bytes + FILE_BYTES * len(infos)
         await self._wait_for_room()

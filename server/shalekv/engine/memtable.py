@@ -105,6 +105,7 @@ class Memtable:
         self._ahead_bytes = 0
         self._dropped_seq = 0  # of the segments that were dropped
         self._merge_due = asyncio.Event()
+        self._merging = asyncio.Lock()  # of two merges one would drop what has come meanwhile
         self._left: list[LeftRun] = []  # that are no longer here
 
     @property
@@ -278,8 +279,12 @@ class Memtable:
         """Merge runs until no merge is due, letting other tasks run after each slice.
 
         Views that were taken before keep the old runs. Versions that a newer one shadows go, and
-        what range deletes hide.
+        what range deletes hide. Several may call it at the same time: they wait for each other.
         """
+        async with self._merging:
+            await self._merge_runs(clock)
+
+    async def _merge_runs(self, clock: Clock) -> None:
         while (due := next(self._due_merges(), None)) is not None:
             segment, picked = due
             merge = RunMerge(segment.runs[picked], self._tombstones)

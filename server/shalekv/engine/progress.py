@@ -29,12 +29,16 @@ class Progress:
         """Whether nothing has landed behind a gap."""
         return self.landed_seq == self.seq
 
+    def has_whole(self, wal_id: int) -> bool:
+        """Whether all of this object, and of those before it, is in the prefix."""
+        return self.wal_id is not None and self.wal_id >= wal_id
+
     @property
     def waiting_count(self) -> int:
         """Calls that wait for the prefix to grow."""
         return len(self._waiters)
 
-    def advance(self, seq: int, wal_id: int) -> None:
+    def advance(self, seq: int, wal_id: int | None) -> None:
         """All up to this commit and object is shown from now on. Never goes back (I6)."""
         self.seq = max(self.seq, seq)
         self.landed_seq = max(self.landed_seq, self.seq)

@@ -68,6 +68,11 @@ class ReadEngine(Protocol):
         ...
 
     @property
+    def is_told(self) -> bool:
+        """Whether what is committed comes by itself: `catch_up` makes it come no sooner."""
+        ...
+
+    @property
     def snapshots(self) -> SnapshotViews:
         """What snapshots show."""
         ...
@@ -97,6 +102,10 @@ class ReadEngine(Protocol):
 
         Raises `Fenced`, `StoreUnavailable`, and `NotTheWriter` at a replica.
         """
+        ...
+
+    async def archive(self) -> None:
+        """Return when all that is committed here is in the object store."""
         ...
 
     async def catch_up(self) -> None:

@@ -13,15 +13,19 @@ import structlog
 from shalekv.clock import Clock
 from shalekv.core.entry import Entry
 from shalekv.core.tree import Tree
+from shalekv.engine.applying import Applying
+from shalekv.engine.archive_seen import ArchiveSeen
 from shalekv.engine.following import Follower
 from shalekv.engine.joining import Joined
 from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.replay import Replayed, apply_in_order, apply_object
+from shalekv.engine.quorum.links import Links
+from shalekv.engine.replay import Replayed, apply_in_order
 from shalekv.engine.snapshot_views import SnapshotViews
+from shalekv.engine.tailed_replica import TailedReplica
+from shalekv.engine.tailing import Tailing
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
-from shalekv.engine.watching.feed import CommitFeed, Position
-from shalekv.engine.watching.seen_commit import AppliedObject
+from shalekv.engine.watching.feed import CommitFeed
 from shalekv.errors import (
     NotTheWriter,
     ObjectNotFound,
@@ -30,7 +34,6 @@ from shalekv.errors import (
     Stopping,
     StoreError,
 )
-from shalekv.format import names
 from shalekv.format.sst import Sst
 from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.cas import CasStore
@@ -38,6 +41,7 @@ from shalekv.store.cas import CasStore
 log = structlog.get_logger()
 
 MANIFEST_APART_MS = 250  # at least, between two looks at the manifest, whoever asks for them
+UNARCHIVED_PARTS = 16  # of memory, at most, for records whose objects may not be in the store
 HELD_PARTS = 4  # scans may keep a quarter of the memory that is compacted, or they are ended
 
 
@@ -66,15 +70,19 @@ class ReaderEngine:
         joined: Joined,
         settings: ReaderSettings,
         limits: LimitSettings,
+        links: Links | None = None,
     ) -> None:
-        """Nothing after the levels is applied yet."""
+        """Nothing after the levels is applied yet.
+
+        `links` reach the safekeepers that may hold the end of the log; without them what is in the
+        store is all that is seen.
+        """
         self._store = store
         self._clock: Clock = store.runtime.clock
         self._settings = settings
         self.manifest = joined.manifest
         self.memtable = joined.memtable
         self.prefix = joined.progress
-        self.epoch = joined.epoch
         self._ended: ShaleError | None = None
         self._closed = asyncio.Event()
         self._manifest_asked = asyncio.Event()
@@ -86,8 +94,31 @@ class ReaderEngine:
             land_load=lambda load: self.levels.land_load(load, None),
         )
         self.time = ReplicaTime(self._replayed)
-        self.levels = TreeKeeper(
-            store,
+        self.applying = Applying(
+            self._replayed,
+            self.prefix,
+            epoch=joined.epoch,
+            written_ms=joined.written_ms,
+            archived_wal_id=joined.progress.wal_id,
+            unarchived_bytes_max=settings.reader_memtable_bytes_max // UNARCHIVED_PARTS,
+            view=self._view,
+            on_new_writer=self._manifest_asked.set,  # which tells where it is
+        )
+        self._archive = ArchiveSeen(
+            store, joined.manifest, self.applying, interval_ms=settings.poll_interval_ms
+        )
+        self.levels = self._tree_keeper(joined)
+        self.snapshots = SnapshotViews(store, joined.manifest, joined.ssts, limits)
+        self.follower = Follower(
+            store, joined.manifest, self.levels, self.memtable, self.applying, settings
+        )
+        if links is not None:
+            self.follower.tailing = self._tailing(links)
+        self.prefix.on_wait = self.follower.hurry
+
+    def _tree_keeper(self, joined: Joined) -> TreeKeeper:
+        return TreeKeeper(
+            self._store,
             joined.manifest,
             HeldTree(joined.tree, joined.ssts, joined.snapshot_id),
             loads=(),
@@ -96,21 +127,18 @@ class ReaderEngine:
             snapshot_ttl_s=joined.snapshot_ttl_s,
             on_compacted=self._drop_through,
             jump=self._jump,
+            archived=lambda: self.applying.archived_wal_id,
             protected_since_ms=joined.protected_since_ms,
         )
-        self.snapshots = SnapshotViews(store, joined.manifest, joined.ssts, limits)
-        self.feed = CommitFeed(lambda: Position(self.prefix.seq, self.prefix.wal_id))
-        self.follower = Follower(
-            store,
-            joined.manifest,
-            self.levels,
-            self.memtable,
-            self.prefix,
-            settings,
-            apply=self._apply,
-            may_leave_gaps=self._may_leave_gaps,
+
+    def _tailing(self, links: Links) -> Tailing:
+        replica = TailedReplica(
+            self.applying,
+            self.follower,
+            database_id=self.manifest.current.database_id,
+            see_archive=self._manifest_asked.set,
         )
-        self.prefix.on_wait = self.follower.hurry
+        return Tailing(links, self.manifest, self._clock, self._settings, replica)
 
     @property
     def database_id(self) -> bytes:
@@ -130,7 +158,22 @@ class ReaderEngine:
     @property
     def memory_bytes(self) -> int:
         """What is not compacted, as accounted, and what is kept by scans that began before."""
-        return self.memtable.size_bytes + self.memtable.held_bytes
+        return self.applying.memory_bytes
+
+    @property
+    def epoch(self) -> int:
+        """Of the writer whose commits were applied last."""
+        return self.applying.epoch
+
+    @property
+    def feed(self) -> CommitFeed:
+        """Who watches."""
+        return self.applying.feed
+
+    @property
+    def is_told(self) -> bool:
+        """Whether what is committed comes by itself, so that nobody need look for it."""
+        return self.follower.is_told
 
     @property
     def newest_seq(self) -> int:
@@ -200,6 +243,14 @@ class ReaderEngine:
             "snapshot. Read again, from the beginning"
         )
 
+    async def held_object(self, wal_id: int) -> Sst | None:
+        """What was applied of an object that may not be in the store yet; None: it is there."""
+        return await self._archive.held_object(wal_id)
+
+    async def archive(self) -> None:
+        """Return when all that is shown now is in the store. Raises `QuorumUnavailable`."""
+        await self._archive.reach()
+
     async def load(self, last_wal_id: int | None, *, asked_ms: float) -> None:
         """Apply what was there when this replica joined, and keep it protected meanwhile.
 
@@ -218,7 +269,7 @@ class ReaderEngine:
                     range(first, end),
                     database_id=self.database_id,
                     memtable=self.memtable,
-                    apply=self._apply,
+                    apply=self.applying.apply_object,
                     parallel_reads=self._settings.reader_parallel_reads,
                 )
             except ShaleError as error:  # raised below, because the group would wrap it
@@ -227,8 +278,8 @@ class ReaderEngine:
                 keeping.cancel()
         if failure is not None:
             raise failure
-        if not self._may_leave_gaps():
-            self.follower.is_fresh(asked_ms)
+        if not self.follower.may_leave_gaps:
+            await self.follower.saw_end(asked_ms)
 
     def close(self) -> None:
         """`run` returns; reads are answered until the server ends."""
@@ -246,6 +297,7 @@ class ReaderEngine:
             async with asyncio.TaskGroup() as tasks:
                 others = [
                     tasks.create_task(self._follow(), name="follow the log"),
+                    tasks.create_task(self._tail(), name="tail the log"),
                     tasks.create_task(self._keep_tree(), name="keep the tree"),
                     tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
@@ -277,6 +329,13 @@ class ReaderEngine:
         except ShaleError as error:
             self._end(error)
 
+    async def _tail(self) -> None:
+        try:
+            if self.follower.tailing is not None:
+                await self.follower.tailing.run()
+        except ShaleError as error:
+            self._end(error)
+
     async def _keep_tree(self) -> None:
         """Follow the manifest, and renew the snapshot in time."""
         ttl_ms = 1_000 * self._settings.reader_snapshot_ttl_s
@@ -293,6 +352,7 @@ class ReaderEngine:
             self._manifest_asked.clear()
             try:
                 await self.manifest.refresh()
+                await self._archive.look()
                 await self.levels.keep()
             except StoreError as error:
                 log.warning("the manifest could not be followed", error=str(error))
@@ -309,53 +369,15 @@ class ReaderEngine:
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
         return view if held.tree.is_empty else view.above(held)
 
-    def _apply(self, found: Sst) -> None:
-        """Apply the next WAL object, and tell who watches.
-
-        While it was on its way this replica may have gone on behind levels that contain it.
-        """
-        wal_id = names.parse_wal_name(found.properties.name)
-        if wal_id is None or wal_id < self.follower.next_wal_id:
-            return
-        before = self._view() if self.feed.wants_previous else None
-        apply_object(found, self._replayed)
-        self._replayed.records.clear()  # only a writer answers repeated writes
-        load = self._replayed.loads.pop() if self._replayed.loads else None
-        self.prefix.advance(self._replayed.last_seq, wal_id)
-        if found.properties.writer_epoch > self.epoch:
-            self.epoch = found.properties.writer_epoch
-            self._manifest_asked.set()  # which tells where the new writer is
-        if not self.feed.is_idle and found.footer.contents.entry_count:
-            self.feed.applied(
-                AppliedObject(
-                    wal_id=wal_id,
-                    max_seq=found.footer.contents.max_seq,
-                    points=[*found.entries()],
-                    range_tombstones=[*found.range_tombstones()],
-                    load=load,
-                ),
-                before,
-            )
-
-    def _may_leave_gaps(self) -> bool:
-        """Whether the writer may have several objects in flight, or is not known yet."""
-        manifest = self.manifest.current
-        width = max(manifest.max_parallel_writes, manifest.fence_width)
-        return width > 1 or self.epoch > manifest.writer_epoch
-
     def _jump(self, tree: Tree) -> None:
         """Go on behind a tree that holds more than was applied: the log up to it may be gone."""
         if tree.wal_id is None:
             return
-        seq, wal_id = self.prefix.seq, self.follower.next_wal_id
         log.warning("goes on behind the levels", wal_id=tree.wal_id, applied=self.prefix.wal_id)
         manifest = self.manifest.current  # which is not older than that of the tree
-        self._replayed.last_seq = max(seq, tree.last_seq)
-        self._replayed.logical_time_ms = max(self.time.now_ms(), manifest.logical_time_ms)
-        self.epoch = max(self.epoch, manifest.writer_epoch)
-        self.memtable.drop_all()
-        self.prefix.advance(self._replayed.last_seq, tree.wal_id)
-        self.feed.jumped(seq, wal_id)
+        self.applying.jump(
+            tree, epoch=manifest.writer_epoch, logical_time_ms=manifest.logical_time_ms
+        )
 
     async def _drop_through(self, seq: int) -> None:
         """Let go of what the levels hold."""

@@ -7,10 +7,8 @@ still shows this writer and a c below them.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -22,34 +20,26 @@ from shalekv.core.fencing import (
     claim_epoch,
     finish_opening,
     first_seq_of_writer,
-    is_opening_finished,
     judge,
 )
-from shalekv.core.loads import drop_unrecorded
 from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.tree import Tree
 from shalekv.engine.commit import WalContents
-from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.logical_time import LogicalTime
-from shalekv.engine.memtable import Memtable
-from shalekv.engine.origin_pins import check_pins
-from shalekv.engine.replay import Replayed, replay
-from shalekv.engine.tree_keeper import SNAPSHOT_ID_BYTES
+from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.opening_steps import opening_deadline, replay_log, serve_levels
+from shalekv.engine.quorum.links import Links
+from shalekv.engine.quorum.opening import open_quorum_log
 from shalekv.engine.wal import WalSlots, list_wal
-from shalekv.engine.writer_engine import OpenedLog
 from shalekv.errors import (
     DatabaseMismatch,
     IllegalState,
-    ManifestConflict,
     OutcomeUnknown,
 )
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.manifest.fenced import FencedManifest
-from shalekv.manifest.named import named_manifest
 from shalekv.manifest.stored import StoredManifest
-from shalekv.settings import CacheSettings, WriterSettings
+from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
 
@@ -64,15 +54,47 @@ async def open_log(
     retry: bool = True,
     cache: CacheSettings | None = None,
     disk: DiskCache | None = None,
+    links: Links | None = None,
+    quorum: QuorumSettings | None = None,
 ) -> OpenedLog:
     """Take over the database in `store`. `address` is where this writer can be reached.
 
+    `links` lead to the safekeepers, of a database that has its WAL there.
+
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `Fenced` when another opens at the same time
     and wins, `ManifestVersionExists` on a conflict if not `retry`, `ManifestConflict` after
-    `open_timeout_ms` of conflicts, `CorruptObject`, `IllegalState`, `StoreError`.
+    `open_timeout_ms` of conflicts, `CorruptObject`, `IllegalState`, `StoreError`; with
+    safekeepers also `QuorumUnavailable`, `NotAMember` and `LogBehindArchive`.
     """
     stored = StoredManifest(store)
+    current = await stored.refresh()
+    stored.check_cas_mode(current)
+    if current.wal_mode is WalMode.QUORUM and links is not None:
+        return await open_quorum_log(
+            store,
+            stored,
+            settings,
+            quorum=quorum or QuorumSettings(),
+            links=links,
+            address=address,
+            retry=retry,
+            cache=cache,
+            disk=disk,
+        )
+    check_openable(current)
     manifest = await _win_epoch(stored, store, settings, address=address, retry=retry)
+    return await _open_fenced(store, stored, manifest, settings, cache or CacheSettings(), disk)
+
+
+async def _open_fenced(
+    store: CasStore,
+    stored: StoredManifest,
+    manifest: FencedManifest,
+    settings: WriterSettings,
+    cache: CacheSettings,
+    disk: DiskCache | None,
+) -> OpenedLog:
+    """What follows when the epoch is won: fence, replay, and say so."""
     own = manifest.own
     now_ms, floor_ms = await store.reads.now_ms(), manifest.current.logical_time_ms
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
@@ -88,15 +110,15 @@ async def open_log(
     )
     run = await _fence(store, manifest, slots)
     current = manifest.current
-    replayed = await _replay(store, current, run.first, settings)
+    replayed = await replay_log(store, current, run.first, settings)
     time.raise_to(replayed.logical_time_ms)
     last_wal_id = run.next_slot - 1
     first_seq = first_seq_of_writer(current, replayed.last_seq)
-    held = await _serve_levels(
+    held = await serve_levels(
         store,
         manifest,
         settings,
-        cache or CacheSettings(),
+        cache,
         disk,
         finish=partial(finish_opening, own=own, last_wal_id=last_wal_id, first_seq=first_seq),
         loads=[load.load_id for load in replayed.loads],
@@ -117,73 +139,20 @@ async def open_log(
     )
 
 
-async def _replay(
-    store: CasStore, current: Manifest, end_wal_id: int, settings: WriterSettings
-) -> Replayed:
-    """What is in the log from the first slot that is not compacted to the one before `end_wal_id`.
-
-    A load sets aside what memory holds that is older.
-    """
-    memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
-    replayed = Replayed(
-        memtable,
-        current.last_compacted_seq,
-        current.logical_time_ms,
-        land_load=lambda load: memtable.set_aside(load.seq),
-    )
-    await replay(
-        store,
-        range(current.first_uncompacted_wal_id, end_wal_id),
-        database_id=current.database_id,
-        replayed=replayed,
-        parallel_reads=settings.replay_parallel_reads,
-    )
-    return replayed
-
-
-async def _serve_levels(
-    store: CasStore,
-    manifest: FencedManifest,
-    settings: WriterSettings,
-    cache: CacheSettings,
-    disk: DiskCache | None,
-    *,
-    finish: Callable[..., Manifest],
-    loads: Sequence[str],
-) -> HeldTree:
-    """The last edit of an opening, and the levels that it protects.
-
-    Of the loads that are pending, those that no record commits (`loads` are the others) go.
-    """
-    own = manifest.own
-    snapshot_id = store.runtime.random.randbytes(SNAPSHOT_ID_BYTES)
-    expire_time_s = await store.reads.now_ms() // 1_000 + settings.snapshot_ttl_s
-
-    def edit(before: Manifest) -> Manifest:
-        finished = finish(before, snapshot_id=snapshot_id, snapshot_expire_time_s=expire_time_s)
-        return drop_unrecorded(finished, loads)
-
-    async with _deadline(store, settings):
-        served = await manifest.edit(
-            edit, partial(is_opening_finished, own=own, snapshot_id=snapshot_id)
-        )
-    # The levels may hold more by now than those that the replay went on from: never less.
-    named = await named_manifest(store, served, snapshot_id)
-    tree = await store.runtime.workers.run(Tree.of, named)
-    ssts = LevelSsts(store, database_id=served.database_id, settings=cache, disk=disk)
-    ssts.origins.learn(named.origins)
-    await check_pins(store, named)
-    return HeldTree(tree, ssts, snapshot_id)
-
-
 def check_openable(manifest: Manifest) -> None:
-    """Refuse a database that was created to be used in another way: `DatabaseMismatch`."""
-    if manifest.wal_mode is not WalMode.OBJECT_STORE:
-        message = (
-            f"this database has its WAL in mode {manifest.wal_mode.name.lower()}, and must not be "
-            "opened with the WAL in the object store"
+    """Refuse to write to a database whose WAL is not in its object store: `DatabaseMismatch`."""
+    if manifest.wal_mode is WalMode.QUORUM:
+        raise DatabaseMismatch(
+            "this database has its WAL in mode quorum: it cannot be written to without its "
+            "safekeepers, as if its WAL were in mode object-store. Use a server that runs (it is "
+            "reached at the address of `shalekv manifest`), or start `shalekv serve`"
         )
-        raise DatabaseMismatch(message)
+
+
+def _claim_epoch(manifest: Manifest, **claimed: Any) -> Manifest:
+    """As `claim_epoch`, unless the mode has been switched since it was looked at (CE15)."""
+    check_openable(manifest)
+    return claim_epoch(manifest, **claimed)
 
 
 async def _last_compacted(stored: StoredManifest) -> int | None:
@@ -202,43 +171,29 @@ async def _win_epoch(
 
     What others have left half done is completed first: nobody lists what is not there yet.
     """
-    current = await stored.refresh()
-    check_openable(current)
-    stored.check_cas_mode(current)
     await store.recover()
     nonce = store.runtime.random.randbytes(16)
     now_s = await store.reads.now_ms() // 1000
     edit = partial(
-        claim_epoch,
+        _claim_epoch,
         nonce=nonce,
         max_parallel_writes=settings.max_parallel_writes,
         address=address,
         snapshot_expire_time_s=now_s + settings.open_snapshot_ttl_s,
     )
-    async with _deadline(store, settings):
+    async with opening_deadline(store, settings):
         won = await stored.edit(edit, lambda m: m.writer_nonce == nonce, retry=retry)
     return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
-
-
-@asynccontextmanager
-async def _deadline(store: CasStore, settings: WriterSettings) -> AsyncIterator[None]:
-    """Bounds an edit of the manifest, which otherwise goes on until it wins."""
-    try:
-        async with asyncio.timeout(settings.open_timeout_ms / 1000):
-            yield
-    except TimeoutError:
-        message = (
-            f"{store.url}: the manifest could not be edited within {settings.open_timeout_ms} ms, "
-            "because the store did not answer or other processes edited it first. Try again later"
-        )
-        raise ManifestConflict(message) from None
 
 
 async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> FenceRun:
     """Put fences into the WAL until no older writer can pass them (I3, F1).
 
-    Raises `Fenced` and `IllegalState`.
+    A compactor may merge the first fences before the last ones are there, each time anew (I13).
+    After the first time each fence is proven at once: then it does not matter. Raises `Fenced` and
+    `IllegalState`.
     """
+    is_merged_early = False
     while True:
         first_gap = await _find_gap(store, manifest)
         run = FenceRun(first=first_gap, width=manifest.current.fence_width)
@@ -257,9 +212,12 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> 
                 # for each, one under load might never be caught up with.
                 ahead = await list_wal(store, run.first)
                 run = FenceRun(first=ahead.first_gap, width=run.width)
+            elif is_merged_early:
+                run = run.proven_by(await manifest.refresh())
         if check_run_counts(run, await manifest.refresh(), slots.own):
             log.info("older writers fenced", first=run.first, width=run.width)
             return run
+        is_merged_early = True
 
 
 async def _find_gap(store: CasStore, manifest: FencedManifest) -> int:

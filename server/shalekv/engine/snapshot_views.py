@@ -118,6 +118,7 @@ class SnapshotViews:
                 log.warning("snapshots are read as they were last seen", error=str(error))
         found = self._living(snapshot_id)
         if found is None:  # it may have been created, or renewed, since it was looked
+            self._measured_ms = None  # or a clock of ours that has jumped would end it
             await self._look(self._begun)
             found = self._living(snapshot_id)
         if found is None:
@@ -126,6 +127,7 @@ class SnapshotViews:
 
     async def explain(self, error: ShaleError, snapshot_id: bytes) -> ShaleError:
         """Why something of a snapshot could not be read: it is gone, if that is so."""
+        self._measured_ms = None
         try:
             await self._look(self._begun)
         except StoreUnavailable as unavailable:

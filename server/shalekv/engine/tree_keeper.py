@@ -71,6 +71,7 @@ class TreeKeeper:
         snapshot_ttl_s: int | None,
         on_compacted: Callable[[int], Awaitable[None]],
         jump: Callable[[Tree], None] | None = None,
+        archived: Callable[[], int | None] = lambda: None,
         protected_since_ms: float | None = None,
     ) -> None:
         """`held` is the tree of the current manifest, in which its snapshot stands.
@@ -78,9 +79,9 @@ class TreeKeeper:
         `loads` are those that were replayed, for each of which the memtable has set aside what is
         older. `on_compacted` lets go of what is in memory up to a sequence number. A replica gives
         `jump`: its log goes on behind a tree that holds more than it has read, when what it had to
-        read next may be deleted. The life of the snapshot began at `protected_since_ms`; None: now.
-        Without `snapshot_ttl_s` nothing is protected, and the manifest
-        never edited.
+        read next may be deleted, and up to `archived` it knows that objects are in the store. The
+        life of the snapshot began at `protected_since_ms`; None: now. Without `snapshot_ttl_s`
+        nothing is protected, and the manifest never edited.
         """
         self._store = store
         self._clock = store.runtime.clock
@@ -89,6 +90,7 @@ class TreeKeeper:
         self._ttl_s = snapshot_ttl_s
         self._on_compacted = on_compacted
         self._jump = jump
+        self._archived = archived
         # By the ids of their snapshots: who reads an older tree, or the files of a load.
         self._older: dict[bytes, weakref.ref[HeldTree] | weakref.ref[Pin]] = {}
         self._older_bases: list[weakref.ref[Base]] = []
@@ -246,12 +248,12 @@ class TreeKeeper:
         return not is_same or manifest.leveled_ssts != self._table
 
     def _has_landed(self, wal_id: int | None) -> bool:
-        return wal_id is None or (self._prefix.wal_id is not None and self._prefix.wal_id >= wal_id)
+        return wal_id is None or self._prefix.has_whole(wal_id)
 
     async def _edit(self, dead: set[bytes], created: bytes | None) -> Manifest:
         began_ms = self._clock.monotonic_ms()
         expire_time_s = await self._store.reads.now_ms() // 1_000 + (self._ttl_s or 0)
-        seen_wal_id = None if self._jump is None else self._prefix.wal_id
+        seen_wal_id = self._archived()
         renewed = {self.current.snapshot_id, *self._older} - dead
 
         def edit(manifest: Manifest) -> Manifest:

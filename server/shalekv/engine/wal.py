@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shalekv.core.fencing import Occupant, WriterId
 from shalekv.engine.commit import WalContents
+from shalekv.engine.slots import QuorumReport
 from shalekv.errors import OutcomeUnknown
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
@@ -47,9 +48,54 @@ class WalSlots:
         self._block_bytes = block_bytes
         self._codec = codec
         self._now_ms = now_ms
+        self._next_wal_id = 0
         self.own = own
+        self.on_unavailable: Callable[[], None] = lambda: None  # never called
 
-    async def create(self, wal_id: int, contents: WalContents) -> Occupant | None:
+    @property
+    def is_quorum(self) -> bool:
+        """What is durable is in the object store."""
+        return False
+
+    @property
+    def parallel_max(self) -> int | None:
+        """As many groups as `max_parallel_writes` may be in flight."""
+        return None
+
+    def begin(self, next_wal_id: int) -> None:
+        """The first group gets this slot."""
+        self._next_wal_id = next_wal_id
+
+    def check_available(self) -> None:
+        """Uploads are repeated until the store takes them; the queue bounds what waits."""
+
+    def take(self, size_bytes: int, *, is_load: bool) -> int:
+        """The next slot: each group is an object of its own."""
+        del size_bytes, is_load
+        self._next_wal_id += 1
+        return self._next_wal_id - 1
+
+    async def archive(self, wal_id: int | None = None) -> None:
+        """What has landed is in the store."""
+
+    async def held(self, wal_id: int) -> Sst | None:
+        """None: what has landed is in the store."""
+        del wal_id
+        return None
+
+    def report(self) -> QuorumReport | None:
+        """There is no quorum."""
+        return None
+
+    async def run(self) -> None:
+        """Nothing goes on beside the writer."""
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    async def create(
+        self, wal_id: int, contents: WalContents, *, position: int = 0
+    ) -> Occupant | None:
         """Fill slot `wal_id` with an SST of `contents`; without entries it is a fence.
 
         None: the slot is ours and durable. Otherwise who has it; nothing of ours will ever be
@@ -58,6 +104,7 @@ class WalSlots:
         and the opening ends. Raises `StoreBroken`, `CorruptObject` when what is there cannot be
         read, and `OutcomeUnknown` when ours may have been compacted.
         """
+        del position  # slots are independent of each other
         name = names.wal_name(wal_id)
         properties = SstProperties(
             name=name,
@@ -67,7 +114,7 @@ class WalSlots:
             write_id=self._store.runtime.random.randbytes(16),
             logical_time_ms=self._now_ms(),
         )
-        if _is_small(contents, self._codec):
+        if is_small(contents, self._codec):
             data = encode_wal(properties, contents, self._block_bytes, self._codec)
         else:
             run = self._store.runtime.workers.run
@@ -109,7 +156,8 @@ def encode_wal(
     )
 
 
-def _is_small(contents: WalContents, codec: Codec) -> bool:
+def is_small(contents: WalContents, codec: Codec) -> bool:
+    """Whether they are encoded so fast that no worker is needed."""
     if sum(map(len, contents)) > ENCODE_INLINE_COUNT:
         return False
     size_bytes = sum([len(e.key) + len(e.value) for part in contents for e in part])

@@ -7,8 +7,7 @@ server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -18,22 +17,22 @@ from shalekv.core.flush import FlushPolicy
 from shalekv.core.loads import CommittedLoad
 from shalekv.engine.admission import Admission
 from shalekv.engine.below import Below
+from shalekv.engine.ending import bound_the_end, commit_to_the_end
 from shalekv.engine.expiry_sweep import ExpirySweep
 from shalekv.engine.group_commit import GroupCommit
 from shalekv.engine.idempotency import Idempotency
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.loads import Loads
-from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.look_below import LookBelow
-from shalekv.engine.memtable import Memtable
+from shalekv.engine.missing import reason_missing
 from shalekv.engine.newest_state import NewestState
+from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.overlay import Overlay
 from shalekv.engine.ownership import Ownership
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
-from shalekv.engine.wal import WalSlots
 from shalekv.engine.watching.feed import CommitFeed, Position
 from shalekv.engine.watching.showing import Showing
 from shalekv.errors import (
@@ -44,9 +43,8 @@ from shalekv.errors import (
     Stopping,
     StoreError,
 )
-from shalekv.manifest.fenced import FencedManifest
+from shalekv.format.sst import Sst
 from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
-from shalekv.store.cas import CasStore
 
 log = structlog.get_logger()
 
@@ -55,24 +53,6 @@ PRESSED_POLL_MS = 500
 PRESSED_PARTS = 8  # ... that is, an eighth of the memory for it
 LOADS_POLL_MS = 20  # between two looks whether loads were compacted
 HELD_PARTS = 4  # scans may keep a quarter of it that is compacted, or they are ended
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedLog:
-    """A log that is fenced and replayed: what a writer starts from."""
-
-    store: CasStore
-    manifest: FencedManifest
-    held: HeldTree  # the levels
-    slots: WalSlots
-    memtable: Memtable
-    time: LogicalTime
-    last_wal_id: int
-    last_seq: int
-    first_seq: int  # that the writer may issue
-    objects_replayed: int
-    records: Sequence[Entry] = ()  # of idempotency keys, oldest first
-    loads: Sequence[CommittedLoad] = ()  # whose records were replayed, oldest first
 
 
 async def _keep_all() -> None:
@@ -93,11 +73,10 @@ class WriterEngine:
     ) -> None:
         """REQUIRES: `settings.flush_interval_ms` is set."""
         self._clock = clock
-        self.manifest = opened.manifest
-        self.time = opened.time
-        self.memtable = opened.memtable
+        self.manifest, self.slots = opened.manifest, opened.slots
+        self.time, self.memtable = opened.time, opened.memtable
         self.objects_replayed = opened.objects_replayed
-        self.policy = FlushPolicy.of(settings)
+        self.policy = FlushPolicy.of(settings, parallel_max=opened.slots.parallel_max)
         self.idempotency = Idempotency(
             window_ms=settings.idempotency_window_s * 1000, now_ms=self.time.now_ms
         )
@@ -105,7 +84,7 @@ class WriterEngine:
         self._compare_count_max = (limits or LimitSettings()).compare_count_max
         self.admission = Admission(settings, memtable_bytes=lambda: self.memory_bytes)
         self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
-        self.feed = CommitFeed(lambda: Position(self.prefix.seq, self.prefix.wal_id))
+        self.feed = CommitFeed(self._position)
         showing = Showing(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
         self.prefix.show = showing.show
         self._settings = settings
@@ -181,6 +160,17 @@ class WriterEngine:
         """The levels that a read uses that begins now."""
         return self.levels.current
 
+    def _position(self) -> Position:
+        return Position(self.prefix.seq, self.prefix.wal_id, is_open=self.slots.is_quorum)
+
+    async def held_object(self, wal_id: int) -> Sst | None:
+        """What has landed of a WAL object that may not be in the store; None: it is there."""
+        return await self.slots.held(wal_id)
+
+    async def archive(self) -> None:
+        """Return when all that has landed is in the store. Raises as `LogSlots.archive`."""
+        await self.slots.archive()
+
     @property
     def newest_seq(self) -> int:
         """The greatest sequence number that was given out."""
@@ -197,8 +187,8 @@ class WriterEngine:
 
         And what is compacted, but kept by scans that began before.
         """
-        memtable = self.memtable
-        return memtable.size_bytes + memtable.held_bytes + self.idempotency.size_bytes
+        kept_bytes = self.memtable.size_bytes + self.memtable.held_bytes
+        return kept_bytes + self.idempotency.size_bytes
 
     @property
     def held_bytes_max(self) -> int:
@@ -226,7 +216,7 @@ class WriterEngine:
 
     async def newest_view(self) -> View:
         """Everything that is there at this moment, durable or not."""
-        view = self._view(self.log.next_seq - 1)
+        view = self._view(self.newest_seq)
         landed_ahead = [group.run for group in self.prefix.landed_ahead()]
         not_durable = await self.log.overlay.runs(self._clock, max_seq=view.seq)  # as it is now
         return view.below([*landed_ahead, *not_durable])
@@ -243,15 +233,19 @@ class WriterEngine:
         """
         await self.ownership.confirm()
 
+    @property
+    def is_told(self) -> bool:
+        """Whatever is committed is committed here."""
+        return True
+
     async def catch_up(self) -> None:
         """There is no news that this writer has not made itself."""
 
     async def explain(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
         """Why an object of a tree that is read is not there.
 
-        Either this process was stopped for so long that its snapshot has expired: then a new tree
-        is read from now on, unless another writer has taken over. Or an object was deleted that is
-        protected.
+        Either this process was stopped until its snapshot had expired: then a new tree is read
+        from now on, unless another writer has taken over. Or what is protected was deleted.
         """
         reason = await self._reason_of(missing, held)
         if isinstance(reason, SnapshotNotFound):
@@ -262,17 +256,7 @@ class WriterEngine:
         return reason
 
     async def _reason_of(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
-        try:
-            await self.ownership.confirm()
-        except ShaleError as error:
-            return error
-        if self.levels.protects(held):
-            return missing
-        return SnapshotNotFound(
-            f"{missing.name} is gone: the snapshot that protected the levels of manifest "
-            f"{held.tree.manifest_id} has expired, because this process was stopped for long. "
-            "Read again, from the beginning"
-        )
+        return await reason_missing(missing, held, self.ownership, self.levels)
 
     def _newest_state(self, overlay: Overlay, below: Below) -> NewestState:
         """What a transaction meets that comes after everything in the overlay."""
@@ -285,27 +269,29 @@ class WriterEngine:
         self.log.close()
 
     async def run(self, *, stop_grace_ms: float) -> None:
-        """Run until all is durable after `close`, or raise what stopped the log.
+        """Run until all is in the object store after `close`, or raise what stopped the log.
 
-        Uploads in flight at that moment get `stop_grace_ms` to find out what became of them; then
-        their writes end as unknown, and the log was stopped by that.
+        Uploads in flight then get `stop_grace_ms` to find out what became of them; then their
+        writes end as unknown, and the log was stopped by that.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                flusher = tasks.create_task(self.log.run(), name="group commit")
+                end = tasks.create_task(
+                    commit_to_the_end(self.log, self.slots), name="group commit"
+                )
+                bound = bound_the_end(self.log, end, self._clock, grace_ms=stop_grace_ms)
                 others = [
                     tasks.create_task(self._watch_owner(), name="watch for another writer"),
+                    tasks.create_task(self._run_slots(), name="what the log stands on"),
                     tasks.create_task(self._keep_tree(), name="keep the tree"),
                     tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.expiry.run(), name="sweep what expires"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="cache on disk"),
-                    tasks.create_task(
-                        self._bound_end(flusher, stop_grace_ms), name="bound the end"
-                    ),
+                    tasks.create_task(bound, name="bound the end"),
                 ]
-                await asyncio.wait([flusher])
+                await asyncio.wait([end])
                 for task in others:
                     task.cancel()
         finally:  # a task that is cancelled before its first step has no chance to do this itself
@@ -317,16 +303,18 @@ class WriterEngine:
     async def _watch_owner(self) -> None:
         self.log.stop(await self.ownership.run())
 
-    async def _bound_end(self, flusher: asyncio.Task[None], grace_ms: float) -> None:
-        await self.log.ended.wait()
-        await self._clock.sleep_ms(grace_ms)
-        flusher.cancel()
+    async def _run_slots(self) -> None:
+        try:
+            await self.slots.run()
+        except ShaleError as error:
+            self.log.stop(error)
 
     async def leave(self) -> None:
         """Remove the snapshots of this process; an error is logged: they expire by themselves.
 
         REQUIRES: nobody reads any more.
         """
+        await self.slots.close()
         try:
             async with asyncio.timeout(self._settings.open_timeout_ms / 1_000):
                 await self.levels.close()

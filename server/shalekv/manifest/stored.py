@@ -7,6 +7,7 @@ sent after its create shows it as the highest, or the current manifest contains 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from shalekv.errors import (
 )
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.claim import Claimed
 
@@ -36,6 +38,8 @@ class StoredManifest:
         self._store = store
         self._workers = store.runtime.workers
         self._current: Manifest | None = None
+        # It was the current one still at this moment of lapsed time, or later.
+        self.confirmed_ms = -math.inf
 
     @property
     def current(self) -> Manifest:
@@ -52,13 +56,16 @@ class StoredManifest:
         the store lists a manifest again that it does not have.
         """
         missing: int | None = None
+        other: ObjectInfo | None = None
         while True:
-            highest = await self._highest_id()
-            if highest is None:
+            asked_ms = self._store.runtime.clock.monotonic_ms()
+            listed = await self._highest()
+            if listed is None:
                 raise DatabaseNotFound(self._not_found())
+            name, highest = listed.name, _id_of(listed)
             if self._current is not None and highest <= self._current.manifest_id:
+                self.confirmed_ms = max(self.confirmed_ms, asked_ms)
                 return self._current
-            name = names.manifest_name(highest)
             try:
                 stored = await self._store.reads.get(name)
             except ObjectNotFound:
@@ -66,7 +73,15 @@ class StoredManifest:
                     raise
                 missing = highest  # collected since the list: there is a newer one
                 continue
-            return self._see(await self._workers.run(decode_manifest, name, stored.data))
+            if not _may_be(stored.info, listed) and listed != other:
+                # Collected since the list, and created anew by a stalled process: that has no
+                # effect (rule F2), and nobody may read it. A second list would not show the old one
+                # again, unless the store tells times in two ways.
+                other = listed
+                continue
+            manifest = self._see(await self._workers.run(decode_manifest, name, stored.data))
+            self.confirmed_ms = max(self.confirmed_ms, asked_ms)
+            return manifest
 
     async def edit(self, edit: Edit, landed: Landed, *, retry: bool = True) -> Manifest:
         """Apply `edit` to the current manifest until it has landed; the manifest that has it.
@@ -119,7 +134,8 @@ class StoredManifest:
 
     async def _has_landed(self, edited: Manifest, landed: Landed) -> bool:
         """Rule F2: only a list that was sent after the create can tell whether it counts."""
-        if await self._highest_id() == edited.manifest_id:
+        highest = await self._highest()
+        if highest is not None and _id_of(highest) == edited.manifest_id:
             self._see(edited)
             return True
         return landed(await self.refresh())
@@ -148,16 +164,15 @@ class StoredManifest:
             self._current = manifest
         return self.current
 
-    async def _highest_id(self) -> int | None:
-        """The highest id that a list shows that is sent now; None: there is no manifest."""
+    async def _highest(self) -> ObjectInfo | None:
+        """The manifest with the highest id in a list that is sent now; None: there is none."""
         known = 0 if self._current is None else self._current.manifest_id
         # The one that is known is listed, too: if neither it nor a newer one is there, all is gone.
         start_after = names.manifest_name(known - 1) if known else ""
-        highest: int | None = None
+        highest: ObjectInfo | None = None
         async for info in self._store.reads.list(names.MANIFEST_FOLDER, start_after=start_after):
-            manifest_id = names.parse_manifest_name(info.name)
-            if manifest_id is not None:
-                highest = manifest_id if highest is None else max(highest, manifest_id)
+            if names.parse_manifest_name(info.name) is not None:
+                highest = info  # names are in the order of ids
         return highest
 
     def _not_found(self) -> str:
@@ -172,6 +187,26 @@ class StoredManifest:
             f"{url} holds no database: it has no manifest. Check the URL, or create a database "
             "there with `shalekv serve --create`"
         )
+
+
+def _id_of(listed: ObjectInfo) -> int:
+    manifest_id = names.parse_manifest_name(listed.name)
+    assert manifest_id is not None, listed
+    return manifest_id
+
+
+def _may_be(read: ObjectInfo, listed: ObjectInfo) -> bool:
+    """Whether what was read is the object that was listed; some stores tell seconds in one of both.
+
+    One that was created anew is younger by more than the age at which the other was collected.
+    """
+    first, second = read.modified_ms, listed.modified_ms
+    is_as_old = first == second or first == _second(second) or second == _second(first)
+    return is_as_old and read.size_bytes == listed.size_bytes
+
+
+def _second(time_ms: int) -> int:
+    return time_ms - time_ms % 1_000
 
 
 def _progress(manifest: Manifest) -> tuple[int, int]:

@@ -1,23 +1,47 @@
-"""Creating a database: its first manifest."""
+"""Creating a database: its first manifest, and its safekeepers if it is to have some."""
 
 from __future__ import annotations
 
-from shalekv.core.manifest import Manifest
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shalekv.core.manifest import Manifest, WalMode
+from shalekv.core.quorum.membership import Configuration, check_members
 from shalekv.engine.founding import any_wal_object, check_vacant, found, remains
+from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, retire
+from shalekv.engine.quorum.links import DatabasePlace, Links
+from shalekv.errors import DatabaseExists, DatabaseMismatch, InvalidRequest
+from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
-from shalekv.settings import StoreSettings
+from shalekv.settings import DatabaseSettings, StoreSettings, WalChoice
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.verify.fit import check_fit
 
+_MODES = {WalChoice.OBJECT_STORE: WalMode.OBJECT_STORE, WalChoice.QUORUM: WalMode.QUORUM}
+_NAMES = {mode: choice.value for choice, mode in _MODES.items()}
 
-async def create_database(store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """Safekeepers that are to hold the WAL of a new database, and the way to them."""
+
+    links: Links
+    addresses: Sequence[str]
+
+
+async def create_database(
+    store: ObjectStore, runtime: Runtime, settings: StoreSettings, quorum: Quorum | None = None
+) -> None:
     """Write manifest 0 of a new database.
 
     Raises `DatabaseExists` when any manifest is there: the first may have been collected. Raises
     `IllegalState` when there is none, but a log: another database would be put on its remains.
     Raises `StoreUnfit` where a few requests show that the store would lose data: a short form of
     `shalekv store verify` comes before the first manifest.
+
+    With a `quorum` each safekeeper makes room first; raises `InvalidRequest` when they cannot be
+    one, and `QuorumUnavailable` when one of them does not answer.
     """
     cas = CasStore(store, runtime, settings)
     await check_vacant(cas)
@@ -36,4 +60,62 @@ async def create_database(store: ObjectStore, runtime: Runtime, settings: StoreS
         cas_mode=cas.cas_mode,
         logical_time_ms=await cas.reads.now_ms(),
     )
-    await found(cas, manifest)
+    if quorum is None:
+        await found(cas, manifest)
+    else:
+        await _found_with_members(cas, manifest, quorum)
+
+
+async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum) -> None:
+    _check_count(quorum.addresses)
+    place = DatabasePlace(manifest.database_id, cas.url)
+    request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
+    members = await admit(quorum.links, place, quorum.addresses, request_id)
+    check_members(members)
+    with_members = replace(
+        manifest, wal_mode=WalMode.QUORUM, wal_generation=1, wal_members=tuple(map(str, members))
+    )
+    try:
+        await found(cas, with_members)
+    except DatabaseExists:  # another process was faster: nobody needs the room that was made
+        await retire(quorum.links, manifest.database_id, members)
+        raise
+
+
+def _check_count(addresses: Sequence[str]) -> None:
+    """Before anybody makes room for what cannot be."""
+    if len(addresses) % 2 == 0:
+        problem = (
+            f"{len(addresses)} of them: an odd number is needed, 3 or 5 as a rule. Name them with "
+            "--safekeepers HOST:PORT,HOST:PORT,HOST:PORT"
+        )
+        raise InvalidRequest("safekeepers", problem)
+
+
+async def check_wal_mode(
+    store: ObjectStore, runtime: Runtime, settings: StoreSettings, wanted: DatabaseSettings
+) -> None:
+    """Raise `DatabaseMismatch` when a database has its WAL elsewhere than `wanted` says.
+
+    The manifest decides: what is not said is not compared, and what is said has no other effect.
+    """
+    if wanted.wal is None:
+        return
+    manifest = await StoredManifest(CasStore(store, runtime, settings)).refresh()
+    if manifest.wal_mode is not _MODES[wanted.wal]:
+        raise DatabaseMismatch(
+            f"this database has its WAL in mode {_NAMES[manifest.wal_mode]}, not in mode "
+            f"{wanted.wal.value}. Leave --wal out, or see `shalekv safekeeper switch --help`"
+        )
+    addresses = {*wanted.safekeeper_addresses}
+    if not addresses:
+        return
+    configuration = Configuration.of(manifest)
+    sets = [{member.address for member in configuration.members}]
+    sets.append({member.address for member in configuration.next})
+    if addresses not in sets:
+        raise DatabaseMismatch(
+            f"the safekeepers of this database are {','.join(sorted(sets[0]))}, not "
+            f"{','.join(sorted(addresses))}. Leave --safekeepers out: the manifest names them; see "
+            "`shalekv safekeeper --help` for changing them"
+        )

@@ -23,7 +23,13 @@ def watches_of(
     """What answers `KV.Watch`; `header` makes that of a reply."""
     return Watches(
         engine.feed,
-        History(store, engine.manifest, engine.levels.ssts, database_id=engine.database_id),
+        History(
+            store,
+            engine.manifest,
+            engine.levels.ssts,
+            database_id=engine.database_id,
+            held=engine.held_object,
+        ),
         settings,
         store.runtime.clock,
         hold=lambda: engine.held,

@@ -33,7 +33,8 @@ class Freshness:
         engine, min_seq = self._engine, header.min_seq
         try:
             async with asyncio.timeout(self._wait_ms(call) / 1_000):
-                if header.min_seq > engine.prefix.seq or self._is_too_stale(header):
+                is_behind = header.min_seq > engine.prefix.seq and not engine.is_told
+                if is_behind or self._is_too_stale(header):
                     await engine.catch_up()
                 await engine.prefix.cover(min_seq)
         except TimeoutError:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from shalekv.core.manifest import Manifest
-from shalekv.v1 import admin_pb2
+from shalekv.core.manifest import Manifest, WalMode
+from shalekv.v1 import admin_pb2, manifest_pb2
+
+_MODES = {
+    WalMode.OBJECT_STORE: manifest_pb2.WAL_MODE_OBJECT_STORE,
+    WalMode.QUORUM: manifest_pb2.WAL_MODE_QUORUM,
+}
 
 
 def manifest_status(manifest: Manifest) -> admin_pb2.ManifestStatus:
@@ -14,4 +19,7 @@ def manifest_status(manifest: Manifest) -> admin_pb2.ManifestStatus:
         compactor_epoch=manifest.compactor_epoch,
         leveled_ssts=len(manifest.leveled_ssts),
         snapshots=len(manifest.snapshots),
+        wal_mode=_MODES[manifest.wal_mode],
+        wal_members=manifest.wal_members,
+        wal_members_next=manifest.wal_members_next,
     )

@@ -8,6 +8,7 @@ from shalekv.clock import Clock
 from shalekv.core.manifest import Manifest
 from shalekv.engine.joining import join
 from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.quorum.links import Links
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.errors import ObjectNotFound, ShaleError, StoreUnavailable
@@ -51,8 +52,17 @@ class Reader:
         self.admin = admin
 
     @classmethod
-    async def open(cls, store: ObjectStore, *, settings: ReadSettings, runtime: Runtime) -> Reader:
+    async def open(
+        cls,
+        store: ObjectStore,
+        *,
+        settings: ReadSettings,
+        runtime: Runtime,
+        links: Links | None = None,
+    ) -> Reader:
         """Join the database in `store`, and apply what is there.
+
+        `links` reach its safekeepers, if it has any; without them what is archived is seen.
 
         Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
         `IllegalState`, `StoreError`.
@@ -60,7 +70,7 @@ class Reader:
         began_ms = runtime.clock.monotonic_ms()
         counting = CountingStore(store)
         cas = CasStore(counting, runtime, settings.store)
-        engine = await _join(cas, settings)
+        engine = await _join(cas, settings, links)
         open_ms = runtime.clock.monotonic_ms() - began_ms
         log.info(
             "database joined",
@@ -107,7 +117,7 @@ class Reader:
         self.engine.close()
 
 
-async def _join(cas: CasStore, settings: ReadSettings) -> ReaderEngine:
+async def _join(cas: CasStore, settings: ReadSettings, links: Links | None) -> ReaderEngine:
     """An engine that has applied what was there."""
     stored = StoredManifest(cas)
     await stored.refresh()  # to tell the time some stores write, but not where no database is
@@ -121,7 +131,7 @@ async def _join(cas: CasStore, settings: ReadSettings) -> ReaderEngine:
         engine = None
         try:
             joined = await join(cas, stored, settings.reader, open_ssts)
-            engine = ReaderEngine(cas, joined, settings.reader, settings.limits)
+            engine = ReaderEngine(cas, joined, settings.reader, settings.limits, links)
             await engine.load(joined.last_wal_id, asked_ms=asked_ms)
         except ShaleError as error:
             if engine is not None and not isinstance(error, StoreUnavailable):

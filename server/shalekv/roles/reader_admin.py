@@ -97,6 +97,7 @@ class ReaderAdmin:
 
     def _reader_status(self) -> admin_pb2.ReaderStatus:
         engine, follower = self._engine, self._engine.follower
+        tailing = follower.tailing
         own = find_snapshot(engine.manifest.current, engine.held.snapshot_id)
         return admin_pb2.ReaderStatus(
             state=self._state(),
@@ -111,6 +112,8 @@ class ReaderAdmin:
             gap_ms=int(follower.gap_ms),
             writer_address=engine.writer_address,
             open_ms=int(self._open_ms),
+            tail_address=tailing.address if tailing is not None and tailing.is_live else "",
+            tails=0 if tailing is None else tailing.tail_count,
         )
 
     def _state(self) -> admin_pb2.ReaderStatus.State.ValueType:

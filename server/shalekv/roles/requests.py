@@ -28,15 +28,23 @@ LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
 UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
 DURABLE = kv_pb2.DURABILITY_DURABLE
 MEMORY = kv_pb2.DURABILITY_MEMORY
+QUORUM = kv_pb2.DURABILITY_QUORUM
+ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
 SNAPSHOT_ID_BYTES = 16
 _LEVELS = frozenset(kv_pb2.ReadLevel.values())
 _DURABILITIES = frozenset(kv_pb2.Durability.values())
-_SUPPORTED_DURABILITIES: dict[int, DurabilityValue] = {
+_OF_OBJECT_STORE: dict[int, DurabilityValue] = {
     kv_pb2.DURABILITY_UNSPECIFIED: DURABLE,
-    kv_pb2.DURABILITY_DURABLE: DURABLE,
-    kv_pb2.DURABILITY_MEMORY: MEMORY,
-    # An acknowledged write is an object of the store already.
-    kv_pb2.DURABILITY_ARCHIVED: kv_pb2.DURABILITY_ARCHIVED,
+    DURABLE: DURABLE,
+    MEMORY: MEMORY,
+    ARCHIVED: ARCHIVED,  # an acknowledged write is an object of the store already
+}
+_OF_QUORUM: dict[int, DurabilityValue] = {
+    kv_pb2.DURABILITY_UNSPECIFIED: QUORUM,
+    DURABLE: QUORUM,
+    MEMORY: MEMORY,
+    QUORUM: QUORUM,
+    ARCHIVED: ARCHIVED,
 }
 
 
@@ -98,13 +106,15 @@ def write_changes(
     return list(changes.values())
 
 
-def durability(value: int) -> DurabilityValue:
-    """The durability that a write asks for, the default filled in."""
+def durability(value: int, *, is_quorum: bool = False) -> DurabilityValue:
+    """The durability that a write asks for, as it is told: DURABLE is that of the WAL mode."""
     _check_enum(value, _DURABILITIES, "durability")
-    if value == kv_pb2.DURABILITY_QUORUM:
+    if is_quorum:
+        return _OF_QUORUM[value]
+    if value == QUORUM:
         problem = "this database has no safekeepers: use DURABLE"
         raise InvalidRequest("durability", problem)
-    return _SUPPORTED_DURABILITIES[value]
+    return _OF_OBJECT_STORE[value]
 
 
 def read_level(header: kv_pb2.RequestHeader) -> LevelValue:

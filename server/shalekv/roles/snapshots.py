@@ -46,6 +46,7 @@ class SnapshotAdmin:
         ttl_ms = self._ttl_ms(request)
         engine = self._engine
         await engine.prefix.cover(engine.prefix.landed_seq)
+        await engine.archive()  # a snapshot is a view of the store
         created = await self._snapshots.create(
             name=request.name,
             ttl_ms=ttl_ms,

@@ -87,14 +87,14 @@ class WatchShare:
         assert leases is not None
         found = await leases.find(consumer.name)
         position = self.feed.position
-        next_wal_id = 0 if position.wal_id is None else position.wal_id + 1
-        start_seq, wal_id = watch.next_seq, next_wal_id
+        end_wal_id = 0 if position.wal_id is None else position.wal_id + 1
+        start_seq, wal_id = watch.next_seq, position.next_wal_id
         if start_seq:
             if position.wal_id is not None and start_seq <= position.seq:
                 wal_id = await self.history.locate(start_seq, position.wal_id)
         elif found is not None and found.wal_id_min is not None:
-            wal_id = min(found.wal_id_min, next_wal_id)
-            first_seq = await self.history.first_seq(range(wal_id, next_wal_id))
+            wal_id = min(found.wal_id_min, position.next_wal_id)
+            first_seq = await self.history.first_seq(range(wal_id, end_wal_id))
             start_seq = first_seq or position.seq + 1
         await consumer.hold(wal_id)
         return start_seq

@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from shalekv.clock import Clock
+from shalekv.engine.quorum.links import Links
 from shalekv.engine.recover import open_log
 from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.engine.writer_engine import WriterEngine
@@ -23,11 +24,11 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
 from shalekv.store.disk_cache import open_disk_cache
+from shalekv.store.url import UNCHARGED_SCHEMES
 
 log = structlog.get_logger()
 
 CHARGED_FLUSH_INTERVAL_MS = 50  # default spacing where requests cost money
-UNCHARGED_SCHEMES = ("file://", "memory://")
 
 
 class Writer:
@@ -62,24 +63,29 @@ class Writer:
         runtime: Runtime,
         advertise: str = "",
         retry: bool = True,
+        links: Links | None = None,
     ) -> Writer:
         """Take over the database in `store`; raises as `engine.recover.open_log`.
 
-        `advertise` is the HOST:PORT that the manifest will name.
+        `advertise` is the HOST:PORT that the manifest will name; `links` lead to the safekeepers of
+        a database that has some, and are closed by who made them.
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
-        writer_settings = with_flush_interval(settings.writer, store.url)
         counting = CountingStore(store)
         cas = CasStore(counting, runtime, settings.store)
         opened = await open_log(
             cas,
-            writer_settings,
+            settings.writer,
             address=advertise,
             retry=retry,
             cache=settings.cache,
             disk=open_disk_cache(settings.disk_cache, runtime),
+            links=links,
+            quorum=settings.quorum,
         )
+        is_quorum = opened.slots.is_quorum
+        writer_settings = with_flush_interval(settings.writer, store.url, is_quorum=is_quorum)
         open_ms = clock.monotonic_ms() - began_ms
         engine = WriterEngine(
             opened, writer_settings, clock, limits=settings.limits, levels=settings.levels
@@ -158,10 +164,12 @@ def _store_use(
     return use
 
 
-def with_flush_interval(settings: WriterSettings, url: str) -> WriterSettings:
-    """The settings with the default spacing of WAL objects filled in for this kind of store."""
+def with_flush_interval(
+    settings: WriterSettings, url: str, *, is_quorum: bool = False
+) -> WriterSettings:
+    """The settings with the default spacing of groups filled in, for this kind of log and store."""
     if settings.flush_interval_ms is not None:
         return settings
-    is_free = url.startswith(UNCHARGED_SCHEMES)
+    is_free = is_quorum or url.startswith(UNCHARGED_SCHEMES)
     interval_ms = 0 if is_free else CHARGED_FLUSH_INTERVAL_MS
     return settings.model_copy(update={"flush_interval_ms": interval_ms})

@@ -10,6 +10,7 @@ from shalekv.roles.ingests import Ingests
 from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.manifest_status import manifest_status
 from shalekv.roles.memory_use import MemoryUse
+from shalekv.roles.quorum_status import quorum_status
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.store_use import StoreUse
@@ -106,6 +107,7 @@ class WriterAdmin:
             manifest=manifest_status(self._engine.manifest.current),
             memory=self.memory.status(),
             watches=None if self.watches is None else self.watches.status(),
+            quorum=quorum_status(engine.slots.report()),
         )
 
     def _writer_status(self) -> admin_pb2.WriterStatus:
@@ -114,7 +116,7 @@ class WriterAdmin:
             durable_prefix_seq=engine.prefix.seq,
             next_wal_id=engine.log.next_wal_id,
             wal_objects_in_flight=engine.log.objects_in_flight,
-            max_parallel_writes=self._settings.max_parallel_writes,
+            max_parallel_writes=engine.policy.max_parallel_writes,
             queued_bytes=engine.admission.queued_bytes,
             queued_bytes_max=self._settings.queued_bytes_max,
             wal_objects_written=engine.log.objects_written,

@@ -22,13 +22,28 @@ from shalekv.engine.commit import (
     changes_bytes,
 )
 from shalekv.engine.idempotency import Pending, Remembered
+from shalekv.engine.patience import still_unknown
 from shalekv.engine.waiting import Waiter, fail
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter, ShaleError, Stopping
+from shalekv.errors import (
+    ConditionFailed,
+    CounterOverflow,
+    NotACounter,
+    ShaleError,
+    Stopping,
+)
 from shalekv.format.idempotency import REQUEST_HASH_BYTES, ReplyKind, record_key
 from shalekv.roles import requests
+from shalekv.roles.archived import archived_reply
 from shalekv.roles.reply_form import ReplyForm, ReplyT
-from shalekv.roles.requests import DURABLE, LINEARIZABLE, MEMORY, DurabilityValue
+from shalekv.roles.requests import (
+    ARCHIVED,
+    DURABLE,
+    LINEARIZABLE,
+    MEMORY,
+    QUORUM,
+    DurabilityValue,
+)
 from shalekv.roles.service import Answer
 from shalekv.roles.transactions import Order
 from shalekv.roles.turns import Turns
@@ -97,6 +112,9 @@ class Writing:
         self._engine = engine
         self._header = header
         self._turns = Turns()
+        self._patience = engine.log.patience
+        self._is_quorum = engine.log.is_quorum
+        self._durable = QUORUM if self._is_quorum else DURABLE
 
     def commit(
         self,
@@ -118,10 +136,10 @@ class Writing:
         def load(settle: Settled, claim: Claim | None) -> Awaitable[Commit]:
             return engine.loads.write_batch(changes, settle, size_bytes=size_bytes, claim=claim)
 
-        durability = requests.durability(request.durability)
+        durability = requests.durability(request.durability, is_quorum=self._is_quorum)
         is_load = size_bytes > engine.skip_memtable_bytes
         if is_load and durability == MEMORY:
-            durability = DURABLE  # memory does not have it before
+            durability = self._durable  # memory does not have it before
         key = request.header.idempotency_key
         write = _Write(
             form,
@@ -145,12 +163,12 @@ class Writing:
     ) -> Answer[ReplyT]:
         """Commit what a transaction decides to do; see `_answer` for `line`."""
         log = self._engine.log
-        durability = requests.durability(request.durability)
+        durability = requests.durability(request.durability, is_quorum=self._is_quorum)
         is_confirmed = False
         if order.transaction.rests_on_state or form.kind is ReplyKind.TXN:
             is_confirmed = requests.condition_level(request.header) == LINEARIZABLE
             # Its reply tells of a state that is durable, so it can only be given then.
-            durability = DURABLE if durability == MEMORY else durability
+            durability = self._durable if durability == MEMORY else durability
         key = request.header.idempotency_key
 
         def submit(settle: Settled, claim: Claim | None, below: Below) -> Commit:
@@ -182,6 +200,7 @@ class Writing:
             known = engine.idempotency.find(write.key, write.request_hash)
             if known is not None:
                 return self._repeat(write, known)
+        engine.log.check_available()
         below = engine.below.now(write.needs)
         if below is None or line or write.load is not None:
             return self._submit_when_looked_up(write, Turns() if line is None else line)
@@ -222,7 +241,7 @@ class Writing:
             if write.load is None:
                 return self._submit(write, below)
             pending = self._begin(write)
-        return await self._submit_load(write.load, pending)
+        return await self._submit_load(write, write.load, pending)
 
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
         """Wait for room, and until those have gone on who came before and got it, too."""
@@ -259,6 +278,7 @@ class Writing:
 
     async def _submit_load(
         self,
+        write: _Write[ReplyT],
         load: Callable[[Settled, Claim | None], Awaitable[Commit]],
         begun: _Begun[ReplyT],
     ) -> Answer[ReplyT]:
@@ -273,17 +293,20 @@ class Writing:
         else:
             if begun.pending is not None:
                 begun.pending.commit = commit
-        return begun.future
+        self._patience.begin(begun.future)
+        return self._answered(write, begun.future)
 
     def _repeat(self, write: _Write[ReplyT], known: Pending | Remembered) -> Answer[ReplyT]:
         """The answer to a request that is known already."""
         if isinstance(known, Remembered):
             reply = write.form.message.FromString(known.record.reply)
             reply.header.CopyFrom(self._header(known.seq, known.record.wal_id))
-            return reply
+            return reply if write.durability != ARCHIVED else self._answered(write, _given(reply))
+        self._check_hope()
         future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
         known.waiting.append(self._settle(write, future))
         if known.commit is None:
+            self._patience.begin(future)
             return future
         return self._reply_of(write, known.commit, future)
 
@@ -295,7 +318,22 @@ class Writing:
             seq = commit.seq if commit.writes else self._engine.prefix.landed_seq
             reply.header.CopyFrom(self._header(seq, None))
             return reply
-        return self._confirmed(future, commit) if write.is_confirmed else future
+        self._patience.begin(future)
+        answer = self._confirmed(future, commit) if write.is_confirmed else future
+        return self._answered(write, answer)
+
+    def _answered(self, write: _Write[ReplyT], answer: Awaitable[ReplyT]) -> Awaitable[ReplyT]:
+        """The answer, when it is as durable as it was asked for."""
+        if self._is_quorum and write.durability == ARCHIVED:
+            return archived_reply(self._engine.slots, answer)
+        return answer
+
+    def _check_hope(self) -> None:
+        """Nobody waits for a copy of his write that has been given up."""
+        try:
+            self._engine.log.check_available()
+        except ShaleError as error:
+            raise still_unknown() from error
 
     async def _confirmed(self, future: asyncio.Future[ReplyT], commit: Commit) -> ReplyT:
         """The reply, or the refusal; where nothing was written, once the database is ours still.
@@ -313,7 +351,7 @@ class Writing:
 
     def _settle(self, write: _Write[ReplyT], future: asyncio.Future[ReplyT]) -> Settled:
         def settle(outcome: Receipt | ShaleError) -> None:
-            if future.done():  # the caller has gone; the commit stands all the same
+            if not self._patience.end(future):  # the caller has gone; the commit stands anyway
                 return
             if isinstance(outcome, Receipt):
                 reply = write.form.reply(outcome.decision, write.durability)
@@ -335,6 +373,10 @@ class Writing:
             write.form.kind,
             reply,
         )
+
+
+async def _given(reply: ReplyT) -> ReplyT:
+    return reply
 
 
 def _hash(request: WriteRequest, kind: ReplyKind) -> bytes:

@@ -9,7 +9,7 @@ stream open until it is collected.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -20,9 +20,16 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from shalekv.engine.result_room import ResultRoom
-from shalekv.errors import DeadlinePassed, InvalidRequest, Overloaded, ShaleError
+from shalekv.errors import (
+    DeadlinePassed,
+    InvalidRequest,
+    OutcomeUnknown,
+    Overloaded,
+    ShaleError,
+)
 from shalekv.roles.service import Answer, Call, DuplexStream, KvService, WatchService
 from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
+from shalekv.rpc.current_methods import MethodsOf
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.runtime import Runtime
@@ -38,6 +45,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 # More calls than allowed are a burst: by then some of them will be done.
 RETRY_AFTER_MS = 100
+CUT_OFF = "this server has ceased to be the writer before the call had come to its end"
 
 _log = structlog.get_logger(__name__)
 
@@ -60,6 +68,8 @@ class Adapter:
         self._refusal: ShaleError | None = None
         self._streams: set[DuplexStream] = set()
         self._leaving: set[asyncio.Task[None]] = set()  # which nobody cuts off but `leave`
+        self._in_calls: set[asyncio.Task[Any]] = set()
+        self._cut_off: set[asyncio.Task[Any]] = set()  # of them, by us
         self._awaited = 0  # of the calls, those that come to their end when all is answered
         self._idle = asyncio.Event()
         self._idle.set()
@@ -77,6 +87,12 @@ class Adapter:
         """Wait until no call is in progress but streams of watches."""
         await self._idle.wait()
 
+    def cut_off(self) -> None:
+        """Cancel what is in progress; its clients are told that the outcome is unknown."""
+        self._cut_off |= self._in_calls
+        for task in self._cut_off:
+            task.cancel()
+
     async def leave(self, timeout_s: float) -> None:
         """Wait for so long for what streams of watches do at their end; no call is left."""
         if self._leaving:
@@ -84,6 +100,19 @@ class Adapter:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+
+    def turning_away(self, services: Sequence[str]) -> grpc.GenericRpcHandler:
+        """The methods of `services` while there is nothing behind them: what `refuse` was told.
+
+        gRPC does not mind that all of them are streams here: no message is read or written.
+        """
+
+        async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
+            assert self._refusal is not None
+            await self._abort(context, self._refusal)
+
+        handler: Handler = grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
+        return MethodsOf(services, handler)
 
     def unary(
         self,
@@ -100,6 +129,7 @@ class Adapter:
                     reply = answer(_parsed(request_type, data), call)
                     return reply if isinstance(reply, Message) else await reply
             except asyncio.CancelledError as cancelled:
+                await self._abort_if_cut_off(context)
                 _raise_if_ours(cancelled)
                 await self._abort_for_bug(context, cancelled)
             except ShaleError as error:
@@ -166,6 +196,20 @@ class Adapter:
 
         return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
 
+    def duplex(
+        self, open_stream: Callable[[], DuplexStream], request_type: type[Message]
+    ) -> Handler:
+        """The handler of a method with streams both ways, which nobody awaits at the end."""
+        count = self.counts.of_request(request_type)
+
+        async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
+            async def serve(_call: Call) -> None:
+                await self._run_duplex(open_stream(), _requests(request_type, messages), context)
+
+            await self._serve_stream(context, serve, count, is_awaited=False)
+
+        return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
+
     async def _serve_stream(
         self,
         context: Context,
@@ -183,6 +227,7 @@ class Adapter:
             with timed, self._in_progress(is_awaited=is_awaited):
                 await serve(self._call(context))
         except asyncio.CancelledError as cancelled:
+            await self._abort_if_cut_off(context)
             _raise_if_ours(cancelled)
             await self._abort_for_bug(context, cancelled)
         except grpc.aio.BaseError:
@@ -230,6 +275,9 @@ class Adapter:
         if self._calls >= self._calls_max:
             message = f"{self._calls} calls are in progress, and no more are allowed"
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_calls.add(task)
         self._calls += 1
         self._awaited += is_awaited
         if self._awaited:
@@ -237,6 +285,7 @@ class Adapter:
         try:
             yield
         finally:
+            self._in_calls.discard(task)
             self._calls -= 1
             self._awaited -= is_awaited
             if not self._awaited:
@@ -254,6 +303,13 @@ class Adapter:
 
     async def _abort(self, context: Context, error: ShaleError) -> NoReturn:
         await _end(context, status_of(error, error_id=self._logged_id(error)))
+
+    async def _abort_if_cut_off(self, context: Context) -> None:
+        task = asyncio.current_task()
+        if task is not None and task in self._cut_off:
+            self._cut_off.discard(task)
+            task.uncancel()
+            await self._abort(context, OutcomeUnknown(CUT_OFF))
 
     async def _abort_for_bug(self, context: Context, error: BaseException) -> NoReturn:
         error_id = self._error_id()

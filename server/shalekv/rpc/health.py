@@ -13,11 +13,12 @@ WHOLE_SERVER = ""
 
 
 class Health:
-    """Answers Check and Watch; serving until told otherwise, and then never again."""
+    """Answers Check and Watch."""
 
     def __init__(self) -> None:
-        """Nothing serves yet."""
+        """Nothing is known yet."""
         self._servicer = aio.HealthServicer()
+        self._known: dict[str, None] = {WHOLE_SERVER: None}
 
     def methods(self) -> grpc.GenericRpcHandler:
         """The methods of the health service.
@@ -40,9 +41,17 @@ class Health:
 
     async def serve(self, services: Iterable[str]) -> None:
         """Report the whole server and each of `services` (full names) as SERVING."""
-        for service in (WHOLE_SERVER, *services):
-            await self._servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await self._report(services, health_pb2.HealthCheckResponse.SERVING)
 
-    async def stop(self) -> None:
-        """Report everything as NOT_SERVING, to those who watch as well."""
-        await self._servicer.enter_graceful_shutdown()
+    async def stop(self, services: Iterable[str] = ()) -> None:
+        """Report everything, `services` too, as NOT_SERVING, to those who watch as well."""
+        await self._report(services, health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def _report(
+        self,
+        services: Iterable[str],
+        status: int,
+    ) -> None:
+        self._known |= dict.fromkeys(services)
+        for service in self._known:
+            await self._servicer.set(service, status)

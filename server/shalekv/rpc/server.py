@@ -1,8 +1,12 @@
 """The gRPC server: bound first, serving when there is something to serve, drained at its end.
 
+    bound ----- start ------> serving ---- refuse, drain, stop ----> closed
+      |                        |   ^
+      +-------- stand_by ------+-> +-- start -- standing by: each call is turned away
+
 Binding comes before the writer opens: the port is then known (it is advertised in the manifest),
-and a port that is taken is noticed before another writer is fenced for nothing. Until `start`,
-connections wait in the backlog.
+and a port that is taken is noticed before another writer is fenced for nothing. Until `start`, or
+`stand_by`, connections wait in the backlog.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ import grpc
 
 from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
+from shalekv.roles.safekeeper.service import SafekeeperService
 from shalekv.roles.service import AdminService, KvService, WatchService
-from shalekv.rpc import admin, health, kv
+from shalekv.rpc import admin, health, kv, safekeeper
 from shalekv.rpc.adapter import Adapter
+from shalekv.rpc.current_methods import CurrentMethods
 from shalekv.rpc.interceptors import AccessLog
 from shalekv.rpc.reflection import reflection_methods
 from shalekv.runtime import Runtime
-from shalekv.settings import LimitSettings, LogLevel, ServerSettings
+from shalekv.settings import EndpointSettings, LimitSettings, LogLevel
 
 # Calls of any kind, health and reflection included, that grpc.aio lets through; the calls of our
 # own services are limited, with an error that says more, by the adapter.
@@ -36,13 +42,14 @@ LAST_CALLS_S = 0.1
 # Streams of watches move the leases of their consumers on at their end: some requests to the store.
 LAST_EDITS_S = 1.0
 GRPC_LOGGER = "grpc._cython.cygrpc"
+OWN_SERVICES = (kv.SERVICE, admin.SERVICE)
 
 
 class Server:
     """One listening address and the services behind it."""
 
     def __init__(
-        self, settings: ServerSettings, runtime: Runtime, *, limits: LimitSettings | None = None
+        self, settings: EndpointSettings, runtime: Runtime, *, limits: LimitSettings | None = None
     ) -> None:
         """Bind the address; needs a running loop.
 
@@ -56,11 +63,12 @@ class Server:
         )
         self._limits = limits or LimitSettings()
         self.session_room = ResultRoom(self._limits.sessions_bytes_max)
-        self._adapter = Adapter(
-            runtime, calls_max=settings.concurrent_calls_max, session_room=self.session_room
-        )
+        self._runtime = runtime
+        self._calls_max = settings.concurrent_calls_max
+        self._adapter = self._new_adapter()
+        self._methods = CurrentMethods()
         self._health = health.Health()
-        self._is_refusing = False
+        self._is_started = self._is_refusing = False
         host, _, port = settings.listen.rpartition(":")
         # Of a name with several addresses grpc is content with one: two servers would share a port.
         refusal = _refusal(host, int(port)) if int(port) else None
@@ -80,18 +88,38 @@ class Server:
         watches: WatchService,
     ) -> None:
         """Serve from now on."""
-        own = [kv.SERVICE, admin.SERVICE]
-        self._server.add_generic_rpc_handlers(
-            [
-                kv.kv_methods(kv_service, watches, self._adapter, self._limits),
-                admin.admin_methods(admin_service, self._adapter),
-                self._health.methods(),
-                *reflection_methods([*own, health.SERVICE]),
-            ]
+        self._adapter = self._new_adapter()  # that of a server that stands by turns all away
+        self._methods.become(
+            kv.kv_methods(kv_service, watches, self._adapter, self._limits),
+            admin.admin_methods(admin_service, self._adapter),
         )
-        await self._health.serve(own)
-        logging.getLogger(GRPC_LOGGER).addFilter(_is_news)
-        await self._server.start()
+        self._is_refusing = False
+        await self._health.serve(OWN_SERVICES)
+        await self._listen(OWN_SERVICES)
+
+    async def start_safekeeper(self, service: SafekeeperService) -> None:
+        """Serve as a safekeeper from now on."""
+        self._methods.become(safekeeper.safekeeper_methods(service, self._adapter))
+        await self._health.serve([safekeeper.SERVICE])
+        await self._listen([safekeeper.SERVICE])
+
+    async def stand_by(self, error: ShaleError) -> None:
+        """Report NOT_SERVING, and answer each call with `error` until the next `start`.
+
+        What is in progress is cut off: `refuse` and `drain` come before.
+        """
+        before, self._adapter = self._adapter, self._new_adapter()
+        self._adapter.refuse(error)
+        self._methods.become(self._adapter.turning_away(OWN_SERVICES))
+        await self._health.stop(OWN_SERVICES)
+        await self._listen(OWN_SERVICES)
+        before.refuse(error)
+        before.cut_off()
+        await before.leave(LAST_EDITS_S)
+
+    def tell(self, error: ShaleError) -> None:
+        """Answer each call with this one from now on. REQUIRES: `stand_by`, and no `start`."""
+        self._adapter.refuse(error)
 
     async def refuse(self, error: ShaleError) -> None:
         """Report NOT_SERVING, and answer each new call with `error`; others go on."""
@@ -115,8 +143,25 @@ class Server:
         await self._server.stop(LAST_REPLIES_S)
         await self._adapter.leave(LAST_EDITS_S)
 
+    def _new_adapter(self) -> Adapter:
+        return Adapter(self._runtime, calls_max=self._calls_max, session_room=self.session_room)
 
-def channel_options(settings: ServerSettings) -> Sequence[tuple[str, int]]:
+    async def _listen(self, services: Sequence[str]) -> None:
+        if self._is_started:
+            return
+        self._is_started = True
+        self._server.add_generic_rpc_handlers(
+            [
+                self._methods,
+                self._health.methods(),
+                *reflection_methods([*services, health.SERVICE]),
+            ]
+        )
+        logging.getLogger(GRPC_LOGGER).addFilter(_is_news)
+        await self._server.start()
+
+
+def channel_options(settings: EndpointSettings) -> Sequence[tuple[str, int]]:
     """What grpc is told about connections, messages and metadata."""
     return [
         ("grpc.so_reuseport", 0),  # two servers would share a port in silence

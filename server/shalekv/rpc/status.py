@@ -53,6 +53,7 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.Overloaded: Row(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.QueueFull: Row(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.MemtableFull: Row(_Code.RESOURCE_EXHAUSTED, _NO),
+    errors.LogFull: Row(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.ReplyTooLarge: Row(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.RangeTooCostly: Row(_Code.RESOURCE_EXHAUSTED, _NO),
     # ABORTED is what gRPC advises for a test-and-set that has to be begun again, higher up.
@@ -79,7 +80,14 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.Stopping: Row(_Code.UNAVAILABLE, _NO),
     errors.Fenced: Row(_Code.UNAVAILABLE, _NO),
     errors.Superseded: Row(_Code.UNAVAILABLE, _NO),
+    errors.StandingBy: Row(_Code.UNAVAILABLE, _NO),
     errors.OutcomeUnknown: Row(_Code.UNKNOWN, _UNKNOWN),
+    # Raised before anything is sent to a safekeeper: what was sent ends as unknown.
+    errors.QuorumUnavailable: Row(_Code.UNAVAILABLE, _NO),
+    errors.NotAMember: Row(_Code.FAILED_PRECONDITION, _NO, log=True),
+    errors.LogDamaged: Row(_Code.FAILED_PRECONDITION, _NO, log=True),
+    errors.RecordTrimmed: Row(_Code.OUT_OF_RANGE, _NO),
+    errors.LogBehindArchive: Row(_Code.FAILED_PRECONDITION, _NO, log=True),
     errors.DatabaseError: Row(_Code.FAILED_PRECONDITION, _UNKNOWN, log=True),
     errors.DatabaseNotFound: Row(_Code.NOT_FOUND, _NO, log=True),
     errors.DatabaseExists: Row(_Code.ALREADY_EXISTS, _NO),
@@ -119,6 +127,7 @@ _METADATA: Mapping[type[errors.ShaleError], Mapping[str, str]] = {
     errors.Overloaded: {"retry_after_ms": "retry_after_ms"},
     errors.Fenced: {"own_epoch": "own_epoch", "newer_epoch": "newer_epoch"},
     errors.Superseded: {"own_epoch": "own_epoch", "newer_epoch": "newer_epoch"},
+    errors.StandingBy: {"writer_address": "writer_address"},
     errors.CorruptObject: {"object": "name", "offset": "offset"},
     errors.StoreError: {"object": "name", "operation": "operation"},
 }

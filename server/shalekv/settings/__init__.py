@@ -7,18 +7,37 @@ generated from here. The names of fields differ between groups, since each is a 
 
 from __future__ import annotations
 
-from pydantic import Field
+from enum import StrEnum
 
+from pydantic import Field, model_validator
+
+from shalekv.settings.archiving import ArchivingSettings
 from shalekv.settings.cache import CacheSettings
 from shalekv.settings.children import ChildrenSettings
 from shalekv.settings.collector import CollectorSettings
 from shalekv.settings.compactor import CompactorSettings
+from shalekv.settings.election import ElectionSettings
 from shalekv.settings.levels import LevelCodec, LevelSettings
 from shalekv.settings.limits import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.settings.memory import MemorySettings
 from shalekv.settings.model import GIB, KIB, MIB, Settings
-from shalekv.settings.reader import DiskCacheSettings, ReaderSettings, SnapshotChoice
-from shalekv.settings.server import LogFormat, LogLevel, ProcessSettings, ServerSettings
+from shalekv.settings.quorum import QuorumSettings, SafekeeperTransport
+from shalekv.settings.reader import (
+    DiskCacheSettings,
+    ReaderSettings,
+    SnapshotChoice,
+    TailChoice,
+)
+from shalekv.settings.safekeeper import SafekeeperSettings
+from shalekv.settings.server import (
+    PORT_MAX,
+    EndpointSettings,
+    LogFormat,
+    LogLevel,
+    ProcessSettings,
+    SafekeeperServerSettings,
+    ServerSettings,
+)
 from shalekv.settings.store import CasChoice, StoreSettings
 from shalekv.settings.watches import WatchSettings
 from shalekv.settings.writer import WalCodec, WriterSettings
@@ -28,6 +47,8 @@ __all__ = [
     "KIB",
     "MIB",
     "STREAM_MESSAGE_BYTES_MAX",
+    "ArchiveSettings",
+    "ArchivingSettings",
     "CacheSettings",
     "CasChoice",
     "ChildrenSettings",
@@ -37,6 +58,8 @@ __all__ = [
     "CompactorSettings",
     "DatabaseSettings",
     "DiskCacheSettings",
+    "ElectionSettings",
+    "EndpointSettings",
     "EverySetting",
     "LevelCodec",
     "LevelSettings",
@@ -45,14 +68,21 @@ __all__ = [
     "LogLevel",
     "MemorySettings",
     "ProcessSettings",
+    "QuorumSettings",
     "ReadSettings",
     "ReaderSettings",
+    "SafekeepSettings",
+    "SafekeeperServerSettings",
+    "SafekeeperSettings",
+    "SafekeeperTransport",
     "ServeSettings",
     "ServerSettings",
     "Settings",
     "SnapshotChoice",
     "StoreSettings",
+    "TailChoice",
     "UrlSettings",
+    "WalChoice",
     "WalCodec",
     "WatchSettings",
     "WriterSettings",
@@ -68,12 +98,48 @@ class UrlSettings(Settings):
     )
 
 
+class WalChoice(StrEnum):
+    """Where a write is made durable."""
+
+    OBJECT_STORE = "object-store"
+    QUORUM = "quorum"
+
+
 class DatabaseSettings(UrlSettings):
     """Which database, and how it is opened."""
 
     create: bool = Field(
         default=False, description="Create the database if there is none at the URL."
     )
+    wal: WalChoice | None = Field(
+        default=None,
+        description="Where a write is made durable: in the object store, or on a majority of "
+        "safekeepers, which archive it to the object store. A database keeps the mode that it was "
+        "created with until it is switched; another one that is named here is refused. Not set: "
+        "the mode of the database; of one that is created, object-store.",
+    )
+    safekeepers: str = Field(
+        default="",
+        description="The safekeepers of a database that is created with --wal quorum: "
+        "HOST:PORT,HOST:PORT,HOST:PORT, as the manifest will name them. Of one that is there "
+        "already they must be these, or not be named: the manifest has them.",
+    )
+
+    @property
+    def safekeeper_addresses(self) -> tuple[str, ...]:
+        """The addresses, each."""
+        return tuple(each.strip() for each in self.safekeepers.split(",") if each.strip())
+
+    @model_validator(mode="after")
+    def _safekeepers_have_addresses(self) -> DatabaseSettings:
+        addresses = self.safekeeper_addresses
+        if addresses and self.wal is not WalChoice.QUORUM:
+            raise ValueError("safekeepers are for wal quorum only: give that, too")
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) <= PORT_MAX:
+                raise ValueError(f"safekeepers must be HOST:PORT,HOST:PORT,..., not {address!r}")
+        return self
 
 
 class ServeSettings(Settings):
@@ -83,6 +149,7 @@ class ServeSettings(Settings):
     server: ServerSettings = ServerSettings()
     memory: MemorySettings = MemorySettings()
     writer: WriterSettings = WriterSettings()
+    quorum: QuorumSettings = QuorumSettings()
     limits: LimitSettings = LimitSettings()
     cache: CacheSettings = CacheSettings()
     disk_cache: DiskCacheSettings = DiskCacheSettings()
@@ -91,6 +158,7 @@ class ServeSettings(Settings):
     compactor: CompactorSettings = CompactorSettings()
     collector: CollectorSettings = CollectorSettings()
     children: ChildrenSettings = ChildrenSettings()
+    election: ElectionSettings = ElectionSettings()
     store: StoreSettings = StoreSettings()
 
 
@@ -108,10 +176,32 @@ class ReadSettings(Settings):
     store: StoreSettings = StoreSettings()
 
 
+class ArchiveSettings(Settings):
+    """Where the databases are."""
+
+    url: str = Field(
+        description="Where the databases are whose logs this node keeps, at or below: "
+        "s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///path. It "
+        "archives nowhere else."
+    )
+
+
+class SafekeepSettings(Settings):
+    """Everything that `shalekv safekeeper` needs."""
+
+    database: ArchiveSettings
+    server: SafekeeperServerSettings = SafekeeperServerSettings()
+    safekeeper: SafekeeperSettings = SafekeeperSettings()
+    archiving: ArchivingSettings = ArchivingSettings()
+    store: StoreSettings = StoreSettings()
+
+
 class EverySetting(ServeSettings):
     """The settings of all roles: one file, and one environment, may have them for all."""
 
     reader: ReaderSettings = ReaderSettings()
+    safekeeper: SafekeeperSettings = SafekeeperSettings()
+    archiving: ArchivingSettings = ArchivingSettings()
 
 
 class CompactSettings(Settings):

@@ -22,10 +22,11 @@ class _Share(NamedTuple):
 # of a reader, so that round budgets have round parts.
 _SHARES = (
     _Share("writer", "memtable_bytes_max", 22),
-    _Share("reader", "reader_memtable_bytes_max", 30),
+    _Share("reader", "reader_memtable_bytes_max", 31),
     _Share("writer", "queued_bytes_max", 4),
-    _Share("writer", "waiting_bytes_max", 4),
-    _Share("cache", "block_cache_bytes", 12),
+    _Share("writer", "waiting_bytes_max", 2),
+    _Share("quorum", "held_log_bytes_max", 3),
+    _Share("cache", "block_cache_bytes", 11),
     _Share("cache", "metadata_cache_bytes", 6),
     _Share("cache", "read_in_flight_bytes", 4),
     _Share("cache", "scan_ahead_bytes_max", 3),

@@ -11,7 +11,7 @@ class CacheSettings(Settings):
     """Reading the levels: caches, and requests in flight."""
 
     block_cache_bytes: int = Field(
-        default=96 * MIB,
+        default=88 * MIB,
         ge=0,
         le=1024 * GIB,
         description="Memory for blocks of the levels that were read.",

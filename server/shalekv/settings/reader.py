@@ -16,6 +16,13 @@ class SnapshotChoice(StrEnum):
     NONE = "none"
 
 
+class TailChoice(StrEnum):
+    """Whether a reader of a quorum database asks its safekeepers."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class ReaderSettings(Settings):
     """How a reader follows the writer."""
 
@@ -50,6 +57,12 @@ class ReaderSettings(Settings):
         le=3_600_000,
         description="How often a reader looks for new levels, and for another writer.",
     )
+    tail: TailChoice = Field(
+        default=TailChoice.AUTO,
+        description="Where safekeepers hold the WAL. auto: the reader hears from one of them what "
+        "is committed, at once, and asks the bucket only when none answers. off: it sees what is "
+        "archived, and connects to nothing but the bucket.",
+    )
     reader_snapshot_ttl_s: int = Field(
         default=300,
         ge=2,
@@ -64,7 +77,7 @@ class ReaderSettings(Settings):
         description="How long a reader that begins tries to put its snapshot into the manifest.",
     )
     reader_memtable_bytes_max: int = Field(
-        default=240 * MIB,
+        default=248 * MIB,
         ge=1 * MIB,
         le=1024 * GIB,
         description="Memory for what is not compacted yet, overhead included. Past it a reader "

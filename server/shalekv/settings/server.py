@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -36,7 +37,7 @@ class ProcessSettings(Settings):
     )
 
 
-class ServerSettings(ProcessSettings):
+class EndpointSettings(ProcessSettings):
     """The gRPC server and the process around it."""
 
     listen: str = Field(
@@ -48,11 +49,6 @@ class ServerSettings(ProcessSettings):
         default=False,
         description="Allow an address other than loopback although the connection is neither "
         "encrypted nor authenticated.",
-    )
-    advertise: str = Field(
-        default="",
-        description="HOST:PORT under which clients reach this writer; stored in the manifest. "
-        "Not set: the address it listens on. Readers have no use for it.",
     )
     shutdown_grace_ms: int = Field(
         default=10_000,
@@ -110,9 +106,29 @@ class ServerSettings(ProcessSettings):
     )
 
     @model_validator(mode="after")
-    def _listen_has_a_port(self) -> ServerSettings:
+    def _listen_has_a_port(self) -> Self:
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdigit() or int(port) > PORT_MAX:
             message = f"listen must be HOST:PORT with a port of 0 to 65535, not {self.listen!r}"
             raise ValueError(message)
         return self
+
+
+class ServerSettings(EndpointSettings):
+    """The gRPC server of a writer or a reader, and the process around it."""
+
+    advertise: str = Field(
+        default="",
+        description="HOST:PORT under which clients reach this writer; stored in the manifest. "
+        "Not set: the address it listens on. Readers have no use for it.",
+    )
+
+
+class SafekeeperServerSettings(EndpointSettings):
+    """The gRPC server of a safekeeper, and the process around it."""
+
+    listen: str = Field(
+        default="127.0.0.1:7655",
+        description="HOST:PORT to listen on; port 0 picks a free one. An address other than "
+        "loopback needs --insecure.",
+    )

@@ -60,7 +60,7 @@ class WriterSettings(Settings):
         description="Bytes of writes that are queued or being uploaded. Past it writes wait.",
     )
     waiting_bytes_max: int = Field(
-        default=32 * MIB,
+        default=16 * MIB,
         ge=0,
         le=16 * GIB,
         description="Bytes of writes that wait for room. Past it writes are refused at once with "

@@ -125,7 +125,7 @@ class ObjectStore(abc.ABC):
         """The objects whose names begin with `prefix` and come after `start_after`, by name.
 
         `prefix` ends in ``/``: a folder. Names order by their bytes. The list is read from the
-        store when iteration begins, page by page.
+        store when iteration begins, page by page; a page shows what was there at one moment of it.
         """
 
     @abc.abstractmethod

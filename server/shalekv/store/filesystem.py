@@ -85,6 +85,10 @@ class FileSystem:
         # Without O_NONBLOCK, a pipe that somebody left in the folder would block for ever.
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
+    def open_update(self, path: Path) -> int:
+        """A descriptor that reads and writes an existing file; no symbolic link is followed."""
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
     def open_folder(self, path: Path) -> int:
         """A descriptor that syncs a folder."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -104,6 +108,32 @@ class FileSystem:
         else:
             os.fsync(descriptor)
 
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        """Write some of `data` at `offset`: how many bytes."""
+        return os.pwrite(descriptor, data[:WRITE_BYTES_MAX], offset)
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        """Extend a file to this size with zeros, and take the space for them on the disk."""
+        if sys.platform == "darwin":  # which has no call for it
+            zeros = memoryview(bytes(WRITE_BYTES_MAX))
+            offset = os.fstat(descriptor).st_size
+            while offset < size_bytes:
+                offset += os.pwrite(descriptor, zeros[: size_bytes - offset], offset)
+        else:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+
+    def sync_data(self, descriptor: int) -> None:
+        """Make a file's bytes survive a power cut, and of its status what it takes to read them."""
+        if sys.platform == "darwin":
+            self.fsync(descriptor)
+        else:
+            os.fdatasync(descriptor)
+
+    def drop_cached(self, descriptor: int) -> None:
+        """Have the next reads of a file come from the disk, where the system allows it."""
+        if sys.platform != "darwin":
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self, descriptor: int) -> None:
         """Give the descriptor back."""
         os.close(descriptor)
@@ -119,6 +149,10 @@ class FileSystem:
     def mkdir(self, path: Path) -> None:
         """Make a folder in an existing one."""
         path.mkdir(NEW_FOLDER_MODE)
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty folder."""
+        path.rmdir()
 
     def may_write(self, folder: Path) -> bool:
         """Whether this process may make entries in a folder."""
@@ -172,6 +206,11 @@ class FileSystem:
             os.ftruncate(descriptor, size_bytes)
         finally:
             os.close(descriptor)
+
+    def free_bytes(self, path: Path) -> int:
+        """What may still be allocated on the file system of a file or folder."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
 
     def try_lock(self, path: Path) -> FileLock | None:
         """The lock of a file, which is made if need be; None: somebody else has it."""

@@ -106,10 +106,21 @@ class LocalStore(ObjectStore):
         check_prefix(prefix)
         names = await self._runtime.workers.run(self._names, prefix, start_after)
         self.sent.add(RequestKind.LIST, max(1, -(-len(names) // PAGE_NAMES)))
-        for first in range(0, len(names), PAGE_NAMES):
-            page = names[first : first + PAGE_NAMES]
-            for info in await self._runtime.workers.run(self._page, page):
+        last, gone = start_after, frozenset[str]()
+        while names:
+            page = names[:PAGE_NAMES]
+            found, missing = await self._runtime.workers.run(self._page, page)
+            if missing - gone:
+                # Whoever lists may have stood still since the names were read, until all of them
+                # were deleted and others took their places. A page shows what was there at one
+                # moment: that an object which is always replaced is there at all, and which is the
+                # newest (rule F2).
+                gone |= missing
+                names = await self._runtime.workers.run(self._names, prefix, last)
+                continue
+            for info in found:
                 yield info
+            last, names = page[-1], names[PAGE_NAMES:]
 
     async def delete(self, names: Iterable[str]) -> None:
         doomed = tuple(names)
@@ -165,18 +176,23 @@ class LocalStore(ObjectStore):
         first = os.fsencode(start_after)
         return tuple(sorted((at for at in found if os.fsencode(at) > first), key=os.fsencode))
 
-    def _page(self, names: Names) -> tuple[ObjectInfo, ...]:
+    def _page(self, names: Names) -> tuple[tuple[ObjectInfo, ...], frozenset[str]]:
+        """What is known of these files, and which objects were deleted since they were named."""
         files: dict[str, FileStatus] = {}
+        missing: set[str] = set()
         with self._told_as("list", names[0]):
             for name in names:
                 try:
                     status = self._filesystem.stat(self._path(name))
                 except (FileNotFoundError, NotADirectoryError):
-                    continue  # deleted since
+                    if not name.endswith(TEMP_SUFFIX):  # which come and go with every create
+                        missing.add(name)
+                    continue
                 if status.is_file:
                     files[name] = status
             self._disk.sync_seen({self._path(name): status for name, status in files.items()})
-        return tuple(_info(name, status) for name, status in files.items())
+        found = tuple(_info(name, status) for name, status in files.items())
+        return found, frozenset(missing)
 
     def _delete(self, names: Names) -> None:
         self._disk.check("delete", self._path(names[0]))

@@ -27,6 +27,7 @@ from shalekv.store.arguments import byte_range, check_name, check_new_name, chec
 from shalekv.store.requests import RequestCounts, RequestKind
 
 PAGE_NAMES = 1_000  # as many as object stores answer at once
+_ABOVE_ALL = "\x7f"  # no name has it: a prefix with this comes after all names that begin with it
 
 
 class MemoryObjects:
@@ -63,8 +64,9 @@ class MemoryObjects:
     def page(self, prefix: str, after: str) -> tuple[ObjectInfo, ...]:
         """The first objects whose names begin with `prefix` and come after `after`."""
         first = max(bisect_right(self._names, after), bisect_left(self._names, prefix))
-        names = self._names[first : first + PAGE_NAMES]
-        return tuple(self._by_name[name].info for name in names if name.startswith(prefix))
+        last = bisect_left(self._names, prefix + _ABOVE_ALL, first)
+        names = self._names[first : min(last, first + PAGE_NAMES)]
+        return tuple([self._by_name[name].info for name in names])
 
 
 _NAMED: dict[str, MemoryObjects] = {}

@@ -14,6 +14,7 @@ EXAMPLES = (
     "s3://bucket/folder, gs://bucket/folder, az://container/folder, file:///var/lib/shalekv "
     "(a folder) or memory://trial (gone when the process ends)"
 )
+UNCHARGED_SCHEMES = ("file://", "memory://")  # of stores that charge nothing for a request
 MAX_FOLDER_BYTES = 400  # with the longest name of an object, below what all stores take
 
 # What Amazon, Google and Azure have in common, and what servers of one's own add to it.

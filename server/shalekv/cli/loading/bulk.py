@@ -31,6 +31,7 @@ from shalekv.cli.output import print_line, printing
 from shalekv.cli.pairs.lines import BadInput
 from shalekv.cli.pairs.reading import Reading
 from shalekv.cli.pairs.source import Source
+from shalekv.cli.role_life import open_links
 from shalekv.core.loads import check_single_load_id
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.wording import counted
@@ -230,7 +231,10 @@ class _Bulk:
     async def _commit(self, store: CasStore, infos: list[SstInfo]) -> None:
         done = self._done
         if self._plan.words.opens:
-            loaded = await commit_by_opening(store, self._load_id, infos, self._settings.writer)
+            async with open_links() as links:
+                loaded = await commit_by_opening(
+                    store, self._load_id, infos, self._settings.writer, links=links
+                )
             done.seq, done.was_before = loaded.seq, loaded.already_applied
             return
         async with Client(

@@ -27,6 +27,8 @@ Origin: TypeAlias = Mapping[str, OriginValue]
 
 BEGINNING = "beginning_sha256"  # in an origin
 
+_KINDS = {"load_id": str, "origin": dict, "database_id": str, "complete": bool}  # else numbers
+
 
 class StateMismatch(Exception):
     """The state file belongs to another load, or is none. Says what differs."""
@@ -118,11 +120,20 @@ def _parsed(path: Path, text: str) -> LoadState:
         known = {field.name for field in fields(LoadState)}
         state = LoadState(**{name: found[name] for name in known})
         uuid.UUID(state.load_id)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        _check_kinds(state)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise StateMismatch(f"{path} is not a file that `load --resume` has written") from None
     if state.version != VERSION:
         raise StateMismatch(f"{path} has version {state.version}, and this program reads {VERSION}")
     return state
+
+
+def _check_kinds(state: LoadState) -> None:
+    """Raise `TypeError` where a field has a value of another kind than a fresh state."""
+    for field in fields(LoadState):
+        kind = _KINDS.get(field.name, int)
+        if type(getattr(state, field.name)) is not kind:
+            raise TypeError(field.name)
 
 
 def _difference(name: str, was: OriginValue, now: OriginValue) -> str:

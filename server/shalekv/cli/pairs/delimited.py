@@ -111,7 +111,10 @@ class DelimitedRows:
 
     def _header(self) -> list[str]:
         if self._is_csv:
-            cells = next(csv.reader(self._texts([])), [])
+            try:
+                cells = next(csv.reader(self._texts([])), [])
+            except csv.Error as error:
+                raise BadInput(1, f"the header is not CSV: {error}") from None
         else:
             line = next(iter(self.lines), b"").removeprefix(BYTE_ORDER_MARK)
             cells = without_end(line).decode("utf-8", "surrogateescape").split("\t")

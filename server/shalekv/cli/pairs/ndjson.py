@@ -25,6 +25,7 @@ from shalekv.cli.pairs.lines import (
 from shalekv_client import Entry, Put
 
 EXPIRY = "expire_at_ms"
+EXPIRY_MAX = 2**64 - 1  # in milliseconds
 
 compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -67,8 +68,8 @@ class NdjsonRows:
         if self._ttl_ms or not members.get(EXPIRY):
             return Put(key, value, self._ttl_ms)
         expire_at_ms = members[EXPIRY]
-        if type(expire_at_ms) is not int:
-            raise ValueError(f"'{EXPIRY}' is no number of milliseconds")
+        if type(expire_at_ms) is not int or expire_at_ms > EXPIRY_MAX:
+            raise ValueError(f"'{EXPIRY}' is no number of milliseconds, or too large")
         # What has expired meanwhile expires at once: it hides what the key had before.
         return Put(key, value, max(1, expire_at_ms - self._now_ms()))
 

@@ -16,7 +16,7 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.engine.backup.checking import level_copy
 from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
 from shalekv.engine.backup.log import LogCopier
-from shalekv.engine.backup.plan import check_can_be_copied, wanted_ssts
+from shalekv.engine.backup.plan import wanted_ssts
 from shalekv.engine.backup.protecting import protected
 from shalekv.engine.backup.repository import Repository
 from shalekv.engine.levels.origins import Origins
@@ -73,7 +73,6 @@ class BackupCreation:
         this stood still until the snapshot had expired, and `StoreError`.
         """
         current = await StoredManifest(self._source).refresh()
-        check_can_be_copied(current)
         await self._repository.check_same_database(current.database_id)
         mark = await self._repository.begin(Work.CREATION)
         try:

@@ -3,6 +3,9 @@
 A backup is what a snapshot protects, and a writer needs to go on from there: the SSTs that its
 manifest names, those of pending loads included, and the WAL from c (inclusive) to the last object
 that the snapshot has seen. Of a load that nothing commits, the next writer drops what is pending.
+
+Of a database with safekeepers that is what they had archived. What is restored has none: its WAL is
+in its object store.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from shalekv.core.fencing import SEQ_GAP
 from shalekv.core.manifest import CasMode, Manifest, Origin, WalMode
 from shalekv.core.snapshot import judged_ms
 from shalekv.core.sst_table import SstInfo
-from shalekv.errors import BadStructure, DatabaseMismatch
+from shalekv.errors import BadStructure
 from shalekv.format.backup import Backup
 from shalekv.format.backup_names import Copy, LevelCopy, WalCopy
 
@@ -47,16 +50,6 @@ def wanted_slots(manifest: Manifest) -> range:
     return range(manifest.wal_id_last_compacted or 0, manifest.wal_id_last_seen + 1)
 
 
-def check_can_be_copied(manifest: Manifest) -> None:
-    """Raise `DatabaseMismatch` for a database that is not whole in its object store."""
-    if manifest.wal_mode is not WalMode.OBJECT_STORE:
-        message = (
-            f"this database has its WAL in mode {manifest.wal_mode.name.lower()}: what is in its "
-            "object store alone is no whole copy of it"
-        )
-        raise DatabaseMismatch(message)
-
-
 def check_whole(backup: Backup) -> None:
     """Raise `BadStructure` unless its copies are just what its manifest needs."""
     manifest = backup.manifest
@@ -78,8 +71,9 @@ def restored_manifest(backup: Backup, cas_mode: CasMode) -> Manifest:
 
     It is the same whenever it is made, so that whoever finds it there can tell what it is. Times of
     the store it came from mean nothing in the new one: nothing is garbage there before a collector
-    has said so, and snapshots and leases are gone, with the processes that held them. But what had
-    expired at the backup does not come back, whatever the new clock shows (I2).
+    has said so, and snapshots and leases are gone, with the processes that held them, and with the
+    safekeepers. But what had expired at the backup does not come back, whatever the new clock shows
+    (I2).
     """
     before = backup.manifest
     return replace(
@@ -87,6 +81,10 @@ def restored_manifest(backup: Backup, cas_mode: CasMode) -> Manifest:
         manifest_id=before.manifest_id + MANIFEST_ID_GAP,
         write_id=_derived(backup, f"{cas_mode.name} write id"),
         cas_mode=cas_mode,
+        wal_mode=WalMode.OBJECT_STORE,
+        wal_generation=before.wal_generation + bool(before.wal_members),
+        wal_members=(),
+        wal_members_next=(),
         writer_epoch=before.writer_epoch + EPOCH_GAP,
         writer_nonce=_derived(backup, "writer nonce"),
         writer_address="",

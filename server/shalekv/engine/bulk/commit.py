@@ -11,6 +11,7 @@ from shalekv.core.loads import check_load_id, files_problem
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.bulk.committed import committed_seq
 from shalekv.engine.loads import Loaded
+from shalekv.engine.quorum.links import Links
 from shalekv.engine.recover import open_log
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import InvalidRequest, ShaleError
@@ -28,6 +29,8 @@ async def commit_by_opening(
     load_id: str,
     infos: Sequence[SstInfo],
     settings: WriterSettings | None = None,
+    *,
+    links: Links | None = None,
 ) -> Loaded:
     """Commit these files as a load, as a writer of the database, which is closed again.
 
@@ -37,7 +40,8 @@ async def commit_by_opening(
     error, repeats it with the same `load_id`.
 
     Raises `InvalidRequest` for files that are missing or not as they are listed, `LeaseLost`,
-    `LoadUnknown`, and what `open_log` raises.
+    `LoadUnknown`, and what `open_log` raises: without `links` `DatabaseMismatch` for a database
+    that has its WAL in safekeepers.
     """
     check_files_listed(load_id, infos)
     stored = StoredManifest(store)
@@ -47,7 +51,7 @@ async def commit_by_opening(
     writer = settings or WriterSettings()
     if writer.flush_interval_ms is None:  # one object is written: there is nothing to space
         writer = writer.model_copy(update={"flush_interval_ms": 0})
-    opened = await open_log(store, writer, address="")
+    opened = await open_log(store, writer, address="", links=links)
     engine = WriterEngine(opened, writer, store.runtime.clock)
     try:
         return await _ingest(engine, load_id, infos)

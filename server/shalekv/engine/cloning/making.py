@@ -6,12 +6,15 @@
 A crash before manifest 0 leaves no database: an object that the next attempt goes on from, SSTs
 that the collector of a clone deletes, pins that expire. A crash behind it is made good by the next
 attempt, and by any process of the clone that is started (`check_pins`).
+
+Of a database with safekeepers it is the archive that is cloned. The clone has its WAL in its object
+store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -24,7 +27,7 @@ from shalekv.engine.cloning.tail import merge_tail
 from shalekv.engine.founding import check_vacant, found
 from shalekv.engine.levels.origins import Origins
 from shalekv.engine.origin_pins import check_pins
-from shalekv.errors import DatabaseExists, DatabaseMismatch, InvalidRequest
+from shalekv.errors import DatabaseExists, InvalidRequest
 from shalekv.manifest.named import named_manifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import LevelSettings
@@ -47,6 +50,7 @@ class Cloned:
     own_ssts: int
     own_bytes: int
     wal_objects: int  # of the parent, that were merged into own SSTs
+    is_of_archive: bool = False  # safekeepers of the parent may have had more
 
 
 class Cloning:
@@ -64,16 +68,15 @@ class Cloning:
     async def run(self, called: str = "") -> Cloned:
         """Clone what the snapshot with this name or id shows; "": the current state.
 
-        Raises `DatabaseExists`, `DatabaseNotFound`, `DatabaseMismatch`, `SnapshotNotFound`,
-        `InvalidRequest` for a snapshot without WAL, `IllegalState` when the target holds what is
-        left of a database, `StoreUnfit`, `OriginLost`, and `CorruptObject` and `StoreError`, which
-        name the store.
+        Raises `DatabaseExists`, `DatabaseNotFound`, `SnapshotNotFound`, `InvalidRequest` for a
+        snapshot without WAL, `IllegalState` when the target holds what is left of a database,
+        `StoreUnfit`, `OriginLost`, and `CorruptObject` and `StoreError`, which name the store.
         """
         try:
             await check_vacant(self._cas)
         except DatabaseExists:
             return await self._completed()
-        _check(await StoredManifest(self._parent).refresh())
+        await StoredManifest(self._parent).refresh()
         await self._cas.recover()
         await check_fit(self._target, self._parent.runtime, self._parent.settings)
         return await self._make(await claim_id(self._cas), called)
@@ -112,7 +115,8 @@ class Cloning:
         await found(self._cas, manifest)
         await check_pins(self._cas, manifest)
         log.info("cloned", url=self._cas.url, parent=self._parent.url)
-        return _told(manifest, merged.own_ids, merged.wal_objects)
+        told = _told(manifest, merged.own_ids, merged.wal_objects)
+        return replace(told, is_of_archive=shared.wal_mode is WalMode.QUORUM)
 
     async def _completed(self) -> Cloned:
         """Complete what crashed when the clone was there. Raises `DatabaseExists`."""
@@ -128,15 +132,6 @@ class Cloning:
         foreign = foreign_ids(manifest.origins)
         own = {info.id for info in manifest.leveled_ssts if info.id not in foreign}
         return _told(manifest, own, 0)
-
-
-def _check(parent: Manifest) -> None:
-    if parent.wal_mode is not WalMode.OBJECT_STORE:
-        message = (
-            f"this database has its WAL in mode {parent.wal_mode.name.lower()}: what is in its "
-            "object store alone is not all of it"
-        )
-        raise DatabaseMismatch(message)
 
 
 def _told(manifest: Manifest, own_ids: Collection[bytes], wal_objects: int) -> Cloned:

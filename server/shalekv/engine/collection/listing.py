@@ -28,12 +28,13 @@ def is_ours(name: str) -> bool:
 def as_listed(info: ObjectInfo) -> Listed:
     """An object below one of the three folders, as the rules judge it."""
     name = info.name
-    number = names.parse_manifest_name(name)
-    return Listed(
-        folder=_FOLDERS[f"{name.partition('/')[0]}/"],
-        name=name,
-        size_bytes=info.size_bytes,
-        modified_ms=info.modified_ms,
-        number=names.parse_wal_name(name) if number is None else number,
-        sst_id=names.parse_level_name(name),
-    )
+    folder = _FOLDERS[f"{name.partition('/')[0]}/"]
+    number: int | None = None
+    sst_id: bytes | None = None
+    if folder is Folder.MANIFEST:
+        number = names.parse_manifest_name(name)
+    elif folder is Folder.WAL:
+        number = names.parse_wal_name(name)
+    else:
+        sst_id = names.parse_level_name(name)
+    return Listed(folder, name, info.size_bytes, info.modified_ms, number, sst_id)

@@ -40,10 +40,6 @@ class Amount:
     objects: int = 0
     size_bytes: int = 0
 
-    def plus(self, listed: Listed) -> Amount:
-        """One object more."""
-        return Amount(self.objects + 1, self.size_bytes + listed.size_bytes)
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -59,22 +55,21 @@ class Report:
     @classmethod
     def on(cls, plan: Plan) -> Report:
         """The report when all is done that `plan` says."""
-        deleted: dict[Folder, Amount] = {}
-        kept: dict[tuple[Folder, Reason], Amount] = {}
+        deleted: dict[Folder, list[int]] = {}  # sizes
+        kept: dict[tuple[Folder, Reason], list[int]] = {}
         for judged in plan.objects:
             listed, verdict = judged.listed, judged.verdict
             if verdict.goes:
-                deleted[listed.folder] = deleted.get(listed.folder, Amount()).plus(listed)
+                deleted.setdefault(listed.folder, []).append(listed.size_bytes)
             else:
-                key = (listed.folder, verdict.reason)
-                kept[key] = kept.get(key, Amount()).plus(listed)
+                kept.setdefault((listed.folder, verdict.reason), []).append(listed.size_bytes)
         return cls(
             manifest_id=plan.manifest.manifest_id,
             is_edited=plan.is_edit_needed,
             dropped_snapshots=plan.dropped_snapshots,
             dropped_leases=plan.dropped_leases,
-            deleted=deleted,
-            kept=kept,
+            deleted={folder: Amount(len(sizes), sum(sizes)) for folder, sizes in deleted.items()},
+            kept={why: Amount(len(sizes), sum(sizes)) for why, sizes in kept.items()},
         )
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import Protocol
 
 from shalekv.clock import Clock
@@ -19,6 +19,7 @@ from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.watching.audience import Audience, Topic, Watcher
 from shalekv.engine.watching.feed import CommitFeed, Position
 from shalekv.engine.watching.history import READ_AT_ONCE, History
+from shalekv.engine.watching.lately import Lately
 from shalekv.engine.watching.previous import Met
 from shalekv.engine.watching.seen_commit import AppliedObject, Previous, SeenCommit
 from shalekv.errors import ObjectNotFound, ShaleError, WalCollected
@@ -117,25 +118,39 @@ class CatchUp:
                         seq = each.next_seq
                         each.fail(WalCollected(start_seq=seq, oldest_seq=error.oldest_seq))
                 left = [each for each in left if not each.is_over]
-        return (0 if position.wal_id is None else position.wal_id + 1), left
+        return position.next_wal_id, left
 
     async def _read(
         self, reading: _Reading, wal_id: int, has_room: Callable[[], Awaitable[None]]
     ) -> None:
-        while followers := reading.followers():
-            position = self._feed.position
-            last_wal_id = -1 if position.wal_id is None else position.wal_id
-            if wal_id > last_wal_id:
-                for follower in followers:
-                    self._feed.join(follower)
-                    follower.caught_up(position)
-                return
-            await has_room()
-            slots = range(wal_id, min(wal_id + READ_AT_ONCE, last_wal_id + 1))
-            async with self._turns:
-                load, wal_id = await self._tell(reading, slots)
-            if load is not None:  # which is read in small parts
-                await reading.tell_load(load)
+        told = Position(min((each.next_seq for each in reading.followers()), default=0) - 1, None)
+        with ExitStack() as kept:
+            lately: Lately | None = None  # what comes while the last is read
+            while followers := reading.followers():
+                position = self._feed.position
+                last_wal_id = -1 if position.wal_id is None else position.wal_id
+                if wal_id > last_wal_id or told.seq >= position.seq:
+                    for follower in followers:
+                        self._feed.join(follower)
+                        follower.caught_up(position)
+                    return
+                if lately is not None and told.seq >= lately.seq:
+                    for follower in followers:
+                        follower.caught_up(told)
+                    self._feed.hand_over(followers, lately, told.seq)
+                    return
+                await has_room()
+                slots = range(wal_id, min(wal_id + READ_AT_ONCE, last_wal_id + 1))
+                async with self._turns:
+                    load, wal_id = await self._tell(reading, slots)
+                if load is not None:  # which is read in small parts
+                    await reading.tell_load(load)
+                if wal_id > last_wal_id:
+                    told = position if position.seq > told.seq else told
+                    wal_id = position.next_wal_id  # the last one, if it was open: it may have grown
+                    if lately is None:
+                        keeping = self._feed.lately(wants_previous=reading.wants_previous)
+                        lately = kept.enter_context(keeping)
 
     async def _tell(self, reading: _Reading, slots: range) -> tuple[CommittedLoad | None, int]:
         """Tell what stands in these slots up to the first load; that load, and what comes next."""
@@ -204,6 +219,11 @@ class _Reading:
     def first(self, wal_id: int) -> int:
         """Where to begin for what begins at `wal_id`: for values before, behind the levels."""
         return min(wal_id, self._levels_end) if self._audience.wants_previous else wal_id
+
+    @property
+    def wants_previous(self) -> bool:
+        """Whether any of them wants the values before."""
+        return self._audience.wants_previous
 
     def followers(self) -> list[Follower]:
         """Those that are left."""

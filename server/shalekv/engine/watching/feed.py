@@ -6,11 +6,13 @@ watches. What is told is never taken back: only what is durable without a gap be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from shalekv.engine.view import View
 from shalekv.engine.watching.audience import Audience, Watcher
+from shalekv.engine.watching.lately import Lately
 from shalekv.engine.watching.previous import Before
 from shalekv.engine.watching.seen_commit import AppliedObject
 
@@ -20,6 +22,14 @@ class Position(NamedTuple):
 
     seq: int  # of the last commit
     wal_id: int | None  # of the last WAL object, which may be an empty one
+    is_open: bool = False  # more commits may go into that object
+
+    @property
+    def next_wal_id(self) -> int:
+        """The object that the next commit may stand in, or a later one."""
+        if self.wal_id is None:
+            return 0
+        return self.wal_id if self.is_open else self.wal_id + 1
 
 
 class CommitFeed:
@@ -29,16 +39,17 @@ class CommitFeed:
         """`position` is that of the prefix at this moment."""
         self._position = position
         self._audience: Audience[Watcher] = Audience()
+        self._lately: list[Lately] = []
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody watches: then `applied` need not be called."""
-        return self._audience.is_empty
+        return self._audience.is_empty and not self._lately
 
     @property
     def wants_previous(self) -> bool:
         """Whether `applied` needs the state before."""
-        return self._audience.wants_previous
+        return self._audience.wants_previous or any(each.wants_previous for each in self._lately)
 
     @property
     def position(self) -> Position:
@@ -59,12 +70,40 @@ class CommitFeed:
         """Tell it nothing more, if it is here."""
         self._audience.remove(watcher)
 
+    @contextmanager
+    def lately(self, *, wants_previous: bool) -> Iterator[Lately]:
+        """What is applied from now on, as long as the context lasts."""
+        lately = Lately(self._position().seq, wants_previous=wants_previous)
+        self._lately.append(lately)
+        try:
+            yield lately
+        finally:
+            self._lately.remove(lately)
+
+    def hand_over(self, watchers: Iterable[Watcher], lately: Lately, seq: int) -> None:
+        """Tell what was applied after commit `seq`, and let those watch who have room for it.
+
+        REQUIRES: all up to `seq` was told, and `lately` has what follows.
+        """
+        left: Audience[Watcher] = Audience()
+        for watcher in watchers:
+            self._audience.add(watcher)
+            left.add(watcher)
+        for obj, before in lately.after(seq):
+            outside = None if before is None else Before(before)
+            for told, commits in left.commits_of(obj, outside):
+                for watcher in told:
+                    if not all(watcher.tell(commit) for commit in commits):
+                        left.remove(watcher)
+
     def applied(self, obj: AppliedObject, before: View | None) -> None:
         """A WAL object has become part of the prefix.
 
         `before` is the state just before it, needed only if `wants_previous`. REQUIRES: called in
         slot order, exactly once for each object that is not empty, before any other task runs.
         """
+        for lately in self._lately:
+            lately.add(obj, before)
         if obj.load is not None:
             self._applied_load(obj)
             return
@@ -87,6 +126,8 @@ class CommitFeed:
 
         A replica that was away for long goes on behind what the levels hold.
         """
+        for lately in self._lately:
+            lately.begin_again(self._position().seq)
         for topic in self._audience.topics():
             for watcher in topic.everybody():
                 watcher.fall_behind(seq + 1, wal_id)

@@ -7,7 +7,7 @@ reads that may find it gone at any moment: then nobody can be told all that came
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from shalekv.core.cloning import FIRST_SLOT, first_write_id
@@ -24,6 +24,7 @@ from shalekv.format import names
 from shalekv.format.contents import SstContents
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
+from shalekv.format.sst import Sst
 from shalekv.store.cas import CasStore
 
 FOOTER_BYTES = 4_096  # which nearly all footers have less than
@@ -40,12 +41,23 @@ class SeenManifest(Protocol):
 
 
 class History:
-    """The WAL of one database as it stands in the store."""
+    """The WAL of one database as it stands in the store, and what is on its way there."""
 
     def __init__(
-        self, store: CasStore, manifest: SeenManifest, ssts: LevelSsts, *, database_id: bytes
+        self,
+        store: CasStore,
+        manifest: SeenManifest,
+        ssts: LevelSsts,
+        *,
+        database_id: bytes,
+        held: Callable[[int], Awaitable[Sst | None]] | None = None,
     ) -> None:
-        """`ssts` reads the files of loads."""
+        """`ssts` reads the files of loads.
+
+        `held` gives what is known of an object that may not be in the store yet; it may grow. None:
+        it is there.
+        """
+        self._held = held
         self._database_id = database_id
         self._store = store
         self._manifest = manifest
@@ -72,11 +84,8 @@ class History:
         REQUIRES: all of them were filled. Raises `CorruptObject`, `StoreUnavailable`, and
         `ObjectNotFound` when one is gone.
         """
-        database_id = self._database_id
         async with asyncio.TaskGroup() as tasks:
-            reading = [
-                tasks.create_task(read_slot(self._store, wal_id, database_id)) for wal_id in slots
-            ]
+            reading = [tasks.create_task(self._read_slot(wal_id)) for wal_id in slots]
         found: list[AppliedObject] = []
         for wal_id, task in zip(slots, reading, strict=True):
             each = task.result()
@@ -87,6 +96,10 @@ class History:
                 found.append(obj)
             await self._store.runtime.clock.sleep_ms(0)
         return found
+
+    async def _read_slot(self, wal_id: int) -> Sst | ShaleError:
+        held = None if self._held is None else await self._held(wal_id)
+        return held or await read_slot(self._store, wal_id, self._database_id)
 
     async def first_seq(self, slots: range) -> int:
         """The first commit in these slots, which were filled; 0: they are all fences.
@@ -176,6 +189,9 @@ class History:
     async def _footer(self, wal_id: int, sizes: Mapping[int, int]) -> Footer:
         name = names.wal_name(wal_id)
         if wal_id not in sizes:
+            held = None if self._held is None else await self._held(wal_id)
+            if held is not None:
+                return held.footer
             raise ObjectNotFound(self._store.url, "list", name, "is not listed")
         size_bytes = sizes[wal_id]
         database_id = self._database_id

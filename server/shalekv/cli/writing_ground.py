@@ -1,0 +1,72 @@
+"""What a process needs in order to be the writer, as often as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from shalekv.cli.children import Children, child_commands
+from shalekv.engine.quorum.links import Links
+from shalekv.errors import DatabaseExists
+from shalekv.roles.database import Quorum, check_wal_mode, create_database
+from shalekv.roles.writer import Writer
+from shalekv.rpc.server import Server
+from shalekv.runtime import Runtime
+from shalekv.settings import ServeSettings, WalChoice
+from shalekv.store.api import ObjectStore
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """The parts of a process that stay when a writer goes."""
+
+    settings: ServeSettings
+    runtime: Runtime
+    store: ObjectStore
+    links: Links  # to safekeepers, if the database has some
+    server: Server
+    announce: Callable[[str], None]  # told HOST:PORT when it serves
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT under which clients reach this process."""
+        return self.settings.server.advertise or self.server.listen
+
+
+async def open_writer(ground: Ground) -> Writer:
+    """Open the database as its writer; create it first, if the settings want that."""
+    settings, runtime, store = ground.settings, ground.runtime, ground.store
+    if settings.database.create:
+        await _create(ground)
+    await check_wal_mode(store, runtime, settings.store, settings.database)
+    return await Writer.open(
+        store, settings=settings, runtime=runtime, advertise=ground.address, links=ground.links
+    )
+
+
+async def _create(ground: Ground) -> None:
+    settings, store = ground.settings, ground.store
+    quorum = None
+    if settings.database.wal is WalChoice.QUORUM:
+        quorum = Quorum(ground.links, settings.database.safekeeper_addresses)
+    try:
+        await create_database(store, ground.runtime, settings.store, quorum)
+        _log.info("database created", url=store.url)
+    except DatabaseExists:
+        _log.debug("database exists", url=store.url)
+
+
+def children_of(ground: Ground, writer: Writer) -> Children:
+    """The child processes beside this writer; none runs yet."""
+    children = Children(
+        child_commands(ground.settings),
+        ground.settings.children,
+        ground.runtime,
+        is_pressed=lambda: writer.engine.is_pressed,
+    )
+    writer.admin.store_use.measure(children.reports.processes)
+    return children

@@ -1,0 +1,98 @@
+"""The last steps of an opening for writing, whatever its log stands on: replay, and the levels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+from shalekv.core.fencing import is_opening_finished
+from shalekv.core.loads import drop_unrecorded
+from shalekv.core.manifest import Manifest
+from shalekv.core.tree import Tree
+from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.origin_pins import check_pins
+from shalekv.engine.replay import Replayed, replay
+from shalekv.engine.tree_keeper import SNAPSHOT_ID_BYTES
+from shalekv.errors import ManifestConflict
+from shalekv.manifest.fenced import FencedManifest
+from shalekv.manifest.named import named_manifest
+from shalekv.settings import CacheSettings, WriterSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.disk_cache import DiskCache
+
+
+async def replay_log(
+    store: CasStore, current: Manifest, end_wal_id: int, settings: WriterSettings
+) -> Replayed:
+    """What is in the log from the first slot that is not compacted to the one before `end_wal_id`.
+
+    A load sets aside what memory holds that is older.
+    """
+    memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
+    replayed = Replayed(
+        memtable,
+        current.last_compacted_seq,
+        current.logical_time_ms,
+        land_load=lambda load: memtable.set_aside(load.seq),
+    )
+    await replay(
+        store,
+        range(current.first_uncompacted_wal_id, end_wal_id),
+        database_id=current.database_id,
+        replayed=replayed,
+        parallel_reads=settings.replay_parallel_reads,
+    )
+    return replayed
+
+
+async def serve_levels(
+    store: CasStore,
+    manifest: FencedManifest,
+    settings: WriterSettings,
+    cache: CacheSettings,
+    disk: DiskCache | None,
+    *,
+    finish: Callable[..., Manifest],
+    loads: Sequence[str],
+) -> HeldTree:
+    """The last edit of an opening, and the levels that it protects.
+
+    Of the loads that are pending, those that no record commits (`loads` are the others) go.
+    """
+    own = manifest.own
+    snapshot_id = store.runtime.random.randbytes(SNAPSHOT_ID_BYTES)
+    expire_time_s = await store.reads.now_ms() // 1_000 + settings.snapshot_ttl_s
+
+    def edit(before: Manifest) -> Manifest:
+        finished = finish(before, snapshot_id=snapshot_id, snapshot_expire_time_s=expire_time_s)
+        return drop_unrecorded(finished, loads)
+
+    async with opening_deadline(store, settings):
+        served = await manifest.edit(
+            edit, partial(is_opening_finished, own=own, snapshot_id=snapshot_id)
+        )
+    # The levels may hold more by now than those that the replay went on from: never less.
+    named = await named_manifest(store, served, snapshot_id)
+    tree = await store.runtime.workers.run(Tree.of, named)
+    ssts = LevelSsts(store, database_id=served.database_id, settings=cache, disk=disk)
+    ssts.origins.learn(named.origins)
+    await check_pins(store, named)
+    return HeldTree(tree, ssts, snapshot_id)
+
+
+@asynccontextmanager
+async def opening_deadline(store: CasStore, settings: WriterSettings) -> AsyncIterator[None]:
+    """Bounds an edit of the manifest, which otherwise goes on until it wins."""
+    try:
+        async with asyncio.timeout(settings.open_timeout_ms / 1000):
+            yield
+    except TimeoutError:
+        message = (
+            f"{store.url}: the manifest could not be edited within {settings.open_timeout_ms} ms, "
+            "because the store did not answer or other processes edited it first. Try again later"
+        )
+        raise ManifestConflict(message) from None

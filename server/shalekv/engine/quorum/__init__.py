@@ -1,0 +1,1 @@
+"""The quorum WAL seen from a writer and from readers: safekeepers, reached through links."""

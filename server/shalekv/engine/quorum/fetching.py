@@ -1,0 +1,143 @@
+"""What a writer that was elected takes over: the records that are not in the archive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from shalekv.core.quorum.archiving import archive_tip, is_archived
+from shalekv.core.quorum.election import Candidacy, next_object
+from shalekv.core.quorum.membership import Member
+from shalekv.core.quorum.record import LogShape, Mark, Record
+from shalekv.engine.quorum.electing import greet_one
+from shalekv.engine.quorum.links import LinkBroken
+from shalekv.engine.quorum.proposing.peer import BACKOFF, Way
+from shalekv.engine.wal import list_wal
+from shalekv.errors import (
+    CorruptObject,
+    LogDamaged,
+    NotAMember,
+    QuorumUnavailable,
+    RecordTrimmed,
+)
+from shalekv.manifest.fenced import FencedManifest
+from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The end of the log that was elected."""
+
+    archive_tip: int | None  # the last object that is in the archive with all before it
+    base: Mark  # the last record that is archived
+    records: Sequence[Record]  # those that follow
+
+    @property
+    def last(self) -> Mark:
+        """The last record of the log."""
+        return self.records[-1].mark if self.records else self.base
+
+    @property
+    def first_wal_id(self) -> int:
+        """The object behind the archive."""
+        return 0 if self.archive_tip is None else self.archive_tip + 1
+
+
+class _NotTheSame(Exception):
+    """A member does not have the log that was elected. Its text says why."""
+
+
+# What one member says, and another one need not, nor the same one later.
+_NOT_THERE = (LinkBroken, NotAMember, RecordTrimmed, LogDamaged, CorruptObject, _NotTheSame)
+
+
+async def fetch_unarchived(
+    store: CasStore, manifest: FencedManifest, way: Way, candidacy: Candidacy
+) -> Fetched:
+    """The records of objects that are not in the archive, from a voter that has the elected log.
+
+    Raises `LogBehindArchive`, `QuorumUnavailable` after `vote_timeout_ms`, and as the manifest.
+    """
+    last = candidacy.donor_log.last
+    members = {member.id: member for member in candidacy.configuration.everyone}
+    same = [member_id for member_id, vote in candidacy.votes.items() if vote.log.last == last]
+    same.sort(key=lambda member_id: member_id != candidacy.donor_id)
+    clock, random = store.runtime.clock, store.runtime.random
+    problems: dict[str, str] = {}
+    attempt = 0
+    try:
+        async with asyncio.timeout(way.settings.vote_timeout_ms / 1_000):
+            while True:
+                member = members[same[attempt % len(same)]]
+                tip = await _archive_tip(store, manifest)
+                next_object(
+                    last, archive_tip=tip, last_compacted=manifest.current.wal_id_last_compacted
+                )
+                try:
+                    return await _fetch(way, member, last, tip)
+                except _NOT_THERE as error:
+                    log.warning("could not fetch", address=member.address, problem=str(error))
+                    problems[member.address] = str(error)
+                attempt += 1
+                await clock.sleep_ms(BACKOFF.wait_ms(attempt, random))
+    except TimeoutError:
+        told = "; ".join(f"{address} ({problem})" for address, problem in problems.items())
+        raise QuorumUnavailable(
+            f"the end of the log could not be fetched within {way.settings.vote_timeout_ms} ms "
+            f"from who has it: {told or 'no answer'}. Try again later"
+        ) from None
+
+
+async def _archive_tip(store: CasStore, manifest: FencedManifest) -> int | None:
+    """How far the archive goes: c is read after the list (see `archive_tip`)."""
+    folder = await list_wal(store, manifest.current.first_uncompacted_wal_id)
+    return archive_tip(folder.filled, (await manifest.refresh()).wal_id_last_compacted)
+
+
+async def _fetch(way: Way, member: Member, last: Mark, tip: int | None) -> Fetched:
+    """From one member. It may have trimmed its log since it has voted."""
+    log_now = (await greet_one(way, member)).log
+    if log_now.last != last:
+        raise _NotTheSame(f"its log ends with record {log_now.last.lsn}, not {last.lsn}")
+    trimmed_wal_id = log_now.base.wal_id
+    if trimmed_wal_id is not None and not is_archived(trimmed_wal_id, tip):
+        # Archived since we looked, and what lies between would be replayed from nowhere.
+        raise _NotTheSame(
+            f"it has let go of WAL objects up to {trimmed_wal_id}, which the archive did not have "
+            "when it was listed just before"
+        )
+    base = _known_archived(log_now, tip)
+    records: list[Record] = []
+    before = base
+    if base.lsn == last.lsn:
+        return Fetched(tip, base, ())
+    async for record in _records(way, member, base.lsn + 1):
+        if not record.follows(before):
+            raise _NotTheSame(f"record {record.lsn} does not follow record {before.lsn}")
+        before = record.mark
+        if is_archived(record.wal_id, tip):
+            base = before
+        else:
+            records.append(record)
+    if before != last:
+        raise _NotTheSame(f"its records end with {before.lsn}, not {last.lsn}")
+    return Fetched(tip, base, records)
+
+
+def _known_archived(log_now: LogShape, tip: int | None) -> Mark:
+    """The last record that is known to be in the archive, by what is known without its bytes."""
+    marks = [section.last for section in log_now.sections]
+    archived = [m for m in marks if m.wal_id is not None and is_archived(m.wal_id, tip)]
+    return archived[-1] if archived else log_now.base
+
+
+async def _records(way: Way, member: Member, first_lsn: int) -> AsyncIterator[Record]:
+    pieces = way.links.fetch(member.address, way.place.database_id, member.id, first_lsn)
+    async for piece in pieces:
+        for record in piece:
+            yield record

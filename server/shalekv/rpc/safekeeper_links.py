@@ -1,0 +1,282 @@
+"""Safekeepers over gRPC: `Links` for an engine.
+
+A channel for each address, kept; streams are read and written directly, without a task between.
+A message that goes to several members is encoded once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from shalekv.core.quorum.messages import Append, ToAcceptor, ToProposer
+from shalekv.core.quorum.record import Record
+from shalekv.engine.quorum.links import DatabasePlace, LinkBroken, NodeStatus, TailPiece
+from shalekv.errors import InvalidRequest
+from shalekv.format.quorum_messages import (
+    propose_request,
+    records_of,
+    relay_request,
+    to_proposer,
+)
+from shalekv.roles.safekeeper.status_messages import node_status_of
+from shalekv.rpc.told_errors import told_error
+from shalekv.v1 import safekeeper_pb2 as wire
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+_StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
+_Propose: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
+
+_SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
+CONNECT_TIMEOUT_MS = 3_000
+# Members are made and deleted by a safekeeper that asks the object store before.
+_SLOW_CALL_MS = 60_000
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # What is sent and not acknowledged by the other machine for that long breaks the connection;
+    # servers send away who pings more often.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    # One that comes back is to be found soon.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+
+
+class GrpcLinks:
+    """Links to safekeepers, by HOST:PORT. Needs a running loop."""
+
+    def __init__(self, *, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> None:
+        """A node that has not answered for so long is given up."""
+        self._connect_timeout_s = connect_timeout_ms / 1_000
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._encoder = _Encoder()
+
+    async def connect(self, address: str, place: DatabasePlace) -> GrpcLink:
+        """A stream to the member that the node has of the database; the first reply may tell that
+        it has none. Raises `LinkBroken`.
+        """
+        channel = self._channel(address)
+        await self._wait_ready(channel, address)
+        propose: _Propose = channel.stream_stream(f"/{_SERVICE}/Propose")
+        return GrpcLink(propose(), place, address, self._encoder)
+
+    async def relay(self, address: str) -> GrpcRelayLink:
+        """A stream for what is passed on to the members of a node. Raises `LinkBroken`."""
+        channel = self._channel(address)
+        await self._wait_ready(channel, address)
+        relay: _Propose = channel.stream_stream(f"/{_SERVICE}/Relay")
+        return GrpcRelayLink(relay(), address)
+
+    async def fetch(
+        self, address: str, database_id: bytes, member_id: bytes, first_lsn: int
+    ) -> AsyncIterator[Sequence[Record]]:
+        """Records from `first_lsn` to the present end of the log, their checksums verified."""
+        request = wire.FetchRequest(
+            database_id=database_id, member_id=member_id, first_lsn=first_lsn
+        )
+        async for reply in self._stream("Fetch", address, request, wire.FetchReply):
+            yield records_of(reply.records, address)
+
+    async def tail(
+        self, address: str, database_id: bytes, first_wal_id: int
+    ) -> AsyncIterator[TailPiece]:
+        """Committed records from the first of an object on, their checksums verified."""
+        request = wire.TailRequest(database_id=database_id, first_wal_id=first_wal_id)
+        async for reply in self._stream("Tail", address, request, wire.TailReply):
+            yield TailPiece(records_of(reply.records, address), reply.committed_lsn)
+
+    async def admit(self, address: str, place: DatabasePlace, request_id: bytes) -> bytes:
+        """Make room for a log; the id of the member."""
+        request = wire.AdmitRequest(database=_place_message(place), request_id=request_id)
+        reply = await self._unary("Admit", address, request, wire.AdmitReply, _SLOW_CALL_MS / 1_000)
+        return reply.member_id
+
+    async def status(self, address: str, database_id: bytes = b"") -> NodeStatus:
+        """What a node holds."""
+        request = wire.GetSafekeeperStatusRequest(database_id=database_id)
+        reply = await self._unary(
+            "GetSafekeeperStatus",
+            address,
+            request,
+            wire.GetSafekeeperStatusReply,
+            self._connect_timeout_s,
+        )
+        return node_status_of(reply)
+
+    async def retire(self, address: str, database_id: bytes, member_id: bytes) -> None:
+        """Delete the log of a member that the manifest does not name any more."""
+        request = wire.RetireRequest(database_id=database_id, member_id=member_id)
+        await self._unary("Retire", address, request, wire.RetireReply, _SLOW_CALL_MS / 1_000)
+
+    async def close(self) -> None:
+        """End all streams."""
+        channels = [*self._channels.values()]
+        self._channels.clear()
+        for channel in channels:
+            await channel.close()
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        """One that lives, or that tries to connect for the first time.
+
+        One that has failed says no more than that until it succeeds, and waits before it tries.
+        """
+        channel = self._channels.get(address)
+        if channel is None or channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            # The old one closes when nobody waits for it any more.
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            self._channels[address] = channel
+        return channel
+
+    async def _wait_ready(self, channel: grpc.aio.Channel, address: str) -> None:
+        """Connect, or raise `LinkBroken` when that fails or takes too long."""
+        state = channel.get_state(try_to_connect=True)
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        raise LinkBroken(f"{address}: nobody answers there")
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            timeout_ms = round(self._connect_timeout_s * 1_000)
+            raise LinkBroken(f"{address}: no connection within {timeout_ms} ms") from None
+
+    async def _unary(
+        self, method: str, address: str, request: Message, reply: type[ReplyT], timeout_s: float
+    ) -> ReplyT:
+        channel = self._channel(address)
+        await self._wait_ready(channel, address)
+        call = channel.unary_unary(f"/{_SERVICE}/{method}", _encoded, reply.FromString)
+        try:
+            answer: ReplyT = await call(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise told_error(error, address) from None
+        return answer
+
+    async def _stream(
+        self, method: str, address: str, request: Message, reply: type[ReplyT]
+    ) -> AsyncIterator[ReplyT]:
+        channel = self._channel(address)
+        await self._wait_ready(channel, address)
+        call = channel.unary_stream(f"/{_SERVICE}/{method}", _encoded, reply.FromString)(request)
+        try:
+            while True:
+                message: Any = await call.read()
+                if message is grpc.aio.EOF:
+                    return
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise told_error(error, address) from None
+        finally:
+            call.cancel()
+
+
+class GrpcLink:
+    """A stream to one member. A `send` or `receive` that is cancelled ends it."""
+
+    def __init__(
+        self, call: _StreamCall, place: DatabasePlace, address: str, encoder: _Encoder
+    ) -> None:
+        """`call` has begun, and nothing was sent."""
+        self._call = call
+        self._place: DatabasePlace | None = place  # to be said with the first message
+        self._address = address
+        self._encoder = encoder
+
+    async def send(self, message: ToAcceptor) -> None:
+        """Hand a message over; waits while the safekeeper takes no more. Raises `LinkBroken`."""
+        if self._place is None:
+            data = self._encoder.encode(message)
+        else:
+            request = propose_request(message)
+            request.database.CopyFrom(_place_message(self._place))
+            data = request.SerializeToString()
+            self._place = None
+        try:
+            await self._call.write(data)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise LinkBroken(f"{self._address} takes no more") from None  # `receive` tells why
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+
+    async def receive(self) -> ToProposer:
+        """The next reply. Raises `LinkBroken`, and what the safekeeper says instead."""
+        try:
+            data: Any = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise told_error(error, self._address) from None
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        if data is grpc.aio.EOF:
+            raise LinkBroken(f"{self._address} has ended the stream")
+        try:
+            return to_proposer(wire.ProposeReply.FromString(data))
+        except (DecodeError, InvalidRequest) as error:
+            raise LinkBroken(f"{self._address} speaks another language: {error}") from None
+
+    async def close(self) -> None:
+        """End the stream."""
+        self._call.cancel()
+
+    def _raise_if_closed(self) -> None:
+        """A call that is cancelled by `close` looks as if its task were: tell them apart."""
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            raise LinkBroken(f"{self._address}: the stream was closed here") from None
+
+
+class GrpcRelayLink:
+    """A stream from one safekeeper to another. A `send` that is cancelled ends it."""
+
+    def __init__(self, call: _StreamCall, address: str) -> None:
+        """`call` has begun."""
+        self._call = call
+        self._address = address
+
+    async def send(self, database_id: bytes, member_id: bytes, append: Append) -> None:
+        """Hand it over; waits while the safekeeper takes no more. Raises `LinkBroken`."""
+        data = relay_request(database_id, member_id, append).SerializeToString()
+        try:
+            await self._call.write(data)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise LinkBroken(f"{self._address} takes no more") from None
+
+    async def close(self) -> None:
+        """End the stream."""
+        self._call.cancel()
+
+
+class _Encoder:
+    """Encodes a message once for all members that it goes to, one after the other."""
+
+    def __init__(self) -> None:
+        self._last: Append | None = None
+        self._data = b""
+
+    def encode(self, message: ToAcceptor) -> bytes:
+        if not isinstance(message, Append):
+            return propose_request(message).SerializeToString()
+        if message != self._last:  # the records are the same objects: this is soon told
+            self._data = propose_request(message).SerializeToString()
+            self._last = message if message.records else None
+        return self._data
+
+
+def _place_message(place: DatabasePlace) -> wire.DatabasePlace:
+    return wire.DatabasePlace(database_id=place.database_id, url=place.url)
+
+
+def _encoded(request: Message) -> bytes:
+    return request.SerializeToString()

@@ -1,0 +1,77 @@
+"""Settings of a safekeeper: where it keeps logs, how much of them, and how it tells of them."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shalekv.settings.model import GIB, KIB, MIB, Settings
+
+
+class SafekeeperSettings(Settings):
+    """A node that holds the write-ahead logs of databases until they are in the archive."""
+
+    data: str = Field(
+        default="",
+        description="The folder of the logs, on a disk of this machine. It must survive restarts: "
+        "a node that has lost it is another node.",
+    )
+    unarchived_bytes_max: int = Field(
+        default=8 * GIB,
+        ge=16 * MIB,
+        le=1024 * 1024 * GIB,
+        description="Most bytes of one log that are not known to be in the archive. Past it "
+        "appends are refused, and votes, tails and archiving go on.",
+    )
+    disk_free_bytes_min: int = Field(
+        default=1 * GIB,
+        ge=0,
+        le=1024 * 1024 * GIB,
+        description="Free bytes of the disk below which appends are refused.",
+    )
+    segment_bytes: int = Field(
+        default=64 * MIB,
+        ge=64 * KIB,
+        le=4 * GIB,
+        description="Size of the files of a log; space for one is set aside at once.",
+    )
+    recent_bytes_max: int = Field(
+        default=64 * MIB,
+        ge=0,
+        le=1024 * GIB,
+        description="Memory for the end of one log, for replicas and members that follow closely. "
+        "What is not on the disk yet is held beside it.",
+    )
+    append_queue_bytes_max: int = Field(
+        default=64 * MIB,
+        ge=1 * MIB,
+        le=16 * GIB,
+        description="Most bytes of one writer's appends that wait for the disk. Past it they are "
+        "read no faster than they are synced.",
+    )
+    relay_queue_bytes_max: int = Field(
+        default=16 * MIB,
+        ge=64 * KIB,
+        le=1 * GIB,
+        description="Bytes that wait to be passed on to one other safekeeper, when a writer asks "
+        "for that. What finds no room is dropped, and the writer sends it itself.",
+    )
+    piece_bytes_max: int = Field(
+        default=1 * MIB,
+        ge=4 * KIB,
+        le=32 * MIB,
+        description="Most bytes of records in one message to a replica or a writer, unless one "
+        "record alone is larger.",
+    )
+    tail_heartbeat_ms: int = Field(
+        default=1_000,
+        ge=10,
+        le=600_000,
+        description="A replica hears of this node at least so often, milliseconds.",
+    )
+    retire_interval_ms: int = Field(
+        default=60_000,
+        ge=10,
+        le=86_400_000,
+        description="How often this node looks in the manifests for logs that are of no use any "
+        "more, milliseconds. What two looks have found so is deleted.",
+    )

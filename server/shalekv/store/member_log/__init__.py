@@ -1,0 +1,1 @@
+"""The files of a safekeeper: logs of records, what was promised, and one sync for many appends."""

@@ -1,0 +1,121 @@
+"""The data folder of a safekeeper: one process at a time, and a folder for each member.
+
+lock                                 locked by the process that uses the folder
+<database id, 32 hex digits>         the log of a member (see `shalekv.store.member_log.log`)
+<database id>.quarantined-<n>        one that nobody knew what it had promised
+<database id>.new, .removed          half made, half deleted: deleted at the next start
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from pathlib import Path
+
+from shalekv.errors import CorruptObject, StoreRefused, UnsupportedVersion, WrongObject
+from shalekv.format.member_files import MemberIdentity
+from shalekv.store.disk import Disk
+from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileLock, FileSystem
+from shalekv.store.member_log.files import Files
+from shalekv.store.member_log.log import MemberLog
+from shalekv.store.member_log.opening import NEW_SUFFIX, create_log, delete_folder, open_log
+
+SEGMENT_BYTES = 64 << 20
+LOCK_NAME = "lock"
+REMOVED_SUFFIX = ".removed"
+_MEMBER = re.compile(r"[0-9a-f]{32}")
+
+
+class DataFolder:
+    """The members of one node. Everything blocks."""
+
+    def __init__(self, path: Path, lock: FileLock, files: Files, segment_bytes: int) -> None:
+        """`open` makes it."""
+        self.path = path
+        self.files = files
+        self._lock = lock
+        self._segment_bytes = segment_bytes
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        free_bytes_min: int = 0,
+        filesystem: FileSystem = REAL_FILE_SYSTEM,
+    ) -> DataFolder:
+        """Lock the folder, an absolute path, which is made if need be.
+
+        No segment is allocated that would leave less than `free_bytes_min` of the disk free.
+
+        Raises `StoreRefused` when another process has it, or it cannot be made or written.
+        """
+        try:
+            Disk(filesystem, str(path)).ensure_folder(path)
+            lock = filesystem.try_lock(path / LOCK_NAME)
+        except OSError as error:
+            problem = f"the folder of the logs cannot be used: {error.strerror}"
+            raise StoreRefused(str(path), "lock", LOCK_NAME, problem) from error
+        if lock is None:
+            raise StoreRefused(str(path), "lock", LOCK_NAME, "another safekeeper uses this folder")
+        files = Files(filesystem, str(path), free_bytes_min=free_bytes_min)
+        return cls(path, lock, files, segment_bytes)
+
+    def open_logs(self) -> tuple[list[MemberLog], list[Path]]:
+        """The logs of all members, and the folders that were set aside just now.
+
+        A folder is set aside when nobody can tell any more what its member has promised: then the
+        node has no such member.
+        """
+        logs: list[MemberLog] = []
+        set_aside: list[Path] = []
+        for name in self.files.list_folders(self.path):
+            folder = self.path / name
+            if name.endswith((NEW_SUFFIX, REMOVED_SUFFIX)):
+                delete_folder(self.files, folder)
+            if not _MEMBER.fullmatch(name):
+                continue
+            try:
+                logs.append(self._open(folder))
+            except UnsupportedVersion:
+                raise
+            except CorruptObject:
+                set_aside.append(self._set_aside(folder))
+        return logs, set_aside
+
+    def create(self, identity: MemberIdentity) -> MemberLog:
+        """A new member with an empty log, durably.
+
+        Raises `FileExistsError` when the database has one here, and `LogFull`.
+        """
+        folder = self.path / identity.database_id.hex()
+        return create_log(self.files, folder, identity, segment_bytes=self._segment_bytes)
+
+    def remove(self, log: MemberLog) -> None:
+        """Delete a member for good."""
+        log.close()
+        removed = log.folder.with_name(log.folder.name + REMOVED_SUFFIX)
+        delete_folder(self.files, removed)
+        self.files.rename(log.folder, removed)
+        self.files.sync_folder(self.path)
+        delete_folder(self.files, removed)
+
+    def close(self) -> None:
+        """Unlock it. The logs must be closed before."""
+        self._lock.release()
+
+    def _open(self, folder: Path) -> MemberLog:
+        log = open_log(self.files, folder, segment_bytes=self._segment_bytes)
+        if log.identity.database_id.hex() != folder.name:
+            log.close()
+            raise WrongObject(str(folder), 0, "the log of another database")
+        return log
+
+    def _set_aside(self, folder: Path) -> Path:
+        taken = set(self.files.list_folders(self.path))
+        names = (f"{folder.name}.quarantined-{number}" for number in count(1))
+        name = next(name for name in names if name not in taken)
+        self.files.rename(folder, self.path / name)
+        self.files.sync_folder(self.path)
+        return self.path / name
