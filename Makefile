@@ -46,6 +46,16 @@ coverage: java .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers #
 soak: java .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The long tests: more seeds, more kills
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
+# A part of `test`, with more to choose: `make sim ARGS="--profile quorum --seeds 300"`.
+.PHONY: sim
+sim: .venv/dev.stamp ## Simulate 2,000 seeds and plant all mutants: minutes
+	@$(BIN)/python -m tests.sim campaign $(ARGS)
+	@$(BIN)/python -m tests.sim mutants
+
+.PHONY: sim-long
+sim-long: .venv/dev.stamp ## Simulate 10,000 seeds that no other target runs: hours (ARGS="--hours 8")
+	@$(BIN)/python -m tests.sim campaign --first 100000 --seeds 10000 $(ARGS)
+
 .PHONY: bench
 bench: java .venv/dev.stamp servers ## Measure, and print the numbers
 	@$(BIN)/python -m pytest tests/bench -s $(ARGS)
@@ -130,7 +140,7 @@ lock: $(BIN)/uv ## Pin the dependencies again, after a change (ARGS=--upgrade: t
 	@cd protos && npm install --package-lock-only --omit-lockfile-registry-resolved \
 	  --no-audit --no-fund --loglevel=error >/dev/null
 
-STORES := --extra gcs --extra azure --extra sqlite --extra mysql --extra postgres
+STORES := --extra gcs --extra azure --extra sqlite --extra mysql --extra postgres --extra etcd
 
 # One lock serves all platforms and Pythons; every file has its hashes.
 compile = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

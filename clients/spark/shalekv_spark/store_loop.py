@@ -29,7 +29,7 @@ class StoreLoop:
         self._loop = asyncio.new_event_loop()
         self._opened: Future[CasStore] = Future()
         self._leaving = asyncio.Event()
-        self._thread = threading.Thread(target=self._main, name="shalekv-load", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="shalekv-store", daemon=True)
 
     def __enter__(self) -> Self:
         """Open the store. Raises what that raises."""

@@ -61,7 +61,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -74,13 +74,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
 from shalekv.errors import InvalidSetting
-from shalekv_client.loop_thread import LoopThread
 from shalekv_spark import bridge
 from shalekv_spark.feed.offset import FeedOffset, OffsetValue
 from shalekv_spark.feed.options import FeedOptions
 from shalekv_spark.feed.query import FeedQuery
 from shalekv_spark.feed.rows import read_part
 from shalekv_spark.feed.slots import LoadPart, SlotsPart
+from shalekv_spark.store_loop import StoreLoop
 
 SCHEMA = (
     StructType()
@@ -184,19 +184,14 @@ class _Driver:
 
     def __init__(self, options: FeedOptions) -> None:
         """Opens the store."""
-        self._database = options.place.url
-        self._thread = LoopThread(options.place.url)
-        self._opened = AsyncExitStack()
+        self._open = ExitStack()
+        self._loop = self._open.enter_context(StoreLoop(options.place))
+        self._query = FeedQuery(self._loop.store, options)
         self._keeping: asyncio.Task[None] | None = None
-        try:
-            self._query = self._thread.run(self._open(options))
-        except BaseException:
-            self._thread.close(self._opened.aclose)
-            raise
 
     def run(self, call: Callable[[FeedQuery], Coroutine[Any, Any, T]]) -> T:
         """What a call of the query returns or raises."""
-        return self._thread.run(self._called(call))
+        return self._loop.run(self._called(call))
 
     def report(self) -> OffsetValue | None:
         """What Spark shows of the log."""
@@ -205,11 +200,8 @@ class _Driver:
 
     def close(self) -> None:
         """Let go of everything."""
-        self._thread.close(self._leave)
-
-    async def _open(self, options: FeedOptions) -> FeedQuery:
-        store = await self._opened.enter_async_context(options.place.open())
-        return FeedQuery(store, options)
+        with self._open:
+            self._loop.run(self._leave())
 
     async def _called(self, call: Callable[[FeedQuery], Coroutine[Any, Any, T]]) -> T:
         if self._keeping is None:
@@ -217,9 +209,8 @@ class _Driver:
         return await call(self._query)
 
     async def _leave(self) -> None:
-        async with self._opened:
-            if self._keeping is not None:
-                self._keeping.cancel()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE_S):
-                    await self._query.keeping.end()
+        if self._keeping is not None:
+            self._keeping.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._query.keeping.end()

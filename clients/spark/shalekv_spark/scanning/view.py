@@ -17,7 +17,6 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import SortedRun, Tree
 from shalekv.engine.collection.active import read_pinned
 from shalekv.engine.origin_pins import check_pins
-from shalekv.engine.recover import check_openable
 from shalekv.engine.snapshot_seqs import SnapshotSeqs
 from shalekv.engine.snapshots import GAP_WAIT_MS, Snapshots
 from shalekv.errors import (
@@ -73,7 +72,7 @@ async def pin_new(store: CasStore, *, ttl_s: int) -> Pin:
     and `StoreError`.
     """
     stored = StoredManifest(store)
-    check_openable(await stored.refresh())
+    await stored.refresh()
     await check_pins(store, stored.current, may_fix=False)
     snapshots = Snapshots(store, stored)
     created = await snapshots.create(ttl_ms=ttl_s * _MS_PER_S, gap_wait_ms=GAP_WAIT_MS)
@@ -87,7 +86,7 @@ async def pin_existing(store: CasStore, called: str) -> Pin:
     `CorruptObject` and `StoreError`.
     """
     stored = StoredManifest(store)
-    check_openable(await stored.refresh())
+    await stored.refresh()
     found = await Snapshots(store, stored).find(called)
     now_s = await store.reads.now_ms() / _MS_PER_S
     if found.ssts_only or is_expired(found, now_s):
