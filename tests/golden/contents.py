@@ -357,3 +357,16 @@ MANIFEST_RESERVED = Manifest(
         Lease(bytes(range(0x41, 0x51)), 1_700_000_700, "consumer feed", wal_id_min=40),
     ),
 )
+MANIFEST_QUORUM = Manifest(
+    database_id=DATABASE_ID,
+    manifest_id=47,
+    write_id=bytes(range(0x65, 0x75)),
+    writer_epoch=12,
+    writer_nonce=bytes(range(0x51, 0x61)),
+    wal_mode=WalMode.QUORUM,
+    wal_generation=7,
+    wal_members=tuple(f"{number:032x}@keeper-{number}.example:7655" for number in (1, 2, 3)),
+    wal_members_next=tuple(f"{number:032x}@keeper-{number}.example:7655" for number in (1, 2, 4)),
+    wal_id_last_compacted=44,
+    wal_id_last_seen=46,
+)

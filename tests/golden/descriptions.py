@@ -144,6 +144,7 @@ def describe_manifest(manifest: Manifest) -> Json:
         "cas_mode": manifest.cas_mode.name,
         "wal_mode": manifest.wal_mode.name,
         "wal_members": list(manifest.wal_members),
+        "wal_members_next": list(manifest.wal_members_next),
         "leveled_ssts": _rows(manifest.leveled_ssts),
         "snapshots": [
             _without_zero(_without_zero(row, "created_ms"), "ssts_only")
@@ -156,7 +157,10 @@ def describe_manifest(manifest: Manifest) -> Json:
         "recent_loads": [_without_zero(row, "logical_time_ms") for row in recent],
         "origins": _rows(manifest.origins),
     }
-    return _without_zero(_without_zero(_described(values), "loads_forgotten_ms"), "origins")
+    described = _described(values)
+    for later in ("loads_forgotten_ms", "origins", "wal_members_next"):
+        described = _without_zero(described, later)
+    return described
 
 
 def manifest_in(description: Json) -> Manifest:
@@ -166,6 +170,7 @@ def manifest_in(description: Json) -> Manifest:
         "cas_mode": CasMode[values["cas_mode"]],
         "wal_mode": WalMode[values["wal_mode"]],
         "wal_members": tuple(values["wal_members"]),
+        "wal_members_next": tuple(values.get("wal_members_next", ())),
         "leveled_ssts": _table(values["leveled_ssts"]),
         "snapshots": tuple(Snapshot(**_values(row)) for row in values["snapshots"]),
         "leases": tuple(Lease(**_values(row)) for row in values["leases"]),

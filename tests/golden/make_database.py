@@ -264,6 +264,7 @@ PLANS: Mapping[str, Callable[[Making], Awaitable[dict[str, Any]]]] = {
     "v0_4_two_phase": levels,
     "v0_5_clone": clone,
     "v0_6_bulk": bulk,
+    "v0_8_levels": levels,
 }
 TWO_PHASE = frozenset({"v0_4_two_phase"})
 CLONES = frozenset({"v0_5_clone"})

@@ -23,6 +23,7 @@ from tests.golden.contents import (
     MANIFEST_CLONE,
     MANIFEST_FULL,
     MANIFEST_LOADS,
+    MANIFEST_QUORUM,
     MANIFEST_RESERVED,
     MANIFEST_SNAPSHOTS,
     WAL_ENTRIES,
@@ -53,6 +54,7 @@ SSTS = {
     "v1_snapshots": {},
     "v1_clone": {},
     "v1_reserved": {},
+    "v1_quorum": {},
 }
 MANIFESTS = {
     "v1": {"manifest_full": MANIFEST_FULL},
@@ -62,6 +64,7 @@ MANIFESTS = {
     "v1_snapshots": {"manifest_snapshots": MANIFEST_SNAPSHOTS},
     "v1_clone": {"manifest_clone": MANIFEST_CLONE},
     "v1_reserved": {"manifest_reserved": MANIFEST_RESERVED},
+    "v1_quorum": {"manifest_quorum": MANIFEST_QUORUM},
 }
 
 
