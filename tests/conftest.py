@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.servers.fixtures import (
     azure_server,
     dynamo_server,
+    etcd_server,
     google_server,
     maria_server,
     moto_server,
@@ -15,6 +16,7 @@ from tests.servers.fixtures import (
 __all__ = [
     "azure_server",
     "dynamo_server",
+    "etcd_server",
     "google_server",
     "maria_server",
     "moto_server",

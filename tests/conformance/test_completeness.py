@@ -22,11 +22,13 @@ TOPICS = topics()
 
 FAULT = "the server or its store is at fault"
 OPERATOR = "told to who starts a server, or edits a manifest"
+OF_QUORUMS = "takes safekeepers: tests/e2e/quorum"
 OF_WATCHES = "tests/unit/roles/watching: cases have no watches"
 REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "DEADLINE_PASSED": "a client of gRPC sends no call whose deadline has passed",
     "FENCED": "takes a second writer: tests/e2e/test_rivals.py",
     "STOPPING": "takes a server that is being stopped: tests/e2e/test_graceful.py",
+    "STANDING_BY": "takes a server that is not elected: tests/e2e/test_elect.py",
     "NOT_THE_WRITER": "takes a reader: tests/e2e/test_reader_process.py",
     "TOO_STALE": "takes a reader that is behind: tests/unit/roles/test_reader_kv.py",
     "SEQ_NOT_REACHED": "is the end of a wait: tests/unit/roles/test_reader_kv.py",
@@ -45,6 +47,12 @@ REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "MANIFEST_VERSION_EXISTS": OPERATOR,
     "LEASE_LOST": OPERATOR,
     "LOAD_UNKNOWN": OPERATOR,
+    "LOG_BEHIND_ARCHIVE": OPERATOR,
+    "LOG_DAMAGED": OPERATOR,
+    "LOG_FULL": OF_QUORUMS,
+    "NOT_A_MEMBER": OPERATOR,
+    "QUORUM_UNAVAILABLE": OF_QUORUMS,
+    "RECORD_TRIMMED": OPERATOR,
     "PART_FAILED": "is logged by a compactor, which goes on",
     "SUPERSEDED": OPERATOR,
     "OUTCOME_UNKNOWN": FAULT,

@@ -35,9 +35,15 @@ class Load:
     """
 
     def __init__(
-        self, history: History, address: str, random: Random, *, clients: int = 10
+        self,
+        history: History,
+        address: str,
+        random: Random,
+        *,
+        clients: int = 10,
+        memory_share: float = 0.05,
     ) -> None:
-        """Starts with `run`."""
+        """Starts with `run`. That share of the writes is acknowledged from memory."""
         self.acknowledged_count = 0
         self.ended = asyncio.Event()
         self.ended_by: list[ShaleKVError] = []  # one for each client that was not told to stop
@@ -45,6 +51,7 @@ class Load:
         self._address = address
         self._random = random
         self._clients = clients
+        self._memory_share = memory_share
         self._stop = asyncio.Event()
         self._goals: list[tuple[int, asyncio.Event]] = []
 
@@ -106,7 +113,7 @@ class Load:
             return begin([b"own/%d" % len(self._history.attempts)])
         if dice < 0.75:
             return begin([counter])
-        if dice < 0.8:
+        if dice < 0.75 + self._memory_share:
             return begin([MEMORY_KEYS + counter])
         keys = {_shared(random) for _ in range(random.randint(2, 7))}
         deleted = {key for key in keys if random.random() < 0.2}

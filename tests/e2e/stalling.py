@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
-from shalekv.store import opening as stores
 from shalekv.store.api import ObjectStore
+from tests.e2e.over_store import OpenStore, run_over
 from tests.unit.engine.compaction.interposed import InterposedStore
 
 
@@ -34,6 +34,14 @@ class Stall:
         """The inverse of what the command line says."""
         moment, operation, prefix, count = text.split()
         return cls(moment, operation, prefix, int(count))
+
+    def wrap(self, opened: OpenStore) -> OpenStore:
+        """Opens stores that stop the process there."""
+
+        def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
+            return InterposedStore(opened(url, runtime, settings), self.before, self.after)
+
+        return open_store
 
     async def before(self, operation: str, name: str) -> None:
         """Called before each request."""
@@ -53,17 +61,7 @@ class Stall:
 
 def main() -> None:
     """Run the command over a store that stops the process."""
-    stall = Stall.parse(sys.argv[1])
-    opened = stores.open_store
-
-    def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
-        return InterposedStore(opened(url, runtime, settings), stall.before, stall.after)
-
-    stores.open_store = open_store  # before any command takes it from there
-    from shalekv.cli.main import main as shalekv  # noqa: PLC0415
-
-    sys.argv = ["shalekv", *sys.argv[2:]]
-    shalekv()
+    run_over(Stall.parse(sys.argv[1]).wrap, sys.argv[2:])
 
 
 if __name__ == "__main__":

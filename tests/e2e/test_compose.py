@@ -18,7 +18,7 @@ from tests.e2e.child import Line
 from tests.e2e.compose_file import read_compose
 from tests.e2e.composition import Composition
 from tests.servers.mariadb import MariaServer, mariadb
-from tests.servers.process import free_port
+from tests.servers.process import free_port, free_ports
 from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw
 
@@ -45,6 +45,8 @@ class Roles:
 
 NATIVE = Roles("writer", "compactor", "collector", ("reader-1", "reader-2"))
 TWO_PHASE = Roles("writer-two-phase", "compactor-two-phase", "collector-two-phase")
+QUORUM = Roles("writer-quorum", "compactor-quorum", "collector-quorum", ("reader-quorum",))
+SAFEKEEPERS = ("safekeeper-1", "safekeeper-2", "safekeeper-3")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,9 @@ def composition(s3: S3Server, records: MariaServer | None, home: Path) -> Compos
         "SHALEKV_MARIADB_PASSWORD": records.password if records else "of-nobody",
     }
     hosts = {"s3:9000": s3.endpoint.removeprefix("http://")}
+    for name, port in zip(SAFEKEEPERS, free_ports(len(SAFEKEEPERS)), strict=True):
+        hosts[f"{name}:7655"] = f"127.0.0.1:{port}"
+        hosts[f"/var/lib/{name}"] = str(home / name)
     if records is not None:
         hosts["mariadb:3306"] = f"{records.host}:{records.port}"
     return Composition(read_compose(variables), hosts, home, IMPATIENT)
@@ -91,6 +96,15 @@ async def test_what_the_profile_two_phase_starts_works(
         tables = (await connection.execute(text("SHOW TABLES"))).all()
     await engine.dispose()
     assert tables, "nothing was decided there"
+
+
+async def test_what_the_profile_quorum_starts_works(s3: S3Server, tmp_path: Path) -> None:
+    """The same with a log that two of three safekeepers have, while the third is down."""
+    with composition(s3, None, tmp_path) as services:
+        await services.up([QUORUM.writer])
+        await services.healthy(QUORUM.writer)  # all three have to be there when it is created
+        assert await services.stop("safekeeper-2") == ExitCode.OK
+        await lives(services, QUORUM)
 
 
 async def test_a_wrong_password_is_told_and_not_shown(

@@ -35,18 +35,13 @@ from shalekv.settings import (
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2
 from tests.model.oracle import Effect, State, Version, contains, do, state_after, visible
-from tests.model.writers import Asked, ModelClock, Running, check_found, cut
+from tests.model.strategies import ALL_KEYS, BOUNDS, KEYS, RANGES
+from tests.model.writers import Asked, ModelClock, Running, check_found, check_scan
 from tests.unit.engine.held_store import STORE_NOW_MS, HeldCreate, HeldStore
 from tests.unit.engine.running_log import quiesce
 from tests.unit.store.inline_runtime import InlineWorkers, gathered
 
 WINDOW_S = 60  # of idempotency keys
-ALL_KEYS = [b"a", b"ab", b"abc", b"b", b"b\xff", b"b\xff\xff", b"c", b"\xff", b"\xff\xff"]
-KEYS = st.sampled_from(ALL_KEYS)
-BOUNDS = st.just(b"") | KEYS
-RANGES = st.tuples(BOUNDS, BOUNDS).map(
-    lambda pair: KeyRange(*pair) if not pair[1] else KeyRange(*sorted(pair))
-)
 LEVELS = st.sampled_from(
     [kv_pb2.READ_LEVEL_COMMITTED, kv_pb2.READ_LEVEL_LINEARIZABLE, kv_pb2.READ_LEVEL_UNCOMMITTED]
 )
@@ -263,15 +258,7 @@ class WriterMachine(RuleBasedStateMachine):
             **limits,
         )
         replies = self.loop.run_until_complete(gathered(self.now.writer.kv.scan(request, CALL)))
-        entries = [entry for reply in replies for entry in reply.entries]
-        wanted = [
-            (key, version.value)
-            for key, version in sorted(self.visible(level).items(), reverse=request.reverse)
-            if key.startswith(prefix) and contains(keys, key)
-        ]
-        expected = cut(wanted, request.limit, request.limit_bytes)
-        assert [(entry.key, entry.value) for entry in entries] == expected
-        assert replies[-1].more == (len(expected) < len(wanted))
+        check_scan(replies, request, self.visible(level))
         for reply in replies:
             self.check_header(reply.header, level, [entry.seq for entry in reply.entries])
 

@@ -6,64 +6,46 @@ happens to the writers meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from shalekv.core.key_range import KeyRange
 from shalekv.core.transaction import (
-    Add,
     Compare,
     Delete,
     DeleteRange,
     EmptyCompare,
-    ExistsCompare,
-    Get,
     Operation,
-    Operator,
     Put,
     SeqCompare,
     Transaction,
-    ValueCompare,
 )
 from shalekv.errors import KeyExpired, KeyReused
 from shalekv.v1 import kv_pb2
-from tests.model.machine import KEYS, RANGES, WINDOW_S, WriterMachine
+from tests.model.machine import WINDOW_S, WriterMachine
 from tests.model.messages import precondition_of, range_of, txn_of, write_of
-from tests.model.oracle import Outcome, Version, decide
-from tests.model.writers import Asked, check_found
+from tests.model.oracle import decide
+from tests.model.strategies import (
+    CHANGES,
+    COMPARES,
+    CONDITIONS,
+    IDEMPOTENCY_KEYS,
+    KEYS,
+    OPERATIONS,
+    PLAIN,
+    PUTS,
+    RANGES,
+)
+from tests.model.writers import Asked, check_results
 
 WINDOW_MS = WINDOW_S * 1_000
 MEMORY, DURABLE = kv_pb2.DURABILITY_MEMORY, kv_pb2.DURABILITY_DURABLE
 DURABILITIES = st.sampled_from([DURABLE, MEMORY])
-VALUES = st.sampled_from([b"", b"1", b"2", b"x" * 700, bytes(8), b"\xff" * 7 + b"\x7f"])
-LIVES_MS = st.sampled_from([0, 0, 0, 1, 10, 1_000])
-IDEMPOTENCY_KEYS = st.sampled_from([b"", b"", b"k1", b"k2"])
-PUTS = st.builds(Put, KEYS, VALUES, LIVES_MS)
-PLAIN = PUTS | st.builds(Delete, KEYS)
-SOME_RANGES = RANGES.filter(any)  # all keys are deleted by a call of its own
-CHANGES = st.one_of(
-    PLAIN,
-    st.builds(DeleteRange, SOME_RANGES),
-    st.builds(Add, KEYS, st.sampled_from([1, -1, 5, 2**62])),
-)
-OPERATIONS = st.lists(CHANGES | st.builds(Get, KEYS), max_size=4)
-SEQS = st.integers(0, 8)  # which of the numbers that are there
-CONDITIONS = st.one_of(
-    st.none(),
-    st.builds(ExistsCompare, KEYS, st.booleans()),
-    st.builds(SeqCompare, KEYS, SEQS, st.just(Operator.EQUAL)),
-)
-COMPARES = st.one_of(
-    st.builds(SeqCompare, KEYS, SEQS, st.sampled_from(Operator)),
-    st.builds(ValueCompare, KEYS, VALUES, st.sampled_from(Operator)),
-    st.builds(ExistsCompare, KEYS, st.booleans()),
-    st.builds(EmptyCompare, RANGES),
-)
 
 
 @dataclass(slots=True)
@@ -267,6 +249,8 @@ class TransactionMachine(WriterMachine):
             return sent.expire_at_ms + WINDOW_MS > self.now_ms()
         if seq in self.now.pending:
             return True
+        if not sent.asked.effects and any(before < seq for before in self.now.pending):
+            return True  # it was answered from memory, and is settled behind those
         return sent.asked in self.now.asked and not sent.asked.answer.done()
 
     def record_landed(self, idempotency_key: bytes, seq: int) -> None:
@@ -274,23 +258,15 @@ class TransactionMachine(WriterMachine):
         assert sent.asked.seq == seq
 
 
-def check_results(reply: Any, outcome: Outcome, taken: Sequence[Operation]) -> None:
-    """What a batch has counted; what a transaction has read and counted."""
-    if isinstance(reply, kv_pb2.WriteReply):
-        assert list(reply.counters) == list(outcome.counters)
-    elif isinstance(reply, kv_pb2.TxnReply):
-        assert reply.succeeded is outcome.succeeded
-        for operation, result, found in zip(taken, reply.results, outcome.results, strict=True):
-            match operation:
-                case Get():
-                    assert result.WhichOneof("result") == "get"
-                    assert isinstance(found, Version | None)
-                    check_found(result.get, found)
-                case Add():
-                    assert (result.WhichOneof("result"), result.counter) == ("counter", found)
-                case _:
-                    assert result.WhichOneof("result") is None
+TestWriterModel = pytest.mark.timeout(300)(TransactionMachine.TestCase)
+TestWriterModel.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True
+)
 
 
-TestWriterModel = TransactionMachine.TestCase
-TestWriterModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+def test_writer_model_for_long() -> None:
+    """The same, with many more and longer histories, drawn anew each time."""
+    long = settings(max_examples=3_000, stateful_step_count=100, deadline=None, derandomize=False)
+    run_state_machine_as_test(TransactionMachine, settings=long)

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shalekv.clock import LoopClock
+from shalekv.core.key_range import KeyRange
+from shalekv.core.transaction import Add, Get, Operation
 from shalekv.errors import ShaleError
 from shalekv.roles.writer import Writer
-from tests.model.oracle import Effect, Version
+from shalekv.v1 import kv_pb2
+from tests.model.oracle import Effect, Outcome, State, Version, contains
 from tests.unit.engine.held_store import HeldStore
 
 
@@ -65,14 +68,52 @@ def check_found(reply: Any, version: Version | None) -> None:
 
 
 def cut(
-    wanted: list[tuple[bytes, bytes]], limit: int, limit_bytes: int
-) -> list[tuple[bytes, bytes]]:
+    wanted: list[tuple[bytes, Version]], limit: int, limit_bytes: int
+) -> list[tuple[bytes, Version]]:
     """What the limits leave."""
-    kept: list[tuple[bytes, bytes]] = []
+    kept: list[tuple[bytes, Version]] = []
     size_bytes = 0
-    for key, value in wanted:
+    for key, version in wanted:
         if (limit and len(kept) >= limit) or (limit_bytes and size_bytes >= limit_bytes):
             break
-        kept.append((key, value))
-        size_bytes += len(key) + len(value)
+        kept.append((key, version))
+        size_bytes += len(key) + len(version.value)
     return kept
+
+
+def check_scan(
+    replies: Sequence[kv_pb2.ScanReply], request: kv_pb2.ScanRequest, now: State
+) -> None:
+    """A scan shows all that is there of its range, in its order, up to its limits."""
+    keys = KeyRange(request.range.start, request.range.end)
+    wanted = [
+        (key, version)
+        for key, version in sorted(now.items(), reverse=request.reverse)
+        if key.startswith(request.range.prefix) and contains(keys, key)
+    ]
+    expected = cut(wanted, request.limit, request.limit_bytes)
+    shown = [
+        (entry.key, Version(entry.seq, entry.value, entry.expire_at_ms))
+        for reply in replies
+        for entry in reply.entries
+    ]
+    assert shown == expected
+    assert replies[-1].more == (len(expected) < len(wanted))
+
+
+def check_results(reply: Any, outcome: Outcome, taken: Sequence[Operation]) -> None:
+    """What a batch has counted; what a transaction has read and counted."""
+    if isinstance(reply, kv_pb2.WriteReply):
+        assert list(reply.counters) == list(outcome.counters)
+    elif isinstance(reply, kv_pb2.TxnReply):
+        assert reply.succeeded is outcome.succeeded
+        for operation, result, found in zip(taken, reply.results, outcome.results, strict=True):
+            match operation:
+                case Get():
+                    assert result.WhichOneof("result") == "get"
+                    assert isinstance(found, Version | None)
+                    check_found(result.get, found)
+                case Add():
+                    assert (result.WhichOneof("result"), result.counter) == ("counter", found)
+                case _:
+                    assert result.WhichOneof("result") is None

@@ -13,60 +13,62 @@ from shalekv.format.footer import SstProperties
 from shalekv.manifest.stored import Edit, StoredManifest
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
-from tests.scenarios.openings import Put
 from tests.scenarios.sentences import sentence
-from tests.scenarios.stage import Stage
+from tests.scenarios.serving import Put
+from tests.scenarios.stage import OPENER, PROCESS, PUT, SERVER, WITH, WRITER, Stage
 from tests.sim.faults import Span
 from tests.sim.script import Match
 
-WRITER = r"writer (?P<writer>\d+)"
-WITH = r"(?: with (?P<options>\w+=\w+(?:, \w+=\w+)*))?"
 REQUEST = (
-    r"writer (?P<writer>\d+)'s (?:(?P<nth>\d+)(?:st|nd|rd|th) )?"
-    r"(?P<operation>create|list|get) of (?P<folder>wal|manifest)(?: (?P<object_id>\d+))?"
+    rf"{PROCESS}'s (?:(?P<nth>\d+)(?:st|nd|rd|th) )?"
+    r"(?P<operation>create|list|get|delete|put|insert|find|copy|commit|delete_committed)"
+    r" of (?P<folder>wal|manifest|levels)"
+    r"(?: (?P<object_id>\d+))?"
 )
-PUT = r"(?P<put>\w+=\w+)"
+
+# Of a create in two phases; the temporary object's name begins with that of the other.
+STEPS = frozenset({"put", "insert", "copy", "commit", "delete"})
 
 
-# --- writers and their clients ------------------------------------------------------------------
+# --- processes and their clients ----------------------------------------------------------------
 
 
-@sentence(rf"{WRITER} begins to open{WITH}")
-async def begins_to_open(stage: Stage, writer: str, options: str | None) -> None:
-    """The writer is on its way."""
-    stage.begin(writer, options)
+@sentence(rf"{OPENER} begins to open{WITH}")
+async def begins_to_open(stage: Stage, process: str, options: str | None) -> None:
+    """The process is on its way."""
+    stage.begin(process, options)
 
 
 @sentence(rf"{WRITER} puts {PUT}")
-async def puts(stage: Stage, writer: str, put: str) -> None:
+async def puts(stage: Stage, process: str, put: str) -> None:
     """A client sends a put, and waits in the background."""
     assert put not in stage.puts, f"{put} was put before"
     key, _, value = put.partition("=")
-    stage.puts[put] = Put(stage.opening(writer), key, value)
+    stage.puts[put] = Put(stage.writer(process), key, value)
 
 
-@sentence(rf"{WRITER} begins to scan")
-async def begins_to_scan(stage: Stage, writer: str) -> None:
+@sentence(rf"{SERVER} begins to scan")
+async def begins_to_scan(stage: Stage, process: str) -> None:
     """A client asks for everything, and waits in the background."""
-    stage.opening(writer).begin_scan()
+    stage.server(process).begin_scan()
 
 
-@sentence(rf"pause {WRITER}")
-async def pause(stage: Stage, writer: str) -> None:
+@sentence(rf"pause {PROCESS}")
+async def pause(stage: Stage, process: str) -> None:
     """The process stops, and does not know it."""
-    stage.world.pause(stage.opening(writer).node)
+    stage.world.pause(stage.process(process).node)
 
 
-@sentence(rf"resume {WRITER}")
-async def resume(stage: Stage, writer: str) -> None:
+@sentence(rf"resume {PROCESS}")
+async def resume(stage: Stage, process: str) -> None:
     """The process goes on."""
-    stage.world.resume(stage.opening(writer).node)
+    stage.world.resume(stage.process(process).node)
 
 
-@sentence(rf"crash {WRITER}")
-async def crash(stage: Stage, writer: str) -> None:
+@sentence(rf"crash {PROCESS}")
+async def crash(stage: Stage, process: str) -> None:
     """The process is gone; what it has sent is on its way."""
-    stage.world.crash(stage.opening(writer).node)
+    stage.world.crash(stage.process(process).node)
 
 
 @sentence(r"(?P<seconds>\d+) s pass")
@@ -141,13 +143,14 @@ def _match(stage: Stage, **which: str | None) -> Match:
         name = f"{folder}/"
     elif object_id is not None:
         name_of = stage.wal_name if folder == "wal" else names.manifest_name
-        name = name_of(int(object_id))
+        name = name_of(int(object_id)) + "*" * (which["operation"] in STEPS)
     operation = which["operation"] or "*"
-    return Match(operation, name, f"writer {which['writer']}", int(nth or 1))
+    return Match(operation, name, str(which["process"]), int(nth or 1))
 
 
 def _expect_fault(stage: Stage, match: Match, fault: str) -> None:
-    stage.faults[f"{match.operation} {match.name} of {match.node}: "] = fault
+    name = "*" if match.operation == "copy" else match.name  # it names two objects
+    stage.faults[f"{match.operation} {name} of {match.node}: "] = fault
 
 
 # --- others who reach into the store ------------------------------------------------------------

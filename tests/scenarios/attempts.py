@@ -6,8 +6,8 @@ It is read from the timeline of the simulation, where creates that failed stand 
 from __future__ import annotations
 
 import re
-from collections import deque
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import MANIFEST_FOLDER, WAL_FOLDER
@@ -20,6 +20,7 @@ _ARRIVAL = re.compile(
     r"create (?P<name>(?P<folder>wal|manifest)/(?P<id>\d{20})\.\w+) of (?P<sender>[^:]+): "
     r"(?P<outcome>Created|Exists|lost on its way)(?: \((?P<told>[\w ]+)\))?"
 )
+STORES = frozenset({"store", "records"})
 _FOLDERS = (WAL_FOLDER, MANIFEST_FOLDER)
 
 
@@ -46,17 +47,24 @@ class Attempts:
     def __init__(self, world: World) -> None:
         """REQUIRES: nothing was sent yet."""
         self._world = world
-        self._lines: deque[Line] = deque()
-        world.loop.trace.events = self._lines  # the timeline forgets what is old; this does not
+        world.loop.trace.keep_all_events()
 
     def of(self, folder: str) -> list[Attempt]:
         """The attempts in the folder "wal" or "manifest"."""
         return [attempt for attempt in self._all() if attempt.folder == folder]
 
     def has_fault(self, request: str, fault: str) -> bool:
-        """Whether a request such as "create wal/1.sst of writer 1" met `fault`."""
-        texts = [line.text for line in self._lines if line.node == "store"]
-        return any(text.startswith(request) and fault in text for text in texts)
+        """Whether a request such as "create wal/1.sst of writer 1: " met `fault`."""
+        pattern = f"{request}*{fault}*"
+        return any(fnmatchcase(text, pattern) for text in self.at_store())
+
+    def at_store(self) -> list[str]:
+        """What was noted at the store, of every request that arrived."""
+        return [line.text for line in self._lines if line.node in STORES]
+
+    @property
+    def _lines(self) -> list[Line]:
+        return self._world.loop.trace.events
 
     def _all(self) -> list[Attempt]:
         created = (

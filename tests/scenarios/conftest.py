@@ -7,7 +7,11 @@ import pytest
 pytest.register_assert_rewrite(
     "tests.scenarios.acts",
     "tests.scenarios.expectations",
-    "tests.scenarios.openings",
+    "tests.scenarios.jobs",
+    "tests.scenarios.objects",
+    "tests.scenarios.processes",
+    "tests.scenarios.serving",
     "tests.scenarios.stage",
     "tests.scenarios.tables",
+    "tests.scenarios.two_phase",
 )

@@ -3,113 +3,115 @@
 from __future__ import annotations
 
 from shalekv.errors import ShaleError
-from tests.scenarios.acts import PUT, WITH, WRITER, puts
+from tests.scenarios.acts import puts
 from tests.scenarios.sentences import sentence
-from tests.scenarios.stage import Stage
+from tests.scenarios.stage import ERROR, OPENER, PROCESS, PUT, SERVER, WITH, WRITER, Stage
 
 EPOCH = r"(?: in epoch (?P<epoch>\d+))?"
-SEES = r"(?: and sees (?P<pairs>nothing|\w+=\w+(?: \w+=\w+)*))?"
-ERROR = r"(?P<error>[A-Z]\w+)"
+PAIRS = r"(?P<pairs>nothing|\w+=\w+(?: \w+=\w+)*)"
+SEES = rf"(?: and sees {PAIRS})?"
 
 
-# --- writers and their clients ------------------------------------------------------------------
+# --- processes and their clients ----------------------------------------------------------------
 
 
-@sentence(rf"{WRITER} opens{WITH}{EPOCH}{SEES}")
+@sentence(rf"{OPENER} opens{WITH}{EPOCH}{SEES}")
 async def opens(
-    stage: Stage, writer: str, options: str | None, epoch: str | None, pairs: str | None
+    stage: Stage, process: str, options: str | None, epoch: str | None, pairs: str | None
 ) -> None:
-    """The writer opens the database from beginning to end."""
-    stage.begin(writer, options)
-    await has_opened(stage, writer, epoch, pairs)
+    """The process opens the database from beginning to end."""
+    stage.begin(process, options)
+    await has_opened(stage, process, epoch, pairs)
 
 
-@sentence(rf"{WRITER} has opened{EPOCH}{SEES}")
-async def has_opened(stage: Stage, writer: str, epoch: str | None, pairs: str | None) -> None:
-    """Opening succeeds; writer N has epoch N if nothing else is said."""
-    opened = await stage.opening(writer).opened()
-    assert opened.epoch == int(epoch or writer), f"the epoch is {opened.epoch}"
+@sentence(rf"{OPENER} has opened{EPOCH}{SEES}")
+async def has_opened(stage: Stage, process: str, epoch: str | None, pairs: str | None) -> None:
+    """Opening succeeds; writer N and compactor N have epoch N if nothing else is said."""
+    opened = await stage.process(process).opened()
+    kind, number = process.split()
+    if kind != "reader":
+        assert opened.epoch == int(epoch or number), f"the epoch is {opened.epoch}"
     if pairs is not None:
-        await sees(stage, writer, pairs)
+        await sees(stage, process, pairs)
 
 
-@sentence(rf"{WRITER} sees (?P<pairs>.+)")
-async def sees(stage: Stage, writer: str, pairs: str) -> None:
+@sentence(rf"{SERVER} sees {PAIRS}")
+async def sees(stage: Stage, process: str, pairs: str) -> None:
     """These are all keys with their values."""
-    stage.opening(writer).begin_scan()
-    await has_scanned(stage, writer, pairs)
+    stage.server(process).begin_scan()
+    await has_scanned(stage, process, pairs)
 
 
-@sentence(rf"{WRITER} is scanning")
-async def is_scanning(stage: Stage, writer: str) -> None:
+@sentence(rf"{SERVER} is scanning")
+async def is_scanning(stage: Stage, process: str) -> None:
     """A scan that has begun waits for something."""
-    assert stage.opening(writer).is_scanning
+    assert stage.server(process).is_scanning
 
 
-@sentence(rf"{WRITER} has scanned (?P<pairs>.+)")
-async def has_scanned(stage: Stage, writer: str, pairs: str) -> None:
+@sentence(rf"{SERVER} has scanned {PAIRS}")
+async def has_scanned(stage: Stage, process: str, pairs: str) -> None:
     """A scan that has begun returns these keys with their values."""
     wanted = {} if pairs == "nothing" else dict(pair.split("=") for pair in pairs.split())
-    assert await stage.opening(writer).scanned() == wanted
+    assert await stage.server(process).scanned() == wanted
 
 
-@sentence(rf"{WRITER} gets {PUT}")
-async def gets(stage: Stage, writer: str, put: str) -> None:
+@sentence(rf"{SERVER} gets {PUT}")
+async def gets(stage: Stage, process: str, put: str) -> None:
     """A get of the key finds the value."""
     key, _, value = put.partition("=")
-    assert await stage.opening(writer).value(key) == value
+    assert await stage.server(process).value(key) == value
 
 
 @sentence(rf"{WRITER} is fenced")
-async def is_fenced(stage: Stage, writer: str) -> None:
+async def is_fenced(stage: Stage, process: str) -> None:
     """The process ends, because another writer has taken over."""
-    await fails(stage, writer, "Fenced")
+    await fails(stage, process, "Fenced")
 
 
-@sentence(rf"{WRITER} fails: {ERROR}")
-async def fails(stage: Stage, writer: str, error: str) -> None:
+@sentence(rf"{PROCESS} fails: {ERROR}")
+async def fails(stage: Stage, process: str, error: str) -> None:
     """The process ends with this error."""
-    found = await stage.opening(writer).end()
+    found = await stage.process(process).end()
     assert isinstance(found, ShaleError), f"it ended with {found!r}"
     assert type(found).__name__ == error, f"it ended with {found!r}"
 
 
-@sentence(rf"{WRITER} fails to open{WITH}: {ERROR}")
-async def fails_to_open(stage: Stage, writer: str, options: str | None, error: str) -> None:
+@sentence(rf"{OPENER} fails to open{WITH}: {ERROR}")
+async def fails_to_open(stage: Stage, process: str, options: str | None, error: str) -> None:
     """Opening ends with this error."""
-    stage.begin(writer, options)
-    await fails(stage, writer, error)
+    stage.begin(process, options)
+    await fails(stage, process, error)
 
 
-@sentence(rf"{WRITER} is opening")
-async def is_opening(stage: Stage, writer: str) -> None:
+@sentence(rf"{PROCESS} is opening")
+async def is_opening(stage: Stage, process: str) -> None:
     """The process lives, and does not serve yet."""
-    opening = stage.opening(writer)
+    opening = stage.process(process)
     assert not opening.has_opened
     assert not opening.has_ended
 
 
-@sentence(rf"{WRITER} has not ended")
-async def has_not_ended(stage: Stage, writer: str) -> None:
+@sentence(rf"{PROCESS} has not ended")
+async def has_not_ended(stage: Stage, process: str) -> None:
     """The process lives."""
-    assert not stage.opening(writer).has_ended
+    assert not stage.process(process).has_ended
 
 
-@sentence(rf"{WRITER} serves")
-async def serves(stage: Stage, writer: str) -> None:
+@sentence(rf"{PROCESS} serves")
+async def serves(stage: Stage, process: str) -> None:
     """The process has opened, and lives."""
-    opening = stage.opening(writer)
+    opening = stage.process(process)
     assert opening.has_opened
     assert not opening.has_ended
 
 
 @sentence(rf"{WRITER} puts {PUT}: (?P<outcome>acknowledged|{ERROR})")
 async def puts_and_waits(
-    stage: Stage, writer: str, put: str, outcome: str, error: str | None
+    stage: Stage, process: str, put: str, outcome: str, error: str | None
 ) -> None:
     """A client sends a put, and waits for what becomes of it."""
     del error  # the outcome says it
-    await puts(stage, writer, put)
+    await puts(stage, process, put)
     await becomes(stage, put, outcome)
 
 
@@ -124,3 +126,15 @@ async def becomes(stage: Stage, put: str, outcome: str) -> None:
 async def is_held(stage: Stage, request: str) -> None:
     """The request, or reply, is at its gate, once it is."""
     await stage.gates[request].reached()
+
+
+@sentence(r"(?P<request>.+) is not sent yet")
+async def is_not_sent(stage: Stage, request: str) -> None:
+    """Nothing has come to its gate by now."""
+    assert not stage.gates[request].arrived_count
+
+
+@sentence(rf"{SERVER} closes")
+async def closes(stage: Stage, process: str) -> None:
+    """The process is told to stop: it answers what it has accepted, and its snapshots go."""
+    await stage.server(process).close()

@@ -14,6 +14,10 @@ _ROWS = (
     re.compile(r"time +\d+, "),  # what became of a create in the WAL
     re.compile(r"[a-z]+( \d+)? -> Write "),  # what became of a create of a manifest
     re.compile(r"\d{20}\.sst, "),  # what a slot of the WAL holds
+    re.compile(r"(manifest|wal|levels)/\S+ +(stays|goes)"),  # what becomes of an object
+    re.compile(r"record of \S+ +(stays|goes)"),  # what becomes of a record
+    re.compile(r"(record of )?(manifest|wal)/\S+ +(source )?of "),  # two-phase: all that is there
+    re.compile(r"levels/\d+\.sst, "),  # what an object of the levels holds
 )
 
 

@@ -45,6 +45,8 @@ async def carry_out(stage: Stage, scenario: Scenario) -> None:
         except BaseException as error:
             error.add_note(f"tests/scenarios/{scenario.file}:{step.line}: {step.text}")
             raise
+    if stage.faults:  # who hears nothing may give up while its request is under way
+        await stage.world.sleep_ms(1_000)
     stage.check_all_is_told()
 
 
@@ -54,8 +56,13 @@ async def _step(stage: Stage, step: Step) -> None:
         (act,) = [act for pattern, act in _TABLES if pattern.match(step.text)]
         await act(stage, list(step.rows))
         return
-    found = [(act, m) for pattern, act in _SENTENCES if (m := pattern.fullmatch(step.text))]
+    await carry_out_sentence(stage, step.text)
+
+
+async def carry_out_sentence(stage: Stage, text: str) -> None:
+    """Do what one sentence says."""
+    found = [(act, m) for pattern, act in _SENTENCES if (m := pattern.fullmatch(text))]
     if len(found) != 1:
-        raise ValueError(f"{len(found)} meanings: {step.text}")
+        raise ValueError(f"{len(found)} meanings: {text}")
     act, match = found[0]
     await act(stage, **match.groupdict())

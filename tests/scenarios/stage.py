@@ -1,15 +1,43 @@
-"""The stage of one scenario: the world, its writers and their puts, and what is held where."""
+"""The stage of one scenario: the world, its processes and their puts, and what is held where."""
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 from shalekv.core.manifest import Manifest
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import Sst, open_sst
 from tests.scenarios.attempts import Attempts
-from tests.scenarios.openings import Opening, Put
+from tests.scenarios.processes import (
+    ClientProcess,
+    CollectorProcess,
+    CompactorProcess,
+    CreatorProcess,
+    Jobs,
+    Options,
+    Process,
+)
+from tests.scenarios.serving import Put, ReaderProcess, ServingProcess, WriterProcess
 from tests.sim.script import Gate
 from tests.sim.world import World
+
+KINDS: dict[str, type[Process[Any]]] = {
+    "writer": WriterProcess,
+    "reader": ReaderProcess,
+    "compactor": CompactorProcess,
+    "collector": CollectorProcess,
+    "client": ClientProcess,
+    "process": CreatorProcess,
+}
+PROCESS = rf"(?P<process>(?:{'|'.join(KINDS)}) \d+)"
+OPENER = r"(?P<process>(?:writer|reader|compactor) \d+)"
+SERVER = r"(?P<process>(?:writer|reader) \d+)"
+WRITER = r"(?P<process>writer \d+)"
+WITH = r"(?: with (?P<options>\w+=\w+(?:, \w+=\w+)*))?"
+PUT = r"(?P<put>\w+=\w+)"
+ERROR = r"(?P<error>[A-Z]\w+)"
 
 
 class Stage:
@@ -19,45 +47,93 @@ class Stage:
         """REQUIRES: nothing was sent yet."""
         self.world = world
         self.attempts = Attempts(world)
-        self.openings: dict[int, Opening] = {}
+        self.processes: dict[str, Process[Any]] = {}
         self.puts: dict[str, Put] = {}  # by "key=value"
+        self.snapshots: dict[str, bytes] = {}  # ids by name
         self.gates: dict[str, Gate] = {}  # by the request, as the scenario calls it
         self.faults: dict[str, str] = {}  # fault by request, as the timeline calls them
         self.first_slot = 0  # the WAL id of slot 0 of the scenario
         self.first_attempt = 0  # in the WAL: time 0 of the scenario
         self.told_attempts = 0  # how many of those in the WAL stood in a table
         self.told_manifests = 0  # how many of those in the manifest stood in a table
+        self.told_changes: dict[str, int] = {}  # of the store's log, by folder, likewise
+        self.told_records: set[str] = set()  # the destinations of those that stood in a table
 
-    def opening(self, number: str) -> Opening:
-        """Writer `number`, which has begun to open."""
-        return self.openings[int(number)]
+    def process(self, name: str) -> Process[Any]:
+        """The process of that name, which has begun to do something."""
+        return self.processes[name]
 
-    def begin(self, number: str, options: str | None) -> Opening:
-        """Let writer `number` begin to open with `options` such as "a=1, b=2"."""
-        assert int(number) not in self.openings, f"writer {number} opened before"
-        pairs = dict(pair.split("=") for pair in options.split(", ")) if options else {}
-        opening = Opening(self.world, int(number), pairs)
-        self.openings[int(number)] = opening
-        return opening
+    def server(self, name: str) -> ServingProcess[Any]:
+        """A writer or a reader."""
+        process = self.processes[name]
+        assert isinstance(process, ServingProcess)
+        return process
+
+    def writer(self, name: str) -> WriterProcess:
+        """A writer."""
+        process = self.processes[name]
+        assert isinstance(process, WriterProcess)
+        return process
+
+    def jobs(self, name: str) -> Jobs[Any]:
+        """A process that does jobs; collectors and clients need not be opened."""
+        if name not in self.processes and not name.startswith("compactor"):
+            self.processes[name] = KINDS[name.split(maxsplit=1)[0]](self.world, name)
+        process = self.processes[name]
+        assert isinstance(process, Jobs)
+        return process
+
+    def begin(self, name: str, options: str | None) -> None:
+        """Let a process begin to open."""
+        assert name not in self.processes, f"{name} opened before"
+        process = self.processes[name] = KINDS[name.split(maxsplit=1)[0]](self.world, name)
+        assert isinstance(process, ServingProcess | CompactorProcess)
+        process.begin_open(read_options(options))
 
     def wal_name(self, slot: int) -> str:
         """The object in a slot of the scenario."""
         return names.wal_name(self.first_slot + slot)
 
+    def level_names(self) -> list[str]:
+        """All objects that were ever in the levels, by the order of their creation."""
+        log = self.world.store.log
+        created = [entry.name for entry in log if entry.operation == "create"]
+        return [name for name in dict.fromkeys(created) if name.startswith(names.LEVELS_FOLDER)]
+
+    def shown(self, name: str) -> str:
+        """What a scenario calls an object: its slot, and of levels which of them it was."""
+        wal_id, sst_id = names.parse_wal_name(name), names.parse_level_name(name)
+        if wal_id is not None:
+            return f"{names.WAL_FOLDER}{wal_id - self.first_slot:020d}.sst"
+        if sst_id is not None:
+            return f"{names.LEVELS_FOLDER}{1 + self.level_names().index(name)}.sst"
+        return name
+
     def wal(self) -> list[Sst]:
         """All objects of the WAL, by slot."""
         found = self.world.store.names(names.WAL_FOLDER)
-        return [open_sst(name, self._data(name), database_id=None) for name in found]
+        ours = [name for name in found if names.parse_wal_name(name) is not None]
+        return [open_sst(name, self.data(name), database_id=None) for name in ours]
 
     def manifest(self, manifest_id: int) -> Manifest:
         """A manifest that is in the store."""
         name = names.manifest_name(manifest_id)
-        return decode_manifest(name, self._data(name))
+        return decode_manifest(name, self.data(name))
 
     def manifest_ids(self) -> list[int]:
         """The manifests that are in the store."""
         found = map(names.parse_manifest_name, self.world.store.names(names.MANIFEST_FOLDER))
         return [manifest_id for manifest_id in found if manifest_id is not None]
+
+    def current(self) -> Manifest:
+        """The manifest with the highest id."""
+        return self.manifest(self.manifest_ids()[-1])
+
+    def asked_for(self, process: str, request: str, since: int) -> list[str]:
+        """The objects of which a process has asked with such requests, since that event."""
+        pattern = re.compile(rf"{request} (\S+) of {process}: .*")
+        texts = [text for text in self.attempts.at_store()[since:] if pattern.fullmatch(text)]
+        return [self.shown(text.split()[1]) for text in texts]
 
     def check_all_is_told(self) -> None:
         """Fail if something happened of which the scenario does not speak, or the reverse."""
@@ -65,15 +141,23 @@ class Stage:
             assert outcome.is_told or outcome.is_lost, (
                 f"nothing is said about {put}, which is {outcome.now()}"
             )
-        for number, opening in self.openings.items():
-            error = opening.error_now()
-            assert opening.is_told or error is None, f"writer {number} has failed: {error}"
+        for name, process in self.processes.items():
+            error = process.error_now()
+            assert process.is_told or error is None, f"{name} has failed: {error}"
+            is_unsaid = isinstance(process, Jobs) and not process.is_told and process.node.alive
+            assert not is_unsaid, f"nothing is said about what {name} does"
         for request, gate in self.gates.items():
             assert gate.arrived_count, f"{request} never arrived"
         for request, fault in self.faults.items():
             assert self.attempts.has_fault(request, fault), f"no {request} was {fault}"
 
-    def _data(self, name: str) -> bytes:
+    def data(self, name: str) -> bytes:
+        """An object that is in the store."""
         data = self.world.store.data(name)
         assert data is not None, f"{name} is not there"
         return data
+
+
+def read_options(options: str | None) -> Options:
+    """Options such as "a=1, b=2"."""
+    return dict(pair.split("=") for pair in options.split(", ")) if options else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shalekv.core.sst_table import SstTable
 from shalekv.errors import Fenced
 from shalekv.format.sst import Sst
 from tests.scenarios.attempts import Attempt
@@ -47,7 +48,7 @@ def _halt(stage: Stage, attempt: Attempt, before: Sequence[Attempt]) -> str:
     of_sender = [(n, other) for n, other in enumerate(before) if other.sender == attempt.sender]
     if any(_meets_newer(other, before[:n]) for n, other in of_sender):
         return ""
-    opening = next((o for o in stage.openings.values() if o.node.name == attempt.sender), None)
+    opening = stage.processes.get(attempt.sender)
     is_fenced = opening is not None and isinstance(opening.error_now(), Fenced)
     return f", {attempt.sender} halts" if is_fenced else ""
 
@@ -98,12 +99,18 @@ async def _contents_row(stage: Stage, sst: Sst) -> str:
 
 @sentence(r"manifest (?P<manifest_id>\d+): (?P<fields>\w+=\w+(?:, \w+=\w+)*)")
 async def manifest_holds(stage: Stage, manifest_id: str, fields: str) -> None:
-    """A manifest holds these values; of snapshots their number."""
+    """A manifest holds these values; of snapshots, leases and SSTs their number."""
     manifest = stage.manifest(int(manifest_id))
     wanted = dict(field.split("=") for field in fields.split(", "))
-    found = {name: getattr(manifest, name) for name in wanted}
-    shown = {n: str(len(v)) if isinstance(v, tuple) else str(v) for n, v in found.items()}
-    assert shown == wanted
+    assert {name: _field(stage, name, getattr(manifest, name)) for name in wanted} == wanted
+
+
+def _field(stage: Stage, name: str, value: object) -> str:
+    if isinstance(value, tuple | SstTable):
+        return str(len(value))
+    if isinstance(value, int) and name.startswith("wal_id_"):
+        return str(value - stage.first_slot)
+    return str(value)
 
 
 @sentence(r"the manifests are (?P<first>\d+)-(?P<last>\d+)")

@@ -8,6 +8,7 @@ from tests.scenarios.playing import play
 from tests.scenarios.reading import parse
 from tests.sim.errors import OutOfTime
 
+HOUR_S = 3_600.0
 OPENED = "scenario: one\n\nwriter 1 opens\ncount time and slots from here\n"
 
 UNTRUE = {
@@ -47,6 +48,94 @@ UNTRUE = {
         count time and slots from here
         """,
     "an end that does not come": "writer 1 is fenced",
+    "another slot that is polled for": """
+        reader 1 opens
+        reader 1 polls for wal 1
+        """,
+    "a request that was sent": """
+        hold reader 1's list of wal
+        reader 1 begins to open
+        1 s pass
+        reader 1's list of wal is not sent yet
+        release reader 1's list of wal
+        """,
+    "an object that goes": """
+        writer 1 closes
+        collector 1 collects
+        manifest/00000000000000000000.manifest stays
+        """,
+    "an object that is not shown": """
+        writer 1 puts a=1: acknowledged
+        writer 1 puts b=2: acknowledged
+        wal/00000000000000000000.sst stays
+        """,
+    "a collection of which nothing is said": """
+        hold collector 1's list of wal
+        collector 1 begins to collect
+        collector 1's list of wal is held
+        """,
+    "a snapshot of which nothing is said": "client 1 creates snapshot s for 60 s",
+    "a snapshot that is refused": """
+        client 1 creates snapshot s for 60 s: done
+        client 2 creates snapshot s for 60 s: done
+        """,
+    "a snapshot that shows something else": """
+        client 1 creates snapshot s for 60 s: done
+        writer 1 puts a=1: acknowledged
+        writer 1 sees a=1 in snapshot s
+        """,
+    "a snapshot that can be read": """
+        client 1 creates snapshot s for 60 s: done
+        writer 1 cannot read snapshot s: SnapshotNotFound
+        """,
+    "other levels": """
+        writer 1 puts a=1: acknowledged
+        compactor 1 opens
+        compactor 1 compacts
+        levels/1.sst, level 0: a=2
+        """,
+    "a compactor that is not superseded": """
+        compactor 1 opens
+        compactor 1 begins to compact
+        compactor 1 fails: Superseded
+        """,
+}
+
+NO_CONDITIONS = "scenario: one\n\nthe store has no conditional writes, and no database yet\n"
+
+UNTRUE_OF_TWO_PHASES = {
+    "another outcome": "process 1 writes wal 0: Exists",
+    "an outcome of which nothing is said": "process 1 writes wal 0",
+    "another winner": """
+        process 1 writes wal 0: Created
+        wal/00000000000000000000.sst of process 2
+        record of wal/00000000000000000000.sst source of process 1, committed=true
+        """,
+    "another record": """
+        process 1 writes wal 0: Created
+        wal/00000000000000000000.sst of process 1
+        record of wal/00000000000000000000.sst source of process 1, committed=false
+        """,
+    "no record": """
+        process 1 writes wal 0: Created
+        wal/00000000000000000000.sst of process 1
+        """,
+    "something is there": """
+        process 1 writes wal 0: Created
+        nothing is there
+        """,
+    "temporary objects": """
+        process 1 writes wal 0: Created
+        wal has temporary objects
+        """,
+    "a record that stays": """
+        process 1 writes wal 0: Created
+        record of wal/00000000000000000000.sst goes
+        """,
+    "a fault that hits nothing": """
+        process 1 writes wal 0: Created
+        lose process 1's commit of wal 7
+        """,
 }
 
 
@@ -55,6 +144,21 @@ def test_untrue_scenarios_fail(steps: str) -> None:
     """A scenario that says something else than what happens, or leaves it out, fails."""
     (scenario,) = parse("untrue.txt", OPENED + steps)
     with pytest.raises((AssertionError, OutOfTime)):
+        play(scenario, 0, limit_s=HOUR_S)
+
+
+@pytest.mark.parametrize("steps", UNTRUE_OF_TWO_PHASES.values(), ids=UNTRUE_OF_TWO_PHASES)
+def test_untrue_scenarios_of_two_phases_fail(steps: str) -> None:
+    """The same of those that are played without conditional writes."""
+    (scenario,) = parse("untrue.txt", NO_CONDITIONS + steps)
+    with pytest.raises((AssertionError, OutOfTime)):
+        play(scenario, 0, limit_s=HOUR_S)
+
+
+def test_sentences_of_two_phases_need_such_a_store() -> None:
+    """What speaks of records is refused where no records decide."""
+    (scenario,) = parse("wrong.txt", OPENED + "process 1 recovers: done")
+    with pytest.raises(AssertionError, match="a store with conditions"):
         play(scenario, 0)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.servers.azurite import AzureServer, azurite
 from tests.servers.dynamodb import DynamoServer, dynamodb_local
+from tests.servers.etcd import EtcdServer, etcd
 from tests.servers.google import GoogleServer, google
 from tests.servers.mariadb import MariaServer, mariadb
 from tests.servers.moto import moto
@@ -68,4 +69,11 @@ def postgres_server() -> Iterator[PostgresServer]:
 def dynamo_server() -> Iterator[DynamoServer]:
     """DynamoDB Local."""
     with dynamodb_local() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServer]:
+    """A real etcd, of one member."""
+    with etcd() as server:
         yield server

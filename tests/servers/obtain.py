@@ -6,6 +6,7 @@
     dynamodb     DynamoDB Local, from Maven Central by maven/pom.xml
     mariadb      Debian's archive, or what is installed
     postgres     Debian's archive, or what is installed
+    etcd         Debian's archive, or what is installed
 
 moto is not among them: it is a package of the Python environment. A server is
 installed again when the file or the version that names it here has changed.
@@ -103,6 +104,7 @@ def _recipes() -> Mapping[str, Recipe]:
         "dynamodb": Recipe(_digest(POM), _dynamodb),
         "mariadb": Recipe("mariadb-server-core", _mariadb),
         "postgres": Recipe("postgresql", _postgres),
+        "etcd": Recipe("etcd-server", _etcd),
     }
 
 
@@ -132,6 +134,10 @@ def _mariadb(folder: Path) -> None:
 def _postgres(folder: Path) -> None:
     installed = installed_usr("lib/postgresql/*/bin/postgres", "bin/postgres")
     unpack(["postgresql"], folder, installed=installed)
+
+
+def _etcd(folder: Path) -> None:
+    unpack(["etcd-server"], folder, installed=installed_usr("bin/etcd"))
 
 
 def _digest(*files: Path) -> str:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.servers.azurite import azurite
 from tests.servers.dynamodb import dynamodb_local
+from tests.servers.etcd import etcd
 from tests.servers.google import google
 from tests.servers.mariadb import mariadb
 from tests.servers.moto import moto
@@ -138,3 +139,9 @@ def test_postgres() -> None:
     """It starts, which includes that it takes connections."""
     with postgres() as server:
         assert server.url().startswith("postgresql+asyncpg://shalekv:shalekv@127.0.0.1:")
+
+
+def test_etcd() -> None:
+    """It starts, which includes that it has a leader."""
+    with etcd() as server:
+        assert server.address.startswith("127.0.0.1:")

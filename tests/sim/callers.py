@@ -11,11 +11,13 @@ from shalekv.v1 import kv_pb2
 from tests.sim.calls import Calls
 from tests.sim.cluster import Cluster
 from tests.sim.history import Operation, Outcome, WriteRequest
+from tests.sim.invariants.peace import check_i13_reads_are_answered, check_i13_writes_succeed
 from tests.sim.model import watched_keys
 from tests.sim.requests import KEYS, Requests
 from tests.sim.script import Gate
 
 ATTEMPTS_MAX = 4
+TTL_SHARES = (0.05, 0.2, 0.6)  # of what is put in a run, that expires
 REPEATS_AT_ONCE = 20  # when all are repeated
 TIMEOUTS_MS = (50.0, 2_000.0, 30_000.0)
 PATIENT_MS = TIMEOUTS_MS[-1]
@@ -31,6 +33,7 @@ class Callers:
         self._world = cluster.world
         self._operations = cluster.history.operations
         self._calls = Calls(cluster)
+        self._ttl_share = cluster.world.random_for("expiry").choice(TTL_SHARES)
 
     async def client(self, number: int) -> None:
         """Use writers at random, until cancelled."""
@@ -84,10 +87,13 @@ class Callers:
 
     async def put_one(self, name: str) -> None:
         """Put a key and be told so (I13)."""
+        check_i13_writes_succeed(await self.try_to_put(name))
+
+    async def try_to_put(self, name: str) -> Operation:
+        """Put a key; what became of it."""
         operation = self._begin(lambda n: kv_pb2.PutRequest(key=KEYS[0], value=b"v%d" % n), None)
         await self._calls.attempt(operation, name, PATIENT_MS)
-        if operation.attempts[-1].outcome is not Outcome.ACKNOWLEDGED:
-            raise AssertionError(f"I13: in peace {operation} ended as {operation.attempts}")
+        return operation
 
     async def read_all(self, name: str) -> None:
         """Get every key, and scan (I13)."""
@@ -96,8 +102,8 @@ class Callers:
         for key in KEYS:
             await self._calls.get(key, kv_pb2.READ_LEVEL_LINEARIZABLE, name)
         await self._calls.scan(name)
-        if (len(history.reads), len(history.scans)) != (before[0] + len(KEYS), before[1] + 1):
-            raise AssertionError(f"I13: in peace {name} does not answer what it is asked")
+        answered = len(history.reads) - before[0], len(history.scans) - before[1]
+        check_i13_reads_are_answered(name, answered, (len(KEYS), 1))
 
     async def repeat_all(self, name: str) -> None:
         """Send every request that has an idempotency key once more."""
@@ -154,4 +160,4 @@ class Callers:
         return operation
 
     def _requests(self, random: Random) -> Requests:
-        return Requests(random, self._calls.known)
+        return Requests(random, self._calls.known, self._ttl_share)

@@ -13,6 +13,7 @@ from shalekv.errors import (
     NotACounter,
     OutcomeUnknown,
     Overloaded,
+    QuorumUnavailable,
     SnapshotNotFound,
     Stopping,
     StoreUnavailable,
@@ -28,12 +29,13 @@ READ_TIMEOUT_MS = 30_000.0
 REFUSED = (ConditionFailed, NotACounter, CounterOverflow)
 # A refusal, or a read, that could not be confirmed says nothing; nothing was written either. Of a
 # writer that was stopped for so long that its snapshot has expired, what it reads may be gone (I7).
-NOT_APPLIED = (Stopping, Overloaded, StoreUnavailable, SnapshotNotFound)
+NOT_APPLIED = (Stopping, Overloaded, StoreUnavailable, SnapshotNotFound, QuorumUnavailable)
 UNKNOWN = (OutcomeUnknown, KeyExpired)
 UNANSWERED = (
     TimeoutError,
     NodeCrashed,
     OutcomeUnknown,
+    QuorumUnavailable,
     SnapshotNotFound,
     Stopping,
     StoreUnavailable,
@@ -114,7 +116,7 @@ class Calls:
     def _take_down(self, operation: Operation, attempt: Attempt, reply: Any) -> None:
         in_memory = reply.durability == kv_pb2.DURABILITY_MEMORY
         attempt.outcome = Outcome.IN_MEMORY if in_memory else Outcome.ACKNOWLEDGED
-        attempt.answer = _told(reply)
+        attempt.answer = told(reply)
         attempt.seq = reply.header.seq
         attempt.wal_id = reply.header.wal_id if reply.header.HasField("wal_id") else None
         match operation.request:
@@ -145,7 +147,7 @@ class Calls:
         return await self._world.node(name).run(run())
 
 
-def _told(reply: Any) -> Told:
+def told(reply: Any) -> Told:
     """A reply to a write as the model gives it."""
     match reply:
         case kv_pb2.WriteReply():

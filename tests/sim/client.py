@@ -29,6 +29,8 @@ T = TypeVar("T")
 URL = "sim://database"
 KINDS = {
     "create": RequestKind.WRITE,
+    "put": RequestKind.WRITE,
+    "copy": RequestKind.WRITE,
     "get": RequestKind.READ,
     "get_range": RequestKind.READ,
     "head": RequestKind.READ,

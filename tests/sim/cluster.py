@@ -9,19 +9,24 @@ from contextlib import suppress
 from random import Random
 from typing import TypeAlias
 
+from shalekv.engine.quorum.links import Links
 from shalekv.errors import (
     Fenced,
     ManifestConflict,
     ObjectNotFound,
     OutcomeUnknown,
+    ShaleError,
     StoreUnavailable,
 )
 from shalekv.format.names import WAL_FOLDER
+from shalekv.roles.database import create_database
 from shalekv.roles.writer import Writer
-from shalekv.settings import DatabaseSettings, ServeSettings, WriterSettings
+from shalekv.settings import DatabaseSettings, ServeSettings, StoreSettings, WriterSettings
+from shalekv.store.api import ObjectStore
 from tests.sim.history import History
 from tests.sim.nodes import Node
 from tests.sim.script import Gate, Match
+from tests.sim.stored import Stored
 from tests.sim.world import World
 
 # How a writer may end; others fail the run. `OutcomeUnknown`: its slot was compacted and collected
@@ -48,7 +53,12 @@ Draw: TypeAlias = Callable[[Random], ServeSettings]
 
 
 class Cluster:
-    """The writers of one database, and what their clients have seen."""
+    """The writers of one database, and what their clients have seen.
+
+    Where the log stands is said by `found`, `links_for` and `stored`; here, in the object store.
+    """
+
+    ends: tuple[type[ShaleError], ...] = ENDS
 
     def __init__(self, world: World, draw: Draw = draw_settings) -> None:
         """No writer runs yet; `draw` draws the settings of each opening."""
@@ -60,12 +70,32 @@ class Cluster:
         self.serving = asyncio.Event()  # whether there is one of these
         self.slow_openers: dict[str, Gate] = {}  # that have won an epoch and not begun to fence
         self.avoided: set[str] = set()  # writers that clients leave alone for now
+        self.is_undisturbed = False  # nobody takes over, whatever chaos draws
+        self.beside: list[Callable[[], None]] = []  # each ends something that goes on beside
         self._slow_count = 0
 
     @property
     def pace(self) -> float:
         """How long things take in this world: openings and writes wait for the store."""
         return max(0.25, math.sqrt(self.world.store.faults.request_ms.high_ms) / 7)
+
+    async def found(self) -> None:
+        """Create the database."""
+        admin = self.world.node("admin")
+        runtime = self.world.runtime_for(admin)
+        await admin.run(create_database(self.store_for(admin), runtime, StoreSettings()))
+
+    def store_for(self, node: Node) -> ObjectStore:
+        """A new client of the store for a writer or a replica."""
+        return self.world.store_for(node)
+
+    def links_for(self, node: Node, settings: ServeSettings | None = None) -> Links | None:  # noqa: ARG002
+        """The way of a process to the safekeepers; None: there are none."""
+        return None
+
+    def stored(self) -> Stored:
+        """What was written by now, decoded."""
+        return Stored.read(self.world.store)
 
     def start_writer(self, name: str, settings: ServeSettings) -> None:
         """Open the database on node `name`, which must not run a writer."""
@@ -118,7 +148,11 @@ class Cluster:
 
     def crash(self, name: str) -> None:
         """Cut the power of a running writer."""
-        self.running.pop(name).crash()
+        self.running[name].crash()
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        del self.running[name]
         self.writers.pop(name, None)
         self.avoided.discard(name)
         if not self.writers:
@@ -127,7 +161,7 @@ class Cluster:
     async def _serve(self, node: Node, settings: ServeSettings) -> None:
         try:
             ending = await self._open_and_run(node, settings)
-        except ENDS as error:
+        except self.ends as error:
             ending = error.reason
         self.history.endings.append(ending)
         self.world.note(f"{node.label} ends: {ending}")
@@ -135,9 +169,10 @@ class Cluster:
         self.world.loop.call_soon(self._bury, node, context=self.world.loop.root.context)
 
     async def _open_and_run(self, node: Node, settings: ServeSettings) -> str:
-        runtime, store = self.world.runtime_for(node), self.world.store_for(node)
+        runtime, store = self.world.runtime_for(node), self.store_for(node)
+        links = self.links_for(node, settings)
         try:
-            writer = await Writer.open(store, settings=settings, runtime=runtime)
+            writer = await Writer.open(store, settings=settings, runtime=runtime, links=links)
         except ObjectNotFound:  # its snapshot has expired before it had replayed everything
             return "TOO_SLOW"
         self.writers[node.name] = writer
@@ -147,4 +182,5 @@ class Cluster:
 
     def _bury(self, node: Node) -> None:
         if self.running.get(node.name) is node:
-            self.crash(node.name)
+            node.bury()
+            self._forget(node.name)

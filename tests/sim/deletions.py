@@ -14,8 +14,10 @@ from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
 from tests.sim.errors import Violation
+from tests.sim.invariants.catalogue import checks
 from tests.sim.nodes import Node
 from tests.sim.store import SimStore
+from tests.sim.stored import current_manifest
 
 _FOLDERS = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
 
@@ -34,8 +36,14 @@ class DeleteGuard:
         self._decoded: dict[bytes, Manifest] = {}
         store.watch_deletes(self._look)
 
-    def check(self) -> None:
-        """Raise what was found."""
+    @checks(8, "database")
+    def check_i8_nothing_needed_is_deleted(self) -> None:
+        """At the moment of each delete, nothing needed what it took, and no fence was among it.
+
+        Needed is what the current manifest, that of an unexpired snapshot, a lease or a pending
+        load names, and the log behind what is compacted. Of these objects, too, what is as young as
+        the cutoff in the current manifest stays (F3).
+        """
         if self.problems:
             raise Violation(self.problems[0])
 
@@ -57,6 +65,10 @@ class DeleteGuard:
             needed_by = next(self._reasons(name, current, active, now_s), None)
             if needed_by is not None:
                 self.problems.append(f"I8: {sender.label} deletes {name}, needed by {needed_by}")
+            made_ms, cutoff_ms = self._store.first_made_ms(name), current.gc_cutoff_ms
+            if not name.startswith(names.MANIFEST_FOLDER) and made_ms >= cutoff_ms:
+                why = f"it is of {made_ms}, and the cutoff is {cutoff_ms}"
+                self.problems.append(f"I8, F3: {sender.label} deletes {name}, and {why}")
             if name.startswith(names.WAL_FOLDER) and self._is_fence(name, current.database_id):
                 self.problems.append(f"I3, F1: {sender.label} deletes the fence {name}")
 
@@ -96,18 +108,18 @@ class DeleteGuard:
         return not any(True for section in sections for _ in section)
 
 
-def check_no_orphan_left(store: SimStore) -> None:
-    """What is in levels/ is exactly what the current manifest names.
+@checks(8, "database")
+def check_i8_levels_are_what_is_named(store: SimStore) -> None:
+    """What is in levels/ is exactly what the current manifest names: all of it, and no orphan.
 
     REQUIRES: all snapshots and leases of others have expired, and all is collected.
     """
-    manifests = store.names(names.MANIFEST_FOLDER)
-    current = decode_manifest(manifests[-1], store.data(manifests[-1]) or b"")
+    current = current_manifest(store)
     ids = current.leveled_ssts.ids
     needed = {names.level_name(ids[at : at + 16]) for at in range(0, len(ids), 16)}
     missing = sorted(name for name in needed if store.data(name) is None)
     if missing:
-        raise Violation(f"I8: {manifests[-1]} names {missing}, which are not there")
+        raise Violation(f"I8: manifest {current.manifest_id} names {missing}, which are not there")
     orphans = [name for name in store.names(names.LEVELS_FOLDER) if name not in needed]
     if orphans:
         raise Violation(f"I8: nothing needs {orphans}, and they are not collected")

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from shalekv.v1 import kv_pb2
+from tests.sim.objects import EPOCH_MS
+
+UNKNOWN_EPOCH = -1  # of a writer that did not tell it, or did not answer
 
 WriteRequest: TypeAlias = (
     kv_pb2.PutRequest
@@ -145,6 +148,20 @@ class ScanOp:
     entries: tuple[tuple[bytes, Got], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one reply of a replica has shown of the keys that were asked for."""
+
+    reader: str
+    began_us: int
+    replied_us: int
+    seq: int
+    staleness_ms: int
+    min_seq: int
+    keys: tuple[bytes, ...]
+    found: dict[bytes, Got]
+
+
 @dataclass(slots=True)
 class History:
     """All that happened, in the order of invocation."""
@@ -153,6 +170,7 @@ class History:
     reads: list[ReadOp] = field(default_factory=list)
     scans: list[ScanOp] = field(default_factory=list)
     endings: list[str] = field(default_factory=list)  # why writers ended
+    epoch_ms: int = EPOCH_MS  # what the store's clock showed at the time 0 of all others
 
     def attempts(self, outcome: Outcome) -> list[tuple[Operation, Attempt]]:
         """All attempts that ended so."""

@@ -1,6 +1,7 @@
 """Compactors and collectors beside the writers: started, crashed, paused for long, and restarted.
 
-They are the shipped roles. Two of each may run at once.
+They are the shipped roles. Two of each may run at once. `tests.sim.stalls` stops them, and others,
+at the worst moments.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ from shalekv.core.snapshot import find_snapshot, is_expired
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.plan import Report
 from shalekv.errors import ManifestConflict, ShaleError, StoreUnavailable, Superseded
-from shalekv.format.manifest import decode_manifest
-from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.roles.collector import Collector
 from shalekv.roles.compactor import Compactor
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster
 from tests.sim.errors import Violation
+from tests.sim.invariants.catalogue import checks
 from tests.sim.nodes import Node
-from tests.sim.script import Match
-from tests.sim.tiny import draw_collector, draw_compactor
+from tests.sim.options import Trouble
+from tests.sim.stored import current_manifest
+from tests.sim.tiny import OPEN_TTL_S, draw_collector, draw_compactor
 
 COMPACTORS = ("compactor1", "compactor2")
 COLLECTORS = ("collector1", "collector2")
 ENDS = (Superseded, StoreUnavailable, ManifestConflict)  # how they may end; others fail the run
-PAUSES_MS = (10.0, 1_000.0, 15_000.0, 60_000.0)  # the longer ones outlast leases and snapshots
-STALLS_MS = (200.0, 3_000.0, 10_000.0, 25_000.0)
-FINISH_MS = 220_000.0  # longer than any lease or snapshot lives
+PAUSES_MS = (10.0, 1_000.0, 1_000.0, 15_000.0, 60_000.0)  # the longer ones outlast leases
+BETWEEN_MS = (30.0, 1_000.0, 5_000.0)  # two disturbances
+BUSY = (0.5, 2.0, 6.0)  # how much longer that is in some runs, so that trees get deep
+LIFE_MS = 32_000.0  # no lease or snapshot lives longer, at pace 1
+FINISH_MS = 220_000.0  # all that is due is done by then
 Life: TypeAlias = Callable[[Node, Random], Awaitable[None]]
 
 
@@ -69,70 +72,67 @@ class Janitors:
         self.endings: list[str] = []
         self.problems: list[str] = []
         self.deleted: Counter[str] = Counter()  # objects, by folder
+        cluster.beside.append(self.crash_all)
 
     async def chaos(self, cluster: Cluster) -> None:
         """Start, crash, pause and resume them at random moments, until cancelled."""
         self.pace = cluster.pace  # the faults may have changed
-        random = self.world.random_for("janitors")
+        random, options = self.world.random_for("janitors"), self.world.options
+        between = random.choice(BUSY)
         for name in (COMPACTORS[0], COLLECTORS[0]):
             self.start(name, random)
         while True:
-            await self.world.sleep_ms(random.choice([30.0, 1_000.0, 5_000.0]) * self.pace)
+            await self.world.sleep_ms(random.choice(BETWEEN_MS) * between * self.pace)
             name = random.choice([*COMPACTORS, *COLLECTORS])
             node = self.running.get(name)
-            event = random.choices(["crash", "pause", "resume", "nothing"], [2, 2, 2, 2])[0]
+            event = random.choices(["crash", "pause", "resume", "nothing"], [3, 2, 2, 1])[0]
+            pause_ms = random.choice(PAUSES_MS) * self.pace
+            is_wanted = random.random() < 0.3
             if node is None:
                 is_alone = not any(each in self.running for each in _twins(name))
-                if is_alone or random.random() < 0.3:
+                if is_alone or is_wanted:
                     self.start(name, random)
-            elif event == "crash":
+            elif event == "crash" and options.has(Trouble.CRASHES):
                 self.crash(name)
-            elif event == "pause":
-                node.pause(random.choice(PAUSES_MS) * self.pace)
+                if random.random() < 0.8:
+                    self.start(name, random)
+            elif event == "pause" and options.has(Trouble.PAUSES):
+                node.pause(pause_ms)
             elif event == "resume":
                 node.resume()
 
-    async def stall_edits(self, cluster: Cluster) -> None:
-        """Stop processes while they edit the manifest, for long, until cancelled.
-
-        Others edit it meanwhile, the collector deletes what is not active, leases expire.
-        """
-        async with asyncio.TaskGroup() as tasks:
-            for name in (*COMPACTORS, "reader0", "reader1"):
-                tasks.create_task(self._stall_edits_of(name, cluster))
-
-    async def _stall_edits_of(self, name: str, cluster: Cluster) -> None:
-        random, store = self.world.random_for(f"stalled edits of {name}"), self.world.store
-        match = Match("create", f"{MANIFEST_FOLDER}*", node=name)
-        while True:
-            await self.world.sleep_ms(random.choice([10.0, 1_000.0, 5_000.0]) * cluster.pace)
-            gate = (store.hold if random.random() < 0.6 else store.hold_reply)(match)
-            await gate.reached()
-            node = self.world.find(name)
-            if node is not None:
-                node.pause()
-                await self.world.sleep_ms(random.choice(STALLS_MS) * cluster.pace)
-                node.resume()
-            gate.release()
+    def start_twin(self, name: str, random: Random) -> None:
+        """Run another one of the kind of `name` beside it, if none runs."""
+        twin = next(each for each in _twins(name) if each != name)
+        if twin not in self.running:
+            self.start(twin, random)
 
     def start(self, name: str, random: Random) -> None:
         """Run a compactor or collector on node `name`, which runs none."""
+        seed = random.getrandbits(64)
+        if not self.world.options.has(Trouble.JANITORS):
+            return
         node = self.running[name] = self.world.node(name)
         life = self._compact if name in COMPACTORS else self._collect
-        node.start(self._live(node, life, Random(random.getrandbits(64))))
+        node.start(self._live(node, life, Random(seed)))
 
     def crash(self, name: str) -> None:
         """Cut the power of one."""
         self.running.pop(name).crash()
 
-    async def finish(self) -> None:
-        """Without faults, compact and collect until nothing is due: no garbage is left then."""
+    def crash_all(self) -> None:
+        """Cut the power of all."""
         for name in list(self.running):
             self.crash(name)
+
+    async def finish(self) -> None:
+        """Without faults, compact and collect until nothing is due: no garbage is left then."""
+        self.crash_all()
         random = self.world.random_for("finish")
         node = self.world.node("finisher")
         await self.world.sleep_ms(
-            max(0.0, self.world.store.last_arrival_ms - self.world.now_ms) + FINISH_MS
+            max(0.0, self.world.store.last_arrival_ms - self.world.now_ms)
+            + max(OPEN_TTL_S * 1_000.0, LIFE_MS * self.pace)
         )  # whatever is late has landed, and all leases and snapshots that are not renewed expire
         async with asyncio.timeout(FINISH_MS / 1_000):
             await node.run(self._compact(node, random, is_once=True))
@@ -142,15 +142,17 @@ class Janitors:
                 await node.run(WatchedCollecting(store, self, random).collect())
                 await self.world.sleep_ms(10_000.0)
 
+    @checks(7, "database")
     def check_i7_writers_are_protected(self, cluster: Cluster) -> None:
         """In peace, a living snapshot protects what each serving writer reads."""
-        name = self.world.store.names(MANIFEST_FOLDER)[-1]
-        current = decode_manifest(name, self.world.store.data(name) or b"")
+        current = current_manifest(self.world.store)
         now_s = self.world.store.clock_ms() / 1_000
         for label, writer in cluster.writers.items():
             snapshot = find_snapshot(current, writer.engine.levels.current.snapshot_id)
             if snapshot is None or is_expired(snapshot, now_s):
-                raise Violation(f"I7: no snapshot in {name} protects what {label} reads")
+                raise Violation(
+                    f"I7: no snapshot in manifest {current.manifest_id} protects what {label} reads"
+                )
 
     def check(self) -> None:
         """Raise what went wrong."""
@@ -169,7 +171,7 @@ class Janitors:
 
     def _bury(self, node: Node) -> None:
         if self.running.get(node.name) is node:
-            self.crash(node.name)
+            self.running.pop(node.name).bury()
 
     async def _compact(self, node: Node, random: Random, *, is_once: bool = False) -> None:
         compactor = await Compactor.open(

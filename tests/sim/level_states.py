@@ -17,9 +17,9 @@ from shalekv.core.tree import SYSTEM_LEVEL, Tree
 from shalekv.format import names
 from shalekv.format.sst import open_sst
 from tests.sim.errors import Violation
+from tests.sim.invariants.catalogue import checks
 from tests.sim.model import Version
 from tests.sim.serial import SerialOrder
-from tests.sim.store import SimStore
 from tests.sim.stored import Stored
 
 
@@ -31,14 +31,17 @@ class _Read(NamedTuple):
 class LevelStates:
     """All SSTs of the levels that were ever written, decoded when they are asked for."""
 
-    def __init__(self, store: SimStore, database_id: bytes) -> None:
-        """What is deleted is there as well; of two objects of one name the first counts."""
-        self._database_id = database_id
-        self._data: dict[str, bytes] = {}
-        for each in store.log:
-            if each.operation == "create" and each.name.startswith(names.LEVELS_FOLDER):
-                self._data.setdefault(each.name, each.data)
+    def __init__(self, stored: Stored) -> None:
+        """What is deleted is there as well."""
+        self._database_id = stored.manifests[0].database_id
+        self._data = stored.levels
         self._read: dict[bytes, _Read] = {}
+
+    def missing(self, manifest: Manifest) -> list[str]:
+        """What a manifest names and nobody has seen."""
+        ids = manifest.leveled_ssts.ids
+        called = (names.level_name(ids[at : at + 16]) for at in range(0, len(ids), 16))
+        return [name for name in called if name not in self._data]
 
     def answer(self, tree: Tree, key: bytes) -> Entry | None:
         """The newest version of `key`; None: there is none, or a range tombstone hides it."""
@@ -64,8 +67,6 @@ class LevelStates:
     def _sst(self, info: SstInfo) -> _Read:
         if info.id not in self._read:
             name = names.level_name(info.id)
-            if name not in self._data:
-                raise Violation(f"I8: a manifest names {name}, which was never written")
             sst = open_sst(name, self._data[name], database_id=self._database_id)
             entries = list(sst.entries())
             points = {entry.key: entry for entry in entries}
@@ -75,13 +76,17 @@ class LevelStates:
         return self._read[info.id]
 
 
-def check_i9_levels_are_the_log(order: SerialOrder, stored: Stored, store: SimStore) -> int:
+@checks(9, "database")
+def check_i9_levels_are_the_log(order: SerialOrder, stored: Stored) -> int:
     """The levels of every manifest are the effect of its slots up to c; how many were checked."""
-    states = LevelStates(store, stored.manifests[0].database_id)
+    states = LevelStates(stored)
     checked = 0
     for before, after in pairwise(stored.manifests):
         if _is_same(before, after):
             continue
+        missing = states.missing(after)
+        if missing:
+            raise Violation(f"I8: manifest {after.manifest_id} names {missing}, never written")
         checked += 1
         _check_c(stored, after)
         tree = Tree.of(after)
@@ -97,11 +102,12 @@ def check_i9_levels_are_the_log(order: SerialOrder, stored: Stored, store: SimSt
     return checked
 
 
+@checks(9, "database")
 def check_i9_published_once(stored: Stored) -> None:
     """No slot is compacted twice, and no SST comes back that was replaced."""
     gone: set[bytes] = set()
     for before, after in pairwise(stored.manifests):
-        if (after.wal_id_last_compacted or 0) < (before.wal_id_last_compacted or 0):
+        if after.first_uncompacted_wal_id < before.first_uncompacted_wal_id:
             raise Violation(f"I9: c goes down in manifest {after.manifest_id}")
         ids_before = {info.id for info in before.leveled_ssts}
         ids_after = {info.id for info in after.leveled_ssts}

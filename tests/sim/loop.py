@@ -13,6 +13,7 @@ import asyncio
 import math
 import threading
 from asyncio.events import _set_running_loop
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context
 from random import Random
@@ -24,8 +25,8 @@ from tests.sim.errors import Deadlock, Livelock, NotSimulated, OutOfTime, Simula
 from tests.sim.nodes import Node, current_node
 from tests.sim.ready import NEVER_US, Ready, Timers, to_us
 from tests.sim.refusals import IsolatedLoop
-from tests.sim.tasks import SimFuture, SimHandle, SimTask, describe, describe_waiting
-from tests.sim.trace import Trace
+from tests.sim.tasks import SimFuture, SimHandle, SimTask, describe_waiting
+from tests.sim.trace import KEEP_LINES, Trace
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -37,14 +38,17 @@ _SWEEP_TASKS = 1024
 class SimLoop(IsolatedLoop):
     """The loop. It runs one main task on the root node, in one thread, and is then closed."""
 
-    def __init__(self, seed: int | str, *, limit_s: float = math.inf) -> None:
+    def __init__(
+        self, seed: int | str, *, limit_s: float = math.inf, keep_lines: int = KEEP_LINES
+    ) -> None:
         """The same `seed` and main task give the same trace; `limit_s` ends endless runs."""
         self._running = self._stopped = self._over = False
         super().__init__()
         self.set_debug(enabled=False)
-        self.trace = Trace()
+        self.trace = Trace(keep_lines)
         self.now_us = 0
         self.root = Node(self, "world")
+        self.befallen: Counter[str] = Counter()  # what has happened to nodes: crashes, pauses
         self.unhandled: list[tuple[str, str, BaseException | None]] = []  # node, message, error
         self._random = Random(f"{seed}/order")  # strings seed by their bytes, not their hash
         self._limit_us = to_us(limit_s)
@@ -191,7 +195,7 @@ class SimLoop(IsolatedLoop):
         pick, trace = self._queue.pick, self.trace.step
         steps = 0
         while not self._stopped and (handle := pick()) is not None:
-            trace(self.now_us, handle.node.label, describe(handle.callback))
+            trace(self.now_us, handle.node.label, handle.label)
             try:
                 handle.context.run(handle.callback, *handle.args)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - recorded, fails the run

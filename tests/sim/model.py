@@ -60,6 +60,12 @@ class Timeline:
         versions = self._versions[key]
         return versions[bisect_right(versions, seq, key=operator.itemgetter(0)) - 1]
 
+    def between(self, key: bytes, first: int, last: int) -> Sequence[Version]:
+        """The newest version in the state `first`, and all later ones up to the state `last`."""
+        versions, number = self._versions[key], operator.itemgetter(0)
+        start = bisect_right(versions, first, key=number) - 1
+        return versions[start : bisect_right(versions, last, key=number)]
+
     def states(self, keys: Sequence[bytes], first: int, last: int) -> list[int]:
         """`first`, and all later states up to `last` in which one of `keys` differs."""
         if last < first:

@@ -34,6 +34,10 @@ class NoAnswer(Exception):
         self.cause = cause
 
 
+class Refused(NoAnswer):
+    """The request was refused, and not carried out: for clients that can tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     value: Any = None
@@ -154,7 +158,7 @@ class Network:
     def _patience(self, fate: Fate, round_trip_ms: float) -> tuple[float, str]:
         """How long the client waits for an answer, and what it believes when there is none."""
         faults = self.faults
-        answered = fate in {Fate.SERVED, Fate.REFUSED}
+        answered = fate is Fate.SERVED or fate is Fate.REFUSED
         if not answered and (faults.timeout_ms == math.inf or self._random.random() < faults.reset):
             return min(round_trip_ms * self._random.random(), faults.timeout_ms), "connection reset"
         return faults.timeout_ms, f"no answer within {faults.timeout_ms:g} ms"
@@ -167,7 +171,7 @@ class Network:
             self._note(f"{request}: lost on its way")
         elif fate is Fate.REFUSED:
             self._note(f"{request}: refused")
-            self._reply(request, _Answer(error=NoAnswer("503 slow down")))
+            self._reply(request, _Answer(error=Refused("503 slow down")))
         elif gate is not None:
             self._note(f"{request}: held at the store")
             gate.arrive(lambda: self._apply(request))

@@ -71,8 +71,17 @@ class Node:
         return self._loop.create_task(coro, name=name, context=self.context.copy())
 
     def start(self, coro: Coroutine[Any, Any, object], *, name: str | None = None) -> None:
-        """Run `coro` on this node, and let nobody wait for it: its error would fail the run."""
-        _ = self.spawn(coro, name=name)
+        """Run `coro` on this node, and let nobody wait for it: its error would fail the run.
+
+        Also when the node crashes afterwards: it is noted at once.
+        """
+        self.spawn(coro, name=name).add_done_callback(self._tell_error)
+
+    def _tell_error(self, task: asyncio.Task[object]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            told = {"message": "what ran here has failed", "exception": error, "task": task}
+            self._loop.call_exception_handler(told)
 
     async def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """The result of `coro`, which runs on this node, for a caller on another one.
@@ -102,7 +111,13 @@ class Node:
         What it has sent is on its way and may still take effect. A second crash does nothing.
         """
         self._refuse_own("crash")
+        self._loop.befallen["crashes"] += self.alive
         self._end("crashes")
+
+    def bury(self) -> None:
+        """The process has ended by itself: nothing that is left of it runs any more."""
+        self._refuse_own("bury")
+        self._end("has ended")
 
     def exit(self) -> None:
         """End the process from within: nothing of it runs after the current step.
@@ -127,6 +142,7 @@ class Node:
         replaces the earlier one.
         """
         self._refuse_own("pause")
+        self._loop.befallen["pauses"] += 1
         self._pauses += 1
         self.paused = True
         span = "until resumed" if duration_ms is None else f"for {duration_ms:g} ms"

@@ -33,6 +33,7 @@ class Applied:
     operation: str  # "create" or "delete"
     name: str
     data: bytes
+    clock_ms: int = 0  # what the store's clock told then
 
     @property
     def digest(self) -> str:
@@ -50,15 +51,18 @@ class Objects:
         """No objects; `node` is the store, for the timeline."""
         self.log: list[Applied] = []
         self.delete_watches: list[DeleteWatch] = []
+        self.tick_ms = 1  # the least that its clock tells; stores there are that tell seconds
         self._loop = loop
         self._node = node
         self._clock_ahead_ms = 0
         self._objects = MemoryObjects()
+        self._made_ms: dict[str, int] = {}
         self._store = MemoryStore(self.clock_ms, name="sim", objects=self._objects)
 
     def clock_ms(self) -> int:
         """The store's clock, milliseconds since the Unix epoch."""
-        return EPOCH_MS + self._clock_ahead_ms + self._loop.now_us // 1000
+        now_ms = EPOCH_MS + self._clock_ahead_ms + self._loop.now_us // 1000
+        return now_ms - now_ms % self.tick_ms
 
     def jump_clock_ms(self, ahead_ms: int) -> None:
         """Move the store's clock forward at once."""
@@ -97,12 +101,19 @@ class Objects:
         found = self._objects.find(name)
         return None if found is None else found.data
 
+    def first_made_ms(self, name: str) -> int:
+        """When an object was first made, by the store's clock, whatever came of it since."""
+        return self._made_ms[name]
+
     async def _page(self, prefix: str, after: str, limit: int | None) -> list[ObjectInfo]:
         found = [info async for info in self._store.list(prefix, start_after=after)]
         return found[:limit]
 
     def _record(self, sender: Node, operation: str, name: str, data: bytes) -> None:
-        applied = Applied(self._loop.now_us, sender.label, operation, name, data)
+        now_ms = self.clock_ms()
+        if operation == "create":
+            self._made_ms.setdefault(name, now_ms)
+        applied = Applied(self._loop.now_us, sender.label, operation, name, data, now_ms)
         self.log.append(applied)
         what = f"{len(data)} bytes {applied.digest}" if operation == "create" else "gone"
         self._loop.note(f"{name}: {what}", self._node)

@@ -20,6 +20,7 @@ from shalekv.v1 import kv_pb2
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed
 from tests.sim.history import Got, ScanOp
+from tests.sim.options import Trouble
 
 SCANS = 2
 BETWEEN_MS = (0.0, 500.0, 5_000.0)  # two messages of one scan, at pace 1
@@ -53,7 +54,7 @@ class OpenScans:
         while True:
             await self._world.sleep_ms(500.0 * self._cluster.pace)
             names = [each for each in self._cluster.writers if each not in self._cluster.avoided]
-            if not names:
+            if not names or not self._world.options.has(Trouble.SCANS):
                 continue
             name = random.choice(names)
             writer = self._cluster.writers[name]

@@ -4,45 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
 
-import pytest
+from tests.sim.run import Main, simulate
 
-from tests.sim.invariants import check_all
-from tests.sim.run import simulate
-from tests.sim.stored import Stored
-from tests.sim.workload import rival_writers
-from tests.sim.world import World
+# A module or class, a name in it, and what it becomes.
+Patch: TypeAlias = tuple[object, str, object]
 
-SEEDS_MAX = 60
-Main: TypeAlias = Callable[[World], Coroutine[Any, Any, object]]
-
-Patch: TypeAlias = tuple[
-    object, str, object
-]  # a module or class, a name in it, and what it becomes
+_MISSING = object()
 
 
-async def only_writers(world: World) -> None:
-    """Rival writers, and all that can be checked of them."""
-    cluster = await rival_writers(world)
-    check_all(cluster.history, Stored.read(world.store))
+@contextmanager
+def planted(patches: Sequence[Patch]) -> Iterator[None]:
+    """The shipped code with these patches; without them afterwards, whatever happens inside."""
+    before: list[Patch] = []
+    try:
+        for owner, name, wrong in patches:
+            # As it stands there: of a class, not what an instance or a subclass would see.
+            before.append((owner, name, vars(owner).get(name, _MISSING)))
+            setattr(owner, name, wrong)
+        yield
+    finally:
+        for owner, name, was in reversed(before):
+            if was is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, was)
 
 
-def first_failure(
-    patches: Sequence[Patch],
-    monkeypatch: pytest.MonkeyPatch,
-    main: Main = only_writers,
-    *,
-    seeds: int = SEEDS_MAX,
-) -> int | None:
+def first_failure(patches: Sequence[Patch], main: Main[object], *, seeds: int) -> int | None:
     """The first seed that fails with the bug planted; None: so many do not notice it."""
-    for owner, name, wrong in patches:
-        monkeypatch.setattr(owner, name, wrong)
-    return next((seed for seed in range(seeds) if failure(seed, main) is not None), None)
+    with planted(patches):
+        return next((seed for seed in range(seeds) if failure(seed, main) is not None), None)
 
 
-def failure(seed: int, main: Main = only_writers) -> Exception | None:
+def failure(seed: int, main: Main[object]) -> Exception | None:
     """Why the run with this seed fails, if it does."""
     with contextlib.redirect_stderr(io.StringIO()):
         try:

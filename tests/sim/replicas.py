@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import aclosing
-from dataclasses import dataclass
 from random import Random
 
 from shalekv.errors import (
@@ -37,19 +36,18 @@ from shalekv.settings import (
 from shalekv.v1 import kv_pb2
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation
-from tests.sim.history import Got
-from tests.sim.model import Version
+from tests.sim.history import Got, Seen
+from tests.sim.invariants.replicas import check_i6_replicas_show_prefixes
 from tests.sim.nodes import Node
-from tests.sim.objects import EPOCH_MS
+from tests.sim.options import Trouble
 from tests.sim.requests import KEYS
-from tests.sim.serial import AHEAD_MS, SerialOrder
-from tests.sim.tiny import LIVES_S
+from tests.sim.serial import SerialOrder
 
 NAMES = ("replica1", "replica2")
 CLIENTS = 2
-PAUSES_MS = (10.0, 1_000.0, 15_000.0, 60_000.0)  # the longer ones outlast snapshots
+PAUSES_MS = (10.0, 1_000.0, 5_000.0, 10_000.0, 60_000.0)  # the longer ones outlast snapshots
+LIVES_S = (2, 4, 20)  # of snapshots, at pace 1
 WAIT_MS = 2_000
-SKEW_MS = 1_000  # between the clock of the store as a reader knows it, and as it is
 # What a reader may end with, or a read: all of them say so, and none is an answer.
 ENDS = (StoreUnavailable, ManifestConflict, ObjectNotFound, DatabaseNotFound)
 REFUSALS = (
@@ -62,20 +60,6 @@ REFUSALS = (
     SeqNotReached,
     TooStale,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one reply has shown of the keys that were asked for."""
-
-    reader: str
-    began_us: int
-    replied_us: int
-    seq: int
-    staleness_ms: int
-    min_seq: int
-    keys: tuple[bytes, ...]
-    found: dict[bytes, Got]
 
 
 class Replicas:
@@ -103,7 +87,7 @@ class Replicas:
                 self._running.pop(name, None)
 
     async def _disturb(self, cluster: Cluster) -> None:
-        random = self._world.random_for("replicas")
+        random, options = self._world.random_for("replicas"), self._world.options
         async with asyncio.TaskGroup() as tasks:
             for number in range(CLIENTS):
                 tasks.create_task(self._client(self._world.random_for(f"reading {number}")))
@@ -111,14 +95,15 @@ class Replicas:
                 await self._world.sleep_ms(random.choice([30.0, 1_000.0, 4_000.0]) * cluster.pace)
                 name = random.choice(NAMES)
                 node = self._running[name][0] if name in self._running else None
-                event = random.choices(["crash", "pause", "resume", "nothing"], [1, 3, 2, 4])[0]
+                event = random.choices(["crash", "pause", "resume", "nothing"], [2, 3, 2, 3])[0]
+                pause_ms = random.choice(PAUSES_MS) * max(cluster.pace, 1.0)  # lives are in seconds
                 if node is None:
                     self._start(name, random)
-                elif event == "crash":
+                elif event == "crash" and options.has(Trouble.CRASHES):
                     node.crash()
                     self._running.pop(name, None)
-                elif event == "pause":
-                    node.pause(random.choice(PAUSES_MS) * cluster.pace)
+                elif event == "pause" and options.has(Trouble.PAUSES):
+                    node.pause(pause_ms)
                 elif event == "resume":
                     node.resume()
 
@@ -126,30 +111,21 @@ class Replicas:
         """Every reply shows a prefix of the log, never less than one before it (I6)."""
         if self.problems:
             raise Violation(self.problems[0])
-        last: dict[str, Seen] = {}
-        for seen in self.seen:
-            _check_state(order, seen)
-            before = last.get(seen.reader)
-            if before is not None and seen.began_us >= before.replied_us and seen.seq < before.seq:
-                raise Violation(f"I6: {seen.reader} went back: {seen} after {before}")
-            last[seen.reader] = seen
-            if seen.seq < seen.min_seq:
-                raise Violation(f"I6: {seen} does not show its min_seq")
-            if seen.seq > order.durable_at(seen.replied_us):
-                raise Violation(f"I6: {seen} shows what is not durable")
-            fresh_us = seen.began_us - 1_000 * (seen.staleness_ms + SKEW_MS)
-            if seen.seq < order.acknowledged_before(fresh_us):
-                raise Violation(f"I6: {seen} is older than it says")
+        check_i6_replicas_show_prefixes(order, self.seen)
 
     def _start(self, name: str, random: Random) -> None:
+        settings = draw_reader(random, self._cluster.pace)
+        if not self._world.options.has(Trouble.REPLICAS):
+            return
         node = self._world.node(name)
         self._running[name] = (node, None)
-        node.start(self._serve(name, node, draw_reader(random, self._cluster.pace)))
+        node.start(self._serve(name, node, settings))
 
     async def _serve(self, name: str, node: Node, settings: ReadSettings) -> None:
-        store, runtime = self._world.store_for(node), self._world.runtime_for(node)
+        store, runtime = self._cluster.store_for(node), self._world.runtime_for(node)
+        links = self._cluster.links_for(node)
         try:
-            reader = await Reader.open(store, settings=settings, runtime=runtime)
+            reader = await Reader.open(store, settings=settings, runtime=runtime, links=links)
             self._running[name] = (node, reader)
             await reader.run()
         except ENDS as error:
@@ -220,33 +196,12 @@ class Replicas:
         )
 
 
-def _check_state(order: SerialOrder, seen: Seen) -> None:
-    latest_ms = EPOCH_MS + seen.replied_us // 1_000 + AHEAD_MS
-    for key in seen.keys:
-        version = order.timeline.at(key, seen.seq)
-        shown = seen.found.get(key)
-        if shown is None:
-            may_be_gone = version.value is None or 0 < version.expire_at_ms <= latest_ms
-            if not may_be_gone:
-                raise Violation(f"I6: {seen} does not show {key!r}: {version}")
-        elif not _is_shown(shown, version):
-            raise Violation(f"I6: {seen} shows {shown} for {key!r}, the log {version}")
-
-
-def _is_shown(shown: Got, version: Version) -> bool:
-    return (shown.value, shown.seq, shown.expire_at_ms) == (
-        version.value,
-        version.seq,
-        version.expire_at_ms,
-    )
-
-
 def draw_reader(random: Random, pace: float) -> ReadSettings:
     """Settings of a reader that looks often, and whose snapshots are soon over."""
     ttl_s = max(2, int(random.choice(LIVES_S) * pace))
     poll_ms = max(1, int(random.choice([10, 100, 1_000]) * pace))
     reader = ReaderSettings(
-        snapshot=random.choice([*SnapshotChoice]),
+        snapshot=random.choice([SnapshotChoice.OWN, *SnapshotChoice]),
         reader_snapshot_ttl_s=ttl_s,
         poll_interval_ms=poll_ms,
         poll_interval_min_ms=random.choice([0, 20]),

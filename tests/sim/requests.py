@@ -12,8 +12,11 @@ from tests.sim.history import Got, WriteRequest
 VALUES = (b"a0", b"a1", b"b0", b"b1")  # that hold the number of the operation that put them
 COUNTED = b"n0"  # a counter that is only added to
 COUNTERS = (COUNTED, b"b2")  # the second is deleted and overwritten, too
-KEYS = (b"a0", b"a1", b"b0", b"b1", b"b2", COUNTED)
+COLD = (b"a5", b"b5")  # seldom written: what stands there sinks to the lowest level
+KEYS = (b"a0", b"a1", b"a5", b"b0", b"b1", b"b2", b"b5", COUNTED)
 TTLS_MS = (20, 500, 5_000, 60_000)
+COLD_SHARE = 0.1
+COLD_TTL_SHARE = 0.5
 HUGE = 2**62  # two of these overflow
 _ADD_TO = (COUNTED, COUNTED, COUNTED, b"b2", b"a0")
 
@@ -24,6 +27,7 @@ class Requests:
 
     random: Random
     known: Mapping[bytes, Got]  # what clients have seen of keys
+    ttl_share: float = 0.15  # of what is put, that expires
 
     def draw(self, number: int) -> WriteRequest:
         """The request of the operation with this number."""
@@ -77,7 +81,8 @@ class Requests:
 
     def put(self, number: int) -> kv_pb2.PutRequest:
         """Put one key."""
-        return kv_pb2.PutRequest(key=self._key(), value=_value(number), ttl_ms=self._ttl_ms())
+        key = self._key()
+        return kv_pb2.PutRequest(key=key, value=_value(number), ttl_ms=self._ttl_ms(key))
 
     def put_if(self, number: int) -> kv_pb2.PutRequest:
         """Put one key under a condition."""
@@ -156,7 +161,7 @@ class Requests:
         return self._put_change(number, self._key()) if is_put else self._add(number)
 
     def _put_change(self, number: int, key: bytes) -> kv_pb2.Change:
-        put = kv_pb2.PutChange(key=key, value=_value(number), ttl_ms=self._ttl_ms())
+        put = kv_pb2.PutChange(key=key, value=_value(number), ttl_ms=self._ttl_ms(key))
         return kv_pb2.Change(put=put)
 
     def _add(self, number: int) -> kv_pb2.Change:
@@ -189,6 +194,8 @@ class Requests:
         return kv_pb2.Compare(key=key, operator=by, value=seen.value or b"")
 
     def _key(self) -> bytes:
+        if self.random.random() < COLD_SHARE:
+            return self.random.choice(COLD)
         return self.random.choice((*VALUES, b"b2") if self.random.random() < 0.2 else VALUES)
 
     def _range(self) -> kv_pb2.KeyRange:
@@ -200,8 +207,10 @@ class Requests:
         start, end = sorted(self.random.sample((*VALUES, b"b3"), 2))
         return kv_pb2.KeyRange(start=start, end=end)
 
-    def _ttl_ms(self) -> int:
-        return self.random.choice(TTLS_MS) if self.random.random() < 0.15 else 0
+    def _ttl_ms(self, key: bytes) -> int:
+        """For ever, or not: above what stands for ever at the bottom, much is to expire."""
+        share = max(self.ttl_share, COLD_TTL_SHARE) if key in COLD else self.ttl_share
+        return self.random.choice(TTLS_MS) if self.random.random() < share else 0
 
     def _draw_level(self, header: kv_pb2.RequestHeader) -> None:
         if self.random.random() < 0.2:

@@ -13,19 +13,22 @@ import os
 import random
 import shlex
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from tests.sim.burial import collect_later, collect_now
 from tests.sim.errors import UnhandledErrors
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
-from tests.sim.trace import timeline
+from tests.sim.options import ALL, Options
+from tests.sim.trace import KEEP_LINES, Line, timeline
 from tests.sim.world import World
 
 T = TypeVar("T")
+Main: TypeAlias = Callable[[World], Coroutine[Any, Any, T]]
 
 LIMIT_S = 30 * 86_400.0
 
@@ -38,13 +41,29 @@ class Run(Generic[T]):
     trace_hash: str
     virtual_s: float
     steps: int  # callbacks that ran
+    befallen: Counter[str]  # crashes and pauses of nodes
+    events: Sequence[Line]  # the last of them
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a run failed."""
+
+    error: BaseException
+    trace_hash: str
+    virtual_s: float
+    steps: int
+    befallen: Counter[str]
+    events: Sequence[Line]  # the last of them
+    report: str  # for people: the seed, the last callbacks and events, how to replay
 
 
 def simulate(
     seed: int,
-    main: Callable[[World], Coroutine[Any, Any, T]],
+    main: Main[T],
     *,
     faults: Faults | None = None,
+    options: Options = ALL,
     limit_s: float = LIMIT_S,
 ) -> Run[T]:
     """Run ``main(world)`` on the root node until it returns; what else runs then just ends.
@@ -53,25 +72,56 @@ def simulate(
     time; `UnhandledErrors` if a callback or task failed on a node that has not crashed and nobody
     looked at its error. Before that it prints the seed, the last events, and how to replay.
     """
+    outcome = attempt(seed, main, faults=faults, options=options, limit_s=limit_s)
+    if isinstance(outcome, Failure):
+        sys.stderr.write(outcome.report)
+        raise outcome.error
+    return outcome
+
+
+def attempt(
+    seed: int,
+    main: Main[T],
+    *,
+    faults: Faults | None = None,
+    options: Options = ALL,
+    limit_s: float = LIMIT_S,
+    keep_lines: int = KEEP_LINES,
+) -> Run[T] | Failure:
+    """As `simulate`, and nothing is raised or printed. So many lines of the trace are kept."""
     with collect_later(), _seeded_module(seed):
-        return _run(seed, main, faults or Faults.none(), limit_s)
+        loop = SimLoop(seed, limit_s=limit_s, keep_lines=keep_lines)
+        try:
+            return _run(loop, main, World(seed, loop, faults or Faults.none(), options))
+        except BaseException as error:  # noqa: BLE001 - told, and raised by who asked
+            trace = loop.trace
+            return Failure(
+                error,
+                trace.digest(),
+                loop.time(),
+                trace.step_count,
+                Counter(loop.befallen),
+                tuple(trace.events),
+                _report(seed, loop),
+            )
+        finally:
+            loop.close()
 
 
-def _run(
-    seed: int, main: Callable[[World], Coroutine[Any, Any, T]], faults: Faults, limit_s: float
-) -> Run[T]:
-    loop = SimLoop(seed, limit_s=limit_s)
-    try:
-        value = loop.run_until_complete(main(World(seed, loop, faults)))
-        loop.let_go()
-        collect_now()  # an error that nobody looked at shows when its task is collected
-        _check_unhandled(loop)
-        return Run(value, loop.trace.digest(), loop.time(), loop.trace.step_count)
-    except BaseException:
-        sys.stderr.write(_report(seed, loop))
-        raise
-    finally:
-        loop.close()
+def _run(loop: SimLoop, main: Main[T], world: World) -> Run[T]:
+    value = loop.run_until_complete(main(world))
+    loop.let_go()
+    collect_now()  # an error that nobody looked at shows when its task is collected
+    _check_unhandled(loop)
+    trace = loop.trace
+    return Run(
+        value,
+        trace.digest(),
+        loop.time(),
+        trace.step_count,
+        Counter(loop.befallen),
+        tuple(trace.events),
+    )
 
 
 def _check_unhandled(loop: SimLoop) -> None:

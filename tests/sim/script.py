@@ -33,10 +33,14 @@ class Match:
     def fits(self, operation: str, names: Iterable[str], node: str) -> bool:
         """Whether a request is meant, whatever its number."""
         return (
-            fnmatchcase(operation, self.operation)
-            and fnmatchcase(node, self.node)
-            and any(fnmatchcase(name, self.name) for name in names)
+            _fits(operation, self.operation)
+            and _fits(node, self.node)
+            and any(_fits(name, self.name) for name in names)
         )
+
+
+def _fits(text: str, pattern: str) -> bool:
+    return pattern in {"*", text} or fnmatchcase(text, pattern)
 
 
 class Fate(enum.Enum):
@@ -128,4 +132,6 @@ class Script:
             if plan is None and rule.seen_count >= rule.match.nth and rule.used_count < rule.times:
                 rule.used_count += 1
                 plan = rule.plan
+        if plan is not None:
+            self._rules = [rule for rule in self._rules if rule.used_count < rule.times]
         return plan

@@ -15,12 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 
-from shalekv.v1 import kv_pb2
 from tests.sim.errors import Violation
-from tests.sim.history import Attempt, History, Operation, Outcome, Told
-from tests.sim.model import Effect, Moment, Timeline, decide, keys_of, rests_on_state
-from tests.sim.objects import EPOCH_MS
-from tests.sim.stored import Stored, StoredCommit
+from tests.sim.history import UNKNOWN_EPOCH, History, Operation, Outcome
+from tests.sim.model import Effect, Moment, Timeline, decide, keys_of
+from tests.sim.stored import Stored, StoredCommit, WalObject
 
 AHEAD_MS = 5_000  # logical time is never further ahead: local clocks are that bad at most
 
@@ -46,16 +44,18 @@ class SerialOrder:
         self.placed: dict[int, Placed] = {}  # by number of the operation
         self.commits = stored.commits()
         self._seqs = {commit.seq for commit in self.commits}
-        self._data = [each for each in stored.wal if each.all_entries]
+        self._data = [each for each in stored.durable if each.all_entries]
         self._told_seqs: dict[int, list[Operation]] = {}
         for outcome in (Outcome.ACKNOWLEDGED, Outcome.IN_MEMORY):
             for operation, attempt in history.attempts(outcome):
                 self._told_seqs.setdefault(attempt.seq, []).append(operation)
+        self._by_key = {each.key: each for each in history.operations if each.key}
         for commit in self.commits:
             self._follow(commit)
         self._acknowledged = _Acknowledged(self)
-        self._prefix_us = list(accumulate((each.landed_us for each in stored.wal), max))
-        last_seqs = (max((e.seq for e in each.all_entries), default=0) for each in stored.wal)
+        self._last_asked_us = self._asked_us()
+        self._prefix_us = list(accumulate(map(self.landed_us, stored.durable), max))
+        last_seqs = (max((e.seq for e in each.all_entries), default=0) for each in stored.durable)
         self._prefix_seq = list(accumulate(last_seqs, max))
 
     def acknowledged_before(
@@ -67,8 +67,12 @@ class SerialOrder:
         """
         return self._acknowledged.before(us, epoch, key)
 
+    def landed_us(self, wal: WalObject) -> int:
+        """When the store had an object; if nobody has seen that, a time before which it had not."""
+        return self._last_asked_us.get(wal.wal_id, 0) if wal.landed_us is None else wal.landed_us
+
     def durable_at(self, us: int) -> int:
-        """The last number of the prefix that was durable then."""
+        """The last number of the prefix that was, or may have been, durable then."""
         count = bisect_right(self._prefix_us, us)
         return self._prefix_seq[count - 1] if count else 0
 
@@ -80,15 +84,30 @@ class SerialOrder:
         Those between which no value of `keys` expires count as one.
         """
         first_ms = self._time_floor_ms(invoked_us, epoch)
-        last_ms = EPOCH_MS + replied_us // 1000 + AHEAD_MS
+        last_ms = self.history.epoch_ms + replied_us // 1000 + AHEAD_MS
         yield Moment(self.timeline, seq, first_ms)
         for now_ms in self.timeline.expiries(keys, seq, first_ms, last_ms):
             yield Moment(self.timeline, seq, now_ms)
 
     def _time_floor_ms(self, us: int, epoch: int) -> int:
         """The logical time below which a writer of `epoch` could not be then."""
-        known = (e.logical_time_ms for e in self._data if e.landed_us <= us and e.epoch <= epoch)
+        known = (
+            each.logical_time_ms
+            for each in self._data
+            if each.landed_us is not None and each.landed_us <= us and each.epoch <= epoch
+        )
         return max(known, default=0)
+
+    def _asked_us(self) -> dict[int, int]:
+        """Of objects that nobody saw land: when the last one was asked for what is in them."""
+        asked: dict[int, int] = {}
+        for number, placed in self.placed.items():
+            operation, wal = self.history.operations[number - 1], placed.commit.wal
+            is_sure = placed.commit.seq in operation.seqs  # and not taken for another delete
+            if wal.landed_us is None and is_sure:
+                first_us = operation.attempts[0].invoked_us
+                asked[wal.wal_id] = max(asked.get(wal.wal_id, 0), first_us)
+        return asked
 
     def _follow(self, commit: StoredCommit) -> None:
         """Find out which operation this is, and whether it did what it should."""
@@ -125,21 +144,24 @@ class SerialOrder:
                 raise Violation(f"I2: {commit} sweeps {key!r} after {before}")
 
     def _candidates(self, commit: StoredCommit) -> Iterator[Operation]:
-        """Operations that this may be: its values tell, else its number, else what it touches."""
+        """Operations that this may be: its values tell, or its key, or what it touches."""
         values = (entry.value for entry in commit.points.values())
         numbers = [int(value[1:]) for value in values if value[:1] == b"v" and value[1:].isdigit()]
         if numbers:
             yield self.history.operations[numbers[0] - 1]
             return
+        if commit.idempotency_key:
+            keyed = self._by_key.get(commit.idempotency_key)
+            if keyed is not None:
+                yield keyed
+            return
         yield from self._told_seqs.get(commit.seq, [])
         touched = set(commit.after(self.timeline.keys))
-        # The idempotency key tells which of several deletes of one key it is. One that was told the
-        # number of another commit is that one, unless it has read only; one that was told not to be
-        # applied is what nothing else is.
+        # One that was told the number of another commit is that one, unless it has read only; one
+        # that was told not to be applied is what nothing else is.
         operations = sorted(
-            self.history.operations,
+            (each for each in self.history.operations if not each.key),
             key=lambda each: (
-                each.key != commit.idempotency_key,
                 not each.may_be_applied,
                 not self._seqs.isdisjoint(each.seqs),
             ),
@@ -151,8 +173,10 @@ class SerialOrder:
 
     def _effects(self, operation: Operation, commit: StoredCommit) -> list[Effect]:
         """What the operation can have done in place of this commit."""
-        asked_us = [a.invoked_us for a in operation.attempts if a.epoch == commit.wal.epoch]
-        if not asked_us or min(asked_us) > commit.wal.landed_us:
+        wal = commit.wal
+        may_be = (wal.epoch, UNKNOWN_EPOCH)
+        asked_us = [a.invoked_us for a in operation.attempts if a.epoch in may_be]
+        if not asked_us or (wal.landed_us is not None and min(asked_us) > wal.landed_us):
             return []
         first_ms = self._time_floor_ms(min(asked_us), commit.wal.epoch)
         last_ms = commit.wal.logical_time_ms
@@ -179,7 +203,8 @@ class _Acknowledged:
             if placed is None or placed.commit.seq != attempt.seq or attempt.replied_us is None:
                 continue
             keys = placed.commit.after(order.timeline.keys)
-            for place in product((None, attempt.epoch), (None, *keys)):
+            epochs = {None, attempt.epoch} - {UNKNOWN_EPOCH}
+            for place in product(epochs, (None, *keys)):
                 told.setdefault(place, []).append((attempt.replied_us, attempt.seq))
         self._times_us = {place: sorted(us for us, _ in each) for place, each in told.items()}
         self._seqs = {
@@ -191,72 +216,3 @@ class _Acknowledged:
         place = (epoch, key)
         count = bisect_left(self._times_us.get(place, []), us)
         return self._seqs[place][count - 1] if count else 0
-
-
-def check_answers(order: SerialOrder) -> None:
-    """Each operation is at its place in real time, and each of its attempts was told the truth."""
-    for operation in order.history.operations:
-        placed = order.placed.get(operation.number)
-        if placed is not None:
-            floor = order.acknowledged_before(operation.attempts[0].invoked_us)
-            if placed.commit.seq <= floor:
-                raise Violation(f"I14: {operation} began after {floor} and is {placed.commit}")
-        told = set()
-        for attempt in operation.attempts:
-            if attempt.outcome is Outcome.IN_MEMORY and rests_on_state(operation.request):
-                raise Violation(f"I1: {operation} is told from memory: {attempt}")
-            if attempt.outcome not in (Outcome.ACKNOWLEDGED, Outcome.REFUSED):
-                continue
-            if placed is not None and attempt.seq == placed.commit.seq:
-                _check_commit(order, operation, attempt, placed)
-                told.add(attempt.answer)
-            else:
-                _explain(order, operation, attempt)
-        if len(told) > 1:
-            raise Violation(f"I15: {operation} was told different things: {told}")
-
-
-def _check_commit(
-    order: SerialOrder, operation: Operation, attempt: Attempt, placed: Placed
-) -> None:
-    """The answer tells what was done, where that is, and came when all it rests on was durable."""
-    commit, replied_us = placed.commit, attempt.replied_us or 0
-    if attempt.answer not in [effect.answer for effect in placed.effects]:
-        raise Violation(f"I14: {operation} was told {attempt}, and does {placed}")
-    if attempt.wal_id != commit.wal.wal_id or commit.wal.landed_us > replied_us:
-        raise Violation(f"I1: {operation} was told {attempt}, and is {commit}")
-    if rests_on_state(operation.request) and commit.seq > order.durable_at(replied_us):
-        raise Violation(f"I1: {operation} rests on what was not durable: {attempt}, {commit}")
-
-
-def _explain(order: SerialOrder, operation: Operation, attempt: Attempt) -> None:
-    """An answer without a commit rests on a state that was durable and not too old."""
-    request, replied_us = operation.request, attempt.replied_us or 0
-    # A repeat that meets an earlier attempt on its way gets the answer to that one.
-    began_us = min(
-        other.invoked_us
-        for other in operation.attempts
-        if other.epoch == attempt.epoch
-        and other.invoked_us <= attempt.invoked_us
-        and (other is attempt or (other.replied_us or replied_us) >= attempt.invoked_us)
-    )
-    is_confirmed = request.header.read_level != kv_pb2.READ_LEVEL_COMMITTED
-    is_local = not (rests_on_state(request) and is_confirmed)
-    first = order.acknowledged_before(began_us, epoch=attempt.epoch if is_local else None)
-    last = order.durable_at(replied_us)
-    if isinstance(attempt.answer, Told):
-        last = min(last, attempt.seq)
-    if operation.number in order.placed:  # one that is applied already is not decided again
-        last = min(last, order.placed[operation.number].commit.seq - 1)
-    keys = keys_of(request, order.timeline.keys)
-    for seq in reversed(order.timeline.states(keys, first, last)):
-        for moment in order.moments(
-            keys, seq, epoch=attempt.epoch, invoked_us=began_us, replied_us=replied_us
-        ):
-            effect = decide(request, moment)
-            if effect.answer == attempt.answer and not effect.left:
-                return
-    raise Violation(
-        f"I1, I14, I15: no state from {first} to {last} explains {attempt} to {operation}, "
-        f"which is {order.placed.get(operation.number)}"
-    )

@@ -6,13 +6,9 @@ too late is told that the snapshot is gone, and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from contextlib import suppress
 from random import Random
 
-from shalekv.core.entry import Entry
-from shalekv.core.manifest import Snapshot
-from shalekv.engine.levels.ssts import LevelSsts
-from shalekv.engine.scan import scan_slices
 from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import (
@@ -23,28 +19,23 @@ from shalekv.errors import (
     SnapshotNotFound,
     StoreUnavailable,
 )
-from shalekv.manifest.stored import StoredManifest
-from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
+from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster
-from tests.sim.errors import Violation
-from tests.sim.history import Got
+from tests.sim.errors import NodeCrashed, Violation
+from tests.sim.invariants.snapshots import Snapped, check_i7_snapshots_are_one_state
+from tests.sim.nodes import Node
+from tests.sim.options import Trouble
 from tests.sim.serial import SerialOrder
+from tests.sim.snapshot_reads import new_views, read_snapshot
+from tests.sim.world import World
 
 READERS = 2
 LIVES_MS = (8_000, 30_000, 30_000)  # of a snapshot, at pace 1
 NEW_PROCESS_BELOW = 0.5  # of what is drawn, and at 0.3 begin the reads
 PASSING = (StoreUnavailable, ManifestConflict)
-
-
-@dataclass(slots=True)
-class Snapped:
-    """A snapshot and what was read of it."""
-
-    snapshot: Snapshot
-    ends_ms: int  # by the store's clock: until then it is promised
-    reads: list[tuple[int, int, tuple[Entry, ...]]] = field(default_factory=list)  # seq, time, all
-    ending: str = ""
+CRASH_BELOW = 0.08  # of what is drawn before each use
+CRASHES_MS = (1.0, 30.0, 300.0)  # from then to the crash, at pace 1, at most
 
 
 class SnapshotReaders:
@@ -65,19 +56,7 @@ class SnapshotReaders:
         """All reads of one snapshot are equal, and what the log says (I7)."""
         if self.problems:
             raise Violation(self.problems[0])
-        for each in self.snapped:
-            if len(set(each.reads)) > 1:
-                raise Violation(f"I7: {each.snapshot} reads {set(each.reads)}")
-            for seq, now_ms, entries in each.reads[:1]:
-                shown = {e.key: Got(e.value, e.seq, e.expire_at_ms) for e in entries}
-                state = {
-                    key: Got(version.value, version.seq, version.expire_at_ms)
-                    for key in order.timeline.keys
-                    if (version := order.timeline.at(key, seq)).value is not None
-                    and not 0 < version.expire_at_ms <= now_ms
-                }
-                if shown != state:
-                    raise Violation(f"I7: {each.snapshot} shows {shown}, the log {state} at {seq}")
+        check_i7_snapshots_are_one_state(order, self.snapped)
 
 
 class Reader:
@@ -87,27 +66,46 @@ class Reader:
         self._readers = readers
         self._name = f"reader{number}"
         self._views: SnapshotViews | None = None  # of a process that goes on
+        self._process_now: tuple[Node, CasStore] | None = None
 
     async def __call__(self, cluster: Cluster) -> None:
         """Make snapshots and read them, until cancelled."""
         world = cluster.world
         random = world.random_for(self._name)
-        node = world.node(self._name)
-        store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
         while True:
             await world.sleep_ms(random.choice([10.0, 1_000.0]) * cluster.pace)
             ttl_ms = int(random.choice(LIVES_MS) * cluster.pace)
+            name = f"s{random.getrandbits(60)}"
+            if not world.options.has(Trouble.READERS):
+                continue
+            node, store = self._process(world)
             try:
-                snapshot = await node.run(
-                    Snapshots(store).create(name=f"s{random.getrandbits(60)}", ttl_ms=ttl_ms)
-                )
-            except (*PASSING, SnapshotExists):
+                create = Snapshots(store).create(name=name, ttl_ms=ttl_ms)
+                snapshot = await node.run(create)
+            except (*PASSING, SnapshotExists, NodeCrashed):
                 continue
             snapped = Snapped(snapshot, snapshot.snapshot_expire_time_s * 1_000)
             self._readers.snapped.append(snapped)
             while not snapped.ending:
                 await world.sleep_ms(random.choice([10.0, 300.0, 3_000.0]) * cluster.pace)
-                await node.run(self._use(store, cluster, snapped, random, ttl_ms))
+                node, store = self._process(world)
+                self._crash_soon(world, node, random, cluster.pace)
+                with suppress(NodeCrashed):
+                    await node.run(self._use(store, cluster, snapped, random, ttl_ms))
+
+    def _process(self, world: World) -> tuple[Node, CasStore]:
+        """The process that reads; a new one if it has crashed."""
+        node = world.node(self._name)
+        if self._process_now is None or self._process_now[0] is not node:
+            store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
+            self._process_now, self._views = (node, store), None
+        return self._process_now
+
+    def _crash_soon(self, world: World, node: Node, random: Random, pace: float) -> None:
+        is_drawn = random.random() < CRASH_BELOW
+        wait_s = random.choice(CRASHES_MS) * random.random() * pace / 1_000
+        if is_drawn and world.options.has(Trouble.CRASHES):
+            world.loop.call_later(wait_s, node.crash, context=world.loop.root.context)
 
     async def _use(
         self, store: CasStore, cluster: Cluster, snapped: Snapped, random: Random, ttl_ms: int
@@ -126,35 +124,17 @@ class Reader:
                 await Snapshots(store).delete(called)
             else:
                 if self._views is None or drawn < NEW_PROCESS_BELOW:
-                    self._views = await _new_views(store)
-                snapped.reads.append(await _read(self._views, snapped.snapshot))
+                    self._views = await new_views(store)
+                snapped.reads.append(await read_snapshot(self._views, snapped.snapshot))
         except PASSING:
             return
         except (ObjectNotFound, IllegalState) as error:  # nobody is told this of a snapshot
             self._readers.problems.append(f"I7: {snapped.snapshot} is read, and {error!r}")
             snapped.ending = snapped.ending or "damaged"
         except SnapshotNotFound as error:
-            # A renewal may be made that we have not heard of: then it lives longer.
-            if clock_ms() <= snapped.ends_ms:
+            # A renewal may be made that we have not heard of: then it lives longer. Of a clock that
+            # tells seconds, a process may count on the parts of the last one by its own.
+            if clock_ms() <= snapped.ends_ms + 1 - cluster.world.store.tick_ms:
                 problem = f"I7: {snapped.snapshot} lives until {snapped.ends_ms}, and {error!r}"
                 self._readers.problems.append(problem)
             snapped.ending = snapped.ending or "expired"
-
-
-async def _read(views: SnapshotViews, snapshot: Snapshot) -> tuple[int, int, tuple[Entry, ...]]:
-    """The number of the last commit, the logical time, and all entries."""
-    opened = await views.open(snapshot.id)
-    slices = scan_slices(opened.view, start=b"", end=b"", reverse=False, now_ms=opened.now_ms)
-    try:
-        entries = [entry async for each in slices for entry in each]
-    except ObjectNotFound as missing:
-        raise await views.explain(missing, snapshot.id) from missing
-    return opened.view.seq, opened.now_ms, tuple(entries)
-
-
-async def _new_views(store: CasStore) -> SnapshotViews:
-    """What a process knows that has just begun."""
-    stored = StoredManifest(store)
-    database_id = (await stored.refresh()).database_id
-    ssts = LevelSsts(store, database_id=database_id, settings=CacheSettings())
-    return SnapshotViews(store, stored, ssts, LimitSettings())

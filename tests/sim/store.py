@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from shalekv.store.api import ObjectStore
 from tests.sim.client import SimStoreClient
 from tests.sim.faults import Faults
 from tests.sim.network import Network
@@ -32,7 +33,7 @@ class SimStore:
         self._objects = Objects(loop, self.node)
         self._network = Network(loop, self.node, random, faults)
 
-    def client(self, node: Node) -> SimStoreClient:
+    def client(self, node: Node) -> ObjectStore:
         """The store for what runs on `node`."""
         return SimStoreClient(self._objects, self._network, node)
 
@@ -62,34 +63,37 @@ class SimStore:
     def hold(self, match: Match, *, times: int | None = 1) -> Gate:
         """Requests that arrive are not applied before the gate releases them."""
         gate = Gate()
-        self._network.script.add(match, Plan(request_gate=gate), times)
+        self._plan(match, Plan(request_gate=gate), times)
         return gate
 
     def hold_reply(self, match: Match, *, times: int | None = 1) -> Gate:
         """Requests are applied, but not answered before the gate releases the replies."""
         gate = Gate()
-        self._network.script.add(match, Plan(reply_gate=gate), times)
+        self._plan(match, Plan(reply_gate=gate), times)
         return gate
 
     def lose_request(self, match: Match, *, times: int | None = 1) -> None:
         """Requests are never applied, and not answered."""
-        self._network.script.add(match, Plan(Fate.LOST_REQUEST), times)
+        self._plan(match, Plan(Fate.LOST_REQUEST), times)
 
     def lose_reply(self, match: Match, *, times: int | None = 1) -> None:
         """Requests are applied, and not answered."""
-        self._network.script.add(match, Plan(Fate.LOST_REPLY), times)
+        self._plan(match, Plan(Fate.LOST_REPLY), times)
 
     def delay(self, match: Match, *, times: int | None = 1) -> None:
         """Requests are not answered, and applied `Faults.late_ms` after their sender gave up."""
-        self._network.script.add(match, Plan(Fate.LATE_REQUEST), times)
+        self._plan(match, Plan(Fate.LATE_REQUEST), times)
 
     def refuse(self, match: Match, *, times: int | None = 1) -> None:
         """Requests are refused with an error that passes."""
-        self._network.script.add(match, Plan(Fate.REFUSED), times)
+        self._plan(match, Plan(Fate.REFUSED), times)
 
     def spare(self, match: Match, *, times: int | None = 1) -> None:
         """Requests are served, whatever faults are drawn and whatever scripts come later."""
-        self._network.script.add(match, Plan(), times)
+        self._plan(match, Plan(), times)
+
+    def _plan(self, match: Match, plan: Plan, times: int | None) -> None:
+        self._network.script.add(match, plan, times)
 
     # --- what is there, without a request ------------------------------------------------------
 
@@ -110,9 +114,22 @@ class SimStore:
         """The bytes of an object, None if there is none."""
         return self._objects.data(name)
 
+    def first_made_ms(self, name: str) -> int:
+        """When an object was first made, by the store's clock. REQUIRES: it was made."""
+        return self._objects.first_made_ms(name)
+
     def clock_ms(self) -> int:
         """The store's clock, milliseconds since the Unix epoch."""
         return self._objects.clock_ms()
+
+    @property
+    def tick_ms(self) -> int:
+        """What the store's clock shows is true for so long."""
+        return self._objects.tick_ms
+
+    def tell_time_in(self, tick_ms: int) -> None:
+        """From now on the store's clock, and the ages of objects, are told in steps of this."""
+        self._objects.tick_ms = tick_ms
 
     def jump_clock_ms(self, ahead_ms: int) -> None:
         """Move the store's clock forward at once."""

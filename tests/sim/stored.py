@@ -1,13 +1,14 @@
 """What was written to the store in a run, decoded with the shipped format code.
 
-What a collector has deleted is there as well. Of a name that was created again, the first object
-counts: who creates a collected slot or manifest again must have no effect (F1, F2).
+What a collector has deleted is there as well: somebody has kept it. Of a name that was created
+again, the first object counts: who creates a collected slot or manifest again must have no effect
+(F1, F2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
 
@@ -21,6 +22,8 @@ from tests.sim.errors import SimulationError
 from tests.sim.objects import Applied
 from tests.sim.store import SimStore
 
+NEVER_SEEN: Mapping[str, int] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class WalObject:
@@ -29,7 +32,7 @@ class WalObject:
     wal_id: int
     epoch: int
     logical_time_ms: int
-    landed_us: int  # when the store had it
+    landed_us: int | None  # when the store had it; None: nobody has seen that
     entries: tuple[Entry, ...]  # puts and tombstones
     range_tombstones: tuple[Entry, ...]
     records: tuple[Entry, ...]  # of idempotency keys
@@ -75,10 +78,18 @@ class StoredCommit:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """All manifests and WAL objects, decoded."""
+    """All manifests and WAL objects, decoded, and the SSTs of the levels as they are."""
 
     manifests: tuple[Manifest, ...]
     wal: tuple[WalObject, ...]  # in slot order
+    levels: Mapping[str, bytes] = field(default_factory=dict)  # by name
+    # What became durable at once, in order, where that is less than an object of the log.
+    pieces: tuple[WalObject, ...] = ()
+
+    @property
+    def durable(self) -> tuple[WalObject, ...]:
+        """The log, in the pieces in which it became durable."""
+        return self.pieces or self.wal
 
     @classmethod
     def read(cls, store: SimStore) -> Stored:
@@ -87,23 +98,36 @@ class Stored:
         for each in store.log:
             if each.operation == "create":
                 first.setdefault(each.name, each)
-        created = [first[name] for name in sorted(first)]
+        objects = {each.name: each.data for each in first.values()}
+        return cls.decode(objects, {each.name: each.at_us for each in first.values()})
+
+    @classmethod
+    def decode(
+        cls,
+        objects: Mapping[str, bytes],
+        landed_us: Mapping[str, int] = NEVER_SEEN,
+    ) -> Stored:
+        """What these objects hold, and when the store had them, as far as that is known."""
+        ordered = sorted(objects.items())
         manifests = [
-            decode_manifest(each.name, each.data)
-            for each in created
-            if each.name.startswith(names.MANIFEST_FOLDER)
+            decode_manifest(name, data)
+            for name, data in ordered
+            if names.parse_manifest_name(name) is not None
         ]
+        if not manifests:
+            raise SimulationError("there is no manifest among the objects")
         database_id = manifests[0].database_id
         wal = [
-            _wal_object(each.name, each.data, database_id, each.at_us)
-            for each in created
-            if each.name.startswith(names.WAL_FOLDER)
+            wal_object(wal_id, name, data, database_id, landed_us.get(name))
+            for name, data in ordered
+            if (wal_id := names.parse_wal_name(name)) is not None
         ]
-        return cls(tuple(manifests), tuple(wal))
+        levels = {name: data for name, data in ordered if names.parse_level_name(name) is not None}
+        return cls(tuple(manifests), tuple(wal), levels)
 
     def commits(self) -> list[StoredCommit]:
         """All commits, in slot order and then by their numbers."""
-        return list(chain.from_iterable(map(_commits, self.wal)))
+        return list(chain.from_iterable(map(_commits, self.durable)))
 
     def displacements(self) -> int:
         """How many slots behind those of a newer writer a slow opener's fence has taken."""
@@ -112,6 +136,12 @@ class Stored:
             newest = max(newest, each.epoch)
             taken += each.epoch < newest
         return taken
+
+
+def current_manifest(store: SimStore) -> Manifest:
+    """The newest one that stands in the store."""
+    name = store.names(names.MANIFEST_FOLDER)[-1]
+    return decode_manifest(name, store.data(name) or b"")
 
 
 def _commits(wal: WalObject) -> list[StoredCommit]:
@@ -127,10 +157,10 @@ def _commits(wal: WalObject) -> list[StoredCommit]:
     return commits
 
 
-def _wal_object(name: str, data: bytes, database_id: bytes, landed_us: int) -> WalObject:
-    wal_id = names.parse_wal_name(name)
-    if wal_id is None:
-        raise SimulationError(f"{name} is no WAL object")
+def wal_object(
+    wal_id: int, name: str, data: bytes, database_id: bytes, landed_us: int | None
+) -> WalObject:
+    """An SST of the log, decoded."""
     sst = open_sst(name, data, database_id=database_id)
     return WalObject(
         wal_id,

@@ -62,8 +62,9 @@ class SimTask(asyncio.Task[T]):
 class SimHandle(asyncio.TimerHandle):
     """A callback that is ready or waits for its time. `order` counts handles up.
 
-    `is_step` tells a step of a task from a plain callback. The constructor does not call the
-    inherited one, which would read the debug flag and keep what is not needed here.
+    `is_step` tells a step of a task from a plain callback, and `task` is that task. The constructor
+    does not call the inherited one, which would read the debug flag and keep what is not needed
+    here.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class SimHandle(asyncio.TimerHandle):
         "loop",
         "node",
         "order",
+        "task",
     )
 
     def __init__(
@@ -88,15 +90,23 @@ class SimHandle(asyncio.TimerHandle):
         self.loop = loop
         self.callback = callback
         self.args = args
-        self.context = copy_context() if context is None else context
-        self.node = self.context.get(NODE, loop.root)
+        if context is None:
+            context = copy_context()
+        self.context = context
+        self.node = context.get(NODE, loop.root)
         self.order = 0
         self.due_us = 0
-        self.is_step = stepped_task(callback) is not None
+        self.task = task = stepped_task(callback)
+        self.is_step = task is not None
         self.is_cancelled = False
 
     def __repr__(self) -> str:
-        return f"<SimHandle {self.order} of {self.node.label}: {describe(self.callback)}>"
+        return f"<SimHandle {self.order} of {self.node.label}: {self.label}>"
+
+    @property
+    def label(self) -> str:
+        """A name for what runs that is the same in every run."""
+        return describe(self.callback) if self.task is None else self.task.label
 
     def __hash__(self) -> int:
         return self.order
@@ -117,6 +127,7 @@ class SimHandle(asyncio.TimerHandle):
             self.is_cancelled = True
             self.args = ()
             self.callback = _nothing
+            self.task = None
             self.loop.handle_cancelled(self)
 
     def cancelled(self) -> bool:
@@ -138,7 +149,10 @@ def stepped_task(callback: Callable[..., object]) -> SimTask[Any] | None:
     if not isinstance(task, SimTask):
         return None
     name = getattr(callback, "__name__", None)
-    return None if name is not None and hasattr(SimTask, name) else task
+    return task if name is None or name not in _METHODS else None
+
+
+_METHODS = frozenset(dir(SimTask))
 
 
 def describe(callback: Callable[..., object]) -> str:

@@ -19,6 +19,7 @@ from tests.sim.cluster import draw_settings
 
 WINDOW_S = 86_400
 LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
+OPEN_TTL_S = 40  # of the snapshots of openers
 
 
 def draw_writer(random: Random) -> ServeSettings:
@@ -27,10 +28,10 @@ def draw_writer(random: Random) -> ServeSettings:
     writer = drawn.writer.model_copy(
         update={
             "snapshot_ttl_s": random.choice(LIVES_S),
-            "open_snapshot_ttl_s": 60,
+            "open_snapshot_ttl_s": OPEN_TTL_S,
             "fence_poll_ms": random.choice([200, 1_000]),
             "memtable_segment_bytes": random.choice([1, 500, 5_000]),
-            "expiry_sweep_interval_ms": random.choice([0, 30, 300]),
+            "expiry_sweep_interval_ms": random.choice([0, 0, 30, 300]),
             "expiry_scan_interval_s": random.choice([0, 1]),
             "expiry_tracked_bytes": random.choice([0, 1_000, 1 << 20]),
         }
@@ -46,7 +47,7 @@ def draw_compactor(random: Random, pace: float) -> CompactSettings:
     """Those of a compactor that always finds something to do."""
     levels = LevelSettings().model_copy(
         update={
-            "sst_bytes": random.choice([200, 1_000, 10_000]),
+            "sst_bytes": random.choice([40, 200, 10_000]),
             "block_bytes": random.choice([20, 100, 1_000]),
             "codec": random.choice([*LevelCodec]),
             "filter_bits": random.choice([0, 2, 10]),
@@ -57,15 +58,15 @@ def draw_compactor(random: Random, pace: float) -> CompactSettings:
         update={
             "compactor_poll_ms": poll_ms,
             "compactor_idle_poll_ms": 4 * poll_ms,
-            "wal_trigger_count": random.choice([1, 3, 10]),
+            "wal_trigger_count": random.choice([1, 1, 3, 10]),
             "wal_trigger_age_ms": random.choice([0, 1_000]),
-            "l0_trigger_count": random.choice([1, 2, 4]),
-            "base_level_bytes": random.choice([300, 2_000]),
+            "l0_trigger_count": random.choice([1, 1, 2, 4]),
+            "base_level_bytes": random.choice([100, 300, 2_000]),
             "level_multiplier_count": random.choice([2, 4]),
             "compaction_bytes_max": random.choice([1_000, 1 << 20]),
             "tombstone_age_s": random.choice([1, 5]),
             "record_kept_s": WINDOW_S,
-            "expired_kept_s": random.choice([0, 2, 3_600]),
+            "expired_kept_s": random.choice([0, 0, 2, 3_600]),
             "compactor_lease_ttl_s": math.ceil(random.choice(LIVES_S) * pace),
         }
     )

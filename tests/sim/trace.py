@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_FLUSH_LINES = 1024
+KEEP_LINES = 50
+_FLUSH_STEPS = 1024
 
 
 class Line(NamedTuple):
@@ -26,25 +27,39 @@ class Trace:
     hash seed of the interpreter, or on the wall clock.
     """
 
-    def __init__(self, keep_lines: int = 50) -> None:
+    def __init__(self, keep_lines: int = KEEP_LINES) -> None:
         """Keep the last `keep_lines` of each kind."""
-        self.steps: deque[Line] = deque(maxlen=keep_lines)
-        self.events: deque[Line] = deque(maxlen=keep_lines)
         self.step_count = 0
+        self._steps: deque[tuple[int, str, str]] = deque(maxlen=keep_lines)
+        self._events: deque[tuple[int, str, str]] = deque(maxlen=keep_lines)
         self._hash = hashlib.blake2b(digest_size=16)
         self._pending: list[str] = []
+
+    @property
+    def steps(self) -> list[Line]:
+        """The last callbacks that ran."""
+        return [Line(*each) for each in self._steps]
+
+    @property
+    def events(self) -> list[Line]:
+        """The last events."""
+        return [Line(*each) for each in self._events]
+
+    def keep_all_events(self) -> None:
+        """Forget no event from now on."""
+        self._events = deque(self._events)
 
     def step(self, at_us: int, node: str, callback: str) -> None:
         """`callback` runs."""
         self.step_count += 1
-        self.steps.append(Line(at_us, node, callback))
+        self._steps.append((at_us, node, callback))
         self._pending.append(f"{at_us} {node} {callback}\n")
-        if len(self._pending) >= _FLUSH_LINES:
+        if not self.step_count % _FLUSH_STEPS:
             self._flush()
 
     def event(self, at_us: int, node: str, text: str) -> None:
         """Something that a reader of the timeline wants to see."""
-        self.events.append(Line(at_us, node, text))
+        self._events.append((at_us, node, text))
         self._pending.append(f"{at_us} {node} ! {text}\n")
 
     def digest(self) -> str:

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from random import Random
 from typing import Any, TypeAlias
 
-from shalekv.roles.database import create_database
-from shalekv.settings import StoreSettings
 from tests.sim.callers import Callers
+from tests.sim.clock_jumps import jump_clocks
 from tests.sim.cluster import Cluster
 from tests.sim.faults import Faults
+from tests.sim.history import Operation, Outcome
+from tests.sim.invariants.peace import check_i13_one_writer_serves, check_i13_writes_succeed
+from tests.sim.options import Trouble
 from tests.sim.overtaking import overtake
 from tests.sim.world import World
 
 WRITER_NAMES = ("w1", "w2", "w3")
-CLIENTS = 4
-CHAOS_STEPS = 60
 CALM_MS = 2_000.0  # clients go on for so long when the faults have stopped
 PEACE_MS = 90_000.0  # the longest timeout of a request, and time to open and to notice
+LENGTHS = (0.5, 1.0, 1.5)  # of chaos: short runs are cheap, long ones get to other places
+LENGTHS_BESIDE = (0.5, 1.0, 3.0)  # where there is more than writers
+TAKEOVERS_MAX = 3  # in peace, by what was sent before
+AGAIN_MS = 10_000.0  # by then a writer that was overtaken has ended
+LOOK_MS = 500.0  # between two looks whether it is peaceful
+BUSY_MS = 30_000.0  # so long others go on when no writer is left, at pace 1
+FALLS_MAX = 5  # in a row, of a writer that is started again whenever it has crashed
+FALLS_MS = (1.0, 30.0, 300.0, 1_000.0)  # from a start to the next crash, at pace 1, at most
 
+_WHAT_IT_TAKES = {
+    "overtake": Trouble.TAKEOVERS,
+    "crash": Trouble.CRASHES,
+    "pause": Trouble.PAUSES,
+}
 
 Beside: TypeAlias = Sequence[Callable[[Cluster], Coroutine[Any, Any, None]]]
 NOTHING_BESIDE: Beside = ()
@@ -30,7 +44,8 @@ async def chaos(cluster: Cluster, callers: Callers) -> None:
     world, random = cluster.world, cluster.world.random_for("chaos")
     overtaking: asyncio.Task[None] | None = None
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(CHAOS_STEPS):
+        length = random.choice(LENGTHS_BESIDE if cluster.beside else LENGTHS)
+        for _ in range(int(world.options.chaos_steps * length)):
             step_ms = random.choice([1.0, 30.0, 300.0, 3_000.0]) * random.random()
             await world.sleep_ms(step_ms * cluster.pace)
             name = random.choice(WRITER_NAMES)
@@ -38,17 +53,35 @@ async def chaos(cluster: Cluster, callers: Callers) -> None:
             # Who opens while another opens ends that, and nobody would serve for long.
             is_calm = overtaking is None or overtaking.done()
             events = ["start", "overtake", "crash", "pause", "resume", "nothing"]
-            event = random.choices(events, [3, 6, 1, 2, 2, 0] if is_calm else [1, 0, 1, 2, 2, 8])[0]
+            event = random.choices(events, [3, 6, 3, 2, 2, 0] if is_calm else [1, 0, 2, 2, 2, 7])[0]
+            if event in _WHAT_IT_TAKES and not world.options.has(_WHAT_IT_TAKES[event]):
+                continue
+            if cluster.is_undisturbed and event != "resume":
+                continue
             if event == "start" and not is_running:
                 cluster.start_writer(name, cluster.draw(random))
             elif event == "overtake" and not is_running:
                 overtaking = tasks.create_task(overtake(cluster, callers, name))
             elif event == "crash" and is_running:
                 cluster.crash(name)
+                tasks.create_task(_start_again(cluster, name, Random(random.getrandbits(64))))
             elif event == "pause" and is_running:
                 cluster.running[name].pause(random.choice([10.0, 1_000.0, 60_000.0, 1_200_000.0]))
             elif event == "resume" and is_running:
                 cluster.running[name].resume()
+
+
+async def _start_again(cluster: Cluster, name: str, random: Random) -> None:
+    """A writer is started when it has crashed, and crashes soon: while it opens, as a rule."""
+    for _ in range(FALLS_MAX):
+        if random.random() < 0.2 or name in cluster.running or cluster.is_undisturbed:
+            return
+        cluster.start_writer(name, cluster.draw(random))
+        node = cluster.running[name]
+        await cluster.world.sleep_ms(random.choice(FALLS_MS) * random.random() * cluster.pace)
+        if random.random() < 0.2 or cluster.running.get(name) is not node:
+            return
+        cluster.crash(name)
 
 
 async def rival_writers(
@@ -60,14 +93,16 @@ async def rival_writers(
     been on their way; the last one when none is. `beside` is what else goes on until then.
     """
     cluster = cluster or Cluster(world)
-    admin = world.node("admin")
-    runtime = world.runtime_for(admin)
-    await admin.run(create_database(world.store_for(admin), runtime, StoreSettings()))
-    world.store.faults = Faults.swarm(world.rng)
+    await cluster.found()
+    faults = Faults.swarm(world.rng)
+    if world.options.has(Trouble.STORE):
+        world.store.faults = faults
     callers = Callers(cluster)
     async with asyncio.TaskGroup() as tasks:
-        clients = [tasks.create_task(callers.client(number)) for number in range(CLIENTS)]
-        clients += [tasks.create_task(each(cluster)) for each in beside]
+        clients = [
+            tasks.create_task(callers.client(number)) for number in range(world.options.clients)
+        ]
+        clients += [tasks.create_task(each(cluster)) for each in (*beside, jump_clocks)]
         await chaos(cluster, callers)
         world.store.faults = Faults.none()
         await world.sleep_ms(CALM_MS)
@@ -81,31 +116,55 @@ async def rival_writers(
 async def end_in_peace(cluster: Cluster, callers: Callers) -> None:
     """Without faults, one writer soon serves and the others have ended (I13).
 
-    A writer that was slow to open may take over from one that came later; it then is the one.
+    A writer that was slow to open may take over from one that came later; it then is the one. So
+    may one that has crashed: its claim was on its way still.
     """
     for name in list(cluster.slow_openers):
         cluster.let_go(name)
     for node in cluster.running.values():
         node.resume()
+    put = await _put_in_peace(cluster, callers)
+    for _ in range(TAKEOVERS_MAX):
+        if put.attempts[-1].outcome is Outcome.ACKNOWLEDGED:
+            break
+        await cluster.world.sleep_ms(AGAIN_MS)
+        put = await _put_in_peace(cluster, callers)
+    check_i13_writes_succeed(put)
+
+
+async def _put_in_peace(cluster: Cluster, callers: Callers) -> Operation:
+    """See one writer serve, started if there is none, and put something."""
     for _ in range(2):
         if not cluster.running:
             cluster.start_writer("last", cluster.draw(cluster.world.rng))
-        await cluster.world.sleep_ms(PEACE_MS)
+        await _until_peace(cluster)
+    check_i13_one_writer_serves(cluster.writers, cluster.running, cluster.history.endings)
+    return await callers.try_to_put(next(iter(cluster.writers)))
+
+
+async def _until_peace(cluster: Cluster) -> None:
+    end_ms = cluster.world.now_ms + PEACE_MS
+    while cluster.world.now_ms < end_ms and not _is_peaceful(cluster):
+        await cluster.world.sleep_ms(LOOK_MS)
+
+
+def _is_peaceful(cluster: Cluster) -> bool:
+    """One writer serves, no other runs that could take over from it, and all it sent has ended."""
     if len(cluster.writers) != 1 or list(cluster.running) != list(cluster.writers):
-        raise AssertionError(
-            f"I13: in peace {list(cluster.writers)} serve, {list(cluster.running)} run; "
-            f"others ended by {cluster.history.endings}"
-        )
-    await callers.put_one(next(iter(cluster.writers)))
+        return False
+    return not any(each.engine.log.objects_in_flight for each in cluster.writers.values())
 
 
 async def recover(cluster: Cluster, callers: Callers) -> None:
     """Open once more and read everything; then repeat all that has an idempotency key (I15)."""
     for name in list(cluster.running):
         cluster.crash(name)
-    await cluster.world.sleep_ms(
-        max(0.0, cluster.world.store.last_arrival_ms - cluster.world.now_ms)
-    )
+    late_ms = max(0.0, cluster.world.store.last_arrival_ms - cluster.world.now_ms)
+    busy_ms = min(late_ms, BUSY_MS * cluster.pace)
+    await cluster.world.sleep_ms(busy_ms)
+    for end in cluster.beside:
+        end()
+    await cluster.world.sleep_ms(late_ms - busy_ms)
     cluster.start_writer("recovered", cluster.draw(cluster.world.rng))
     async with asyncio.timeout(PEACE_MS / 1000):
         await cluster.serving.wait()

@@ -11,6 +11,7 @@ from tests.sim.clocks import NodeClock
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
+from tests.sim.options import ALL, Options
 from tests.sim.store import SimStore
 from tests.sim.workers import SimWorkers
 
@@ -22,9 +23,10 @@ _RESERVED = frozenset({"world", "store"})
 class World:
     """Where a node is asked for, its name or the `Node` will do; a name starts it if need be."""
 
-    def __init__(self, seed: int, loop: SimLoop, faults: Faults) -> None:
+    def __init__(self, seed: int, loop: SimLoop, faults: Faults, options: Options = ALL) -> None:
         """Use `tests.sim.run.simulate`."""
         self.seed = seed
+        self.options = options
         self.loop = loop
         self._purposes: set[str] = set()  # that have their generator
         self.rng = self.random_for("workload")

@@ -37,6 +37,7 @@ OURS = {name: service for name, service in SERVICES.items() if service.is_ours}
 WRITERS = {name: service for name, service in OURS.items() if "serve" in service.argv}
 READERS = {name: service for name, service in OURS.items() if "reader" in service.argv}
 SERVERS = WRITERS | READERS
+SAFEKEEPERS = {name: service for name, service in OURS.items() if "safekeeper" in service.argv}
 SCRIPTS = "/opt/shalekv/scripts/"
 OF_S3 = re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
 
@@ -117,8 +118,10 @@ def test_writers_leave_their_work_to_others_and_tell_their_names(name: str) -> N
 
 
 def test_there_are_readers() -> None:
-    """Two of them."""
-    assert len(READERS) == 2
+    """Two of the first database, and one of that with safekeepers, of which there are three."""
+    assert [name for name in READERS if not READERS[name].profiles] == ["reader-1", "reader-2"]
+    assert [name for name in READERS if READERS[name].profiles] == ["reader-quorum"]
+    assert len(SAFEKEEPERS) == 3
 
 
 def test_nothing_else_is_published() -> None:
@@ -133,11 +136,22 @@ def test_the_health_check_is_that_of_the_image() -> None:
     (of_image,) = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
     _, _, command = of_image.partition("CMD ")
     for name, service in OURS.items():
-        assert bool(service.health) == (name in SERVERS), name
+        assert bool(service.health) == (name in SERVERS | SAFEKEEPERS), name
         assert service.health or service.text["healthcheck"] == {"disable": True}
     for writer in SERVERS.values():
         assert writer.health == json.loads(command)
         parsed(writer.health[1:])
+    for name, safekeeper in SAFEKEEPERS.items():
+        listen = parsed(safekeeper.argv[2:]).params["listen"]
+        assert listen == f"{name}:7655"
+        assert parsed(safekeeper.health[1:]).params["addr"] == (listen,)
+
+
+def test_writers_know_their_safekeepers() -> None:
+    """The one that has its log in safekeepers names all of them."""
+    flags = parsed(WRITERS["writer-quorum"].argv[2:]).params
+    assert flags["wal"] == "quorum"
+    assert flags["safekeepers"] == ",".join(f"{name}:7655" for name in SAFEKEEPERS)
 
 
 def test_what_waits_for_health_waits_for_a_health_check() -> None:

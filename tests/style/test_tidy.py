@@ -24,7 +24,9 @@ PURE = (SERVER + "core/", SERVER + "format/")
 
 # The last word of a number's name, before `_max` or `_min`: its unit, or what it counts.
 UNITS = frozenset("ms s bytes bits count percent".split())
-COUNTED = frozenset("attempts calls connections reads streams threads uploads writes".split())
+COUNTED = frozenset(
+    "appends attempts calls connections reads streams threads uploads writes".split()
+)
 
 
 def broken(rule: Rule, *folders: str, but: str = "nothing") -> list[str]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from shalekv.cli.status_sections import print_sections, remarks_on
-from shalekv.v1 import admin_pb2, kv_pb2
-from shalekv_client import Status
+from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
+from shalekv_client import Status, WalMode
 from shalekv_client.server_status import status_of
 
 MIB = 1 << 20
@@ -91,6 +91,61 @@ def test_a_reader_tells_how_it_follows_and_of_watches_and_calls(
         assert expected in text
     row = next(line for line in text.splitlines() if line.startswith("KV.Get")).split()
     assert row[:4] == ["KV.Get", "10", "0", "2.00"]
+
+
+def with_quorum(**fields: object) -> admin_pb2.StatusReply:
+    """A server with two of three safekeepers."""
+    told = reply()
+    told.manifest.wal_mode = manifest_pb2.WAL_MODE_QUORUM
+    told.manifest.wal_members.extend(f"{n:02}@sk{n}:7655" for n in range(3))
+    told.quorum.CopyFrom(
+        admin_pb2.QuorumStatus(
+            generation=2,
+            last_lsn=1_002,
+            committed_lsn=1_001,
+            last_wal_id=31,
+            archived_wal_id=30,
+            unarchived_bytes=4_321,
+            archiver_id=b"1",
+            members=[
+                admin_pb2.QuorumMemberStatus(
+                    member_id=b"%d" % n,
+                    address=f"sk{n}:7655",
+                    is_connected=n < 2,
+                    flushed_lsn=1_000 + n,
+                    archived_wal_id=30 if n else None,
+                )
+                for n in range(3)
+            ],
+            **fields,  # type: ignore[arg-type] # any field
+        )
+    )
+    return told
+
+
+def test_safekeepers_have_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    """How far each is, who archives, and who is away; nothing where there are none."""
+    found = status_of(with_quorum())
+    assert found.manifest.wal_mode is WalMode.QUORUM
+    assert found.quorum is not None
+    assert found.quorum.archiver == "sk1:7655"
+    assert [each.archived_wal_id for each in found.quorum.members] == [None, 30, 30]
+    print_sections(found)
+    text = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line[:2] == "sk"}
+    assert rows["sk1:7655"] == ["yes", "1,001", "30", "no"]
+    assert rows["sk2:7655"] == ["no", "1,002", "30", "no"]
+    assert "4,321" in text
+    print_sections(status())
+    assert "Safekeepers" not in capsys.readouterr().out
+
+
+def test_what_stands_out_of_safekeepers() -> None:
+    """Those that do not follow, and why writes are refused."""
+    (away,) = remarks_on(status_of(with_quorum()))
+    assert away.startswith("sk2:7655 do not follow")
+    refused, _ = remarks_on(status_of(with_quorum(problem="no majority answers")))
+    assert refused == "writes are refused: no majority answers"
 
 
 def test_a_server_without_levels(capsys: pytest.CaptureFixture[str]) -> None:

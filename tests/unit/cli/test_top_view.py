@@ -153,6 +153,17 @@ def test_each_server_has_a_line_and_the_first_that_answers_the_details() -> None
     assert "b:2, reader of file:///db, version 1.2.3, up 60.0 s" in text
     assert line_of(text, "asks again in").startswith("asks again in 250.0 ms")
     assert "10.0.0.5:7654" in text
+    assert "tail of safekeeper" not in text
+
+
+def test_a_reader_tells_whose_tail_it_reads() -> None:
+    """And that it reads none now, after it has read some."""
+    status = reader(70, admin_pb2.ReaderStatus.State.STATE_FOLLOWING)
+    assert status.reader is not None
+    for address, shown in (("b:3", "b:3"), ("", "-")):
+        tailing = replace(status, reader=replace(status.reader, tail_address=address, tails=1_002))
+        line = line_of(drawn(Seen("b:2", None, tailing)), "tail of safekeeper")
+        assert line.startswith(f"tail of safekeeper {shown}, 1,002 begun")
 
 
 def test_nobody_answers() -> None:

@@ -281,6 +281,29 @@ def test_run_counts_above_what_is_compacted() -> None:
     assert not check_run_counts(replace(run, length=1), manifest_of(), OWN)
 
 
+def test_a_proven_fence_counts_below_what_is_compacted() -> None:
+    """A fence that was above c once is never collected, so c may pass it before the run is done."""
+    begun = FenceRun(first=10, width=2, length=1)
+    proven = begun.proven_by(manifest_of(wal_id_last_compacted=9))
+    run = proven.after(Verdict.OURS, OWN.epoch, OWN)
+    assert not check_run_counts(proven, manifest_of(wal_id_last_compacted=10), OWN)
+    assert check_run_counts(run, manifest_of(wal_id_last_compacted=10), OWN)
+    assert not check_run_counts(run, manifest_of(wal_id_last_compacted=11), OWN)
+    all_proven = run.proven_by(manifest_of(wal_id_last_compacted=10))
+    assert check_run_counts(all_proven, manifest_of(wal_id_last_compacted=99), OWN)
+    assert all_proven.proven_by(manifest_of(wal_id_last_compacted=99)) == all_proven
+
+
+@pytest.mark.parametrize("c", [10, 11, 99])
+def test_a_run_that_is_not_proven_begins_anew(c: int) -> None:
+    """A fence that is first seen at or below c is worth nothing: it may be of a collected slot.
+    The next ones come behind c, however far ahead that is by then.
+    """
+    begun = FenceRun(first=10, width=2, length=1)
+    found = begun.proven_by(manifest_of(wal_id_last_compacted=c))
+    assert found == FenceRun(first=c + 1, width=2)
+
+
 def test_run_of_a_fenced_writer_does_not_count() -> None:
     """Fences are worth nothing once the manifest shows another owner."""
     run = FenceRun(first=10, width=1, length=1)

@@ -280,6 +280,13 @@ def test_reply_that_would_be_too_large_is_refused() -> None:
     assert not decision.writes
 
 
+def test_refusal_keeps_nothing_of_the_state() -> None:
+    """It is kept for those who ask again, and a traceback would keep the state with it."""
+    decision = decide(Add(b"live", 1))
+    assert isinstance(decision.refusal, NotACounter)
+    assert decision.refusal.__traceback__ is None
+
+
 def test_costly_range_is_a_refusal() -> None:
     """What the state refuses to look at refuses the transaction, whichever branches it has."""
     compare = EmptyCompare(KeyRange(b"a", b"b"))

@@ -11,9 +11,9 @@ from shalekv.core.fencing import WriterId
 from shalekv.core.manifest import Manifest
 from shalekv.core.transaction import Change
 from shalekv.engine.commit import Commit, WalContents
+from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.recover import open_log
 from shalekv.engine.wal import WalSlots
-from shalekv.engine.writer_engine import OpenedLog
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.manifest.stored import StoredManifest

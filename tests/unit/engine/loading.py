@@ -19,10 +19,10 @@ from shalekv.engine.group_commit import GroupCommit
 from shalekv.engine.levels.loaded_tree import Pin
 from shalekv.engine.loads import Loads
 from shalekv.engine.memtable import Memtable
+from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.replay import Replayed, replay
 from shalekv.engine.wal import list_wal
-from shalekv.engine.writer_engine import OpenedLog
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst

@@ -15,6 +15,7 @@ from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.commit import Commit
 from shalekv.engine.joining import join
 from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.quorum.links import Links
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.scan import scan_slices
 from shalekv.manifest.stored import StoredManifest
@@ -174,12 +175,15 @@ class ReplicaGround(Database):
 
 
 async def opened(
-    cas: CasStore, reader: ReaderSettings, open_ssts: Callable[[Manifest], LevelSsts]
+    cas: CasStore,
+    reader: ReaderSettings,
+    open_ssts: Callable[[Manifest], LevelSsts],
+    links: Links | None = None,
 ) -> ReaderEngine:
     """What a reader does to begin, without beginning again."""
     asked_ms = cas.runtime.clock.monotonic_ms()
     joined = await join(cas, StoredManifest(cas), reader, open_ssts)
-    engine = ReaderEngine(cas, joined, reader, LimitSettings())
+    engine = ReaderEngine(cas, joined, reader, LimitSettings(), links)
     await engine.load(joined.last_wal_id, asked_ms=asked_ms)
     return engine
 

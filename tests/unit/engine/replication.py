@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+from shalekv.engine.quorum.links import Links
 from shalekv.errors import SeqNotReached, SnapshotNotFound, TooStale
 from shalekv.roles.reader import Reader
 from shalekv.roles.service import Call
@@ -66,6 +67,7 @@ class Replication:
         self.log = Log()
         self.readers: dict[str, tuple[Node, Reader]] = {}
         self.answered = 0
+        self.links: Links | None = None
 
     async def write(self, random: Random, k: int) -> None:
         """Up to `k` objects are on their way at once, and land in any order."""
@@ -115,7 +117,7 @@ class Replication:
 
     async def _open(self, node: Node, store: AskedStore, settings: ReadSettings) -> Reader:
         runtime = self.world.runtime_for(node)
-        return await Reader.open(store, settings=settings, runtime=runtime)
+        return await Reader.open(store, settings=settings, runtime=runtime, links=self.links)
 
     async def read(self, random: Random) -> None:
         """Ask one replica after another."""

@@ -29,10 +29,11 @@ class GroundClock(LoopClock):
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
+        self.jumped_ms = 0.0
 
     def monotonic_ms(self) -> float:
         """Milliseconds since some moment."""
-        return self._ground.now_ms - 1_000_000
+        return self._ground.now_ms - 1_000_000 + self.jumped_ms
 
     async def sleep_ms(self, duration_ms: float) -> None:
         """Let other tasks run, and time pass."""

@@ -7,10 +7,18 @@ import weakref
 
 import pytest
 
-from shalekv.core.transaction import Put, Transaction
+from shalekv.core.transaction import Add, Put, Transaction
 from shalekv.engine.below import Base, Below
 from shalekv.engine.commit import Receipt, changes_bytes
-from shalekv.errors import Fenced, IllegalState, OutcomeUnknown, ShaleError, Stopping, StoreBroken
+from shalekv.errors import (
+    Fenced,
+    IllegalState,
+    NotACounter,
+    OutcomeUnknown,
+    ShaleError,
+    Stopping,
+    StoreBroken,
+)
 from shalekv.format import names
 from tests.unit.engine.commits import put, read
 from tests.unit.engine.running_log import (
@@ -259,4 +267,20 @@ async def test_a_commit_that_has_landed_is_let_go() -> None:
         await told.receipt()
         log.store.held.clear()
         await quiesce()
+        assert base() is None
+
+
+async def test_a_refusal_that_is_kept_keeps_nothing_of_the_levels() -> None:
+    """Who keeps the error of a refused transaction does not keep what that was decided by."""
+    async with running(RunningLog()) as log:
+        below = Below(Base())
+        base = weakref.ref(below.base)
+        told = Told()
+        assert log.admission.try_admit(TRANSACTION_BYTES)
+        no_counter = Transaction([Put(b"a", b"1"), Add(b"a", 1)])
+        log.log.transact(no_counter, told.settle, size_bytes=TRANSACTION_BYTES, below=below)
+        del below
+        refusal = await told.refusal()
+        await quiesce()
+        assert isinstance(refusal, NotACounter)
         assert base() is None

@@ -186,6 +186,36 @@ async def test_many_small_objects_leave_few_runs() -> None:
         merging.cancel()
 
 
+def test_two_who_merge_at_the_same_time_drop_nothing() -> None:
+    """What lands while two tasks merge the same runs is in every scan afterwards."""
+
+    async def main(world: World) -> None:
+        del world
+        memtable = Memtable()
+        seqs = iter(range(1, 1_000))
+
+        def land(count: int) -> list[bytes]:
+            """A run of so many keys of its own."""
+            seq = next(seqs)
+            keys = [b"%d-%d" % (seq, number) for number in range(count)]
+            run = run_of(seq, *(put(key) for key in keys))
+            memtable.land(run)
+            memtable.extend_prefix(run)
+            return keys
+
+        expected = [key for _ in range(MERGE_FAN_IN) for key in land(1_000)]
+        clock = LoopClock()
+        async with asyncio.TaskGroup() as tasks:
+            merging = [tasks.create_task(memtable.merge_runs(clock)) for _ in range(2)]
+            while not all(task.done() for task in merging):
+                expected += land(1) if memtable.key_count < MERGE_FAN_IN * 1_010 else []
+                await clock.sleep_ms(0)
+        assert [key for key, _ in read(memtable.view(1_000, None))] == sorted(expected)
+
+    for seed in range(5):
+        simulate(seed, main)
+
+
 class Watching(InlineClock):
     """Looks whenever others have a chance to run."""
 

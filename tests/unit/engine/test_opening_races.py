@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from shalekv.core.fencing import Occupant
+from shalekv.core.manifest import Manifest
+from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.recover import open_log
 from shalekv.engine.wal import occupant_of
-from shalekv.engine.writer_engine import OpenedLog
 from shalekv.errors import Fenced
 from shalekv.format import names
 from shalekv.format.sst import open_sst
+from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
@@ -71,3 +74,35 @@ def test_one_of_several_openers_owns_the_log(seed: int, k: int) -> None:
             assert found == Occupant(owner.manifest.own, is_fence=True)
 
     simulate(seed, main, faults=Faults.swarm(Random(seed)))
+
+
+async def merge_all_but_the_last(world: World, stored: StoredManifest) -> None:
+    """Say of all WAL objects but the last one that they are compacted, again and again."""
+    while True:
+        await world.sleep_ms(1.0)
+        c = len(world.store.names(names.WAL_FOLDER)) - 2
+        if c < (await stored.refresh()).first_uncompacted_wal_id:
+            continue
+
+        def merge(manifest: Manifest, c: int = c) -> Manifest:
+            return replace(manifest, wal_id_last_compacted=c)
+
+        await stored.edit(merge, lambda m, c=c: m.wal_id_last_compacted == c)  # type: ignore[misc]
+
+
+def test_an_opening_ends_although_its_fences_are_merged_at_once() -> None:
+    """A writer that needs many fences opens beside a compactor that merges each of them (I13)."""
+
+    async def main(world: World) -> None:
+        runtime = world.runtime_for("creator")
+        await create_database(world.store_for("creator"), runtime, StoreSettings())
+        compactor = world.node("compactor")
+        stored = StoredManifest(cas_of(world, "compactor"))
+        compactor.start(merge_all_but_the_last(world, stored))
+        settings = WriterSettings(max_parallel_writes=16, open_timeout_ms=3_600_000)
+        async with asyncio.timeout(60):
+            opened = await world.node("a").run(open_log(cas_of(world, "a"), settings, address="a"))
+        assert await is_owner(opened)
+        assert opened.manifest.current.fence_width == settings.max_parallel_writes
+
+    simulate(0, main)

@@ -55,6 +55,25 @@ def test_first_slot_follows_the_last() -> None:
     assert follower.prefix.next_wal_id == 13
 
 
+def test_shared_object_is_whole_when_all_its_groups_are() -> None:
+    """Several groups may go into an object: all of them have to be there before it counts."""
+    memtable = Memtable()
+    prefix = Prefix(memtable, seq=5, wal_id=9)
+    commits = [commit_of(6 + number, put(b"%d" % number)) for number in range(3)]
+    places = zip((10, 10, 11), commits, strict=True)
+    groups = [Group(wal_id, [each], position=n) for n, (wal_id, each) in enumerate(places)]
+    for group in groups:
+        prefix.add(group)
+    assert (prefix.has_whole(9), prefix.has_whole(10)) == (True, False)
+    assert prefix.next_wal_id == 12
+    seen = []
+    for group in groups:
+        memtable.land(group.run)
+        prefix.settle(group, landed=True)
+        seen.append((prefix.seq, prefix.wal_id, prefix.has_whole(10), prefix.has_whole(11)))
+    assert seen == [(6, 10, False, False), (7, 10, True, False), (8, 11, True, True)]
+
+
 @given(order=st.permutations(range(5)), lost=st.sets(st.integers(0, 4)))
 def test_prefix_ends_before_the_first_gap(order: list[int], lost: set[int]) -> None:
     """However objects land or are lost, scans see those before the first slot that is open."""

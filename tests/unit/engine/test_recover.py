@@ -11,8 +11,8 @@ import pytest
 from shalekv.core.fencing import SEQ_GAP, Occupant, WriterId
 from shalekv.core.manifest import CasMode, Manifest, WalMode
 from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.wal import occupant_of
-from shalekv.engine.writer_engine import OpenedLog
 from shalekv.errors import (
     DatabaseMismatch,
     DatabaseNotFound,
@@ -152,6 +152,19 @@ async def test_database_of_another_mode_is_refused(mode: dict[str, Any]) -> None
     with pytest.raises(DatabaseMismatch):
         await database.open()
     assert await database.manifest() == before
+
+
+async def test_mode_that_is_switched_during_the_opening_is_found() -> None:
+    """No epoch is won in the other mode: its writers would not be fenced by ours (CE15)."""
+    database = await Database.created()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    opening = asyncio.create_task(database.open(store))
+    held = await store.arrived(1)
+    switched = await database.edit(lambda m: replace(m, wal_mode=WalMode.QUORUM))
+    held.release()
+    with pytest.raises(DatabaseMismatch, match="quorum"):
+        await opening
+    assert await database.manifest() == switched
 
 
 async def test_levels_that_appear_during_the_opening_are_read() -> None:

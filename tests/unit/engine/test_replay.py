@@ -13,8 +13,8 @@ from shalekv.core.entry import Entry, Kind
 from shalekv.core.fencing import WriterId
 from shalekv.engine.commit import WalContents
 from shalekv.engine.memtable import Memtable
+from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.replay import Replayed, replay
-from shalekv.engine.writer_engine import OpenedLog
 from shalekv.errors import (
     CorruptObject,
     IllegalState,
@@ -52,7 +52,7 @@ async def test_versions_in_one_object_are_replayed_newest_first() -> None:
     database = await Database.created()
     first = await database.open()
     versions = [Entry(key, seq, Kind.PUT, b"%d" % seq) for key in (b"a", b"b") for seq in (3, 2, 1)]
-    assert await first.slots.create(1, WalContents(versions)) is None
+    assert await first.slots.create(1, WalContents(versions), position=0) is None
     second = await database.open()
     assert contents(second) == [(b"a", b"3"), (b"b", b"3")]
 

@@ -10,7 +10,8 @@ from shalekv.core.key_range import KeyRange
 from shalekv.core.transaction import Add, DeleteRange, Operation, Put, Transaction
 from shalekv.engine.commit import Claim, Commit, WalContents
 from shalekv.engine.idempotency import Remembered
-from shalekv.engine.writer_engine import OpenedLog, WriterEngine
+from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import IllegalState, KeyExpired, UnsupportedVersion
 from shalekv.format import names
 from shalekv.format.idempotency import (
@@ -178,7 +179,7 @@ async def test_numbers_of_records_are_in_the_order_of_slots() -> None:
     value = encode_record(IdempotencyRecord(HASH, 2, ReplyKind.WRITE, b""))
     records = [Entry(record_key(b"k"), 4, Kind.PUT, value, EXPIRE_AT_MS)]
     points = [Entry(b"b", 6, Kind.PUT)]
-    assert await first.slots.create(2, WalContents(points, (), records)) is None
+    assert await first.slots.create(2, WalContents(points, (), records), position=0) is None
     with pytest.raises(IllegalState, match=names.wal_name(2)):
         await database.open()
 
@@ -191,7 +192,7 @@ async def test_record_of_a_later_version_is_refused() -> None:
     value[24] = 200  # the kind of the reply
     records = [Entry(record_key(b"k"), 1, Kind.PUT, bytes(value), EXPIRE_AT_MS)]
     points = [Entry(b"a", 1, Kind.PUT)]
-    assert await first.slots.create(1, WalContents(points, (), records)) is None
+    assert await first.slots.create(1, WalContents(points, (), records), position=0) is None
     with pytest.raises(UnsupportedVersion, match=names.wal_name(1)):
         await database.open()
 

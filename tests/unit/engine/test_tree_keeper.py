@@ -14,10 +14,10 @@ from shalekv.core.tree import Tree
 from shalekv.engine.below import Below
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.levels.loaded_tree import Pin
+from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
-from shalekv.engine.writer_engine import OpenedLog
 from shalekv.errors import Fenced
 from shalekv.format import names
 from tests.unit.engine.databases import Database

@@ -118,6 +118,7 @@ FULL = Manifest(
     wal_mode=WalMode.QUORUM,
     wal_generation=5,
     wal_members=("keeper-a:7655", "keeper-b:7655"),
+    wal_members_next=("keeper-b:7655", "keeper-c:7655"),
     writer_epoch=3,
     writer_nonce=b"nonce of writer!",
     writer_address="writer.example:7654",

@@ -192,6 +192,47 @@ async def test_edit_that_another_followed_counts_if_it_is_contained() -> None:
     assert edited.manifest_id == 2
 
 
+@pytest.mark.parametrize("told_s", [False, True], ids=["milliseconds", "seconds"])
+async def test_manifest_that_was_made_anew_since_the_list_is_not_read(*, told_s: bool) -> None:
+    """What a stalled process puts where a collected manifest stood is nobody's state (F2); and a
+    store that tells whole seconds in its replies to reads is not taken for such.
+    """
+    database = await Database.created()
+    await database.edit(raised_epoch)
+    store = Recycling(database, told_s=told_s)
+    assert (await stored_in(store).refresh()).manifest_id == 1
+    assert store.gets == 1
+    store.then_recycle = True
+    found = await stored_in(store).refresh()
+    assert (found.manifest_id, found.compactor_epoch) == (3, 3)
+
+
+class Recycling(MemoryStore):
+    """Reads take so long that others may go on, collect, and a stalled one create again."""
+
+    def __init__(self, database: Database, *, told_s: bool) -> None:
+        self.now_ms_told = 1_500
+        super().__init__(lambda: self.now_ms_told, objects=database.objects)
+        self.database = database
+        self.told_s = told_s
+        self.then_recycle = False
+        self.gets = 0
+
+    async def get(self, name: str) -> StoredObject:
+        self.gets += 1
+        if self.then_recycle:
+            self.then_recycle = False
+            stale = replace(await self.database.manifest(), compactor_epoch=70)
+            for _ in range(2):
+                await self.database.edit(raised_epoch)
+            await self.database.remove(*(names.manifest_name(number) for number in range(3)))
+            self.now_ms_told += 10_000
+            await self.create(name, encode_manifest(stale))
+        found = await super().get(name)
+        told_ms = found.info.modified_ms - found.info.modified_ms % (1_000 if self.told_s else 1)
+        return replace(found, info=replace(found.info, modified_ms=told_ms))
+
+
 async def test_edit_at_a_recycled_id_does_not_count() -> None:
     """A manifest created where a collected one stood is no success: the edit is made again (F2)."""
     database = await Database.created()

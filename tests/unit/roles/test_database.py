@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from shalekv.errors import DatabaseExists, IllegalState
+from shalekv.core.manifest import WalMode
+from shalekv.core.quorum.membership import Configuration, begin_change
+from shalekv.errors import (
+    DatabaseExists,
+    DatabaseMismatch,
+    IllegalState,
+    InvalidRequest,
+    QuorumUnavailable,
+)
 from shalekv.format import names
-from shalekv.roles.database import create_database
-from shalekv.settings import StoreSettings
+from shalekv.roles.database import Quorum, check_wal_mode, create_database
+from shalekv.settings import DatabaseSettings, StoreSettings
+from tests.quorum.links import InProcessLinks
+from tests.quorum.nodes import Nodes
 from tests.unit.engine.databases import Database
 from tests.unit.engine.held_store import HeldStore
 
@@ -59,3 +70,101 @@ async def test_nothing_is_created_on_a_log_without_manifests() -> None:
     with pytest.raises(IllegalState, match=names.wal_name(3)):
         await create_database(database.store, database.runtime(), StoreSettings())
     assert [info async for info in database.store.list(names.MANIFEST_FOLDER)] == []
+
+
+ADDRESSES = ("n1:1", "n2:1", "n3:1")
+
+
+async def created_with(nodes: Nodes, addresses: tuple[str, ...] = ADDRESSES) -> Database:
+    """A new database with these safekeepers."""
+    database = Database()
+    quorum = Quorum(InProcessLinks(nodes), addresses)
+    await create_database(database.store, database.runtime(), StoreSettings(), quorum)
+    return database
+
+
+async def check(database: Database, **wanted: Any) -> None:
+    """Compare what is wanted with what the manifest says."""
+    settings = DatabaseSettings.model_validate({"url": database.store.url} | wanted)
+    await check_wal_mode(database.store, database.runtime(), StoreSettings(), settings)
+
+
+async def test_safekeepers_make_room_for_a_new_database() -> None:
+    """The first manifest names each of them, by the id that it has drawn."""
+    nodes = Nodes()
+    manifest = await (await created_with(nodes)).manifest()
+    assert (manifest.wal_mode, manifest.wal_generation) == (WalMode.QUORUM, 1)
+    members = Configuration.of(manifest).members
+    logs = [node.log(manifest.database_id) for node in nodes]
+    assert [each.id for each in members] == [each.state.member_id for each in logs]
+    assert tuple(each.address for each in members) == ADDRESSES
+
+
+async def test_who_cannot_be_a_quorum_is_refused() -> None:
+    """An even number, one that stands there twice, one that is away: there is no database."""
+    nodes = Nodes()
+    with pytest.raises(InvalidRequest, match="odd number"):
+        await created_with(nodes, ADDRESSES[:2])
+    assert not any(node.logs for node in nodes)
+    with pytest.raises(InvalidRequest, match="twice"):
+        await created_with(nodes, (*ADDRESSES[:2], ADDRESSES[0]))
+    nodes["n3:1"].stop()
+    with pytest.raises(QuorumUnavailable, match="n3:1"):
+        await created_with(nodes)
+
+
+async def test_room_is_given_back_when_another_creates_first() -> None:
+    """Who comes second is told, and its safekeepers keep nothing of a database that is none."""
+    database, nodes = Database(), Nodes()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    quorum = Quorum(InProcessLinks(nodes), ADDRESSES)
+    creating = asyncio.create_task(
+        create_database(store, database.runtime(), StoreSettings(), quorum)
+    )
+    held = await store.arrived(1)
+    assert all(node.logs for node in nodes)
+    await create_database(database.store, database.runtime(), StoreSettings())
+    held.release()
+    with pytest.raises(DatabaseExists):
+        await creating
+    assert not any(node.logs for node in nodes)
+    assert (await database.manifest()).wal_mode is WalMode.OBJECT_STORE
+
+
+async def test_mode_is_compared_if_it_is_named() -> None:
+    """A database in the other mode is refused, and both are named; without one all is well."""
+    in_bucket, in_quorum = await Database.created(), await created_with(Nodes())
+    await check(in_bucket)
+    await check(in_bucket, wal="object-store")
+    with pytest.raises(DatabaseMismatch, match="mode object-store, not in mode quorum"):
+        await check(in_bucket, wal="quorum")
+    await check(in_quorum)
+    await check(in_quorum, wal="quorum")
+    with pytest.raises(DatabaseMismatch, match="mode quorum, not in mode object-store"):
+        await check(in_quorum, wal="object-store")
+
+
+async def test_safekeepers_are_compared_if_they_are_named() -> None:
+    """In any order, the present or the next ones; others are refused: the manifest decides."""
+    database = await created_with(Nodes())
+    await check(database, wal="quorum", safekeepers="n3:1, n1:1,n2:1")
+    with pytest.raises(DatabaseMismatch, match="n1:1,n2:1,n3:1"):
+        await check(database, wal="quorum", safekeepers="n1:1,n2:1,n4:1")
+    first, second, third = Configuration.of(await database.manifest()).members
+    new = (first, second, third._replace(id=b"4" * 16, address="n4:1"))
+    await database.edit(lambda manifest: begin_change(manifest, new))
+    await check(database, wal="quorum", safekeepers="n1:1,n2:1,n4:1")
+    await check(database, wal="quorum", safekeepers="n1:1,n2:1,n3:1")
+
+
+def test_safekeepers_need_their_mode_and_addresses() -> None:
+    """What cannot be meant is refused before anybody is asked."""
+    for wanted in (
+        {"safekeepers": "a:1,b:1,c:1"},
+        {"wal": "object-store", "safekeepers": "a:1,b:1,c:1"},
+        {"wal": "quorum", "safekeepers": "a:1,b,c:1"},
+        {"wal": "quorum", "safekeepers": "a:1,b:0,c:1"},
+        {"wal": "both"},
+    ):
+        with pytest.raises(ValueError, match=r"safekeepers|wal"):
+            DatabaseSettings.model_validate({"url": "memory://x"} | wanted)

@@ -54,6 +54,7 @@ EXAMPLES: Mapping[type[errors.ShaleError], errors.ShaleError] = {
         "the key has a value", condition="absent", found_seq=7
     ),
     errors.NotTheWriter: errors.NotTheWriter("KV.Put", writer_address="there:7654"),
+    errors.StandingBy: errors.StandingBy("another is elected", writer_address="there:7654"),
     errors.TooStale: errors.TooStale(staleness_ms=700, max_staleness_ms=500),
     errors.SeqNotReached: errors.SeqNotReached(min_seq=9, seq=7),
     errors.WalCollected: errors.WalCollected(start_seq=3, oldest_seq=5),
@@ -144,7 +145,11 @@ def test_operation_is_told_of_a_bug_as_a_call_is() -> None:
 def test_unavailable_means_not_applied() -> None:
     """Nothing that may follow the upload of a write is told as UNAVAILABLE."""
     unavailable = {k for k, row in TABLE.items() if row.code is grpc.StatusCode.UNAVAILABLE}
-    assert unavailable == {*_classes(errors.Stopping), errors.StoreUnavailable}
+    assert unavailable == {
+        *_classes(errors.Stopping),
+        errors.QuorumUnavailable,
+        errors.StoreUnavailable,
+    }
     assert {TABLE[kind].applied for kind in unavailable} == {Applied.NO}
 
 

@@ -78,7 +78,7 @@ def test_what_is_set_stays_and_the_rest_is_shared() -> None:
     budget = memory_budget(settings)
     assert budget.parts["block_cache_bytes"] == 0
     assert budget.parts["memtable_bytes_max"] == 20 * MIB
-    assert budget.parts["queued_bytes_max"] == 12 * MIB * 4 // 30
+    assert budget.parts["queued_bytes_max"] == 12 * MIB * 4 // 31
     assert 32 * MIB - len(budget.parts) < budget.sum_bytes <= 32 * MIB
     assert settings.compactor.wal_trigger_bytes == 20 * MIB // 8
 
@@ -119,6 +119,7 @@ def test_dividing_twice_changes_nothing() -> None:
                     300 * KIB,
                 ),
                 "watches": {"watch_bytes_max": 300 * KIB},
+                "quorum": {"held_log_bytes_max": 300 * KIB},
             },
             "is more than that",
         ),

@@ -122,20 +122,29 @@ def test_a_failure_prints_seed_timeline_and_replay(capsys: pytest.CaptureFixture
 
 
 def test_an_error_that_nobody_looks_at_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """A task that failed unseen fails the run, unless its node has crashed since."""
+    """A task that failed unseen fails the run, unless its node has crashed since: then only one
+    that was started for nobody to wait for does, as that is noted at once.
+    """
 
     async def fail() -> None:
         raise KeyError("unseen")
 
-    async def main(world: World) -> None:
-        world.node("a").start(fail())
+    async def spawn(world: World) -> None:
+        _ = world.node("a").spawn(fail())
         await world.sleep_ms(1)
 
-    async def crash(world: World) -> None:
-        await main(world)
+    async def spawn_and_crash(world: World) -> None:
+        await spawn(world)
+        world.crash("a")
+
+    async def start_and_crash(world: World) -> None:
+        world.node("a").start(fail())
+        await world.sleep_ms(1)
         world.crash("a")
 
     with pytest.raises(UnhandledErrors, match="a: SimTask exception was never retrieved"):
-        simulate(1, main)
+        simulate(1, spawn)
     assert "unseen" in capsys.readouterr().err
-    simulate(1, crash)
+    simulate(1, spawn_and_crash)
+    with pytest.raises(UnhandledErrors, match="a: what ran here has failed"):
+        simulate(1, start_and_crash)

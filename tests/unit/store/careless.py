@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shalekv.store.arguments import TEMP_SUFFIX
-from shalekv.store.filesystem import FileStatus, FileSystem, FolderEntry
+from shalekv.store.filesystem import FileLock, FileStatus, FileSystem, FolderEntry, ListedFile
 
 
 class ForwardingFileSystem(FileSystem):
@@ -16,6 +16,36 @@ class ForwardingFileSystem(FileSystem):
     def __init__(self, inner: FileSystem) -> None:
         self.inner = inner
         self.open_folders: dict[int, Path] = {}
+        self.open_files: dict[int, Path] = {}  # those that are overwritten
+
+    def open_update(self, path: Path) -> int:
+        descriptor = self.inner.open_update(path)
+        self.open_files[descriptor] = path
+        return descriptor
+
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        return self.inner.pwrite(descriptor, data, offset)
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        self.inner.allocate(descriptor, size_bytes)
+
+    def sync_data(self, descriptor: int) -> None:
+        self.inner.sync_data(descriptor)
+
+    def drop_cached(self, descriptor: int) -> None:
+        self.inner.drop_cached(descriptor)
+
+    def rename(self, existing: Path, new: Path) -> None:
+        self.inner.rename(existing, new)
+
+    def rmdir(self, path: Path) -> None:
+        self.inner.rmdir(path)
+
+    def list_files(self, path: Path) -> list[ListedFile]:
+        return self.inner.list_files(path)
+
+    def try_lock(self, path: Path) -> FileLock | None:
+        return self.inner.try_lock(path)
 
     def create(self, path: Path) -> int:
         return self.inner.create(path)
@@ -39,6 +69,7 @@ class ForwardingFileSystem(FileSystem):
 
     def close(self, descriptor: int) -> None:
         self.open_folders.pop(descriptor, None)
+        self.open_files.pop(descriptor, None)
         self.inner.close(descriptor)
 
     def link(self, existing: Path, new: Path) -> None:

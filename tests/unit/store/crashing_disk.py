@@ -1,13 +1,15 @@
 """A disk that keeps, when the power is cut, no more than what was synced, and some of the rest.
 
-The model is as unkind as POSIX allows. Of a file, every unsynced block survives or becomes zeros,
-and its length is somewhere between the synced and the last one. Of a folder, every unsynced
-making or removing of a name survives or not, each on its own. What a file's sync says nothing
+The model is as unkind as POSIX allows. Of a file, every unsynced block survives or becomes what it
+was when it was synced, zeros if it was not there, and its length is somewhere between the synced
+and the last one. Of a folder, every unsynced making or removing of a name survives or not, each on
+its own; a renaming is both. What a file's sync says nothing
 about its name, and a folder's sync nothing about the folder's own name in its parent.
 """
 
 from __future__ import annotations
 
+# ruff: noqa: SLF001 - the disk after a cut is another one of its class
 import errno
 import os
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from shalekv.store.filesystem import FileStatus, FileSystem, FolderEntry
+from shalekv.store.filesystem import FileLock, FileStatus, FileSystem, FolderEntry, ListedFile
 
 BLOCK_BYTES = 64  # small, so that small objects have many
 WRITE_BYTES_MAX = 100  # `write` may write less than it is asked to
@@ -39,6 +41,9 @@ class File:
             last = min(first + BLOCK_BYTES, len(left))
             if last <= len(self.synced):
                 left[first:last] = self.synced[first:last]
+                new = self.data[first:last]
+                if len(new) == last - first and left[first:last] != new and random.random() < 0.5:
+                    left[first:last] = new
             elif random.random() < 0.5:
                 left[first:last] = self.data[first:last]
         return bytes(left)
@@ -81,15 +86,17 @@ class CrashingDisk(FileSystem):
     """A file system in memory. `before_call` gets the name of each call first, and may raise."""
 
     def __init__(self, before_call: Callable[[str], None] = lambda _: None) -> None:
-        self._before_call = before_call
+        self.before_call = before_call
         self._inodes = 0
         self._root = Folder(self._new_inode())
         self._open: dict[int, File | Folder] = {}
         self._now_ms = START_MS
 
-    def after_cut(self, random: Random) -> CrashingDisk:
+    def after_cut(
+        self, random: Random, before_call: Callable[[str], None] = lambda _: None
+    ) -> CrashingDisk:
         """The disk as it is found when the power is back."""
-        disk = CrashingDisk()
+        disk = type(self)(before_call)
         files: dict[int, File] = {}
 
         def survivor(node: File | Folder) -> File | Folder:
@@ -110,7 +117,7 @@ class CrashingDisk(FileSystem):
         return disk
 
     def create(self, path: Path) -> int:
-        self._before_call("create")
+        self.before_call("create")
         folder = self._folder(path.parent)
         if path.name in folder.entries:
             raise _error(errno.EEXIST, path)
@@ -118,15 +125,19 @@ class CrashingDisk(FileSystem):
         return self._opened(folder.entries[path.name])
 
     def open(self, path: Path) -> int:
-        self._before_call("open")
+        self.before_call("open")
+        return self._opened(self._node(path))
+
+    def open_update(self, path: Path) -> int:
+        self.before_call("open_update")
         return self._opened(self._node(path))
 
     def open_folder(self, path: Path) -> int:
-        self._before_call("open_folder")
+        self.before_call("open_folder")
         return self._opened(self._folder(path))
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        self._before_call("write")
+        self.before_call("write")
         written = data[:WRITE_BYTES_MAX]
         file = self._file(descriptor)
         file.data += written
@@ -134,23 +145,45 @@ class CrashingDisk(FileSystem):
         return len(written)
 
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
-        self._before_call("pread")
+        self.before_call("pread")
         return bytes(self._file(descriptor).data[offset : offset + length])
 
     def fsync(self, descriptor: int) -> None:
-        self._before_call("fsync")
+        self.before_call("fsync")
         node = self._open[descriptor]
         if isinstance(node, File):
             node.synced = bytes(node.data)
         else:
             node.sync()
 
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        self.before_call("pwrite")
+        written = data[:WRITE_BYTES_MAX]
+        file = self._file(descriptor)
+        file.data.extend(bytes(max(0, offset - len(file.data))))
+        file.data[offset : offset + len(written)] = written
+        return len(written)
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        self.before_call("allocate")
+        file = self._file(descriptor)
+        file.data.extend(bytes(max(0, size_bytes - len(file.data))))
+
+    def sync_data(self, descriptor: int) -> None:
+        self.before_call("sync_data")
+        file = self._file(descriptor)
+        file.synced = bytes(file.data)
+
+    def drop_cached(self, descriptor: int) -> None:
+        self.before_call("drop_cached")
+        assert descriptor in self._open
+
     def close(self, descriptor: int) -> None:
-        self._before_call("close")
+        self.before_call("close")
         del self._open[descriptor]
 
     def link(self, existing: Path, new: Path) -> None:
-        self._before_call("link")
+        self.before_call("link")
         file = self._node(existing)
         folder = self._folder(new.parent)
         if new.name in folder.entries:
@@ -160,15 +193,43 @@ class CrashingDisk(FileSystem):
         folder.change(new.name, file)
 
     def unlink(self, path: Path) -> None:
-        self._before_call("unlink")
+        self.before_call("unlink")
         file = self._node(path)
         if isinstance(file, Folder):
             raise _error(errno.EISDIR, path)
         file.links -= 1
         self._folder(path.parent).change(path.name, None)
 
+    def rename(self, existing: Path, new: Path) -> None:
+        self.before_call("rename")
+        node = self._node(existing)
+        self._folder(existing.parent).change(existing.name, None)
+        self._folder(new.parent).change(new.name, node)
+
+    def rmdir(self, path: Path) -> None:
+        self.before_call("rmdir")
+        if self._folder(path).entries:
+            raise _error(errno.ENOTEMPTY, path)
+        self._folder(path.parent).change(path.name, None)
+
+    def try_lock(self, path: Path) -> FileLock | None:
+        self.touch(path)
+        return FileLock(-1)  # there is one process
+
+    def list_files(self, path: Path) -> list[ListedFile]:
+        self.before_call("list_files")
+        entries = self._folder(path).entries.items()
+        files = [(name, at) for name, at in entries if isinstance(at, File)]
+        return [ListedFile(name, len(at.data), at.modified_ms) for name, at in files]
+
+    def bytes_of(self, path: Path) -> bytearray:
+        """What is in a file, for tests to change."""
+        file = self._node(path)
+        assert isinstance(file, File)
+        return file.data
+
     def mkdir(self, path: Path) -> None:
-        self._before_call("mkdir")
+        self.before_call("mkdir")
         parent = self._folder(path.parent)
         if path.name in parent.entries:
             raise _error(errno.EEXIST, path)
@@ -178,19 +239,19 @@ class CrashingDisk(FileSystem):
         return self._folder(folder) is not None
 
     def stat(self, path: Path) -> FileStatus:
-        self._before_call("stat")
+        self.before_call("stat")
         return self._status(self._node(path))
 
     def stat_folder(self, path: Path) -> FileStatus:
-        self._before_call("stat_folder")
+        self.before_call("stat_folder")
         return self._status(self._folder(path))
 
     def fstat(self, descriptor: int) -> FileStatus:
-        self._before_call("fstat")
+        self.before_call("fstat")
         return self._status(self._open[descriptor])
 
     def touch(self, path: Path) -> FileStatus:
-        self._before_call("touch")
+        self.before_call("touch")
         folder = self._folder(path.parent)
         if path.name not in folder.entries:
             folder.change(path.name, File(self._new_inode()))
@@ -201,7 +262,7 @@ class CrashingDisk(FileSystem):
         return self._status(file)
 
     def list_folder(self, path: Path) -> list[FolderEntry]:
-        self._before_call("list_folder")
+        self.before_call("list_folder")
         entries = self._folder(path).entries
         return [FolderEntry(name, isinstance(at, Folder)) for name, at in entries.items()]
 

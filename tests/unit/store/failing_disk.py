@@ -39,6 +39,22 @@ class FailingFileSystem(FileSystem):
         self._call("write")
         return super().write(descriptor, data[:1000])
 
+    def open_update(self, path: Path) -> int:
+        self._call("open_update")
+        return super().open_update(path)
+
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        self._call("pwrite")
+        return super().pwrite(descriptor, data[:1000], offset)
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        self._call("allocate")
+        super().allocate(descriptor, size_bytes)
+
+    def sync_data(self, descriptor: int) -> None:
+        self._call("sync_data")
+        super().sync_data(descriptor)
+
     def fsync(self, descriptor: int) -> None:
         self._call("fsync")
         super().fsync(descriptor)

@@ -13,6 +13,7 @@ import pytest
 from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
 from shalekv.runtime import Runtime
 from shalekv.store.api import Created, Exists
+from shalekv.store.filesystem import FileSystem, FolderEntry
 from shalekv.store.local import LocalStore
 from tests.unit.store.failing_disk import FailingFileSystem
 from tests.unit.store.inline_runtime import (
@@ -109,6 +110,35 @@ def test_a_linked_folder_is_followed(store: LocalStore, root: Path, tmp_path: Pa
     assert finish(store.create("levels/1.sst", b"x")) == Created()
     assert finish(names(store, "levels/")) == ["levels/1.sst"]
     assert (tmp_path / "large disk" / "1.sst").read_bytes() == b"x"
+
+
+class Overtaken(FileSystem):
+    """While somebody lists, who stands still behind the names, others replace every object."""
+
+    def __init__(self, steps: list[tuple[str, str]]) -> None:
+        """Each step is a name that goes, and the one that has come before it goes."""
+        self.steps = steps
+
+    def list_folder(self, path: Path) -> list[FolderEntry]:
+        entries = super().list_folder(path)
+        if self.steps:
+            gone, come = self.steps.pop(0)
+            (path / come).write_bytes(b"x")
+            (path / gone).unlink()
+        return entries
+
+
+@pytest.mark.parametrize("kept", [[], ["1"]], ids=["nothing-else", "beside-an-old-one"])
+def test_a_page_is_of_one_moment(root: Path, kept: list[str]) -> None:
+    """However often the newest object is replaced while a list is under way, the list shows one
+    that was the newest at some moment of it; never none, and no older one as if that were last.
+    """
+    filesystem = Overtaken([("2", "3"), ("3", "4")])
+    (root / "wal").mkdir(parents=True)
+    for name in [*kept, "2"]:
+        (root / "wal" / name).write_bytes(b"x")
+    shown = finish(names(LocalStore(root, inline_runtime(), filesystem=filesystem)))
+    assert shown == [f"wal/{name}" for name in [*kept, "4"]]
 
 
 async def test_temporary_names_are_drawn_from_the_runtime(root: Path) -> None:

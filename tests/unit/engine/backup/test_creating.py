@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,6 +13,7 @@ from shalekv.core.manifest import WalMode
 from shalekv.errors import DatabaseMismatch, DatabaseNotFound
 from shalekv.format import names
 from shalekv.format.backup_names import LevelCopy, WalCopy
+from shalekv.manifest.stored import StoredManifest
 from tests.unit.engine.backup.ground import (
     Place,
     back_up,
@@ -171,12 +174,22 @@ async def test_there_must_be_a_database() -> None:
     assert repository.names() == []
 
 
-async def test_a_database_that_is_not_whole_in_its_store_is_refused() -> None:
-    """A log in other places is not copied by copying objects."""
-    planted = Planted()
-    planted.edit(wal_mode=WalMode.QUORUM)
-    with pytest.raises(DatabaseMismatch, match="quorum"):
-        await back_up(Place(planted.objects), Place())
+async def test_the_archive_of_a_database_with_safekeepers_is_copied() -> None:
+    """What is restored of it has no safekeepers, and shows what was archived."""
+    source, _ = await database()
+    before = await scanned(source)
+    members = ("00" * 16 + "@sk1:7655",)
+    edit = partial(replace, wal_mode=WalMode.QUORUM, wal_generation=4, wal_members=members)
+    stored = StoredManifest(source.cas())
+    await stored.refresh()
+    await stored.edit(edit, lambda manifest: manifest.wal_members == members)
+    repository, target = Place(), Place()
+    await back_up(source, repository)
+    await restore(repository, target)
+    restored = await StoredManifest(target.cas()).refresh()
+    assert (restored.wal_mode, restored.wal_generation) == (WalMode.OBJECT_STORE, 5)
+    assert (restored.wal_members, restored.wal_members_next) == ((), ())
+    assert await scanned(target) == before
 
 
 async def scanned_of(repository: Place, backup_id: str | None = None) -> dict[bytes, bytes]:

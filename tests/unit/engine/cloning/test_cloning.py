@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.manifest import Manifest
+from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.origins import foreign_ids, is_pin, pin_name, unpacked
 from shalekv.engine.collection.fences import FENCE_BYTES
 from shalekv.engine.levels.origins import Origins
 from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest, SnapshotNotFound
 from shalekv.format import names
+from shalekv.manifest.stored import StoredManifest
 from shalekv.v1 import kv_pb2
 from tests.e2e.in_process import real_runtime
 from tests.unit.engine.cloning.places import HOUR_MS, Place, everything, puts
@@ -29,6 +30,26 @@ async def test_a_clone_is_equal() -> None:
     assert cloned.wal_objects >= 4
     assert await clone.damage() == await parent.damage() == []
     assert not foreign_ids((await clone.manifest()).origins) & await clone.ssts()
+
+
+async def test_the_archive_of_a_database_with_safekeepers_is_cloned() -> None:
+    """The clone has none, holds what was archived, and it is told that there may be more."""
+    parent, clone = await everything(), Place("clone")
+    expected = await parent.rows()
+    members = ("00" * 16 + "@sk1:7655",)
+    with real_runtime() as runtime:
+        stored = StoredManifest(parent.cas(runtime))
+        await stored.refresh()
+        await stored.edit(
+            lambda m: replace(m, wal_mode=WalMode.QUORUM, wal_members=members, wal_generation=1),
+            lambda m: m.wal_members == members,
+        )
+    cloned = await parent.clone_to(clone)
+    assert cloned.is_of_archive
+    manifest = await clone.manifest()
+    assert (manifest.wal_mode, manifest.wal_members) == (WalMode.OBJECT_STORE, ())
+    assert await clone.rows() == expected
+    assert not (await clone.clone_to(Place("clone of it"))).is_of_archive
 
 
 async def test_an_empty_database_is_cloned() -> None:

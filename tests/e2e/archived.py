@@ -1,0 +1,37 @@
+"""What is in the object store when all of it must be: compared with what clients know."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from shalekv_client import Client, Durability
+from tests.e2e.child import Child
+from tests.e2e.history import Fate, History
+from tests.e2e.load import read_state
+from tests.e2e.wal_contents import check_wal, read_wal, state_of
+
+PATIENCE_S = 60
+
+
+async def check_archived(folder: Path, writer: Child, history: History) -> None:
+    """Have everything archived; what clients know, the writer shows and the WAL holds is one.
+
+    `folder` is that of the database; nothing may have been collected.
+    """
+    began_s = time.monotonic()
+    attempt = history.begin([b"last"])
+    async with Client(writer.listen, timeout_ms=PATIENCE_S * 1000) as client:
+        value = attempt.changes[b"last"]
+        assert value is not None
+        commit = await client.put(b"last", value, durability=Durability.ARCHIVED)
+    history.acknowledged(attempt, commit)
+    archived_s = time.monotonic() - began_s
+    state = await read_state(writer.listen)
+    wal = read_wal(folder)
+    check_wal(wal, history)
+    assert state == state_of(wal), f"seed {history.seed}"
+    history.check_state(state)
+    counts = {fate.value: len(history.of_fate(fate)) for fate in Fate}
+    sys.stdout.write(f"{counts}, {len(wal)} objects, archived after {archived_s:.2f} s\n")

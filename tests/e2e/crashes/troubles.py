@@ -1,0 +1,245 @@
+"""Kills and stops of real processes, so many of each, at random moments and at chosen ones.
+
+Everyone who makes trouble does so for one role, and beside the others. What was killed is started
+again. What was stopped stays so for longer than anything lives that protects it, while somebody
+else does its work and the collector deletes what nobody seems to need; then it goes on.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from shalekv.cli.exit_codes import ExitCode
+from shalekv.clock import LoopClock
+from tests.e2e.child import Child
+from tests.e2e.crashes.clients import Clients
+from tests.e2e.crashes.fleet import COLLECT_AGE_MS, Fleet, Role, draw_pin, events, is_still
+from tests.e2e.crashes.moments import WITHIN_S, now_us, until
+from tests.e2e.crashes.replica_reads import ReplicaReads
+from tests.e2e.crashes.servers import Serving
+from tests.e2e.rivals import epoch_of
+
+STILL_MS = (3_500, 5_000)  # leases and snapshots have expired by then, and their objects are old
+CALM_MS = (0, 400)
+PINNED_SHARE = 0.5
+# An opener may lose the race for the manifest, and the store may be silent for too long for it.
+OPENING_ENDS = (ExitCode.FENCED, ExitCode.CONFLICT, ExitCode.STORE)
+
+
+class Kind(enum.Enum):
+    """What is done to a process."""
+
+    KILL = "SIGKILL"
+    STOP = "SIGSTOP"
+    TAKE_OVER = "taken over"  # while it is well
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What happens next to a role: at the request that `pin` names, or at any moment."""
+
+    kind: Kind
+    pin: str
+
+
+Plan = Mapping[Role, Mapping[Kind, int]]
+
+
+def draw_troubles(role: Role, counts: Mapping[Kind, int], random: Random) -> list[Trouble]:
+    """So many of each kind, in any order."""
+    kinds = [kind for kind, count in counts.items() for _ in range(count)]
+    random.shuffle(kinds)
+    troubles: list[Trouble] = []
+    for kind in kinds:
+        # Who does the work of one that stands still does not stop itself meanwhile.
+        is_free = not troubles or troubles[-1].kind is Kind.KILL
+        is_pinned = is_free and random.random() < PINNED_SHARE
+        troubles.append(Trouble(kind, draw_pin(role, random) if is_pinned else ""))
+    return troubles
+
+
+class Troubles:
+    """All that happens to the processes of one database."""
+
+    def __init__(self, fleet: Fleet, clients: Clients, reads: ReplicaReads, random: Random) -> None:
+        """Nothing has happened."""
+        self.made: Counter[tuple[Role, Kind]] = Counter()
+        self.notes: Counter[str] = Counter()
+        self.still_ms: list[float] = []  # how long each stood that was stopped
+        self._past_their_pins: set[Child] = set()  # what was to happen there does at any moment
+        self._fleet = fleet
+        self._clients = clients
+        self._reads = reads
+        self._random = random
+        self._clock = LoopClock()
+
+    async def writers(self, troubles: list[Trouble]) -> None:
+        """To writers; the last one serves."""
+        server = self._fleet.servers.writer
+        for trouble, following in _with_next(troubles):
+            child = server.child
+            if not trouble.pin:
+                await self._clients.more(self._random.randint(3, 20))
+            await self._moment(child, trouble)
+            if trouble.kind is Kind.KILL:
+                await self._kill(child)
+                server.end()
+                successor = await self.start_writer(following)
+            else:
+                successor = await self._take_over(child, trouble, following)
+                server.end()
+            self.made[Role.WRITER, trouble.kind] += 1
+            server = successor
+
+    async def compactors(self, troubles: list[Trouble]) -> None:
+        """To compactors; the last one works."""
+        child = self._fleet.start(Role.COMPACTOR, pin=troubles[0].pin)
+        for trouble, following in _with_next(troubles):
+            await _at_work(child, "compacted")
+            await self._moment(child, trouble)
+            if trouble.kind is Kind.KILL:
+                await self._kill(child)
+                successor = self._fleet.start(Role.COMPACTOR, pin=following)
+            else:
+                began_ms = self._pause(child)
+                successor = self._fleet.start(Role.COMPACTOR, pin=following)
+                await _at_work(successor, "compacted")
+                await self._resume(child, began_ms)
+                assert await child.exited(within_s=WITHIN_S) == ExitCode.FENCED, child.report()
+            self.made[Role.COMPACTOR, trouble.kind] += 1
+            child = successor
+        await _at_work(child, "compacted")
+        assert child.running, child.report()
+
+    async def collectors(self, troubles: list[Trouble]) -> None:
+        """To collectors; the last one works."""
+        child = self._fleet.start(Role.COLLECTOR, pin=troubles[0].pin)
+        for trouble, following in _with_next(troubles):
+            await _at_work(child, "collected")
+            await self._moment(child, trouble)
+            if trouble.kind is Kind.KILL:
+                await self._kill(child)
+                successor = self._fleet.start(Role.COLLECTOR, pin=following)
+            else:
+                began_ms = self._pause(child)
+                successor = self._fleet.start(Role.COLLECTOR, pin=following)
+                await self._resume(child, began_ms)
+                done = len(events(child, "collected"))
+                await until(lambda: len(events(child, "collected")) > done, "a collection")  # noqa: B023
+                assert await child.stop(within_s=WITHIN_S) == ExitCode.OK, child.report()
+            self.made[Role.COLLECTOR, trouble.kind] += 1
+            child = successor
+        await _at_work(child, "collected")
+        assert child.running, child.report()
+
+    async def readers(self, troubles: list[Trouble]) -> None:
+        """To readers, one at a time; all of them serve at the end."""
+        servers = self._fleet.servers
+        for trouble in troubles:
+            seat = self._random.randrange(len(servers.readers))
+            child = servers.readers[seat].child
+            await self._reads.more(seat, self._random.randint(1, 8))
+            await self._calm()
+            if trouble.kind is Kind.KILL:
+                await self._kill(child)
+                servers.readers[seat].end()
+                servers.readers[seat] = await self.start_reader(listen=child.listen)
+            else:
+                await self._resume(child, self._pause(child))
+            await self._reads.more(seat, 3)
+            self.made[Role.READER, trouble.kind] += 1
+
+    async def start_writer(self, pin: str = "") -> Serving:
+        """A writer that serves; an opener that fails for a good reason is started again."""
+        while True:
+            began_us, child = now_us(), self._fleet.start(Role.WRITER, pin=pin)
+            if await self._serves(child):
+                server = Serving(child, epoch_of(child), began_us)
+                self._fleet.servers.writers.append(server)
+                return server
+            self.notes["writers that could not open"] += 1
+
+    async def start_reader(self, listen: str = "127.0.0.1:0") -> Serving:
+        """A reader that serves."""
+        while True:
+            began_us, child = now_us(), self._fleet.start(Role.READER, listen=listen)
+            if await self._serves(child):
+                return Serving(child, began_us=began_us)
+            self.notes["readers that could not open"] += 1
+
+    async def _serves(self, child: Child) -> bool:
+        def is_decided() -> bool:
+            if is_still(child):  # its moment came too early
+                self.notes["pins that were met while opening"] += 1
+                self._past_their_pins.add(child)
+                child.resume()
+            return any("listen" in line or "exit_code" in line for line in child.lines())
+
+        await until(is_decided, "an opening", child.report)
+        if child.running and any("listen" in line for line in child.lines()):
+            await child.ready()
+            return True
+        assert await child.exited() in OPENING_ENDS, child.report()
+        return False
+
+    async def _take_over(self, child: Child, trouble: Trouble, following: str) -> Serving:
+        """Another writer serves; the one before, wherever it stood, must find itself fenced."""
+        began_ms = self._pause(child) if trouble.kind is Kind.STOP else 0.0
+        successor = await self.start_writer(following)
+        if trouble.kind is Kind.STOP:
+            await self._clients.acknowledged_by(successor.epoch, 5)
+            await self._resume(child, began_ms)
+        else:
+            child.resume()  # from its pin
+        assert await child.exited(within_s=WITHIN_S) == ExitCode.FENCED, child.report()
+        return successor
+
+    async def _moment(self, child: Child, trouble: Trouble) -> None:
+        """Wait for the moment at which it is to happen."""
+        if trouble.pin and child not in self._past_their_pins:
+            is_met = lambda: is_still(child) or not child.running  # noqa: E731
+            await until(is_met, f"the pin {trouble.pin}", child.report)
+        else:
+            await self._calm()
+        assert child.running, child.report()
+
+    async def _calm(self) -> None:
+        await self._clock.sleep_ms(self._random.uniform(*CALM_MS))
+
+    async def _kill(self, child: Child) -> None:
+        child.send(signal.SIGKILL)
+        assert await child.exited() == -signal.SIGKILL, child.report()
+
+    def _pause(self, child: Child) -> float:
+        child.pause()
+        return self._clock.monotonic_ms()
+
+    async def _resume(self, child: Child, began_ms: float) -> None:
+        """Let a process go on that has stood still for long, while the collector was busy."""
+        deleted = self._fleet.deletions()
+        left_ms = began_ms + self._random.uniform(*STILL_MS) - self._clock.monotonic_ms()
+        await self._clock.sleep_ms(max(left_ms, COLLECT_AGE_MS))
+        await until(lambda: self._fleet.deletions() > deleted, "objects that were collected")
+        assert is_still(child), child.report()
+        self.still_ms.append(self._clock.monotonic_ms() - began_ms)
+        child.resume()
+
+
+def _with_next(troubles: list[Trouble]) -> list[tuple[Trouble, str]]:
+    """Each with the pin of the next one."""
+    pins = [*(each.pin for each in troubles[1:]), ""]
+    return list(zip(troubles, pins, strict=True))
+
+
+async def _at_work(child: Child, name: str) -> None:
+    """Wait until it has done something, or has met its pin before, or has ended."""
+
+    def is_decided() -> bool:
+        return bool(events(child, name)) or is_still(child) or not child.running
+
+    await until(is_decided, f"{name!r} in the log", child.report)

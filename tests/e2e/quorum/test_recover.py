@@ -1,0 +1,109 @@
+"""Recovery when a majority is lost for good: what survives is kept, and what is not is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from shalekv_client import Client, Durability
+from tests.e2e.history import History
+from tests.e2e.load import Load, read_state
+from tests.e2e.processes import Processes
+from tests.e2e.quorum.cluster import Cluster
+
+WRITES = 60
+PATIENCE_S = 60
+MEANT = "--give-up-acknowledged-writes"
+USAGE, FENCED = 2, 4
+
+
+@pytest.mark.timeout(120)
+async def test_a_minority_goes_on(processes: Processes, tmp_path: Path) -> None:
+    """The survivor of three has everything that was acknowledged while it was there; the old writer
+    with the lost members back is fenced, and safekeepers can be added again.
+    """
+    history = History(41)
+    cluster = Cluster(processes, tmp_path, count=3)
+    await cluster.start()
+    old = await cluster.serve("--fence-poll-ms", "200")
+    load = Load(history, old.listen, Random(41))
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(load.run())
+        assert await load.acknowledged(WRITES), load.reasons()
+        load.stop()
+    refused = await cluster.run("safekeeper", "recover", MEANT)
+    assert await refused.exited() == USAGE
+    assert "a majority of the safekeepers answers" in refused.stderr()
+    await _has_all(cluster)
+
+    old.pause()
+    await cluster.kill([0, 1])
+    planned = await cluster.run("safekeeper", "recover", "--format", "json")
+    assert await planned.exited() == 0, planned.report()
+    told = json.loads(planned.stdout())
+    assert told["kept_members"] == [cluster.addresses[2]]
+    assert sorted(told["lost_members"]) == sorted(cluster.addresses[:2])
+    assert "acknowledged" in told["given_up"]
+    assert "Nothing was changed" in planned.stderr()
+    done = await cluster.run("safekeeper", "recover", MEANT)
+    assert await done.exited() == 0, done.report()
+    assert "lost members never run again" in done.stderr()
+
+    await asyncio.gather(cluster.start_node(0), cluster.start_node(1))
+    old.resume()
+    assert await old.exited() == FENCED, old.report()
+    await cluster.kill([0, 1])
+    cluster.wipe(0)
+    cluster.wipe(1)
+    writer = await cluster.serve("--fence-poll-ms", "200", create=False)
+    history.check_state(await read_state(writer.listen))
+    await asyncio.gather(cluster.start_node(0), cluster.start_node(1))
+    added = await cluster.run("safekeeper", "add", *cluster.addresses[:2])
+    assert await added.exited() == 0, added.report()
+    await cluster.kill([2])
+    async with Client(writer.listen) as client:
+        await client.put(b"after", b"all")
+    fsck = await cluster.run("fsck", "--deep")
+    assert await fsck.exited() == 0, fsck.report()
+
+
+@pytest.mark.timeout(120)
+async def test_the_archive_alone_goes_on(processes: Processes, tmp_path: Path) -> None:
+    """Without any member new ones must be named; all that was archived is there."""
+    cluster = Cluster(processes, tmp_path, count=3)
+    await cluster.start()
+    writer = await cluster.serve("--archive-interval-ms", "600000")
+    async with Client(writer.listen) as client:
+        await client.put(b"archived", b"value", durability=Durability.ARCHIVED)
+        await client.put(b"lost", b"value")
+    await writer.kill()
+    await cluster.kill(range(3))
+    for index in range(3):
+        cluster.wipe(index)
+    await cluster.start()
+    unnamed = await cluster.run("safekeeper", "recover", MEANT)
+    assert await unnamed.exited() == USAGE
+    assert "name new safekeepers with --new" in unnamed.stderr()
+    new = [flag for address in cluster.addresses for flag in ("--new", address)]
+    done = await cluster.run("safekeeper", "recover", MEANT, *new)
+    assert await done.exited() == 0, done.report()
+    writer = await cluster.serve(create=False)
+    async with Client(writer.listen) as client:
+        assert [entry.key async for entry in client.scan()] == [b"archived"]
+    fsck = await cluster.run("fsck", "--deep")
+    assert await fsck.exited() == 0, fsck.report()
+
+
+async def _has_all(cluster: Cluster) -> None:
+    """Wait until the last safekeeper has what the others have."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            status = await cluster.run("safekeeper", "status", "--format", "json")
+            rows: list[dict[str, Any]] = [json.loads(row) for row in status.stdout().splitlines()]
+            if len({row["last_lsn"] for row in rows}) == 1:
+                return

@@ -1,0 +1,136 @@
+"""The WAL is moved between safekeepers and the object store under load, with readers beside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv_client import Client
+from tests.e2e.child import Child
+from tests.e2e.history import Fate, History
+from tests.e2e.load import Load, read_state
+from tests.e2e.processes import Processes
+from tests.e2e.quorum.cluster import POLL_MS, Cluster
+
+WRITES = 60  # in each part of a test
+PATIENCE_S = 60
+FENCED = 4
+# A child compactor that starts late would take over from the one that a test runs.
+NO_COMPACTOR = "--no-with-compactor"
+
+
+async def _switched_under_load(
+    cluster: Cluster, history: History, writer: Child, *flags: str
+) -> None:
+    """Switch while a writer serves: it ends as fenced, and acknowledges nothing afterwards."""
+    load = Load(history, writer.listen, Random(history.seed))
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(load.run())
+        assert await load.acknowledged(WRITES), load.reasons()
+        switched = await cluster.run("safekeeper", "switch", *flags)
+        assert await switched.exited() == 0, switched.report()
+        assert "from manifest" in switched.stdout()
+        acknowledged = len(history.of_fate(Fate.ACKNOWLEDGED))
+        await load.ended.wait()
+    assert len(history.of_fate(Fate.ACKNOWLEDGED)) == acknowledged
+    assert await writer.exited() == FENCED, writer.report()
+
+
+async def _check_both(history: History, writer: Child, reader: Child) -> None:
+    """The writer and a replica that was there all the time show everything."""
+    history.check_state(await read_state(writer.listen))
+    async with Client(writer.listen) as client, Client(reader.listen) as beside:
+        commit = await client.put(b"probe", b"of %d" % len(history.attempts))
+        assert client.token is not None
+        beside.advance(client.token)
+        got = await beside.get(b"probe")
+        assert got is not None
+        assert got.seq == commit.seq
+        await client.delete(b"probe")
+        beside.advance(client.token)
+        assert await beside.get(b"probe") is None
+
+
+async def _check_upkeep(cluster: Cluster, name: str) -> None:
+    """Compactor, collector, snapshot, backup and fsck do as ever."""
+    backup = cluster.url.replace("/bucket/db", f"/backup-{name}")
+    for argv in (
+        ("compactor", "--once", "--wal-trigger-age-ms", "0"),
+        ("snapshot", "create", "--name", name, "--forever"),
+        ("collector", "--once"),
+        ("backup", "create", "--to", backup),
+        ("fsck", "--deep"),
+    ):
+        child = await cluster.run(*argv)
+        assert await child.exited() == 0, child.report()
+
+
+async def _hears_from(reader: Child, addresses: Sequence[str]) -> None:
+    """Its status says so, soon: a safekeeper, or nobody."""
+    async with asyncio.timeout(PATIENCE_S), Client(reader.listen) as client:
+        while (status := (await client.status()).reader) is not None:
+            if status.tail_address in addresses:
+                return
+            await LoopClock().sleep_ms(POLL_MS)
+    raise AssertionError(f"no reader: {reader.report()}")
+
+
+@pytest.mark.timeout(150)
+async def test_there_and_back_again(processes: Processes, tmp_path: Path) -> None:
+    """From the object store to safekeepers, back, and to other ones: nothing acknowledged is lost,
+    the writer before is fenced each time, and a replica follows through all of it.
+    """
+    history = History(15)
+    cluster = Cluster(processes, tmp_path, count=6)
+    await cluster.start("--retire-interval-ms", "200")
+    first, others = cluster.writer_flags((0, 1, 2))[2:], cluster.writer_flags((3, 4, 5))[2:]
+    writer = await processes.serve(cluster.url, NO_COMPACTOR)
+    reader = await cluster.read()
+    await _check_both(history, writer, reader)
+    await _switched_under_load(cluster, history, writer, "--to", "quorum", *first)
+
+    other = processes.start_serve(cluster.url, "--wal", "object-store", create=False)
+    assert await other.exited() == 2, other.report()
+    writer = await cluster.serve(NO_COMPACTOR, create=False)
+    await _check_both(history, writer, reader)
+    await _hears_from(reader, cluster.addresses[:3])
+    await _check_upkeep(cluster, "first")
+    await _switched_under_load(cluster, history, writer, "--to", "object-store")
+
+    await cluster.kill((0, 1, 2))
+    writer = await processes.serve(cluster.url, NO_COMPACTOR, create=False)
+    await _check_both(history, writer, reader)
+    await _hears_from(reader, [""])
+    await _check_upkeep(cluster, "second")
+    await _switched_under_load(cluster, history, writer, "--to", "quorum", *others)
+
+    writer = await cluster.serve(NO_COMPACTOR, create=False)
+    await _check_both(history, writer, reader)
+    assert await writer.stop() == 0, writer.report()
+    await _check_upkeep(cluster, "third")
+
+
+async def test_commands_that_read_the_bucket(processes: Processes, tmp_path: Path) -> None:
+    """They show what is archived, and say where the rest is."""
+    cluster = Cluster(processes, tmp_path, count=3)
+    await cluster.start()
+    writer = await cluster.serve("--archive-interval-ms", "600000")
+    async with Client(writer.listen) as client:
+        for number in range(10):
+            await client.put(b"key%d" % number, b"value")
+    manifest = await cluster.run("manifest", "--format", "json")
+    told = json.loads(manifest.stdout())
+    assert "quorum" in str(told).lower(), manifest.report()
+    assert all(address in str(told) for address in cluster.addresses)
+    wal = await cluster.run("wal")
+    assert await wal.exited() == 0, wal.report()
+    assert "safekeepers" in wal.stderr(), wal.report()
+    for argv in (("levels",), ("fsck", "--deep")):
+        child = await cluster.run(*argv)
+        assert await child.exited() == 0, child.report()

@@ -1,0 +1,103 @@
+"""What a fuzzer has to know of a decoder, and how it judges what a decoder does."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from hypothesis import strategies as st
+
+from shalekv.errors import CorruptObject
+
+Decode = Callable[[bytes], object]
+Reseal = Callable[[bytes], bytes]
+
+MEMORY_AT_LEAST = 1 << 20  # buffers, caches and messages of errors
+MEMORY_FOR_A_BYTE = 400  # of an input: an object of Python for every few bytes
+MEMORY_FOR_A_COMPRESSED_BYTE = 2 * 2**15  # what the format allows, and once more to copy it
+CALLS_AT_LEAST = 2_000
+CALLS_FOR_A_BYTE = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """A decoder, with encodings that it takes.
+
+    Where `covers` names several functions, `decode` calls them all. What it returns is compared:
+    so it must hold all that was decoded.
+    """
+
+    name: str
+    covers: tuple[Callable[..., object], ...]
+    decode: Decode
+    samples: Sequence[bytes]
+    errors: tuple[type[Exception], ...] = (CorruptObject,)
+    refused: object = ()  # what it returns instead of raising an error, where it does
+    is_sealed: bool = False  # a checksum covers every bit
+    reseal: Reseal | None = None  # makes the checksums of a forged encoding match
+    encodings: st.SearchStrategy[tuple[bytes, object]] | None = None  # and what they decode to
+    is_compressed: bool = False
+    found: Sequence[bytes] = ()  # what ends badly where a check is missing
+
+    def __str__(self) -> str:
+        """Its name, as tests show it."""
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A typed error."""
+
+    error: Exception
+
+
+def outcome(decoder: Decoder, data: bytes) -> object:
+    """What a decoder makes of `data`; a documented error is a `Refusal`, any other is raised."""
+    try:
+        return decoder.decode(data)
+    except decoder.errors as error:
+        str(error)  # a message that cannot be made is another error
+        return Refusal(error)
+
+
+def is_refused(decoder: Decoder, found: object) -> bool:
+    """Whether this is how the decoder says that it was given nonsense."""
+    return isinstance(found, Refusal) or (decoder.refused != () and found == decoder.refused)
+
+
+def check_cost(decoder: Decoder, data: bytes) -> None:
+    """Memory and work of a decoder are bounded by the length of what it is given."""
+    calls = _Calls(CALLS_AT_LEAST + CALLS_FOR_A_BYTE * len(data))
+    tracemalloc.start()
+    sys.setprofile(calls.count)
+    try:
+        outcome(decoder, data)
+    finally:
+        sys.setprofile(None)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    rate = MEMORY_FOR_A_COMPRESSED_BYTE if decoder.is_compressed else MEMORY_FOR_A_BYTE
+    bound_bytes = MEMORY_AT_LEAST + rate * len(data)
+    assert peak_bytes <= bound_bytes, f"{peak_bytes} bytes of memory for {len(data)}"
+
+
+class TooMuchWork(Exception):
+    """A decoder does not come to an end, or far too late."""
+
+
+class _Calls:
+    """Counts calls, of functions of ours and of the interpreter's, and ends what makes too many."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def count(self, _frame: FrameType, event: str, _argument: Any) -> None:
+        """What the interpreter calls."""
+        if event in {"call", "c_call"}:
+            self._left -= 1
+            if self._left == 0:
+                raise TooMuchWork

@@ -1,0 +1,164 @@
+"""Manifests, backups, and the records inside of SSTs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from google.protobuf.message import DecodeError
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.leasing import ElectionLease
+from shalekv.errors import UnsupportedVersion
+from shalekv.format.backup import decode_backup, encode_backup
+from shalekv.format.coding import Piece, crc32c
+from shalekv.format.election import decode_lease, encode_lease
+from shalekv.format.idempotency import (
+    IdempotencyRecord,
+    ReplyKind,
+    client_key,
+    decode_record,
+    encode_record,
+    record_key,
+)
+from shalekv.format.load_record import decode_load, load_entry
+from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.format.manifest_message import decode_message, encode_message
+from shalekv.format.sst_message import info_message, info_of, table_message, table_of
+from shalekv.v1 import manifest_pb2
+from tests.fuzz.decoders.decoder import Decoder
+from tests.unit.format.forging import resealed_manifest
+from tests.unit.format.manifests import FULL, MANIFEST_ID, NAME, manifests, some_info
+from tests.unit.format.samples import WAL_NAME
+from tests.unit.format.test_backup import BACKUP, MANIFEST
+from tests.unit.format.test_load_record import load, loads
+
+SMALL = replace(MANIFEST, manifest_id=MANIFEST_ID)
+RECORD = IdempotencyRecord(b"hash of request!", 7, ReplyKind.WRITE, b"\x10\x05")
+LEASE = ElectionLease("there:7654", b"nonce of holder!", 3_000, is_released=False)
+LEASE_ID = 41
+
+records = st.builds(
+    IdempotencyRecord,
+    st.binary(min_size=16, max_size=16),
+    st.integers(0, 2**64 - 1),
+    st.sampled_from(ReplyKind),
+    st.binary(max_size=40),
+)
+leases = st.builds(
+    ElectionLease,
+    st.text(max_size=20),
+    st.binary(min_size=16, max_size=16),
+    st.integers(1, 86_400_000),
+    is_released=st.booleans(),
+)
+
+
+def _resealed_envelope(data: bytes) -> bytes:
+    return resealed_manifest(data) if len(data) >= 20 else data
+
+
+def _table(data: bytes) -> object:
+    message = manifest_pb2.SstTable()
+    message.ParseFromString(data)
+    return [*table_of(message)]
+
+
+def _info(data: bytes) -> object:
+    message = manifest_pb2.SstInfo()
+    message.ParseFromString(data)
+    return info_of(message, Piece(NAME, 20, data))
+
+
+def _load_bytes(entry: Entry) -> bytes:
+    """A control record as one string: how long its key is, the key, the value."""
+    return len(entry.key).to_bytes(2, "little") + entry.key + entry.value
+
+
+def _load(data: bytes) -> object:
+    end = 2 + int.from_bytes(data[:2], "little")
+    return decode_load(WAL_NAME, Entry(data[2:end], 9, Kind.INGEST, data[end:]))
+
+
+def _resealed_lease(data: bytes) -> bytes:
+    body = data[9:-1]
+    return b"%08x %s\n" % (crc32c(body), body)
+
+
+MESSAGES = (DecodeError, ValueError, UnsupportedVersion)
+
+DECODERS = (
+    Decoder(
+        name="manifest",
+        covers=(decode_manifest,),
+        decode=lambda data: decode_manifest(NAME, data),
+        samples=[encode_manifest(FULL), encode_manifest(SMALL)],
+        is_sealed=True,
+        reseal=_resealed_envelope,
+        encodings=st.builds(lambda each: (encode_manifest(each), each), manifests),
+    ),
+    Decoder(
+        name="message of a manifest",
+        covers=(decode_message,),
+        decode=lambda data: decode_message(Piece(NAME, 20, data)),
+        samples=[encode_message(FULL), encode_message(SMALL)],
+        encodings=st.builds(lambda each: (encode_message(each), each), manifests),
+    ),
+    Decoder(
+        name="table of SSTs",
+        covers=(table_of,),
+        decode=_table,
+        samples=[table_message(FULL.leveled_ssts).SerializeToString()],
+        errors=MESSAGES,
+    ),
+    Decoder(
+        name="row of an SST",
+        covers=(info_of,),
+        decode=_info,
+        samples=[info_message(some_info(9)).SerializeToString()],
+        errors=MESSAGES,
+    ),
+    Decoder(
+        name="record of a load",
+        covers=(decode_load,),
+        decode=_load,
+        samples=[_load_bytes(load_entry(load(), 9))],
+        encodings=st.builds(lambda each: (_load_bytes(load_entry(each, 9)), each), loads()),
+    ),
+    Decoder(
+        name="idempotency record",
+        covers=(decode_record,),
+        decode=lambda data: decode_record(WAL_NAME, data),
+        samples=[encode_record(RECORD)],
+        encodings=st.builds(lambda each: (encode_record(each), each), records),
+    ),
+    Decoder(
+        name="key of an idempotency record",
+        covers=(client_key,),
+        decode=client_key,
+        samples=[record_key(b"k" * 64)],
+        errors=(ValueError,),
+        encodings=st.builds(lambda key: (record_key(key), key), st.binary(min_size=1, max_size=64)),
+    ),
+    Decoder(
+        name="backup",
+        covers=(decode_backup,),
+        decode=lambda data: decode_backup(BACKUP.name, data),
+        samples=[encode_backup(BACKUP)],
+        found=[_resealed_envelope(encode_backup(BACKUP)[:20] + b"[" * 100_000)],
+        is_sealed=True,
+        reseal=_resealed_envelope,
+    ),
+    Decoder(
+        name="lease of an election",
+        covers=(decode_lease,),
+        decode=lambda data: decode_lease(LEASE_ID, data),
+        samples=[encode_lease(LEASE_ID, LEASE)],
+        found=[_resealed_lease(bytes(9) + b"[" * 100_000 + b"\n")],
+        errors=(),
+        refused=None,
+        is_sealed=True,
+        reseal=_resealed_lease,
+        encodings=st.builds(lambda each: (encode_lease(LEASE_ID, each), each), leases),
+    ),
+)

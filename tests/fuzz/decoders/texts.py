@@ -1,0 +1,250 @@
+"""Tokens, URLs and settings that are text, and what the command line reads."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from shalekv.cli.child_reports import parse_report, report_line
+from shalekv.cli.keys import Encoding
+from shalekv.cli.loading.state import LoadState, StateMismatch, read_state, write_state
+from shalekv.cli.pairs.batches import BatchLimits, Rows
+from shalekv.cli.pairs.file_format import FileFormat
+from shalekv.cli.pairs.lines import BadInput
+from shalekv.cli.pairs.reading import Reading, read_batches
+from shalekv.cli.pairs.source import Source
+from shalekv.cli.txn_notation import NotationError, parse_compares, parse_operations, parse_script
+from shalekv.core.key_range import KeyRange
+from shalekv.core.quorum.membership import Member
+from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
+from shalekv.format.coding import crc32c
+from shalekv.roles.electors.place import parse_place
+from shalekv.roles.page_token import PageToken, decode_page_token
+from shalekv.store.disk_cache_part import Part, from_file, to_file
+from shalekv.store.requests import RequestKind
+from shalekv.store.url import parse_url
+from shalekv.v1 import kv_pb2
+from shalekv_client import SessionToken
+from shalekv_client.changes import to_message
+from shalekv_client.tokens import InvalidToken
+from tests.fuzz.decoders.decoder import Decoder
+from tests.fuzz.decoders.names_of_objects import text_of
+from tests.unit.format.manifests import ids, u64s
+from tests.unit.format.samples import DATABASE_ID, SST_ID
+
+KEYS = KeyRange(b"a", b"q")
+SNAPSHOT_ID = b"id of a snapshot"
+LIMITS = BatchLimits(count_max=4, bytes_max=64)
+NOW_MS = 1_700_000_000_000
+PART = Part(DATABASE_ID, SST_ID, 4096, 11)
+STATE = LoadState("0" * 32, {"path": "a.tsv"}, "d" * 32, line=7, offset_bytes=99, rows=6)
+
+tokens = st.builds(PageToken, u64s | ids, st.binary(min_size=1, max_size=40))
+
+
+def _request(view: int | bytes) -> kv_pb2.ScanRequest:
+    request = kv_pb2.ScanRequest(reverse=True)
+    if isinstance(view, bytes):
+        request.header.snapshot_id = view
+    return request
+
+
+def _encoded(token: PageToken) -> bytes:
+    return token.encode(DATABASE_ID, _request(token.view), KEYS)
+
+
+def _page_token(data: bytes) -> object:
+    """A token as a scan of a view, and as one of a snapshot, is given it."""
+    snapshot_id = data[22:38] if data[4:5] == b"\2" else 0
+    request = _request(snapshot_id)
+    request.page_token = data
+    return decode_page_token(DATABASE_ID, request, KEYS)
+
+
+def _resealed_token(data: bytes) -> bytes:
+    return struct.pack("<I", crc32c(data[4:])) + data[4:]
+
+
+def _lines(data: bytes) -> list[tuple[str, str]]:
+    return [(f"line {n}", line) for n, line in enumerate(text_of(data).split("\n"))]
+
+
+def _script(data: bytes) -> object:
+    return parse_script(text_of(data), Encoding.ESCAPED)
+
+
+def _compares(data: bytes) -> object:
+    return [*parse_compares(_lines(data), Encoding.ESCAPED)]
+
+
+def _operations(data: bytes) -> object:
+    return [*parse_operations(_lines(data), Encoding.ESCAPED)]
+
+
+def _state(data: bytes) -> object:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return read_state(Path(file.name), STATE.origin)
+
+
+def pairs_of(data: bytes, file_format: FileFormat | None) -> list[Rows]:
+    """What `load` reads, as far as to the messages that it would send."""
+    reading = Reading(file_format)
+    source = Source(io.BytesIO(data))
+    found = [*read_batches(source, reading, LIMITS, now_ms=lambda: NOW_MS, bad_rows_end_it=False)]
+    for batch in found:
+        for put in batch.puts:
+            to_message(put)
+        for bad in batch.bad:
+            str(bad)
+    return found
+
+
+def _dump(file_format: FileFormat, *samples: bytes, found: Sequence[bytes] = ()) -> Decoder:
+    return Decoder(
+        name=f"rows of {file_format.value}",
+        covers=(read_batches,),
+        decode=lambda data: pairs_of(data, file_format),
+        samples=samples,
+        errors=(BadInput,),
+        found=found,
+    )
+
+
+def _text(
+    name: str, parse: Callable[[str], object], error: type[Exception], *samples: str
+) -> Decoder:
+    return Decoder(
+        name=name,
+        covers=(parse,),
+        decode=lambda data: parse(text_of(data)),
+        samples=[sample.encode() for sample in samples],
+        errors=(error,),
+    )
+
+
+SCRIPT = b"""# both keys are as they were
+exists a
+seq b = 17
+value c < "x y"
+empty --prefix user/
+
+put a "1 2" --ttl 5m
+add counter -3
+delete --start a --end b
+
+get b
+"""
+NDJSON = (
+    b'{"key": "a", "value": "1", "expire_at_ms": 1800000000000}\n'
+    b'{"key_hex": "00ff", "value_base64": "AAE="}\n\n{"key": 1.50, "value": [1, {"b": null}]}\n'
+)
+
+
+CSV_HEX = b"key_hex,value\n00ff,v\n"
+
+
+def _state_bytes(state: LoadState) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state"
+        write_state(path, state)
+        return path.read_bytes()
+
+
+PARTS = [part.strip() for part in SCRIPT.split(b"\n\n")]
+TOKEN = str(SessionToken(DATABASE_ID, 17))
+
+
+def _part(
+    name: str, cover: Callable[..., object], decode: Callable[[bytes], object], *samples: bytes
+) -> Decoder:
+    """A part of a transaction, or all of it."""
+    return Decoder(
+        name=name,
+        covers=(cover,),
+        decode=decode,
+        samples=samples,
+        errors=(NotationError,),
+        found=[b"\x0b", b"exists a\n\x0b\n\n\xa0"],
+    )
+
+
+DECODERS = (
+    Decoder(
+        name="page token",
+        covers=(decode_page_token,),
+        decode=_page_token,
+        samples=[_encoded(PageToken(view, b"last key")) for view in (7, SNAPSHOT_ID)],
+        errors=(InvalidRequest,),
+        is_sealed=True,
+        reseal=_resealed_token,
+        encodings=tokens.map(lambda each: (_encoded(each), each)),
+    ),
+    Decoder(
+        name="part of the cache on disk",
+        covers=(from_file,),
+        decode=lambda data: from_file(PART, data),
+        samples=[to_file(PART, b"eleven here")],
+        errors=(),
+        refused=None,
+        is_sealed=True,
+    ),
+    _dump(FileFormat.TSV, b"key\tvalue\n\xef\xbb\xbfk\t\r\n", b"a\tb"),
+    _dump(
+        FileFormat.CSV,
+        b'key,value,x\n"a,""b""\nc",v,1\r\n',
+        CSV_HEX,
+        found=[b"key\rfoo,value\na,b\n"],
+    ),
+    _dump(
+        FileFormat.NDJSON,
+        NDJSON,
+        found=[
+            b'{"key":"a","value":"b","expire_at_ms":1' + b"0" * 40 + b"}",
+            b"[" * 100_000,
+            b'{"key":' + b"1" * 5_000 + b"}",
+        ],
+    ),
+    Decoder(
+        name="rows of a file without a name",
+        covers=(read_batches,),
+        decode=lambda data: pairs_of(data, None),
+        samples=[gzip.compress(NDJSON, mtime=0), NDJSON, b"a\tb\n"],
+        errors=(BadInput,),
+        is_compressed=True,
+    ),
+    Decoder(
+        name="state of a load",
+        covers=(read_state,),
+        decode=_state,
+        samples=[_state_bytes(STATE)],
+        found=[
+            b"[" * 100_000,
+            _state_bytes(STATE).replace(b"99", b'"x"'),
+            _state_bytes(replace(STATE, origin={})).replace(b"{}", b"[]"),
+        ],
+        errors=(StateMismatch,),
+    ),
+    Decoder(
+        name="report of a child process",
+        covers=(parse_report,),
+        decode=parse_report,
+        samples=[report_line(dict.fromkeys(RequestKind, 2**53))],
+        errors=(ValueError,),
+    ),
+    _text("URL", parse_url, InvalidUrl, "s3://bucket/a%20b", "file:///var/lib", "memory://x"),
+    _text("place of an election", parse_place, InvalidSetting, "bucket", "etcd://a:1,[::1]:2/key"),
+    _text("session token", SessionToken.parse, InvalidToken, TOKEN),
+    _text("member", Member.parse, ValueError, f"{'0f' * 16}@keeper:7655"),
+    _part("transaction", parse_script, _script, SCRIPT),
+    _part("comparisons", parse_compares, _compares, PARTS[0].split(b"\n", 1)[1]),
+    _part("operations", parse_operations, _operations, *PARTS[1:]),
+)

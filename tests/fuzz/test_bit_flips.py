@@ -1,0 +1,249 @@
+"""Every bit of every object of a database: whoever reads the object tells that it was changed.
+
+What nobody reads any more is named here, with the reason. There is no bit of an object that
+somebody reads and that no checksum covers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+import pytest
+
+from shalekv.core.manifest import Manifest
+from shalekv.core.tree import SYSTEM_LEVEL
+from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound
+from shalekv.format.names import manifest_name, parse_manifest_name
+from tests.fuzz.databases.answers import Answers, answers, damage, judged
+from tests.fuzz.databases.making import Made, StillPlace, made
+from tests.fuzz.databases.readers import REFUSED, Readers, reachable, read_by
+from tests.fuzz.mutations import flipped
+from tests.unit.engine.backup.ground import verify
+
+pytestmark = pytest.mark.timeout(300)  # on a busy machine
+
+DATABASE, BACKUPS = "database", "backups"
+OPENED_PLACES, CHECKED_EVERY_BYTES = 2, 16
+
+# Objects that the database holds and that nobody reads who opens it: why they are harmless.
+UNREAD = {
+    "manifest/": "a newer manifest has replaced it, and no snapshot names it",
+    "wal/": "its commits are in the levels, and of every snapshot, too",
+    "levels/": "it was merged into others, and no manifest that is read names it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """The database that is damaged again and again, and what is right."""
+
+    made: Made
+    answers: Answers
+    current: Manifest
+
+
+@cache
+def sound() -> Sound:
+    """Made once."""
+
+    async def make() -> Sound:
+        found = await made()
+        right = await answers(found.place, found.snapshot_ids)
+        return Sound(found, right, await found.place.manifest())
+
+    return asyncio.run(make())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _made_before_any_loop_runs() -> None:
+    sound()
+
+
+class Loss(enum.Enum):
+    """What the loss of the last object of a kind is, for which a store has to be trusted."""
+
+    NONE = "it only repeated what is known"
+    COMMIT = "the commits that only it held are gone, as if they had never been made"
+
+
+# Nothing comes after them that could tell that they were there: a store that loses what it has
+# acknowledged loses an edit of the manifest, or the last commit.
+LAST = {
+    "manifest/00000000000000000026.manifest": Loss.NONE,  # it let go of a lease
+    "wal/00000000000000000023.sst": Loss.COMMIT,
+}
+
+
+def place_of(where: str) -> StillPlace:
+    """The database, or the repository of its backups."""
+    return sound().made.place if where == DATABASE else sound().made.backups
+
+
+def readers() -> Readers:
+    """Who reads the objects."""
+    return Readers.of(sound().made.place, sound().current)
+
+
+def damaged(where: str, name: str, data: bytes) -> StillPlace:
+    """A copy in which one object has other bytes."""
+    copy = place_of(where).copy()
+    copy.overwrite(name, data)
+    return copy
+
+
+async def test_the_database_has_every_kind_of_object() -> None:
+    """The tests below change objects of all kinds, those that somebody reads and others."""
+    place = sound().made.place
+    wanted = read_by(place, sound().current, sound().made.snapshot_ids)
+    assert wanted < reachable(place, sound().current)
+    for folder in UNREAD:
+        assert any(name.startswith(folder) for name in wanted)
+        assert any(name.startswith(folder) for name in {*place.names()} - wanted)
+    levels = {info.level for info in sound().current.leveled_ssts}
+    assert {0, SYSTEM_LEVEL} < levels
+    assert sound().current.pending_loads
+    assert len(sound().current.snapshots) >= 2
+    assert any(name.startswith("backup_levels/") for name in sound().made.backups.names())
+    assert any(name.startswith("backup_wal/") for name in sound().made.backups.names())
+    assert all(len(rows) > 10 for rows in sound().answers.of_snapshots)
+    assert await damage(place) == []
+
+
+@pytest.mark.parametrize("where", [DATABASE, BACKUPS])
+def test_every_flipped_bit_is_found_by_its_readers(where: str) -> None:
+    """Every bit of every object: there is none that no checksum covers."""
+    place, read = place_of(where), readers().read
+    for name in place.names():
+        data = place.data(name)
+        assert read(name, data) != REFUSED, name
+        for bit in range(8 * len(data)):
+            assert read(name, flipped(data, bit)) == REFUSED, f"bit {bit} of {name}"
+
+
+async def check_findings(every_bytes: int) -> None:
+    """The deep check finds what a reader would, and nothing where nobody reads (`UNREAD`)."""
+    place = sound().made.place
+    wanted = reachable(place, sound().current)
+    for name in place.names():
+        data, random = place.data(name), Random(name)
+        step = every_bytes if name in wanted else len(data) // 2
+        for at in range(random.randrange(step), len(data), step):
+            bit = 8 * at + random.randrange(8)
+            found = await damage(damaged(DATABASE, name, flipped(data, bit)))
+            assert (name in {each.name for each in found}) == (name in wanted), (name, bit, found)
+
+
+async def test_flipped_bits_are_found_by_checks() -> None:
+    """`fsck --deep` names the object of each flip that a reader of the database would meet."""
+    await check_findings(CHECKED_EVERY_BYTES)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_many_flipped_bits_are_found_by_checks() -> None:
+    """The same in every byte."""
+    await check_findings(1)
+
+
+async def check_opened(place: StillPlace, what: str, *, is_read: bool) -> None:
+    """Whoever opens the database gets an error that says so, or the answers that are right."""
+    found = await judged(place, sound().made.snapshot_ids)
+    if isinstance(found, Answers):
+        assert found == sound().answers, what
+        assert not is_read, f"{what}: nobody has noticed"
+    else:
+        assert is_read, f"{what}: {found!r}"
+        assert isinstance(found, CorruptObject), f"{what}: {found!r}"
+
+
+async def check_opened_flips(places: int) -> None:
+    """Open the database with some bits of every object flipped."""
+    wanted = read_by(sound().made.place, sound().current, sound().made.snapshot_ids)
+    for name in sound().made.place.names():
+        data, random = sound().made.place.data(name), Random(f"{name} {places}")
+        is_read = name in wanted
+        for _ in range(places if is_read else 1):
+            bit = random.randrange(8 * len(data))
+            place = damaged(DATABASE, name, flipped(data, bit))
+            await check_opened(place, f"bit {bit} of {name}", is_read=is_read)
+
+
+async def test_opening_with_flipped_bits() -> None:
+    """Damage of what is read ends in a typed error, and of what is not it changes no answer."""
+    await check_opened_flips(OPENED_PLACES)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_opening_with_many_flipped_bits() -> None:
+    """The same at many more places."""
+    await check_opened_flips(60)
+
+
+@pytest.mark.parametrize("where", [DATABASE, BACKUPS])
+def test_cuts_are_found(where: str) -> None:
+    """An object that lacks its end or its beginning, or has more bytes than it had, is refused."""
+    place, read = place_of(where), readers().read
+    for name in place.names():
+        data = place.data(name)
+        for length in range(len(data)):
+            assert read(name, data[:length]) == REFUSED, (name, length)
+            assert read(name, data[length + 1 :]) == REFUSED, (name, length)
+        assert read(name, data + b"\0") == REFUSED, name
+
+
+@pytest.mark.parametrize("where", [DATABASE, BACKUPS])
+def test_swapped_objects_are_found(where: str) -> None:
+    """An intact object of the same kind, under the name of another one, is refused."""
+    place, read = place_of(where), readers().read
+    for name in place.names():
+        folder = name.partition("/")[0]
+        for other in place.names():
+            if other != name and other.startswith(f"{folder}/"):
+                assert read(name, place.data(other)) == REFUSED, (name, other)
+
+
+async def test_damaged_backups_are_found() -> None:
+    """The verification of backups names the object, wherever its bits are flipped."""
+    for name in sound().made.backups.names():
+        data, random = sound().made.backups.data(name), Random(name)
+        for at in range(random.randrange(16), len(data), 16):
+            place = damaged(BACKUPS, name, flipped(data, 8 * at + random.randrange(8)))
+            (found,) = await verify(place)
+            assert found.name == name
+
+
+async def test_a_stale_manifest_under_a_new_name() -> None:
+    """An older state that is put in front of the current one is not taken for a newer one."""
+    place = sound().made.place
+    newest = manifest_name(sound().current.manifest_id + 1)
+    for name in place.names():
+        if parse_manifest_name(name) is not None:
+            copy = place.copy()
+            copy.add(newest, place.data(name))
+            await check_opened(copy, f"{name} as {newest}", is_read=True)
+            assert newest in {each.name for each in await damage(copy)}
+
+
+async def test_missing_objects() -> None:
+    """An object that is gone is missed, but for the last one of a kind, which nothing names."""
+    place = sound().made.place
+    wanted = read_by(place, sound().current, sound().made.snapshot_ids)
+    for name in place.names():
+        copy = place.copy()
+        copy.lose(name)
+        found = await judged(copy, sound().made.snapshot_ids)
+        if name in LAST:
+            assert isinstance(found, Answers), name
+            assert (found == sound().answers) == (LAST[name] is Loss.NONE), name
+        elif name in wanted:
+            assert isinstance(found, CorruptObject | ObjectNotFound | IllegalState), (name, found)
+            assert name in str(found)
+        else:
+            assert found == sound().answers, name
+        if name in reachable(place, sound().current) and name not in LAST:
+            assert name in {each.name for each in await damage(copy)}, name

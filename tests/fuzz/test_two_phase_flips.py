@@ -1,0 +1,162 @@
+"""Creates in two phases that were interrupted, and whose objects and records are changed then.
+
+A temporary object is copied as it is, and read under the name that it gets. Records have no
+checksum of ours: a transactional store has its own. What is in them can keep a database from being
+opened, or make a name free, and never changes what is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.core.manifest import CasMode
+from shalekv.core.two_phase import Destination, Record
+from shalekv.errors import CorruptObject
+from shalekv.format.coding import crc32c
+from shalekv.format.names import manifest_name, temporary_name
+from shalekv.runtime import Runtime
+from shalekv.store.api import ObjectStore
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.store import TwoPhaseStore
+from tests.fuzz.databases.answers import Answers, answers, judged
+from tests.fuzz.databases.making import NOW_MS, StillPlace, fill, roles_at
+from tests.fuzz.databases.readers import REFUSED, Readers
+from tests.fuzz.mutations import flipped
+from tests.unit.store.inline_runtime import InlineWorkers
+
+UUID = b"of an attempt..."
+URL = "memory://unnamed"
+OPENED_EVERY_BITS, TOLD_EVERY_BITS = 400, 24
+
+
+class TwoPhasePlace(StillPlace):
+    """A place where records decide who has created an object."""
+
+    def __init__(self, objects: MemoryObjects | None = None, table: Table | None = None) -> None:
+        super().__init__(objects)
+        self.table: Table = {} if table is None else table
+
+    def store(self) -> ObjectStore:
+        """One more view of it."""
+        runtime = Runtime(LoopClock(), Random(5), InlineWorkers())
+        plain = MemoryStore(lambda: NOW_MS, objects=self.objects)
+        return TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)
+
+    def copy(self) -> TwoPhasePlace:
+        """Another one with the same objects and records."""
+        return TwoPhasePlace(super().copy().objects, dict(self.table))
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A database, and the same with the create of its last WAL object interrupted."""
+
+    place: TwoPhasePlace
+    interrupted: TwoPhasePlace
+    destination: Destination
+    source: str
+    answers: Answers
+    answers_before: Answers  # as if the create had never begun
+    readers: Readers
+
+
+async def make() -> Sound:
+    """By a writer that dies between the record and the copy."""
+    place = TwoPhasePlace()
+    async with roles_at(place, 9) as roles:
+        await roles.create()
+        async with roles.writing() as writer:
+            await fill(writer, b"low", 8)
+    right = await answers(place, ())
+    manifest = await place.manifest()
+    assert manifest.cas_mode is CasMode.TWO_PHASE
+    name = max(name for name in place.names() if name.startswith("wal/"))
+    data = place.data(name)
+    destination = Destination(URL, name)
+    interrupted, source = place.copy(), temporary_name(name, UUID, crc32c(data))
+    interrupted.lose(name)
+    del interrupted.table[destination]
+    before = await answers(interrupted, ())
+    interrupted.add(source, data)
+    interrupted.table[destination] = Record(destination, source)
+    return Sound(
+        place, interrupted, destination, source, right, before, Readers.of(place, manifest)
+    )
+
+
+@cache
+def sound() -> Sound:
+    """Made once."""
+    return asyncio.run(make())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _made_before_any_loop_runs() -> None:
+    sound()
+
+
+async def test_an_interrupted_create_is_completed() -> None:
+    """Whoever opens the database completes it, and answers what was acknowledged."""
+    assert await answers(sound().interrupted, ()) == sound().answers
+
+
+def test_every_flipped_bit_of_a_temporary_object() -> None:
+    """What a copy of it would be is refused by whoever reads the copy."""
+    data = sound().interrupted.data(sound().source)
+    assert sound().readers.read(sound().source, data) != REFUSED
+    for bit in range(8 * len(data)):
+        assert sound().readers.read(sound().source, flipped(data, bit)) == REFUSED, bit
+
+
+async def test_opening_with_a_flipped_bit_in_a_temporary_object() -> None:
+    """It is completed, and then refused with an error that names what it became."""
+    data = sound().interrupted.data(sound().source)
+    for bit in range(0, 8 * len(data), OPENED_EVERY_BITS):
+        place = sound().interrupted.copy()
+        place.overwrite(sound().source, flipped(data, bit + Random(bit).randrange(8)))
+        found = await judged(place, ())
+        assert isinstance(found, CorruptObject), found
+        assert found.name == sound().destination.name
+
+
+def told(record: Record) -> Iterator[Record]:
+    """The record with one bit of what it says changed, as far as it is still text."""
+    if record.is_committed:  # else who needs the object waits for it, and says so again and again
+        yield replace(record, is_committed=False)
+    source, name = record.source.encode(), record.destination.name.encode()
+    for bit in range(0, 8 * len(source), TOLD_EVERY_BITS):
+        yield replace(record, source=flipped(source, bit).decode("latin-1"))
+    for bit in range(0, 8 * len(name), TOLD_EVERY_BITS):
+        destination = replace(record.destination, name=flipped(name, bit).decode("latin-1"))
+        yield replace(record, destination=destination)
+
+
+async def test_flipped_bits_of_records() -> None:
+    """They never make anybody read something else: an error, the answers, or a slot that is free.
+
+    The open record is the only trace of where the bytes of its object are. Without it, the object
+    was never created.
+    """
+    newest = manifest_name((await sound().place.manifest()).manifest_id)
+    for place, name in (
+        (sound().interrupted, sound().destination.name),
+        (sound().place, sound().destination.name),
+        (sound().place, newest),
+    ):
+        record = place.table[Destination(URL, name)]
+        for changed in told(record):
+            copy = place.copy()
+            del copy.table[record.destination]
+            copy.table[changed.destination] = changed
+            found = await judged(copy, ())
+            if isinstance(found, Answers) and found != sound().answers:
+                assert place is sound().interrupted, changed
+                assert found == sound().answers_before, changed

@@ -1,0 +1,245 @@
+"""All roles of one database over one memory store, in virtual time, asked from outside.
+
+Writers, replicas, compactors and collectors are the shipped ones, with settings so small that a few
+entries fill blocks, files and levels. Each call returns when it is answered; only what runs by
+itself goes on beside it. Requests to the store take no time, so what is decided is decided at the
+moment of the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+from shalekv.core.entry import Entry
+from shalekv.core.sst_table import SstInfo
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.format.footer import SstProperties
+from shalekv.format.names import level_name
+from shalekv.format.sst import open_sst
+from shalekv.format.sst_encode import encode_sst
+from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.compactor import Compactor
+from shalekv.roles.database import create_database
+from shalekv.roles.reader import Reader
+from shalekv.roles.service import Call
+from shalekv.roles.snapshots import SnapshotAdmin
+from shalekv.roles.writer import Writer
+from shalekv.runtime import Runtime
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.sim.clocks import NodeClock
+from tests.sim.loop import SimLoop
+from tests.sim.nodes import Node
+from tests.sim.replicas import draw_reader
+from tests.sim.tiny import draw_collector, draw_compactor, draw_writer
+from tests.unit.store.inline_runtime import InlineWorkers
+
+T = TypeVar("T")
+
+EPOCH_MS = 1_700_000_000_000
+SKIP_MEMTABLE_BYTES = 900  # larger batches become files of the levels at once
+PATIENCE_MS = 20_000.0
+
+
+class WholeDatabase:
+    """One writer, perhaps a replica, and whoever is called to compact and to collect."""
+
+    def __init__(self) -> None:
+        """An empty store."""
+        self.loop = SimLoop("model")
+        self.clock = NodeClock(self.loop)
+        self.objects = MemoryObjects()
+        self.seeds = Random(7)
+        self.writer: Writer
+        self.reader: Reader | None = None
+        self._writes: Node
+        self._reads: Node
+        self._serving: dict[Node, asyncio.Task[None]] = {}
+        self._started = 0
+
+    def create(self) -> None:
+        """A new database, without a writer."""
+        node = self._node("creator")
+        self._on(node, create_database(self._store(), self._runtime(), StoreSettings()))
+
+    def close(self) -> None:
+        """The end of all."""
+        self.loop.close()
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def pass_ms(self, duration_ms: float) -> None:
+        """Time passes, and what wakes up by itself does so."""
+        self.loop.run_until_complete(self.clock.sleep_ms(duration_ms))
+
+    def check_alive(self) -> None:
+        """Nothing has ended by itself, and no error was lost."""
+        for node, serving in self._serving.items():
+            assert not serving.done(), (node, serving)
+        assert not self.loop.unhandled
+
+    # --- the writer ----------------------------------------------------------------------------
+
+    def open(self, seed: int) -> None:
+        """A process that opens the database for writing, with settings drawn from `seed`."""
+        self._writes = node = self._node("writer")
+        drawn = draw_writer(Random(seed))
+        update = {"skip_memtable_bytes": SKIP_MEMTABLE_BYTES, "idempotency_window_s": 86_400}
+        settings = drawn.model_copy(update={"writer": drawn.writer.model_copy(update=update)})
+        self.writer = self._on(
+            node, Writer.open(self._store(), settings=settings, runtime=self._runtime())
+        )
+        self._serving[node] = self._spawn(node, self.writer.run())
+
+    def end_writer(self) -> None:
+        """A graceful end: what was accepted is durable."""
+        self.writer.close()
+        self.loop.run_until_complete(self._serving.pop(self._writes))
+        self._on(self._writes, self.writer.leave())
+        self._writes.crash()
+
+    def crash_writer(self) -> None:
+        """The process is gone, and with it all that was only in its memory."""
+        del self._serving[self._writes]
+        self._writes.crash()
+
+    @property
+    def now_ms(self) -> int:
+        """Logical time: what has expired for the writer."""
+        return self.writer.engine.time.now_ms()
+
+    def ask(self, method: str, request: Any) -> Any:
+        """What the writer answers to one call."""
+        return self._on(self._writes, self._called(self.writer.kv, method, request))
+
+    def begin(self, method: str, request: Any) -> asyncio.Task[Any]:
+        """A call to the writer that nobody waits for."""
+        return self._spawn(self._writes, self._called(self.writer.kv, method, request))
+
+    def scan(self, request: Any) -> Sequence[Any]:
+        """A scan at the writer, to its end."""
+        return self._on(self._writes, _scanned(self.writer.kv, request, Call()))
+
+    def administer(self, method: str, request: Any) -> Any:
+        """What the writer answers to a call of its administration."""
+        return self._on(self._writes, self._called(self.writer.admin, method, request))
+
+    def snapshots(self, method: str, request: Any) -> Any:
+        """What the writer answers to a call about snapshots."""
+        service = SnapshotAdmin(self.writer.engine, self.writer.kv.header)
+        return self._on(self._writes, self._called(service, method, request))
+
+    # --- the replica ---------------------------------------------------------------------------
+
+    def start_replica(self, seed: int) -> None:
+        """A replica, in the place of the one that was there."""
+        self.crash_replica()
+        self._reads = node = self._node("replica")
+        opening = Reader.open(
+            self._store(), settings=draw_reader(Random(seed), 1.0), runtime=self._runtime()
+        )
+        self.reader = self._on(node, opening)
+        self._serving[node] = self._spawn(node, self.reader.run())
+
+    def crash_replica(self) -> None:
+        """The replica is gone, if there was one."""
+        if self.reader is not None:
+            del self._serving[self._reads]
+            self._reads.crash()
+            self.reader = None
+
+    def ask_replica(self, method: str, request: Any) -> Any:
+        """What the replica answers to one call. REQUIRES: there is one."""
+        assert self.reader is not None
+        return self._on(self._reads, self._called(self.reader.kv, method, request, PATIENCE_MS))
+
+    def scan_replica(self, request: Any) -> Sequence[Any]:
+        """A scan at the replica, to its end. REQUIRES: there is one."""
+        assert self.reader is not None
+        call = Call(deadline_ms=self.clock.monotonic_ms() + PATIENCE_MS)
+        return self._on(self._reads, _scanned(self.reader.kv, request, call))
+
+    # --- beside them ---------------------------------------------------------------------------
+
+    def compact(self, seed: int) -> None:
+        """A compactor that does what is due, with settings drawn from `seed`, and ends."""
+        node = self._node("compactor")
+
+        async def run() -> None:
+            compactor = await Compactor.open(
+                self._store(),
+                settings=draw_compactor(Random(seed), 1.0),
+                runtime=self._runtime(),
+                hurry=asyncio.Event(),
+                holder=node.label,
+            )
+            await compactor.run(is_once=True)
+            await compactor.close()
+
+        self._on(node, run())
+
+    def collect(self, seed: int) -> None:
+        """A collector that deletes what nobody needs, with settings drawn from `seed`."""
+        settings = draw_collector(Random(seed), 1.0)
+        cas = CasStore(self._store(), self._runtime(), StoreSettings())
+        self._on(self._node("collector"), Collecting(cas, settings).collect())
+
+    def write_file(self, entries: Sequence[Entry]) -> SstInfo:
+        """A file of the levels that stands ready to be loaded, as somebody else has written it."""
+        random = self.seeds
+        sst_id = bytearray(random.randbytes(16))
+        sst_id[6] = 0x70 | sst_id[6] & 0x0F
+        sst_id[8] = 0x80 | sst_id[8] & 0x3F
+        name = level_name(bytes(sst_id))
+        cas = CasStore(self._store(), self._runtime(), StoreSettings())
+        manifest = self._on(self.loop.root, StoredManifest(cas).refresh())
+        properties = SstProperties(
+            name=name,
+            database_id=manifest.database_id,
+            writer_epoch=0,
+            writer_nonce=bytes(16),
+            write_id=random.randbytes(16),
+        )
+        block_bytes, filter_bits = random.choice([20, 200]), random.choice([None, 10])
+        data = encode_sst(
+            properties, entries, block_bytes=block_bytes, filter_bits_per_key=filter_bits
+        )
+        self._on(self.loop.root, self._store().create(name, data))
+        return open_sst(name, data, database_id=manifest.database_id).footer.info(0)
+
+    # --- processes -----------------------------------------------------------------------------
+
+    def _node(self, name: str) -> Node:
+        self._started += 1
+        return Node(self.loop, name, self._started)
+
+    def _store(self) -> MemoryStore:
+        return MemoryStore(lambda: EPOCH_MS + self.loop.now_us // 1_000, objects=self.objects)
+
+    def _runtime(self) -> Runtime:
+        return Runtime(self.clock, Random(self.seeds.getrandbits(64)), InlineWorkers())
+
+    def _spawn(self, node: Node, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return node.spawn(coro)
+
+    def _on(self, node: Node, coro: Coroutine[Any, Any, T]) -> T:
+        """The result of what runs on the node."""
+        found: T = self.loop.run_until_complete(self._spawn(node, coro))
+        return found
+
+    async def _called(
+        self, service: Any, method: str, request: Any, patience_ms: float | None = None
+    ) -> Any:
+        deadline_ms = None if patience_ms is None else self.clock.monotonic_ms() + patience_ms
+        call: Callable[[Any, Call], Any] = getattr(service, method)
+        answer = call(request, Call(peer="model", deadline_ms=deadline_ms))
+        is_there = not (asyncio.iscoroutine(answer) or asyncio.isfuture(answer))
+        return answer if is_there else await answer
+
+
+async def _scanned(kv: Any, request: Any, call: Call) -> Sequence[Any]:
+    return [reply async for reply in kv.scan(request, call)]

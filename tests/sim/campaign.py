@@ -1,0 +1,125 @@
+"""Many seeds, in as many processes as there are cores, and what they came to.
+
+Each run is a task of its own: which process takes it, and when, decides nothing about it.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+from tests.sim.outcomes import Outcome, Task, run_task, silence_logs
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Seeds of each profile in a campaign of 2,000: what is quick has more.
+SHARES: Mapping[str, int] = {"writers": 1_500, "database": 220, "two_phase": 120, "quorum": 160}
+
+_AHEAD = 4  # tasks that wait for each process
+_TASKS_PER_PROCESS = 200  # whatever a process keeps of them goes with it
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the runs of one profile came to."""
+
+    seeds: int = 0
+    befallen: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+    failures: list[Outcome] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one more."""
+        self.seeds += 1
+        self.befallen += outcome.befallen
+        self.virtual_s += outcome.virtual_s
+        self.cpu_s += outcome.cpu_s
+        if outcome.has_failed:
+            self.failures.append(outcome)
+
+    def merge(self, other: Tally) -> None:
+        """Count what another has counted."""
+        self.seeds += other.seeds
+        self.befallen += other.befallen
+        self.virtual_s += other.virtual_s
+        self.cpu_s += other.cpu_s
+        self.failures += other.failures
+
+    @property
+    def speed(self) -> float:
+        """Virtual seconds in a second of one core."""
+        return self.virtual_s / self.cpu_s if self.cpu_s else math.inf
+
+
+def run_campaign(
+    tasks: Iterable[Task], *, processes: int | None = None, failures_max: int = 3
+) -> dict[str, Tally]:
+    """Run all `tasks`, by profile; no more are begun once so many have failed."""
+    tallies: dict[str, Tally] = {}
+    with closing(spread(run_task, tasks, processes=processes)) as outcomes:
+        for outcome in outcomes:
+            tallies.setdefault(outcome.task.profile, Tally()).add(outcome)
+            if sum(len(tally.failures) for tally in tallies.values()) >= failures_max:
+                break
+    return tallies
+
+
+def one_of_each_kind(failures: Sequence[Outcome]) -> Sequence[Outcome]:
+    """The first failure of each kind in each profile: the others have the same cause, or wait."""
+    return [*{(each.task.profile, each.kind): each for each in reversed(failures)}.values()]
+
+
+def scaled(shares: Mapping[str, int], seeds: int) -> dict[str, int]:
+    """The same proportions, so many seeds together, at least one of each."""
+    total = sum(shares.values())
+    counts = {name: max(1, round(seeds * share / total)) for name, share in shares.items()}
+    largest = max(counts, key=counts.__getitem__)  # what is rounded shows least there
+    counts[largest] = max(1, counts[largest] + seeds - sum(counts.values()))
+    return counts
+
+
+def shared(shares: Mapping[str, int], first_seed: int = 0) -> Iterator[Task]:
+    """So many seeds of each profile, in turns, so that any part of them has some of each."""
+    order = [
+        (number / count, profile, first_seed + number)
+        for profile, count in shares.items()
+        for number in range(count)
+    ]
+    return (Task(profile, seed) for _, profile, seed in sorted(order))
+
+
+def spread(
+    function: Callable[[T], R], values: Iterable[T], *, processes: int | None = None
+) -> Generator[R, None, None]:
+    """The results of a function over many values, in the order in which they are there.
+
+    It runs in other processes, as many at once as this machine has cores unless it is said.
+    """
+    count = processes or os.cpu_count() or 1
+    context = multiprocessing.get_context("spawn")
+    waiting = iter(values)
+    under_way: set[Future[R]] = set()
+    pool = ProcessPoolExecutor(
+        count, context, initializer=silence_logs, max_tasks_per_child=_TASKS_PER_PROCESS
+    )
+    try:
+        while True:
+            ahead = islice(waiting, count * _AHEAD - len(under_way))
+            under_way |= {pool.submit(function, value) for value in ahead}
+            if not under_way:
+                return
+            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,151 @@
+"""I1, I14 and I15: what clients were told of their writes, against the order of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from shalekv.v1 import kv_pb2
+from tests.sim.errors import Violation
+from tests.sim.history import Attempt, Operation, Outcome, Told
+from tests.sim.invariants.catalogue import checks
+from tests.sim.model import decide, keys_of, rests_on_state
+from tests.sim.serial import SerialOrder
+
+_TOLD = (Outcome.ACKNOWLEDGED, Outcome.REFUSED)
+
+
+@checks(1, "writers", "database")
+def check_i1_acknowledged_writes_are_in_the_log(order: SerialOrder) -> None:
+    """What was acknowledged stands in the log, in the slot that was told, before it was told.
+
+    So does all on which it rests. That later openings lose nothing of the log is seen by I9 and
+    I14: whatever is read afterwards is a state of this log, and misses nothing of it. That a commit
+    is there whole or not at all is seen when the log is followed (`SerialOrder`).
+    """
+    for operation, attempt in order.history.attempts(Outcome.IN_MEMORY):
+        if rests_on_state(operation.request):
+            raise Violation(f"I1: {operation} is told from memory: {attempt}")
+    for operation, attempt in order.history.attempts(Outcome.ACKNOWLEDGED):
+        placed, replied_us = order.placed.get(operation.number), attempt.replied_us or 0
+        if placed is None or attempt.seq != placed.commit.seq:
+            if _always_changes(operation, order.timeline.keys):
+                raise Violation(f"I1: {operation} was told {attempt}, and is {placed}")
+            continue
+        commit = placed.commit
+        if attempt.wal_id != commit.wal.wal_id or order.landed_us(commit.wal) > replied_us:
+            raise Violation(f"I1: {operation} was told {attempt}, and is {commit}")
+        if rests_on_state(operation.request) and commit.seq > order.durable_at(replied_us):
+            raise Violation(f"I1: {operation} rests on what was not durable: {attempt}, {commit}")
+
+
+@checks(14, "writers", "database")
+def check_i14_commits_are_in_the_order_of_time(order: SerialOrder) -> None:
+    """What began after something was acknowledged stands behind it."""
+    for number, placed in order.placed.items():
+        operation = order.history.operations[number - 1]
+        floor = order.acknowledged_before(operation.attempts[0].invoked_us)
+        if placed.commit.seq <= floor:
+            raise Violation(f"I14: {operation} began after {floor} and is {placed.commit}")
+
+
+@checks(14, "writers", "database")
+def check_i14_answers(order: SerialOrder) -> None:
+    """An answer is that of the commit at its place; one without a commit, that of some state.
+
+    That state was durable and missed nothing that was acknowledged before the question.
+    """
+    for operation in order.history.operations:
+        placed = order.placed.get(operation.number)
+        for attempt in operation.attempts:
+            if attempt.outcome not in _TOLD:
+                continue
+            if placed is None or attempt.seq != placed.commit.seq:
+                _explain(order, operation, attempt)
+            elif attempt.answer not in [effect.answer for effect in placed.effects]:
+                raise Violation(f"I14: {operation} was told {attempt}, and does {placed}")
+
+
+@checks(15, "writers", "database")
+def check_i15_one_answer(order: SerialOrder) -> None:
+    """All attempts that were told of a commit were told the same.
+
+    That no operation has two commits is seen when the log is followed (`SerialOrder`).
+    """
+    for number, placed in order.placed.items():
+        operation = order.history.operations[number - 1]
+        told = {
+            attempt.answer
+            for attempt in operation.attempts
+            if attempt.outcome in _TOLD and attempt.seq == placed.commit.seq
+        }
+        if len(told) > 1:
+            raise Violation(f"I15: {operation} was told different things: {told}")
+
+
+@checks(15, "writers", "database")
+def check_i15_counters(order: SerialOrder, counters: Collection[bytes]) -> None:
+    """Each counter that is only added to holds what all that was applied has added, once each.
+
+    What it holds is what was read last.
+    """
+    for counter in counters:
+        added = sum(_added(order, number, counter) for number in order.placed)
+        shown = [read.got.value for read in order.history.reads if read.key == counter]
+        held = int.from_bytes(shown[-1] or bytes(8), "little", signed=True) if shown else added
+        if held != added:
+            raise Violation(f"I15: {counter!r} holds {held}, and {added} was added to it")
+
+
+def _added(order: SerialOrder, number: int, counter: bytes) -> int:
+    match order.history.operations[number - 1].request:
+        case kv_pb2.WriteRequest() as request:
+            changes = list(request.changes)
+        case kv_pb2.TxnRequest() as request:
+            answer = order.placed[number].effects[0].answer
+            is_then = isinstance(answer, Told) and answer.succeeded
+            operations = request.then if is_then else request.otherwise
+            changes = [operation.change for operation in operations]
+        case _:
+            return 0
+    return sum(change.add.delta for change in changes if change.add.key == counter)
+
+
+def _always_changes(operation: Operation, keys: tuple[bytes, ...]) -> bool:
+    """Whether it is a commit in every state."""
+    if isinstance(operation.request, kv_pb2.TxnRequest) or rests_on_state(operation.request):
+        return False
+    return bool(keys_of(operation.request, keys))
+
+
+def _explain(order: SerialOrder, operation: Operation, attempt: Attempt) -> None:
+    request, replied_us = operation.request, attempt.replied_us or 0
+    # A repeat that meets an earlier attempt on its way gets the answer to that one.
+    began_us = min(
+        other.invoked_us
+        for other in operation.attempts
+        if other.epoch == attempt.epoch
+        and other.invoked_us <= attempt.invoked_us
+        and (other is attempt or (other.replied_us or replied_us) >= attempt.invoked_us)
+    )
+    is_confirmed = request.header.read_level != kv_pb2.READ_LEVEL_COMMITTED
+    is_local = not (rests_on_state(request) and is_confirmed)
+    first = order.acknowledged_before(began_us, epoch=attempt.epoch if is_local else None)
+    last = order.durable_at(replied_us)
+    if isinstance(attempt.answer, Told):
+        last = min(last, attempt.seq)
+    if operation.number in order.placed:  # one that is applied already is not decided again
+        last = min(last, order.placed[operation.number].commit.seq - 1)
+    elif not rests_on_state(request):  # it changes nothing in any state, durable or not
+        last = max(first, last)
+    keys = keys_of(request, order.timeline.keys)
+    for seq in reversed(order.timeline.states(keys, first, last)):
+        for moment in order.moments(
+            keys, seq, epoch=attempt.epoch, invoked_us=began_us, replied_us=replied_us
+        ):
+            effect = decide(request, moment)
+            if effect.answer == attempt.answer and not effect.left:
+                return
+    raise Violation(
+        f"I1, I14, I15: no state from {first} to {last} explains {attempt} to {operation}, "
+        f"which is {order.placed.get(operation.number)}"
+    )

@@ -1,0 +1,69 @@
+"""I13: what is bounded throughout a run: the memory of writers, what is in flight, and L0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shalekv.core.compaction.l0_runs import l0_runs
+from shalekv.core.tree import L0
+from shalekv.roles.writer import Writer
+from shalekv.settings import WriterSettings
+from tests.sim.cluster import Cluster
+from tests.sim.errors import Violation
+from tests.sim.invariants.catalogue import checks
+from tests.sim.stored import Stored
+
+LOOK_MS = 1_000.0
+LARGEST_WRITE_BYTES = 4_096  # of a client of the simulation, overhead included
+L0_RUNS_MAX = 16  # three times the largest `l0_trigger_count` of `tiny`, and what two publish late
+
+
+@dataclass(slots=True)
+class Bounds:
+    """Looks at writers while they serve; what they began with may be more than they may add to."""
+
+    cluster: Cluster
+    settings: WriterSettings = field(default_factory=WriterSettings)  # no writer has other bounds
+    looks: int = 0
+    problems: list[str] = field(default_factory=list)
+    _began_bytes: dict[Writer, int] = field(default_factory=dict)
+
+    async def watch(self, cluster: Cluster) -> None:
+        """Look from time to time, until cancelled."""
+        while True:
+            await cluster.world.sleep_ms(LOOK_MS * cluster.pace)
+            for name, writer in cluster.writers.items():
+                self.looks += 1
+                self._look(name, writer)
+
+    def _look(self, name: str, writer: Writer) -> None:
+        engine, settings = writer.engine, self.settings
+        began_bytes = self._began_bytes.setdefault(writer, engine.memory_bytes)
+        admission = engine.admission
+        bounds = {
+            "uncompacted": (engine.memory_bytes, max(began_bytes, settings.memtable_bytes_max)),
+            "queued": (admission.queued_bytes, settings.queued_bytes_max),
+            "waiting": (admission.waiting_bytes, settings.waiting_bytes_max),
+        }
+        for what, (held, bound) in bounds.items():
+            if not 0 <= held <= bound + LARGEST_WRITE_BYTES:
+                self.problems.append(f"I13: {name} has {held} bytes {what}, of at most {bound}")
+
+
+@checks(13, "writers", "database")
+def check_i13_memory_of_writers(bounds: Bounds) -> None:
+    """At every look, no writer held, queued or let wait more bytes than its settings allow."""
+    if bounds.problems:
+        raise Violation(bounds.problems[0])
+
+
+@checks(13, "database")
+def check_i13_l0(stored: Stored) -> None:
+    """In no manifest a read has to look into more runs of L0 than a compactor lets come together.
+
+    A compactor stops adding to L0 when that is three times as long as it should be.
+    """
+    for manifest in stored.manifests:
+        runs = l0_runs(info for info in manifest.leveled_ssts if info.level == L0)
+        if len(runs) > L0_RUNS_MAX:
+            raise Violation(f"I13: manifest {manifest.manifest_id} has {len(runs)} runs in L0")

@@ -1,0 +1,198 @@
+"""I12: objects that are not what was written: every read tells so, or tells what it did before.
+
+A moment of the run is drawn, and a copy made of what stood in the store then. In the copy one
+object at a time is damaged, and the shipped reader opened on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from random import Random
+from typing import TypeAlias
+
+from shalekv.errors import CorruptObject, ShaleError
+from shalekv.format import names
+from shalekv.format.manifest import decode_manifest
+from shalekv.roles.reader import Reader
+from shalekv.roles.service import Call
+from shalekv.runtime import Runtime
+from shalekv.settings import (
+    CacheSettings,
+    ReaderSettings,
+    ReadSettings,
+    SnapshotChoice,
+    UrlSettings,
+)
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.v1 import kv_pb2
+from tests.sim.errors import Violation
+from tests.sim.invariants.catalogue import checks
+from tests.sim.requests import KEYS
+from tests.sim.world import World
+
+DAMAGES = 3  # of one run
+VALUES_TRIED = 4  # the last ones: most of those before were overwritten since
+_VALUE = re.compile(rb"v\d+")  # as clients write them
+PATIENCE_S = 600.0  # of virtual time, for an answer of any kind
+EXAMINER = "examiner"
+
+Objects: TypeAlias = Mapping[str, bytes]
+Answers: TypeAlias = tuple[object, ...]
+
+
+def objects_at(world: World, count: int) -> dict[str, bytes]:
+    """What stood in the store after so many changes."""
+    there: dict[str, bytes] = {}
+    for each in world.store.log[:count]:
+        if each.operation == "create":
+            there[each.name] = each.data
+        else:
+            there.pop(each.name, None)
+    return there
+
+
+@checks(12, "writers", "database")
+async def check_i12_damage_is_detected(
+    world: World, *, damages: int = DAMAGES, random: Random | None = None
+) -> Counter[str]:
+    """Whatever object is flipped, cut, swapped or replaced by an older one: no other answer.
+
+    Keys are got, and everything is scanned in both directions. What became of it is counted.
+    """
+    random = random or world.random_for("damage")
+    log = world.store.log
+    there = objects_at(world, random.randrange(len(log) // 2, len(log)) + 1)
+    told: Counter[str] = Counter()
+    try:
+        expected = await _examine(world, there)
+    except ShaleError as error:  # between two steps of a process it may be no database yet
+        told[f"not damaged: {type(error).__name__}"] += 1
+        return told
+    for _ in range(damages):
+        damage = random.choice([flip, flip_value, cut, swap, put_back])
+        damaged, what = damage(random, there)
+        try:
+            answers = await _examine(world, damaged)
+        except CorruptObject as error:
+            told[f"{damage.__name__}: {type(error).__name__}"] += 1
+        except (ShaleError, TimeoutError) as error:
+            raise Violation(f"I12: {what}, and a reader says {error!r}") from error
+        else:
+            if answers != expected:
+                raise Violation(f"I12: {what}, and {answers} is read instead of {expected}")
+            told[f"{damage.__name__}: harmless"] += 1
+    return told
+
+
+def flip(random: Random, there: Objects) -> tuple[Objects, str]:
+    """One bit of one object is another."""
+    name = _any(random, there)
+    data = bytearray(there[name])
+    bit = random.randrange(8 * len(data))
+    data[bit // 8] ^= 1 << bit % 8
+    return {**there, name: bytes(data)}, f"bit {bit} of {name} is flipped"
+
+
+def flip_value(random: Random, there: Objects) -> tuple[Objects, str]:
+    """One bit of a value is another, in one of the last objects of the log that hold any."""
+    found = [
+        (name, at.start())
+        for name in sorted(there)
+        if name.startswith(names.WAL_FOLDER)
+        for at in _VALUE.finditer(there[name])
+    ][-VALUES_TRIED:]
+    if not found:
+        return flip(random, there)
+    name, offset = random.choice(found)
+    data = bytearray(there[name])
+    data[offset] ^= 1 << random.randrange(8)
+    return {**there, name: bytes(data)}, f"a value in {name} is flipped"
+
+
+def cut(random: Random, there: Objects) -> tuple[Objects, str]:
+    """The end of one object is missing."""
+    name = _any(random, there)
+    length = random.randrange(len(there[name]))
+    return {**there, name: there[name][:length]}, f"{name} is cut after {length} bytes"
+
+
+def swap(random: Random, there: Objects) -> tuple[Objects, str]:
+    """Two objects of one kind are in each other's place."""
+    name = _any(random, there)
+    other = random.choice([each for each in there if _kind(each) == _kind(name)])
+    swapped = {**there, name: there[other], other: there[name]}
+    return swapped, f"{name} and {other} are swapped"
+
+
+def put_back(random: Random, there: Objects) -> tuple[Objects, str]:
+    """In the place of one object stands another one that was written before it."""
+    name = _any(random, there)
+    older = random.choice([each for each in there if _kind(each) == _kind(name) and each <= name])
+    return {**there, name: there[older]}, f"{older} stands in the place of {name}"
+
+
+Damage: TypeAlias = Callable[[Random, Objects], tuple[Objects, str]]
+
+
+def _any(random: Random, there: Objects) -> str:
+    """An object, of any kind alike; mostly one that is read."""
+    found = _in_use(there) if random.random() < 0.9 else list(there)
+    kind = random.choice(sorted({_kind(name) for name in found}))
+    return random.choice(sorted(name for name in found if _kind(name) == kind))
+
+
+def _in_use(there: Objects) -> list[str]:
+    """The current manifest, the levels that it names, and the log behind them."""
+    current = max(name for name in there if names.parse_manifest_name(name) is not None)
+    manifest = decode_manifest(current, there[current])
+    first = manifest.first_uncompacted_wal_id
+    slots = [n for n in there if (slot := names.parse_wal_name(n)) is not None and slot >= first]
+    return [current, *slots, *(names.level_name(info.id) for info in manifest.leveled_ssts)]
+
+
+def _kind(name: str) -> str:
+    return name.partition("/")[0]
+
+
+async def _examine(world: World, objects: Objects) -> Answers:
+    """All that a new reader answers of these objects."""
+    node = world.node(EXAMINER)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            store = await copy_of(objects, world.store.clock_ms)
+            return await node.run(_read_all(store, world.runtime_for(node)))
+    finally:
+        node.bury()
+
+
+async def copy_of(objects: Objects, clock_ms: Callable[[], int]) -> MemoryStore:
+    """A store with these objects."""
+    store = MemoryStore(clock_ms, name="copy", objects=MemoryObjects())
+    for name, data in objects.items():
+        await store.create(name, data)
+    return store
+
+
+async def _read_all(store: MemoryStore, runtime: Runtime) -> Answers:
+    cache = CacheSettings().model_copy(update={"block_cache_bytes": 0, "metadata_cache_bytes": 0})
+    settings = ReadSettings(
+        database=UrlSettings(url="memory://sim"),
+        reader=ReaderSettings(snapshot=SnapshotChoice.NONE),
+        cache=cache,
+    )
+    reader = await Reader.open(store, settings=settings, runtime=runtime)
+    found = reader.kv.batch_get(kv_pb2.BatchGetRequest(keys=KEYS), Call())
+    reply = found if isinstance(found, kv_pb2.BatchGetReply) else await found
+    answers: list[object] = [reply.header.seq]
+    answers += [(e.found, e.value, e.seq, e.expire_at_ms) for e in reply.results]
+    for is_reverse in (False, True):
+        scan = reader.kv.scan(kv_pb2.ScanRequest(reverse=is_reverse), Call())
+        async with aclosing(scan) as replies:  # type: ignore[type-var]
+            async for part in replies:
+                answers.append(part.header.seq)
+                answers += [(e.key, e.value, e.seq, e.expire_at_ms) for e in part.entries]
+    return tuple(answers)

@@ -1,0 +1,1 @@
+"""Planted bugs: what the simulation must notice. `registry` holds all of them."""

@@ -1,0 +1,134 @@
+"""Mutants of two-phase compare-and-swap, of which the profile `two_phase` runs the shipped code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shalekv.core.two_phase import Destination, Record
+from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.format.names import parse_temporary_name
+from shalekv.store.api import Created, CreateOutcome, Exists, Recovered, Unknown
+from shalekv.store.two_phase.abandoning import Abandoning
+from shalekv.store.two_phase.creating import Creating, _Again
+from shalekv.store.two_phase.recovering import Recovering
+from shalekv.store.two_phase.store import TwoPhaseStore
+from tests.sim.mutants.mutant import Mutant
+
+
+async def commit_first(self: Creating, own: Record) -> CreateOutcome:
+    """The fourth step before the third."""
+    try:
+        is_ours = await self._records.commit(own)
+        await self._plain.copy(own.source, own.destination.name)
+    except ObjectNotFound:
+        return await self._without_source(own)
+    except (StoreUnavailable, StoreRefused) as error:
+        return Unknown(str(error))
+    await self._completing.discard(own.source)
+    return Created() if is_ours else Unknown("")
+
+
+async def believe_in_copy(_self: Creating, _own: Record, _cause: str) -> CreateOutcome:
+    """A copy without an answer is taken for one that was made."""
+    return Created()
+
+
+async def believe_in_insert(_self: Creating, _own: Record, _cause: str) -> None:
+    """An insert without an answer is taken for one that was made."""
+
+
+async def help_nobody(_self: Creating, record: Record | None) -> Exists | _Again:
+    """The object of an open record is not made before it is said to exist."""
+    return Exists() if record is not None else _Again(None)
+
+
+async def take_over_the_living(_self: Creating, record: Record | None) -> Exists | _Again:
+    """A record is taken over although it could be completed."""
+    if record is not None and record.is_committed:
+        return Exists()
+    return _Again(record)
+
+
+async def records_first(self: TwoPhaseStore, names: Iterable[str]) -> None:
+    """Records go, and then their objects."""
+    doomed = tuple(names)
+    temporary = [name for name in doomed if parse_temporary_name(name) is not None]
+    if temporary:
+        await Abandoning(self._plain, self._records, self._runtime.random).delete(temporary)
+    created = [name for name in doomed if parse_temporary_name(name) is None]
+    await self._records.delete_committed([Destination(self.url, name) for name in created])
+    await self._plain.delete(created)
+
+
+async def forget_all(self: Recovering, batch: list[Record]) -> int:
+    """Records that may go do so although their objects are there."""
+    await self._records.delete_committed([record.destination for record in batch])
+    return len(batch)
+
+
+async def complete_nothing(self: Recovering) -> Recovered:
+    """What crashed creates have left half done stays as it is."""
+    return Recovered(forgotten=await self._forget())
+
+
+MUTANTS: tuple[Mutant, ...] = tuple(
+    Mutant(name, breaks, patches, profile="two_phase", invariants=("I10",), seeds=seeds, hint=hint)
+    for name, breaks, patches, seeds, hint in (
+        (
+            "two phases: commit before the copy",
+            "A record says that its object is there before it is.",
+            [(Creating, "_carry_out", commit_first)],
+            20,
+            0,
+        ),
+        (
+            "two phases: take an unanswered copy for made",
+            "A create is told as done although its object may never land.",
+            [(Creating, "_without_answer", believe_in_copy)],
+            20,
+            1,
+        ),
+        (
+            "two phases: take an unanswered insert for made",
+            "Who does not know whether it has won copies over whoever has.",
+            [(Creating, "_resolve", believe_in_insert)],
+            20,
+            1,
+        ),
+        (
+            "two phases: do not help whoever is first",
+            "An object is said to exist that is not there yet.",
+            [(Creating, "_give_way", help_nobody)],
+            20,
+            0,
+        ),
+        (
+            "two phases: take over from the living",
+            "A record is taken over although its owner goes on.",
+            [(Creating, "_give_way", take_over_the_living)],
+            20,
+            0,
+        ),
+        (
+            "two phases: delete records first",
+            "A name is free while its object is there.",
+            [(TwoPhaseStore, "delete", records_first)],
+            20,
+            0,
+        ),
+        (
+            "two phases: forget a record whose object is there",
+            "A record goes although its object is there.",
+            [(Recovering, "_forget_gone", forget_all)],
+            20,
+            0,
+        ),
+        (
+            "two phases: recover nothing",
+            "What a crash left half done is never completed.",
+            [(Recovering, "recover", complete_nothing)],
+            40,
+            6,
+        ),
+    )
+)

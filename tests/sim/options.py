@@ -1,0 +1,52 @@
+"""What a run of the simulation is made of, as a value: what shrinking takes away from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Trouble(Enum):
+    """A kind of what goes wrong, or of what goes on beside: each can be left out of a run.
+
+    What is left out is drawn all the same, and then not done: what else happens stays much as it
+    was, and a failure stays where it was.
+    """
+
+    STORE = "store"  # slow, lossy and refusing answers of the object store
+    CRASHES = "crashes"
+    PAUSES = "pauses"
+    TAKEOVERS = "takeovers"  # writers overtaken at the worst moment, safekeepers replaced
+    CLOCKS = "clocks"  # local clocks that jump
+    JANITORS = "janitors"  # compactors and collectors
+    STALLS = "stalls"  # processes that stop between two requests, at the worst moment
+    READERS = "readers"  # readers of snapshots
+    SCANS = "scans"  # scans that stay open
+    REPLICAS = "replicas"
+    PARTITIONS = "partitions"  # safekeepers that are cut off
+    DISKS = "disks"  # un-synced writes that are lost or torn, disks that are exchanged
+
+
+EVERYTHING = frozenset(Trouble)
+CHAOS_STEPS = 60
+CLIENTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How long chaos lasts, how many clients there are, and what goes wrong."""
+
+    chaos_steps: int = CHAOS_STEPS
+    clients: int = CLIENTS
+    troubles: frozenset[Trouble] = EVERYTHING
+
+    def has(self, trouble: Trouble) -> bool:
+        """Whether this is to happen."""
+        return trouble in self.troubles
+
+    def without(self, trouble: Trouble) -> Options:
+        """The same, less this."""
+        return replace(self, troubles=self.troubles - {trouble})
+
+
+ALL = Options()

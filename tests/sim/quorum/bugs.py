@@ -1,0 +1,354 @@
+"""Bugs to plant into the core of the quorum WAL: each takes out one rule, and nothing else.
+
+The numbers are those of `server/docs/safekeepers.md`. A bug is made anew each time that it is
+planted, since some of them remember what they have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from unittest.mock import patch
+
+from shalekv.core.manifest import Manifest, WalMode
+from shalekv.core.quorum import acceptor, archiving, election, membership, switching
+from shalekv.core.quorum.acceptor import AcceptorState, Flush, Save, Step, Truncate
+from shalekv.core.quorum.archiving import LogObject
+from shalekv.core.quorum.election import Candidacy, Leader
+from shalekv.core.quorum.membership import Configuration
+from shalekv.core.quorum.messages import (
+    Append,
+    Elected,
+    Health,
+    Joined,
+    Refusal,
+    ToAcceptor,
+    VoteRequest,
+)
+from shalekv.core.quorum.record import Ballot, LogShape, Mark, Record
+
+Patch = tuple[object, str, object]
+Bug = Callable[[], Sequence[Patch]]
+
+_vote = acceptor._vote  # noqa: SLF001 - the planted bugs wrap these
+_follow = acceptor._follow  # noqa: SLF001 - as above
+_append = acceptor._append  # noqa: SLF001 - as above
+_common_end = acceptor._common_end  # noqa: SLF001 - as above
+_step = acceptor.step
+
+
+def ce1_promise_is_rank() -> Sequence[Patch]:
+    """The log of who had promised the highest epoch before is taken."""
+    promised: dict[tuple[bytes, Ballot], int] = {}
+
+    def vote(state: AcceptorState, stream: int, message: VoteRequest) -> Step:
+        promised.setdefault((state.member_id, message.ballot), state.promise.epoch)
+        return _vote(state, stream, message)
+
+    def donor_id(self: Candidacy) -> bytes:
+        return max(
+            self.votes,
+            key=lambda each: (promised[each, self.ballot], self.votes[each].log.last.lsn, each),
+        )
+
+    return [(acceptor, "_vote", vote), (Candidacy, "donor_id", property(donor_id))]
+
+
+def ce2_longest_log_wins() -> Sequence[Patch]:
+    """The highest lsn decides, whatever epoch it is of."""
+    return [(Mark, "rank", property(lambda self: (self.lsn, self.epoch)))]
+
+
+def ce3_epoch_before_filling() -> Sequence[Patch]:
+    """Who follows a leader counts as one with a log of its epoch, filled or not."""
+    followed: dict[bytes, int] = {}
+
+    def follow(state: AcceptorState, stream: int, message: Elected) -> Step:
+        after, effects = _follow(state, stream, message)
+        if any(isinstance(getattr(each, "message", None), Joined) for each in effects):
+            followed[state.member_id] = message.ballot.epoch
+        return after, effects
+
+    def donor_id(self: Candidacy) -> bytes:
+        return max(
+            self.votes,
+            key=lambda each: (followed.get(each, 0), self.votes[each].log.last.lsn, each),
+        )
+
+    return [(acceptor, "_follow", follow), (Candidacy, "donor_id", property(donor_id))]
+
+
+def ce4_cut_at_commit_point() -> Sequence[Patch]:
+    """A follower cuts its log at the commit point that it knows of."""
+    marks: dict[tuple[int, int], Mark] = {}
+
+    def append(state: AcceptorState, stream: int, message: Append, *, has_room: bool) -> Step:
+        marks.update({(each.lsn, each.epoch): each.mark for each in message.records})
+        return _append(state, stream, message, has_room=has_room)
+
+    def common_end(state: AcceptorState, message: Elected) -> Mark | None:
+        common = _common_end(state, message)
+        lsn = state.committed_lsn
+        if common is None or lsn >= common.lsn or lsn < state.log.base.lsn:
+            return common
+        base = state.log.base
+        return base if lsn == base.lsn else marks.get((lsn, state.log.epoch_at(lsn)), common)
+
+    return [(acceptor, "_append", append), (acceptor, "_common_end", common_end)]
+
+
+def ce5_overwrite_in_place() -> Sequence[Patch]:
+    """Nothing is cut: new records are written over the old ones."""
+
+    def follow(state: AcceptorState, stream: int, message: Elected) -> Step:
+        after, effects = _follow(state, stream, message)
+        return after, [each for each in effects if not isinstance(each, Truncate)]
+
+    return [(acceptor, "_follow", follow)]
+
+
+def ce6_count_copies() -> Sequence[Patch]:
+    """What a majority has is committed, of whatever epoch."""
+
+    def with_commit(leader: Leader) -> Leader:
+        reached = leader.configuration.reached_by_majority(lambda each: leader.flushed.get(each, 0))
+        return replace(leader, committed_lsn=max(leader.committed_lsn, reached))
+
+    return [(election, "_with_commit", with_commit)]
+
+
+def ce7_archive_in_flight() -> Sequence[Patch]:
+    """Whatever is in the log is archived."""
+    right = archiving.complete_objects
+
+    def complete(records: Sequence[Record], _committed_lsn: int) -> Sequence[LogObject]:
+        return right(records, records[-1].lsn if records else 0)
+
+    return [(archiving, "complete_objects", complete)]
+
+
+def ce8_anybody_votes() -> Sequence[Patch]:
+    """Nobody looks whom a message is meant for."""
+
+    def step(
+        state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bool = True
+    ) -> Step:
+        if isinstance(message, VoteRequest | Elected):
+            message = replace(message, member_id=state.member_id)
+        return _step(state, stream, message, has_room=has_room)
+
+    return [(acceptor, "step", step)]
+
+
+def ce9_vote_before_flush() -> Sequence[Patch]:
+    """A vote is given although what it speaks of is not on disk."""
+
+    def vote(state: AcceptorState, stream: int, message: VoteRequest) -> Step:
+        after, effects = _vote(state, stream, message)
+        return after, [each for each in effects if not isinstance(each, Flush)]
+
+    return [(acceptor, "_vote", vote)]
+
+
+def ce10_any_stream() -> Sequence[Patch]:
+    """The ballot alone decides whether a message counts."""
+
+    def step(
+        state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bool = True
+    ) -> Step:
+        if isinstance(message, Elected | Append) and message.ballot == state.promise:
+            leader = stream if isinstance(message, Append) else None
+            state = replace(state, leader=leader)
+        return _step(state, stream, message, has_room=has_room)
+
+    def differs_behind(common: Mark, log: LogShape, _ballot: Ballot) -> bool:
+        return common.lsn < log.last.lsn
+
+    return [(acceptor, "step", step), (acceptor, "_differs_behind", differs_behind)]
+
+
+def ce11_no_chain() -> Sequence[Patch]:
+    """A record that is valid by its own checksum is believed where it stands."""
+
+    def follows(self: Record, mark: Mark) -> bool:
+        return self.lsn == mark.lsn + 1
+
+    return [(Record, "follows", follows)]
+
+
+def ce12_commit_point_of_anybody() -> Sequence[Patch]:
+    """A commit point is adopted on any stream, whatever the log is."""
+
+    def append(state: AcceptorState, stream: int, message: Append, *, has_room: bool) -> Step:
+        if not message.records and message.ballot.epoch >= state.promise.epoch:
+            known = max(state.committed_lsn, min(message.committed_lsn, state.log.last.lsn))
+            return replace(state, committed_lsn=known), []
+        return _append(state, stream, message, has_room=has_room)
+
+    return [(acceptor, "_append", append)]
+
+
+def ce13_base_is_nothing() -> Sequence[Patch]:
+    """A log that was trimmed to nothing counts as an empty one."""
+
+    def donor_id(self: Candidacy) -> bytes:
+        def rank(each: bytes) -> tuple[tuple[int, int], bytes]:
+            log = self.votes[each].log
+            return (log.last.rank if log.sections else (0, 0)), each
+
+        return max(self.votes, key=rank)
+
+    return [(Candidacy, "donor_id", property(donor_id))]
+
+
+def ce13_archive_is_not_asked() -> Sequence[Patch]:
+    """Whoever wins the vote goes on, however far the archive is."""
+
+    def next_object(last: Mark, *, archive_tip: int | None, last_compacted: int | None) -> int:
+        known = max((n for n in (archive_tip, last_compacted) if n is not None), default=-1)
+        return last.next_wal_id if last.lsn else known + 1
+
+    return [(election, "next_object", next_object)]
+
+
+def ce14_epoch_alone() -> Sequence[Patch]:
+    """A promise names an epoch, and no nonce."""
+
+    def refusal(state: AcceptorState, ballot: Ballot) -> Refusal | None:
+        if ballot.epoch >= state.promise.epoch:
+            return None
+        return Refusal(state.promise, f"epoch {state.promise.epoch} was promised since")
+
+    return [(acceptor, "_refusal", refusal)]
+
+
+def ce15_archive_is_complete() -> Sequence[Patch]:
+    """The modes are switched when nothing waits to be archived, and nobody is fenced."""
+
+    def leave(manifest: Manifest, _leader: Leader, _tip: int | None) -> Manifest:
+        return replace(manifest, wal_mode=WalMode.OBJECT_STORE, wal_members=())
+
+    def enter(manifest: Manifest, *_arguments: object) -> Manifest:
+        return replace(manifest, wal_mode=WalMode.QUORUM)
+
+    return [(switching, "leave_quorum", leave), (switching, "enter_quorum", enter)]
+
+
+def ce16_cut_anywhere() -> Sequence[Patch]:
+    """An object is what is committed of it when somebody looks."""
+
+    def complete(records: Sequence[Record], committed_lsn: int) -> Sequence[LogObject]:
+        committed = (each for each in records if each.lsn <= committed_lsn)
+        groups = [(n, [*found]) for n, found in groupby(committed, key=attrgetter("wal_id"))]
+        return [LogObject(n, found[0].lsn, found[-1].mark) for n, found in groups]
+
+    return [(archiving, "complete_objects", complete)]
+
+
+RULES: Mapping[str, Bug] = {
+    "CE1": ce1_promise_is_rank,
+    "CE2": ce2_longest_log_wins,
+    "CE3": ce3_epoch_before_filling,
+    "CE4": ce4_cut_at_commit_point,
+    "CE5": ce5_overwrite_in_place,
+    "CE6": ce6_count_copies,
+    "CE7": ce7_archive_in_flight,
+    "CE8": ce8_anybody_votes,
+    "CE9": ce9_vote_before_flush,
+    "CE10": ce10_any_stream,
+    "CE11": ce11_no_chain,
+    "CE12": ce12_commit_point_of_anybody,
+    "CE13 base": ce13_base_is_nothing,
+    "CE13 archive": ce13_archive_is_not_asked,
+    "CE14": ce14_epoch_alone,
+    "CE15": ce15_archive_is_complete,
+    "CE16": ce16_cut_anywhere,
+}
+
+
+# --- rules that have no number -------------------------------------------------------------------
+
+
+def present_members_decide() -> Sequence[Patch]:
+    """A change of members is under way, and those to be are not asked."""
+    return [(Configuration, "_sets", property(lambda self: (self.members,)))]
+
+
+def change_ends_at_once() -> Sequence[Patch]:
+    """The members to be take over before they hold the log."""
+    return [(Leader, "may_finish_change", property(lambda self: self.configuration.is_joint))]
+
+
+def any_change_ends() -> Sequence[Patch]:
+    """A leader ends another change than the one that it has seen to."""
+
+    def finish(manifest: Manifest, **_arguments: object) -> Manifest:
+        if not manifest.wal_members_next:
+            return manifest
+        return replace(
+            manifest,
+            wal_generation=manifest.wal_generation + 1,
+            wal_members=manifest.wal_members_next,
+            wal_members_next=(),
+        )
+
+    return [(membership, "finish_change", finish)]
+
+
+def damaged_log_votes() -> Sequence[Patch]:
+    """A member that has lost records votes."""
+
+    def vote(state: AcceptorState, stream: int, message: VoteRequest) -> Step:
+        after, effects = _vote(replace(state, health=Health.SOUND), stream, message)
+        return replace(after, health=state.health), effects
+
+    return [(acceptor, "_vote", vote)]
+
+
+def refilled_at_once() -> Sequence[Patch]:
+    """A member that has lost records is sound as soon as anything is flushed."""
+
+    def flushed(state: AcceptorState, _flushed_lsn: int) -> Step:
+        if state.sound_from_lsn is None:
+            return state, []
+        sound = replace(state, health=Health.SOUND, sound_from_lsn=None)
+        return sound, [Save(state.promise, Health.SOUND)]
+
+    return [(acceptor, "flushed", flushed)]
+
+
+def elected_log_is_all() -> Sequence[Patch]:
+    """A member that joins late is told the log as it was when the leader was elected."""
+
+    def elected(self: Leader, member_id: bytes) -> Elected:
+        log = self.log
+        own = [each for each in log.sections if each.epoch != self.ballot.epoch]
+        return Elected(member_id, self.ballot, LogShape(log.base, tuple(own)))
+
+    return [(Leader, "elected", elected)]
+
+
+UNNUMBERED: Mapping[str, Bug] = {
+    "only the present members decide during a change": present_members_decide,
+    "a change ends before the next members are filled": change_ends_at_once,
+    "a leader ends another change than its own": any_change_ends,
+    "a damaged log votes": damaged_log_votes,
+    "a refilled member is sound at once": refilled_at_once,
+    "who joins late is told an old log": elected_log_is_all,
+}
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """Take a rule out, for as long as the context lasts."""
+    patches = [patch.object(owner, name, wrong) for owner, name, wrong in bug()]
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in reversed(patches):
+            each.stop()

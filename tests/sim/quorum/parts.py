@@ -1,0 +1,166 @@
+"""The parts of a simulated database with safekeepers: nodes, writers, and streams between them.
+
+What happens to them is the business of `world`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import TypeVar
+
+from shalekv.core.quorum.membership import Member
+from shalekv.core.quorum.messages import Health, ToProposer
+from shalekv.core.quorum.record import Record
+from tests.sim.quorum.bucket import Bucket
+from tests.sim.quorum.judge import Judge, Violation
+from tests.sim.quorum.safekeeper import Safekeeper
+from tests.sim.quorum.telling import told
+from tests.sim.quorum.writer import Stream, Writer
+
+T = TypeVar("T")
+
+
+class Parts:
+    """All parts, and what has happened so far."""
+
+    def __init__(self, seed: int) -> None:
+        """Three or five members, a node or two besides, and nobody who writes."""
+        self.random = Random(seed)
+        self.count_max = self.random.choice((1, 2, 1_000))  # records in one append
+        self.judge = Judge()
+        self.seen: Counter[str] = Counter()
+        self._events: list[tuple[object, ...]] = []
+        self._ids = 0
+        self._payloads = 0
+        count = self.random.choice((3, 3, 5))
+        self.nodes = [self._node(f"s{n}") for n in range(count + self.random.choice((0, 1, 2)))]
+        self.bucket = Bucket([node.member for node in self.nodes[:count]], self.judge)
+        self.writers: list[Writer] = []
+        self._is_wild = True
+        self._bad: set[str] = set()  # a record on the disk of these was damaged since they stopped
+        self._arrived: dict[tuple[str, int], Stream] = {}
+
+    def _deliver_on(self, stream: Stream) -> None:
+        node = next(node for node in self.nodes if node.name == stream.member.address)
+        is_there = stream.number is None or self._arrived.get((node.name, stream.number)) is stream
+        if not node.is_up or not is_there:
+            stream.is_open = False
+            stream.there.clear()
+            return
+        if stream.number is None:
+            stream.number = node.open_stream()
+            self._arrived[node.name, stream.number] = stream
+        message = stream.there.popleft()
+        self._note(node.name, "<-", stream.writer.name, "on", stream.number, message)
+        node.receive(stream.number, message)
+
+    def _answer_on(self, stream: Stream) -> None:
+        message = stream.back.popleft()
+        writer = stream.writer
+        self._note(writer.name, "<-", stream.member.address, "on", stream.number, message)
+        writer.receive(stream, message)
+        self._go_on(writer)
+
+    def _go_on(self, writer: Writer) -> None:
+        if not writer.is_live:
+            return
+        if writer.may_claim:
+            self._claim(writer)
+        if writer.has_won:
+            writer.lead(self._fetch, archive_tip=self.bucket.archive_tip)
+            if writer.leader is not None:
+                self.seen["elections"] += 1
+                self._note(writer.name, "leads with", writer.log)
+
+    def _claim(self, writer: Writer) -> None:
+        manifest = self.bucket.manifest
+        epoch = writer.epoch_to_claim(manifest)
+        if (
+            self._is_wild
+            and self.random.random() < 0.1
+            and epoch == manifest.writer_epoch + 1
+            and epoch > 1
+        ):
+            # It takes the number that another has won: its own edit stands at a recycled id.
+            epoch = manifest.writer_epoch
+            self.seen["twins"] += 1
+        else:
+            self.bucket.claim(epoch, writer.nonce)
+        self._note(f"{writer.name} claims epoch {epoch} with nonce {writer.nonce!r}")
+        writer.claimed(epoch, manifest)
+
+    def _new_writer(self) -> Writer:
+        number = len(self.writers)
+        writer = Writer(
+            f"w{number}", b"%016d" % number, self.bucket.manifest, self.judge, self.count_max
+        )
+        self.writers.append(writer)
+        self._note(f"{writer.name} opens")
+        return writer
+
+    def _end_there(self, stream: Stream) -> None:
+        stream.there.clear()
+        if stream.number is not None:
+            node = next(node for node in self.nodes if node.name == stream.member.address)
+            if self._arrived.pop((node.name, stream.number), None) is stream:
+                node.disconnected(stream.number)
+
+    def _stop(self, node: Safekeeper) -> None:
+        self.seen["crashes"] += 1
+        node.crash(self.random, is_power_lost=self.random.random() < 0.7)
+        self._arrived = {key: s for key, s in self._arrived.items() if key[0] != node.name}
+
+    def _start_one(self, node: Safekeeper) -> None:
+        was_sound = node.disk.health is Health.SOUND
+        node.start()
+        self.judge.started(node.name, node.disk.base, node.readable())
+        self._note(node.name, "starts with", node.state)
+        if was_sound and node.disk.health is Health.DAMAGED and node.name not in self._bad:
+            raise Violation(f"I13: {node.name} believes that its log was damaged, and none was")
+        self._bad.discard(node.name)
+
+    def _lossy_count(self, besides: Safekeeper) -> int:
+        """How many other members don't vote: a majority that has lost its logs is another story."""
+        members = {node.member_id: node for node in self.nodes if node is not besides}
+        manifest = self.bucket.manifest
+        texts = {*manifest.wal_members, *manifest.wal_members_next}
+        ids = [Member.parse(text).id for text in texts]
+        others = [each for each in ids if each != besides.member_id]
+        return sum(
+            member_id not in members or members[member_id].disk.health is not Health.SOUND
+            for member_id in others
+        )
+
+    def _fetch(self, member: Member) -> Sequence[Record] | None:
+        node = next(node for node in self.nodes if node.name == member.address)
+        return node.readable() if node.is_up and node.member_id == member.id else None
+
+    def _leaders(self) -> list[Writer]:
+        return [w for w in self.writers if w.is_live and w.leader is not None]
+
+    def _streams(self) -> list[Stream]:
+        return [s for writer in self.writers for s in writer.streams if s.is_open or s.there]
+
+    def _node(self, name: str) -> Safekeeper:
+        def send(number: int, message: ToProposer) -> None:
+            stream = self._arrived.get((name, number))
+            if stream is not None:
+                stream.back.append(message)
+
+        return Safekeeper(name, self._new_id(), self.judge, send)
+
+    def _new_id(self) -> bytes:
+        self._ids += 1
+        return b"%016d" % self._ids
+
+    def _some(self, options: Sequence[T]) -> T | None:
+        return self.random.choice(options) if options else None
+
+    def _note(self, *parts: object) -> None:
+        self._events.append(parts)
+
+    def timeline(self, last: int) -> str:
+        """The last of what has happened, to be read by people."""
+        return "\n".join(" ".join(map(told, parts)) for parts in self._events[-last:])

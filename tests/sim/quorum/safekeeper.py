@@ -1,0 +1,178 @@
+"""A simulated safekeeper: the shipped acceptor on a simulated disk.
+
+Effects are done one at a time and in order, when the schedule says so; a promise is saved beside
+the log and waits for nothing but what stands before it in its own list. A reply is sent when all
+that stands before it in its list was done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+
+from shalekv.core.quorum import acceptor
+from shalekv.core.quorum.acceptor import (
+    AcceptorState,
+    Commit,
+    Effect,
+    Flush,
+    Reply,
+    Reset,
+    Save,
+    Truncate,
+    Write,
+)
+from shalekv.core.quorum.membership import Member
+from shalekv.core.quorum.messages import Append, Health, ToAcceptor, ToProposer
+from shalekv.core.quorum.record import Mark, Record
+from tests.sim.quorum.disk import Disk
+from tests.sim.quorum.judge import Judge
+
+Send = Callable[[int, ToProposer], None]
+
+
+_ON_LOG = (Truncate, Reset, Write, Flush)  # one after the other, whosever lists they stand in
+
+
+class Safekeeper:
+    """One node, with at most one member at a time."""
+
+    def __init__(self, name: str, member_id: bytes, judge: Judge, send: Send) -> None:
+        """A member that was admitted just now. `send` takes a reply for a stream."""
+        self.name = name
+        self.judge = judge
+        self._send = send
+        self.wipe(member_id)
+
+    def wipe(self, member_id: bytes) -> None:
+        """The disk is a new one, and the node is admitted as another member."""
+        self.member_id = member_id
+        self.disk = Disk()
+        self.state: AcceptorState | None = None
+        self.jobs: deque[deque[Effect]] = deque()
+        self.streams = 0
+        self.has_room = True
+        self.start()
+
+    @property
+    def member(self) -> Member:
+        """As a manifest names it."""
+        return Member(self.member_id, self.name)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process runs."""
+        return self.state is not None
+
+    def open_stream(self) -> int:
+        """The number of a new stream."""
+        self.streams += 1
+        return self.streams
+
+    def receive(self, stream: int, message: ToAcceptor) -> None:
+        """Step the message, and leave to the disk what is to be done."""
+        assert self.state is not None
+        before = self.state
+        self.state, effects = acceptor.step(before, stream, message, has_room=self.has_room)
+        self.judge.stepped(self.name, before, self.state)
+        self._submit(effects)
+
+    def receive_relayed(self, message: Append) -> None:
+        """Step an append that another member has passed on."""
+        assert self.state is not None
+        before = self.state
+        step = acceptor.step_relayed(before, message, has_room=self.has_room)
+        if step is not None:
+            self.state, effects = step
+            self.judge.stepped(self.name, before, self.state)
+            self._submit(effects)
+
+    def disconnected(self, stream: int) -> None:
+        """A stream has ended."""
+        if self.state is not None:
+            self.state = acceptor.disconnected(self.state, stream)
+
+    def work(self) -> bool:
+        """Do the next effect; whether there was one."""
+        if not self.jobs:
+            return False
+        effect = self.jobs[0].popleft()
+        self.disk.perform(effect)
+        if isinstance(effect, Flush):
+            self._flushed()
+        self._release()
+        return True
+
+    def sync(self) -> None:
+        """Do all that was asked for."""
+        while self.work():
+            pass
+
+    def crash(self, random: Random | None = None, *, is_power_lost: bool = True) -> None:
+        """The process ends; with the power the disk loses what it was not made to keep."""
+        interrupted = self.jobs[0][0] if self.jobs else None
+        self.state = None
+        self.jobs.clear()
+        if is_power_lost:
+            self.disk.lose_power(random, interrupted=interrupted)
+        else:
+            self.disk.stored = dict(self.disk.cached)
+
+    def start(self) -> None:
+        """The process starts on what the disk holds."""
+        self.state = self.disk.start(self.member_id)
+        self.streams = 0
+
+    def damage(self, lsn: int) -> None:
+        """A record can't be read any more. REQUIRES: the process does not run."""
+        self.disk.stored[lsn] = None
+
+    def note_archived(self, wal_id: int, base: Mark) -> None:
+        """This node has seen all objects up to `wal_id`, and drops its log up to `base`."""
+        assert self.state is not None
+        self.sync()
+        self.state = acceptor.archived(self.state, wal_id, base)
+        self.disk.trim(self.state.log.base)
+
+    def readable(self) -> Sequence[Record]:
+        """The records of the log, durable ones and others, as another node would be sent them."""
+        assert self.state is not None
+        if self.state.health is Health.DAMAGED:
+            return ()
+        lsns = range(self.state.log.base.lsn + 1, self.state.log.last.lsn + 1)
+        found = [self.disk.cached.get(lsn) for lsn in lsns]
+        return [record for record in found if record is not None]
+
+    def _submit(self, effects: Sequence[Effect]) -> None:
+        self.jobs.append(deque(effects))
+        self._release()
+
+    def _flushed(self) -> None:
+        assert self.state is not None
+        self.state, effects = acceptor.flushed(self.state, self.disk.synced_lsn)
+        self._submit(effects)
+
+    def _release(self) -> None:
+        """Send what may be sent now, and save promises that wait for nothing of their own list."""
+        is_saving = False
+        for job in list(self.jobs):
+            while job and not isinstance(job[0], _ON_LOG):
+                if isinstance(job[0], Save) and is_saving:
+                    break
+                self._let_go(job.popleft())
+            is_saving = is_saving or any(isinstance(each, Save) for each in job)
+        self.jobs = deque(job for job in self.jobs if job)
+
+    def _let_go(self, effect: Effect) -> None:
+        assert self.state is not None
+        match effect:
+            case Save():
+                self.disk.perform(effect)
+            case Commit():
+                self.disk.committed_lsn = effect.lsn
+            case Reply():
+                self.judge.replied(self.name, self.disk, effect.message)
+                self._send(effect.stream, effect.message)
+            case _:
+                pass

@@ -1,0 +1,69 @@
+"""The simulation finds what it is there to find: each rule, when it is taken out, is missed.
+
+A bug counts as caught when some seed below `SEEDS_MAX` breaks an invariant. Two are none of its
+business, and have their scenarios: that a log behind the archive is refused matters when a majority
+has lost its records, and nobody switches the mode of the WAL here.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.quorum.bugs import RULES, UNNUMBERED, Bug, planted
+from tests.sim.quorum.world import World
+
+SEEDS_MAX = 1_500
+BUGS = {**RULES, **UNNUMBERED}
+NOT_HERE = {"CE13 archive", "CE15"}
+
+# The theme in which a bug shows soonest.
+THEMES = {
+    "CE1": "rivals",
+    "CE2": "rivals",
+    "CE3": "rivals",
+    "CE4": "rivals",
+    "CE5": "disks",
+    "CE6": "rivals",
+    "CE7": "archive",
+    "CE8": "damages",
+    "CE9": "disks",
+    "CE10": "streams",
+    "CE11": "disks",
+    "CE12": "streams",
+    "CE13 base": "archive",
+    "CE14": "rivals",
+    "CE16": "archive",
+    "only the present members decide during a change": "members",
+    "a change ends before the next members are filled": "members",
+    "a leader ends another change than its own": "members",
+    "a damaged log votes": "damages",
+    "a refilled member is sound at once": "damages",
+    "who joins late is told an old log": "damages",
+}
+
+
+def first_failure(bug: Bug, theme: str) -> int | None:
+    """The first seed that notices it; None: none of them does."""
+    return next((seed for seed in range(SEEDS_MAX) if fails(bug, seed, theme)), None)
+
+
+def fails(bug: Bug, seed: int, theme: str) -> bool:
+    """Whether the run breaks an invariant, or falls over."""
+    with planted(bug):
+        try:
+            World(seed, theme).run()
+        except Exception:  # noqa: BLE001 - a violation, or whatever the bug led to
+            return True
+    return False
+
+
+@pytest.mark.parametrize("rule", THEMES)
+def test_a_rule_that_is_taken_out_is_missed(rule: str) -> None:
+    """Without it an invariant is broken, for some seed."""
+    seed = first_failure(BUGS[rule], THEMES[rule])
+    assert seed is not None, f"{SEEDS_MAX} seeds did not notice that {rule} is missing"
+
+
+def test_every_rule_has_its_theme() -> None:
+    """Or its reason not to be here."""
+    assert set(THEMES) | NOT_HERE == set(BUGS)

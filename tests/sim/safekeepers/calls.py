@@ -1,0 +1,396 @@
+"""gRPC over the simulated network, as the shipped links and the shipped adapter use it.
+
+What a call may do to whoever makes it is what grpc.aio does: see `GrpcLink`. Bytes go through the
+real encoding, errors through real statuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
+
+import grpc
+from grpc import ChannelConnectivity as State
+
+from tests.sim.nodes import Node
+from tests.sim.safekeepers.wires import RETRY_MS, Line, Listener, Pipe, Wires
+
+
+class End(NamedTuple):
+    """How a call has ended."""
+
+    error: grpc.aio.AioRpcError | None = None
+
+
+class _Open(NamedTuple):
+    method: str
+
+
+class _Reset(NamedTuple):
+    """The client has cancelled the call."""
+
+
+class _Details(NamedTuple):
+    """What a `GenericRpcHandler` is asked by."""
+
+    method: str
+    invocation_metadata: tuple[()] = ()
+
+
+def unavailable(problem: str) -> grpc.aio.AioRpcError:
+    """What gRPC says by itself."""
+    return grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(),
+        details=problem,
+    )
+
+
+class SimCall:
+    """One call. The client's half is used by the links, the server's half runs the handler."""
+
+    def __init__(self, line: Line | None, listener: Listener, method: str) -> None:
+        """Begin the call; without a connection it has failed."""
+        self._listener = listener
+        self._line = line
+        self._inbox: deque[bytes] = deque()
+        self._end: End | None = None
+        self._is_cancelled = False
+        self._reader: asyncio.Future[None] | None = None
+        self._served: _Served | None = None
+        self._is_refused = False
+        if line is None or not line.is_usable:
+            self._line = None
+            self._end = End(unavailable("there is no connection"))
+            return
+        line.streams[self] = None
+        self._up: Pipe[Any] = Pipe(line.wires, line.client, line.server, self._arrive_at_server)
+        self._down: Pipe[Any] = Pipe(line.wires, line.server, line.client, self._arrive_at_client)
+        self._up.put(_Open(method))
+
+    # The client.
+
+    async def write(self, data: bytes) -> None:
+        """Send a message; waits while the other side reads none."""
+        if self._is_over:
+            raise asyncio.InvalidStateError("the call is over")
+        self._up.put(data)
+        try:
+            await self._up.has_room()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        if self._end is not None and self._end.error is not None:
+            raise self._end.error
+
+    async def read(self) -> Any:
+        """The next message, or EOF; raises what the call has failed with."""
+        while True:
+            if self._is_cancelled:
+                raise asyncio.CancelledError
+            if self._inbox:
+                self._down.was_read()
+                return self._inbox.popleft()
+            if self._end is not None:
+                if self._end.error is not None:
+                    raise self._end.error
+                return grpc.aio.EOF
+            loop = asyncio.get_running_loop()
+            self._reader = loop.create_future()
+            try:
+                await self._reader
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+
+    def cancel(self) -> bool:
+        """End it from here; who reads or writes gets `CancelledError`."""
+        if self._is_over or self._line is None:
+            return False
+        self._is_cancelled = True
+        if self._line.wires.random.random() < 0.5:
+            self._up.lose_some()
+        self._up.put(_Reset())
+        self._wake()
+        self._down.shut()
+        return True
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_cancelled or self._end is not None
+
+    def _arrive_at_client(self, item: bytes | End) -> None:
+        if self._is_over:
+            return
+        if isinstance(item, End):
+            self._end = item
+            self._forget()
+        else:
+            self._inbox.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # The server.
+
+    def _arrive_at_server(self, item: Any) -> None:
+        if isinstance(item, _Open):
+            if self._listener.node is not self._line_of.server or self._listener.methods is None:
+                self._down.put(End(unavailable("nobody answers there")))
+                return
+            self._served = _Served(self._listener.methods, item.method, self._up, self._down)
+        elif self._served is None:
+            self._up.was_read()
+        elif isinstance(item, _Reset):
+            self._served.cancel()
+            self._forget()
+        else:
+            self._served.take(item)
+
+    # The connection.
+
+    @property
+    def _line_of(self) -> Line:
+        assert self._line is not None
+        return self._line
+
+    def lost_at_client(self) -> None:
+        """Nothing comes any more."""
+        if self._is_over:
+            return
+        self._end = End(unavailable("the connection is lost"))
+        if self._line_of.wires.random.random() < 0.5:
+            self._inbox.clear()
+        self._up.shut()
+        self._wake()
+
+    def lost_at_server(self) -> None:
+        """Nobody is there any more."""
+        self._down.shut()
+        if self._served is not None:
+            self._served.cancel()
+
+    def sender_is_gone(self, node: Node) -> None:
+        """The end of what it has sent may not arrive."""
+        pipe = self._up if node is self._line_of.client else self._down
+        if self._line_of.wires.random.random() < 0.5:
+            pipe.lose_some()
+
+    def _forget(self) -> None:
+        self._line_of.streams.pop(self, None)
+
+
+class _Served:
+    """A call as the server has it."""
+
+    def __init__(
+        self, methods: grpc.GenericRpcHandler, method: str, up: Pipe[Any], down: Pipe[Any]
+    ) -> None:
+        """Begin to answer it, on the node that runs now."""
+        self._requests: deque[bytes] = deque()
+        self._arrived = asyncio.Event()
+        self._up = up
+        self._down = down
+        handler: Any = methods.service(_Details(method))  # type: ignore[arg-type]
+        self._task = asyncio.get_running_loop().create_task(self._handle(handler))
+
+    def take(self, data: bytes) -> None:
+        """A message has come."""
+        self._requests.append(data)
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self._task.cancel()
+
+    async def write(self, reply: bytes) -> None:
+        """Send a reply; waits while the client reads none."""
+        self._down.put(reply)
+        await self._down.has_room()
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """What comes, without end: a client that has enough cancels the call."""
+        while True:
+            while self._requests:
+                self._up.was_read()
+                yield self._requests.popleft()
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def end(self, error: grpc.aio.AioRpcError | None) -> None:
+        """Tell how it has ended."""
+        self._down.put(End(error))
+
+    async def _handle(self, handler: Any) -> None:
+        context = _Context(self, handler.response_serializer)
+        try:
+            if handler.stream_stream is not None:
+                await handler.stream_stream(self.messages(), context)
+            else:
+                data = await anext(self.messages())
+                if handler.unary_stream is not None:
+                    await handler.unary_stream(data, context)
+                else:
+                    await context.write(await handler.unary_unary(data, context))
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            return  # the client was told, or is gone
+        self.end(None)
+
+
+class _Context:
+    """Of `grpc.aio.ServicerContext`, what the adapter asks for."""
+
+    def __init__(self, served: _Served, serialize: Callable[[Any], bytes]) -> None:
+        self._served = served
+        self._serialize = serialize
+
+    def time_remaining(self) -> None:
+        """Nobody here gives a deadline."""
+
+    def peer(self) -> str:
+        """For logs."""
+        return "sim"
+
+    async def write(self, reply: Any) -> None:
+        """Send a reply."""
+        await self._served.write(self._serialize(reply))
+
+    async def abort_with_status(self, status: Any) -> NoReturn:
+        """End with an error."""
+        error = grpc.aio.AioRpcError(
+            status.code,
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(*status.trailing_metadata),
+            details=status.details,
+        )
+        self._served.end(error)
+        raise grpc.aio.AbortError("aborted here")
+
+
+class SimChannel:
+    """Of `grpc.aio.Channel`, what `GrpcLinks` asks for."""
+
+    def __init__(self, wires: Wires, client: Node, listener: Listener) -> None:
+        """It connects when it is asked to."""
+        self._wires = wires
+        self._client = client
+        self._listener = listener
+        self._line: Line | None = None
+        self._state = State.IDLE
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def get_state(self, try_to_connect: bool = False) -> State:  # noqa: FBT001, FBT002 - gRPC's own
+        """Whether it is connected."""
+        if try_to_connect and self._state is State.IDLE:
+            self._become(State.CONNECTING)
+            self._call()
+        return self._state
+
+    async def wait_for_state_change(self, last: State) -> None:
+        """Wait until the state is another one."""
+        while self._state is last:
+            waiter: asyncio.Future[None] = self._wires.loop.create_future()
+            self._waiting.append(waiter)
+            await waiter
+
+    def stream_stream(self, method: str) -> Callable[[], SimCall]:
+        """A method with streams both ways."""
+        return lambda: SimCall(self._line, self._listener, method)
+
+    def unary_stream(
+        self, method: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]
+    ) -> Callable[[Any], _Reading]:
+        """A method with one request and many replies."""
+
+        def call(request: Any) -> _Reading:
+            return _Reading(SimCall(self._line, self._listener, method), serialize(request), parse)
+
+        return call
+
+    def unary_unary(
+        self, method: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]
+    ) -> Callable[..., Any]:
+        """A method with one request and one reply."""
+
+        async def call(request: Any, timeout: float) -> Any:
+            reading = _Reading(
+                SimCall(self._line, self._listener, method), serialize(request), parse
+            )
+            try:
+                async with asyncio.timeout(timeout):
+                    reply = await reading.read()
+            except TimeoutError:
+                raise unavailable(f"no answer within {timeout} s") from None
+            finally:
+                reading.cancel()
+            return reply
+
+        return call
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._line is not None:
+            self._line.lose_client()
+
+    def _call(self) -> None:
+        delay_s = 2 * self._wires.draw_ms() / 1_000
+        self._wires.loop.call_later(delay_s, self._called, context=self._client.context)
+
+    def _called(self) -> None:
+        node, wires = self._listener.node, self._wires
+        is_there = self._listener.is_powered and not (node and wires.is_parted(self._client, node))
+        if not is_there:  # calls again, as TCP does
+            delay_s = RETRY_MS.high_ms * (0.5 + wires.random.random()) / 1_000
+            wires.loop.call_later(delay_s, self._call_again, context=self._client.context)
+        elif node is None or not node.alive or self._listener.methods is None:
+            self._become(State.TRANSIENT_FAILURE)
+        else:
+            self._line = wires.connect(self._client, node, self._lost)
+            self._become(State.READY)
+
+    def _call_again(self) -> None:
+        if self._waiting:
+            self._call()
+        else:
+            self._become(State.IDLE)
+
+    def _lost(self) -> None:
+        self._line = None
+        self._become(State.IDLE)
+
+    def _become(self, state: State) -> None:
+        self._state = state
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _Reading:
+    """The replies to one request."""
+
+    def __init__(self, call: SimCall, data: bytes, parse: Callable[[bytes], Any]) -> None:
+        self._call = call
+        self._data: bytes | None = data
+        self._parse = parse
+
+    async def read(self) -> Any:
+        """The next reply, or EOF."""
+        data, self._data = self._data, None
+        if data is not None:
+            with suppress(asyncio.InvalidStateError):  # reading tells why
+                await self._call.write(data)
+        reply = await self._call.read()
+        return reply if reply is grpc.aio.EOF else self._parse(reply)
+
+    def cancel(self) -> bool:
+        """End it."""
+        return self._call.cancel()

@@ -1,0 +1,227 @@
+"""Machines that run the shipped safekeeper: processes come and go, the disk stays."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+
+from shalekv.core.quorum.messages import ToProposer
+from shalekv.format.quorum_messages import to_proposer
+from shalekv.roles.safekeeper.node import Node as Safekeeper
+from shalekv.roles.safekeeper.proposing import Proposing
+from shalekv.roles.safekeeper.service import SafekeeperService
+from shalekv.rpc.adapter import Adapter
+from shalekv.rpc.safekeeper import safekeeper_methods
+from shalekv.rpc.safekeeper_links import GrpcLinks
+from shalekv.runtime import Runtime
+from shalekv.settings import SafekeepSettings, StoreSettings
+from shalekv.store.api import ObjectStore
+from shalekv.v1 import safekeeper_pb2 as wire
+from tests.sim.nodes import Node
+from tests.sim.safekeepers.calls import SimChannel
+from tests.sim.safekeepers.disk import DiskWorkers, Fuse, MachineDisk, PowerCut
+from tests.sim.safekeepers.wires import Listener, Wires
+from tests.sim.world import World
+
+URL = "memory://sim"  # of the database: safekeepers take no place with a scheme that is unknown
+DATA = Path("/data")
+CALLS_MAX = 10_000
+
+
+class SimLinks(GrpcLinks):
+    """The shipped links of one process, over the simulated network."""
+
+    def __init__(self, wires: Wires, node: Node, *, connect_timeout_ms: int) -> None:
+        """Nobody is called yet."""
+        super().__init__(connect_timeout_ms=connect_timeout_ms)
+        self._wires = wires
+        self._node = node
+        self._sim_channels: dict[str, SimChannel] = {}
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._sim_channels.get(address)
+        if channel is None or channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            channel = SimChannel(self._wires, self._node, self._wires.listeners[address])
+            self._sim_channels[address] = channel
+        return channel  # type: ignore[return-value]  # what the links use of one
+
+    async def close(self) -> None:
+        """Hang up."""
+        for channel in self._sim_channels.values():
+            await channel.close()
+        self._sim_channels.clear()
+
+
+class _WatchedProposing(Proposing):
+    """Lets somebody see each reply before the writer does."""
+
+    on_reply: Callable[[ToProposer], None]
+
+    async def replies(self) -> AsyncIterator[wire.ProposeReply]:
+        """The replies in the order of the messages; raises what ends the stream."""
+        async for reply in super().replies():
+            self.on_reply(to_proposer(reply))
+            yield reply
+
+
+class _WatchedService(SafekeeperService):
+    """The shipped service, whose streams of writers are watched."""
+
+    def __init__(self, node: Safekeeper, on_reply: Callable[[ToProposer], None]) -> None:
+        """`node` runs."""
+        super().__init__(node)
+        self._on_reply = on_reply
+
+    def propose(self) -> Proposing:
+        """A new stream of a writer."""
+        proposing = _WatchedProposing(self._node)
+        proposing.on_reply = self._on_reply
+        return proposing
+
+
+class Machine(Listener):
+    """One machine: a name, an address, a disk, and at times a process."""
+
+    def __init__(self, world: World, wires: Wires, name: str) -> None:
+        """No process runs."""
+        self.name = name
+        self.address = f"{name}:1"
+        self.disk = MachineDisk()
+        self.is_powered = True
+        self.node: Node | None = None
+        self.methods: grpc.GenericRpcHandler | None = None
+        self.safekeeper: Safekeeper | None = None
+        self.on_synced: Callable[[Machine], None] = lambda _: None
+        self.on_told: Callable[[Machine, ToProposer], None] = lambda _machine, _reply: None
+        self.on_cut: Callable[[MachineDisk, MachineDisk], None] = lambda _before, _after: None
+        self._world = world
+        self._wires = wires
+        self._random = world.random_for(f"machine {name}")
+        self._fuse = Fuse()
+        self._is_kill = False
+        self.is_stopping = False  # its process was asked to end
+        wires.listeners[self.address] = self
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process runs, or begins to."""
+        return self.node is not None
+
+    def start(self, settings: SafekeepSettings) -> None:
+        """Begin a process. REQUIRES: none runs."""
+        self.is_powered = True
+        self._wires.power_is_back(self)
+        self._fuse = Fuse()
+        self.disk.before_call = self._fuse.before_call
+        self.disk.on_synced = lambda: self.on_synced(self)
+        self.node = self._world.node(self.name)
+        self.node.start(self._run(self.node, settings))
+
+    def cut_power(self) -> None:
+        """The machine stops now; what was not synced is lost or torn."""
+        if self.node is not None:
+            self.node.crash()
+            self._gone(is_kill=False)
+
+    def kill(self) -> None:
+        """The process ends now; what it has written stays."""
+        if self.node is not None:
+            self.node.crash()
+            self._gone(is_kill=True)
+
+    def crash_in(self, calls: int, *, only_syncs: bool, is_kill: bool) -> None:
+        """The same, in the middle of what is done to the disk soon."""
+        self._is_kill = is_kill
+        self._fuse.light(calls, only_syncs=only_syncs)
+
+    def spare_it(self) -> None:
+        """No crash is due any more."""
+        self._fuse.put_out()
+
+    def wipe(self) -> None:
+        """The disk is exchanged for an empty one. REQUIRES: no process runs."""
+        self.disk = MachineDisk()
+        self.on_synced(self)
+
+    def stop(self) -> None:
+        """Ask the process to end."""
+        if self.node is not None and self.safekeeper is not None:
+            self.is_stopping = True
+            self._world.loop.call_soon(self.safekeeper.close, context=self.node.context.copy())
+
+    def _gone(self, *, is_kill: bool) -> None:
+        self._forget()
+        if not is_kill:
+            self.is_powered = False
+            before, after = self.disk, self.disk.after_cut(self._random)
+            assert isinstance(after, MachineDisk)
+            self.disk = after
+            self.on_cut(before, after)
+            self._world.note(f"the power of {self.name} is cut")
+
+    def _forget(self) -> None:
+        self.node = self.methods = self.safekeeper = None
+        self.is_stopping = False
+
+    def _cut_short(self, node: Node) -> None:
+        """The process has come to the call at which it dies."""
+        if not node.alive:
+            return
+        node.exit()
+        self._world.loop.befallen["crashes"] += 1
+        self._gone(is_kill=self._is_kill)
+
+    async def _run(self, node: Node, settings: SafekeepSettings) -> None:
+        workers, sync_workers = self._workers(node, 2), self._workers(node, 1)
+        random = self._world.random_for(f"{node.label}/runtime")
+        runtime = Runtime(self._world.clock_of(node), random, workers)
+        links = SimLinks(self._wires, node, connect_timeout_ms=3_000)
+
+        def open_store(url: str, _runtime: Runtime, _settings: StoreSettings) -> ObjectStore:
+            return store_of(self._world, node, url)
+
+        safekeeper = self.safekeeper = await Safekeeper.open(
+            settings,
+            runtime,
+            sync_workers=sync_workers,
+            filesystem=self.disk,
+            links=links,
+            open_store=open_store,
+        )
+        adapter = Adapter(runtime, calls_max=CALLS_MAX)
+        self.methods = safekeeper_methods(_WatchedService(safekeeper, self._told), adapter)
+        await safekeeper.run()
+        self.methods = None
+        await sync_workers.run(_nothing)
+        try:
+            await safekeeper.leave()
+        except PowerCut:
+            self._cut_short(node)
+        self._world.loop.call_soon(self._bury, node, context=self._world.loop.root.context)
+
+    def _told(self, reply: ToProposer) -> None:
+        self.on_told(self, reply)
+
+    def _workers(self, node: Node, threads: int) -> DiskWorkers:
+        random = self._world.random_for(f"{node.label}/{threads} workers")
+        workers = DiskWorkers(self._world.loop, node, random, threads=threads)
+        workers.on_cut = lambda: self._cut_short(node)
+        return workers
+
+    def _bury(self, node: Node) -> None:
+        if self.node is node:
+            node.bury()
+            self._forget()
+
+
+def store_of(world: World, node: Node, url: str = URL) -> ObjectStore:
+    """The store of the database for a process, under a URL that safekeepers know."""
+    store = world.store_for(node)
+    store.url = url
+    return store
+
+
+def _nothing() -> None:
+    """Runs when all that came before it has ended."""

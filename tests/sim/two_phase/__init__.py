@@ -1,0 +1,1 @@
+"""The whole database over a store without conditional writes, and records in another store."""

@@ -1,0 +1,223 @@
+"""I10: two-phase compare-and-swap has one winner, whatever crashes where.
+
+Looks at the changes that took effect at both stores, in their order, and at what each create was
+told. What is created under a name that was collected counts for nothing (rules F1 to F3): it must
+be gone at the end, and the rules for it are relaxed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shalekv.core.manifest import Manifest
+from shalekv.core.snapshot import active_manifest_ids
+from shalekv.core.two_phase import Record
+from shalekv.format.manifest import decode_manifest
+from shalekv.format.names import (
+    LEVELS_FOLDER,
+    MANIFEST_FOLDER,
+    WAL_FOLDER,
+    manifest_name,
+    parse_level_name,
+    parse_manifest_name,
+    parse_temporary_name,
+    parse_wal_name,
+)
+from tests.sim.errors import Violation
+from tests.sim.invariants.catalogue import checks
+from tests.sim.two_phase.happenings import (
+    Change,
+    Happening,
+    ObjectChanged,
+    RecordChange,
+    RecordChanged,
+    Told,
+)
+
+if TYPE_CHECKING:
+    from tests.sim.two_phase.store import TwoPhaseSimStore
+
+FOLDERS = (MANIFEST_FOLDER, WAL_FOLDER, LEVELS_FOLDER)
+_NOT_CREATED = frozenset({"Exists", "StoreUnavailable", "StoreRefused"})
+
+
+@dataclass(slots=True)
+class _Place:
+    """What a destination has been through."""
+
+    data: bytes | None = None  # that are there
+    winner: bytes | None = None  # the first ones that were there
+    record: Record | None = None
+    is_collected: bool = False  # since then, nothing that comes there counts
+    creators: list[str] = field(default_factory=list)  # who were told, before that
+    sources: set[str] = field(default_factory=set)  # that its records ever named
+    put: set[bytes] = field(default_factory=set)  # under temporary names
+
+
+@checks(10, "two_phase")
+def check_i10_one_winner(happened: list[Happening]) -> Counter[str]:
+    """Who was told `Created` has won, for ever, and complete; how often what matters happened."""
+    return _Judge().judge(happened)
+
+
+@checks(10, "two_phase")
+def check_i10_nothing_is_left(store: TwoPhaseSimStore) -> None:
+    """Objects and records belong to each other, and no temporary object is there.
+
+    REQUIRES: faults have stopped, and all is collected.
+    """
+    there = {name for folder in FOLDERS for name in store.names(folder)}
+    left = [name for folder in FOLDERS for name in store.temporary_names(folder)]
+    if left:
+        raise Violation(f"I10: nothing needs the temporary objects {left}")
+    for record in store.records():
+        name = record.destination.name
+        if not record.is_committed:
+            raise Violation(f"I10: the record of {name} is not committed in peace")
+        if name not in there:
+            raise Violation(f"I10: the record of {name} is left, and its object is not there")
+    recorded = {record.destination.name for record in store.records()}
+    if there - recorded:
+        raise Violation(f"I10: {sorted(there - recorded)} have no records")
+    deleted = {
+        each.name
+        for each in store.happened
+        if isinstance(each, ObjectChanged) and each.change is Change.DELETED
+    }
+    if there & deleted:
+        raise Violation(f"I10: {sorted(there & deleted)} came back after they were collected")
+
+
+class _Judge:
+    """Goes through what happened."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+        self._places: dict[str, _Place] = defaultdict(_Place)
+        self._temporary: set[str] = set()  # that are there
+        self._owners: dict[str, str] = {}  # of temporary objects: who has put them
+        self._told: list[Told] = []
+
+    def judge(self, happened: list[Happening]) -> Counter[str]:
+        """Raise `Violation`, or count."""
+        for each in happened:
+            match each:
+                case ObjectChanged() if (parsed := parse_temporary_name(each.name)) is not None:
+                    self._temporary_changed(each, self._places[parsed.destination])
+                case ObjectChanged():
+                    self._object_changed(each, self._places[each.name])
+                case RecordChanged():
+                    self._record_changed(each, self._places[each.name])
+                case Told():
+                    self._create_ended(each, self._places[each.name])
+        for told in self._told:
+            self._check_never_entered(told)
+        return self.seen
+
+    def _temporary_changed(self, each: ObjectChanged, place: _Place) -> None:
+        if each.change is not Change.DELETED:
+            self._temporary.add(each.name)
+            self._owners[each.name] = each.node
+            place.put.add(each.data)
+            return
+        self._temporary.discard(each.name)
+        record = place.record
+        is_needed = record is not None and record.source == each.name and not record.is_committed
+        if is_needed and not place.is_collected:
+            raise Violation(f"I10: {each.node} deletes {each.name}, which its record still needs")
+
+    def _object_changed(self, each: ObjectChanged, place: _Place) -> None:
+        if each.change is Change.DELETED:
+            place.data, place.is_collected = None, True
+            self.seen["objects that were collected"] += 1
+            return
+        if each.change is Change.PUT:
+            raise Violation(f"I10: {each.node} puts {each.name} without asking who has won it")
+        if each.data not in place.put:
+            raise Violation(f"I10: {each.node} makes {each.name} something that nobody has put")
+        if place.is_collected:
+            self.seen["objects that came back, without effect"] += place.data is None
+        elif place.data is not None and place.data != each.data:
+            raise Violation(f"I10: {each.node} overwrites {each.name} with another's object")
+        else:
+            self.seen["objects that were copied again"] += place.data is not None
+        if place.winner is None:
+            place.winner = each.data
+        place.data = each.data
+
+    def _record_changed(self, each: RecordChanged, place: _Place) -> None:
+        before, place.record = each.before, each.after
+        self.seen[f"records that were {each.change.value}"] += 1
+        if each.after is not None:
+            place.sources.add(each.after.source)
+        if place.is_collected:
+            return
+        can_be_completed = place.data is not None or (
+            before is not None and before.source in self._temporary
+        )
+        match each.change:
+            case RecordChange.TAKEN_OVER | RecordChange.WITHDRAWN if can_be_completed:
+                text = f"the record of {each.name} was {each.change.value} by {each.node}"
+                raise Violation(f"I10: {text} while it could be completed")
+            case RecordChange.COMMITTED if place.data is None and not self._is_dead(each.name):
+                raise Violation(f"I10: {each.node} commits {each.name}, which is not there")
+            case RecordChange.DELETED if place.data is not None:
+                raise Violation(f"I10: {each.node} forgets {each.name}, which is there")
+            case RecordChange.DELETED if not self._is_dead(each.name):
+                raise Violation(f"I10: {each.node} forgets {each.name}, which may be created")
+            case _:
+                pass
+        if each.change is RecordChange.COMMITTED and before is not None:
+            owner = self._owners.get(before.source, each.node)
+            self.seen["records that others committed"] += owner != each.node
+
+    def _create_ended(self, told: Told, place: _Place) -> None:
+        self.seen[f"creates that were told {told.outcome}"] += 1
+        if told.outcome in _NOT_CREATED:
+            self._told.append(told)
+        if place.is_collected:
+            return
+        if told.outcome == "Exists" and place.data is None:
+            raise Violation(f"I10: {told.node} was told that {told.name} exists, and it does not")
+        if told.outcome == "Created":
+            place.creators.append(told.node)
+            if place.data != told.data:
+                raise Violation(f"I10: {told.node} was told that it created {told.name}, wrongly")
+            if len(place.creators) > 1:
+                raise Violation(f"I10: {place.creators} were told that they created {told.name}")
+
+    def _check_never_entered(self, told: Told) -> None:
+        """Whoever was told that it has lost, or that nothing was created, never wins later."""
+        entered = self._places[told.name].sources.intersection(told.sources)
+        if entered:
+            raise Violation(
+                f"I10: {told.node} was told {told.outcome} of {told.name}; a record names {entered}"
+            )
+
+    def _is_dead(self, name: str) -> bool:
+        """Whether the newest manifest says that nobody will ever miss an object."""
+        manifests = {
+            parse_manifest_name(each): place.winner
+            for each, place in self._places.items()
+            if place.winner is not None and each.startswith(MANIFEST_FOLDER)
+        }
+        current_id = max((each for each in manifests if each is not None), default=None)
+        if current_id is None:
+            return not name.startswith(FOLDERS)  # where a store is tried
+        current = decode_manifest(manifest_name(current_id), manifests[current_id] or b"")
+        return not name.startswith(FOLDERS) or _is_behind(name, current)
+
+
+def _is_behind(name: str, current: Manifest) -> bool:
+    manifest_id, wal_id = parse_manifest_name(name), parse_wal_name(name)
+    if manifest_id is not None:
+        return manifest_id not in active_manifest_ids(current, 0) and (
+            manifest_id < current.manifest_id
+        )
+    if wal_id is not None:
+        return wal_id < (current.wal_id_last_compacted or 0)
+    sst_id = parse_level_name(name)
+    ids = current.leveled_ssts.ids
+    return sst_id not in {ids[at : at + 16] for at in range(0, len(ids), 16)}

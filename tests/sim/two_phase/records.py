@@ -1,0 +1,175 @@
+"""A simulated transactional store: one table of records, changed by one statement at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from shalekv.core.two_phase import Destination, Record
+from shalekv.errors import StoreUnavailable
+from shalekv.store.requests import RequestCounts, RequestKind
+from shalekv.store.two_phase.memory import MemoryRecords
+from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, RecordStore
+from tests.sim.network import Network, NoAnswer, Refused
+from tests.sim.nodes import Node
+from tests.sim.objects import run_now
+from tests.sim.two_phase.happenings import Happening, RecordChange, RecordChanged
+
+if TYPE_CHECKING:
+    from shalekv.store.two_phase.memory import Table
+    from tests.sim.loop import SimLoop
+
+T = TypeVar("T")
+
+
+class RecordTable:
+    """The table, where statements are applied. They are those of the shipped `MemoryRecords`."""
+
+    def __init__(self, loop: SimLoop, node: Node, happened: list[Happening]) -> None:
+        """No records; `node` is the transactional store, for the timeline."""
+        self.rows: Table = {}
+        self._loop = loop
+        self._node = node
+        self._happened = happened
+        self._records = MemoryRecords(table=self.rows)
+
+    def insert(self, sender: Node, record: Record) -> InsertOutcome:
+        """Apply an insert."""
+        apply = partial(self._records.insert, record)
+        return self._apply(sender, RecordChange.INSERTED, record.destination, apply)
+
+    def commit(self, sender: Node, record: Record) -> bool:
+        """Apply a commit."""
+        apply = partial(self._records.commit, record)
+        return self._apply(sender, RecordChange.COMMITTED, record.destination, apply)
+
+    def take_over(self, sender: Node, record: Record, source: str) -> bool:
+        """Apply a take-over."""
+        apply = partial(self._records.take_over, record, source)
+        return self._apply(sender, RecordChange.TAKEN_OVER, record.destination, apply)
+
+    def withdraw(self, sender: Node, record: Record) -> None:
+        """Apply a withdrawal."""
+        apply = partial(self._records.withdraw, record)
+        self._apply(sender, RecordChange.WITHDRAWN, record.destination, apply)
+
+    def delete_committed(self, sender: Node, destinations: Iterable[Destination]) -> None:
+        """Apply deletes."""
+        for each in destinations:
+            apply = partial(self._records.delete_committed, [each])
+            self._apply(sender, RecordChange.DELETED, each, apply)
+
+    def find(self, destination: Destination) -> Record | None:
+        """The record of a destination."""
+        return self.rows.get(destination)
+
+    def page(self, database: str, after: str, limit: int) -> list[Record]:
+        """The first `limit` records of a database whose names come after `after`."""
+        ours = (each for each in self.rows if each.database == database and each.name > after)
+        return [self.rows[each] for each in sorted(ours, key=lambda each: each.name)[:limit]]
+
+    def _apply(
+        self,
+        sender: Node,
+        change: RecordChange,
+        destination: Destination,
+        apply: Callable[[], Coroutine[None, None, T]],
+    ) -> T:
+        before = self.rows.get(destination)
+        answer = run_now(apply())
+        after = self.rows.get(destination)
+        if before != after:
+            self._loop.note(f"record of {destination.name} {change.value}", self._node)
+            self._happened.append(RecordChanged(sender.label, change, before, after))
+        return answer
+
+
+class SimRecords(RecordStore):
+    """One client of the transactional store, on one node."""
+
+    def __init__(self, table: RecordTable, network: Network, node: Node, page_records: int) -> None:
+        """A list comes in pages of `page_records`."""
+        self.url = "sim://records"
+        self.sent = RequestCounts()
+        self._table = table
+        self._network = network
+        self._node = node
+        self._page_records = page_records
+
+    async def ensure_schema(self) -> None:
+        """There is none."""
+
+    async def insert(self, record: Record) -> InsertOutcome:
+        serve = partial(self._table.insert, self._node, record)
+        try:
+            return await self._send(RequestKind.RECORD_WRITE, "insert", [record.destination], serve)
+        except Refused as refusal:
+            raise self._unavailable("insert", record.destination.name, refusal) from None
+        except NoAnswer as silence:
+            return InsertUnknown(silence.cause)
+
+    async def find(self, destination: Destination) -> Record | None:
+        serve = partial(self._table.find, destination)
+        return await self._ask(RequestKind.RECORD_READ, "find", [destination], serve)
+
+    async def commit(self, record: Record) -> bool:
+        serve = partial(self._table.commit, self._node, record)
+        return await self._ask(RequestKind.RECORD_WRITE, "commit", [record.destination], serve)
+
+    async def take_over(self, record: Record, source: str) -> bool:
+        serve = partial(self._table.take_over, self._node, record, source)
+        return await self._ask(RequestKind.RECORD_WRITE, "take_over", [record.destination], serve)
+
+    async def withdraw(self, record: Record) -> None:
+        serve = partial(self._table.withdraw, self._node, record)
+        await self._ask(RequestKind.RECORD_WRITE, "withdraw", [record.destination], serve)
+
+    async def delete_committed(self, destinations: Iterable[Destination]) -> None:
+        """In several statements, as servers have it: any of them may fail."""
+        remaining = iter(destinations)
+        while some := [*islice(remaining, self._page_records)]:
+            serve = partial(self._table.delete_committed, self._node, some)
+            await self._ask(RequestKind.RECORD_WRITE, "delete_committed", some, serve)
+
+    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
+        folder = Destination(database, "")
+        after, is_last = "", False
+        while not is_last:
+            serve = partial(self._table.page, database, after, self._page_records)
+            page = await self._ask(RequestKind.RECORD_READ, "list", [folder], serve)
+            is_last = len(page) < self._page_records
+            for record in page:
+                after = record.destination.name
+                if not (uncommitted_only and record.is_committed):
+                    yield record
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _ask(
+        self,
+        kind: RequestKind,
+        operation: str,
+        destinations: Sequence[Destination],
+        serve: Callable[[], T],
+    ) -> T:
+        try:
+            return await self._send(kind, operation, destinations, serve)
+        except NoAnswer as silence:
+            raise self._unavailable(operation, str(destinations[0]), silence) from None
+
+    async def _send(
+        self,
+        kind: RequestKind,
+        operation: str,
+        destinations: Sequence[Destination],
+        serve: Callable[[], T],
+    ) -> T:
+        self.sent.add(kind)
+        names = tuple(each.name for each in destinations)
+        return await self._network.ask(self._node, operation, names, serve)
+
+    def _unavailable(self, operation: str, name: str, silence: NoAnswer) -> StoreUnavailable:
+        return StoreUnavailable(self.url, operation, name, silence.cause)

@@ -1,0 +1,328 @@
+"""The acceptor, message by message: what it answers, and what must be durable before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.quorum.acceptor import (
+    AcceptorState,
+    Commit,
+    Flush,
+    Reply,
+    Reset,
+    Save,
+    Step,
+    Truncate,
+    Write,
+    archived,
+    damaged,
+    disconnected,
+    flushed,
+    overtaken,
+    step,
+)
+from shalekv.core.quorum.messages import (
+    Append,
+    Appended,
+    Elected,
+    Greet,
+    Greeting,
+    Health,
+    Joined,
+    Refusal,
+    ToProposer,
+    Vote,
+    VoteRequest,
+)
+from shalekv.core.quorum.record import NO_BALLOT, Ballot
+from tests.unit.core.quorum.logs import ME, TWIN, ballot, kinds, log, records, state
+
+STREAM = 7
+
+
+def reply(effects: object) -> ToProposer:
+    """The one answer among the effects."""
+    assert isinstance(effects, list)
+    (found,) = [effect for effect in effects if isinstance(effect, Reply)]
+    assert found.stream == STREAM
+    return found.message
+
+
+def follow(before: AcceptorState, epoch: int, epochs: str, *, trimmed: int = 0) -> Step:
+    """A leader with this log is elected."""
+    return step(before, STREAM, Elected(ME, ballot(epoch), log(epochs, trimmed=trimmed)))
+
+
+def followed(epochs: str, elected: str, epoch: int = 2, *, committed_lsn: int = 0) -> AcceptorState:
+    """A member with a log that follows a leader with another."""
+    return follow(state(epochs, committed_lsn=committed_lsn), epoch, elected)[0]
+
+
+def test_a_greeting_changes_nothing() -> None:
+    """It tells everything that a proposer has to know."""
+    before = state("112", committed_lsn=1)
+    after, effects = step(before, STREAM, Greet())
+    assert after == before
+    assert reply(effects) == Greeting(ME, ballot(2), log("112"), 1, Health.SOUND)
+
+
+def test_a_vote_is_given_when_log_and_promise_are_durable() -> None:
+    """CE9: what was written is flushed before the promise is saved, and both before the vote."""
+    after, effects = step(state("11"), STREAM, VoteRequest(ME, ballot(3)))
+    assert effects == [
+        Flush(),
+        Save(ballot(3), Health.SOUND),
+        Reply(STREAM, Vote(ballot(3), log("11"), 0)),
+    ]
+    assert after.promise == ballot(3)
+
+
+def test_who_votes_leaves_its_leader() -> None:
+    """Appends of the one before are refused from then on."""
+    before = followed("1", "1")
+    after, _ = step(before, 8, VoteRequest(ME, ballot(3)))
+    _, effects = step(after, STREAM, Append(ballot(2), (), 0))
+    assert reply(effects) == Refusal(ballot(3), "epoch 3 was promised since")
+
+
+def test_a_late_request_of_the_own_leader_unseats_nobody() -> None:
+    """A promise that is given twice changes nothing."""
+    before = followed("1", "1")
+    after, effects = step(before, 1, VoteRequest(ME, ballot(2)))
+    assert after == before
+    assert isinstance(effects[-1], Reply)
+    assert isinstance(effects[-1].message, Vote)
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (ballot(1), "epoch 2 was promised since"),
+        (ballot(2, TWIN), "epoch 2 was promised to another writer that won it, too"),
+    ],
+)
+def test_lower_ballots_and_twins_are_refused(other: Ballot, problem: str) -> None:
+    """CE14: a promise names epoch and nonce, whatever is asked under another one."""
+    before = state("1", promise=ballot(2))
+    for message in (VoteRequest(ME, other), Elected(ME, other, log("1")), Append(other, (), 0)):
+        after, effects = step(before, STREAM, message)
+        assert after == before
+        assert effects == [Reply(STREAM, Refusal(ballot(2), problem))]
+
+
+@pytest.mark.parametrize(
+    "message", [VoteRequest(b"x" * 16, ballot(3)), Elected(b"x" * 16, ballot(3), log(""))]
+)
+def test_another_member_is_not_answered_for(message: VoteRequest | Elected) -> None:
+    """CE8: a wiped node neither votes nor follows in the name of the one before."""
+    after, effects = step(state(""), STREAM, message)
+    answer = reply(effects)
+    assert isinstance(answer, Refusal)
+    assert "another member" in answer.problem
+    assert after.promise != ballot(3)
+
+
+@pytest.mark.parametrize("health", [Health.DAMAGED, Health.REFILLING])
+def test_who_has_lost_records_does_not_vote(health: Health) -> None:
+    """What is left of its log would count as if it were all."""
+    _, effects = step(replace(state("1"), health=health), STREAM, VoteRequest(ME, ballot(3)))
+    assert isinstance(reply(effects), Refusal)
+
+
+def test_a_log_is_cut_where_it_differs() -> None:
+    """CE4, CE5: there and nowhere else, durably before the answer; the promise is durable, too."""
+    after, effects = follow(state("1111", committed_lsn=1), 3, "1122")
+    assert effects == [
+        Truncate(log("11").last),
+        Save(ballot(3), Health.SOUND),
+        Flush(),
+        Reply(STREAM, Joined(ballot(3), 2)),
+    ]
+    assert after.log == log("11")
+    assert after.leader == STREAM
+
+
+def test_a_beginning_of_the_elected_log_stays_whole() -> None:
+    """CE4: however little of it is known to be committed."""
+    after, effects = follow(state("11"), 2, "1122")
+    assert kinds(effects) == ["Save", "Flush", "Reply"]
+    assert after.log == log("11")
+
+
+def test_what_the_leader_wrote_on_another_stream_stays() -> None:
+    """CE10: its log was shorter when it sent the message."""
+    before = disconnected(followed("122", "122"), STREAM)
+    after, effects = follow(before, 2, "1")
+    assert after.log == log("122")
+    assert reply(effects) == Joined(ballot(2), 3)
+
+
+def test_an_older_stream_is_not_followed() -> None:
+    """CE10: the stream that was opened last is the one that counts, while it lasts."""
+    before, _ = step(state("1"), 9, Elected(ME, ballot(2), log("1")))
+    after, effects = follow(before, 2, "1")
+    assert after == before
+    assert reply(effects) == Refusal(ballot(2), "another stream was elected since")
+    assert follow(disconnected(before, 9), 2, "1")[0].leader == STREAM
+    assert disconnected(before, 8) == before
+
+
+def test_who_lacks_what_is_trimmed_begins_anew_behind_it() -> None:
+    """What is before the base is in the archive, and committed."""
+    after, effects = follow(state("1"), 2, "1122", trimmed=3)
+    assert effects[0] == Reset(log("112").last)
+    assert after.log == log("112", trimmed=3)
+    assert (after.committed_lsn, effects[-1]) == (3, Commit(3))
+
+
+@pytest.mark.parametrize(
+    ("mine", "committed_lsn", "trimmed"), [("1111", 3, 0), ("1111", 4, 4), ("1", 1, 0)]
+)
+def test_what_was_committed_is_not_cut(mine: str, committed_lsn: int, trimmed: int) -> None:
+    """CE13: an elected log without it means that a majority has lost records."""
+    before = replace(state(mine, committed_lsn=committed_lsn), log=log(mine, trimmed=trimmed))
+    after, effects = follow(before, 3, "" if mine == "1" else "1122")
+    answer = reply(effects)
+    assert after == before
+    assert isinstance(answer, Refusal)
+    assert "was committed, and is not in the elected log" in answer.problem
+
+
+def test_a_damaged_log_is_dropped_and_filled_again() -> None:
+    """Its member is sound when it has flushed all that the leader had when it was elected."""
+    before = replace(state("11", committed_lsn=1), health=Health.DAMAGED)
+    after, effects = follow(before, 2, "112")
+    assert kinds(effects) == ["Reset", "Save", "Flush", "Reply"]
+    assert effects[1] == Save(ballot(2), Health.REFILLING)
+    after, _ = step(after, STREAM, Append(ballot(2), tuple(records("112")), 0))
+    assert flushed(after, 2) == (after, [])
+    sound, effects = flushed(after, 3)
+    assert sound.health is Health.SOUND
+    assert effects == [Flush(), Save(ballot(2), Health.SOUND)]
+
+
+def test_a_flush_of_what_was_cut_makes_nobody_sound() -> None:
+    """It may have been under way when the log was truncated."""
+    filling = replace(state("111"), health=Health.REFILLING)
+    after, _ = follow(filling, 3, "12")
+    assert flushed(after, 3)[0].health is Health.REFILLING
+
+
+def test_a_member_that_is_filled_again_waits_for_a_leader_after_each_start() -> None:
+    """How far it has to come is not durable: the next leader tells it."""
+    starting = replace(state("11"), health=Health.REFILLING)
+    assert flushed(starting, 2) == (starting, [])
+    after, _ = follow(starting, 2, "11")
+    assert flushed(after, 2)[0].health is Health.SOUND
+
+
+def test_records_are_flushed_before_they_are_acknowledged() -> None:
+    """And the commit point of the leader counts as far as the log goes (CE12)."""
+    before = followed("1", "1")
+    new = tuple(records("122")[1:])
+    after, effects = step(before, STREAM, Append(ballot(2), new, 9))
+    assert effects == [Write(new), Flush(), Reply(STREAM, Appended(ballot(2), 3)), Commit(3)]
+    assert (after.log, after.committed_lsn) == (log("122"), 3)
+
+
+def test_a_commit_point_alone_needs_no_answer() -> None:
+    """And one that lags changes nothing."""
+    before = followed("11", "11")
+    after, effects = step(before, STREAM, Append(ballot(2), (), 1))
+    assert effects == [Commit(1)]
+    assert step(after, STREAM, Append(ballot(2), (), 0)) == (after, [])
+
+
+def test_a_commit_point_counts_on_the_elected_stream_only() -> None:
+    """CE12: elsewhere the log may be another one."""
+    before = state("11")
+    after, effects = step(before, STREAM, Append(ballot(1), (), 2))
+    assert after == before
+    assert isinstance(reply(effects), Refusal)
+
+
+def test_records_that_came_before_are_acknowledged_once_more() -> None:
+    """A leader that connects anew may send them again."""
+    before = followed("12", "12")
+    after, effects = step(before, STREAM, Append(ballot(2), tuple(records("12")), 0))
+    assert after == before
+    assert effects == [Flush(), Reply(STREAM, Appended(ballot(2), 2))]
+
+
+@pytest.mark.parametrize("sent", ["13", "33"])
+def test_records_of_another_log_are_refused(sent: str) -> None:
+    """CE11: they must follow what is there, and be of no later epoch than the leader."""
+    before = followed("1", "1")
+    after, effects = step(before, STREAM, Append(ballot(2), tuple(records(sent)[1:]), 0))
+    assert after == before
+    assert isinstance(reply(effects), Refusal)
+
+
+@pytest.mark.parametrize(("first", "has_room"), [(1, False), (2, True)])
+def test_records_without_room_or_behind_them_are_not_taken(first: int, *, has_room: bool) -> None:
+    """The leader is told where the log ends; the commit point is taken all the same."""
+    before = followed("1", "1")
+    message = Append(ballot(2), tuple(records("122")[first:]), 1)
+    after, effects = step(before, STREAM, message, has_room=has_room)
+    assert after.log == log("1")
+    assert reply(effects) == Appended(ballot(2), 1, is_full=True)
+    assert Commit(1) in effects
+
+
+def test_votes_and_commit_points_need_no_room() -> None:
+    """A full disk stops appends alone."""
+    before = followed("1", "1")
+    _, effects = step(before, STREAM, Append(ballot(2), (), 1), has_room=False)
+    assert effects == [Commit(1)]
+    _, effects = step(before, STREAM, VoteRequest(ME, ballot(3)), has_room=False)
+    assert isinstance(reply(effects), Vote)
+
+
+def test_what_was_seen_in_the_archive_is_trimmed_and_told() -> None:
+    """It does not go back when a list was slow."""
+    before = followed("122", "122", committed_lsn=1)
+    after = archived(before, 1, log("12").last)
+    assert after.log == log("122", trimmed=2)
+    assert archived(after, 0, log("1").last) == after
+    _, effects = step(after, STREAM, Append(ballot(2), tuple(records("122")), 0))
+    assert reply(effects) == Appended(ballot(2), 3, archived_wal_id=1)
+
+
+def test_a_new_member_has_promised_nothing() -> None:
+    """And follows whoever names it."""
+    new = AcceptorState(ME)
+    assert (new.promise, new.health) == (NO_BALLOT, Health.SOUND)
+    after, effects = follow(new, 1, "")
+    assert after.promise == ballot(1)
+    assert reply(effects) == Joined(ballot(1), 0)
+
+
+def test_who_is_overtaken() -> None:
+    """A leader is told of a promise that was given to another, and of nothing else."""
+    led = followed("1", "1")
+    assert overtaken(led, step(led, STREAM + 1, Greet())[0]) is None
+    assert overtaken(led, step(led, STREAM + 1, VoteRequest(ME, ballot(1)))[0]) is None
+    assert overtaken(led, followed("1", "1")) is None
+    after, _ = step(led, STREAM + 1, VoteRequest(ME, ballot(3)))
+    told = overtaken(led, after)
+    assert told is not None
+    assert (told[0], told[1].promise) == (STREAM, ballot(3))
+    assert overtaken(after, step(after, STREAM + 1, VoteRequest(ME, ballot(4)))[0]) is None
+
+
+def test_damage_while_it_runs() -> None:
+    """A log that is found damaged is worth nothing until whoever leads is elected here again."""
+    led = followed("11", "11", committed_lsn=1)
+    after, effects = damaged(led)
+    assert kinds(effects) == ["Save", "Reply"]
+    assert effects[0] == Save(led.promise, Health.DAMAGED)
+    assert isinstance(reply(effects), Refusal)
+    next_one = records("1", led.log.last)
+    again, effects = step(after, STREAM, Append(led.promise, tuple(next_one), 2))
+    assert (again, kinds(effects)) == (after, ["Reply"])
+    refilled, effects = step(after, STREAM + 1, Elected(ME, led.promise, log("11")))
+    assert kinds(effects)[:2] == ["Reset", "Save"]
+    assert (refilled.health, refilled.sound_from_lsn) == (Health.REFILLING, 2)
+    assert kinds(damaged(disconnected(led, STREAM))[1]) == ["Save"]

@@ -1,0 +1,190 @@
+"""What may be archived, what may be trimmed, and who does it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.quorum.archiving import (
+    Appointment,
+    Candidate,
+    LogObject,
+    Patience,
+    archive_tip,
+    complete_objects,
+    takeover_place,
+    trim_mark,
+)
+from shalekv.core.quorum.membership import Configuration, Member
+from shalekv.core.quorum.record import Mark, Record
+
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+TRIO = Configuration(1, tuple(Member(each, f"{each[:1].decode()}:1") for each in (A, B, C)))
+
+
+def records_of(text: str, first_lsn: int = 1) -> list[Record]:
+    """A record for each digit, of that object; a dot behind it ends the object."""
+    found: list[Record] = []
+    for sign in text:
+        if sign == ".":
+            found[-1] = replace(found[-1], ends_object=True)
+        else:
+            lsn = first_lsn + len(found)
+            found.append(
+                Record(lsn, 1, int(sign), ends_object=False, previous_checksum=0, checksum=lsn)
+            )
+    return found
+
+
+def objects_of(text: str, committed_lsn: int) -> list[tuple[int, int, int]]:
+    """The complete objects: id, first and last lsn."""
+    found = complete_objects(records_of(text), committed_lsn)
+    return [(each.wal_id, each.first_lsn, each.last.lsn) for each in found]
+
+
+def test_an_object_is_complete_when_its_end_is_committed() -> None:
+    """An end that is not committed may lose, and be followed by another (CE7)."""
+    assert objects_of("000.", 2) == []
+    assert objects_of("000.", 3) == [(0, 1, 3)]
+    assert objects_of("000.11.2", 6) == [(0, 1, 3), (1, 4, 5)]
+
+
+def test_an_object_left_open_is_complete_when_a_later_one_is_begun() -> None:
+    """A new leader begins an object of its own: when that is committed nothing is added before."""
+    assert objects_of("001.", 2) == []
+    assert objects_of("001.", 3) == [(0, 1, 2), (1, 3, 3)]
+    assert objects_of("0012", 4) == [(0, 1, 2), (1, 3, 3)]
+
+
+@given(
+    text=st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=8),
+    committed=st.integers(0, 40),
+)
+def test_complete_objects_cover_the_log_and_stay_so(
+    text: list[tuple[int, bool]], committed: int
+) -> None:
+    """They follow each other from the first record on, and are the same when more is committed."""
+    written = "".join(f"{n}" * count + "." * ends for n, (count, ends) in enumerate(text))
+    found = objects_of(written, committed)
+    next_lsn = 1
+    for _, first_lsn, last_lsn in found:
+        assert first_lsn == next_lsn
+        next_lsn = last_lsn + 1
+    assert next_lsn <= committed + 1
+    assert objects_of(written, committed + 1)[: len(found)] == found
+
+
+def test_the_archive_reaches_to_its_first_hole() -> None:
+    """What is compacted counts as there, and what is behind a hole does not."""
+    assert archive_tip(set(), None) is None
+    assert archive_tip({0, 1, 3}, None) == 1
+    assert archive_tip({1}, None) is None
+    assert archive_tip({4, 5, 7}, 3) == 5
+    assert archive_tip({3}, 9) == 9
+
+
+def marked(wal_id: int, last_lsn: int) -> LogObject:
+    """An object that ends there."""
+    return LogObject(wal_id, last_lsn, Mark(last_lsn, 1, 0, wal_id, ends_object=True))
+
+
+def test_only_what_was_listed_and_is_committed_is_trimmed() -> None:
+    """Whole objects go, in order, below both: the own list of the archive and the commit point."""
+    objects = [marked(4, 10), marked(5, 20), marked(6, 30)]
+
+    def trimmed(seen_wal_id: int | None, committed_lsn: int) -> int | None:
+        mark = trim_mark(objects, seen_wal_id=seen_wal_id, committed_lsn=committed_lsn)
+        return None if mark is None else mark.lsn
+
+    assert trimmed(None, 30) is None
+    assert trimmed(3, 30) is None
+    assert trimmed(5, 30) == 20
+    assert trimmed(6, 29) == 20
+    assert trimmed(9, 99) == 30
+    assert trimmed(9, 9) is None
+
+
+def test_patience_begins_anew_with_each_object_that_arrives() -> None:
+    """Only an object that stays missing is a reason to do what nobody asked for."""
+    patience = Patience().looked(None, 0)
+    assert not patience.has_ended(1_000, takeover_ms=10, place=0)
+    patience = patience.looked(4, 1_000)
+    assert not patience.has_ended(1_009, takeover_ms=10, place=0)
+    patience = patience.looked(4, 1_009)
+    assert patience.has_ended(1_010, takeover_ms=10, place=0)
+    assert not patience.has_ended(1_019, takeover_ms=10, place=1)
+    assert patience.has_ended(1_020, takeover_ms=10, place=1)
+    assert not patience.looked(5, 1_010).has_ended(1_010, takeover_ms=10, place=0)
+
+
+def test_members_take_over_one_after_the_other() -> None:
+    """Each has a place of its own, and the one that was appointed and does nothing the last."""
+    for appointed in (A, B, C, b""):
+        places = [takeover_place(each, TRIO, appointed) for each in (A, B, C)]
+        assert sorted(places) == [0, 1, 2]
+        if appointed:
+            assert takeover_place(appointed, TRIO, appointed) == 2
+    assert takeover_place(b"x" * 16, TRIO, A) == 3
+
+
+def candidate(
+    member_id: bytes, lsn: int, archived: int | None = None, *, is_fit: bool = True
+) -> Candidate:
+    """A candidate."""
+    return Candidate(member_id, is_fit, lsn, archived)
+
+
+def judged(
+    present: Appointment, candidates: list[Candidate], now_ms: float, complete: int | None = 9
+) -> Appointment:
+    """Whom to ask, when one is given 100 ms."""
+    return present.judged(candidates, now_ms, complete_wal_id=complete, takeover_ms=100)
+
+
+def test_the_most_advanced_fit_member_is_appointed() -> None:
+    """A member that is not connected, or is being filled, is not asked."""
+    all_of = [candidate(A, 5), candidate(B, 7, is_fit=False), candidate(C, 6)]
+    assert judged(Appointment(), all_of, 0).member_id == C
+    assert judged(Appointment(), all_of[1:2], 0).member_id == b""
+    assert judged(Appointment(), [], 0).member_id == b""
+
+
+def test_an_appointment_stays_while_it_bears_fruit() -> None:
+    """Neither a longer log nor time changes it as long as the archive moves, or nothing waits."""
+    present = judged(Appointment(), [candidate(A, 5), candidate(B, 4)], 0)
+    for archived, now_ms in ((1, 90), (2, 180), (3, 270)):
+        present = judged(present, [candidate(A, 5, archived), candidate(B, 50)], now_ms)
+        assert present.member_id == A
+    idle = judged(present, [candidate(A, 5, 9), candidate(B, 50)], 1_000)
+    assert idle.member_id == A
+    assert judged(idle, [candidate(A, 5, 9), candidate(B, 50)], 9_000).member_id == A
+
+
+def test_one_that_is_gone_is_replaced_at_once() -> None:
+    """Nothing is waited for when the member that was asked is not there any more."""
+    present = judged(Appointment(), [candidate(A, 5), candidate(B, 4)], 0)
+    after = judged(present, [candidate(A, 5, is_fit=False), candidate(B, 4)], 1)
+    assert after.member_id == B
+
+
+def test_everybody_has_a_turn_while_the_archive_stands_still() -> None:
+    """One that archives nothing is followed by each of the others, and then by the first again."""
+    members = [candidate(A, 9, 1), candidate(B, 8, 1), candidate(C, 7, 1)]
+    present = judged(Appointment(), members, 0)
+    asked = [present.member_id]
+    for now_ms in range(100, 900, 100):
+        assert judged(present, members, now_ms - 1).member_id == asked[-1]
+        present = judged(present, members, now_ms)
+        asked.append(present.member_id)
+    assert asked[:3] == [A, B, C]
+    assert set(asked[3:]) == {A, B, C}
+    assert all(one != other for one, other in pairwise(asked))
+
+
+def test_the_only_member_stays_appointed() -> None:
+    """There is nobody else to ask."""
+    present = judged(Appointment(), [candidate(A, 9, 1)], 0)
+    assert judged(present, [candidate(A, 9, 1)], 500).member_id == A

@@ -1,0 +1,180 @@
+"""Changes of members as they are asked for: who is asked, what is refused, and in which words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.manifest import Manifest
+from shalekv.core.quorum.messages import Health
+from shalekv.engine.quorum.changing import Changing, survey
+from shalekv.errors import DatabaseExists, DatabaseMismatch, InvalidRequest, QuorumUnavailable
+from tests.quorum.nodes import Nodes
+from tests.unit.engine.databases import Database
+from tests.unit.engine.quorum.ground import Ground, Writing, contents, in_virtual_time, until
+
+
+async def _ground(*, members: int = 3, count: int = 6) -> Ground:
+    """A database with the first of the nodes as members; the others have nothing of it."""
+    ground = await Ground.created(count)
+    await ground.database.edit(lambda m: replace(m, wal_members=m.wal_members[:members]))
+    for node in [*ground.nodes][members:]:
+        node.wipe()
+    return ground
+
+
+def _changing(ground: Ground) -> Changing:
+    return Changing(ground.cas(), ground.links())
+
+
+def _addresses(texts: tuple[str, ...]) -> list[str]:
+    return [text.rpartition("@")[2] for text in texts]
+
+
+async def _finished(ground: Ground, writing: Writing) -> list[str]:
+    """Who the members are when the writer that serves has made the second edit."""
+    await writing.opened.manifest.refresh()
+    await until(lambda: not writing.opened.manifest.current.wal_members_next)
+    return _addresses((await ground.database.manifest()).wal_members)
+
+
+def test_members_are_added_and_removed() -> None:
+    """From three to five and back, under a writer; those who left can't elect anybody."""
+
+    async def main() -> None:
+        ground = await _ground()
+        async with ground.writing() as writing:
+            await writing.put(b"a")
+            joint = await _changing(ground).add(["n4:1", "n5:1"])
+            assert _addresses(joint.wal_members_next) == [f"n{n}:1" for n in range(1, 6)]
+            await writing.put(b"b")
+            assert len(await _finished(ground, writing)) == 5
+            await writing.put(b"c")
+            await _changing(ground).remove(["n1:1", "n2:1"])
+            assert await _finished(ground, writing) == ["n3:1", "n4:1", "n5:1"]
+            await writing.put(b"d")
+        ground.nodes["n4:1"].stop()
+        ground.nodes["n5:1"].stop()
+        with pytest.raises(QuorumUnavailable, match="1 of 3"):
+            await ground.open()
+        ground.nodes["n5:1"].start()
+        assert len(contents(await ground.open())) == 4
+
+    in_virtual_time(main)
+
+
+def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> None:
+    """It has another id then, and is filled; one that has its log is not replaced by itself."""
+
+    async def main() -> None:
+        ground = await _ground()
+        async with ground.writing() as writing:
+            await writing.put(b"a")
+            with pytest.raises(InvalidRequest, match="has its log: there is nothing to replace"):
+                await _changing(ground).replace("n2:1", "n2:1")
+            for link in writing.links.links:
+                if link.node.address == "n2:1":
+                    link.break_off()
+            ground.nodes["n2:1"].wipe()
+            await writing.put(b"b")
+            assert not ground.nodes["n2:1"].logs
+            await _changing(ground).replace("n2:1", "n2:1")
+            assert await _finished(ground, writing) == ["n1:1", "n2:1", "n3:1"]
+            ground.nodes["n3:1"].stop()
+            await writing.put(b"c")
+            assert ground.log("n2:1").state.health is Health.SOUND
+        ground.nodes["n1:1"].stop()
+        ground.nodes["n3:1"].start()
+        assert len(contents(await ground.open())) == 3
+
+    in_virtual_time(main)
+
+
+def test_two_changes_at_once_are_refused() -> None:
+    """The second one asks nobody for room, and is told of the first; cancelled, it may begin."""
+
+    async def main() -> None:
+        ground = await _ground()
+        changing = _changing(ground)
+        with pytest.raises(InvalidRequest, match="no change is under way"):
+            await changing.cancel()
+        await changing.add(["n4:1"])
+        for change in (
+            changing.add(["n5:1"]),
+            changing.remove(["n1:1"]),
+            changing.replace("n1:1", "n5:1"),
+        ):
+            with pytest.raises(InvalidRequest, match=r"a change to .*n4:1 is under way"):
+                await change
+        assert not ground.nodes["n5:1"].logs
+        cancelled = await changing.cancel()
+        assert cancelled.wal_members_next == ()
+        await changing.replace("n1:1", "n4:1")
+
+    in_virtual_time(main, orders=1)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    """Nothing is changed by it, and the message names the address."""
+
+    async def refused(ground: Ground, before: Manifest) -> None:
+        changing = _changing(ground)
+        for change, words in (
+            (changing.remove(["n9:1"]), "n9:1 is none of them: they are n1:1, n2:1, n3:1"),
+            (changing.replace("n9:1", "n4:1"), "n9:1 is none of them"),
+            (changing.replace("n1:1", "n2:1"), "n2:1 is one already"),
+            (changing.add(["n1:1"]), "n1:1 is one already: if it was made anew, use `replace`"),
+            (changing.add(["n4:1", "n4:1"]), "an address stands there twice"),
+            (changing.remove(["n1:1", "n2:1", "n3:1"]), "0 of them"),
+        ):
+            with pytest.raises(InvalidRequest, match=words):
+                await change
+        ground.nodes["n4:1"].stop()
+        with pytest.raises(QuorumUnavailable, match=r"n4:1 does not answer.*Nothing was changed"):
+            await changing.add(["n4:1"])
+        assert await ground.database.manifest() == before
+
+    async def main() -> None:
+        ground = await _ground()
+        await refused(ground, await ground.database.manifest())
+        database = await Database.created()
+        database_id = (await database.manifest()).database_id
+        without = Ground(database, Nodes(3), database_id)
+        with pytest.raises(DatabaseMismatch, match="no safekeepers"):
+            await _changing(without).add(["n1:1"])
+
+    in_virtual_time(main, orders=1)
+
+
+def test_a_node_that_has_another_log_is_not_taken() -> None:
+    """What its log is of use for is decided by hand."""
+
+    async def main() -> None:
+        ground = await Ground.created(4)
+        async with ground.writing() as writing:
+            await writing.put(b"a")
+        await ground.database.edit(lambda m: replace(m, wal_members=m.wal_members[:3]))
+        with pytest.raises(DatabaseExists):
+            await _changing(ground).replace("n3:1", "n4:1")
+
+    in_virtual_time(main, orders=1)
+
+
+def test_a_survey_tells_who_is_there() -> None:
+    """One that is down, one that was made anew, one that has nothing."""
+
+    async def main() -> None:
+        ground = await _ground()
+        members = [ground.member(f"n{n}:1") for n in (1, 2, 3)]
+        ground.nodes["n1:1"].stop()
+        ground.nodes["n2:1"].wipe()
+        ground.nodes["n2:1"].admit(ground.place, b"again")
+        ground.nodes["n3:1"].wipe()
+        surveyed = await survey(ground.links(), ground.database_id, members)
+        down, anew, empty = (each.problem for each in surveyed)
+        assert down.startswith("does not answer")
+        assert "is another member by now" in anew
+        assert "does not have this database" in empty
+
+    in_virtual_time(main, orders=1)

@@ -1,0 +1,283 @@
+"""Objects of the archive: what records say, in the bytes of one SST."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.loads import CommittedLoad
+from shalekv.core.quorum.record import Mark, Record
+from shalekv.engine.commit import WalContents
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.quorum.objects import (
+    MERGED_BLOCK_BYTES,
+    last_properties,
+    object_bytes,
+    says_the_same,
+)
+from shalekv.engine.replay import Replayed, apply_object
+from shalekv.engine.wal import encode_wal
+from shalekv.errors import BadStructure, CorruptObject, Truncated, WrongObject
+from shalekv.format import names
+from shalekv.format.block_frame import Codec
+from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.load_record import load_entry
+from shalekv.format.sst import Sst, open_sst
+from shalekv.format.wal_record import make_record
+from tests.golden.contents import LOAD
+from tests.unit.format.samples import properties
+
+WAL_ID = 7
+NAME = names.wal_name(WAL_ID)
+BYTES_SHA256 = "e222ef2303e1ffa0a067cf32f063d0ab0ba11b2147efa0b4b96dd942ff8c88ff"
+KEYS = [b"", b"a", b"b", b"bb", b"c", b"d\xff"]
+
+
+def drawn(random: Random, seq: int) -> WalContents:
+    """What the commit with this number writes: a version of some keys, of each one at most."""
+    points = [
+        Entry(key, seq, Kind.TOMBSTONE)
+        if random.random() < 0.2
+        else Entry(
+            key,
+            seq,
+            Kind.PUT,
+            random.randbytes(random.choice([0, 9, 300])),
+            random.choice([0, 0, 99]),
+        )
+        for key in KEYS
+        if random.random() < 0.4
+    ]
+    tombstones = []
+    if random.random() < 0.3:
+        start, end = sorted(random.sample(KEYS, 2))
+        tombstones = [Entry(start, seq, Kind.RANGE_TOMBSTONE, random.choice([end, b""]))]
+    records = []
+    if random.random() < 0.4:
+        reply = IdempotencyRecord(b"h" * 16, WAL_ID, ReplyKind.PUT, b"reply")
+        key = record_key(random.choice([b"one", b"two"]))
+        records = [Entry(key, seq, Kind.PUT, encode_record(reply), 99)]
+    return WalContents(points, tombstones, records)
+
+
+def together(parts: Sequence[WalContents]) -> WalContents:
+    """One group of several commits."""
+
+    def joined(number: int) -> list[Entry]:
+        entries = [entry for part in parts for entry in part[number]]
+        return sorted(entries, key=lambda entry: (entry.key, -entry.seq))
+
+    return WalContents(joined(0), joined(1), joined(2), joined(3))
+
+
+def payload_of(
+    contents: WalContents, number: int, *, codec: Codec = Codec.NONE, block_bytes: int = 4_096
+) -> bytes:
+    """The SST of a group."""
+    own = replace(
+        properties(NAME), write_id=b"write id %07d" % number, logical_time_ms=1_000 + number
+    )
+    return encode_wal(own, contents, block_bytes, codec)
+
+
+def records_of(payloads: Sequence[bytes]) -> list[Record]:
+    """The records of one object; the last one ends it."""
+    mark, found = Mark(lsn=40, epoch=3, wal_id=WAL_ID - 1), []
+    for number, payload in enumerate(payloads):
+        ends_object = number == len(payloads) - 1
+        found.append(
+            make_record(mark, epoch=3, wal_id=WAL_ID, ends_object=ends_object, payload=payload)
+        )
+        mark = found[-1].mark
+    return found
+
+
+def opened(payload: bytes) -> Sst:
+    """The SST with these bytes, all of which is sound."""
+    sst = open_sst(NAME, payload, database_id=None)
+    sst.audit()
+    return sst
+
+
+def replayed(payloads: Sequence[bytes]) -> Replayed:
+    """What a replay of these SSTs, one after the other, comes to."""
+    found = Replayed(Memtable(), last_seq=0, logical_time_ms=0)
+    for payload in payloads:
+        apply_object(opened(payload), found)
+    return found
+
+
+def state_of(found: Replayed) -> object:
+    """All that a reader can tell of it."""
+    versions = [found.memtable.get(key) for key in KEYS]
+    newest = [entry for entry in versions if entry and not found.memtable.hides(entry)]
+    # Each commit has one number, so that what is older than any of them can be told apart.
+    hidden = [
+        found.memtable.hides(Entry(key, seq, Kind.PUT))
+        for key in KEYS
+        for seq in range(found.last_seq + 1)
+    ]
+    return newest, hidden, found.last_seq, found.logical_time_ms, found.records, found.loads
+
+
+def commits_of(payloads: Sequence[bytes]) -> dict[int, list[Entry]]:
+    """What a watch is told: the entries of each commit, by its number."""
+    told: dict[int, list[Entry]] = {}
+    for sst in map(opened, payloads):
+        for entry in (*sst.entries(), *sst.range_tombstones(), *sst.control_entries()):
+            told.setdefault(entry.seq, []).append(entry)
+    return {seq: sorted(entries) for seq, entries in told.items()}
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> list[bytes]:
+    """The payloads of one object: groups of some commits each, and records without any."""
+    random = Random(draw(st.integers(0, 2**32)))
+    codec = draw(st.sampled_from(Codec))
+    seq, payloads = 0, []
+    for number, size in enumerate(draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))):
+        parts = []
+        for _ in range(size):
+            seq += draw(st.integers(1, 2))  # some numbers belong to commits that write nothing
+            parts.append(drawn(random, seq))
+        block_bytes = draw(st.sampled_from([64, 4_096]))
+        payloads.append(
+            payload_of(together(parts), number, codec=codec, block_bytes=block_bytes)
+            if parts
+            else b""
+        )
+    return payloads if any(payloads) else [payload_of(drawn(random, 1), 0)]
+
+
+@given(payloads=groups())
+def test_the_merged_object_replays_as_its_parts(payloads: list[bytes]) -> None:
+    """Points, range tombstones, records of idempotency keys and times come to the same."""
+    merged = object_bytes(NAME, records_of(payloads))
+    parts = [payload for payload in payloads if payload]
+    assert state_of(replayed([merged])) == state_of(replayed(parts))
+
+
+@given(payloads=groups())
+def test_watches_are_told_of_every_commit(payloads: list[bytes]) -> None:
+    """No version is left out, not even one that a later commit of the same object replaces."""
+    merged = object_bytes(NAME, records_of(payloads))
+    assert commits_of([merged]) == commits_of([payload for payload in payloads if payload])
+
+
+@given(payloads=groups())
+def test_the_object_is_whose_its_last_record_is(payloads: list[bytes]) -> None:
+    """Owner, write id and logical time are those of the last group that wrote anything."""
+    records = records_of(payloads)
+    last = next(payload for payload in reversed(payloads) if payload)
+    merged = opened(object_bytes(NAME, records))
+    assert merged.properties == opened(last).properties == last_properties(NAME, records)
+
+
+def test_one_payload_is_the_object() -> None:
+    """A group that is alone is archived as it is, byte by byte; boundaries leave no trace."""
+    payload = payload_of(drawn(Random(1), 1), 0, codec=Codec.ZSTD, block_bytes=64)
+    assert object_bytes(NAME, records_of([payload])) == payload
+    assert object_bytes(NAME, records_of([b"", payload, b""])) == payload
+
+
+def test_a_load_is_its_record() -> None:
+    """A load stands alone in its object, and is replayed from it."""
+    payload = payload_of(WalContents(control=[load_entry(LOAD, 5)]), 0)
+    object_ = object_bytes(NAME, records_of([payload, b""]))
+    (found,) = replayed([object_]).loads
+    assert isinstance(found, CommittedLoad)
+
+
+def test_bytes_never_change() -> None:
+    """The same records make the same bytes in every version: safekeepers of two versions archive
+    side by side. Whoever makes this test fail has made them contradict each other.
+    """
+    random = Random(5)
+    payloads = [payload_of(drawn(random, seq), seq) for seq in range(1, 30)]
+    merged = object_bytes(NAME, records_of(payloads))
+    assert hashlib.sha256(merged).hexdigest() == BYTES_SHA256
+
+
+def test_merged_blocks_have_a_size_of_their_own() -> None:
+    """Neither settings nor the blocks of the records decide how large the merged blocks are."""
+    values = [Entry(b"%06d" % n, 1, Kind.PUT, b"v" * 90) for n in range(2_000)]
+    more = [entry._replace(seq=2) for entry in values]
+    one, other = (
+        object_bytes(
+            NAME,
+            records_of(
+                [
+                    payload_of(WalContents(part), n, block_bytes=block_bytes)
+                    for n, part in enumerate([values, more])
+                ]
+            ),
+        )
+        for block_bytes in (64, 1 << 20)
+    )
+    assert one == other
+    assert len(opened(one).index) == -(-2 * 2_000 * 96 // MERGED_BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_the_codec_is_that_of_the_records(codec: Codec) -> None:
+    """What the writer compresses stays compressed."""
+    payloads = [
+        payload_of(WalContents([Entry(b"k%d" % seq, seq, Kind.PUT, b"v" * 500)]), seq, codec=codec)
+        for seq in (1, 2)
+    ]
+    assert object_bytes(NAME, records_of(payloads))[0] == codec
+
+
+def test_records_that_make_no_object_are_refused() -> None:
+    """Every way in which records can't be one object is a typed error."""
+    fine = payload_of(WalContents([Entry(b"k", 5, Kind.PUT)]), 0)
+    strange = encode_wal(
+        replace(properties(NAME), database_id=b"another database"),
+        WalContents([Entry(b"k", 6, Kind.PUT)]),
+        64,
+    )
+    elsewhere = encode_wal(
+        properties(names.wal_name(8)), WalContents([Entry(b"k", 6, Kind.PUT)]), 64
+    )
+    for payloads, expected in (
+        ([b""], BadStructure),
+        ([fine, fine], BadStructure),  # the same number twice
+        ([payload_of(WalContents([Entry(b"k", 6, Kind.PUT)]), 1), fine], BadStructure),
+        ([strange, fine], WrongObject),
+        ([elsewhere], WrongObject),
+        ([fine, elsewhere], WrongObject),
+        ([b"short"], Truncated),
+    ):
+        with pytest.raises(CorruptObject) as raised:
+            object_bytes(NAME, records_of(payloads))
+        assert isinstance(raised.value, expected), payloads
+
+
+def test_objects_are_the_same_whatever_compressed_them() -> None:
+    """Blocks that another version of a library stored otherwise are no contradiction; another
+    write id, another entry, and damage are.
+    """
+    contents = WalContents([Entry(b"k%d" % n, 5, Kind.PUT, b"v" * 500) for n in range(9)])
+    one = payload_of(contents, 0)
+    assert says_the_same(NAME, one, payload_of(contents, 0, codec=Codec.LZ4, block_bytes=64))
+    assert not says_the_same(NAME, one, payload_of(contents, 1))
+    fewer = WalContents([Entry(b"k%d" % n, 5, Kind.PUT, b"w" * 500) for n in range(9)])
+    assert not says_the_same(NAME, one, payload_of(fewer, 0))
+    assert not says_the_same(NAME, one, one[:-1])
+    assert not says_the_same(NAME, one, bytes([one[0], 7]) + one[2:])
+
+
+def test_records_stand_in_the_order_of_their_numbers() -> None:
+    """Of versions of a key the newest comes first, whichever record it came with."""
+    versions = [[Entry(b"k", seq, Kind.PUT, b"%d" % seq)] for seq in (1, 2, 3)]
+    payloads = [payload_of(WalContents(each), n) for n, each in enumerate(versions)]
+    merged = opened(object_bytes(NAME, records_of(payloads)))
+    assert list(map(attrgetter("seq"), merged.entries())) == [3, 2, 1]

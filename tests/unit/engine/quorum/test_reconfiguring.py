@@ -1,0 +1,102 @@
+"""Changes of members under a writer that serves: both sets decide, then the next one does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from shalekv.core.quorum.membership import Member, begin_change, cancel_change
+from tests.unit.engine.quorum.ground import Ground, Writing, contents, in_virtual_time, until
+
+
+async def _ground(*, first: int, count: int) -> Ground:
+    """A database with the first of the nodes as its members; all have made room."""
+    ground = await Ground.created(count)
+    await ground.database.edit(lambda m: replace(m, wal_members=m.wal_members[:first]))
+    return ground
+
+
+def _members(ground: Ground, *numbers: int) -> tuple[Member, ...]:
+    return tuple(ground.member(f"n{number}:1") for number in numbers)
+
+
+async def _see_manifest(writing: Writing) -> None:
+    """As the watch for another writer does, sooner."""
+    await writing.opened.manifest.refresh()
+
+
+def test_members_are_exchanged_while_writes_go_on() -> None:
+    """Nothing is lost, and the old members are not needed afterwards."""
+
+    async def main() -> None:
+        ground = await _ground(first=3, count=6)
+        async with ground.writing() as writing:
+            for number in range(5):
+                await writing.put(b"a%d" % number)
+            await writing.slots.archive()
+            next_members = _members(ground, 4, 5, 6)
+            await ground.database.edit(partial(begin_change, members=next_members))
+            await _see_manifest(writing)
+            for number in range(5):
+                await writing.put(b"b%d" % number)
+            await until(lambda: writing.opened.manifest.current.wal_generation == 3)
+            manifest = await ground.database.manifest()
+            assert manifest.wal_members == tuple(map(str, next_members))
+            assert manifest.wal_members_next == ()
+            for node in [*ground.nodes][:3]:
+                node.stop()
+            await writing.put(b"c")
+            report = writing.slots.report()
+            assert report is not None
+            assert {each.address for each in report.members} == {"n4:1", "n5:1", "n6:1"}
+        assert len(contents(await ground.open())) == 11
+
+    in_virtual_time(main)
+
+
+def test_change_waits_for_a_majority_of_the_next_members() -> None:
+    """Without them nothing is committed and the change is not finished; cancelled, all goes on."""
+
+    async def main() -> None:
+        ground = await _ground(first=3, count=5)
+        ground.nodes["n4:1"].stop()
+        ground.nodes["n5:1"].stop()
+        async with ground.writing() as writing:
+            await writing.put(b"a")
+            next_members = _members(ground, 3, 4, 5)
+            await ground.database.edit(partial(begin_change, members=next_members))
+            await _see_manifest(writing)
+            await until(lambda: _generation(writing) == 2)
+            write = writing.write(b"b")
+            await until(lambda: ground.log("n1:1").state.log.last.lsn > writing.committed_lsn)
+            assert not write.told
+            assert (await ground.database.manifest()).wal_members_next
+            await ground.database.edit(cancel_change)
+            await _see_manifest(writing)
+            await write.receipt()
+            assert _generation(writing) == 3
+
+    in_virtual_time(main)
+
+
+def _generation(writing: Writing) -> int:
+    report = writing.slots.report()
+    assert report is not None
+    return report.generation
+
+
+def test_next_writer_finishes_a_change() -> None:
+    """An opening in the middle of a change needs a majority of both sets, and ends the change."""
+
+    async def main() -> None:
+        ground = await _ground(first=3, count=5)
+        async with ground.writing() as writing:
+            await writing.put(b"a")
+        next_members = _members(ground, 1, 2, 3, 4, 5)
+        await ground.database.edit(partial(begin_change, members=next_members))
+        async with ground.writing() as writing:
+            await until(lambda: writing.opened.manifest.current.wal_generation == 3)
+            await writing.put(b"b")
+        assert len((await ground.database.manifest()).wal_members) == 5
+
+    in_virtual_time(main)

@@ -1,0 +1,230 @@
+"""A quorum database with replicas in virtual time: its writer, archive and members by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shalekv.core.manifest import Manifest, WalMode
+from shalekv.core.quorum.election import Candidacy, Leader
+from shalekv.core.quorum.membership import Configuration
+from shalekv.core.quorum.messages import Append, Appended, Joined, Vote, VoteRequest
+from shalekv.core.quorum.record import Ballot, Record
+from shalekv.engine.commit import Commit, WalContents
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.quorum.links import DatabasePlace
+from shalekv.engine.quorum.objects import object_bytes
+from shalekv.engine.reader_engine import ReaderEngine
+from shalekv.engine.wal import encode_wal
+from shalekv.format import names
+from shalekv.format.footer import SstProperties
+from shalekv.format.wal_record import make_record
+from shalekv.settings import CacheSettings, ReaderSettings, StoreSettings
+from shalekv.store.api import Created
+from shalekv.store.cas import CasStore
+from tests.unit.engine.commits import group_of
+from tests.unit.engine.replica_ground import (
+    BY_HAND,
+    AskedStore,
+    ReplicaGround,
+    opened,
+    store_now_ms,
+)
+from tests.unit.engine.tailing.safekeepers import LocalLinks, Safekeeper
+
+STEPS_MAX = 100  # turns of the loop within which what is committed is seen
+
+
+class QuorumGround(ReplicaGround):
+    """The database, and three safekeepers."""
+
+    keepers: list[Safekeeper]
+    links: LocalLinks
+    leader: Leader
+    database_id: bytes
+
+    @classmethod
+    async def opened(cls, seed: int = 0, *, count: int = 3, is_quorum: bool = True) -> QuorumGround:
+        """A new database with a writer; its log is still in the bucket unless `is_quorum`."""
+        ground = await cls.created(seed)
+        assert isinstance(ground, QuorumGround)
+        ground.keepers = [Safekeeper(number + 1) for number in range(count)]
+        ground.database_id = (await ground.manifest()).database_id
+        ground.links = LocalLinks(
+            ground.keepers, DatabasePlace(ground.database_id, ground.store.url)
+        )
+        if is_quorum:
+            await ground.switch()
+        return ground
+
+    async def switch(self) -> None:
+        """Move the log to the safekeepers, as another writer: first a fence in the bucket."""
+        await self.take_over()
+        self.slot += 1
+        await self.fill_with(self.slot, self.writer)
+        await self.edit(
+            lambda m: replace(
+                m,
+                wal_mode=WalMode.QUORUM,
+                wal_generation=1,
+                wal_members=tuple(str(keeper.member) for keeper in self.keepers),
+            )
+        )
+        await self.elect()
+
+    def keeper(self, member_id: bytes) -> Safekeeper:
+        """The safekeeper that is this member."""
+        return next(each for each in self.keepers if each.member.id == member_id)
+
+    async def elect(self) -> None:
+        """Another writer opens the database: it votes, fills the others, and fences."""
+        await self.take_over()
+        manifest = await self.manifest()
+        ballot = Ballot(self.writer.epoch, self.writer.nonce)
+        candidacy = Candidacy(ballot, Configuration.of(manifest))
+        for keeper in self._heard():
+            vote = keeper.receive(VoteRequest(keeper.member.id, ballot))
+            if isinstance(vote, Vote):
+                candidacy = candidacy.voted(keeper.member.id, vote)
+        assert candidacy.is_won
+        self.leader = Leader.of(candidacy)
+        donor = self.keeper(candidacy.donor_id)
+        self._log = dict(donor.records)
+        for keeper in self._heard():
+            assert isinstance(keeper.receive(self.leader.elected(keeper.member.id)), Joined)
+        wal_id = max(self.leader.log.last.next_wal_id, self.slot + 1)
+        self.append(self._sst(wal_id, WalContents()), wal_id=wal_id, ends_object=True)
+
+    async def put(self, **values: bytes) -> int:
+        """One commit, in the object that is open; its sequence number."""
+        return self.write(self.commit(**values))
+
+    def write(self, commit: Commit, *, ends_object: bool = False) -> int:
+        """Commit it, if a majority hears."""
+        wal_id = self.open_wal_id
+        contents = group_of(wal_id, commit).contents()
+        self.append(self._sst(wal_id, contents), ends_object=ends_object)
+        return commit.seq
+
+    @property
+    def open_wal_id(self) -> int:
+        """The object that the next record goes into."""
+        last = self.leader.log.last
+        return last.next_wal_id if last.ends_object or last.wal_id is None else last.wal_id
+
+    def seal(self) -> None:
+        """End the object that is open, if one is."""
+        if not self.leader.log.last.ends_object:
+            self.append(b"", ends_object=True)
+
+    def append(self, payload: bytes, *, ends_object: bool, wal_id: int | None = None) -> Record:
+        """One more record, to all that hear."""
+        record = make_record(
+            self.leader.log.last,
+            epoch=self.leader.ballot.epoch,
+            wal_id=self.open_wal_id if wal_id is None else wal_id,
+            ends_object=ends_object,
+            payload=payload,
+        )
+        self._log[record.lsn] = record
+        self.leader = self.leader.appended(record)
+        for keeper in self._heard():
+            self._send(keeper)
+        self.tell_commit()
+        return record
+
+    def tell_commit(self) -> None:
+        """Tell all that hear how far the log is committed, and what they have missed."""
+        for keeper in self._heard():
+            self._send(keeper)
+            keeper.receive(Append(self.leader.ballot, (), self.leader.committed_lsn))
+
+    async def archive(self, *, trims: bool = False) -> int:
+        """Archive all complete objects; the next one. With `trims` the safekeepers forget them."""
+        committed = [r for lsn, r in sorted(self._log.items()) if lsn <= self.leader.committed_lsn]
+        by_object: dict[int, list[Record]] = {}
+        for record in committed:
+            by_object.setdefault(record.wal_id, []).append(record)
+        filled = await self.wal()
+        for wal_id, records in by_object.items():
+            is_complete = records[-1].ends_object or wal_id < committed[-1].wal_id
+            if is_complete and wal_id not in filled:
+                name = names.wal_name(wal_id)
+                assert await self.store.create(name, object_bytes(name, records)) == Created()
+            if is_complete and trims:
+                for keeper in self._heard():
+                    if keeper.state.committed_lsn >= records[-1].lsn:
+                        keeper.trim(wal_id, records[-1].mark)
+        return max(await self.wal(), default=-1) + 1
+
+    async def set_members(self, keepers: Sequence[Safekeeper]) -> Manifest:
+        """Others are the members from now on, with all that the log has."""
+        for keeper in keepers:
+            if keeper not in self.keepers:
+                self.links.add(keeper)
+                keeper.receive(self.leader.elected(keeper.member.id))
+        self.keepers = [*keepers]
+        manifest = await self.edit(
+            lambda m: replace(
+                m,
+                wal_generation=m.wal_generation + 1,
+                wal_members=tuple(str(keeper.member) for keeper in keepers),
+            )
+        )
+        self.leader = self.leader.reconfigured(Configuration.of(manifest))
+        self.tell_commit()
+        return manifest
+
+    async def replica(self, store: AskedStore | None = None, **settings: Any) -> ReaderEngine:
+        """A replica that has loaded what is archived, and does nothing yet."""
+        reader = ReaderSettings.model_validate(BY_HAND | settings)
+        cas = CasStore(store or self.another_store(), self.local_runtime(), StoreSettings())
+
+        def open_ssts(manifest: Manifest) -> LevelSsts:
+            return LevelSsts(cas, database_id=manifest.database_id, settings=CacheSettings())
+
+        return await opened(cas, reader, open_ssts, self.links)
+
+    def _heard(self) -> list[Safekeeper]:
+        return [keeper for keeper in self.keepers if keeper.hears]
+
+    def _send(self, keeper: Safekeeper) -> None:
+        if keeper.state.leader is None or keeper.state.promise != self.leader.ballot:
+            joined = keeper.receive(self.leader.elected(keeper.member.id))
+            assert isinstance(joined, Joined)
+        last_lsn = keeper.state.log.last.lsn
+        missing = tuple(r for lsn, r in sorted(self._log.items()) if lsn > last_lsn)
+        if missing:
+            reply = keeper.receive(Append(self.leader.ballot, missing, self.leader.committed_lsn))
+            assert isinstance(reply, Appended)
+            last_lsn = reply.flushed_lsn
+        self.leader = self.leader.acknowledged(keeper.member.id, last_lsn)
+
+    def _sst(self, wal_id: int, contents: WalContents) -> bytes:
+        properties = SstProperties(
+            name=names.wal_name(wal_id),
+            database_id=self.database_id,
+            writer_epoch=self.writer.epoch,
+            writer_nonce=self.writer.nonce,
+            write_id=self.runtime().random.randbytes(16),
+            logical_time_ms=store_now_ms(),
+        )
+        return encode_wal(properties, contents, 64)
+
+
+async def steps(until: Callable[[], bool]) -> int:
+    """Let other tasks run until that is so, while time stands still; how often they did."""
+    began_s = asyncio.get_running_loop().time()
+    for count in range(STEPS_MAX):
+        if until():
+            assert asyncio.get_running_loop().time() == began_s
+            return count
+        await asyncio.sleep(0)
+    raise AssertionError(f"not within {STEPS_MAX} steps")
+
+
+async def shown(engine: ReaderEngine, seq: int) -> None:
+    """The replica shows this commit, and none that is newer, while time stands still."""
+    await steps(lambda: engine.prefix.seq == seq)

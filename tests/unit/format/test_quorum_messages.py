@@ -1,0 +1,129 @@
+"""The messages of the quorum WAL on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.quorum.messages import (
+    Append,
+    Appended,
+    Archived,
+    Elected,
+    Greet,
+    Greeting,
+    Health,
+    Joined,
+    Refusal,
+    RelayTarget,
+    ToAcceptor,
+    ToProposer,
+    Vote,
+    VoteRequest,
+)
+from shalekv.core.quorum.record import EMPTY_LOG, NO_BALLOT, Ballot, LogShape, Mark, Section
+from shalekv.errors import BadChecksum, InvalidRequest
+from shalekv.format.quorum_messages import (
+    propose_reply,
+    propose_request,
+    relay_request,
+    relayed_append,
+    to_acceptor,
+    to_proposer,
+)
+from shalekv.format.wal_record import make_record
+from shalekv.v1 import safekeeper_pb2 as wire
+
+ID = b"m" * 16
+BALLOT = Ballot(7, b"n" * 16)
+TARGET = RelayTarget(ID, "sk2:7655")
+BASE = Mark(4, 2, 99, 3, ends_object=False)
+SHAPE = LogShape(BASE, (Section(5, Mark(6, 2, 1, 4)), Section(7, Mark(9, 5, 2**32 - 1, 2**60))))
+RECORD = make_record(BASE, epoch=7, wal_id=4, ends_object=True, payload=b"\0payload")
+BOUNDARY = make_record(RECORD.mark, epoch=7, wal_id=5, ends_object=False, payload=b"")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Greet(),
+        VoteRequest(ID, BALLOT),
+        Elected(ID, BALLOT, SHAPE),
+        Elected(ID, NO_BALLOT, EMPTY_LOG),
+        Append(BALLOT, (RECORD, BOUNDARY), 5, ID),
+        Append(BALLOT, (), 0),
+        Append(BALLOT, (RECORD,), 5, ID, (TARGET, TARGET)),
+        Append(BALLOT, (), 5, commit_peers=(TARGET,)),
+    ],
+)
+def test_from_a_writer(message: ToAcceptor) -> None:
+    """Each message of a writer arrives as it was sent."""
+    data = propose_request(message).SerializeToString()
+    assert to_acceptor(wire.ProposeRequest.FromString(data)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *(Greeting(ID, BALLOT, SHAPE, 8, health) for health in Health),
+        Vote(BALLOT, SHAPE, 8),
+        Joined(BALLOT, 9),
+        Appended(BALLOT, 9),
+        Appended(BALLOT, 0, 0, is_full=True),
+        Archived(BALLOT, 0),
+        Refusal(BALLOT, "epoch 9 was promised since"),
+    ],
+)
+def test_from_a_member(message: ToProposer) -> None:
+    """Each message of a member arrives as it was sent."""
+    data = propose_reply(message).SerializeToString()
+    assert to_proposer(wire.ProposeReply.FromString(data)) == message
+
+
+def test_from_a_member_to_another() -> None:
+    """What is passed on arrives as it was sent, and names whom it is for."""
+    message = Append(BALLOT, (RECORD,), 5, b"", (TARGET,))
+    data = relay_request(b"d" * 16, ID, message).SerializeToString()
+    request = wire.RelayRequest.FromString(data)
+    assert (request.database_id, request.member_id) == (b"d" * 16, ID)
+    assert relayed_append(request) == message
+    with pytest.raises(InvalidRequest):
+        relayed_append(wire.RelayRequest(database_id=b"short"))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        wire.ProposeRequest(),
+        wire.ProposeRequest(vote=wire.VoteRequest(member_id=b"short")),
+        wire.ProposeRequest(append=wire.Append(ballot=wire.Ballot(epoch=1, nonce=b"short"))),
+    ],
+)
+def test_refused(request_: wire.ProposeRequest) -> None:
+    """What is no message of the protocol is refused."""
+    with pytest.raises(InvalidRequest):
+        to_acceptor(request_)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        (Section(6, Mark(6, 2)),),  # a gap
+        (Section(5, Mark(4, 2)),),  # nothing in it
+        (Section(5, Mark(6, 1)),),  # an epoch that goes back
+        (Section(5, Mark(6, 3)), Section(8, Mark(9, 4))),
+    ],
+)
+def test_shape_without_order(sections: tuple[Section, ...]) -> None:
+    """A shape whose sections do not follow each other is refused."""
+    request = propose_request(Elected(ID, BALLOT, LogShape(BASE, sections)))
+    with pytest.raises(InvalidRequest, match="do not follow"):
+        to_acceptor(request)
+
+
+def test_damaged_record() -> None:
+    """A record that does not match its checksum is refused."""
+    damaged = replace(RECORD, wal_id=5)
+    with pytest.raises(BadChecksum):
+        to_acceptor(propose_request(Append(BALLOT, (damaged,), 0)))

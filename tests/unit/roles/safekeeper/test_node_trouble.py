@@ -1,0 +1,160 @@
+"""A node when disks lose or refuse something, or a member goes: the others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from shalekv.core.quorum.messages import (
+    Append,
+    Appended,
+    Elected,
+    Health,
+    Joined,
+    Refusal,
+    Vote,
+    VoteRequest,
+)
+from shalekv.core.quorum.record import EMPTY_LOG, Ballot, Mark
+from shalekv.errors import (
+    LogDamaged,
+    NotAMember,
+    StoreBroken,
+)
+from shalekv.format.wal_record import make_record
+from tests.unit.roles.safekeeper.node_acts import (
+    FIRST,
+    OTHER_ID,
+    SECOND,
+    damage,
+    filled,
+    health_of,
+    place,
+    say,
+    write_manifest,
+)
+from tests.unit.rpc.safekeepers import (
+    DATABASE_ID,
+    DEADLINE_S,
+    REQUEST_ID,
+    running_node,
+    safekeeper_settings,
+)
+from tests.unit.store.failing_disk import FailingFileSystem
+
+
+async def test_damaged_log(tmp_path: Path) -> None:
+    """A log that lost records does not vote, shows nothing, and is sound when it is full again."""
+    settings = safekeeper_settings(tmp_path)
+    async with running_node(settings) as node:
+        member_id = await node.admit(place(tmp_path), REQUEST_ID)
+        records = await filled(node.find(DATABASE_ID))
+        shape = node.find(DATABASE_ID).state.log
+    damage(settings, records[2])
+    async with running_node(settings) as node:
+        member = node.find(DATABASE_ID)
+        assert health_of(node) is Health.DAMAGED
+        stream = member.open_stream()
+        assert isinstance(await say(member, stream, VoteRequest(member_id, SECOND)), Refusal)
+        with pytest.raises(LogDamaged):
+            await member.records(1, 9, bytes_max=1 << 20)
+        with pytest.raises(LogDamaged):
+            member.first_of_object(0)
+        elected = Elected(member_id, SECOND, shape)
+        assert await say(member, stream, elected) == Joined(SECOND, 0)
+        assert await say(member, stream, Append(SECOND, tuple(records[:4]), 4)) == Appended(
+            SECOND, 4
+        )
+        assert health_of(node) is Health.REFILLING
+        third = Ballot(3, b"3" * 16)
+        voter = member.open_stream()
+        assert isinstance(await say(member, voter, VoteRequest(member_id, third)), Refusal)
+        assert await say(member, stream, Append(SECOND, (records[4],), 4)) == Appended(SECOND, 5)
+        assert isinstance(await say(member, voter, VoteRequest(member_id, third)), Vote)
+    async with running_node(settings) as node:
+        member = node.find(DATABASE_ID)
+        assert (member.state.health, member.state.promise) == (Health.SOUND, third)
+        assert await member.records(1, 9, bytes_max=1 << 20) == records
+
+
+async def test_a_record_rots_while_the_node_runs(tmp_path: Path) -> None:
+    """What is found to be lost makes the log a damaged one, durably: its writer fills it anew."""
+    settings = safekeeper_settings(tmp_path, recent_bytes_max=0)
+    async with running_node(settings) as node:
+        member_id = await node.admit(place(tmp_path), REQUEST_ID)
+        member = node.find(DATABASE_ID)
+        records = await filled(member)
+        shape, old = member.state.log, member.state.leader
+        assert old is not None
+        damage(settings, records[2])
+        with pytest.raises(LogDamaged):
+            await member.records(1, 9, bytes_max=1 << 20)
+        assert health_of(node) is Health.DAMAGED
+        assert isinstance(await say(member, old, Append(FIRST, (records[4],), 4)), Refusal)
+    async with running_node(settings) as node:
+        member = node.find(DATABASE_ID)
+        assert health_of(node) is Health.DAMAGED
+        stream = member.open_stream()
+        assert isinstance(await say(member, stream, VoteRequest(member_id, SECOND)), Refusal)
+        assert await say(member, stream, Elected(member_id, FIRST, shape)) == Joined(FIRST, 0)
+        reply = await say(member, stream, Append(FIRST, tuple(records), 4))
+        assert reply == Appended(FIRST, 5)
+        assert health_of(node) is Health.SOUND
+        assert await member.records(1, 9, bytes_max=1 << 20) == records
+
+
+async def test_no_more_files_can_be_opened(tmp_path: Path) -> None:
+    """A log that cannot be read for a while is archived later, and the node goes on meanwhile."""
+    files = FailingFileSystem()
+    settings = safekeeper_settings(tmp_path, recent_bytes_max=0)
+    async with running_node(settings, filesystem=files) as node:
+        member_id = await node.admit(place(tmp_path), REQUEST_ID)
+        await write_manifest(tmp_path, 0, member_id)
+        files.fail("open", errno.EMFILE)
+        member = node.find(DATABASE_ID)
+        records = await filled(member)
+        stream = member.open_stream()
+        assert isinstance(
+            await say(member, stream, Elected(member_id, FIRST, member.state.log)), Joined
+        )
+        await member.receive(stream, Append(FIRST, (), 4, archiver_id=member_id))
+        async with asyncio.timeout(DEADLINE_S):
+            while not member.archiving.problem:  # noqa: ASYNC110 - it is seen from outside alone
+                await asyncio.sleep(0)
+        files.recover()
+        assert await member.records(1, 9, bytes_max=1 << 20) == records
+        assert "unexpected" not in member.archiving.problem  # it tries again
+
+
+async def test_a_retired_member_takes_nothing(tmp_path: Path) -> None:
+    """An append that comes when the member is gone is refused, and the node goes on."""
+    async with running_node(safekeeper_settings(tmp_path)) as node:
+        member_id = await node.admit(place(tmp_path), REQUEST_ID)
+        member = node.find(DATABASE_ID)
+        stream = member.open_stream()
+        assert isinstance(await say(member, stream, Elected(member_id, FIRST, EMPTY_LOG)), Joined)
+        await write_manifest(tmp_path, 0, OTHER_ID)
+        await node.retire(DATABASE_ID, member_id)
+        record = make_record(Mark(), epoch=1, wal_id=0, ends_object=True, payload=bytes(1 << 17))
+        with pytest.raises(NotAMember):
+            await member.receive(stream, Append(FIRST, (record,), 0))
+        other_id = await node.admit(place(tmp_path), OTHER_ID)
+        assert other_id != member_id
+        await filled(node.find(DATABASE_ID))
+
+
+async def test_disk_failure(tmp_path: Path) -> None:
+    """When a sync fails nothing is acknowledged any more, and the node ends."""
+    files = FailingFileSystem()
+    async with running_node(safekeeper_settings(tmp_path), filesystem=files) as node:
+        await node.admit(place(tmp_path), REQUEST_ID)
+        member = node.find(DATABASE_ID)
+        files.fail("sync_data", errno.EIO)
+        with pytest.raises(StoreBroken):
+            await filled(member)
+        assert isinstance(await node.ended(), StoreBroken)
+        with pytest.raises(StoreBroken):
+            member.open_stream()

@@ -1,0 +1,66 @@
+"""The end of a log in memory."""
+
+from __future__ import annotations
+
+from shalekv.core.quorum.record import Record
+from shalekv.roles.safekeeper.recent import RECORD_BYTES, RecentRecords
+
+ALL = 1 << 30
+SIZE_BYTES = RECORD_BYTES + 100
+
+
+def records(first_lsn: int, count: int) -> list[Record]:
+    """Of a hundred bytes each."""
+    lsns = range(first_lsn, first_lsn + count)
+    return [Record(lsn, 1, lsn, True, 0, 0, bytes(100)) for lsn in lsns]
+
+
+def test_what_is_not_on_the_disk_stays() -> None:
+    """Records go when there is no room, oldest first, and never before they are flushed."""
+    recent = RecentRecords(0, 3 * SIZE_BYTES)
+    recent.append(records(1, 10))
+    assert recent.first_lsn == 1
+    recent.flushed(4)
+    assert recent.first_lsn == 5
+    recent.flushed(10)
+    assert recent.first_lsn == 8
+    assert recent.held_bytes == 3 * SIZE_BYTES
+
+
+def test_read() -> None:
+    """A read gives what fits, and at least one record."""
+    recent = RecentRecords(3, ALL)
+    made = records(4, 5)
+    recent.append(made)
+    assert recent.read(5, 8, ALL) == made[1:]
+    assert recent.read(5, 8, 2 * SIZE_BYTES) == made[1:3]
+    assert recent.read(5, 8, 0) == made[1:2]
+    assert recent.read(5, 6, ALL) == made[1:3]
+
+
+def test_cut_and_filled_again() -> None:
+    """After a truncation, a trim and a reset it holds what the log holds, and counts it."""
+    recent = RecentRecords(0, ALL)
+    made = records(1, 9)
+    recent.append(made)
+    recent.truncate(6)
+    recent.trim(2)
+    assert (recent.first_lsn, recent.held_bytes) == (3, 4 * SIZE_BYTES)
+    recent.append(made[6:7])
+    assert recent.read(3, 7, ALL) == made[2:7]
+    recent.reset(20)
+    assert (recent.first_lsn, recent.held_bytes) == (21, 0)
+    recent.append(records(21, 2))
+    recent.truncate(10)
+    assert (recent.first_lsn, recent.held_bytes) == (11, 0)
+
+
+def test_flushed_after_a_truncation() -> None:
+    """A flush counts for what the log still has: what is written anew is not on the disk yet."""
+    recent = RecentRecords(0, 0)
+    recent.append(records(1, 5))
+    recent.flushed(3)
+    recent.truncate(2)
+    recent.append(records(3, 2))
+    recent.flushed(2)
+    assert recent.first_lsn == 3

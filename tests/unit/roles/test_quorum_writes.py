@@ -1,0 +1,227 @@
+"""Writes through safekeepers as clients see them: what is told, when, and what is never told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from google.protobuf.message import Message
+
+from shalekv.errors import ConditionFailed, OutcomeUnknown, QuorumUnavailable
+from shalekv.format import names
+from shalekv.v1 import admin_pb2, kv_pb2
+from tests.unit.engine.quorum.ground import in_virtual_time, until
+from tests.unit.roles.messages import absent, key_header
+from tests.unit.roles.quorum_serving import NEVER_MS, QuorumServing, quorum_serving
+from tests.unit.roles.serving import CALL
+
+DURABLE = kv_pb2.DURABILITY_DURABLE
+MEMORY = kv_pb2.DURABILITY_MEMORY
+QUORUM = kv_pb2.DURABILITY_QUORUM
+ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
+
+
+def test_reply_tells_what_was_reached() -> None:
+    """What is durable is in a quorum, and the reply says so; MEMORY says no more than it is."""
+
+    async def main() -> None:
+        async with quorum_serving() as writer:
+            for asked, told in (
+                (kv_pb2.DURABILITY_UNSPECIFIED, QUORUM),
+                (DURABLE, QUORUM),
+                (QUORUM, QUORUM),
+                (ARCHIVED, ARCHIVED),
+            ):
+                reply = await writer.put(b"a", durability=asked)
+                assert (reply.durability, reply.header.HasField("wal_id")) == (told, True)
+            reply = await writer.put(b"a", durability=MEMORY)
+            assert (reply.durability, reply.header.HasField("wal_id")) == (MEMORY, False)
+            reply = await writer.put(b"b", precondition=absent(), durability=MEMORY)
+            assert reply.durability == QUORUM
+
+    in_virtual_time(main)
+
+
+def test_archived_waits_for_the_object_store() -> None:
+    """The reply comes when the object is there, which is ended for that; others do not wait."""
+
+    async def main() -> None:
+        async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
+            writer.may_archive(is_allowed=False)
+            request = kv_pb2.PutRequest(key=b"a", durability=ARCHIVED)
+            waiting = asyncio.ensure_future(_awaited(writer, request))
+            await writer.put(b"b")
+            await until(lambda: writer.report.unarchived_bytes > 0)
+            assert not waiting.done()
+            writer.may_archive(is_allowed=True)
+            reply = await waiting
+            assert reply.durability == ARCHIVED
+            name = names.wal_name(reply.header.wal_id)
+            assert (await writer.ground.cas().reads.head(name)).size_bytes > 0
+
+    in_virtual_time(main)
+
+
+def test_repeat_of_an_archived_write_waits_as_the_first_did() -> None:
+    """What is remembered is in a quorum; that it is archived is waited for each time."""
+
+    async def main() -> None:
+        async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
+            writer.may_archive(is_allowed=False)
+            request = kv_pb2.PutRequest(
+                header=key_header(b"the key"), key=b"a", durability=ARCHIVED
+            )
+            first = asyncio.ensure_future(_awaited(writer, request))
+            await until(lambda: len(writer.engine.idempotency) == 1)
+            repeat = asyncio.ensure_future(_awaited(writer, request))
+            await writer.put(b"b")
+            assert not first.done()
+            assert not repeat.done()
+            writer.may_archive(is_allowed=True)
+            assert await repeat == await first
+
+    in_virtual_time(main)
+
+
+def test_without_a_majority_writes_end_and_are_refused() -> None:
+    """Waiting ones end as unknown, new ones are refused; reads go on; then all resumes."""
+
+    async def main() -> None:
+        async with quorum_serving(parallel_appends=2) as writer:
+            await writer.put(b"a", b"1")
+            writer.hold()
+            requests = [kv_pb2.PutRequest(key=b"k%d" % n, value=b"2") for n in range(5)]
+            waiting = [asyncio.ensure_future(_awaited(writer, each)) for each in requests]
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(each, OutcomeUnknown) for each in ended)
+            with pytest.raises(QuorumUnavailable, match="no majority"):
+                await writer.put(b"b")
+            with pytest.raises(QuorumUnavailable):
+                await writer.put(b"b", durability=MEMORY)
+            assert (await writer.get(b"a")).value == b"1"
+            assert not (await writer.get(b"k0")).found
+            assert writer.engine.admission.queued_bytes > 0
+            writer.let_go()
+            await until(lambda: writer.engine.admission.queued_bytes == 0)
+            assert [(await writer.get(each.key)).value for each in requests] == [b"2"] * 5
+            await writer.put(b"b")
+
+    in_virtual_time(main)
+
+
+def test_key_of_an_unknown_write_is_remembered() -> None:
+    """A repeat is not applied beside the first: it is unknown, too, and later gets its reply."""
+
+    async def main() -> None:
+        async with quorum_serving() as writer:
+            writer.hold()
+            request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", value=b"1")
+            for _ in range(2):
+                with pytest.raises(OutcomeUnknown):
+                    await writer.ask(request)
+            writer.let_go()
+            await until(lambda: writer.engine.admission.queued_bytes == 0)
+            reply = await writer.ask(request)
+            assert (reply.header.seq, reply.durability) == (1, QUORUM)
+            assert writer.engine.newest_seq == 1
+            assert len(writer.engine.idempotency) == 1
+
+    in_virtual_time(main)
+
+
+def test_repeat_in_time_waits_for_the_first() -> None:
+    """A copy of a write that is on its way gets the same reply."""
+
+    async def main() -> None:
+        async with quorum_serving() as writer:
+            writer.hold()
+            request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", value=b"1")
+            copies = [asyncio.ensure_future(_awaited(writer, request)) for _ in range(3)]
+            await asyncio.sleep(0)
+            writer.let_go()
+            first, *others = await asyncio.gather(*copies)
+            assert all(each == first for each in others)
+
+    in_virtual_time(main)
+
+
+def test_condition_is_decided_on_what_is_on_its_way() -> None:
+    """Transactions follow each other into the log without waiting: it keeps their order."""
+
+    async def main() -> None:
+        async with quorum_serving(parallel_appends=8) as writer:
+            await writer.put(b"first")
+            writer.hold()
+            request = kv_pb2.PutRequest(key=b"a", precondition=absent())
+            copies = []
+            for number in range(3):
+                each = kv_pb2.PutRequest(key=b"k%d" % number, precondition=absent())
+                copies.append(asyncio.ensure_future(_awaited(writer, each)))
+                await until(lambda n=number: writer.engine.log.objects_in_flight == n + 1)  # type: ignore[misc]
+            rivals = [asyncio.ensure_future(_awaited(writer, request)) for _ in range(2)]
+            writer.let_go()
+            replies = await asyncio.gather(*copies)
+            assert [each.header.seq for each in replies] == [2, 3, 4]
+            ended = await asyncio.gather(*rivals, return_exceptions=True)
+            assert sum(isinstance(each, ConditionFailed) for each in ended) == 1
+            assert [each.header.seq for each in ended if isinstance(each, kv_pb2.PutReply)] == [5]
+
+    in_virtual_time(main)
+
+
+def test_snapshot_holds_all_that_was_acknowledged() -> None:
+    """It is a view of the store, so what is in safekeepers is archived first."""
+
+    async def main() -> None:
+        async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
+            reply = await writer.put(b"a")
+            assert writer.report.archived_wal_id != reply.header.wal_id
+            await writer.snapshots.create(admin_pb2.CreateSnapshotRequest(name="n", ttl_s=60), CALL)
+            manifest = await writer.engine.manifest.refresh()
+            assert manifest.wal_id_last_seen == reply.header.wal_id
+
+    in_virtual_time(main)
+
+
+def test_watch_is_told_of_an_open_object() -> None:
+    """Commits that no object of the store holds yet are told from the past, each once."""
+
+    async def main() -> None:
+        async with (
+            quorum_serving(archive_interval_ms=NEVER_MS) as writer,
+            writer.watching() as seen,
+        ):
+            for number in range(3):
+                await writer.put(b"k%d" % number)
+            assert writer.report.archived_wal_id != writer.report.last_wal_id
+            seen.create(start_seq=1)
+            for number in range(3, 6):
+                await writer.put(b"k%d" % number)
+            told = await seen.until(6)
+            assert [each.seq for each in told] == [1, 2, 3, 4, 5, 6]
+            await writer.put(b"k6")
+            assert (await seen.commit()).seq == 7
+
+    in_virtual_time(main)
+
+
+def test_watch_goes_on_from_archived_to_open_objects() -> None:
+    """Wherever it begins, it is told all commits from there on, in order, each once."""
+
+    async def main() -> None:
+        async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
+            for number in range(12):
+                durability = ARCHIVED if number % 5 == 4 else QUORUM
+                await writer.put(b"k%02d" % number, durability=durability)
+            for start_seq in range(1, 13):
+                async with writer.watching() as seen:
+                    seen.create(start_seq=start_seq)
+                    told = await seen.until(12)
+                    assert [each.seq for each in told] == [*range(start_seq, 13)]
+
+    in_virtual_time(main, orders=2)
+
+
+async def _awaited(writer: QuorumServing, request: Message) -> kv_pb2.PutReply:
+    reply: kv_pb2.PutReply = await writer.ask(request)
+    return reply

@@ -1,0 +1,115 @@
+"""A server that stands by: it listens, and turns every call away until it is started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from shalekv.errors import StandingBy, Stopping
+from shalekv.rpc.server import Server
+from shalekv.settings import ServerSettings
+from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
+from tests.unit.rpc.memory_service import MemoryAdmin, MemoryKv
+from tests.unit.rpc.memory_watches import MemoryWatches
+from tests.unit.rpc.serving import failure, runtime
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+STANDING = StandingBy("there:7654 is elected", writer_address="there:7654")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """A server that stands by."""
+    made = Server(ServerSettings(listen="127.0.0.1:0"), runtime())
+    await made.stand_by(STANDING)
+    yield made
+    await made.stop()
+
+
+async def start(server: Server, service: MemoryKv) -> None:
+    """Serve from now on."""
+    await server.start(service, MemoryAdmin(), MemoryWatches())
+
+
+async def test_every_kind_of_call_is_turned_away(server: Server) -> None:
+    """Unary or a stream, in one direction or both: UNAVAILABLE, with the reason and the address."""
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        kv, admin = kv_pb2_grpc.KVStub(channel), admin_pb2_grpc.AdminStub(channel)
+        calls = [
+            kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v")),
+            kv.Scan(kv_pb2.ScanRequest()),
+            kv.Session(iter([kv_pb2.SessionRequest()])),
+            kv.Watch(iter([kv_pb2.WatchRequest()])),
+            admin.Status(admin_pb2.StatusRequest()),
+        ]
+        for call in calls:
+            refused = await failure(call)
+            assert refused.code is grpc.StatusCode.UNAVAILABLE
+            assert refused.info is not None
+            assert refused.info.reason == "STANDING_BY"
+            assert refused.info.metadata["writer_address"] == "there:7654"
+
+
+async def test_it_tells_who_is_elected_now(server: Server) -> None:
+    """Whoever calls later is told the latest."""
+    server.tell(StandingBy("nobody is", writer_address=""))
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        refused = await failure(kv_pb2_grpc.KVStub(channel).Get(kv_pb2.GetRequest(key=b"k")))
+        assert refused.message == "nobody is"
+
+
+async def test_it_serves_and_stands_by_in_turn(server: Server) -> None:
+    """On one connection: calls are answered, refused, and answered by the next service; whoever
+    watches the health is told each time.
+    """
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        kv = kv_pb2_grpc.KVStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs leave its methods out
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="shalekv.v1.KV"))
+        assert (await watch.read()).status == NOT_SERVING
+        for _ in range(3):
+            service = MemoryKv()
+            await start(server, service)
+            assert (await watch.read()).status == SERVING
+            await kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v"))
+            assert (await kv.Get(kv_pb2.GetRequest(key=b"k"))).value == b"v"
+            await server.refuse(Stopping("no more"))
+            assert (await watch.read()).status == NOT_SERVING
+            assert await server.drain(1_000)
+            await server.stand_by(STANDING)
+            refused = await failure(kv.Get(kv_pb2.GetRequest(key=b"k")))
+            assert refused.info is not None
+            assert refused.info.reason == "STANDING_BY"
+
+
+async def test_what_does_not_end_is_cut_off(server: Server) -> None:
+    """A call that goes on is ended when the server stands by; its outcome is unknown."""
+    begun = asyncio.Event()
+
+    class Slow(MemoryKv):
+        async def never(self) -> kv_pb2.PutReply:
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError("nobody completes it")
+
+        def put(self, *_: object) -> object:  # type: ignore[override]
+            return self.never()
+
+    await start(server, Slow())
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        kv = kv_pb2_grpc.KVStub(channel)
+        call = kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v"))
+        await begun.wait()
+        await server.refuse(Stopping("no more"))
+        assert not await server.drain(1)
+        await server.stand_by(STANDING)
+        ended = await failure(call)
+        assert ended.info is not None
+        assert ended.info.reason == "OUTCOME_UNKNOWN"
+        assert ended.code is grpc.StatusCode.UNKNOWN

@@ -1,0 +1,305 @@
+"""Each checker of an invariant finds what violates it, in histories and logs written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.v1 import kv_pb2
+from tests.sim.checking import check_history
+from tests.sim.errors import Violation
+from tests.sim.history import Got, Outcome, Seen, Told
+from tests.sim.invariants import answers, log, numbers
+from tests.sim.invariants.bounds import L0_RUNS_MAX, check_i13_l0
+from tests.sim.invariants.linearizability import TOO_LONG, check_i14_linearizable
+from tests.sim.invariants.replicas import check_i6_replicas_show_prefixes
+from tests.sim.invariants.resurrection import check_i2_nothing_comes_back
+from tests.sim.invariants.snapshots import (
+    Snapped,
+    check_i7_snapshots_are_one_state,
+    check_i7_what_was_promised_is_in_a_manifest,
+)
+from tests.sim.level_states import check_i9_published_once
+from tests.sim.objects import EPOCH_MS
+from tests.sim.serial import SerialOrder
+from tests.sim.stored import Stored, WalObject
+from tests.unit.sim.told import KEYS, TOLD, Past, attempted
+
+SNAPSHOT = Snapshot(b"s" * 16, 1, 100)
+
+
+def manifest(manifest_id: int, **fields: object) -> Manifest:
+    """One that says as little as it can."""
+    given = {"database_id": bytes(16), "manifest_id": manifest_id, "write_id": bytes(16)}
+    return Manifest(**(given | fields))  # type: ignore[arg-type]
+
+
+def sst(number: int, *, level: int = 0) -> SstInfo:
+    """One that holds everything from one commit."""
+    seq = number + 1
+    return SstInfo(
+        number.to_bytes(16, "big"), level, b"a", b"z", 0, 0, 0, 0, seq, seq, 1, 0, 100, 0
+    )
+
+
+def order_of(past: Past) -> SerialOrder:
+    """The order of what has happened so far."""
+    return SerialOrder(past.history, Stored((), tuple(past.wal)), KEYS)
+
+
+@pytest.fixture
+def past() -> Past:
+    """Key a is v1 since 2 ms, told at 3 ms, and v2 by a newer writer since 6 ms, told at 7 ms."""
+    past = Past()
+    attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=TOLD)
+    second = past.put(b"a")
+    attempted(second, 5_000, 7_000, seq=past.landed(6_000, epoch=2, a="v2"), answer=TOLD, epoch=2)
+    return past
+
+
+def test_i1_lost_write(past: Past) -> None:
+    """A write that was acknowledged and is not in the log is found."""
+    answers.check_i1_acknowledged_writes_are_in_the_log(order_of(past))
+    past.wal.pop()
+    with pytest.raises(Violation, match=r"^I1: Put 2"):
+        answers.check_i1_acknowledged_writes_are_in_the_log(order_of(past))
+
+
+def test_i2_old_version(past: Past) -> None:
+    """An answer of a state that shows a version which was replaced before that state is found."""
+    past.got(b"a", 6_500, Got(b"v2", 2), epoch=2)
+    check_i2_nothing_comes_back(order_of(past))
+    past.got(b"a", 9_000, Got(b"v1", 1), epoch=2)
+    with pytest.raises(Violation, match=r"^I2: .* has become"):
+        check_i2_nothing_comes_back(order_of(past))
+
+
+def test_i2_expired_value() -> None:
+    """A value that was seen to be gone is not shown again, by the next writer neither."""
+    past = Past()
+    put = past.put(b"a", ttl_ms=10)
+    attempted(put, 1_000, 3_000, seq=past.landed(2_000, a="v1@12"), answer=TOLD)
+    value = Got(b"v1", 1, EPOCH_MS + 12)
+    past.got(b"a", 11_000, value)
+    past.got(b"a", 12_500, Got(), epoch=2)
+    past.got(b"a", 12_600, value, epoch=1)  # a writer that was overtaken may not know
+    check_i2_nothing_comes_back(order_of(past))
+    past.got(b"a", 12_700, value, epoch=2)
+    with pytest.raises(Violation, match=r"^I2: .* had expired"):
+        check_i2_nothing_comes_back(order_of(past))
+
+
+def test_i3_data_of_an_older_writer(past: Past) -> None:
+    """Data of an older writer behind those of a newer one are found."""
+    log.check_i3_nothing_behind_a_fence_run(Stored((), tuple(past.wal)))
+    past.landed(7_000, epoch=1, b="v3")
+    with pytest.raises(Violation, match=r"^I3: slot 3"):
+        log.check_i3_nothing_behind_a_fence_run(Stored((), tuple(past.wal)))
+
+
+def test_i4_gaps_and_order(past: Past) -> None:
+    """A gap in the log is found, as is a number that is not above those before it."""
+    wal = tuple(replace(each, wal_id=each.wal_id - 1) for each in past.wal)
+    log.check_i4_slots_without_gaps(Stored((), wal))
+    log.check_i4_slot_order_is_sequence_order(Stored((), wal))
+    with pytest.raises(Violation, match=r"^I4: the WAL has gaps"):
+        log.check_i4_slots_without_gaps(Stored((), wal[1:]))
+    with pytest.raises(Violation, match=r"^I4: slot 0"):
+        log.check_i4_slot_order_is_sequence_order(Stored((), wal[::-1]))
+
+
+@pytest.mark.parametrize("name", numbers.RISING)
+def test_i5_manifest_goes_back(name: str) -> None:
+    """A missing manifest is found, and one in which what must rise goes down."""
+    first, second = manifest(0, **{name: 1}), manifest(1, **{name: 2})
+    numbers.check_i5_manifests(Stored((first, second), ()))
+    with pytest.raises(Violation, match=f"^I5: {name} goes down"):
+        numbers.check_i5_manifests(Stored((first, manifest(1)), ()))
+    with pytest.raises(Violation, match=r"^I5: manifest 2 follows 0"):
+        numbers.check_i5_manifests(Stored((first, manifest(2, **{name: 2})), ()))
+
+
+def test_i5_manifest_ids_in_time() -> None:
+    """A manifest id that was skipped when it was created is found."""
+    numbers.check_i5_manifest_ids_in_time([0, 1, 2, 1, 3])
+    with pytest.raises(Violation, match=r"^I5: manifest 3"):
+        numbers.check_i5_manifest_ids_in_time([0, 1, 3, 2])
+
+
+def test_i5_logical_time(past: Past) -> None:
+    """Logical time that goes back in the log is found, and a manifest that is behind its slots."""
+    wal = tuple(past.wal)
+    numbers.check_i5_logical_time_in_the_log(Stored((), wal))
+    with pytest.raises(Violation, match=r"^I5: slot 1 is of"):
+        numbers.check_i5_logical_time_in_the_log(Stored((), wal[::-1]))
+    behind = manifest(0, wal_id_last_compacted=1, logical_time_ms=wal[1].logical_time_ms - 1)
+    with pytest.raises(Violation, match=r"^I5: manifest 0 is of"):
+        numbers.check_i5_logical_time_in_the_log(Stored((behind,), wal))
+
+
+def test_i5_a_number_twice(past: Past) -> None:
+    """A number that was shown for a write to memory, and again for another one, is found."""
+    numbers.check_i5_numbers_are_issued_once(order_of(past))
+    attempted(past.put(b"b"), 1_000, 1_500, seq=2, answer=TOLD)
+    past.history.operations[-1].attempts[0].outcome = Outcome.IN_MEMORY
+    with pytest.raises(Violation, match=r"^I5: number 2"):
+        numbers.check_i5_numbers_are_issued_once(order_of(past))
+
+
+def test_i5_numbers_of_another_writer(past: Past) -> None:
+    """A writer in whose log there are numbers below those that it may issue is found."""
+    opened = (manifest(0), manifest(1, writer_epoch=2, writer_first_seq=2))
+    numbers.check_i5_a_writer_issues_numbers_of_its_own(Stored(opened, tuple(past.wal)))
+    late = (manifest(0), manifest(1, writer_epoch=2, writer_first_seq=3))
+    with pytest.raises(Violation, match=r"^I5: slot 2"):
+        numbers.check_i5_a_writer_issues_numbers_of_its_own(Stored(late, tuple(past.wal)))
+
+
+FIRST, SECOND = {b"a": Got(b"v1", 1)}, {b"a": Got(b"v2", 2)}
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem"),
+    [
+        ([Seen("r", 2_500, 2_600, 1, 0, 0, KEYS, SECOND)], "shows Got"),
+        ([Seen("r", 2_500, 2_600, 1, 0, 0, KEYS, {})], "does not show b'a'"),
+        ([Seen("r", 1_000, 1_100, 1, 0, 0, KEYS, FIRST)], "not durable"),
+        ([Seen("r", 2_500, 2_600, 1, 0, 2, KEYS, FIRST)], "its min_seq"),
+        ([Seen("r", 2_000_000, 2_000_001, 1, 0, 0, KEYS, FIRST)], "older than it says"),
+        (
+            [
+                Seen("r", 6_500, 6_600, 2, 0, 0, KEYS, SECOND),
+                Seen("r", 6_700, 6_800, 1, 0, 0, KEYS, FIRST),
+            ],
+            "went back",
+        ),
+    ],
+)
+def test_i6_replica(past: Past, seen: list[Seen], problem: str) -> None:
+    """A replica that shows no prefix, or a wrong, early, late or earlier one, is found."""
+    right = [
+        Seen("r", 2_500, 2_600, 1, 0, 1, KEYS, FIRST),
+        Seen("r", 6_500, 6_600, 2, 0, 0, KEYS, SECOND),
+    ]
+    check_i6_replicas_show_prefixes(order_of(past), right)
+    with pytest.raises(Violation, match=f"^I6: .*{problem}"):
+        check_i6_replicas_show_prefixes(order_of(past), seen)
+
+
+def test_i7_snapshots(past: Past) -> None:
+    """Two reads of a snapshot that differ are found, one that the log does not have, and a promise
+    that is in no manifest.
+    """
+    entry = Entry(b"a", 1, Kind.PUT, b"v1", 0)
+    order = order_of(past)
+    check_i7_snapshots_are_one_state(order, [Snapped(SNAPSHOT, 0, [(1, 0, (entry,))] * 2)])
+    reads = [(1, 0, (entry,)), (1, 0, ())]
+    with pytest.raises(Violation, match=r"^I7: .* reads"):
+        check_i7_snapshots_are_one_state(order, [Snapped(SNAPSHOT, 0, reads)])
+    with pytest.raises(Violation, match=r"^I7: .* shows"):
+        check_i7_snapshots_are_one_state(order, [Snapped(SNAPSHOT, 0, [(1, 0, ())])])
+    stored = Stored((manifest(0, snapshots=(SNAPSHOT,)),), ())
+    check_i7_what_was_promised_is_in_a_manifest(stored, [Snapped(SNAPSHOT, 0)])
+    with pytest.raises(Violation, match=r"^I7: .* was promised"):
+        check_i7_what_was_promised_is_in_a_manifest(
+            Stored((manifest(0),), ()), [Snapped(SNAPSHOT, 0)]
+        )
+
+
+def test_i9_published_twice() -> None:
+    """An SST that comes back after it was replaced is found, and slots that are compacted again."""
+    old, new = SstTable.from_infos([sst(0)]), SstTable.from_infos([sst(1, level=1)])
+    states = [
+        manifest(0),
+        manifest(1, leveled_ssts=old, wal_id_last_compacted=0),
+        manifest(2, leveled_ssts=new, wal_id_last_compacted=0),
+    ]
+    check_i9_published_once(Stored(tuple(states), ()))
+    again = manifest(3, leveled_ssts=old, wal_id_last_compacted=0)
+    with pytest.raises(Violation, match=r"^I9: .* comes back"):
+        check_i9_published_once(Stored((*states, again), ()))
+    added = SstTable.from_infos([sst(1, level=1), sst(2)])
+    last = manifest(3, leveled_ssts=added, wal_id_last_compacted=0)
+    with pytest.raises(Violation, match=r"^I9: .* adds SSTs"):
+        check_i9_published_once(Stored((*states, last), ()))
+    with pytest.raises(Violation, match=r"^I9: c goes down"):
+        check_i9_published_once(Stored((*states, manifest(3, leveled_ssts=new)), ()))
+
+
+def test_i13_l0_grows() -> None:
+    """An L0 into which nobody merges is found."""
+    full = SstTable.from_infos(sst(number) for number in range(L0_RUNS_MAX))
+    check_i13_l0(Stored((manifest(0, leveled_ssts=full),), ()))
+    fuller = SstTable.from_infos(sst(number) for number in range(L0_RUNS_MAX + 1))
+    with pytest.raises(Violation, match=r"^I13: manifest 0"):
+        check_i13_l0(Stored((manifest(0, leveled_ssts=fuller),), ()))
+
+
+def test_i14_is_searched_without_a_log(past: Past) -> None:
+    """The search finds a stale linearizable read, whatever the log says."""
+    past.got(b"a", 9_000, Got(b"v2", 2), epoch=2, level="linearizable")
+    assert check_i14_linearizable(past.history, KEYS) == {"keys judged": 3}
+    past.got(b"a", 9_500, Got(b"v1", 1), epoch=2, level="linearizable")
+    with pytest.raises(Violation, match=r"^I14: not linearizable"):
+        check_i14_linearizable(past.history, KEYS)
+
+
+def test_i14_transactions_are_searched(past: Past) -> None:
+    """The search finds half a batch in a transaction that reads two keys, each right by itself."""
+    both = kv_pb2.WriteRequest()
+    for key in (b"a", b"b"):
+        both.changes.add().put.CopyFrom(kv_pb2.PutChange(key=key, value=b"v3"))
+    attempted(past.asked(both), 7_500, 8_500, seq=3, answer=TOLD, epoch=2)
+    gets = [kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=key)) for key in (b"a", b"b")]
+    reading = past.asked(kv_pb2.TxnRequest(then=gets))
+    before = Told(results=(Got(b"v2", 2), Got()))
+    attempted(reading, 8_000, 9_000, seq=2, answer=before, epoch=2)
+    assert check_i14_linearizable(past.history, KEYS)["ties judged"] == 1
+    reading.attempts[0].answer = Told(results=(Got(b"v2", 2), Got(b"v3", 3)))
+    with pytest.raises(Violation, match=r"^I14: not linearizable"):
+        check_i14_linearizable(past.history, KEYS)
+
+
+def test_i14_a_search_that_is_too_long_is_counted(past: Past) -> None:
+    """What was given up is told, and never taken for right."""
+    found = check_i14_linearizable(past.history, KEYS, steps_max=1)
+    assert found[f"keys {TOO_LONG}"] == 1
+
+
+def test_i15_counter() -> None:
+    """A counter that holds more than was added to it is found."""
+    past = Past()
+    attempted(past.add(5), 1_000, 3_000, seq=past.landed(2_000, n="5"), answer=Told(results=(5,)))
+    past.got(b"n", 4_000, Got((5).to_bytes(8, "little"), 1))
+    answers.check_i15_counters(order_of(past), [b"n"])
+    past.got(b"n", 5_000, Got((10).to_bytes(8, "little"), 1))
+    with pytest.raises(Violation, match=r"^I15: b'n' holds 10, and 5"):
+        answers.check_i15_counters(order_of(past), [b"n"])
+
+
+def without_landing_times(past: Past) -> tuple[WalObject, ...]:
+    """The log as it is found in a bucket, from slot 0 on."""
+    return tuple(replace(each, wal_id=each.wal_id - 1, landed_us=None) for each in past.wal)
+
+
+def test_a_history_of_processes_is_checked_without_landing_times(past: Past) -> None:
+    """A bucket tells not when its objects came: what does not rest on that is checked all the same.
+
+    An object was not there before the last of what it holds was asked for.
+    """
+    for operation, slot in zip(past.history.operations, count()):
+        operation.attempts[0].wal_id = slot
+    past.got(b"a", 9_000, Got(b"v2", 2), epoch=2, level="linearizable")
+    found = Stored((manifest(0),), without_landing_times(past))
+    order = check_history(past.history, found)
+    assert (order.durable_at(999), order.durable_at(1_000), order.durable_at(5_000)) == (0, 1, 2)
+    past.got(b"a", 9_500, Got(b"v1", 1), epoch=2)
+    with pytest.raises(Violation, match=r"^I14"):
+        check_history(past.history, found)
+    with pytest.raises(Violation, match=r"^I"):
+        check_history(past.history, replace(found, wal=found.wal[1:]))

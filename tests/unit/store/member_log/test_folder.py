@@ -1,0 +1,127 @@
+"""A data folder belongs to one process, and knows its members."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shalekv.core.quorum.record import Mark
+from shalekv.errors import StoreRefused, UnsupportedVersion
+from shalekv.format.coding import crc32c
+from shalekv.store.member_log.folder import DataFolder
+from tests.unit.store.member_log.logs import (
+    IDENTITY,
+    SEGMENT_BYTES,
+    held,
+    payloads,
+    records_after,
+    write,
+)
+
+OTHER = replace(IDENTITY, database_id=b"e" * 16, member_id=b"o" * 16)
+RECORDS = records_after(Mark(), payloads(5))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a folder that is not there yet."""
+    return tmp_path / "srv" / "safekeeper"
+
+
+def opened(path: Path) -> DataFolder:
+    """The folder, locked."""
+    return DataFolder.open(path, segment_bytes=SEGMENT_BYTES)
+
+
+def test_members_are_found(path: Path) -> None:
+    """Each database has a log of its own; a second one is refused."""
+    folder = opened(path)
+    assert folder.open_logs() == ([], [])
+    for identity in (IDENTITY, OTHER):
+        log = folder.create(identity)
+        write(log, RECORDS)
+        log.close()
+    with pytest.raises(FileExistsError):
+        folder.create(IDENTITY)
+    logs, set_aside = folder.open_logs()
+    assert [log.identity for log in logs] == [IDENTITY, OTHER]
+    assert all(held(log) == list(RECORDS) for log in logs)
+    assert set_aside == []
+
+
+def test_two_cannot_share_it(path: Path) -> None:
+    """As long as one has the folder open, it is refused to others."""
+    folder = opened(path)
+    with pytest.raises(StoreRefused):
+        opened(path)
+    folder.close()
+    opened(path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_told(path: Path) -> None:
+    """A file in its way, as a missing permission, is an error that names the folder."""
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    with pytest.raises(StoreRefused, match=r"safekeeper.*cannot be used"):
+        opened(path)
+
+
+def test_a_removed_member_is_gone(path: Path) -> None:
+    """A member that was removed is not found again, and the database may have another one."""
+    folder = opened(path)
+    folder.remove(folder.create(IDENTITY))
+    assert folder.open_logs() == ([], [])
+    again = replace(IDENTITY, member_id=b"a" * 16)
+    log = folder.create(again)
+    assert log.identity == again
+    assert sorted(p.name for p in path.iterdir()) == [b"d".hex() * 16, "lock"]
+
+
+def test_what_was_half_done_is_cleared(path: Path) -> None:
+    """Members that were half made or half removed are deleted at the next start."""
+    folder = opened(path)
+    for name in ("64" * 16 + ".new", "65" * 16 + ".removed"):
+        (path / name).mkdir()
+        (path / name / "control").write_bytes(b"half")
+    assert folder.open_logs() == ([], [])
+    assert [p.name for p in path.iterdir()] == ["lock"]
+
+
+def test_a_member_that_nobody_knows_is_set_aside(path: Path) -> None:
+    """Without its control file a member is set aside, whole, and the node has it no more."""
+    folder = opened(path)
+    folder.create(OTHER).close()
+    for number in (1, 2):
+        log = folder.create(IDENTITY)
+        write(log, RECORDS)
+        log.close()
+        (log.folder / "control").write_bytes(b"x" * 8192)
+        logs, set_aside = folder.open_logs()
+        assert [found.identity for found in logs] == [OTHER]
+        assert set_aside == [path / f"{log.folder.name}.quarantined-{number}"]
+        assert sorted(p.suffix for p in set_aside[0].iterdir()) == ["", "", ".log", ".log"]
+        logs[0].close()
+
+
+def test_a_member_in_the_wrong_place_is_set_aside(path: Path) -> None:
+    """A folder that was copied under the name of another database is not its log."""
+    folder = opened(path)
+    log = folder.create(IDENTITY)
+    log.close()
+    log.folder.rename(path / OTHER.database_id.hex())
+    assert folder.open_logs() == ([], [path / f"{OTHER.database_id.hex()}.quarantined-1"])
+
+
+def test_a_later_version_is_left_alone(path: Path) -> None:
+    """Files of a later version stop the start: they are neither set aside nor read."""
+    folder = opened(path)
+    log = folder.create(IDENTITY)
+    log.close()
+    slot = b"SKC9".ljust(4092, b"?")
+    slot += crc32c(slot).to_bytes(4, "little")
+    (log.folder / "control").write_bytes(slot * 2)
+    with pytest.raises(UnsupportedVersion):
+        folder.open_logs()
+    assert log.folder.exists()

@@ -1,0 +1,101 @@
+"""Moments at which a process ends that once broke a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from shalekv.core.quorum.acceptor import Truncate, Write
+from shalekv.core.quorum.messages import Health
+from shalekv.core.quorum.record import Mark
+from shalekv.format.wal_record import encode_record
+from tests.unit.store.crashing_disk import CrashingDisk
+from tests.unit.store.member_log.logs import ALL, new_log, old_log, payloads, records_after, write
+
+FOLDER = Path("/data/member")
+RECORDS = records_after(Mark(), payloads(6))
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def made_disk() -> CrashingDisk:
+    """With the folder above."""
+    disk = CrashingDisk()
+    disk.mkdir(FOLDER.parent)
+    disk.fsync(disk.open_folder(Path("/")))
+    return disk
+
+
+def test_an_empty_segment_is_taken_over() -> None:
+    """A segment whose records were lost gives its name to one that has room for a larger record."""
+    disk = made_disk()
+    log = new_log(FOLDER, filesystem=disk)
+    effects = [Write(RECORDS[:1])]
+    log.submitted(effects)
+    log.apply(effects)  # and the power goes before it is synced
+    segment = disk.bytes_of(FOLDER / f"{1:020}.log")
+    segment[64:] = bytes(136)  # and a part of the file is lost with them
+    log = old_log(FOLDER, filesystem=disk)
+    assert log.recovered.log.last == Mark()
+    large = records_after(Mark(), [bytes(150), b"next", *payloads(6)], epoch=2)
+    write(log, large)
+    log.trim(large[0].mark)
+    assert log.read(2, ALL, ALL) == list(large[1:])
+    log.close()
+    log = old_log(FOLDER, filesystem=disk)
+    assert log.recovered.health is Health.SOUND
+    assert log.read(2, ALL, ALL) == list(large[1:])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_segment_that_was_found_deleted_does_not_return(seed: int) -> None:
+    """What a start did not find is gone for good, though the kill came before the folder's sync."""
+    disk = made_disk()
+    log = new_log(FOLDER, filesystem=disk)
+    write(log, RECORDS)
+    calls: list[str] = []
+
+    def kill(call: str) -> None:
+        if calls and calls[-1] == "unlink":
+            raise Killed
+        calls.append(call)
+
+    disk.before_call = kill
+    with pytest.raises(Killed):
+        log.perform([Truncate(RECORDS[1].mark)])
+    disk.before_call = lambda _: None
+    found = old_log(FOLDER, filesystem=disk).recovered
+    assert found.log.last == RECORDS[2].mark
+    after = old_log(FOLDER, filesystem=disk.after_cut(Random(seed)))
+    assert after.recovered.log.last == found.log.last
+
+
+def test_a_record_of_another_chain_is_no_part_of_the_log() -> None:
+    """A record that is intact, but follows another one than stands before it, is cut."""
+    disk = made_disk()
+    log = new_log(FOLDER, filesystem=disk)
+    write(log, RECORDS[:1])
+    effects = [Write(RECORDS[1:3])]
+    log.submitted(effects)
+    log.apply(effects)  # and the power goes before it is synced
+    other = records_after(Mark(2, 1, 12345, 1), payloads(1))[0]
+    disk.bytes_of(FOLDER / f"{1:020}.log")[360:508] = encode_record(other)
+    log = old_log(FOLDER, filesystem=disk)
+    assert log.recovered.health is Health.SOUND
+    assert log.read(1, ALL, ALL) == list(RECORDS[:2])
+    assert not any(disk.bytes_of(FOLDER / f"{1:020}.log")[360:])
+
+
+def test_a_later_segment_says_what_was_durable() -> None:
+    """Damage in front of a segment is seen though the bound that was found is an old one."""
+    disk = made_disk()
+    log = new_log(FOLDER, filesystem=disk)
+    bound = bytes(disk.bytes_of(FOLDER / "synced"))
+    write(log, RECORDS)
+    disk.bytes_of(FOLDER / "synced")[:] = bound
+    disk.bytes_of(FOLDER / f"{1:020}.log")[220] ^= 1
+    assert old_log(FOLDER, filesystem=disk).recovered.health is Health.DAMAGED

@@ -1,0 +1,246 @@
+"""A log holds what was written until it is trimmed, truncated or reset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shalekv.core.quorum.acceptor import AcceptorState, Commit, Flush, Reset, Save, Truncate, Write
+from shalekv.core.quorum.messages import Health
+from shalekv.core.quorum.record import EMPTY_LOG, Ballot, LogShape, Mark, Section
+from shalekv.errors import LogDamaged, RecordTrimmed
+from tests.unit.store.member_log.logs import (
+    ALL,
+    IDENTITY,
+    SEGMENT_BYTES,
+    held,
+    new_log,
+    old_log,
+    payloads,
+    records_after,
+    write,
+)
+
+RECORDS = records_after(Mark(), payloads(20))
+FRAME_BYTES = 148
+BALLOT = Ballot(3, b"n" * 16)
+
+
+def segments(folder: Path) -> list[int]:
+    """The first record of each."""
+    return sorted(int(path.stem) for path in folder.glob("*.log"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the log is made."""
+    return tmp_path / "member"
+
+
+def test_a_new_log_is_empty(folder: Path) -> None:
+    """A log that was made has promised nothing, and holds nothing; there is one in a folder."""
+    log = new_log(folder)
+    assert log.identity == IDENTITY
+    assert log.recovered == AcceptorState(IDENTITY.member_id, log=EMPTY_LOG)
+    assert log.read(1, ALL, ALL) == []
+    assert log.size_bytes == log.durable_lsn == 0
+    with pytest.raises(FileExistsError):
+        new_log(folder)
+
+
+def test_records_are_found_again(folder: Path) -> None:
+    """Records, promise and commit point are there when the log is opened again."""
+    log = new_log(folder)
+    later = records_after(RECORDS[-1].mark, payloads(3), epoch=2)
+    log.perform([Write(RECORDS), Flush(), Commit(17)])
+    log.perform([Save(BALLOT, Health.REFILLING), Write(later), Flush()])
+    assert log.durable_lsn == 23
+    assert held(log) == [*RECORDS, *later]
+    log.close()
+    again = old_log(folder)
+    sections = (Section(1, RECORDS[-1].mark), Section(21, later[-1].mark))
+    assert again.recovered == AcceptorState(
+        IDENTITY.member_id,
+        promise=BALLOT,
+        log=LogShape(sections=sections),
+        committed_lsn=17,
+        health=Health.REFILLING,
+    )
+    assert held(again) == [*RECORDS, *later]
+    assert again.size_bytes == 23 * FRAME_BYTES
+    assert segments(folder) == [1, 4, 7, 10, 13, 16, 19, 22]
+
+
+def test_records_of_all_sizes(folder: Path) -> None:
+    """A record that is larger than a segment has one of its own; empty ones take a header."""
+    sizes = (0, 5 * SEGMENT_BYTES, 1, SEGMENT_BYTES - 112, SEGMENT_BYTES - 111, 0, 3_000_000)
+    records = records_after(Mark(), [bytes([size % 250]) * size for size in sizes])
+    log = new_log(folder)
+    write(log, records[:1])
+    write(log, records[1:])
+    assert held(log) == list(records)
+    log.close()
+    assert held(old_log(folder)) == list(records)
+
+
+def test_what_does_not_follow_is_not_written(folder: Path) -> None:
+    """A gap, a second time, or another chain is an error of the caller, and nothing is written."""
+    log = new_log(folder)
+    write(log, RECORDS[:3])
+    for wrong in (RECORDS[2:4], RECORDS[4:5], records_after(Mark(3, 1, 99, 2), [b"x"])):
+        with pytest.raises(ValueError, match="does not follow"):
+            write(log, wrong)
+    assert held(log) == list(RECORDS[:3])
+
+
+def test_reading_is_bounded(folder: Path) -> None:
+    """What is read fits the bound, across segments too, but is at least one record."""
+    log = new_log(folder)
+    write(log, RECORDS)
+    assert log.read(2, 9, ALL) == list(RECORDS[1:9])
+    assert log.read(2, ALL, 5 * FRAME_BYTES) == list(RECORDS[1:6])
+    assert log.read(2, ALL, 5 * FRAME_BYTES - 1) == list(RECORDS[1:5])
+    assert log.read(3, ALL, 1) == [RECORDS[2]]
+    assert log.read(20, 20, 0) == [RECORDS[19]]
+    assert log.read(21, ALL, ALL) == []
+    assert log.read(5, 4, ALL) == []
+
+
+@pytest.mark.parametrize("last", [0, 1, 3, 4, 8, 19, 20])
+def test_truncating(folder: Path, last: int) -> None:
+    """What is behind the cut is gone, for good; the log goes on with other records."""
+    log = new_log(folder)
+    write(log, RECORDS)
+    mark = RECORDS[last - 1].mark if last else Mark()
+    log.perform([Truncate(mark), Flush()])
+    assert log.durable_lsn == last
+    assert held(log) == list(RECORDS[:last])
+    log.close()
+    log = old_log(folder)
+    assert log.recovered.log.last == mark
+    other = records_after(mark, payloads(6), epoch=2)
+    write(log, other)
+    log.close()
+    log = old_log(folder)
+    assert log.recovered.health is Health.SOUND
+    assert held(log) == [*RECORDS[:last], *other]
+
+
+def test_truncating_what_was_not_synced(folder: Path) -> None:
+    """Records can be cut that were written and not synced yet."""
+    log = new_log(folder)
+    other = records_after(RECORDS[1].mark, payloads(3), epoch=2)
+    log.perform([Write(RECORDS[:8]), Truncate(RECORDS[1].mark), Write(other), Flush()])
+    assert held(log) == [*RECORDS[:2], *other]
+    log.close()
+    assert held(old_log(folder)) == [*RECORDS[:2], *other]
+
+
+def test_a_reset_begins_another_log(folder: Path) -> None:
+    """After a reset the log begins behind the new base, before or after the old end."""
+    log = new_log(folder)
+    write(log, RECORDS)
+    for base in (Mark(900, 4, 77, 50), Mark(7, 5, 78, 3)):
+        records = records_after(base, payloads(5), epoch=6)
+        log.perform([Reset(base), Flush()])
+        assert segments(folder) == []
+        assert log.durable_lsn == base.lsn
+        assert log.size_bytes == 0
+        write(log, records)
+        assert log.read(base.lsn + 1, ALL, ALL) == list(records)
+        with pytest.raises(RecordTrimmed):
+            log.read(base.lsn, ALL, ALL)
+        log.close()
+        log = old_log(folder)
+        assert log.recovered.log == LogShape(base, (Section(base.lsn + 1, records[-1].mark),))
+        assert held(log) == list(records)
+
+
+def test_trimming_deletes_whole_segments(folder: Path) -> None:
+    """What is before the base is not read; its segments go, and the base is found again."""
+    log = new_log(folder)
+    write(log, RECORDS)
+    log.trim(RECORDS[7].mark)
+    assert segments(folder) == [7, 10, 13, 16, 19]
+    assert log.size_bytes == 12 * FRAME_BYTES
+    assert log.read(9, ALL, ALL) == list(RECORDS[8:])
+    with pytest.raises(RecordTrimmed):
+        log.read(8, 20, ALL)
+    log.trim(RECORDS[3].mark)  # an older one changes nothing
+    log.close()
+    log = old_log(folder)
+    assert log.recovered.log.base == RECORDS[7].mark
+    assert log.recovered.committed_lsn == 8
+    assert held(log) == list(RECORDS[8:])
+    with pytest.raises(ValueError, match="not in the log"):
+        log.trim(Mark(21, 1, 0))
+
+
+def test_trimming_to_nothing(folder: Path) -> None:
+    """A log that was trimmed to its end goes on behind it."""
+    log = new_log(folder)
+    write(log, RECORDS)
+    log.trim(RECORDS[-1].mark)
+    assert log.size_bytes == 0
+    assert segments(folder) == [19]
+    log.close()
+    log = old_log(folder)
+    assert log.recovered.log == LogShape(RECORDS[-1].mark)
+    more = records_after(RECORDS[-1].mark, payloads(4))
+    write(log, more)
+    log.close()
+    assert held(old_log(folder)) == list(more)
+
+
+def test_objects_are_found(folder: Path) -> None:
+    """The first record of an object is known; where there is none, that of the next one."""
+    log = new_log(folder)
+    several = records_after(Mark(), payloads(4), ends_object=False)
+    apart = records_after(several[-1].mark, payloads(2), epoch=2)
+    write(log, [*several, *apart])
+    for opened in (log, old_log(folder)):
+        assert [opened.first_lsn_of(wal_id) for wal_id in range(4)] == [1, 5, 6, 7]
+    log.perform([Truncate(apart[0].mark)])
+    assert [log.first_lsn_of(wal_id) for wal_id in range(4)] == [1, 5, 6, 6]
+    log.trim(several[-1].mark)
+    with pytest.raises(RecordTrimmed):
+        log.first_lsn_of(0)
+    assert log.first_lsn_of(1) == 5
+
+
+def test_a_saved_promise_is_found(folder: Path) -> None:
+    """The last promise that was saved is found, however many were."""
+    log = new_log(folder)
+    for epoch in range(1, 6):
+        log.perform([Save(Ballot(epoch, bytes([epoch]) * 16), Health.SOUND)])
+        found = old_log(folder).recovered.promise
+        assert found == Ballot(epoch, bytes([epoch]) * 16)
+
+
+def test_a_lost_file_is_told(folder: Path) -> None:
+    """A segment that somebody deletes while the node runs is told as damage."""
+    log = new_log(folder)
+    write(log, RECORDS)
+    (folder / f"{4:020}.log").unlink()
+    with pytest.raises(LogDamaged):
+        log.read(4, 4, ALL)
+    assert log.read(1, 3, ALL) == list(RECORDS[:3])
+
+
+def test_nothing_is_written_behind_damage(folder: Path) -> None:
+    """A damaged log takes no records before it was reset."""
+    log = new_log(folder)
+    write(log, RECORDS[:5])
+    log.close()
+    (folder / f"{4:020}.log").unlink()
+    log = old_log(folder)
+    assert log.recovered.health is Health.DAMAGED
+    with pytest.raises(ValueError, match="reset"):
+        write(log, RECORDS[3:5])
+    log.perform([Reset(Mark()), Save(BALLOT, Health.REFILLING), Write(RECORDS), Flush()])
+    log.perform([Save(BALLOT, Health.SOUND)])
+    log.close()
+    log = old_log(folder)
+    assert log.recovered.health is Health.SOUND
+    assert held(log) == list(RECORDS)

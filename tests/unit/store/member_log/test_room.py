@@ -1,0 +1,215 @@
+"""A full disk is told before anything is written, and a broken one for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from shalekv.core.quorum.acceptor import Flush, Reset, Save, Truncate, Write
+from shalekv.core.quorum.messages import Health
+from shalekv.core.quorum.record import Ballot, Mark
+from shalekv.errors import LogDamaged, LogFull, StoreBroken
+from shalekv.store.filesystem import FileSystem
+from shalekv.store.member_log.folder import DataFolder
+from shalekv.store.member_log.index import frame_bytes
+from shalekv.store.member_log.log import MemberLog
+from shalekv.store.member_log.room import Room
+from tests.unit.store.failing_disk import FailingFileSystem
+from tests.unit.store.member_log.logs import (
+    ALL,
+    IDENTITY,
+    SEGMENT_BYTES,
+    held,
+    new_log,
+    old_log,
+    payloads,
+    records_after,
+    write,
+)
+
+RECORDS = records_after(Mark(), payloads(30))
+BALLOT = Ballot(3, b"n" * 16)
+SMALL_FILES_BYTES = 2 * 8192
+
+
+class SmallDisk(FileSystem):
+    """A real file system that has room for so many bytes: what is not allocated cannot be written.
+
+    Overwriting takes no room.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.left_bytes = size_bytes
+        self._allocated: dict[int, int] = {}  # by inode
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        inode = os.fstat(descriptor).st_ino
+        more_bytes = size_bytes - self._allocated.get(inode, 0)
+        if more_bytes > self.left_bytes:
+            super().allocate(descriptor, max(1, self.left_bytes))  # as far as it goes
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(descriptor, size_bytes)
+        self._allocated[inode] = size_bytes
+        self.left_bytes -= max(0, more_bytes)
+
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        assert offset + len(data) <= self._allocated[os.fstat(descriptor).st_ino]
+        return super().pwrite(descriptor, data, offset)
+
+    def free_bytes(self, path: Path) -> int:  # noqa: ARG002
+        return self.left_bytes
+
+    def unlink(self, path: Path) -> None:
+        self.left_bytes += self._allocated.pop(path.stat().st_ino, 0)
+        super().unlink(path)
+
+
+def sizes(count: int) -> list[int]:
+    """Of so many records."""
+    return [frame_bytes(record) for record in RECORDS[:count]]
+
+
+def append_until_full(log: MemberLog) -> int:
+    """Append one by one as long as there is room: how many."""
+    for count, record in enumerate(RECORDS):
+        if not log.has_room([record]) and not log.make_room([frame_bytes(record)]):
+            return count
+        write(log, [record])
+    raise AssertionError("it is never full")
+
+
+def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    """With no room for another segment, all that was written stays, and the log says it is full."""
+    disk = SmallDisk(SMALL_FILES_BYTES + 3 * SEGMENT_BYTES + 100)
+    log = new_log(tmp_path / "member", filesystem=disk)
+    assert append_until_full(log) == 9
+    assert held(log) == list(RECORDS[:9])
+    log.perform([Save(BALLOT, Health.SOUND), Flush()])  # a vote needs no room
+    log.close()
+    log = old_log(tmp_path / "member", filesystem=disk)
+    assert log.recovered.promise == BALLOT
+    assert held(log) == list(RECORDS[:9])
+    assert not log.has_room(RECORDS[9:10])
+
+
+def test_a_part_of_the_disk_stays_free(tmp_path: Path) -> None:
+    """No segment is allocated that would leave less free than is to be left."""
+    disk = SmallDisk(SMALL_FILES_BYTES + 4 * SEGMENT_BYTES)
+    folder = DataFolder.open(
+        tmp_path / "data",
+        segment_bytes=SEGMENT_BYTES,
+        free_bytes_min=2 * SEGMENT_BYTES,
+        filesystem=disk,
+    )
+    log = folder.create(IDENTITY)
+    assert append_until_full(log) == 6
+    assert disk.left_bytes == 2 * SEGMENT_BYTES
+    disk.left_bytes += SEGMENT_BYTES
+    assert log.make_room(sizes(3))
+    log.close()
+    folder.close()
+
+
+def test_trimming_makes_room(tmp_path: Path) -> None:
+    """A full disk has room again when segments are trimmed, cut off or dropped."""
+    disk = SmallDisk(SMALL_FILES_BYTES + 3 * SEGMENT_BYTES)
+    log = new_log(tmp_path / "member", filesystem=disk)
+    assert append_until_full(log) == 9
+    log.trim(RECORDS[2].mark)
+    assert log.make_room(sizes(3))
+    assert not log.make_room(sizes(4))
+    write(log, RECORDS[9:12])
+    log.perform([Truncate(RECORDS[3].mark)])
+    assert log.make_room(sizes(8))
+    assert not log.make_room(sizes(9))
+    log.perform([Reset(Mark())])
+    assert log.make_room(sizes(9))
+    assert not log.make_room(sizes(10))
+    write(log, RECORDS[:9])
+    assert held(log) == list(RECORDS[:9])
+
+
+def test_votes_and_cuts_on_a_full_disk(tmp_path: Path) -> None:
+    """On a disk without a free byte, promises are saved and logs are cut and found again."""
+    disk = SmallDisk(SMALL_FILES_BYTES + 2 * SEGMENT_BYTES)
+    log = new_log(tmp_path / "member", filesystem=disk)
+    assert append_until_full(log) == 6
+    assert disk.left_bytes == 0
+    log.perform([Truncate(RECORDS[4].mark), Save(BALLOT, Health.SOUND), Flush()])
+    other = records_after(RECORDS[4].mark, payloads(1), epoch=3)
+    assert log.has_room(other)
+    write(log, other)
+    log.close()
+    log = old_log(tmp_path / "member", filesystem=disk)
+    assert held(log) == [*RECORDS[:5], *other]
+    assert log.recovered.promise == BALLOT
+
+
+def test_a_member_needs_room(tmp_path: Path) -> None:
+    """No half of a member is left when there is no room for one."""
+    disk = SmallDisk(SMALL_FILES_BYTES - 1)
+    with pytest.raises(LogFull):
+        new_log(tmp_path / "member", filesystem=disk)
+    assert list(tmp_path.iterdir()) == []
+    disk.left_bytes += 1
+    new_log(tmp_path / "member", filesystem=disk)
+
+
+def test_room_counts_what_was_submitted() -> None:
+    """Room that is spoken for is not given twice; a spare is taken when the open one ends."""
+    room = Room()
+    room.open_bytes = 100
+    assert room.fits([60, 40])
+    assert not room.fits([60, 41])
+    room.submit([60], 0)
+    assert not room.fits([41])
+    room.add_spare(50)
+    assert room.fits([41])
+    assert room.fits([41, 9])
+    assert room.lacking([41, 10]) == 10
+    room.written(60)
+    assert room.fits([40, 50])
+    room.submit([], 1)
+    assert not room.fits([])
+    room.settled(10)
+    assert room.fits([10, 50])
+    assert not room.fits([11, 40])
+
+
+@pytest.mark.parametrize("call", ["pwrite", "sync_data", "fsync", "rename"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_a_failed_write_or_sync_ends_everything(tmp_path: Path, call: str, number: int) -> None:
+    """After a failed write or sync nothing is written any more, and the next start is sound."""
+    disk = FailingFileSystem()
+    log = new_log(tmp_path / "member", filesystem=disk)
+    write(log, RECORDS[:3])
+    assert log.make_room(sizes(3))
+    disk.fail(call, number)
+    with pytest.raises(StoreBroken):
+        write(log, RECORDS[3:6])
+    disk.recover()
+    for effect in (Flush(), Save(BALLOT, Health.SOUND), Write(RECORDS[3:6]), Truncate(Mark())):
+        with pytest.raises(StoreBroken):
+            log.perform([effect])
+    log.close()
+    again = old_log(tmp_path / "member")
+    assert again.recovered.health is Health.SOUND
+    found = held(again)
+    assert found == list(RECORDS[: len(found)])
+    assert len(found) >= 3
+
+
+def test_a_disk_that_cannot_read_breaks_nothing_else(tmp_path: Path) -> None:
+    """Records that the disk cannot read are lost to who reads them; others are written."""
+    disk = FailingFileSystem()
+    log = new_log(tmp_path / "member", filesystem=disk)
+    write(log, RECORDS[:3])
+    disk.fail("pread", errno.EIO)
+    with pytest.raises(LogDamaged):
+        log.read(1, 3, ALL)
+    write(log, RECORDS[3:6])
+    disk.recover()
+    assert log.read(1, ALL, ALL) == list(RECORDS[:6])

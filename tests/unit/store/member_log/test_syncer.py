@@ -1,0 +1,208 @@
+"""One sync serves all that was submitted meanwhile, and nobody is told before it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Event
+from typing import TypeVar, TypeVarTuple
+
+import pytest
+
+from shalekv.core.quorum.acceptor import Flush, Save, Truncate, Write
+from shalekv.core.quorum.messages import Health
+from shalekv.core.quorum.record import Ballot, Mark
+from shalekv.errors import StoreBroken
+from shalekv.runtime import ThreadWorkers
+from shalekv.store.member_log.log import MemberLog
+from shalekv.store.member_log.syncer import Syncer
+from tests.unit.store.failing_disk import FailingFileSystem
+from tests.unit.store.member_log.logs import (
+    ALL,
+    held,
+    new_log,
+    old_log,
+    payloads,
+    records_after,
+)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+RECORDS = records_after(Mark(), payloads(40))
+BALLOT = Ballot(3, b"n" * 16)
+SEGMENT_BYTES = 1 << 16
+
+
+class HeldWorkers(ThreadWorkers):
+    """One thread, which waits for `go` before it does anything."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.go = Event()
+        self.go.set()
+        self.calls = 0
+
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """As all workers."""
+        self.calls += 1
+
+        def held_back(*values: *Ts) -> T:
+            assert self.go.wait(60)
+            return function(*values)
+
+        return await super().run(held_back, *args)
+
+
+@asynccontextmanager
+async def running(workers: ThreadWorkers) -> AsyncIterator[Syncer]:
+    """A syncer whose task ends with the block."""
+    syncer = Syncer(workers)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(syncer.run())
+        yield syncer
+        task.cancel()
+    workers.close()
+
+
+@pytest.fixture
+def disk() -> FailingFileSystem:
+    """Under all logs of a test."""
+    return FailingFileSystem()
+
+
+@pytest.fixture
+def log(tmp_path: Path, disk: FailingFileSystem) -> MemberLog:
+    """An empty one."""
+    return new_log(tmp_path / "one", filesystem=disk, segment_bytes=SEGMENT_BYTES)
+
+
+async def test_many_appends_share_a_sync(
+    log: MemberLog, tmp_path: Path, disk: FailingFileSystem
+) -> None:
+    """What comes while a sync is on its way shares the next one, for each of two logs."""
+    other = new_log(tmp_path / "two", filesystem=disk, segment_bytes=SEGMENT_BYTES)
+    workers = HeldWorkers()
+    async with running(workers) as syncer:
+        await syncer.submit(log, [Write(RECORDS[:1]), Flush()])
+        await syncer.submit(other, [Write(RECORDS[:1]), Flush()])
+        workers.go.clear()
+        first = syncer.submit(log, [Write(RECORDS[1:2]), Flush()])
+        await asyncio.sleep(0)
+        waiting = [syncer.submit(log, [Write((record,)), Flush()]) for record in RECORDS[2:]]
+        waiting += [syncer.submit(other, [Write((record,)), Flush()]) for record in RECORDS[1:]]
+        disk.calls.clear()
+        workers.go.set()
+        assert await first == 2
+        assert await asyncio.gather(*waiting) == [40] * len(waiting)
+    assert disk.calls.count("sync_data") == 3
+    assert held(log) == held(other) == list(RECORDS)
+
+
+async def test_nobody_is_told_before_it_is_durable(
+    log: MemberLog, tmp_path: Path, disk: FailingFileSystem
+) -> None:
+    """Futures are done in order, each after the sync; another process finds it all then."""
+    told: list[int] = []
+    async with running(ThreadWorkers(1)) as syncer:
+        futures = []
+        for record in RECORDS:
+            future = syncer.submit(log, [Write((record,)), Flush()])
+            future.add_done_callback(lambda _, lsn=record.lsn: told.append(lsn))  # type: ignore[misc]
+            futures.append(future)
+            if record.lsn % 3 == 0:
+                flushed = await future
+                assert flushed >= record.lsn
+                assert old_log(tmp_path / "one", segment_bytes=SEGMENT_BYTES).durable_lsn >= flushed
+        await asyncio.gather(*futures)
+    assert told == [record.lsn for record in RECORDS]
+    assert "sync_data" in disk.calls
+
+
+async def test_effects_are_done_in_order(log: MemberLog, tmp_path: Path) -> None:
+    """A cut is done after what was submitted before it and before what comes after."""
+    other = records_after(RECORDS[4].mark, payloads(3), epoch=3)
+    async with running(ThreadWorkers(1)) as syncer:
+        futures = [
+            syncer.submit(log, [Write(RECORDS[:9]), Flush()]),
+            syncer.submit(log, [Truncate(RECORDS[4].mark), Save(BALLOT, Health.SOUND), Flush()]),
+            syncer.submit(log, [Write(other), Flush()]),
+        ]
+        assert await futures[-1] == 8
+    assert held(log) == [*RECORDS[:5], *other]
+    log.close()
+    assert old_log(tmp_path / "one").recovered.promise == BALLOT
+
+
+async def test_room_is_made_and_logs_are_trimmed(log: MemberLog, disk: FailingFileSystem) -> None:
+    """Room is made in order with what was submitted; a disk without any says so, and goes on."""
+    async with running(ThreadWorkers(1)) as syncer:
+        assert not log.has_room(RECORDS[:1])
+        assert await syncer.make_room(log, RECORDS[:1])
+        assert log.has_room(RECORDS)
+        cut = syncer.submit(log, [Write(RECORDS[:9]), Truncate(RECORDS[7].mark), Flush()])
+        assert not log.has_room([])  # nobody knows yet
+        assert await syncer.make_room(log, RECORDS[8:])
+        await cut
+        await syncer.trim(log, RECORDS[3].mark)
+        assert log.read(5, ALL, ALL) == list(RECORDS[4:8])
+        large = records_after(RECORDS[7].mark, [bytes(2 * SEGMENT_BYTES)])
+        disk.fail("allocate", errno.ENOSPC)
+        assert not await syncer.make_room(log, large)
+        assert await syncer.make_room(log, RECORDS[8:])
+        disk.recover()
+        assert await syncer.make_room(log, large)
+        assert await syncer.submit(log, [Write(large), Flush()]) == 9
+
+
+async def test_the_next_segment_is_allocated_before_it_is_needed(log: MemberLog) -> None:
+    """A log that fills its segment by half has room for another whole one."""
+    big = records_after(Mark(), [bytes(SEGMENT_BYTES // 2)])
+    next_ones = records_after(big[-1].mark, [bytes(SEGMENT_BYTES // 2)])
+    workers = HeldWorkers()
+    async with running(workers) as syncer:
+        await syncer.submit(log, [Write(big), Flush()])
+        await syncer.submit(log, [Flush()])  # its turn comes after the allocation
+        assert log.has_room(next_ones)
+
+
+async def test_a_failed_sync_ends_it(log: MemberLog, disk: FailingFileSystem) -> None:
+    """After a failed sync all that waits and all that comes is refused, and the task ends."""
+    workers = HeldWorkers()
+    syncer = Syncer(workers)
+    with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012  (the block is what ends)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(syncer.run())
+            await syncer.submit(log, [Write(RECORDS[:1]), Flush()])
+            workers.go.clear()
+            disk.fail("sync_data", errno.EIO)
+            first = syncer.submit(log, [Write(RECORDS[1:2]), Flush()])
+            await asyncio.sleep(0)
+            second = syncer.submit(log, [Write(RECORDS[2:3]), Flush()])
+            workers.go.set()
+            await asyncio.wait([first, second])
+    assert raised.group_contains(StoreBroken)
+    disk.recover()
+    for future in (first, second, syncer.submit(log, [Flush()])):
+        with pytest.raises(StoreBroken):
+            await future
+    workers.close()
+
+
+async def test_who_waits_is_cancelled_with_it(log: MemberLog) -> None:
+    """When the task is cancelled, nobody waits for ever; what was on its way is not told."""
+    workers = HeldWorkers()
+    async with running(workers) as syncer:
+        workers.go.clear()
+        first = syncer.submit(log, [Write(RECORDS[:1]), Flush()])
+        await asyncio.sleep(0)
+        second = syncer.submit(log, [Write(RECORDS[1:2]), Flush()])
+        await asyncio.sleep(0)
+        workers.go.set()
+        second.cancel()
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results[1:])
+    late = syncer.submit(log, [Flush()])
+    assert late.cancelled()
