@@ -17,7 +17,7 @@ from shalekv_client import (
     RetryPolicy,
     ShaleKVError,
 )
-from tests.e2e.history import Attempt, Found, History
+from tests.e2e.history import Attempt, Fate, Found, History
 
 SHARED_KEYS = 24  # overwritten by all clients
 MEMORY_KEYS = b"memory/"  # what is put there is acknowledged before it is durable
@@ -56,17 +56,22 @@ class Load:
         self._goals: list[tuple[int, asyncio.Event]] = []
 
     async def run(self) -> None:
-        """Write until `stop`, or until every client has met an error."""
+        """Write until `stop`, or until every client has met an error.
+
+        When no client has met any, all that they wrote is durable then, and reads show it.
+        """
         async with asyncio.TaskGroup() as clients:
             for name in range(self._clients):
                 random = Random(self._random.getrandbits(64))
                 clients.create_task(self._run_client(name, random), name=f"client {name}")
+        if not self.ended_by:
+            await self._write_last()
         self.ended.set()
         for _, reached in self._goals:
             reached.set()
 
     def stop(self) -> None:
-        """Send nothing more; `run` returns when all has been answered."""
+        """Draw nothing more; `run` returns when all has been answered, and is durable."""
         self._stop.set()
 
     async def acknowledged(self, count: int) -> bool:
@@ -86,21 +91,33 @@ class Load:
         counter = b"counter/%d/%d" % (id(self), name)
         async with Client(self._address, timeout_ms=TIMEOUT_MS, retry=ONE_ATTEMPT) as client:
             while not self._stop.is_set():
-                attempt = self._draw(random, counter)
-                try:
-                    commit = await send(client, attempt)
-                except NotApplied as error:
-                    self._history.refused(attempt, error.reason)
-                    if not isinstance(error, Overloaded):
-                        self.ended_by.append(error)
-                        return
-                except OutcomeUnknown as error:
-                    self._history.lost_sight(attempt, error.reason or error.code)
-                    self.ended_by.append(error)
+                if not await self._goes_on_after(client, self._draw(random, counter)):
                     return
-                else:
-                    self._history.acknowledged(attempt, commit)
-                    self._count()
+
+    async def _write_last(self) -> None:
+        """One durable write: it comes after all that was acknowledged from memory."""
+        async with Client(self._address, timeout_ms=TIMEOUT_MS, retry=ONE_ATTEMPT) as client:
+            while await self._goes_on_after(client, last := self._history.begin([b"last"])):
+                if last.fate is not Fate.REFUSED:
+                    return
+
+    async def _goes_on_after(self, client: Client, attempt: Attempt) -> bool:
+        """Send a write and note what became of it; False: its client must end."""
+        try:
+            commit = await send(client, attempt)
+        except NotApplied as error:
+            self._history.refused(attempt, error.reason)
+            if isinstance(error, Overloaded):
+                return True
+            self.ended_by.append(error)
+        except OutcomeUnknown as error:
+            self._history.lost_sight(attempt, error.reason or error.code)
+            self.ended_by.append(error)
+        else:
+            self._history.acknowledged(attempt, commit)
+            self._count()
+            return True
+        return False
 
     def _draw(self, random: Random, counter: bytes) -> Attempt:
         begin = self._history.begin
