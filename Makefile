@@ -12,6 +12,9 @@ MAKEFLAGS += --no-print-directory
 
 # A name on the path may be a shim that runs nothing, so the choice is made by running it.
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+# The tests start processes by the thousand, and each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUF := protos/node_modules/.bin/buf
