@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
-from shalekv.core.fencing import is_opening_finished
+from shalekv.core.fencing import finish_opening, first_seq_of_writer, is_opening_finished
 from shalekv.core.loads import drop_unrecorded
 from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.memtable import Memtable
+from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.origin_pins import check_pins
 from shalekv.engine.replay import Replayed, replay
+from shalekv.engine.slots import LogSlots
 from shalekv.engine.tree_keeper import SNAPSHOT_ID_BYTES
 from shalekv.errors import ManifestConflict
 from shalekv.manifest.fenced import FencedManifest
@@ -23,6 +27,17 @@ from shalekv.manifest.named import named_manifest
 from shalekv.settings import CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
+
+
+@dataclass(frozen=True, slots=True)
+class FencedLog:
+    """A log that nobody older can add to any more, and what was replayed of it."""
+
+    replayed: Replayed
+    slots: LogSlots
+    time: LogicalTime
+    last_wal_id: int
+    last_stored_wal_id: int | None  # the end of what the object store has of it
 
 
 async def replay_log(
@@ -49,11 +64,44 @@ async def replay_log(
     return replayed
 
 
-async def serve_levels(
+async def serve_replayed(
     store: CasStore,
     manifest: FencedManifest,
     settings: WriterSettings,
-    cache: CacheSettings,
+    log: FencedLog,
+    cache: CacheSettings | None,
+    disk: DiskCache | None,
+) -> OpenedLog:
+    """Say in the manifest that this writer serves, and give it what it starts from."""
+    replayed = log.replayed
+    log.time.raise_to(replayed.logical_time_ms)
+    first_seq = first_seq_of_writer(manifest.current, replayed.last_seq)
+    finish = partial(
+        finish_opening, own=manifest.own, last_wal_id=log.last_stored_wal_id, first_seq=first_seq
+    )
+    loads = [load.load_id for load in replayed.loads]
+    held = await _serve_levels(store, manifest, settings, cache, disk, finish=finish, loads=loads)
+    return OpenedLog(
+        store=store,
+        held=held,
+        manifest=manifest,
+        slots=log.slots,
+        memtable=replayed.memtable,
+        time=log.time,
+        last_wal_id=log.last_wal_id,
+        last_seq=replayed.last_seq,
+        first_seq=first_seq,
+        objects_replayed=replayed.objects,
+        records=replayed.records,
+        loads=replayed.loads,
+    )
+
+
+async def _serve_levels(
+    store: CasStore,
+    manifest: FencedManifest,
+    settings: WriterSettings,
+    cache: CacheSettings | None,
     disk: DiskCache | None,
     *,
     finish: Callable[..., Manifest],
@@ -78,6 +126,7 @@ async def serve_levels(
     # The levels may hold more by now than those that the replay went on from: never less.
     named = await named_manifest(store, served, snapshot_id)
     tree = await store.runtime.workers.run(Tree.of, named)
+    cache = cache or CacheSettings()
     ssts = LevelSsts(store, database_id=served.database_id, settings=cache, disk=disk)
     ssts.origins.learn(named.origins)
     await check_pins(store, named)

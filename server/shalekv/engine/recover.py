@@ -18,15 +18,13 @@ from shalekv.core.fencing import (
     WriterId,
     check_run_counts,
     claim_epoch,
-    finish_opening,
-    first_seq_of_writer,
     judge,
 )
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.engine.commit import WalContents
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.opening_steps import opening_deadline, replay_log, serve_levels
+from shalekv.engine.opening_steps import FencedLog, opening_deadline, replay_log, serve_replayed
 from shalekv.engine.quorum.links import Links
 from shalekv.engine.quorum.opening import open_quorum_log
 from shalekv.engine.wal import WalSlots, list_wal
@@ -83,7 +81,7 @@ async def open_log(
         )
     check_openable(current)
     manifest = await _win_epoch(stored, store, settings, address=address, retry=retry)
-    return await _open_fenced(store, stored, manifest, settings, cache or CacheSettings(), disk)
+    return await _open_fenced(store, stored, manifest, settings, cache, disk)
 
 
 async def _open_fenced(
@@ -91,7 +89,7 @@ async def _open_fenced(
     stored: StoredManifest,
     manifest: FencedManifest,
     settings: WriterSettings,
-    cache: CacheSettings,
+    cache: CacheSettings | None,
     disk: DiskCache | None,
 ) -> OpenedLog:
     """What follows when the epoch is won: fence, replay, and say so."""
@@ -109,34 +107,10 @@ async def _open_fenced(
         codec=Codec[settings.wal_codec.name],
     )
     run = await _fence(store, manifest, slots)
-    current = manifest.current
-    replayed = await replay_log(store, current, run.first, settings)
-    time.raise_to(replayed.logical_time_ms)
+    replayed = await replay_log(store, manifest.current, run.first, settings)
     last_wal_id = run.next_slot - 1
-    first_seq = first_seq_of_writer(current, replayed.last_seq)
-    held = await serve_levels(
-        store,
-        manifest,
-        settings,
-        cache,
-        disk,
-        finish=partial(finish_opening, own=own, last_wal_id=last_wal_id, first_seq=first_seq),
-        loads=[load.load_id for load in replayed.loads],
-    )
-    return OpenedLog(
-        store=store,
-        held=held,
-        manifest=manifest,
-        slots=slots,
-        memtable=replayed.memtable,
-        time=time,
-        last_wal_id=last_wal_id,
-        last_seq=replayed.last_seq,
-        first_seq=first_seq,
-        objects_replayed=replayed.objects,
-        records=replayed.records,
-        loads=replayed.loads,
-    )
+    fenced = FencedLog(replayed, slots, time, last_wal_id, last_stored_wal_id=last_wal_id)
+    return await serve_replayed(store, manifest, settings, fenced, cache, disk)
 
 
 def check_openable(manifest: Manifest) -> None:

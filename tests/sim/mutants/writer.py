@@ -8,7 +8,7 @@ from dataclasses import replace
 from shalekv.core import fencing
 from shalekv.core.fencing import FenceRun, Occupant, Verdict, WriterId
 from shalekv.core.manifest import Manifest
-from shalekv.engine import group_commit, recover, replay
+from shalekv.engine import group_commit, opening_steps, recover, replay
 from shalekv.engine.commit import Commit, Group
 from shalekv.engine.commit_queue import CommitQueue
 from shalekv.engine.group_commit import GroupCommit
@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "reuse a sequence number",
         "A new writer goes on counting where the log ends.",
-        [(recover, "first_seq_of_writer", _next_number)],
+        [(opening_steps, "first_seq_of_writer", _next_number)],
         "writers",
         ("I5",),
         hint=7,

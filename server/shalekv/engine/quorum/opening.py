@@ -14,16 +14,10 @@ uploads that land later, and a member that has voted takes nothing of an older w
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 import structlog
 
-from shalekv.core.fencing import (
-    WriterId,
-    claim_epoch,
-    finish_opening,
-    first_seq_of_writer,
-)
+from shalekv.core.fencing import WriterId, claim_epoch
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.election import Leader, epoch_to_claim, next_object
 from shalekv.core.quorum.grouping import CHARGED_INTERVAL_MS, FREE_INTERVAL_MS
@@ -31,7 +25,7 @@ from shalekv.core.quorum.membership import Configuration
 from shalekv.core.quorum.record import Ballot
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.opening_steps import opening_deadline, replay_log, serve_levels
+from shalekv.engine.opening_steps import FencedLog, opening_deadline, replay_log, serve_replayed
 from shalekv.engine.quorum.electing import gather_votes, greet
 from shalekv.engine.quorum.fetching import Fetched, fetch_unarchived
 from shalekv.engine.quorum.links import DatabasePlace, Links
@@ -85,36 +79,8 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     current = manifest.current
     replayed = await replay_log(store, current, fetched.first_wal_id, settings)
     await _replay_records(store, replayed, fetched, current.database_id)
-    time.raise_to(replayed.logical_time_ms)
-    first_seq = first_seq_of_writer(current, replayed.last_seq)
-    held = await serve_levels(
-        store,
-        manifest,
-        settings,
-        cache or CacheSettings(),
-        disk,
-        finish=partial(
-            finish_opening,
-            own=manifest.own,
-            last_wal_id=fetched.archive_tip,
-            first_seq=first_seq,
-        ),
-        loads=[load.load_id for load in replayed.loads],
-    )
-    return OpenedLog(
-        store=store,
-        held=held,
-        manifest=manifest,
-        slots=slots,
-        memtable=replayed.memtable,
-        time=time,
-        last_wal_id=fence_wal_id,
-        last_seq=replayed.last_seq,
-        first_seq=first_seq,
-        objects_replayed=replayed.objects,
-        records=replayed.records,
-        loads=replayed.loads,
-    )
+    fenced = FencedLog(replayed, slots, time, fence_wal_id, last_stored_wal_id=fetched.archive_tip)
+    return await serve_replayed(store, manifest, settings, fenced, cache, disk)
 
 
 def with_archive_interval(settings: QuorumSettings, url: str) -> QuorumSettings:

@@ -111,15 +111,16 @@ async def test_the_parent_goes_on_meanwhile(first: int) -> None:
     """
     parent, clone = await everything(), Place("clone")
     before = await parent.rows()
-    requests = 0
+    requests, one_at_a_time = 0, asyncio.Lock()  # a second compactor would end the first
 
     async def go_on(_number: int) -> None:
         nonlocal requests
         requests += 1
-        if requests in (first, first + 6):
-            await parent.write(puts([key for key, _, _ in before], b"%d" % requests))
-            await parent.compact()
-            await parent.collect(ahead_ms=HOUR_MS // 2)
+        if (number := requests) in (first, first + 6):
+            async with one_at_a_time:
+                await parent.write(puts([key for key, _, _ in before], b"%d" % number))
+                await parent.compact()
+                await parent.collect(ahead_ms=HOUR_MS // 2)
 
     with real_runtime(seed=first) as runtime:
         source = parent.cas(runtime, InterruptedStore(parent.store, go_on))
