@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from shalekv.clock import Clock
+from shalekv.core.fencing import check_owner
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.membership import Configuration, finish_change
 from shalekv.errors import InvalidRequest, StoreError
@@ -39,6 +40,9 @@ class Reconfiguring:
         """Look until cancelled. Raises what the manifest says of this writer: `Fenced`."""
         while True:
             manifest = self._manifest.current
+            # The members that another writer has may have promised nothing to anybody yet: they
+            # would take what nobody may commit any more.
+            check_owner(manifest, self._manifest.own)
             if manifest.wal_mode is WalMode.QUORUM:
                 self._log.reconfigure(Configuration.of(manifest))
             if self._log.ledger.leader.may_finish_change:

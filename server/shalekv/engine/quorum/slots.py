@@ -317,7 +317,11 @@ class QuorumSlots:
         turn = self._next_turn(place, 0)
         try:
             await self._await_turn(turn.number)
-            record = self._ledger.append(place, b"")
+            # Groups before it may have been given up: then its object was never begun.
+            last = self._ledger.leader.log.last
+            if last.wal_id is None or last.ends_object:
+                return
+            record = self._ledger.append(Place(last.wal_id, ends_object=True), b"")
         finally:
             self._end_turn(turn.number)
         await self._ledger.wait_committed(record.lsn)

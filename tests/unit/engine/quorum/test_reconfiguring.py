@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import pytest
+
 from shalekv.core.quorum.membership import Member, begin_change, cancel_change
+from shalekv.errors import Fenced, OutcomeUnknown
 from tests.unit.engine.quorum.ground import Ground, Writing, contents, in_virtual_time, until
 
 
@@ -98,5 +101,38 @@ def test_next_writer_finishes_a_change() -> None:
             await until(lambda: writing.opened.manifest.current.wal_generation == 3)
             await writing.put(b"b")
         assert len((await ground.database.manifest()).wal_members) == 5
+
+    in_virtual_time(main)
+
+
+def test_members_of_another_writer_are_not_followed() -> None:
+    """They may have promised nothing to anybody: they would take what a writer that was fenced has
+    in flight. So it ends with the manifest that it finds, before it looks who is a member.
+    """
+
+    async def main() -> None:
+        ground = await _ground(first=3, count=6)
+        async with ground.writing() as writing:
+            await writing.put(b"a")
+            ground.nodes["n2:1"].stop()
+            ground.nodes["n3:1"].stop()
+            in_flight = writing.write(b"b")
+            await until(lambda: ground.log("n1:1").state.log.last.lsn > writing.committed_lsn)
+            others = tuple(map(str, _members(ground, 4, 5, 6)))
+            await ground.database.edit(
+                lambda m: replace(
+                    m,
+                    writer_epoch=m.writer_epoch + 1,
+                    writer_nonce=bytes(16),
+                    wal_members=others,
+                    wal_generation=m.wal_generation + 1,
+                )
+            )
+            with pytest.raises(Fenced):
+                await _see_manifest(writing)
+            assert isinstance(await in_flight.refusal(), OutcomeUnknown)
+            await until(lambda: writing.ended_by is not None)
+            assert isinstance(writing.ended_by, Fenced)
+        assert [ground.log(f"n{n}:1").state.log.last.lsn for n in (4, 5, 6)] == [0, 0, 0]
 
     in_virtual_time(main)

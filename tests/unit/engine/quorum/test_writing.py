@@ -257,6 +257,33 @@ def test_who_waits_for_room_is_told_in_time() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.parametrize(("pause_ms", "waiting"), [(250, 1), (30, 5)])
+def test_stop_without_room_leaves_a_log_that_can_be_archived(pause_ms: int, waiting: int) -> None:
+    """Groups that wait for room when the writer stops are given up. What ends objects waits behind
+    them: it ends none that no record has begun, since nobody could ever archive that.
+    """
+
+    async def main() -> None:
+        ground = await Ground.created()
+        async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
+            await writing.put(b"a")
+            await writing.slots.archive()
+            ground.let_archive(False)
+            writes: list[Write] = []
+            while sum(not write.told for write in writes) < waiting:
+                writes.append(writing.write(b"b%02d" % len(writes), bytes(40 * KIB)))
+                await LoopClock().sleep_ms(pause_ms)
+            await LoopClock().sleep_ms(500)
+        told = {write.changes[0].key for write in writes if isinstance(write.told[0], Receipt)}
+        ground.let_archive(True)
+        async with ground.writing() as writing:
+            await writing.put(b"c")
+            await writing.slots.archive()
+            assert {b"a", b"c"} | told <= {key for key, _ in await writing.contents()}
+
+    in_virtual_time(main, orders=2)
+
+
 def test_another_archiver_is_appointed() -> None:
     """One that archives nothing although something waits is passed over after a while."""
 

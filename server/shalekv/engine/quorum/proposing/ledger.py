@@ -108,6 +108,8 @@ class Ledger:
         )
         if not record.follows(last):  # nobody would ever take it, nor anything behind it
             raise ValueError(f"a record of object {place.wal_id} after one of object {last.wal_id}")
+        if not payload and place.wal_id != last.wal_id:  # nobody could ever archive the object
+            raise ValueError(f"an empty record begins object {place.wal_id}")
         self.leader = self.leader.appended(record)
         self.held.append(record)
         self.wake_all()
