@@ -21,7 +21,7 @@ ENVIRONMENT_PREFIX = "SHALEKV_"
 NESTED = "__"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "bytes": "bytes"}
-_UNIT = re.compile(r"_(ms|s|bytes)(?=_max$|$)")
+_UNIT = re.compile(r"_(ms|s|bytes)(?=_(?:max|min)$|$)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ members that answer and have the best of their logs; or, if no log can be used, 
 and then new safekeepers must be named with --new. Afterwards start a writer, and add safekeepers.
 
 What is lost stays lost: see that the lost members never run again. A writer from before, if it and
-a majority came back, could acknowledge writes until it looks at the manifest next.
+a majority came back, could acknowledge writes until it looks at the manifest next. The logs of lost
+members that come back alone are set aside in their data folders, not deleted.
 
 \b
 Examples:

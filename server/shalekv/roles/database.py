@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.quorum.membership import Configuration, check_members
+from shalekv.core.quorum.membership import Configuration, check_first_count, check_members
 from shalekv.engine.founding import any_wal_object, check_vacant, found, remains
 from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, retire
 from shalekv.engine.quorum.links import DatabasePlace, Links
-from shalekv.errors import DatabaseExists, DatabaseMismatch, InvalidRequest
+from shalekv.errors import DatabaseExists, DatabaseMismatch
 from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
 from shalekv.settings import DatabaseSettings, StoreSettings, WalChoice
@@ -67,7 +67,7 @@ async def create_database(
 
 
 async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum) -> None:
-    _check_count(quorum.addresses)
+    check_first_count(quorum.addresses)
     place = DatabasePlace(manifest.database_id, cas.url)
     request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
     members = await admit(quorum.links, place, quorum.addresses, request_id)
@@ -80,16 +80,6 @@ async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum)
     except DatabaseExists:  # another process was faster: nobody needs the room that was made
         await retire(quorum.links, manifest.database_id, members)
         raise
-
-
-def _check_count(addresses: Sequence[str]) -> None:
-    """Before anybody makes room for what cannot be."""
-    if len(addresses) % 2 == 0:
-        problem = (
-            f"{len(addresses)} of them: an odd number is needed, 3 or 5 as a rule. Name them with "
-            "--safekeepers HOST:PORT,HOST:PORT,HOST:PORT"
-        )
-        raise InvalidRequest("safekeepers", problem)
 
 
 async def check_wal_mode(

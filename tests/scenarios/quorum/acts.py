@@ -7,6 +7,7 @@ from copy import deepcopy
 import pytest
 
 from shalekv import errors
+from shalekv.core import fencing
 from shalekv.core.fencing import FenceRun, Verdict
 from shalekv.core.manifest import WalMode
 from shalekv.core.quorum import membership, switching
@@ -328,8 +329,10 @@ def _to_safekeepers(stage: Stage, writer: str, where: str) -> None:
     it = stage.writer(writer)
     nodes = [stage.add_node(name) for name in where.removeprefix("safekeepers ").split()]
     run = stage.runs.get(writer, FenceRun(first=it.slot, width=1))
+    if not fencing.check_run_counts(run, stage.bucket.manifest, it.own):
+        raise errors.IllegalState("its opening goes on until its fences count")
     members = [node.member for node in nodes]
-    stage.bucket.edit(lambda m: switching.enter_quorum(m, it.own, run, members))
+    stage.bucket.edit(lambda m: switching.enter_quorum(m, it.own, members))
 
 
 @sentence(rf"{WRITER} opens in the object store")

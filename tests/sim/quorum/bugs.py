@@ -13,6 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from unittest.mock import patch
 
+from shalekv.core import fencing
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum import acceptor, archiving, election, membership, switching
 from shalekv.core.quorum.acceptor import AcceptorState, Flush, Save, Step, Truncate
@@ -161,7 +162,7 @@ def ce10_any_stream() -> Sequence[Patch]:
     ) -> Step:
         if isinstance(message, Elected | Append) and message.ballot == state.promise:
             leader = stream if isinstance(message, Append) else None
-            state = replace(state, leader=leader)
+            state = replace(state, leader=leader, elected_stream=None)
         return _step(state, stream, message, has_room=has_room)
 
     def differs_behind(common: Mark, log: LogShape, _ballot: Ballot) -> bool:
@@ -234,7 +235,11 @@ def ce15_archive_is_complete() -> Sequence[Patch]:
     def enter(manifest: Manifest, *_arguments: object) -> Manifest:
         return replace(manifest, wal_mode=WalMode.QUORUM)
 
-    return [(switching, "leave_quorum", leave), (switching, "enter_quorum", enter)]
+    return [
+        (switching, "leave_quorum", leave),
+        (switching, "enter_quorum", enter),
+        (fencing, "check_run_counts", lambda *_: True),
+    ]
 
 
 def ce16_cut_anywhere() -> Sequence[Patch]:

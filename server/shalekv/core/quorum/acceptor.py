@@ -44,6 +44,8 @@ class AcceptorState:
     archived_wal_id: int | None = None  # all objects up to it were seen in the archive
     health: Health = Health.SOUND
     leader: int | None = None  # the stream on which the holder of the promise was elected
+    # The last such stream of this promise, also when it has ended, or records were lost (CE10).
+    elected_stream: int | None = None
     sound_from_lsn: int | None = None  # one that is refilled is sound when its log reaches this
 
 
@@ -223,8 +225,9 @@ def _vote(state: AcceptorState, stream: int, message: VoteRequest) -> Step:
     refusal = _refusal(state, message.ballot)
     if refusal is not None:
         return state, [Reply(stream, refusal)]
-    leader = state.leader if message.ballot == state.promise else None
-    voted = replace(state, promise=message.ballot, leader=leader)
+    voted = state
+    if message.ballot != state.promise:
+        voted = replace(state, promise=message.ballot, leader=None, elected_stream=None)
     vote = Vote(message.ballot, state.log, state.committed_lsn)
     return voted, [Flush(), Save(message.ballot, state.health), Reply(stream, vote)]
 
@@ -255,6 +258,7 @@ def _follow(state: AcceptorState, stream: int, message: Elected) -> Step:
         log=log,
         committed_lsn=committed_lsn,
         leader=stream,
+        elected_stream=stream,
         sound_from_lsn=None if health is Health.SOUND else message.log.last.lsn,
     )
     effects += [Flush(), Reply(stream, Joined(message.ballot, log.last.lsn))]
@@ -282,7 +286,8 @@ def _refusal_of_elected(state: AcceptorState, stream: int, message: Elected) -> 
     refusal = _refusal(state, message.ballot)
     if refusal is not None:
         return refusal
-    if state.leader is not None and stream < state.leader:  # CE10
+    newest = state.elected_stream if message.ballot == state.promise else state.leader
+    if newest is not None and stream < newest:  # CE10
         return Refusal(state.promise, "another stream was elected since")
     common = _common_end(state, message)
     if common is not None:

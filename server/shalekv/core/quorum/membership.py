@@ -142,6 +142,13 @@ def check_unchanging(configuration: Configuration) -> None:
         raise InvalidRequest("members", problem)
 
 
+def check_first_count(addresses: Collection[str]) -> None:
+    """Raise `InvalidRequest` unless a log may begin with so many: before any of them makes room."""
+    if len(addresses) % 2 == 0:
+        problem = f"{len(addresses)} of them: an odd number is needed, 3 or 5 as a rule"
+        raise InvalidRequest("safekeepers", problem)
+
+
 def check_members(members: Collection[Member]) -> None:
     """Raise `InvalidRequest` unless these can be a quorum.
 

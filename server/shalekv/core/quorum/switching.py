@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shalekv.core.fencing import FenceRun, WriterId, check_owner, check_run_counts
+from shalekv.core.fencing import WriterId, check_owner
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.archiving import is_archived
 from shalekv.core.quorum.election import Leader
@@ -39,26 +39,19 @@ def leave_quorum(manifest: Manifest, leader: Leader, archive_tip: int | None) ->
     )
 
 
-def enter_quorum(
-    manifest: Manifest, own: WriterId, run: FenceRun, members: Iterable[Member]
-) -> Manifest:
-    """The edit after which the WAL is in safekeepers that are new. Raises as `leave_quorum`.
+def enter_quorum(manifest: Manifest, own: WriterId, members: Iterable[Member]) -> Manifest:
+    """The edit after which the WAL is in safekeepers that are new. Raises `Fenced`.
 
-    `run` are the fences of `own`, which are the end of the WAL in the object store.
+    REQUIRES: `own` has finished its opening, so a run of its fences counts
+    (`core.fencing.check_run_counts`): nobody older can put anything into the object store any more.
     """
-    if not check_run_counts(run, manifest, own):
-        raise IllegalState("older writers are not fenced by as many objects as they may have begun")
+    check_owner(manifest, own)
     wanted = tuple(members)
     check_members(wanted)
-    return with_members(manifest, wanted)
-
-
-def with_members(manifest: Manifest, members: Iterable[Member]) -> Manifest:
-    """The manifest, with the WAL in these safekeepers. REQUIRES: whoever was writer is fenced."""
     return replace(
         manifest,
         wal_mode=WalMode.QUORUM,
         wal_generation=manifest.wal_generation + 1,
-        wal_members=tuple(map(str, members)),
+        wal_members=tuple(map(str, wanted)),
         wal_members_next=(),
     )

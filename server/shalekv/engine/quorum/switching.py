@@ -17,14 +17,13 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import structlog
 
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.archiving import is_archived
-from shalekv.core.quorum.membership import Member, check_members
-from shalekv.core.quorum.switching import leave_quorum, with_members
+from shalekv.core.quorum.membership import check_first_count, check_members
+from shalekv.core.quorum.switching import enter_quorum, leave_quorum
 from shalekv.core.snapshot import remove_snapshots
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, retire, survey
@@ -51,13 +50,18 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
     `admit`, and as `open_log`.
     """
     current = await _check_mode(store, WalMode.OBJECT_STORE)
+    check_first_count(addresses)
     request_id = store.runtime.random.randbytes(REQUEST_ID_BYTES)
     place = DatabasePlace(current.database_id, store.url)
     members = await admit(links, place, addresses, request_id)
-    check_members(members)
+    check_members(members)  # before the writer that serves is fenced
     opened = await open_log(store, _settings(), address="")
-    edit = partial(_to_quorum, members=members, snapshot_id=opened.held.snapshot_id)
     wanted = tuple(map(str, members))
+
+    def edit(manifest: Manifest) -> Manifest:
+        entered = enter_quorum(manifest, opened.manifest.own, members)
+        return replace(remove_snapshots(entered, {opened.held.snapshot_id}), writer_address="")
+
     switched = await opened.manifest.edit(edit, lambda m: m.wal_members == wanted)
     log.info("the WAL is in safekeepers from now on", members=wanted, behind=opened.last_wal_id)
     return switched
@@ -159,9 +163,3 @@ async def _check_mode(store: CasStore, mode: WalMode) -> Manifest:
 def _is_already(mode: WalMode) -> DatabaseMismatch:
     name = mode.name.lower().replace("_", "-")
     return DatabaseMismatch(f"this database has its WAL in mode {name} already")
-
-
-def _to_quorum(manifest: Manifest, *, members: tuple[Member, ...], snapshot_id: bytes) -> Manifest:
-    return replace(
-        with_members(remove_snapshots(manifest, {snapshot_id}), members), writer_address=""
-    )

@@ -282,25 +282,48 @@ class Node:
         return held
 
     async def _make_way(self, held: Held) -> None:
-        """Delete a member so that there can be another. Raises `DatabaseExists`."""
+        """Let go of a member so that there can be another. Raises `DatabaseExists`."""
         if await held.standing() is not Standing.UNNAMED:
             identity = held.member.identity
             raise DatabaseExists(
                 f"this safekeeper has a log of {identity.url} already, as member "
                 f"{identity.member_id.hex()}"
             )
-        await self._remove(held)
+        await self._let_go(held)
+
+    async def _let_go(self, held: Held) -> None:
+        """Remove a member that nobody has asked to retire.
+
+        It may have been lost when the others were recovered without a majority, and come back with
+        the only copy of what was given up: that is for people to delete.
+        """
+        if held.is_archived:
+            await self._remove(held)
+            return
+        await self._end_member(held)
+        folder = await self._sync_workers.run(self._folder.set_aside, held.member.log)
+        log.warning(
+            "MEMBER SET ASIDE: its log has records that are not archived. Delete the folder if "
+            "they are of no use",
+            folder=str(folder),
+            **_told(held),
+        )
 
     async def _remove(self, held: Held) -> None:
+        await self._end_member(held)
+        await self._sync_workers.run(self._folder.remove, held.member.log)
+        log.info("member retired", **_told(held))
+
+    async def _end_member(self, held: Held) -> None:
+        """Afterwards its files are touched only behind what the thread of syncs still does for it:
+        making room for what would come.
+        """
         error = NotAMember("this member was retired: the manifest does not name it any more")
         held.member.end(error)
         held.stop_archiving()
         await held.member.settle()
         del self._held[held.member.identity.database_id]
-        # After whatever the thread of syncs still does for it: making room for what would come.
-        await self._sync_workers.run(self._folder.remove, held.member.log)
         await held.store.close()
-        log.info("member retired", **_told(held))
 
     async def _retire_again_and_again(self) -> None:
         try:
@@ -323,7 +346,7 @@ class Node:
             return
         held.unnamed_checks = held.unnamed_checks + 1 if standing is Standing.UNNAMED else 0
         if held.unnamed_checks >= _UNNAMED_CHECKS:
-            await self._remove(held)
+            await self._let_go(held)
 
 
 def _open_folder(settings: SafekeepSettings, filesystem: FileSystem) -> DataFolder:

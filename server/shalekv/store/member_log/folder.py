@@ -2,7 +2,8 @@
 
 lock                                 locked by the process that uses the folder
 <database id, 32 hex digits>         the log of a member (see `shalekv.store.member_log.log`)
-<database id>.quarantined-<n>        one that nobody knew what it had promised
+<database id>.quarantined-<n>        one that nobody knew what it had promised, or that no manifest
+                                     named any more, with records that were not archived
 <database id>.new, .removed          half made, half deleted: deleted at the next start
 """
 
@@ -81,7 +82,7 @@ class DataFolder:
             except UnsupportedVersion:
                 raise
             except CorruptObject:
-                set_aside.append(self._set_aside(folder))
+                set_aside.append(self._rename_aside(folder))
         return logs, set_aside
 
     def create(self, identity: MemberIdentity) -> MemberLog:
@@ -101,6 +102,11 @@ class DataFolder:
         self.files.sync_folder(self.path)
         delete_folder(self.files, removed)
 
+    def set_aside(self, log: MemberLog) -> Path:
+        """Keep the records of a member that is none any more: where they are from now on."""
+        log.close()
+        return self._rename_aside(log.folder)
+
     def close(self) -> None:
         """Unlock it. The logs must be closed before."""
         self._lock.release()
@@ -112,7 +118,7 @@ class DataFolder:
             raise WrongObject(str(folder), 0, "the log of another database")
         return log
 
-    def _set_aside(self, folder: Path) -> Path:
+    def _rename_aside(self, folder: Path) -> Path:
         taken = set(self.files.list_folders(self.path))
         names = (f"{folder.name}.quarantined-{number}" for number in count(1))
         name = next(name for name in names if name not in taken)

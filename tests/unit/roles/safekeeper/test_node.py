@@ -46,6 +46,8 @@ from tests.unit.rpc.safekeepers import (
     safekeeper_settings,
 )
 
+SET_ASIDE = f"{DATABASE_ID.hex()}.quarantined-1"
+
 
 async def test_admit_is_idempotent(tmp_path: Path) -> None:
     """One request gets one id, again and again, and so does another while nothing was promised."""
@@ -181,19 +183,26 @@ async def test_what_is_not_committed_may_be_cut(tmp_path: Path) -> None:
 
 
 async def test_admitted_anew(tmp_path: Path) -> None:
-    """A log that the manifest does not name any more makes way for a new one of the database."""
-    async with running_node(safekeeper_settings(tmp_path)) as node:
+    """A log that the manifest does not name any more makes way for a new one of the database. Its
+    records, which are not archived, are kept.
+    """
+    settings = safekeeper_settings(tmp_path)
+    async with running_node(settings) as node:
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
         await filled(node.find(DATABASE_ID))
         await write_manifest(tmp_path, 0, OTHER_ID)
         assert await node.admit(place(tmp_path), OTHER_ID) != member_id
         assert node.find(DATABASE_ID).state.log == EMPTY_LOG
+    assert folders_in(settings) == {DATABASE_ID.hex(), SET_ASIDE}
 
 
 async def test_retired_by_itself(tmp_path: Path) -> None:
-    """A log that the manifest has ceased to name goes; one that is new may be named yet."""
+    """A log that the manifest has ceased to name goes; one that is new may be named yet. It may be
+    that of a lost member: its records, which are not archived, are kept.
+    """
     new_id = b"n" * 16
-    async with running_node(safekeeper_settings(tmp_path, retire_interval_ms=10)) as node:
+    settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
+    async with running_node(settings) as node:
         await node.admit(place(tmp_path, "new", new_id), REQUEST_ID)  # it is looked at first
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
         await filled(node.find(DATABASE_ID))
@@ -204,3 +213,4 @@ async def test_retired_by_itself(tmp_path: Path) -> None:
             while DATABASE_ID in held_by(node):  # noqa: ASYNC110 - it is seen from outside alone
                 await asyncio.sleep(0)
         assert held_by(node) == {new_id}
+    assert folders_in(settings) == {new_id.hex(), SET_ASIDE}
