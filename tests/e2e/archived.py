@@ -6,29 +6,32 @@ import sys
 import time
 from pathlib import Path
 
-from shalekv_client import Client, Durability
+from shalekv_client import Client, Durability, RetryPolicy
 from tests.e2e.child import Child
 from tests.e2e.history import Fate, History
-from tests.e2e.load import read_state
+from tests.e2e.load import DEFAULT_RETRY, read_state
 from tests.e2e.wal_contents import check_wal, read_wal, state_of
 
-PATIENCE_S = 60
+PATIENCE_S = 200
 
 
-async def check_archived(folder: Path, writer: Child, history: History) -> None:
+async def check_archived(
+    folder: Path, writer: Child, history: History, *, retry: RetryPolicy = DEFAULT_RETRY
+) -> None:
     """Have everything archived; what clients know, the writer shows and the WAL holds is one.
 
-    `folder` is that of the database; nothing may have been collected.
+    `folder` is that of the database; nothing may have been collected. With another `retry` the
+    writer may stand by for a while.
     """
     began_s = time.monotonic()
     attempt = history.begin([b"last"])
-    async with Client(writer.listen, timeout_ms=PATIENCE_S * 1000) as client:
+    async with Client(writer.listen, timeout_ms=PATIENCE_S * 1000, retry=retry) as client:
         value = attempt.changes[b"last"]
         assert value is not None
         commit = await client.put(b"last", value, durability=Durability.ARCHIVED)
     history.acknowledged(attempt, commit)
     archived_s = time.monotonic() - began_s
-    state = await read_state(writer.listen)
+    state = await read_state(writer.listen, retry=retry)
     wal = read_wal(folder)
     check_wal(wal, history)
     assert state == state_of(wal), f"seed {history.seed}"

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
-READY_S = 30.0
-EXIT_S = 30.0
+READY_S = 120.0
+EXIT_S = 120.0
 
 Line = dict[str, Any]
 

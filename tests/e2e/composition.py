@@ -20,7 +20,7 @@ from tests.e2e.child import EXIT_S, Child
 from tests.e2e.compose_file import DOCKER, PORT, Service
 from tests.servers.process import free_port
 
-HEALTHY_S = 30.0
+HEALTHY_S = 120.0
 SCRIPTS = "/opt/shalekv/scripts"  # where the Dockerfile puts those of docker/
 PROGRAMS = (Path(sys.executable).parent, DOCKER.parent / ".cache" / "bin")
 

@@ -28,7 +28,7 @@ from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.v1 import kv_pb2
 
 SEED = 1
-OPEN_DEADLINE_S = 30
+OPEN_DEADLINE_S = 120
 
 Group = Mapping[str, Any]
 

@@ -21,8 +21,9 @@ from tests.e2e.history import Attempt, Fate, Found, History
 
 SHARED_KEYS = 24  # overwritten by all clients
 MEMORY_KEYS = b"memory/"  # what is put there is acknowledged before it is durable
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 120_000  # a server may stand still while others start, or the store be away
 READ_KEYS = 500
+DEFAULT_RETRY = RetryPolicy()
 ONE_ATTEMPT = RetryPolicy(attempts_max=1)  # every answer of the server is written down
 
 
@@ -158,9 +159,9 @@ async def send(client: Client, attempt: Attempt) -> Commit:
     return await client.put(key, value)
 
 
-async def read_state(address: str) -> dict[bytes, Found]:
+async def read_state(address: str, *, retry: RetryPolicy = DEFAULT_RETRY) -> dict[bytes, Found]:
     """Everything that a server shows: by a scan, and the same by gets."""
-    async with Client(address, timeout_ms=TIMEOUT_MS) as client:
+    async with Client(address, timeout_ms=TIMEOUT_MS, retry=retry) as client:
         state = {e.key: Found(e.value, e.seq) async for e in client.scan()}
         keys = list(state)
         for first in range(0, len(keys), READ_KEYS):

@@ -20,7 +20,7 @@ from tests.e2e.child import Child, ChildFailed, Line
 from tests.e2e.processes import Processes
 from tests.e2e.wal_contents import manifest_ids, manifest_path
 
-STALL_S = 30
+STALL_S = 120
 LIFE_S = 2  # of the snapshots of a server, the least that there is
 ALONE = ("--no-with-compactor", "--no-with-collector")
 NEVER_LOOKS = ("--fence-poll-ms", "3600000")  # for a successor, unless something else tells it

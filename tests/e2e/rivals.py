@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from random import Random
 
@@ -11,11 +12,12 @@ from tests.e2e.child import Child, Line
 from tests.e2e.files import when_there
 from tests.e2e.history import History
 from tests.e2e.load import Load, read_state
+from tests.e2e.meanwhile import ALONE, SERVE, stalled
 from tests.e2e.processes import Processes
 from tests.e2e.wal_contents import check_wal, manifest_ids, manifest_path, read_wal, state_of
 
-START_S = 30
-ATTEMPTS = 10  # at stopping an opener between two of its steps
+START_S = 120
+FIRST_FENCE = "before create wal/ 1"
 
 
 class Rivals:
@@ -34,7 +36,7 @@ class Rivals:
 
     def start(self, *flags: str) -> Child:
         """Start a writer, and don't wait."""
-        return self._processes.start_serve(f"file://{self.folder}", *flags)
+        return self._processes.start_serve(f"file://{self.folder}", *ALONE, *flags)
 
     async def serve(self, *flags: str) -> Child:
         """Start a writer, and wait until it serves under load."""
@@ -51,24 +53,15 @@ class Rivals:
         return writer
 
     async def serve_and_stop_opener(self, *flags: str) -> tuple[Child, Child]:
-        """A writer that serves under load, and one that stands between its epoch and its fence.
-
-        An opener that was too fast to be stopped there has fenced the writer: then once more.
-        """
-
-        def stop_in_time() -> None:
-            opener.wait_for_line(is_epoch_won, within_s=START_S)
-            opener.pause()
-
-        for _ in range(ATTEMPTS):
-            before = await self.serve(*flags)
-            opener = self.start(*flags)
-            await asyncio.to_thread(stop_in_time)
-            if all(each.epoch < epoch_of(opener) for each in read_wal(self.folder)):
-                return before, opener
-            await opener.kill()
-            await fenced_end(before)
-        raise AssertionError(f"{ATTEMPTS} openers were too fast to be stopped")
+        """A writer that serves under load, and one that stands between its epoch and its fence."""
+        before = await self.serve(*flags)
+        argv = (*SERVE, "--url", f"file://{self.folder}", *ALONE, *flags)
+        command = ("-m", "tests.e2e.stalling", FIRST_FENCE, *argv)
+        opener = self._processes.start(*command, program=sys.executable)
+        await stalled(opener)
+        await opener.line(is_epoch_won)
+        assert all(each.epoch < epoch_of(opener) for each in read_wal(self.folder))
+        return before, opener
 
     def load(self, writer: Child) -> Load:
         """Put load on a writer that serves."""

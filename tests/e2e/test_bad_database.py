@@ -29,7 +29,7 @@ from tests.e2e.in_process import (
 from tests.e2e.processes import Processes
 from tests.e2e.wal_contents import manifest_ids, manifest_path, wal_ids, wal_path
 
-DEADLINE_S = 45
+DEADLINE_S = 200
 PUTS = 8
 
 Damage = Callable[[bytes], bytes]

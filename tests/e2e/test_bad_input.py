@@ -27,7 +27,7 @@ from tests.e2e.in_process import memory_store, serving
 from tests.unit.rpc import raw_http2
 from tests.unit.rpc.serving import failure
 
-DEADLINE_S = 30
+DEADLINE_S = 200
 INVALID_ARGUMENT = 3
 KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
 

@@ -23,7 +23,7 @@ from tests.e2e.processes import Processes
 
 PAIRS = 150_000
 KEYS = 100_000  # so that a third of the rows sets a key again
-RATE = 60_000  # rows/s: slow enough to be killed, whatever the machine
+RATE = 20_000  # rows/s: slow enough to be killed, whatever the machine
 KILL_AT = 60_000
 
 
@@ -110,7 +110,7 @@ async def test_a_load_waits_for_a_server_that_is_started_again(
     url = f"file://{tmp_path}/db"
     server = await processes.serve(url)
     rows = "".join(f"{key}\t{value}\n" for key, value in pairs()[:40_000]).encode()
-    argv = ["load", "--rate", "20000"]
+    argv = ["load", "--rate", "20000", "--timeout-ms", "120000"]
     load = processes.start(*argv, env={"SHALEKV_ADDR": server.listen}, stdin=rows)
     async with Client(server.listen) as client:
         while (await client.status()).view.seq < 5:

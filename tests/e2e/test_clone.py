@@ -38,7 +38,7 @@ from tests.e2e.processes import Processes
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 
-DEADLINE_S = 120
+DEADLINE_S = 200
 STORE = {
     "endpoint_url": "SHALEKV_STORE__ENDPOINT_URL",
     "cas": "SHALEKV_STORE__CAS",
@@ -59,7 +59,6 @@ COLLECT = (
     *("--log-format", "json"),
 )
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 60)  # many processes
 
 Rows = list[tuple[bytes, bytes, int]]
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.e2e.child import Line
+from tests.e2e.child import EXIT_S, Line
 from tests.e2e.processes import SHALEKV, Processes
 from tests.unit.engine.collection.ground import Ground
 from tests.unit.engine.collection.ground_files import load, save
@@ -70,10 +70,10 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stderr is not None
     assert b"collecting" in child.stderr.readline()
-    child.communicate(timeout=30)
+    child.communicate(timeout=EXIT_S)
     assert child.returncode == ExitCode.OK
     alone = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
+        argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=EXIT_S, check=False
     )
     assert alone.returncode == ExitCode.USAGE
     assert b"--parent-pipe" in alone.stderr

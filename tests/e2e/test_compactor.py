@@ -34,7 +34,7 @@ SMALL = (
     *("--log-format", "json", "--log-level", "debug"),
 )
 # So slow that what runs is met while it runs; divided, each part takes half of it.
-SLOW = ("--compaction-rate-bytes", "65536", "--subcompaction-count-max", "3")
+SLOW = ("--compaction-rate-bytes", "8192", "--subcompaction-count-max", "3")
 
 
 @pytest.fixture

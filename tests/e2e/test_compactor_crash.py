@@ -26,7 +26,6 @@ from tests.unit.store.inline_runtime import InlineWorkers
 
 KEYS = [b"key%04d" % n for n in range(300)]
 SLOTS = 4
-pytestmark = pytest.mark.timeout(300)
 
 
 class Crashing:

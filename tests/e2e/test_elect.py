@@ -10,7 +10,7 @@ import pytest
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client, Stopping
 from tests.e2e.child import Child, Line
-from tests.e2e.elected import elected, epochs_of
+from tests.e2e.elected import WITHIN_S, elected, epochs_of
 from tests.e2e.load import ONE_ATTEMPT
 from tests.e2e.processes import Processes
 from tests.servers.etcd import EtcdServer
@@ -19,9 +19,10 @@ TAKE_OVERS = 5
 TAKE_OVERS_SOAK = 50
 TAKE_OVER_S = 30.0  # 3 s for the lease and some moments, on a machine that has nothing else to do
 SERVERS = 3
-SHORT = ("--lease-ttl-ms", "1000")  # where it is not measured how long a take-over takes
+SHORT = ("--lease-ttl-ms", "1000")  # where servers take over from each other as often as they can
+# Where the writer is to stay, or to hand over: longer than anybody waits for another one.
+LONG = ("--lease-ttl-ms", "120000")
 ENDS = ("stopped", "ended by an error")  # of a child, which another one may have superseded
-pytestmark = pytest.mark.timeout(240)
 
 
 def key_of(etcd: EtcdServer, folder: Path) -> str:
@@ -84,16 +85,18 @@ async def test_an_elector_that_lies(
     async with elected(processes, tmp_path / "db", *elects, flags=SHORT, seed=2) as group:
         for _ in range(4):
             await group.writes.by_another(group.writes.epoch)
-        for child in group.standing:
-            assert len(epochs_of(child)) >= 2, child.report()
-            assert child.running
+        # One of them may have lost its lease by itself, and have come back before the other.
+        async with asyncio.timeout(WITHIN_S):
+            while any(len(epochs_of(child)) < 2 for child in group.standing):
+                await group.writes.by_another(group.writes.epoch)
+        assert all(child.running for child in group.standing)
 
 
 async def test_a_stop_hands_over_at_once(processes: Processes, tmp_path: Path) -> None:
     """SIGTERM releases the lease when all is durable: the process ends with 0, and another one
     serves without waiting for the lease to lapse. One that stands by ends as well.
     """
-    async with elected(processes, tmp_path / "db", *["bucket"] * 2, flags=SHORT, seed=3) as group:
+    async with elected(processes, tmp_path / "db", *["bucket"] * 2, flags=LONG, seed=3) as group:
         for _ in range(3):
             before, epoch = group.writer, group.writes.epoch
             group.standing.remove(before)
@@ -110,7 +113,7 @@ async def test_who_stands_by_says_who_is_elected(processes: Processes, tmp_path:
     """Calls at a server that stands by are refused with UNAVAILABLE and a reason; nothing of them
     is applied, and the address of the holder is told.
     """
-    async with elected(processes, tmp_path / "db", *["bucket"] * 2, flags=SHORT, seed=4) as group:
+    async with elected(processes, tmp_path / "db", *["bucket"] * 2, flags=LONG, seed=4) as group:
         idle = next(each for each in group.standing if each is not group.writer)
         await idle.line(lambda line: line.get("holder") == group.writer.listen)
         async with Client(idle.listen, retry=ONE_ATTEMPT) as client:
@@ -129,7 +132,7 @@ async def test_a_pause_past_the_lease_steps_down(processes: Processes, tmp_path:
     """A writer that stood still while another took over stands by again in the same process, and
     serves again when it is elected once more; nothing acknowledged is lost.
     """
-    async with elected(processes, tmp_path / "db", *["bucket"] * 2, flags=SHORT, seed=5) as group:
+    async with elected(processes, tmp_path / "db", *["bucket"] * 2, seed=5) as group:
         paused, epoch = group.writer, group.writes.epoch
         paused.pause()
         await group.writes.by_another(epoch)
@@ -148,7 +151,7 @@ async def test_a_writer_that_was_opened_by_force_ends(processes: Processes, tmp_
     """A writer without an elector takes over as ever, and the elected one stands by; later that one
     takes over in turn, and the other, which has nobody to ask, ends as fenced.
     """
-    async with elected(processes, tmp_path / "db", "bucket", flags=SHORT, seed=6) as group:
+    async with elected(processes, tmp_path / "db", "bucket", seed=6) as group:
         epoch = group.writes.epoch
         forced = await processes.serve(f"file://{group.folder}", create=False)
         await group.standing[0].line(is_fenced)
@@ -161,7 +164,7 @@ async def test_a_key_deleted_by_hand_makes_the_writer_step_down(
 ) -> None:
     """Who deletes the lease in etcd moves the writer: the one that has served stands by."""
     elect = key_of(etcd_server, tmp_path)
-    async with elected(processes, tmp_path / "db", elect, elect, flags=SHORT, seed=7) as group:
+    async with elected(processes, tmp_path / "db", elect, elect, seed=7) as group:
         before = group.writer
         await asyncio.to_thread(etcd_server.delete, f"test{tmp_path}")
         await before.line(steps_down)
@@ -170,7 +173,8 @@ async def test_a_key_deleted_by_hand_makes_the_writer_step_down(
 
 async def test_children_run_beside_the_writer_alone(processes: Processes, tmp_path: Path) -> None:
     """A compactor and a collector are started where the writer is, and not where one stands by."""
-    flags = (*SHORT, "--with-compactor", "--with-collector")
+    # Children that have only just begun end late, too, and say so when they are given the time.
+    flags = ("--child-grace-ms", "60000", "--with-compactor", "--with-collector")
     async with elected(processes, tmp_path / "db", *["bucket"] * 2, flags=flags, seed=8) as group:
         writer = group.writer
         idle = next(each for each in group.standing if each is not writer)

@@ -58,7 +58,6 @@ class Fill:
         return with_memory_shares(settings)
 
 
-@pytest.mark.timeout(240)
 async def test_a_fill_of_200_mib_with_32_mib(processes: Processes, tmp_path: Path) -> None:
     """Memory, WAL, L0 and space are bounded, and nothing is lost by a crash at the end."""
     await check_fill(processes, tmp_path, Fill(200 * MIB, 32 * MIB))

@@ -241,7 +241,6 @@ def fuzz(kind: str, examples: int) -> None:
     attack_one()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_requests(kind: str) -> None:
     """Whatever is sent, nothing but documented errors comes of it, and nothing is lost."""

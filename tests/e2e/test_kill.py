@@ -24,7 +24,7 @@ from tests.e2e.processes import Processes
 from tests.e2e.wal_contents import check_wal, read_wal, state_of
 
 BURST_S = 0.4  # a kill comes at a random moment within it
-BURST_DEADLINE_S = 30
+BURST_DEADLINE_S = 200
 KILLS = 7
 KILLS_SOAK = 67
 OPENED_OBJECTS = (100, 1000, 4000)
@@ -62,7 +62,6 @@ async def kill_again_and_again(
     return history
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("parallel", PARALLEL)
 async def test_kill_loses_nothing(
     processes: Processes, tmp_path: Path, parallel: Sequence[int]

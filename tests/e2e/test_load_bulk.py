@@ -72,7 +72,7 @@ def seq_of(command: Child) -> int:
 
 async def until(server: Child, key: bytes, value: bytes) -> None:
     """Wait until a replica has a value."""
-    async with Client(server.listen, timeout_ms=20_000) as client:
+    async with Client(server.listen, timeout_ms=120_000) as client:
         while (found := await client.get(key)) is None or found.value != value:
             pass
 

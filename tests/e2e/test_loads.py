@@ -28,7 +28,7 @@ from tests.unit.rpc.serving import failure
 
 LOAD_ID = "monday"
 FILE_KEYS = 300
-DEADLINE_S = 20
+DEADLINE_S = 200
 SMALL_MEMTABLE = ("--skip-memtable-bytes", "65536")
 LARGE = {b"large%d" % number: b"%d" % number * 40_000 for number in range(3)}
 HEADINGS = (

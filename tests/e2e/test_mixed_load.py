@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from tests.judging import remains
 
 LOAD_S = 20.0
 SOAK_S = 150.0
+PATIENCE_S = 120.0  # how long a load goes on until there was enough to do beside it
+ENOUGH = 6  # compactions of levels, and collections
 LEASE_S = 4
 # The least that is allowed, so that all limits are met all the time.
 TINY = {
@@ -50,7 +53,7 @@ TINY = {
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_nothing_is_lost_or_comes_back_while_all_is_compacted_and_collected(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -77,7 +80,7 @@ async def check_mixed_load(
     load, snapshots = MixedLoad(server.listen, seed), SnapshotLoad(database)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
-        stopped = tasks.create_task(_stop_after(duration_s, load, snapshots))
+        stopped = tasks.create_task(_stop_after(duration_s, server, load, snapshots))
         await snapshots.run()
         await stopped
     snapshots.check(load.commits)
@@ -96,12 +99,26 @@ async def check_mixed_load(
     say(f"{sum(view.reads for view in views)} reads of them, {snapshots.looks} of snapshots")
 
 
-async def _stop_after(duration_s: float, load: MixedLoad, snapshots: SnapshotLoad) -> None:
-    until_s = time.monotonic() + duration_s
-    while time.monotonic() < until_s:
+async def _stop_after(
+    duration_s: float, server: Child, load: MixedLoad, snapshots: SnapshotLoad
+) -> None:
+    began_s = time.monotonic()
+    while goes_on(server, began_s, duration_s):
         await snapshots.passed()
     snapshots.stop()
     await load.stop()
+
+
+def goes_on(server: Child, began_s: float, duration_s: float) -> bool:
+    """Whether a load is to go on: for so long, and until compactor and collector had enough to do.
+
+    On a busy machine they come to it late.
+    """
+    passed_s = time.monotonic() - began_s
+    if passed_s < duration_s or passed_s >= PATIENCE_S:
+        return passed_s < duration_s
+    lines = server.lines()
+    return min(len(_merges(lines)), len(_collections(lines))) < ENOUGH
 
 
 def check_children(server: Child) -> None:
@@ -112,14 +129,21 @@ def check_children(server: Child) -> None:
     ended = [each for each in lines if each.get("event") == "child process has ended"]
     assert not ended, ended
     compacted = [each for each in lines if each.get("event") == "compacted"]
-    merges = [each for each in compacted if "from_level" in each]
-    collected = [each for each in lines if each.get("deleted_objects")]
+    merges, collected = _merges(lines), _collections(lines)
     deleted = sum(each["deleted_objects"] for each in collected)
     levels = max((each["to_level"] for each in merges if not _is_system(each)), default=0)
     say(f"{len(compacted)} compactions, {len(merges)} of levels down to level {levels}")
     say(f"{len(collected)} collections that deleted {deleted} objects")
-    assert len(merges) > 5
-    assert len(collected) > 5
+    assert len(merges) >= ENOUGH
+    assert len(collected) >= ENOUGH
+
+
+def _merges(lines: Sequence[Line]) -> list[Line]:
+    return [each for each in lines if each.get("event") == "compacted" and "from_level" in each]
+
+
+def _collections(lines: Sequence[Line]) -> list[Line]:
+    return [each for each in lines if each.get("deleted_objects")]
 
 
 def _is_system(line: Line) -> bool:

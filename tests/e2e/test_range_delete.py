@@ -6,8 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.e2e.processes import Processes
 from tests.e2e.stubs import kv_stub
@@ -54,7 +52,6 @@ async def expect_deleted(kv: kv_pb2_grpc.KVStub) -> None:
     assert (await kv.Get(kv_pb2.GetRequest(key=key(AFTER)))).value == b"again"
 
 
-@pytest.mark.timeout(180)
 async def test_a_million_keys(processes: Processes, tmp_path: Path) -> None:
     """A range delete over a million keys is one small object; what it deleted is gone for gets and
     scans, also after a restart, and what is put afterwards is there.

@@ -17,7 +17,8 @@ from tests.e2e.meanwhile import ALONE, Meanwhile
 from tests.e2e.processes import Processes
 from tests.e2e.stubs import admin_stub, kv_stub, reason_of
 
-CALL_S = 20.0
+CALL_S = 60.0
+ASKED_MAX = 20
 QUICK = ("--poll-interval-ms", "20", "--manifest-interval-ms", "200")
 UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
 LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
@@ -33,6 +34,22 @@ async def get(stub: kv_pb2_grpc.KVStub, key: bytes, **header: Any) -> kv_pb2.Get
     """Get, with what the header demands."""
     request = kv_pb2.GetRequest(key=key, header=kv_pb2.RequestHeader(**header))
     return await stub.Get(request, timeout=CALL_S)
+
+
+async def get_too_late(
+    stub: kv_pb2_grpc.KVStub, header: kv_pb2.RequestHeader
+) -> grpc.aio.AioRpcError:
+    """What the server tells of a get whose deadline passes.
+
+    It answers only just before that: when the timer of the client was faster, it is asked again.
+    """
+    request = kv_pb2.GetRequest(key=b"k", header=header)
+    for _ in range(ASKED_MAX):
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await stub.Get(request, timeout=1.0)
+        if late.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or reason_of(late.value):
+            return late.value
+    raise AssertionError(f"not answered in time, {ASKED_MAX} times")
 
 
 async def test_reads_show_what_was_written_and_how_old_it_may_be(
@@ -58,12 +75,10 @@ async def test_reads_show_what_was_written_and_how_old_it_may_be(
         fresh = await get(reads, b"k", max_staleness_ms=1_000)
         assert fresh.header.staleness_ms <= 1_000
         sent_s = time.monotonic()
-        request = kv_pb2.GetRequest(key=b"k", header=kv_pb2.RequestHeader(min_seq=seq + 1))
-        with pytest.raises(grpc.aio.AioRpcError) as late:
-            await reads.Get(request, timeout=1.0)
+        late = await get_too_late(reads, kv_pb2.RequestHeader(min_seq=seq + 1))
         assert time.monotonic() - sent_s < CALL_S
-        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert reason_of(late.value) == "SEQ_NOT_REACHED"
+        assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert reason_of(late) == "SEQ_NOT_REACHED"
     assert await reader.stop() == 0, reader.report()
 
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from uuid import uuid4
 
 import pytest
 
-from tests.e2e.mixed_load import MixedLoad
+from tests.e2e.mixed_load import PACE, MixedLoad
 from tests.e2e.processes import Processes
 from tests.e2e.replica_load import BEHIND_MS, ReplicaLoad
-from tests.e2e.test_mixed_load import FLAGS, check_children
+from tests.e2e.test_mixed_load import FLAGS, check_children, goes_on
 from tests.servers.s3 import S3Server
 
 LOAD_S = 60.0
 SOAK_S = 600.0
+# Of snapshots: each is renewed within half of it, while all processes edit one manifest.
+LIFE_S = 20
 RESTLESS = (
     *("--poll-interval-ms", "50", "--poll-interval-min-ms", "5", "--manifest-interval-ms", "300"),
-    *("--reader-snapshot-ttl-s", "6", "--block-cache-bytes", "65536"),
+    *("--reader-snapshot-ttl-s", str(LIFE_S), "--block-cache-bytes", "65536"),
 )
 PROTECTIONS = ("own", "own", "none")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_three_readers_tell_prefixes_of_the_history(
     processes: Processes, s3_server: S3Server
 ) -> None:
@@ -48,7 +51,7 @@ async def check_replicas(
     s3.create_bucket(bucket)
     url = f"s3://{bucket}/database"
     env = s3.environment | {"SHALEKV_STORE__ENDPOINT_URL": s3.endpoint}
-    writer = await processes.serve(url, *FLAGS, env=env)
+    writer = await processes.serve(url, *FLAGS, "--snapshot-ttl-s", str(LIFE_S), env=env)
     readers = [
         await processes.read(url, *RESTLESS, "--snapshot", protection, env=env)
         for protection in PROTECTIONS
@@ -60,7 +63,10 @@ async def check_replicas(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
         tasks.create_task(replicas.run())
+        began_s = time.monotonic()
         await asyncio.sleep(duration_s)  # the load is what is measured by time
+        while goes_on(writer, began_s, duration_s):
+            await load.passed(PACE)
         replicas.stop()
         await load.stop()
     load.check()

@@ -17,10 +17,10 @@ from tests.e2e.processes import Processes
 from tests.e2e.rivals import Rivals, epoch_of, fenced_end, is_epoch_won, lost_writes
 from tests.e2e.wal_contents import read_wal
 
-DEADLINE_S = 45
+DEADLINE_S = 200
 POLL_MS = 100
 NO_POLL = ("--fence-poll-ms", "3600000")  # a writer then learns of its successor from the WAL alone
-SLACK_MS = 2_000  # of a busy machine; still below the default poll
+SLACK_MS = 4_500  # of a busy machine; with the poll still below the default of 5 s
 
 
 @pytest.mark.parametrize(("count", "in_flight"), [(2, "1"), (3, "4")])

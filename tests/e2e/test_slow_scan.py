@@ -50,7 +50,6 @@ class Size:
         return self.total_bytes // VALUE_BYTES
 
 
-@pytest.mark.timeout(180)
 async def test_a_scan_of_256_mib_to_a_slow_client(processes: Processes, tmp_path: Path) -> None:
     """Of the newest state and of a snapshot at once: memory grows by less than 64 MiB."""
     await check_slow_scans(processes, tmp_path, Size(256 * MIB, slow_s=5.0))

@@ -19,7 +19,10 @@ from tests.e2e.meanwhile import ALONE, Meanwhile
 from tests.e2e.processes import Processes
 from tests.e2e.stubs import admin_stub, kv_stub, reason_of
 
-CALL_S = 20.0
+CALL_S = 120.0
+SHORT_MS = 10_000  # the life of some values
+CLOCK = b"gone when they are over"
+LIFE_S = 8  # of a snapshot that expires
 KEYS = [b"%04d" % number for number in range(600)]
 # A batch of all keys passes by the memtable, a message has few of them, and blocks are read anew.
 SMALL_READS = ("--scan-message-bytes", "8192", "--block-cache-bytes", "1048576")
@@ -122,13 +125,14 @@ async def test_scan_at_a_snapshot_is_the_same_byte_for_byte(
         await fill(server)
         await database.compact("--l0-trigger-count", "100")
         await server.write(puts(b"in the log", KEYS[100:103]))
-        await server.write(puts(b"short", KEYS[40:45], ttl_ms=3_000))  # and over when it is read
+        await server.write(puts(b"short", KEYS[40:45], ttl_ms=SHORT_MS))  # and over when it is read
         await server.write(puts(b"v" * 150, KEYS[500:]))  # a load
         await server.kv.DeleteRange(
             kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(start=KEYS[200], end=KEYS[210])),
             timeout=CALL_S,
         )
         info = await server.create(name="nightly", ttl_s=3_600)
+        await server.write(puts(b"", [CLOCK], ttl_ms=SHORT_MS))
         first = await server.scan(info.id)
         shown = {entry.key: entry.value for reply in first for entry in reply.entries}
         assert len(shown) == len(KEYS) - 1 - 25 - 10
@@ -136,6 +140,9 @@ async def test_scan_at_a_snapshot_is_the_same_byte_for_byte(
         assert shown[KEYS[101]] == b"in the log"
         assert shown[KEYS[-1]] == b"v" * 150
         await overwrite(database, server)
+        async with asyncio.timeout(CALL_S):
+            while (await server.get(b"", CLOCK)).found:
+                pass
         reader = await processes.read(database.url, *QUICK, *SMALL_READS)
         async with asking(reader) as replica:
             for each in (server, replica):
@@ -184,17 +191,18 @@ async def test_snapshot_that_expires_under_a_scan(processes: Processes, tmp_path
         for start in range(0, len(KEYS), 50):  # more than connections hold
             await server.write(puts(b"v" * 40_000, KEYS[start : start + 50]))
         await database.compact()
-        short = await server.create(ttl_s=2)
-        kept = await server.create(ttl_s=2)
-        scans = [await begun(server, each.id) for each in (short, kept)]
+        kept = await server.create(ttl_s=LIFE_S)
+        kept_scan = await begun(server, kept.id)
         request = admin_pb2.RenewSnapshotRequest(id=kept.id, ttl_s=3_600)
         await server.admin.RenewSnapshot(request, timeout=CALL_S)
+        short = await server.create(ttl_s=LIFE_S)  # later, so it outlives what the other had
+        short_scan = await begun(server, short.id)
         async with asyncio.timeout(CALL_S):
             while await is_there(server, short.id):
                 pass  # the store's clock alone tells
         await database.collect()
-        assert await refused(rest_of(scans[0])) == "SNAPSHOT_NOT_FOUND"
-        assert await rest_of(scans[1]) == len(KEYS)
+        assert await refused(rest_of(short_scan)) == "SNAPSHOT_NOT_FOUND"
+        assert await rest_of(kept_scan) == len(KEYS)
         assert await refused(server.get(short.id, KEYS[0])) == "SNAPSHOT_NOT_FOUND"
         assert (await server.get(kept.id, KEYS[0])).found
         request = admin_pb2.RenewSnapshotRequest(id=short.id, ttl_s=3_600)

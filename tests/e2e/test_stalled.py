@@ -14,12 +14,10 @@ from tests.e2e.late_writes import WRITES, check_history, send_late, write
 from tests.e2e.load import ONE_ATTEMPT, TIMEOUT_MS
 from tests.e2e.meanwhile import ALONE, NEVER_LOOKS, SERVE, SHORT_LIVED, Meanwhile, stalled
 from tests.e2e.processes import Processes
-from tests.e2e.rivals import epoch_of, fenced_end
+from tests.e2e.rivals import FIRST_FENCE, epoch_of, fenced_end
 from tests.e2e.wal_contents import read_wal, wal_ids, wal_path
 
-DEADLINE_S = 100
-FIRST_FENCE = "before create wal/ 1"
-pytestmark = pytest.mark.timeout(DEADLINE_S + 20)
+DEADLINE_S = 200
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])

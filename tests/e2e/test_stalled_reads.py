@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import pytest
-
 from shalekv.core.tree import L0
 from shalekv.format import names
 from shalekv_client import Absent, Client, ConditionFailed, NotApplied, Put, RangeEmpty, Scan
@@ -19,7 +17,7 @@ from tests.e2e.load import ONE_ATTEMPT, TIMEOUT_MS
 from tests.e2e.meanwhile import ALONE, LIFE_S, Meanwhile
 from tests.e2e.processes import Processes
 
-DEADLINE_S = 100
+DEADLINE_S = 200
 POLL_S = 0.05
 KEYS = 400
 PAGE = 50
@@ -28,8 +26,6 @@ GONE = "SNAPSHOT_NOT_FOUND"
 FLAGS = (*ALONE, "--fence-poll-ms", "50", "--snapshot-ttl-s", str(LIFE_S))
 CACHELESS = ("--block-cache-bytes", "0")
 SMALL_BLOCKS = ("--block-bytes", "1024")
-pytestmark = pytest.mark.timeout(DEADLINE_S + 20)
-
 
 Read: TypeAlias = Callable[[], Awaitable[object]]
 
