@@ -2,8 +2,9 @@
 
 lock                                 locked by the process that uses the folder
 <database id, 32 hex digits>         the log of a member (see `shalekv.store.member_log.log`)
-<database id>.quarantined-<n>        one that nobody knew what it had promised, or that no manifest
-                                     named any more, with records that were not archived
+<database id>.quarantined-<n>        one that nobody knew what it had promised
+<database id>.retired-<n>            one that no manifest named any more, with records that were not
+                                     archived
 <database id>.new, .removed          half made, half deleted: deleted at the next start
 """
 
@@ -82,7 +83,7 @@ class DataFolder:
             except UnsupportedVersion:
                 raise
             except CorruptObject:
-                set_aside.append(self._rename_aside(folder))
+                set_aside.append(self._set_aside(folder, "quarantined"))
         return logs, set_aside
 
     def create(self, identity: MemberIdentity) -> MemberLog:
@@ -105,7 +106,7 @@ class DataFolder:
     def set_aside(self, log: MemberLog) -> Path:
         """Keep the records of a member that is none any more: where they are from now on."""
         log.close()
-        return self._rename_aside(log.folder)
+        return self._set_aside(log.folder, "retired")
 
     def close(self) -> None:
         """Unlock it. The logs must be closed before."""
@@ -118,9 +119,9 @@ class DataFolder:
             raise WrongObject(str(folder), 0, "the log of another database")
         return log
 
-    def _rename_aside(self, folder: Path) -> Path:
+    def _set_aside(self, folder: Path, why: str) -> Path:
         taken = set(self.files.list_folders(self.path))
-        names = (f"{folder.name}.quarantined-{number}" for number in count(1))
+        names = (f"{folder.name}.{why}-{number}" for number in count(1))
         name = next(name for name in names if name not in taken)
         self.files.rename(folder, self.path / name)
         self.files.sync_folder(self.path)

@@ -46,7 +46,7 @@ from tests.unit.rpc.safekeepers import (
     safekeeper_settings,
 )
 
-SET_ASIDE = f"{DATABASE_ID.hex()}.quarantined-1"
+SET_ASIDE = f"{DATABASE_ID.hex()}.retired-1"
 
 
 async def test_admit_is_idempotent(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ async def test_retired_by_itself(tmp_path: Path) -> None:
         await write_manifest(tmp_path, 0, OTHER_ID, name="new", database_id=new_id)
         await write_manifest(tmp_path, 1, OTHER_ID)
         async with asyncio.timeout(DEADLINE_S):
-            while DATABASE_ID in held_by(node):  # noqa: ASYNC110 - it is seen from outside alone
+            while SET_ASIDE not in folders_in(settings):  # noqa: ASYNC110 - it is seen there alone
                 await asyncio.sleep(0)
         assert held_by(node) == {new_id}
     assert folders_in(settings) == {new_id.hex(), SET_ASIDE}
