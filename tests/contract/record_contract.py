@@ -204,7 +204,6 @@ class RecordContract:
         assert await records.insert(other) == Inserted()
         assert await listed(records, long.destination.database) == [other, long]
 
-    @pytest.mark.timeout(300)  # each record is synced, and some disks take their time for that
     async def test_lists_of_many_pages(self, open_records: OpenRecords) -> None:
         """A list shows every record of its database once, in order, the open ones if so asked."""
         records = open_records()

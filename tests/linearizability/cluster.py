@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-import socket
 from contextlib import AbstractContextManager
 from pathlib import Path
-from random import Random
 from typing import Protocol
 
 from shalekv.cli.exit_codes import ExitCode
@@ -14,9 +12,7 @@ from tests.e2e.child import Child
 from tests.e2e.processes import Processes
 from tests.e2e.rivals import fenced_end
 from tests.linearizability.caller import Board
-
-HOST = "127.0.0.1"
-PORTS = (20_000, 30_000)
+from tests.servers.process import HOST, free_ports
 
 
 class Disruption(enum.Enum):
@@ -63,7 +59,7 @@ class Cluster:
         self._board = board
         self._clients = clients
         self._flags = flags
-        self._addresses = _free_addresses(2)
+        self._addresses = [f"{HOST}:{port}" for port in free_ports(2)]
         self._server: Child | None = None
 
     async def start(self) -> None:
@@ -113,20 +109,3 @@ class Cluster:
         assert server.listen == address, server.report()
         await self._board.post(address)
         return server
-
-
-def _free_addresses(count: int) -> list[str]:
-    """Addresses that nobody listens on now.
-
-    They are below the ports that the kernel gives to connections of clients: one of those would
-    be in the way of a server that starts again, or connect to itself while there is none.
-    """
-    found: list[str] = []
-    while len(found) < count:
-        port = Random().randrange(*PORTS)
-        try:
-            socket.create_server((HOST, port)).close()
-        except OSError:
-            continue  # it is taken
-        found.append(f"{HOST}:{port}")
-    return found

@@ -37,7 +37,6 @@ async def _run(campaign: Campaign, processes: Processes, folder: Path, *flags: s
     sys.stdout.write(f"{plant_all(campaign.plan.seed, judgement.parts)}\n")
 
 
-@pytest.mark.timeout(300)
 async def test_calls_of_grpc(processes: Processes, tmp_path: Path) -> None:
     """Clients that repeat nothing see a linearizable database through kills and take-overs, with
     every write of unknown outcome done once or never.
@@ -47,7 +46,6 @@ async def test_calls_of_grpc(processes: Processes, tmp_path: Path) -> None:
     assert campaign.unknown.total() > 0
 
 
-@pytest.mark.timeout(300)
 async def test_calls_of_grpc_with_parallel_uploads(processes: Processes, tmp_path: Path) -> None:
     """The same holds, over several keys as well, while objects of the log land out of order."""
     plan = Plan(seed=2, rounds=100, disruptions=4, tied_share=0.5)
@@ -55,7 +53,6 @@ async def test_calls_of_grpc_with_parallel_uploads(processes: Processes, tmp_pat
     await _run(campaign, processes, tmp_path / "db", *FOUR_IN_FLIGHT)
 
 
-@pytest.mark.timeout(300)
 async def test_committed_reads(processes: Processes, tmp_path: Path) -> None:
     """Reads at COMMITTED are linearizable, too, as long as servers die and nobody takes over."""
     plan = Plan(seed=5, rounds=60, disruptions=2, kinds=(Disruption.KILL,))
@@ -63,7 +60,6 @@ async def test_committed_reads(processes: Processes, tmp_path: Path) -> None:
     await _run(campaign, processes, tmp_path / "db")
 
 
-@pytest.mark.timeout(300)
 async def test_calls_of_the_client(processes: Processes, tmp_path: Path) -> None:
     """Clients that repeat by idempotency keys learn the outcome of every write; each counts once,
     and who asks again gets the first answer, also from the next server.

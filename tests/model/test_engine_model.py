@@ -258,7 +258,7 @@ class TransactionMachine(WriterMachine):
         assert sent.asked.seq == seq
 
 
-TestWriterModel = pytest.mark.timeout(300)(TransactionMachine.TestCase)
+TestWriterModel = TransactionMachine.TestCase
 TestWriterModel.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, derandomize=True
 )

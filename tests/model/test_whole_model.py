@@ -256,7 +256,7 @@ class ClientMachine(WholeMachine):
         check_found(self.database.ask_replica("get", get), then.get(key))
 
 
-TestWholeModel = pytest.mark.timeout(300)(ClientMachine.TestCase)
+TestWholeModel = ClientMachine.TestCase
 TestWholeModel.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
 )

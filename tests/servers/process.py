@@ -13,17 +13,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import SystemRandom
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-START_S = 60.0
+START_S = 120.0
 END_S = 5.0  # longer than the leash waits before it kills
 POLL_S = 0.02
 LOG_CHARS = 4_000  # of the end of a log are shown
 LEASH = str(Path(__file__).with_name("leash.py"))
+HOST = "127.0.0.1"
+# Below the ports that the kernel gives to connections of clients: one of those would be in the way
+# of a server that starts again, or connect to itself while there is none. Each process has them in
+# another order, and gives each of them once: whoever had it may still be called there.
+PORTS = SystemRandom().sample(range(20_000, 30_000), 10_000)
 
 
 class ServerFailed(AssertionError):
@@ -74,11 +80,13 @@ def free_port() -> int:
 
 def free_ports(count: int) -> list[int]:
     """As `free_port`, each another one."""
-    with ExitStack() as probes:
-        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in sockets]
+    found: list[int] = []
+    while len(found) < count:
+        port = PORTS.pop()
+        with socket.socket() as probe, suppress(OSError):  # it is taken
+            probe.bind((HOST, port))
+            found.append(port)
+    return found
 
 
 def answers_http(url: str) -> Callable[[], bool]:

@@ -19,10 +19,9 @@ from tests.spark.session import started
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark is slow to start, and leaves sockets to the garbage collector, which warns."""
+    """Spark leaves sockets to the garbage collector, which warns."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(180))
             for ignored in ("ignore::ResourceWarning", "ignore::DeprecationWarning:pyspark"):
                 item.add_marker(pytest.mark.filterwarnings(ignored))
 

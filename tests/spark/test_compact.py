@@ -248,7 +248,7 @@ async def test_damage_is_told_at_once(spark: SparkSession, leveled: Trial, tmp_p
 
 
 async def until(
-    place: Place, condition: Callable[[Manifest], object], *, within_s: float = 20
+    place: Place, condition: Callable[[Manifest], object], *, within_s: float = 90
 ) -> Manifest:
     """The first manifest that is seen of which the condition holds."""
     ends_s = time.monotonic() + within_s
@@ -287,7 +287,7 @@ async def test_a_lost_lease_ends_the_job(
         await StoredManifest(store).edit(
             lambda current: without_lease(current, lease_id), lambda _: True
         )
-    async with asyncio.timeout(20):  # what it reads would take minutes
+    async with asyncio.timeout(60):  # what it reads would take minutes
         with pytest.raises(LeaseLost):
             await job
     tracker = spark.sparkContext.statusTracker()

@@ -28,7 +28,7 @@ from tests.spark.scan_ground import ALONE, BUSY, at_once, repeated, serve, write
 
 # With which a snapshot is gone as soon as it expires, and objects as soon as nobody keeps them.
 COLLECTED = (*ALONE[:1], "--collect-interval-ms", "200", "--collect-age-s", "1", *BUSY)
-GONE_S = 30.0
+GONE_S = 90.0
 
 
 def snapshot_ids(ground: Ground) -> set[bytes]:
@@ -58,10 +58,10 @@ async def test_snapshot_outlives_its_time_to_live_while_it_is_read(
     server = await serve(processes, folder, *COLLECTED)
     async with Client(server.listen) as client:
         await write_numbers(client, range(300))
-        frame = await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=2))
+        frame = await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=6))
         own = own_id(folder)
         await client.delete_range(all_keys=True)
-        counts = await at_once(lambda: repeated(frame.count, seconds=4.0))
+        counts = await at_once(lambda: repeated(frame.count, seconds=12.0))
         assert {*counts} == {300}
         assert own in snapshot_ids(folder)
     release(frame)
@@ -100,7 +100,7 @@ async def test_snapshot_goes_with_the_last_frame_that_was_made_of_it(
     async with Client(server.listen) as client:
         await write_numbers(client, range(20))
     made = [
-        await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=3).where("key >= '00010'"))
+        await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=6).where("key >= '00010'"))
     ]
     own = own_id(folder)
     gc.collect()

@@ -54,9 +54,9 @@ class _Connection:
     The client does not tell of which state the answer to a get is.
     """
 
-    def __init__(self, server: Serving) -> None:
+    def __init__(self, server: Serving, timeout_ms: int = TIMEOUTS_MS[-1]) -> None:
         self.server = server
-        self.client = _client_of(server)
+        self.client = _client_of(server, timeout_ms)
         self._stack = AsyncExitStack()
         self._stub: kv_pb2_grpc.KVStub | None = None
 
@@ -88,8 +88,8 @@ class _Connections:
             await self.open.pop(server).close()
 
 
-def _client_of(server: Serving) -> Client:
-    return Client(server.address, retry=ONE_ATTEMPT, timeout_ms=TIMEOUTS_MS[-1])
+def _client_of(server: Serving, timeout_ms: int = TIMEOUTS_MS[-1]) -> Client:
+    return Client(server.address, retry=ONE_ATTEMPT, timeout_ms=timeout_ms)
 
 
 class Clients:
@@ -138,7 +138,7 @@ class Clients:
     async def read_all(self, server: Serving) -> None:
         """Get every key, and scan; all of it must be answered."""
         before = len(self.history.reads), len(self.history.scans)
-        connection = _Connection(server)
+        connection = _Connection(server, int(WITHIN_S * 1_000))
         for key in KEYS:
             await self._get(connection, key, kv_pb2.READ_LEVEL_LINEARIZABLE, WITHIN_S)
         await self._scan(connection, WITHIN_S)

@@ -87,7 +87,7 @@ def check_counts(done: Done, plan: Plan) -> None:
     assert done.acknowledged >= ACKNOWLEDGED_MIN
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_crashes_on_a_file_system(processes: Processes, tmp_path: Path) -> None:
     """While writers, compactors, collectors and readers are killed 12 times, and stopped 3 times
     past the age at which their objects are collected, all that clients are told is explained by
@@ -97,7 +97,7 @@ async def test_crashes_on_a_file_system(processes: Processes, tmp_path: Path) ->
     check_counts(await crash_in_folder(processes, tmp_path, IN_FOLDER, 1), IN_FOLDER)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_crashes_on_s3_behind_a_faulty_proxy(
     processes: Processes, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from tests.e2e.quorum.cluster import Cluster
 CALM_MS = (100, 1_500)
 DOWN_MS = (0, 2_000)
 STILL_MS = (100, 3_500)  # past the time-outs of writers, and sometimes below
-READY_S = 60.0
+READY_S = 120.0
 # A writer may end by itself: superseded, without a majority, or in the race with another one.
 ENDS = (ExitCode.FENCED, ExitCode.NO_QUORUM, ExitCode.CONFLICT, ExitCode.ADDRESS_IN_USE)
 

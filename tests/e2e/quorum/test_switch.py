@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-import pytest
-
 from shalekv.clock import LoopClock
 from shalekv_client import Client
 from tests.e2e.child import Child
 from tests.e2e.history import Fate, History
-from tests.e2e.load import Load, read_state
+from tests.e2e.load import TIMEOUT_MS, Load, read_state
 from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import POLL_MS, Cluster
+from tests.e2e.quorum.cluster import LENIENT, POLL_MS, Cluster
 
 WRITES = 60  # in each part of a test
-PATIENCE_S = 60
+PATIENCE_S = 200
 FENCED = 4
 # A child compactor that starts late would take over from the one that a test runs.
 NO_COMPACTOR = "--no-with-compactor"
@@ -36,16 +34,21 @@ async def _switched_under_load(
         switched = await cluster.run("safekeeper", "switch", *flags)
         assert await switched.exited() == 0, switched.report()
         assert "from manifest" in switched.stdout()
-        acknowledged = len(history.of_fate(Fate.ACKNOWLEDGED))
+        begun = len(history.attempts)  # what was sent before may have been answered in time
         await load.ended.wait()
-    assert len(history.of_fate(Fate.ACKNOWLEDGED)) == acknowledged
+    late = [each for each in history.attempts[begun:] if each.fate is Fate.ACKNOWLEDGED]
+    assert not late, f"acknowledged after the switch: {late}"
     assert await writer.exited() == FENCED, writer.report()
+
+
+def _patient(server: Child) -> Client:
+    return Client(server.listen, timeout_ms=TIMEOUT_MS)
 
 
 async def _check_both(history: History, writer: Child, reader: Child) -> None:
     """The writer and a replica that was there all the time show everything."""
     history.check_state(await read_state(writer.listen))
-    async with Client(writer.listen) as client, Client(reader.listen) as beside:
+    async with _patient(writer) as client, _patient(reader) as beside:
         commit = await client.put(b"probe", b"of %d" % len(history.attempts))
         assert client.token is not None
         beside.advance(client.token)
@@ -73,7 +76,7 @@ async def _check_upkeep(cluster: Cluster, name: str) -> None:
 
 async def _hears_from(reader: Child, addresses: Sequence[str]) -> None:
     """Its status says so, soon: a safekeeper, or nobody."""
-    async with asyncio.timeout(PATIENCE_S), Client(reader.listen) as client:
+    async with asyncio.timeout(PATIENCE_S), _patient(reader) as client:
         while (status := (await client.status()).reader) is not None:
             if status.tail_address in addresses:
                 return
@@ -81,7 +84,6 @@ async def _hears_from(reader: Child, addresses: Sequence[str]) -> None:
     raise AssertionError(f"no reader: {reader.report()}")
 
 
-@pytest.mark.timeout(150)
 async def test_there_and_back_again(processes: Processes, tmp_path: Path) -> None:
     """From the object store to safekeepers, back, and to other ones: nothing acknowledged is lost,
     the writer before is fenced each time, and a replica follows through all of it.
@@ -97,7 +99,7 @@ async def test_there_and_back_again(processes: Processes, tmp_path: Path) -> Non
 
     other = processes.start_serve(cluster.url, "--wal", "object-store", create=False)
     assert await other.exited() == 2, other.report()
-    writer = await cluster.serve(NO_COMPACTOR, create=False)
+    writer = await cluster.serve(NO_COMPACTOR, *LENIENT, create=False)
     await _check_both(history, writer, reader)
     await _hears_from(reader, cluster.addresses[:3])
     await _check_upkeep(cluster, "first")
@@ -110,7 +112,7 @@ async def test_there_and_back_again(processes: Processes, tmp_path: Path) -> Non
     await _check_upkeep(cluster, "second")
     await _switched_under_load(cluster, history, writer, "--to", "quorum", *others)
 
-    writer = await cluster.serve(NO_COMPACTOR, create=False)
+    writer = await cluster.serve(NO_COMPACTOR, *LENIENT, create=False)
     await _check_both(history, writer, reader)
     assert await writer.stop() == 0, writer.report()
     await _check_upkeep(cluster, "third")
@@ -121,7 +123,7 @@ async def test_commands_that_read_the_bucket(processes: Processes, tmp_path: Pat
     cluster = Cluster(processes, tmp_path, count=3)
     await cluster.start()
     writer = await cluster.serve("--archive-interval-ms", "600000")
-    async with Client(writer.listen) as client:
+    async with _patient(writer) as client:
         for number in range(10):
             await client.put(b"key%d" % number, b"value")
     manifest = await cluster.run("manifest", "--format", "json")

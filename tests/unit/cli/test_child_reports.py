@@ -207,7 +207,7 @@ def test_what_stands_in_the_pipe_at_the_end_is_read() -> None:
     """The loop of a server may hear of the end of the process before it has its last line."""
     script = f"import uvloop, {__name__} as here; uvloop.run(here.hear_of_late())"
     subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True, timeout=30
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True, timeout=120
     )
 
 
@@ -240,7 +240,7 @@ def test_a_parent_that_does_not_read_holds_nobody_up() -> None:
     process = subprocess.Popen([sys.executable, "-c", fills, "uvloop"], stdout=subprocess.PIPE)
     with process:
         try:
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
 
@@ -254,7 +254,7 @@ def test_without_a_parent_nothing_is_told(tmp_path: Path) -> None:
             stdout=stdout,
             stderr=subprocess.PIPE,
             check=False,
-            timeout=30,
+            timeout=120,
         )
     assert (run.returncode, run.stderr) == (0, b"")
     assert (tmp_path / "stdout").read_bytes() == b""

@@ -203,7 +203,9 @@ async def test_a_child_that_was_superseded_or_is_misled_stays_down(told: Told, c
 
 async def test_a_child_that_does_not_end_is_ended(told: Told) -> None:
     """SIGTERM after the grace, SIGKILL after another; and it was niced."""
-    await beside(told.until(bool), told, STUBBORN)
+    # As it is niced, it may have to wait for its turn to tell of the signal.
+    settings = QUICK.model_copy(update={"child_grace_ms": 2_000})
+    await beside(told.until(bool), told, STUBBORN, settings)
     await told.until(lambda lines: len(lines) == 2)
     began, terminated = told.lines
     assert terminated == "SIGTERM"

@@ -68,7 +68,7 @@ async def test_reader_that_knows_no_writer_leaves_none(*, coalesce: bool) -> Non
         reader.state.writer_address = ""
         async with Client(reader.address, coalesce=coalesce, retry=QUICK) as client:
             with pytest.raises(NoWriter) as caught:
-                await client.put(b"k", b"v", timeout_ms=200)
+                await client.put(b"k", b"v", timeout_ms=1_500)
         assert isinstance(caught.value.__cause__, NotTheWriter) or reader.state.statuses
         assert reader.address in str(caught.value)
 
@@ -80,7 +80,7 @@ async def test_address_that_is_none_is_not_followed() -> None:
         reader.state.writer_address = "http://x/../"
         async with Client(reader.address, retry=QUICK) as client:
             with pytest.raises(NoWriter):
-                await client.put(b"k", b"v", timeout_ms=100)
+                await client.put(b"k", b"v", timeout_ms=1_500)
             assert [each.address for each in client.fleet.endpoints] == [reader.address]
 
 
@@ -262,7 +262,7 @@ async def test_session_without_a_writer_fails_as_not_applied() -> None:
         (reader,) = running.readers
         await running.writer.stop()
         async with (
-            Client([reader.address, running.writer.address], timeout_ms=100) as client,
+            Client([reader.address, running.writer.address], timeout_ms=1_500) as client,
             client.session() as session,
         ):
             put = session.put(b"k", b"v")

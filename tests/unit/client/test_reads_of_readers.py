@@ -191,7 +191,7 @@ async def test_level_of_the_writer_at_a_reader_alone_is_refused() -> None:
         running.readers[0].state.writer_address = ""
         async with Client(running.readers[0].address, retry=QUICK) as client:
             with pytest.raises(ShaleKVError) as caught:
-                await client.get(b"k", read_level=ReadLevel.LINEARIZABLE, timeout_ms=100)
+                await client.get(b"k", read_level=ReadLevel.LINEARIZABLE, timeout_ms=1_500)
         assert isinstance(caught.value.__context__, NotTheWriter)
 
 
@@ -220,7 +220,7 @@ async def test_staleness_bound_that_nobody_meets_is_an_error() -> None:
         await running.writer.stop()
         async with Client(running.addresses, retry=QUICK) as client:
             with pytest.raises(TooStale) as caught:
-                await client.get(b"k", max_staleness_ms=100, timeout_ms=400)
+                await client.get(b"k", max_staleness_ms=100, timeout_ms=1_500)
         assert caught.value.staleness_ms == 500
 
 
@@ -231,7 +231,7 @@ async def test_slow_reader_is_hedged(*, coalesce: bool) -> None:
         await fill(running)
         running.readers[0].state.failures.append(silent())
         async with Client(
-            running.addresses, coalesce=coalesce, hedge_ms=20, replica_wait_ms=HOURS_MS
+            running.addresses, coalesce=coalesce, hedge_ms=1_000, replica_wait_ms=HOURS_MS
         ) as client:
             await client.put(b"k", b"v")
             for _ in range(2):

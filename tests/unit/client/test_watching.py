@@ -142,7 +142,7 @@ async def test_a_watch_may_begin_while_the_stream_ends(turns: int) -> None:
     await history.put(b"a")
     async with (
         WatchServer(history) as server,
-        watching(server.address, timeout_ms=3_000) as watches,
+        watching(server.address, timeout_ms=30_000) as watches,
     ):
         for _ in range(10):
             async with watch(watches, from_seq=1) as it:
@@ -264,7 +264,7 @@ async def test_a_watch_that_cannot_be_opened_gives_up() -> None:
             await watch(watches).opened()
     async with WatchServer(History()) as server:
         server.is_silent = True
-        async with watching(server.address, timeout_ms=50) as watches:
+        async with watching(server.address, timeout_ms=1_000) as watches:
             with pytest.raises(DeadlineExceeded):
                 await watch(watches).opened()
 

@@ -15,7 +15,7 @@ import pytest
 from shalekv.cli.exit_codes import ExitCode
 
 SCRIPT = Path(__file__).parents[3] / "docker" / "stay_down.py"
-WAIT_S = 30
+WAIT_S = 120
 ENDS = "raise SystemExit({code})"
 SERVES = """
 import signal, sys

@@ -21,7 +21,7 @@ from shalekv.store.cas import CasStore
 from tests.e2e.in_process import memory_store, put_at, real_runtime, running, serve_settings
 from tests.unit.engine.compaction.interposed import InterposedStore
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 async def compact(store: ObjectStore, runtime: Runtime) -> None:

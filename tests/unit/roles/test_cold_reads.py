@@ -38,8 +38,6 @@ from tests.unit.roles.cold_database import (
     write_cold_database,
 )
 
-pytestmark = pytest.mark.timeout(300)
-
 SSTS = 32  # of the lowest level, whatever the size: as in 1 GiB at default settings
 OPEN_REQUESTS_MAX = 16  # to the folder of manifests, those of its snapshot included
 POLLS_MAX = 5  # for the object after the last one of the log

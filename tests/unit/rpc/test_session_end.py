@@ -209,7 +209,7 @@ async def test_session_has_the_deadline_of_its_call(caplog: pytest.LogCaptureFix
     """A stream with a deadline ends with it; its operations have no deadline of their own."""
     async with serving_memory() as it, quiet(caplog):
         it.service.hold = True
-        session = SocketSession(it.kv, timeout=0.2)
+        session = SocketSession(it.kv, timeout=3.0)
         await session.send(operation(1, PUT))
         await it.service.holds(1)
         assert (await session.failure()).code is grpc.StatusCode.DEADLINE_EXCEEDED

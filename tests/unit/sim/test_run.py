@@ -61,12 +61,12 @@ def test_runs_are_fast() -> None:
             for _task in range(100):
                 tasks.create_task(spin())
 
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     steps = simulate(1, yields).steps
-    plain = steps / (time.perf_counter() - started_s)
-    started_s = time.perf_counter()
+    plain = steps / (time.process_time() - started_s)
+    started_s = time.process_time()
     run = scenario.run(1)
-    lasted_s = time.perf_counter() - started_s
+    lasted_s = time.process_time() - started_s
     sys.stdout.write(
         f"\nloop: {plain:,.0f} callbacks/s; scenario: {run.steps / lasted_s:,.0f} callbacks/s, "
         f"{run.virtual_s / lasted_s:,.0f} times real time\n"

@@ -24,7 +24,7 @@ from tests.e2e.processes import Processes
 from tests.unit.spark_load.batches import Row
 from tests.unit.spark_load.ground import LOAD_ID, begun, current, database, write
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 ROWS = [Row(b"a", b"1"), Row(b"b", b"2")]
 
 

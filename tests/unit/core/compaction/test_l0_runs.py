@@ -74,9 +74,9 @@ def test_what_one_job_made_is_not_divided() -> None:
 def test_many_files_of_a_load_are_told_apart_fast() -> None:
     """A compactor looks every second."""
     files = [replace(info, min_seq=9, max_seq=9) for info in outputs(0, 5_000, (0, 0))]
-    began = time.perf_counter()
+    began = time.process_time()  # what others do on the machine does not count
     assert [len(run) for run in l0_runs(files)] == [5_000]
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_the_wal_is_merged_after_a_job_as_before() -> None:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.wal import list_wal
 from shalekv.format import names
@@ -42,7 +40,6 @@ async def database() -> Ground:
     return ground
 
 
-@pytest.mark.timeout(120)
 async def test_crash_at_every_call_of_the_file_system(tmp_path: Path) -> None:
     """Whatever is needed is there, the WAL has no hole, and the next collection finishes the work.
 

@@ -63,7 +63,6 @@ BUGS: Mapping[str, Sequence[Patch]] = {
 }
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_of_tailing_is_caught(bug: str) -> None:
     """Each planted bug breaks I6, or stops a replica, for some seed."""

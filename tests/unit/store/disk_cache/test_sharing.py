@@ -125,7 +125,6 @@ async def finish(path: Path, counters: list[dict[str, int]]) -> None:
     assert taken_bytes(path) <= BYTES_MAX
 
 
-@pytest.mark.timeout(180)
 async def test_processes_share_a_damaged_folder(tmp_path: Path) -> None:
     """Three processes and one that flips, cuts, swaps and deletes; four of them are killed."""
     await finish(tmp_path, campaign(tmp_path, seed=1, rounds=2_000, kills=4))

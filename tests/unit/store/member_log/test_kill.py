@@ -24,7 +24,6 @@ def start(folder: Path, epoch: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.timeout(120)
 def test_what_was_told_before_a_kill_is_there(tmp_path: Path) -> None:
     """After each of some kills, all that was called durable is there, in one sound chain."""
     for epoch in range(1, KILLS + 1):

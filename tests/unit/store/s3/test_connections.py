@@ -64,7 +64,7 @@ async def test_a_server_that_is_silent() -> None:
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
 
-    async with scripted(never) as server, opened(server.endpoint, request_timeout_ms=100) as s3:
+    async with scripted(never) as server, opened(server.endpoint, request_timeout_ms=1_000) as s3:
         outcome = await s3.create("wal/1", b"x")
         assert isinstance(outcome, Unknown)
         assert "in time" in outcome.cause
@@ -83,7 +83,7 @@ async def test_a_server_that_stops_reading() -> None:
     held: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(hold, "127.0.0.1", 0)
     endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with opened(endpoint, request_timeout_ms=200) as s3:
+    async with opened(endpoint, request_timeout_ms=1_000) as s3:
         assert isinstance(await s3.create("levels/1", bytes(48 * MIB)), Unknown)
     server.close()
     for writer in held:
