@@ -24,8 +24,6 @@ from tests.fuzz.databases.readers import REFUSED, Readers, reachable, read_by
 from tests.fuzz.mutations import flipped
 from tests.unit.engine.backup.ground import verify
 
-pytestmark = pytest.mark.timeout(300)  # on a busy machine
-
 DATABASE, BACKUPS = "database", "backups"
 OPENED_PLACES, CHECKED_EVERY_BYTES = 2, 16
 

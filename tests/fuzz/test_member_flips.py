@@ -18,8 +18,6 @@ from tests.unit.store.crashing_disk import CrashingDisk
 from tests.unit.store.member_log.logs import new_log
 from tests.unit.store.member_log.test_damage import FOLDER, PROMISE, RECORDS, check_found, files
 
-pytestmark = pytest.mark.timeout(300)  # on a busy machine
-
 SLOT_BYTES = 4096
 USED_BYTES = 260  # of a slot: what is behind is zeros up to its checksum
 

@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
-from tests.sim.campaign import SHARES, Tally, one_of_each_kind, run_campaign, scaled, shared, spread
+from tests.sim.campaign import (
+    SHARES,
+    Tally,
+    one_of_each_kind,
+    run_campaign,
+    scaled,
+    shared,
+    spread,
+    total_of,
+)
 from tests.sim.mutants.hunting import Survived, hunt_named
 from tests.sim.mutants.registry import MUTANTS
 from tests.sim.options import CHAOS_STEPS, CLIENTS, EVERYTHING, Options, Trouble
-from tests.sim.outcomes import kind_of, silence_logs
+from tests.sim.outcomes import Task, kind_of, silence_logs
 from tests.sim.profiles import PROFILES
 from tests.sim.run import Failure, attempt
-from tests.sim.telling import ALL_LINES, explain, table
+from tests.sim.telling import ALL_LINES, Progress, explain, simulated, table
 from tests.sim.trace import timeline
 
 TEXT_SHOWN = 100
-BATCH_SEEDS = 500  # after so many a long campaign says how far it is
+ROUND_SEEDS = 500  # of a campaign that goes on for hours
+INTERRUPTED = 130  # the status of shells
 NUMBER, COUNT = click.IntRange(min=0), click.IntRange(min=1)
 PROCESSES = click.option(
     "--processes", type=COUNT, help="How many at once; without this option one for each core."
@@ -45,7 +54,7 @@ def main() -> None:
     "--first", type=NUMBER, default=0, show_default=True, help="The first seed of each profile."
 )
 @click.option(
-    "--hours", type=float, help="Go on with further seeds for so long, or until one fails."
+    "--hours", type=float, help="Go on with further seeds for so long, or until some fail."
 )
 @click.option(
     "--profile",
@@ -64,26 +73,44 @@ def campaign(
 ) -> None:
     """Run many seeds, and say what they came to; failures are shrunk and told."""
     began_s = time.monotonic()
-    end_s = began_s + (hours or 0.0) * 3_600
-    chosen = {name: SHARES[name] for name in profiles or SHARES}
-    batch = seeds if hours is None else min(seeds, BATCH_SEEDS)
-    total: dict[str, Tally] = {}
-    while True:
-        shares = scaled(chosen, batch)
-        for name, tally in run_campaign(shared(shares, first), processes=processes).items():
-            total.setdefault(name, Tally()).merge(tally)
-        first += max(shares.values())
-        failures = [each for tally in total.values() for each in tally.failures]
-        is_over = sum(tally.seeds for tally in total.values()) >= seeds
-        if failures or (is_over and time.monotonic() >= end_s):
-            break
-        if hours is not None:
-            click.echo(f"{time.monotonic() - began_s:8.0f} s  {_counted(total)}")
-    click.echo(table(total))
+    end_s = None if hours is None else began_s + hours * 3_600
+    began_with = simulated()
+    tallies: dict[str, Tally] = {}
+    progress = Progress(tallies, click.echo)
+    is_whole = True
+    try:
+        run_campaign(
+            _tasks(profiles or [*SHARES], seeds, first, end_s),
+            processes=processes,
+            into=tallies,
+            seen=progress.see,
+        )
+    except KeyboardInterrupt:
+        is_whole = False
+    click.echo(table(tallies, began_with))
     click.echo(f"{time.monotonic() - began_s:.0f} s")
+    if not is_whole:
+        click.echo("interrupted")
+        sys.exit(INTERRUPTED)
+    failures = total_of(tallies.values()).failures
     for failure in one_of_each_kind(failures):
         click.echo(f"\n{explain(failure)}")
     sys.exit(1 if failures else 0)
+
+
+def _tasks(profiles: Sequence[str], seeds: int, first: int, end_s: float | None) -> Iterator[Task]:
+    """So many seeds, and until the end as many more as are asked for in time."""
+    chosen = {name: SHARES[name] for name in profiles}
+    size = seeds if end_s is None else min(seeds, ROUND_SEEDS)
+    shares = scaled(chosen, size)
+    left = seeds
+    while left > 0 or (end_s is not None and time.monotonic() < end_s):
+        for task in shared(shares, first):
+            yield task
+            left -= 1
+            if left <= 0 and end_s is not None and time.monotonic() >= end_s:
+                return
+        first += max(shares.values())
 
 
 @main.command()
@@ -142,11 +169,6 @@ def mutants(names: Sequence[str], processes: int | None) -> None:
         click.echo(f"{name}: {hunted.tried} seeds, {hunted.seconds:.1f} s: {how}")
     click.echo(f"{len(chosen) - survivors} of {len(chosen)} mutants caught")
     sys.exit(1 if survivors else 0)
-
-
-def _counted(total: Mapping[str, Tally]) -> str:
-    befallen = sum((tally.befallen for tally in total.values()), Counter[str]())
-    return f"{sum(tally.seeds for tally in total.values())} seeds, {befallen['crashes']} crashes"
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 from tests.sim.outcomes import Outcome, Task, run_task, silence_logs
@@ -25,7 +27,7 @@ R = TypeVar("R")
 SHARES: Mapping[str, int] = {"writers": 1_500, "database": 220, "two_phase": 120, "quorum": 160}
 
 _AHEAD = 4  # tasks that wait for each process
-_TASKS_PER_PROCESS = 200  # whatever a process keeps of them goes with it
+_TASKS_PER_PROCESS = 200  # on average, then new ones begin: what a process keeps goes with it
 
 
 @dataclass(slots=True)
@@ -62,16 +64,34 @@ class Tally:
 
 
 def run_campaign(
-    tasks: Iterable[Task], *, processes: int | None = None, failures_max: int = 3
+    tasks: Iterable[Task],
+    *,
+    processes: int | None = None,
+    failures_max: int = 3,
+    into: dict[str, Tally] | None = None,
+    seen: Callable[[Outcome], None] | None = None,
 ) -> dict[str, Tally]:
-    """Run all `tasks`, by profile; no more are begun once so many have failed."""
-    tallies: dict[str, Tally] = {}
+    """Run all `tasks`, by profile; no more are begun once so many have failed.
+
+    `into` has what is done also when this is interrupted, and each outcome is `seen` at once.
+    """
+    tallies: dict[str, Tally] = {} if into is None else into
     with closing(spread(run_task, tasks, processes=processes)) as outcomes:
         for outcome in outcomes:
             tallies.setdefault(outcome.task.profile, Tally()).add(outcome)
+            if seen is not None:
+                seen(outcome)
             if sum(len(tally.failures) for tally in tallies.values()) >= failures_max:
                 break
     return tallies
+
+
+def total_of(tallies: Iterable[Tally]) -> Tally:
+    """What all of them came to."""
+    total = Tally()
+    for tally in tallies:
+        total.merge(tally)
+    return total
 
 
 def one_of_each_kind(failures: Sequence[Outcome]) -> Sequence[Outcome]:
@@ -103,23 +123,41 @@ def spread(
 ) -> Generator[R, None, None]:
     """The results of a function over many values, in the order in which they are there.
 
-    It runs in other processes, as many at once as this machine has cores unless it is said.
+    It runs in other processes, as many at once as this machine has cores unless it is said. If one
+    of them dies, that is raised: `BrokenProcessPool`, with a note of what was under way.
     """
     count = processes or os.cpu_count() or 1
-    context = multiprocessing.get_context("spawn")
     waiting = iter(values)
-    under_way: set[Future[R]] = set()
-    pool = ProcessPoolExecutor(
-        count, context, initializer=silence_logs, max_tasks_per_child=_TASKS_PER_PROCESS
-    )
+    # A pool whose processes are replaced while it works may hang (python/cpython#115634).
+    for first in waiting:
+        part = chain([first], islice(waiting, count * _TASKS_PER_PROCESS - 1))
+        yield from _spread_in_one_pool(function, part, count)
+
+
+def _spread_in_one_pool(
+    function: Callable[[T], R], values: Iterator[T], count: int
+) -> Generator[R, None, None]:
+    context = multiprocessing.get_context("spawn")
+    under_way: dict[Future[R], T] = {}
+    pool = ProcessPoolExecutor(count, context, initializer=_begin)
     try:
         while True:
-            ahead = islice(waiting, count * _AHEAD - len(under_way))
-            under_way |= {pool.submit(function, value) for value in ahead}
+            for value in islice(values, count * _AHEAD - len(under_way)):
+                under_way[pool.submit(function, value)] = value
             if not under_way:
                 return
-            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
+                del under_way[future]
+    except BrokenProcessPool as error:
+        error.add_note(f"under way: {', '.join(map(str, under_way.values()))}")
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    """Of a process: whoever interrupts the campaign has no use for tracebacks of its runs."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    silence_logs()

@@ -55,4 +55,12 @@ class UnhandledErrors(SimulationError):
 
 
 class Violation(AssertionError):
-    """An invariant does not hold; the message begins with its number."""
+    """An invariant does not hold; the message begins with its number.
+
+    `at_us` is when that showed, where the checker knows: most of them judge when the run is over.
+    """
+
+    def __init__(self, problem: str, *, at_us: int | None = None) -> None:
+        """`at_us` is virtual time."""
+        super().__init__(problem)
+        self.at_us = at_us

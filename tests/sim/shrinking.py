@@ -27,20 +27,47 @@ def shrink(
     `run` runs the same seed with other options, at most `runs_max` times.
     """
     task = failed.task
-    run = run or (lambda options: run_task(replace(task, options=options)))
-    best, before = failed, None
-    tried = {task.options}
-    while best is not before:
-        before = best
+    shrinking = _Shrinking(
+        failed, run or (lambda options: run_task(replace(task, options=options))), runs_max
+    )
+    before = None
+    while shrinking.best is not before:
+        before = shrinking.best
+        shrinking.bisect_steps()
         for smaller in _MOVES:
-            options = smaller(best.task.options)
-            if options in tried or len(tried) > runs_max:
-                continue
-            tried.add(options)
-            outcome = run(options)
-            if outcome.kind == failed.kind:
-                best = outcome
-    return best
+            shrinking.attempt(smaller(shrinking.best.task.options))
+    return shrinking.best
+
+
+class _Shrinking:
+    """The smallest run so far, and what was tried."""
+
+    def __init__(self, failed: Outcome, run: Callable[[Options], Outcome], runs_max: int) -> None:
+        self.best = failed
+        self._run = run
+        self._left = runs_max
+        self._kinds = {failed.task.options: failed.kind}
+
+    def attempt(self, options: Options) -> bool:
+        """Whether a run with these fails alike; it is the best one then."""
+        if options not in self._kinds and self._left:
+            self._left -= 1
+            outcome = self._run(options)
+            self._kinds[options] = outcome.kind
+            if outcome.kind == self.best.kind:
+                self.best = outcome
+        return self._kinds.get(options) == self.best.kind
+
+    def bisect_steps(self) -> None:
+        """The least chaos that is enough, if more of it is never less of a trouble."""
+        options = self.best.task.options
+        enough, too_few = options.chaos_steps, -1
+        while enough - too_few > 1:
+            steps = (enough + too_few) // 2 if too_few >= 0 else 0
+            if self.attempt(replace(options, chaos_steps=steps)):
+                enough = steps
+            else:
+                too_few = steps
 
 
 def _without(trouble: Trouble) -> Callable[[Options], Options]:
@@ -51,18 +78,10 @@ def _clients(fewer: Callable[[int], int]) -> Callable[[Options], Options]:
     return lambda options: replace(options, clients=max(1, fewer(options.clients)))
 
 
-def _steps(fewer: Callable[[int], int]) -> Callable[[Options], Options]:
-    return lambda options: replace(options, chaos_steps=max(0, fewer(options.chaos_steps)))
-
-
-# Each is tried once in a round, on the smallest run so far, and rounds follow until one has found
-# nothing. The large steps come first, and more than once, as each may go on from the one before.
+# Each is tried once in a round, on the smallest run so far, after fewer steps; rounds follow until
+# one has found nothing.
 _MOVES: Sequence[Callable[[Options], Options]] = (
-    _steps(lambda _: 0),
-    *[_steps(lambda count: count // 2)] * 5,
     *(_without(trouble) for trouble in Trouble),
     _clients(lambda _: 1),
     *[_clients(lambda count: count - 1)] * 2,
-    *[_steps(lambda count: count * 3 // 4)] * 3,
-    *[_steps(lambda count: count - 1)] * 4,
 )

@@ -1,38 +1,86 @@
-"""What a campaign says: a table of what was run; of a failure, the shortest run that shows it."""
+"""What a campaign says: how far it is, a table of what was run, and of a failure the shortest run
+that shows it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.sim.campaign import Tally
+from shalekv.format import names
+from tests.sim.campaign import Tally, total_of
+from tests.sim.errors import Violation
 from tests.sim.options import ALL, EVERYTHING
-from tests.sim.outcomes import Outcome, Task
+from tests.sim.outcomes import Outcome, Task, first_of
 from tests.sim.profiles import PROFILES
 from tests.sim.run import Failure, attempt
 from tests.sim.shrinking import shrink
-from tests.sim.trace import timeline
+from tests.sim.trace import Line, timeline
 
+ROOT = Path(__file__).parents[2]
 FOLDER = Path(".cache/sim")  # of timelines
 ALL_LINES = 1_000_000  # more than any run has
-LINES_SHOWN = 60
+LINES_SHOWN = 30  # on each side of what went wrong
+BATCH_SEEDS = 100  # after so many a campaign says how far it is
+SIMULATED = ("server", "tests/sim")  # the folders that decide about every run
+_WIDTH = 100
 _HEADINGS = ("profile", "seeds", "crashes", "pauses", "virtual hours", "x real time", "failures")
+# Everybody looks for a newer manifest, and asks for the time, again and again.
+_DULL = re.compile(r"list \S+ of \S+: list$|now_ms\b")
+_REPLIED = re.compile(r"\breplied_us=(\d+)")
+_NAMED = re.compile(r"\b(manifest|slot) (\d+)")
 
 
-def table(tallies: Mapping[str, Tally]) -> str:
-    """A line for each profile, and one for all of them."""
-    total = Tally()
-    for tally in tallies.values():
-        total.merge(tally)
+class Progress:
+    """Says how far a campaign is, line by line; each failure at once."""
+
+    def __init__(self, tallies: Mapping[str, Tally], say: Callable[[str], None]) -> None:
+        """`tallies` are counted by the campaign itself."""
+        self._tallies = tallies
+        self._say = say
+        self._began_s = time.monotonic()
+
+    def see(self, outcome: Outcome) -> None:
+        """One more is in the tallies."""
+        task = outcome.task
+        if outcome.has_failed:
+            self._say(f"FAILED {task.profile} {task.seed} {outcome.kind}: {replay_command(task)}")
+        total = total_of(self._tallies.values())
+        if total.seeds % BATCH_SEEDS == 0:
+            self._say(
+                f"{time.monotonic() - self._began_s:8.0f} s: {total.seeds} seeds, "
+                f"{total.befallen['crashes']} crashes, {total.virtual_s / 3_600:.1f} virtual "
+                f"hours, {len(total.failures)} failures"
+            )
+
+
+def table(tallies: Mapping[str, Tally], began_with: str | None = None) -> str:
+    """A line for each profile, one for all of them, and what was simulated.
+
+    That is told twice if it was something else when it began: processes begin with what is there.
+    """
+    total = total_of(tallies.values())
     rows = [_HEADINGS, *(_row(*each) for each in [*tallies.items(), ("all", total)])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADINGS))]
-    return "\n".join(
+    lines = [
         "  ".join(
             cell.rjust(width) if at else cell.ljust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
-    )
+    ]
+    now = simulated()
+    return "\n".join([*lines, *dict.fromkeys([began_with or now, now])])
+
+
+def simulated() -> str:
+    """What is simulated: the trees of git, which are found again in whatever commit they are."""
+    told = [f"{folder} {_tree(folder)}" for folder in SIMULATED]
+    return f"{time.strftime('%Y-%m-%d')}: {', '.join(told)}"
 
 
 def explain(failed: Outcome) -> str:
@@ -41,7 +89,9 @@ def explain(failed: Outcome) -> str:
 
 
 def tell(failed: Outcome) -> str:
-    """The last events of a failed run, the file that has all of them, and how to replay it."""
+    """What happened around the moment at which a run has failed, the file that has all events, and
+    how to replay it.
+    """
     task = failed.task
     run = attempt(task.seed, PROFILES[task.profile], options=task.options, keep_lines=ALL_LINES)
     if not isinstance(run, Failure):
@@ -49,14 +99,55 @@ def tell(failed: Outcome) -> str:
     path = FOLDER / f"{task.profile}-{task.seed}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{timeline(run.events)}\n\n{run.error!r}\n")
+    at_us = moment_of(run.error, run.events)
+    when = f"at {at_us / 1e6:.6f} s" if at_us is not None else f"until {run.virtual_s:.6f} s"
     return "\n".join(
         (
-            timeline(run.events[-LINES_SHOWN:]),
-            f"{failed.kind}: {failed.problem}",
-            f"{len(run.events)} events: {path}",
+            timeline(around(run.events, at_us)),
+            "",
+            f"{failed.kind} {when}:",
+            *textwrap.wrap(
+                f"{first_of(run.error)}",
+                _WIDTH,
+                initial_indent="  ",
+                subsequent_indent="  ",
+                break_on_hyphens=False,
+            ),
+            f"all {len(run.events)} events: {path}",
             f"replay: {replay_command(task)}",
         )
     )
+
+
+def moment_of(error: BaseException, events: Sequence[Line]) -> int | None:
+    """When it went wrong: as the checker says, or when the reply came or the object was made that
+    its text names.
+
+    None: nobody knows better than that it was over then.
+    """
+    error = first_of(error)
+    if not isinstance(error, Violation):
+        return None
+    if error.at_us is not None:
+        return error.at_us
+    replied = _REPLIED.search(str(error))
+    if replied is not None:
+        return int(replied[1])
+    found = _NAMED.search(str(error))
+    if found is None:
+        return None
+    called = names.manifest_name if found[1] == "manifest" else names.wal_name
+    made = f"{called(int(found[2]))}: "
+    return next((each.at_us for each in events if each.text.startswith(made)), None)
+
+
+def around(events: Sequence[Line], at_us: int | None) -> Sequence[Line]:
+    """The events next to a moment, without what goes on all the time; None: the last ones."""
+    telling = [each for each in events if not _DULL.match(each.text)]
+    if at_us is None:
+        return telling[-2 * LINES_SHOWN :]
+    at = sum(each.at_us <= at_us for each in telling)
+    return telling[max(0, at - LINES_SHOWN) : at + LINES_SHOWN]
 
 
 def replay_command(task: Task) -> str:
@@ -71,6 +162,28 @@ def replay_command(task: Task) -> str:
         f"--without {each}" for each in sorted(e.value for e in EVERYTHING - options.troubles)
     ]
     return " ".join(words)
+
+
+def _tree(folder: str) -> str:
+    """Its id; dirty: it is not what is simulated, as something is not committed."""
+    tree = _git("rev-parse", "--verify", "--quiet", f"HEAD:{folder}")
+    is_dirty = bool(_git("status", "--porcelain", "--", folder))
+    return f"{tree or 'unknown'}{'-dirty' if is_dirty else ''}"
+
+
+def _git(*arguments: str) -> str:
+    """What it prints; nothing where there is no git, or no repository."""
+    try:
+        ended = subprocess.run(
+            ["git", "--no-optional-locks", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return ended.stdout.strip()
 
 
 def _row(name: str, tally: Tally) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-import pytest
-
 from tests.sim.levels import WholeRun, whole_database
 from tests.sim.run import simulate
 
@@ -23,7 +21,6 @@ def notable(run: WholeRun) -> Counter[str]:
     return seen
 
 
-@pytest.mark.timeout(180)
 def test_the_workload_gets_to_where_bugs_of_the_levels_are() -> None:
     """What the invariants are about happens often enough to be tested, by few seeds even."""
     seen: Counter[str] = Counter()

@@ -10,16 +10,36 @@ from shalekv.settings import (
     CollectorSettings,
     CompactorSettings,
     CompactSettings,
+    DatabaseSettings,
     LevelCodec,
     LevelSettings,
     ServeSettings,
     UrlSettings,
+    WriterSettings,
 )
-from tests.sim.cluster import draw_settings
 
 WINDOW_S = 86_400
 LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
 OPEN_TTL_S = 40  # of the snapshots of openers
+NARROW = {"queued_bytes_max": 5_000, "waiting_bytes_max": 4_000}  # a few writes fill them
+
+
+def draw_settings(random: Random) -> ServeSettings:
+    """The settings of one opening: they differ from one to the next."""
+    return ServeSettings(
+        database=DatabaseSettings(url="memory://sim"),
+        writer=WriterSettings(
+            max_parallel_writes=random.choice([1, 2, 4, 4]),
+            flush_interval_ms=random.choice([0, 10, 50]),
+            fence_poll_ms=random.choice([1_000, 5_000]),
+            idempotency_window_s=random.choice([86_400] * 7 + [60]),
+        ),
+    )
+
+
+def narrowed(settings: ServeSettings) -> ServeSettings:
+    """The same with little room, so that writes wait and are refused."""
+    return settings.model_copy(update={"writer": settings.writer.model_copy(update=NARROW)})
 
 
 def draw_writer(random: Random) -> ServeSettings:

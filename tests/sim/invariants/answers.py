@@ -24,18 +24,19 @@ def check_i1_acknowledged_writes_are_in_the_log(order: SerialOrder) -> None:
     """
     for operation, attempt in order.history.attempts(Outcome.IN_MEMORY):
         if rests_on_state(operation.request):
-            raise Violation(f"I1: {operation} is told from memory: {attempt}")
+            raise _told(f"I1: {operation} is told from memory: {attempt}", attempt)
     for operation, attempt in order.history.attempts(Outcome.ACKNOWLEDGED):
         placed, replied_us = order.placed.get(operation.number), attempt.replied_us or 0
         if placed is None or attempt.seq != placed.commit.seq:
             if _always_changes(operation, order.timeline.keys):
-                raise Violation(f"I1: {operation} was told {attempt}, and is {placed}")
+                raise _told(f"I1: {operation} was told {attempt}, and is {placed}", attempt)
             continue
         commit = placed.commit
         if attempt.wal_id != commit.wal.wal_id or order.landed_us(commit.wal) > replied_us:
-            raise Violation(f"I1: {operation} was told {attempt}, and is {commit}")
+            raise _told(f"I1: {operation} was told {attempt}, and is {commit}", attempt)
         if rests_on_state(operation.request) and commit.seq > order.durable_at(replied_us):
-            raise Violation(f"I1: {operation} rests on what was not durable: {attempt}, {commit}")
+            problem = f"I1: {operation} rests on what was not durable: {attempt}, {commit}"
+            raise _told(problem, attempt)
 
 
 @checks(14, "writers", "database")
@@ -43,9 +44,11 @@ def check_i14_commits_are_in_the_order_of_time(order: SerialOrder) -> None:
     """What began after something was acknowledged stands behind it."""
     for number, placed in order.placed.items():
         operation = order.history.operations[number - 1]
-        floor = order.acknowledged_before(operation.attempts[0].invoked_us)
+        began_us = operation.attempts[0].invoked_us
+        floor = order.acknowledged_before(began_us)
         if placed.commit.seq <= floor:
-            raise Violation(f"I14: {operation} began after {floor} and is {placed.commit}")
+            problem = f"I14: {operation} began after {floor} and is {placed.commit}"
+            raise Violation(problem, at_us=began_us)
 
 
 @checks(14, "writers", "database")
@@ -62,7 +65,7 @@ def check_i14_answers(order: SerialOrder) -> None:
             if placed is None or attempt.seq != placed.commit.seq:
                 _explain(order, operation, attempt)
             elif attempt.answer not in [effect.answer for effect in placed.effects]:
-                raise Violation(f"I14: {operation} was told {attempt}, and does {placed}")
+                raise _told(f"I14: {operation} was told {attempt}, and does {placed}", attempt)
 
 
 @checks(15, "writers", "database")
@@ -94,6 +97,10 @@ def check_i15_counters(order: SerialOrder, counters: Collection[bytes]) -> None:
         held = int.from_bytes(shown[-1] or bytes(8), "little", signed=True) if shown else added
         if held != added:
             raise Violation(f"I15: {counter!r} holds {held}, and {added} was added to it")
+
+
+def _told(problem: str, attempt: Attempt) -> Violation:
+    return Violation(problem, at_us=attempt.replied_us)
 
 
 def _added(order: SerialOrder, number: int, counter: bytes) -> int:
@@ -130,13 +137,7 @@ def _explain(order: SerialOrder, operation: Operation, attempt: Attempt) -> None
     is_confirmed = request.header.read_level != kv_pb2.READ_LEVEL_COMMITTED
     is_local = not (rests_on_state(request) and is_confirmed)
     first = order.acknowledged_before(began_us, epoch=attempt.epoch if is_local else None)
-    last = order.durable_at(replied_us)
-    if isinstance(attempt.answer, Told):
-        last = min(last, attempt.seq)
-    if operation.number in order.placed:  # one that is applied already is not decided again
-        last = min(last, order.placed[operation.number].commit.seq - 1)
-    elif not rests_on_state(request):  # it changes nothing in any state, durable or not
-        last = max(first, last)
+    last = _last_state(order, operation, attempt, first)
     keys = keys_of(request, order.timeline.keys)
     for seq in reversed(order.timeline.states(keys, first, last)):
         for moment in order.moments(
@@ -145,7 +146,19 @@ def _explain(order: SerialOrder, operation: Operation, attempt: Attempt) -> None
             effect = decide(request, moment)
             if effect.answer == attempt.answer and not effect.left:
                 return
-    raise Violation(
+    raise _told(
         f"I1, I14, I15: no state from {first} to {last} explains {attempt} to {operation}, "
-        f"which is {order.placed.get(operation.number)}"
+        f"which is {order.placed.get(operation.number)}",
+        attempt,
     )
+
+
+def _last_state(order: SerialOrder, operation: Operation, attempt: Attempt, first: int) -> int:
+    """The number of the last state that an attempt may have been decided in."""
+    last = order.durable_at(attempt.replied_us or 0)
+    if isinstance(attempt.answer, Told):
+        last = min(last, attempt.seq)
+    if operation.number in order.placed:  # one that is applied already is not decided again
+        return min(last, order.placed[operation.number].commit.seq - 1)
+    # One that changes nothing in any state does so whether that is durable or not.
+    return last if rests_on_state(operation.request) else max(first, last)

@@ -6,8 +6,10 @@ the serial check and of its model (`tests.sim.serial`, `tests.sim.model`) is not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from shalekv.errors import ConditionFailed
 from shalekv.v1 import kv_pb2
@@ -27,7 +29,17 @@ from tests.linearizability.operations import (
     SeqIs,
     Test,
 )
-from tests.sim.history import Attempt, Got, History, Outcome, Told, WriteRequest
+from tests.sim.history import (
+    UNKNOWN_EPOCH,
+    Attempt,
+    Got,
+    History,
+    Outcome,
+    ReadOp,
+    ScanOp,
+    Told,
+    WriteRequest,
+)
 from tests.sim.history import Operation as Asked
 from tests.sim.invariants.comparing import Comparison, Expiry
 from tests.sim.model import keys_in
@@ -47,7 +59,10 @@ class Translation:
         return [call for asked in history.operations for call in self._calls_of(asked)]
 
     def reads(self, history: History) -> list[Call]:
-        """The gets that asked to be linearizable."""
+        """The gets that are to be linearizable.
+
+        That is those that asked for it, and those of a writer while no newer one was asked.
+        """
         return [
             Call(
                 0,
@@ -57,7 +72,7 @@ class Translation:
                 Reply((_seen(read.got),)),
             )
             for read in history.reads
-            if read.is_linearizable
+            if read.is_linearizable or read.replied_us < _newer_asked_us(history, read.epoch)
         ]
 
     def _calls_of(self, asked: Asked) -> Iterator[Call]:
@@ -188,6 +203,14 @@ def _results(actions: Sequence[Action], answer: Told) -> tuple[Result, ...]:
 
 def _seen(got: Got) -> Seen | None:
     return None if got.value is None else Seen(got.value, got.seq)
+
+
+def _newer_asked_us(history: History, epoch: int) -> float:
+    """When the first request went to a writer that had taken over from this one, or may have."""
+    attempts = (each for asked in history.operations for each in asked.attempts)
+    asked: Iterator[Attempt | ReadOp | ScanOp] = chain(attempts, history.reads, history.scans)
+    newer = (each for each in asked if each.epoch > epoch or each.epoch == UNKNOWN_EPOCH)
+    return min((each.invoked_us for each in newer), default=math.inf)
 
 
 def part_of(keys: Collection[bytes], calls: Sequence[Call]) -> Iterator[Call]:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from shalekv.core.compaction.l0_runs import l0_runs
 from shalekv.core.tree import L0
 from shalekv.roles.writer import Writer
-from shalekv.settings import WriterSettings
 from tests.sim.cluster import Cluster
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
-from tests.sim.stored import Stored
+from tests.sim.stored import Stored, current_manifest
 
 LOOK_MS = 1_000.0
-LARGEST_WRITE_BYTES = 4_096  # of a client of the simulation, overhead included
+LARGEST_WRITE_BYTES = 1_000
 L0_RUNS_MAX = 16  # three times the largest `l0_trigger_count` of `tiny`, and what two publish late
 
 
@@ -23,7 +22,6 @@ class Bounds:
     """Looks at writers while they serve; what they began with may be more than they may add to."""
 
     cluster: Cluster
-    settings: WriterSettings = field(default_factory=WriterSettings)  # no writer has other bounds
     looks: int = 0
     problems: list[str] = field(default_factory=list)
     _began_bytes: dict[Writer, int] = field(default_factory=dict)
@@ -37,7 +35,7 @@ class Bounds:
                 self._look(name, writer)
 
     def _look(self, name: str, writer: Writer) -> None:
-        engine, settings = writer.engine, self.settings
+        engine, settings = writer.engine, self.cluster.settings[name]
         began_bytes = self._began_bytes.setdefault(writer, engine.memory_bytes)
         admission = engine.admission
         bounds = {
@@ -52,9 +50,17 @@ class Bounds:
 
 @checks(13, "writers", "database")
 def check_i13_memory_of_writers(bounds: Bounds) -> None:
-    """At every look, no writer held, queued or let wait more bytes than its settings allow."""
+    """At every look, no writer held, queued or let wait more bytes than its settings allow.
+
+    And one that serves when all is compacted, and was for a while, holds nothing any more.
+    """
     if bounds.problems:
         raise Violation(bounds.problems[0])
+    compacted_seq = current_manifest(bounds.cluster.world.store).last_compacted_seq
+    for name, writer in bounds.cluster.writers.items():
+        held_bytes = writer.engine.memory_bytes
+        if writer.engine.prefix.seq <= compacted_seq and held_bytes > 0:
+            raise Violation(f"I13: {name} has {held_bytes} bytes uncompacted, and all is compacted")
 
 
 @checks(13, "database")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -17,10 +17,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 INVARIANTS: Mapping[int, str] = {
-    1: "An acknowledged write is in every later recovery. An unknown outcome is all or nothing.",
+    1: "An acknowledged write is in every later recovery. An unknown outcome is all or nothing, "
+    "and never a part of a batch.",
     2: "Nothing that was deleted, overwritten or has expired comes back.",
     3: "A WAL slot has one winner; nothing is acknowledged behind a complete fence run of a higher "
-    "epoch.",
+    "epoch, whoever stalls and whatever is collected meanwhile.",
     4: "WAL ids have no gaps from the replay point on; slot order is sequence order.",
     5: "Manifest ids have no gaps; epochs, sequence numbers and logical time never go down; no "
     "number is issued twice.",
@@ -32,10 +33,15 @@ INVARIANTS: Mapping[int, str] = {
     11: "Quorum WAL: acknowledged means that a majority has it on disk; whatever minority is lost, "
     "an elected log holds it; only what was committed is archived.",
     12: "A flipped bit, a cut, a swapped or stale object is detected, never served.",
-    13: "When faults stop, writes succeed again; memory stays bounded throughout.",
-    14: "Writes, conditions and `LINEARIZABLE` reads are linearizable.",
-    15: "A retried request with its idempotency key applies once.",
+    13: "When faults stop, writes succeed again within bounded time; memory and L0 stay bounded "
+    "throughout.",
+    14: "Writes, conditions and `LINEARIZABLE` reads are linearizable; so are `COMMITTED` reads "
+    "while nobody else has taken over.",
+    15: "A retried request with its idempotency key applies once, across crashes and take-overs.",
 }
+
+# Profiles that run all of another one, and more: what is called there is called here.
+WITHIN: Mapping[str, Sequence[str]] = {"database": ("two_phase", "quorum")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ calls: Counter[str] = Counter()  # of each checker, in this process
 
 
 def checks(number: int, *profiles: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Note that a function checks an invariant, in runs of these profiles."""
+    """Note that a function checks an invariant, in runs of these profiles and of those `WITHIN`."""
+    called_in = frozenset(profiles).union(*(WITHIN.get(each, ()) for each in profiles))
 
     def note(check: Callable[P, T]) -> Callable[P, T]:
         name = check.__name__
@@ -61,7 +68,7 @@ def checks(number: int, *profiles: str) -> Callable[[Callable[P, T]], Callable[P
             raise ValueError(f"{name} checks I{number}, and its name says something else")
         if name in CHECKERS:
             raise ValueError(f"there are two checkers {name}")
-        CHECKERS[name] = Checker(name, number, frozenset(profiles), check.__doc__ or "")
+        CHECKERS[name] = Checker(name, number, called_in, check.__doc__ or "")
 
         @functools.wraps(check)
         def counted(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,28 +2,81 @@
 
 from __future__ import annotations
 
+from shalekv.core.manifest import Manifest, WalMode
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
-from tests.sim.stored import Stored
+from tests.sim.stored import Stored, WalObject
 
 
 @checks(3, "writers", "database")
 def check_i3_nothing_behind_a_fence_run(stored: Stored) -> None:
-    """Behind the first object with data of a writer no older writer has data.
+    """Behind the complete fence run of a writer, or its data, no older writer has data.
 
-    A writer writes data only after its run of fences is complete. Who was told that a write is in
-    a slot is held against the object there by I1.
+    Nor has a writer data before its own run is complete, since older ones could pass it then. Who
+    was told that a write is in a slot is held against the object there by I1.
     """
+    fences = _Fences(stored)
     newest_with_data = 0
-    for each in stored.wal:
-        if not each.all_entries:
+    for slot in stored.wal:
+        if not slot.all_entries:
+            fences.add(slot)
             continue
-        if each.epoch < newest_with_data:
+        for what, epoch in (("data", newest_with_data), ("all fences", fences.newest_complete)):
+            if slot.epoch < epoch:
+                raise Violation(
+                    f"I3: slot {slot.wal_id} has data of epoch {slot.epoch} behind {what} of epoch "
+                    f"{epoch}"
+                )
+        if fences.are_missing(slot.epoch):
             raise Violation(
-                f"I3: slot {each.wal_id} has data of epoch {each.epoch} behind data of epoch "
-                f"{newest_with_data}"
+                f"I3: slot {slot.wal_id} has data of epoch {slot.epoch} before all its fences"
             )
-        newest_with_data = each.epoch
+        newest_with_data = slot.epoch
+
+
+class _Fences:
+    """The fence runs up to some slot.
+
+    All of them count. Those that do not are in slots that were created again after they had been
+    collected, and of such a slot only the first object is looked at.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        """No slot yet."""
+        self._widths: dict[int, int] = {}  # by epoch: how long its run is
+        self._unelected: set[int] = set()  # epochs that no safekeepers have elected
+        before: Manifest | None = None
+        for each in stored.manifests:
+            if each.writer_epoch not in self._widths:
+                self._claim(each, before or each)
+            before = each
+        self._complete: set[int] = set()  # epochs
+        self._last: WalObject | None = None
+        self._length = 0  # of the run that the last one ends
+
+    def _claim(self, claim: Manifest, before: Manifest) -> None:
+        """An epoch is won. Who won it may not fence less than the manifest before it demands."""
+        width = max(before.fence_width, claim.fence_width, claim.max_parallel_writes)
+        self._widths[claim.writer_epoch] = width
+        if claim.wal_mode is WalMode.OBJECT_STORE:
+            self._unelected.add(claim.writer_epoch)
+
+    @property
+    def newest_complete(self) -> int:
+        """The highest epoch with a complete run, or 0."""
+        return max(self._complete, default=0)
+
+    def add(self, fence: WalObject) -> None:
+        """The next fence."""
+        last, self._last = self._last, fence
+        is_next = last and (last.epoch, last.wal_id + 1) == (fence.epoch, fence.wal_id)
+        self._length = self._length + 1 if is_next else 1
+        if self._length == self._widths.get(fence.epoch):
+            self._complete.add(fence.epoch)
+
+    def are_missing(self, epoch: int) -> bool:
+        """Whether a writer has no complete run. One that safekeepers have elected needs none."""
+        return epoch in self._unelected and epoch not in self._complete
 
 
 @checks(4, "writers", "database")

@@ -79,7 +79,8 @@ def check_i5_numbers_are_issued_once(order: SerialOrder) -> None:
         first = shown.setdefault(attempt.seq, operation.number)
         if first != operation.number:
             other = order.history.operations[first - 1]
-            raise Violation(f"I5: number {attempt.seq} was shown to {operation} and to {other}")
+            problem = f"I5: number {attempt.seq} was shown to {operation} and to {other}"
+            raise Violation(problem, at_us=attempt.replied_us)
 
 
 @checks(5, "writers", "database")

@@ -23,8 +23,10 @@ def check_i13_one_writer_serves(
 @checks(13, "writers", "database", "two_phase", "quorum")
 def check_i13_writes_succeed(operation: Operation) -> None:
     """A write is acknowledged."""
-    if operation.attempts[-1].outcome is not Outcome.ACKNOWLEDGED:
-        raise Violation(f"I13: in peace {operation} ended as {operation.attempts}")
+    last = operation.attempts[-1]
+    if last.outcome is not Outcome.ACKNOWLEDGED:
+        problem = f"I13: in peace {operation} ended as {operation.attempts}"
+        raise Violation(problem, at_us=last.replied_us)
 
 
 @checks(13, "writers", "database", "two_phase", "quorum")

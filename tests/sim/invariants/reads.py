@@ -21,7 +21,8 @@ def check_i14_reads(order: SerialOrder) -> None:
             if is_durable and _shows(order, read, version):
                 break
         else:
-            raise Violation(f"I14: {read} shows none of {versions} after {floor}")
+            problem = f"I14: {read} shows none of {versions} after {floor}"
+            raise Violation(problem, at_us=read.replied_us)
 
 
 @checks(14, "writers", "database")
@@ -31,7 +32,8 @@ def check_i14_scans(order: SerialOrder) -> None:
     for scan in order.history.scans:
         first = order.acknowledged_before(scan.invoked_us, epoch=scan.epoch)
         if not first <= scan.header_seq <= order.durable_at(scan.replied_us):
-            raise Violation(f"I14: {scan} is of another state than that after {first}")
+            problem = f"I14: {scan} is of another state than that after {first}"
+            raise Violation(problem, at_us=scan.replied_us)
         moments = order.moments(
             keys,
             scan.header_seq,
@@ -42,7 +44,8 @@ def check_i14_scans(order: SerialOrder) -> None:
         states = [{key: moment.got(key) for key in keys} for moment in moments]
         shown = dict.fromkeys(keys, Got()) | dict(scan.entries)
         if shown not in states:
-            raise Violation(f"I14: {scan} differs from the log: {states}")
+            problem = f"I14: {scan} differs from the log: {states}"
+            raise Violation(problem, at_us=scan.replied_us)
 
 
 def _shows(order: SerialOrder, read: ReadOp, version: Version) -> bool:

@@ -25,15 +25,15 @@ def check_i6_replicas_show_prefixes(order: SerialOrder, all_seen: Iterable[Seen]
         _check_state(order, seen)
         before = last.get(seen.reader)
         if before is not None and seen.began_us >= before.replied_us and seen.seq < before.seq:
-            raise Violation(f"I6: {seen.reader} went back: {seen} after {before}")
+            raise _found(f"{seen.reader} went back: {seen} after {before}", seen)
         last[seen.reader] = seen
         if seen.seq < seen.min_seq:
-            raise Violation(f"I6: {seen} does not show its min_seq")
+            raise _found(f"{seen} does not show its min_seq", seen)
         if seen.seq > order.durable_at(seen.replied_us):
-            raise Violation(f"I6: {seen} shows what is not durable")
+            raise _found(f"{seen} shows what is not durable", seen)
         fresh_us = seen.began_us - 1_000 * (seen.staleness_ms + SKEW_MS)
         if seen.seq < order.acknowledged_before(fresh_us):
-            raise Violation(f"I6: {seen} is older than it says")
+            raise _found(f"{seen} is older than it says", seen)
 
 
 def _check_state(order: SerialOrder, seen: Seen) -> None:
@@ -44,9 +44,13 @@ def _check_state(order: SerialOrder, seen: Seen) -> None:
         if shown is None:
             may_be_gone = version.value is None or 0 < version.expire_at_ms <= latest_ms
             if not may_be_gone:
-                raise Violation(f"I6: {seen} does not show {key!r}: {version}")
+                raise _found(f"{seen} does not show {key!r}: {version}", seen)
         elif not _is_shown(shown, version):
-            raise Violation(f"I6: {seen} shows {shown} for {key!r}, the log {version}")
+            raise _found(f"{seen} shows {shown} for {key!r}, the log {version}", seen)
+
+
+def _found(problem: str, seen: Seen) -> Violation:
+    return Violation(f"I6: {problem}", at_us=seen.replied_us)
 
 
 def _is_shown(shown: Got, version: Version) -> bool:

@@ -46,11 +46,13 @@ def check_i2_nothing_comes_back(order: SerialOrder, seen: Iterable[Seen] = ()) -
                     gone.setdefault(place, (shown.replied_us, shown.rank, is_true))
                 continue
             if got.seq != version.seq:
-                raise Violation(f"I2: {shown} shows {got} of {key!r}, which has become {version}")
+                problem = f"I2: {shown} shows {got} of {key!r}, which has become {version}"
+                raise Violation(problem, at_us=shown.replied_us)
             since_us, rank, is_true = gone.get(place, (shown.began_us, 0, False))
             is_later = rank < shown.rank and is_true
             if since_us < shown.began_us and (is_later or rank == shown.rank):
-                raise Violation(f"I2: {shown} shows {got}, which had expired at {since_us} us")
+                problem = f"I2: {shown} shows {got}, which had expired at {since_us} us"
+                raise Violation(problem, at_us=shown.replied_us)
 
 
 def _shown(order: SerialOrder, seen: Iterable[Seen]) -> Iterator[Shown]:

@@ -86,7 +86,7 @@ MUTANTS = (
         [(ssts, "_key", _by_its_lease)],
         "database",
         ("I14",),
-        hint=6,
+        hint=26,
     ),
     Mutant(
         "logical time goes back",

@@ -5,12 +5,30 @@ python -m tests.sim.mutants.planted_test "list before manifest"
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Sequence
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any
 
 import pytest
 
 from tests.sim.mutants.registry import MUTANTS
 from tests.sim.planting import planted
+
+WAITS_S = 20  # a test that waits for what the mutant does not do is shown where it waits
+TIMEOUT_S = 120  # of what hangs in another way: no busy machine is taken for a catch
+
+
+class _NotForEver:
+    """Ends tests that wait for ever, at the line that does so."""
+
+    def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
+        """Bound each test that is a coroutine."""
+        for item in items:
+            if isinstance(item, pytest.Function) and iscoroutinefunction(item.obj):
+                item.obj = _in_time(item.obj)
 
 
 def main() -> int:
@@ -18,7 +36,17 @@ def main() -> int:
     *flags, name = sys.argv[1:]
     mutant = MUTANTS[name]
     with planted(() if flags else mutant.patches):
-        return int(pytest.main(["-q", "--timeout=15", mutant.test]))
+        arguments = ["-q", f"--timeout={TIMEOUT_S}", mutant.test]
+        return int(pytest.main(arguments, plugins=[_NotForEver()]))
+
+
+def _in_time(test: Any) -> Any:
+    @wraps(test)
+    async def bounded(*arguments: Any, **named: Any) -> None:
+        async with asyncio.timeout(WAITS_S):
+            await test(*arguments, **named)
+
+    return bounded
 
 
 if __name__ == "__main__":

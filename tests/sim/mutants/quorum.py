@@ -149,7 +149,7 @@ MUTANTS = (
         "quorum",
         ("I1", "I11"),
         seeds=20,
-        hint=4,
+        hint=7,
     ),
     Mutant(
         "a tail shows what is not committed",
@@ -167,6 +167,6 @@ MUTANTS = (
         "quorum",
         ("I11", "I13"),
         seeds=20,
-        hint=18,
+        hint=6,
     ),
 )

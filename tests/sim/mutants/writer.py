@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shalekv.clock import Clock
 from shalekv.core import fencing
 from shalekv.core.fencing import FenceRun, Occupant, Verdict, WriterId
 from shalekv.core.manifest import Manifest
 from shalekv.engine import group_commit, opening_steps, recover, replay
+from shalekv.engine.admission import Admission
 from shalekv.engine.commit import Commit, Group
 from shalekv.engine.commit_queue import CommitQueue
 from shalekv.engine.group_commit import GroupCommit
+from shalekv.engine.memtable import Memtable
 from shalekv.engine.ownership import Ownership
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.wal import WalFolder
@@ -129,6 +132,18 @@ async def _nobody_is_asked(_self: Ownership) -> None:
     """It is taken for ours still."""
 
 
+def _always_room(_self: Admission, _size_bytes: int, _kept_bytes: int) -> bool:
+    return True
+
+
+def _release_nothing(_self: Admission, _size_bytes: int) -> None:
+    """Its bytes are counted for ever."""
+
+
+async def _drop_nothing(_self: Memtable, _seq: int, _clock: Clock) -> int:
+    return 0
+
+
 MUTANTS = (
     Mutant(
         "treat unknown as success",
@@ -171,8 +186,6 @@ MUTANTS = (
         [(recover, "claim_epoch", _own_width_only)],
         "writers",
         ("I3",),
-        also=("IllegalState",),
-        hint=2,
     ),
     Mutant(
         "fence with one SST when k are needed",
@@ -180,8 +193,6 @@ MUTANTS = (
         [(FenceRun, "is_complete", property(_one_fence_will_do))],
         "writers",
         ("I3",),
-        also=("IllegalState",),
-        hint=7,
     ),
     Mutant(
         "epoch not bumped",
@@ -235,7 +246,7 @@ MUTANTS = (
         "writers",
         ("I3",),
         also=("IllegalState",),
-        hint=16,
+        hint=48,
     ),
     Mutant(
         "scans see past a gap",
@@ -252,5 +263,28 @@ MUTANTS = (
         "writers",
         ("I14",),
         hint=18,
+    ),
+    Mutant(
+        "admission lets everything in",
+        "Nothing waits for room, however many bytes are queued.",
+        [(Admission, "_has_room", _always_room)],
+        "writers",
+        ("I13",),
+        hint=4,
+    ),
+    Mutant(
+        "admission releases nothing",
+        "The bytes of a write stay counted when it has ended.",
+        [(Admission, "release", _release_nothing)],
+        "writers",
+        ("I13",),
+        hint=6,
+    ),
+    Mutant(
+        "memory is never let go of",
+        "What the levels hold stays in memory.",
+        [(Memtable, "drop_through", _drop_nothing)],
+        "database",
+        ("I13",),
     ),
 )

@@ -41,10 +41,14 @@ THEMES = {
     "who joins late is told an old log": "damages",
 }
 
+# The first seed to be tried, where the one that notices comes late: it saves time.
+HINTS = {"CE2": 401, "CE6": 298}
 
-def first_failure(bug: Bug, theme: str) -> int | None:
+
+def first_failure(bug: Bug, theme: str, hint: int = 0) -> int | None:
     """The first seed that notices it; None: none of them does."""
-    return next((seed for seed in range(SEEDS_MAX) if fails(bug, seed, theme)), None)
+    seeds = [hint, *range(SEEDS_MAX)]
+    return next((seed for seed in seeds if fails(bug, seed, theme)), None)
 
 
 def fails(bug: Bug, seed: int, theme: str) -> bool:
@@ -60,7 +64,7 @@ def fails(bug: Bug, seed: int, theme: str) -> bool:
 @pytest.mark.parametrize("rule", THEMES)
 def test_a_rule_that_is_taken_out_is_missed(rule: str) -> None:
     """Without it an invariant is broken, for some seed."""
-    seed = first_failure(BUGS[rule], THEMES[rule])
+    seed = first_failure(BUGS[rule], THEMES[rule], HINTS.get(rule, 0))
     assert seed is not None, f"{SEEDS_MAX} seeds did not notice that {rule} is missing"
 
 

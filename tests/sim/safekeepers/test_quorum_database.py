@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-import pytest
-
 from tests.sim.run import simulate
 from tests.sim.safekeepers.database import QuorumRun, quorum_database
 
 
-@pytest.mark.timeout(180)
 def test_a_run_with_safekeepers_is_the_same_each_time() -> None:
     """Equal seeds give equal traces."""
     assert len({simulate(3, quorum_database).trace_hash for _ in range(2)}) == 1
@@ -36,7 +33,6 @@ def notable(run: QuorumRun) -> Counter[str]:
     return run.seen + endings
 
 
-@pytest.mark.timeout(300)
 def test_the_workload_gets_to_where_bugs_of_safekeepers_are() -> None:
     """What the invariants are about happens often enough to be tested, by few seeds even."""
     seen: Counter[str] = Counter()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-import pytest
-
 from tests.sim.run import simulate
 from tests.sim.two_phase.database import two_phase_database
 
@@ -25,7 +23,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.timeout(180)
 def test_equal_seeds_give_equal_runs_in_two_phases() -> None:
     """A run with two stores is repeated to the last callback."""
     first, second = (simulate(3, two_phase_database) for _ in range(2))
@@ -33,7 +30,6 @@ def test_equal_seeds_give_equal_runs_in_two_phases() -> None:
     assert first.value.seen == second.value.seen
 
 
-@pytest.mark.timeout(240)
 def test_creates_get_to_where_bugs_of_two_phases_are() -> None:
     """What I10 is about happens often enough to be tested, by few seeds even."""
     seen: Counter[str] = Counter()

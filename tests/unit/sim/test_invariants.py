@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from shalekv.core.entry import Entry, Kind
-from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.manifest import Manifest, Snapshot, WalMode
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.v1 import kv_pb2
 from tests.sim.checking import check_history
@@ -100,6 +100,42 @@ def test_i3_data_of_an_older_writer(past: Past) -> None:
     past.landed(7_000, epoch=1, b="v3")
     with pytest.raises(Violation, match=r"^I3: slot 3"):
         log.check_i3_nothing_behind_a_fence_run(Stored((), tuple(past.wal)))
+
+
+def test_i3_data_of_an_older_writer_behind_fences() -> None:
+    """Data of an older writer behind as many fences as the manifest demands are found."""
+    past = Past()
+    past.landed(1_000)
+    past.landed(2_000, a="v1")
+    past.landed(3_000, epoch=2)
+    past.landed(4_000, epoch=2)
+    claims = (manifest(0), manifest(1, writer_epoch=1), manifest(2, writer_epoch=2, fence_width=2))
+    lower = manifest(3, writer_epoch=2)  # when all was replayed: it tells nothing of the fences
+    wal = tuple(past.wal)
+    log.check_i3_nothing_behind_a_fence_run(Stored((*claims, lower), wal))
+    past.landed(5_000, epoch=1, a="v2")
+    past.landed(6_000, epoch=2, a="v3")
+    with pytest.raises(Violation, match=r"^I3: slot 5 .* behind all fences of epoch 2"):
+        log.check_i3_nothing_behind_a_fence_run(Stored((*claims, lower), tuple(past.wal)))
+    for few in (2, 3):  # fences that do not count yet
+        cut = (*wal[:few], *past.wal[4:5])
+        log.check_i3_nothing_behind_a_fence_run(Stored((*claims, lower), cut))
+
+
+def test_i3_data_before_the_fences() -> None:
+    """A writer that has written before its fences were complete is found."""
+    past = Past()
+    past.landed(1_000, epoch=1)
+    past.landed(2_000, epoch=2)  # a slow opener's
+    past.landed(3_000, epoch=1)
+    past.landed(4_000, epoch=1, a="v1")
+    claims = tuple(manifest(each, writer_epoch=each) for each in range(3))
+    log.check_i3_nothing_behind_a_fence_run(Stored(claims[:2], tuple(past.wal[2:])))
+    wide = (claims[0], manifest(1, writer_epoch=1, fence_width=2))
+    with pytest.raises(Violation, match=r"^I3: slot 4 .* before all its fences"):
+        log.check_i3_nothing_behind_a_fence_run(Stored(wide, tuple(past.wal)))
+    elected = tuple(replace(each, wal_mode=WalMode.QUORUM) for each in wide)
+    log.check_i3_nothing_behind_a_fence_run(Stored(elected, tuple(past.wal)))
 
 
 def test_i4_gaps_and_order(past: Past) -> None:
@@ -247,6 +283,15 @@ def test_i14_is_searched_without_a_log(past: Past) -> None:
     past.got(b"a", 9_500, Got(b"v1", 1), epoch=2, level="linearizable")
     with pytest.raises(Violation, match=r"^I14: not linearizable"):
         check_i14_linearizable(past.history, KEYS)
+
+
+def test_i14_committed_reads_are_searched(past: Past) -> None:
+    """A stale committed read is found while nobody newer was asked, and is allowed from then on."""
+    past.got(b"a", 9_000, Got(b"v1", 1), epoch=2)
+    with pytest.raises(Violation, match=r"^I14: not linearizable"):
+        check_i14_linearizable(past.history, KEYS)
+    past.got(b"b", 8_000, Got(), epoch=3)
+    check_i14_linearizable(past.history, KEYS)
 
 
 def test_i14_transactions_are_searched(past: Past) -> None:
