@@ -73,5 +73,6 @@ class SafekeeperSettings(Settings):
         ge=10,
         le=86_400_000,
         description="How often this node looks in the manifests for logs that are of no use any "
-        "more, milliseconds. What two looks have found so is deleted.",
+        "more, milliseconds. What two looks have found so is deleted; if some of it is not "
+        "archived, it is set aside after ten.",
     )

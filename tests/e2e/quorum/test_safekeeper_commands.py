@@ -28,9 +28,13 @@ async def test_what_is_refused_is_explained(processes: Processes, tmp_path: Path
     again = await cluster.run("safekeeper", "switch", "--to", "object-store")
     assert await again.exited() == USAGE
     assert "in mode object-store already" in again.stderr()
-    nobody = f"{cluster.addresses[0]},{NOBODY}"
+    nobody = ",".join([*cluster.addresses[:2], NOBODY])
     missing = await cluster.run("safekeeper", "switch", "--to", "quorum", "--safekeepers", nobody)
     assert await missing.exited() == NO_QUORUM, missing.report()
+    two = ",".join(cluster.addresses[:2])
+    even = await cluster.run("safekeeper", "switch", "--to", "quorum", "--safekeepers", two)
+    assert await even.exited() == USAGE, even.report()
+    assert "2 of them: an odd number is needed" in even.stderr()
     assert f"the safekeeper at {NOBODY} does not answer" in missing.stderr()
 
     three = cluster.writer_flags()[2:]

@@ -46,8 +46,9 @@ from shalekv.store.opening import open_store
 
 _ID_BYTES = 16
 # A manifest that has ceased to name a member is read twice, some time apart, before a log goes
-# that nobody asked to delete.
+# that nobody asked to delete. One whose records are not all seen in the archive yet has more time.
 _UNNAMED_CHECKS = 2
+_UNARCHIVED_CHECKS = 10
 
 OpenStore: TypeAlias = Callable[[str, Runtime, StoreSettings], ObjectStore]
 
@@ -345,7 +346,7 @@ class Node:
             log.warning("whether a log is of use is not known", problem=str(error), **_told(held))
             return
         held.unnamed_checks = held.unnamed_checks + 1 if standing is Standing.UNNAMED else 0
-        if held.unnamed_checks >= _UNNAMED_CHECKS:
+        if held.unnamed_checks >= (_UNNAMED_CHECKS if held.is_archived else _UNARCHIVED_CHECKS):
             await self._let_go(held)
 
 
