@@ -36,14 +36,20 @@ run: .venv/run.stamp ## Serve a database in ./data on 127.0.0.1:7654 (more flags
 
 ## Proving it
 
+# Tests of one file stay together, in their order. Soaks and benchmarks have the machine alone.
+WORKERS ?= 2
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# What takes minutes on a fresh machine is checked and fetched at once.
 .PHONY: test
-test: java check .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## `check`, then every test but benchmarks and soaks
-	@$(BIN)/python -m pytest $(ARGS)
+test: java ## `check`, then every test but benchmarks and soaks
+	@$(MAKE) --jobs=2 check servers .cache/grpcurl-$(GRPCURL_VERSION).stamp
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 # Twice as slow as `test`: half of the time goes into counting lines.
 .PHONY: coverage
 coverage: java .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The same tests, and which lines they run
-	@$(BIN)/python -m pytest --cov $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov $(ARGS)
 
 .PHONY: soak
 soak: java .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The long tests: more seeds, more kills

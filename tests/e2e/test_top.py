@@ -30,10 +30,11 @@ async def test_one_picture_of_a_writer_a_reader_and_nobody(
     top = await processes.run(*argv, "--addr", addresses, "--address", nowhere)
     assert await top.exited() == 0, top.report()
     lines = [" ".join(line.split()) for line in top.stdout().splitlines()]
-    assert any(line.startswith(f"{writer.listen} writer 1 1 0 0 us serves") for line in lines)
-    assert any(line.startswith(f"{reader.listen} reader 1 ") for line in lines)
-    assert any(line.startswith(f"{nowhere} - ") and "no answer" in line for line in lines)
-    assert any(line.startswith(f"{writer.listen}, writer of {url}") for line in lines)
+    seen = "\n".join(lines)
+    assert any(line.startswith(f"{writer.listen} writer 1 1 0 0 us serves") for line in lines), seen
+    assert any(line.startswith(f"{reader.listen} reader 1 ") for line in lines), seen
+    assert any(line.startswith(f"{nowhere} - ") and "no answer" in line for line in lines), seen
+    assert any(line.startswith(f"{writer.listen}, writer of {url}") for line in lines), seen
     nobody = await processes.run(*argv, "--addr", nowhere)
     assert await nobody.exited() == 9, nobody.report()
 

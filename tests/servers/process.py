@@ -20,6 +20,8 @@ from random import SystemRandom
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+from tests import workers
+
 START_S = 120.0
 END_S = 5.0  # longer than the leash waits before it kills
 POLL_S = 0.02
@@ -28,8 +30,10 @@ LEASH = str(Path(__file__).with_name("leash.py"))
 HOST = "127.0.0.1"
 # Below the ports that the kernel gives to connections of clients: one of those would be in the way
 # of a server that starts again, or connect to itself while there is none. Each process has them in
-# another order, and gives each of them once: whoever had it may still be called there.
-PORTS = SystemRandom().sample(range(20_000, 30_000), 10_000)
+# another order, and gives each of them once: whoever had it may still be called there. Processes
+# that run tests side by side have none in common.
+_PORTS = range(20_000, 30_000)[workers.number() :: workers.count()]
+PORTS = SystemRandom().sample(_PORTS, len(_PORTS))
 
 
 class ServerFailed(AssertionError):

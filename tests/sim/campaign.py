@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TypeVar
 
+from tests import workers
 from tests.sim.outcomes import Outcome, Task, run_task, silence_logs
 
 T = TypeVar("T")
@@ -123,10 +123,10 @@ def spread(
 ) -> Generator[R, None, None]:
     """The results of a function over many values, in the order in which they are there.
 
-    It runs in other processes, as many at once as this machine has cores unless it is said. If one
+    It runs in other processes, as many at once as there are cores for it unless it is said. If one
     of them dies, that is raised: `BrokenProcessPool`, with a note of what was under way.
     """
-    count = processes or os.cpu_count() or 1
+    count = processes or workers.cores()
     waiting = iter(values)
     # A pool whose processes are replaced while it works may hang (python/cpython#115634).
     for first in waiting:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Match:
         )
 
 
+@lru_cache(4_096)  # a pattern that does not fit takes long, and the names are few
 def _fits(text: str, pattern: str) -> bool:
     return pattern in {"*", text} or fnmatchcase(text, pattern)
 

@@ -69,7 +69,7 @@ def hunts(request: pytest.FixtureRequest) -> Mapping[str, Hunted]:
     return hunted
 
 
-@pytest.mark.timeout(1_800)
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str, hunts: Mapping[str, Hunted]) -> None:
     """Some seed fails with it, by what it breaks, and does not fail without."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -48,6 +50,19 @@ def test_every_command_exists() -> None:
         result = _run(name, "--help")
         assert result.exit_code == 0, (name, result.output)
         assert "Usage:" in result.output
+
+
+def test_garbage_is_collected_once_the_command_is_imported() -> None:
+    """And what was imported is left alone: a process that begins without does not go on so."""
+    gc.disable()
+    try:
+        kept_count = gc.get_freeze_count()
+        shalekv.get_command(click.Context(shalekv), "get")
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > kept_count
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 def test_help_of_serve_names_every_setting() -> None:

@@ -1,0 +1,23 @@
+"""The processes that share the tests of one run: which one this is, and of how many.
+
+`make test` runs two; without pytest-xdist there is one.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def number() -> int:
+    """From 0 on."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
+def count() -> int:
+    """At least 1."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+
+def cores() -> int:
+    """How many cores a test may fill: its share of those of the machine, at least 1."""
+    return max(1, (os.cpu_count() or 1) // count())
