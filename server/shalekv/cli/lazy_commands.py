@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
@@ -28,11 +29,18 @@ class LazyCommands(click.Group):
         return list(self._table)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
-        """The command called `name`."""
+        """The command called `name`.
+
+        A process may begin with its garbage collector disabled: it is enabled when the command is
+        imported. What imports make stays, so that the collector need not look at it ever.
+        """
         if name not in self._table:
             return None
         module, _, attribute = self._table[name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         return command
 
     def members(self) -> Iterator[tuple[str, click.Command]]:

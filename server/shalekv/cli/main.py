@@ -5,6 +5,7 @@ So `shalekv get` loads what the light client needs and nothing of the server, an
 
 from __future__ import annotations
 
+import gc
 import os
 
 import click
@@ -83,6 +84,7 @@ def main() -> None:
     """Run the command that the arguments of this process name, and exit with its code."""
     # grpc's core writes to stderr, past every log format; it looks here when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    gc.disable()  # until the command is imported: a quarter of the start of a server went into it
     try:
         shalekv(prog_name="shalekv")
     except ModuleNotFoundError as missing:
