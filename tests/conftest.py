@@ -1,6 +1,8 @@
-"""The servers that tests of several folders share."""
+"""The servers that tests of several folders share, and an environment without a terminal."""
 
 from __future__ import annotations
+
+import os
 
 from tests.servers.fixtures import (
     azure_server,
@@ -23,3 +25,8 @@ __all__ = [
     "postgres_server",
     "s3_server",
 ]
+
+# readline puts the size of the terminal into the environment of whatever is started next, such as
+# the workers of pytest-xdist; but what tests start writes into files, which have no such size.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
