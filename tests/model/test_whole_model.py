@@ -258,7 +258,7 @@ class ClientMachine(WholeMachine):
 
 TestWholeModel = ClientMachine.TestCase
 TestWholeModel.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True
 )
 
 

@@ -45,7 +45,7 @@ from tests.sim.trace import Line
 
 SEEDS = 2_000
 # Of what takes long, fewer than other campaigns have.
-QUICK = {"writers": 1_760, "database": 100, "two_phase": 60, "quorum": 80}
+QUICK = {"writers": 1_860, "database": 60, "two_phase": 35, "quorum": 45}
 CRASHES_MIN = 20_000
 PLANTED = "treat unknown as success"
 REPEATED = {"writers": 4, "database": 2, "two_phase": 2, "quorum": 2}
