@@ -7,7 +7,8 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from shalekv.cli.safekeeper import MEMBERS, safekeeper
+from shalekv.cli.main import shalekv
+from shalekv.cli.safekeeper import MEMBERS
 
 URL = ("--url", "file:///tmp/databases")
 DATA = ("--data", "/tmp/data")
@@ -35,7 +36,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_wrong_flags(flags: tuple[str, ...], problem: str) -> None:
     """What is missing or wrong is named, and nothing is done."""
-    result = CliRunner().invoke(safekeeper, [*flags])
+    result = CliRunner().invoke(shalekv, ["safekeeper", *flags])
     assert result.exit_code == 2, result.output
     assert problem in result.output
 
@@ -43,13 +44,13 @@ def test_wrong_flags(flags: tuple[str, ...], problem: str) -> None:
 @pytest.mark.parametrize("name", MEMBERS)
 def test_commands_below(name: str) -> None:
     """Each command about safekeepers has a help of its own, and needs no flag of a node."""
-    result = CliRunner().invoke(safekeeper, [name, "--help"])
+    result = CliRunner().invoke(shalekv, ["safekeeper", name, "--help"])
     assert result.exit_code == 0, result.output
     assert "Exit codes" in result.output
 
 
 def test_help_lists_settings_and_commands() -> None:
     """The help names the settings of a node, and the commands."""
-    output = CliRunner().invoke(safekeeper, ["--help"]).output
+    output = CliRunner().invoke(shalekv, ["safekeeper", "--help"]).output
     for name in ("--data", "--unarchived-bytes-max", "--archive-unasked-ms", *MEMBERS):
         assert name in output

@@ -218,11 +218,13 @@ async def test_slow_writer_is_waited_for() -> None:
 
 
 async def test_many_writes_search_together() -> None:
-    """However many writes wait for the writer, every server is asked by one search."""
+    """However many writes wait for the writer, they share a search; what is refused after its end
+    may begin another, but never does each write.
+    """
     async with cluster() as running:
         async with Client(running.addresses, retry=QUICK) as client:
             await asyncio.gather(*(client.put(b"%d" % n, b"") for n in range(200)))
-        assert all(member.state.statuses <= 1 for member in (*running.readers, running.writer))
+        assert all(member.state.statuses <= 5 for member in (*running.readers, running.writer))
 
 
 async def test_old_address_is_forgotten_with_its_writer() -> None:
