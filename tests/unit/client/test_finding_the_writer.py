@@ -218,8 +218,8 @@ async def test_slow_writer_is_waited_for() -> None:
 
 
 async def test_many_writes_search_together() -> None:
-    """However many writes wait for the writer, they share a search; what is refused after its end
-    may begin another, but never does each write.
+    """However many writes wait for the writer, they share a search: a round of it asks each server
+    once, and one in which the writer's answer is late is followed by another.
     """
     async with cluster() as running:
         async with Client(running.addresses, retry=QUICK) as client:
