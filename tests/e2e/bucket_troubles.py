@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 from shalekv.cli.exit_codes import ExitCode
-from shalekv_client import Client, OutcomeUnknown, ReadLevel, RetryPolicy, ShaleKVError
+from shalekv_client import (
+    Client,
+    DeadlinePassed,
+    OutcomeUnknown,
+    ReadLevel,
+    RetryPolicy,
+    ShaleKVError,
+)
 from tests.e2e.child import Child, Line
 from tests.e2e.history import Attempt, History
 from tests.e2e.load import ONE_ATTEMPT, Load, read_state, send
@@ -29,6 +36,7 @@ COUNTING_TASKS = 4
 PATIENT = RetryPolicy(attempts_max=1_000, backoff_max_ms=200)
 COUNT_MS = 120_000
 READ_MS = 5_000
+STORE_UNAVAILABLE = "STORE_UNAVAILABLE"  # the reason of such an answer
 IMPATIENT_MS = 5_000  # a deadline that passes while the store is in trouble
 
 # Compactions and collections come within seconds, and so does what is repeated.
@@ -181,10 +189,24 @@ class Household:
         async with Client(address, timeout_ms=READ_MS, retry=PATIENT) as client:
             while not self._is_over.is_set():
                 known = max(self.counts, default=0)
-                with suppress(OutcomeUnknown):  # it is said so while the store is in trouble
+                try:
                     found = await client.get(COUNTER, read_level=ReadLevel.LINEARIZABLE)
-                    assert (number(found.value) if found else 0) >= known
-                    self.reads += 1
+                except ShaleKVError as error:
+                    if not _is_of_trouble(error):
+                        raise
+                    continue
+                assert (number(found.value) if found else 0) >= known
+                self.reads += 1
+
+
+def _is_of_trouble(error: ShaleKVError) -> bool:
+    """Whether this is how a read may end while the store is in trouble.
+
+    Its last attempt met the deadline, or had been told by then what the server was told.
+    """
+    if isinstance(error, OutcomeUnknown | DeadlinePassed):
+        return True
+    return error.reason == STORE_UNAVAILABLE
 
 
 async def _unanswered(address: str, attempt: Attempt) -> ShaleKVError:
