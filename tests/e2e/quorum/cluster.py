@@ -14,11 +14,11 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shalekv.clock import LoopClock
+from shalekv.core.quorum.messages import Health
 from shalekv.engine.quorum.links import LinkBroken, MemberStatus
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from tests.e2e.child import READY_S, Child
@@ -29,6 +29,11 @@ POLL_MS = 50
 # For a writer no write of which may fail: members that wait for their turn are there all the same.
 LENIENT = ("--quorum-timeout-ms", "60000")
 Row = dict[str, Any]
+
+
+def is_sound(held: MemberStatus | None) -> bool:
+    """Whether a safekeeper votes."""
+    return held is not None and held.health is Health.SOUND
 
 
 class Cluster:
@@ -163,17 +168,25 @@ class Cluster:
         self, index: int, accept: Callable[[MemberStatus], bool], *, within_s: float
     ) -> None:
         """Ask one safekeeper, over gRPC, until what it holds is as it should be."""
-        links, seen = GrpcLinks(), None
+        seen: MemberStatus | None = None
         try:
             async with asyncio.timeout(within_s):
                 while seen is None or not accept(seen):
-                    with suppress(LinkBroken):
-                        (seen,) = (await links.status(self.addresses[index])).members
+                    seen = await self.held_by(index)
                     await LoopClock().sleep_ms(POLL_MS)
         except TimeoutError:
             raise AssertionError(f"after {within_s} s: {seen}\n{self.reports()}") from None
+
+    async def held_by(self, index: int) -> MemberStatus | None:
+        """What one safekeeper says that it holds; None: it is no member, or does not answer."""
+        links = GrpcLinks()
+        try:
+            members = (await links.status(self.addresses[index])).members
+        except LinkBroken:
+            return None
         finally:
             await links.close()
+        return members[0] if members else None
 
     def reports(self) -> str:
         """What failed assertions should show of the safekeepers."""

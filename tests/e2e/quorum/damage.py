@@ -6,6 +6,7 @@ from pathlib import Path
 
 from shalekv.format.member_files import HEAD_BYTES
 from shalekv.store.member_log.slots import CONTROL_NAME, FILE_BYTES, SLOT_OFFSETS, SYNCED_NAME
+from tests.e2e.child import Child, Line
 
 GARBAGE = b"\xa5" * 300
 SEGMENTS = "*.log"
@@ -77,6 +78,11 @@ def lose_control(folder: Path) -> None:
     assert (folder / CONTROL_NAME).stat().st_size == FILE_BYTES
     for offset in SLOT_OFFSETS:
         _flip(folder / CONTROL_NAME, offset + 50)
+
+
+def told(node: Child) -> list[Line]:
+    """What a safekeeper has said of it in its log."""
+    return [line for line in node.lines() if line.get("event") == "records were lost"]
 
 
 def _end(path: Path) -> int:

@@ -1,20 +1,31 @@
-"""Faults at random: nodes and writers are killed, stand still, come back, and take over."""
+"""Faults at random: nodes and writers are killed, stand still, come back, and take over.
+
+A safekeeper that is down is damaged now and then, one at a time: what a majority can bear.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.clock import LoopClock
 from tests.e2e.child import Child
-from tests.e2e.quorum.cluster import Cluster
+from tests.e2e.quorum import damage
+from tests.e2e.quorum.cluster import Cluster, is_sound
 
 CALM_MS = (100, 1_500)
 DOWN_MS = (0, 2_000)
 STILL_MS = (100, 3_500)  # past the time-outs of writers, and sometimes below
 READY_S = 120.0
+FILLED_S = 200.0
+DAMAGED_SHARE = 0.8  # of the times that one safekeeper alone is killed
+DAMAGES = (
+    *(damage.flip_in_records, damage.flip_in_head, damage.tear_off),
+    *(damage.cut_file, damage.lose_segment, damage.lose_synced),
+)
 # A writer may end by itself: superseded, without a majority, or in the race with another one.
 ENDS = (ExitCode.FENCED, ExitCode.NO_QUORUM, ExitCode.CONFLICT, ExitCode.ADDRESS_IN_USE)
 
@@ -48,7 +59,7 @@ class RandomFaults:
             tasks.create_task(self._trouble_writers(Random(self._random.getrandbits(64))))
 
     async def settle(self) -> Child:
-        """One writer is left, and it serves: nobody troubles it any more."""
+        """One writer is left, and it serves; all safekeepers are sound, or become so."""
         for seat, child in enumerate(self._writers):
             if child is not None and child.running:
                 child.resume()
@@ -57,19 +68,26 @@ class RandomFaults:
             last = self._start(0)
             self._writers[0] = last
             if await self._serves(last):
-                return last
+                break
+        for index in range(len(self._cluster.nodes)):  # those that were damaged are filled again
+            await self._cluster.until(index, is_sound, within_s=FILLED_S)
+        return last
 
     async def _trouble_nodes(self, random: Random) -> None:
         count = len(self._cluster.nodes)
         while not self._over.is_set():
             await self._wait(random, CALM_MS)
-            struck = random.sample(range(count), random.choice([1, 1, 1, 2, count]))
+            struck = random.sample(range(count), random.choice([1, 1, 1, 1, 2, count]))
             if random.random() < 0.6:
                 self.made[f"{len(struck)} safekeepers killed"] += 1
+                is_harmed = random.random() < DAMAGED_SHARE and await self._can_lose(struck)
                 await self._cluster.kill(struck)
                 await self._wait(random, DOWN_MS)
+                if is_harmed:
+                    self._damage(struck[0], random)
                 for index in struck:
-                    await self._cluster.start_node(index)
+                    node = await self._cluster.start_node(index)
+                    self.made["logs found damaged"] += len(damage.told(node))
             else:
                 self.made[f"{len(struck)} safekeepers stood still"] += 1
                 for index in struck:
@@ -77,6 +95,20 @@ class RandomFaults:
                 await self._wait(random, STILL_MS)
                 for index in struck:
                     self._cluster.node(index).resume()
+
+    async def _can_lose(self, struck: Sequence[int]) -> bool:
+        """Whether the log of these can be spared: it is one alone, and the others are sound."""
+        others = {*range(len(self._cluster.nodes))} - {*struck}
+        held = [await self._cluster.held_by(index) for index in others]
+        return len(struck) == 1 and all(is_sound(each) for each in held)
+
+    def _damage(self, index: int, random: Random) -> None:
+        """Rot in the log of one that is down."""
+        folder = self._cluster.log_folder(index)
+        if damage.segments(folder):  # else all of it is in the archive
+            harm = random.choice(DAMAGES)
+            harm(folder)
+            self.made[f"logs damaged ({harm.__name__})"] += 1
 
     async def _trouble_writers(self, random: Random) -> None:
         seat = 0

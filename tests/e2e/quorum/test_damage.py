@@ -12,14 +12,12 @@ from random import Random
 import pytest
 
 from shalekv.cli.exit_codes import ExitCode
-from shalekv.core.quorum.messages import Health
-from shalekv.engine.quorum.links import MemberStatus
 from tests.e2e.child import Child
 from tests.e2e.history import History
 from tests.e2e.load import Load, read_state
 from tests.e2e.processes import Processes
 from tests.e2e.quorum import damage
-from tests.e2e.quorum.cluster import Cluster
+from tests.e2e.quorum.cluster import Cluster, is_sound
 from tests.e2e.quorum.cutting import ALONE
 
 WRITES = 100
@@ -46,11 +44,6 @@ async def check(history: History, writer: Child) -> None:
     history.check_state(await read_state(writer.listen))
 
 
-def is_sound(held: MemberStatus) -> bool:
-    """Whether a safekeeper votes."""
-    return held.health is Health.SOUND
-
-
 @pytest.mark.parametrize(
     "damages",
     [
@@ -72,7 +65,10 @@ async def test_records_are_lost(
     for index, harm in enumerate(damages):
         await load_and_kill(cluster, history, writer, index)
         harm(cluster.log_folder(index))
-        await cluster.start_node(index)
+        node = await cluster.start_node(index)
+        (told,) = damage.told(node)
+        assert (told["health"], told["url"]) == ("damaged", cluster.url)
+        assert told["problem"]
         row = await cluster.status_of(index)
         assert row["health"] == "damaged", f"{harm.__name__}: {row}\n{cluster.reports()}"
 

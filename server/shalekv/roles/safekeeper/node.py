@@ -15,6 +15,7 @@ from typing import TypeAlias
 import structlog
 
 from shalekv import __version__
+from shalekv.core.quorum.messages import Health
 from shalekv.engine.quorum.links import DatabasePlace, NodeStatus, RelayLinks
 from shalekv.errors import (
     DatabaseExists,
@@ -112,8 +113,7 @@ class Node:
             problem = "nobody can tell any more what was promised: this member is gone"
             log.error("a log was set aside", folder=str(path), problem=problem)
         for member_log in logs:
-            held = node._hold(member_log)
-            log.info("log opened", **_told(held))
+            _tell_opened(node._hold(member_log))
         return node
 
     # What it is asked for.
@@ -375,6 +375,14 @@ async def _check_archive(
         log.warning("the archive does not answer", problem=str(error))
     finally:
         await store.close()
+
+
+def _tell_opened(held: Held) -> None:
+    if held.member.state.health is not Health.DAMAGED:
+        log.info("log opened", **_told(held))
+        return
+    problem = held.member.log.problem or "this was found before, and nothing has filled the log"
+    log.error("records were lost", problem=problem, **_told(held))
 
 
 def _told(held: Held) -> dict[str, str]:

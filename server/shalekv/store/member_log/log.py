@@ -66,10 +66,13 @@ class MemberLog:
         index: Index,
         recovered: AcceptorState,
         segment_bytes: int,
+        *,
+        problem: str | None,
     ) -> None:
         """`opening.open_log` and `opening.create_log` make it."""
         self.folder = folder
         self.recovered = recovered
+        self.problem = problem  # what was found of lost records; None: nothing
         self._files = files
         self._control = control
         self._synced = synced

@@ -60,7 +60,10 @@ def open_log(files: Files, folder: Path, *, segment_bytes: int) -> MemberLog:
     if scanned.problem is not None and control.control.health is not Health.DAMAGED:
         control.save(replace(control.control, health=Health.DAMAGED))
     state = _recovered(control.control, synced.synced, scanned)
-    log = MemberLog(files, folder, control, synced, scanned.index, state, segment_bytes)
+    log = MemberLog(
+        *(files, folder, control, synced, scanned.index, state, segment_bytes),
+        problem=scanned.problem,
+    )
     if scanned.problem is not None:
         for path in scanned.leftovers:
             if path.name.endswith(SPARE_SUFFIX):

@@ -7,6 +7,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from shalekv.core.quorum.messages import (
     Append,
@@ -54,6 +55,11 @@ async def test_damaged_log(tmp_path: Path) -> None:
         records = await filled(node.find(DATABASE_ID))
         shape = node.find(DATABASE_ID).state.log
     damage(settings, records[2])
+    with capture_logs() as lines:
+        async with running_node(settings):
+            (line,) = [line for line in lines if line["event"] == "records were lost"]
+    assert (line["log_level"], line["health"]) == ("error", "damaged")
+    assert "record" in line["problem"]
     async with running_node(settings) as node:
         member = node.find(DATABASE_ID)
         assert health_of(node) is Health.DAMAGED
