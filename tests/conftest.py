@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from tests.servers.fixtures import (
     azure_server,
@@ -30,3 +31,7 @@ __all__ = [
 # the workers of pytest-xdist; but what tests start writes into files, which have no such size.
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

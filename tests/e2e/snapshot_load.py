@@ -22,7 +22,7 @@ from shalekv.format.sst import open_sst
 from tests.e2e.meanwhile import Meanwhile
 from tests.judging.commits import Between, Commits, State, Told, Violation
 
-LIVES = ("1h", "20s")
+LIVES = ("1h", "10m")  # none expires while it is looked at
 HELD_MAX = 3
 
 Held = dict[bytes, Entry]  # the newest put of each key that has one
@@ -101,9 +101,10 @@ class SnapshotLoad:
 
     def _read(self, snapshot_id: str) -> Seen:
         self.looks += 1
-        found = next(
-            each for each in self._database.manifest().snapshots if each.id.hex() == snapshot_id
-        )
+        snapshots = {each.id.hex(): each for each in self._database.manifest().snapshots}
+        if snapshot_id not in snapshots:
+            raise Violation(f"snapshot {snapshot_id} is gone")
+        found = snapshots[snapshot_id]
         manifest = self._database.manifest(found.manifest_id)
         entries = [
             entry

@@ -26,7 +26,7 @@ from tests.servers.proxy import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN
 from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw
 
-DEADLINE_S = 200
+DEADLINE_S = 280
 WAL_PUT = "^PUT /[^?]*/wal/"
 MANIFEST_PUT = "^PUT /[^?]*/manifest/"
 BOTH_MODES = pytest.mark.parametrize("is_two_phase", [False, True], ids=["native", "two-phase"])

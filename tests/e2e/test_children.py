@@ -17,6 +17,7 @@ from tests.e2e.processes import Processes
 
 ROLES = ("compactor", "collector")
 QUICK = ("--child-restart-initial-ms", "1", "--child-restart-max-ms", "100")
+PATIENT = ("--child-grace-ms", "60000")  # a child that ends late is not warned of
 WITHIN_MS = 120_000
 
 
@@ -95,7 +96,7 @@ async def test_a_signal_ends_all(
     processes: Processes, tmp_path: Path, number: signal.Signals
 ) -> None:
     """As Ctrl-C does in a terminal: the server ends with 0 after both children, which say so."""
-    server = await processes.serve(f"file://{tmp_path}/db")
+    server = await processes.serve(f"file://{tmp_path}/db", *PATIENT)
     children = [await started(server, role) for role in ROLES]
     for role in ROLES:
         await server.line(is_told_by(role))

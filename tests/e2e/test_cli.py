@@ -48,11 +48,11 @@ async def test_a_load_that_is_cut_short_can_be_repeated(
     url = f"file://{tmp_path}/db"
     server = await processes.serve(url)
     rows = b"".join(b"k%06d\tv%d\n" % (number, number) for number in range(1, ROWS + 1))
-    argv = "load --batch-count 20 --in-flight 3 --timeout-ms 1000 --rate 2000".split()
+    argv = "load --batch-count 20 --in-flight 3 --timeout-ms 5000 --rate 2000".split()
     load = processes.start(*argv, env={"SHALEKV_ADDR": server.listen}, stdin=rows)
     async with Client(server.listen) as client:
         while not (await client.status()).view.seq:
-            pass
+            assert load.running, load.report()
     await server.kill()
     assert await load.exited() in {9, 11}, load.report()
     said = re.search(r"(?:Lines 1 to|Line) ([\d,]+) (?:is|are) stored for certain", load.stderr())

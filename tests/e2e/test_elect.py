@@ -22,6 +22,7 @@ SERVERS = 3
 SHORT = ("--lease-ttl-ms", "1000")  # where servers take over from each other as often as they can
 # Where the writer is to stay, or to hand over: longer than anybody waits for another one.
 LONG = ("--lease-ttl-ms", "120000")
+STEADY = ("--lease-ttl-ms", "10000")  # no pause of a busy machine moves the writer
 ENDS = ("stopped", "ended by an error")  # of a child, which another one may have superseded
 
 
@@ -132,7 +133,7 @@ async def test_a_pause_past_the_lease_steps_down(processes: Processes, tmp_path:
     """A writer that stood still while another took over stands by again in the same process, and
     serves again when it is elected once more; nothing acknowledged is lost.
     """
-    async with elected(processes, tmp_path / "db", *["bucket"] * 2, seed=5) as group:
+    async with elected(processes, tmp_path / "db", *["bucket"] * 2, flags=STEADY, seed=5) as group:
         paused, epoch = group.writer, group.writes.epoch
         paused.pause()
         await group.writes.by_another(epoch)
@@ -151,7 +152,7 @@ async def test_a_writer_that_was_opened_by_force_ends(processes: Processes, tmp_
     """A writer without an elector takes over as ever, and the elected one stands by; later that one
     takes over in turn, and the other, which has nobody to ask, ends as fenced.
     """
-    async with elected(processes, tmp_path / "db", "bucket", seed=6) as group:
+    async with elected(processes, tmp_path / "db", "bucket", flags=STEADY, seed=6) as group:
         epoch = group.writes.epoch
         forced = await processes.serve(f"file://{group.folder}", create=False)
         await group.standing[0].line(is_fenced)
@@ -174,7 +175,7 @@ async def test_a_key_deleted_by_hand_makes_the_writer_step_down(
 async def test_children_run_beside_the_writer_alone(processes: Processes, tmp_path: Path) -> None:
     """A compactor and a collector are started where the writer is, and not where one stands by."""
     # Children that have only just begun end late, too, and say so when they are given the time.
-    flags = ("--child-grace-ms", "60000", "--with-compactor", "--with-collector")
+    flags = (*STEADY, "--child-grace-ms", "60000", "--with-compactor", "--with-collector")
     async with elected(processes, tmp_path / "db", *["bucket"] * 2, flags=flags, seed=8) as group:
         writer = group.writer
         idle = next(each for each in group.standing if each is not writer)

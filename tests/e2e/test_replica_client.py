@@ -156,7 +156,7 @@ async def test_idle_client_finds_the_new_writer(processes: Processes, tmp_path: 
 async def test_own_writes_are_read_through_readers(processes: Processes, tmp_path: Path) -> None:
     """Gets, batch gets and scans at readers show each write that was made before them."""
     async with database(processes, tmp_path, *RARELY) as running:
-        async with Client(running.addresses) as client:
+        async with Client(running.addresses, replica_wait_ms=PATIENCE_MS) as client:
             for number in range(30):
                 key, value = b"k%02d" % number, b"%d" % number
                 await client.put(key, value)

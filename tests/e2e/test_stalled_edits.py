@@ -21,7 +21,7 @@ from tests.e2e.rivals import epoch_of
 from tests.e2e.wal_contents import manifest_path
 
 DEADLINE_S = 200
-LEASE_S = 10  # so that a compaction of next to nothing is over before the lease is renewed
+LEASE_S = 20  # so that a compaction of next to nothing is over before the lease is renewed
 FIRST_EDIT = "before create manifest/ 1"
 PUBLICATION = "before create manifest/ 2"  # the compactor's first edit takes its epoch
 

@@ -12,7 +12,7 @@ from shalekv_client import Client, RequestKind, Stats
 from tests.e2e.child import Child
 from tests.e2e.cli import output
 from tests.e2e.processes import Processes
-from tests.e2e.test_children import Watched, started
+from tests.e2e.test_children import PATIENT, Watched, started
 
 ROLES = ("writer", "compactor", "collector")
 # So that both have something to do all the time.
@@ -36,7 +36,7 @@ async def more_than(client: Client, floor: dict[str, int]) -> dict[str, int]:
 
 async def test_every_process_is_told_of(processes: Processes, tmp_path: Path) -> None:
     """Writer, compactor and collector: their counts grow, and the command prints them."""
-    server = await processes.serve(f"file://{tmp_path}/db", *BUSY)
+    server = await processes.serve(f"file://{tmp_path}/db", *BUSY, *PATIENT)
     async with Client(server.listen) as client:
         first = await more_than(client, {})
         before = await client.stats()
