@@ -1,9 +1,11 @@
-"""The servers that tests of several folders share, and an environment without a terminal."""
+"""The servers that tests of several folders share, and what holds for all tests."""
 
 from __future__ import annotations
 
 import os
 import signal
+
+from hypothesis import settings
 
 from tests.servers.fixtures import (
     azure_server,
@@ -35,3 +37,7 @@ for _name in ("COLUMNS", "LINES"):
 # A shell ignores Ctrl-C for what it starts in the background, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A property takes as long as it takes: a busy machine is no counterexample.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")

@@ -23,7 +23,7 @@ from tests.conformance.notation import (
     message_of,
 )
 
-WAIT_S = 10
+WAIT_S = 60
 TEN_DAYS_MS = 10 * 86_400_000
 MESSAGE_BYTES_MAX = 3_670_016
 _CALL_NAMES = {"call", "about", "request", "raw", "reply", "commit", "each", "exchange", "error"}

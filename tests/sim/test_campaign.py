@@ -73,6 +73,7 @@ def test_a_campaign_has_as_many_seeds_as_are_asked_for(seeds: int) -> None:
     assert Counter(task.profile for task in shared(counts)) == counts
 
 
+@pytest.mark.timeout(1_200)
 def test_a_seed_is_one_run_in_every_process() -> None:
     """Equal tasks have equal traces in processes whose hashes and addresses differ.
 

@@ -358,7 +358,7 @@ async def test_a_server_goes_on_beside_it(
         await asyncio.gather(*(client.put(key, value or b"") for key, value in expected.items()))
         await until(place, levels_are_filled)
         async with writing(client, KEYS) as acknowledged:
-            slow = COMPACTOR | {"compaction_rate_bytes": 120_000}
+            slow = COMPACTOR | {"compaction_rate_bytes": 30_000}
             job = asyncio.create_task(
                 asyncio.to_thread(
                     compact,

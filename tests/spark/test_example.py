@@ -19,7 +19,7 @@ SESSION = (
     "--conf spark.log.level=ERROR --driver-java-options '-XX:TieredStopAtLevel=1 "
     "-XX:+UseSerialGC' pyspark-shell"
 )
-TYPED_S = 160.0
+TYPED_S = 480.0
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.timeout(600)
 async def test_the_example_goes_all_the_way_round(processes: Processes, checkout: Path) -> None:
     """What is exported is what was imported, fed, aggregated and written back."""
     _, second = terminals("On Spark", lambda body: body.startswith(SERVE))

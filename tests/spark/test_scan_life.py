@@ -58,10 +58,10 @@ async def test_snapshot_outlives_its_time_to_live_while_it_is_read(
     server = await serve(processes, folder, *COLLECTED)
     async with Client(server.listen) as client:
         await write_numbers(client, range(300))
-        frame = await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=6))
+        frame = await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=12))
         own = own_id(folder)
         await client.delete_range(all_keys=True)
-        counts = await at_once(lambda: repeated(frame.count, seconds=12.0))
+        counts = await at_once(lambda: repeated(frame.count, seconds=16.0))
         assert {*counts} == {300}
         assert own in snapshot_ids(folder)
     release(frame)

@@ -117,11 +117,18 @@ class RandomFaults:
             seat = await random.choice(
                 [self._replace, self._take_over, self._take_over, self._stand_still]
             )(seat, random)
-            other = self._writers[seat]
-            assert other is not None
-            if not await self._serves(other):  # there may have been no majority for too long
-                self.made["writers that could not open"] += 1
-                self._writers[seat] = self._start(seat)
+            await self._reopen(seat)
+
+    async def _reopen(self, seat: int) -> None:
+        """Start the writer until one serves: there may have been no majority for too long.
+
+        One that is still opening when the next one is started may well be the later of the two.
+        """
+        child = self._writers[seat]
+        assert child is not None
+        while not await self._serves(child):
+            self.made["writers that could not open"] += 1
+            self._writers[seat] = child = self._start(seat)
 
     async def _replace(self, seat: int, random: Random) -> int:
         """Kill the writer, and start another one."""

@@ -90,11 +90,13 @@ async def test_replies_say_which_durability_was_reached(
     writer = await cluster.serve("--archive-interval-ms", "60000")
     wal = Path(cluster.url.removeprefix("file://")) / "wal"
     async with Client(writer.listen, timeout_ms=TIMEOUT_MS) as client:
+        # What the opening has left to be archived is no object of a put.
+        await client.put(b"key", b"first", durability=Durability.ARCHIVED)
         for level in (Durability.MEMORY, Durability.QUORUM, Durability.ARCHIVED):
-            before = len(list(wal.glob("*")))
+            before = len(list(wal.glob("*.sst")))
             commit = await client.put(b"key", level.name.encode(), durability=level)
             assert commit.durability is level
-            assert (len(list(wal.glob("*"))) > before) is (level is Durability.ARCHIVED)
+            assert (len(list(wal.glob("*.sst"))) > before) is (level is Durability.ARCHIVED)
     assert await writer.stop() == 0, writer.report()
     other = processes.start_serve(cluster.url, "--wal", "object-store", create=False)
     assert await other.exited() == 2, other.report()

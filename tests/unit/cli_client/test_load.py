@@ -132,7 +132,7 @@ async def test_server_errors_tell_how_far_it_got(run: Run, server: DictServer) -
 async def test_unknown_outcomes_are_not_called_stored(run: Run, server: DictServer) -> None:
     """Rows whose outcome is unknown are counted as such."""
     server.state.failures.extend([*HELLO, *[bare(grpc.StatusCode.UNAVAILABLE)] * 99])
-    result = await run(load, "--in-flight", "1", "--timeout-ms", "200", stdin=lines(3))
+    result = await run(load, "--in-flight", "1", "--timeout-ms", "2000", stdin=lines(3))
     assert result.exit_code == 11
     assert "No line is stored for certain, of 3 rows it is not known" in result.stderr
 

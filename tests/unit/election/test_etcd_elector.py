@@ -19,7 +19,8 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from tests.servers.etcd import EtcdServer
 from tests.servers.process import free_port
 
-TTL_MS = 6_000  # so long that whoever waits for the machine renews in time
+TTL_MS = 6_000
+LASTING_TTL_MS = 15_000  # so long that whoever waits for the machine renews in time
 DEADLINE_S = 60
 pytestmark = pytest.mark.timeout(900)  # the first test may have to install the server
 _numbers = count()
@@ -33,7 +34,11 @@ def address_of(etcd: EtcdServer) -> EtcdAddress:
 
 @asynccontextmanager
 async def electors(
-    etcd: EtcdServer, key: str, *names: str, before: tuple[EtcdAddress, ...] = ()
+    etcd: EtcdServer,
+    key: str,
+    *names: str,
+    before: tuple[EtcdAddress, ...] = (),
+    ttl_ms: int = TTL_MS,
 ) -> AsyncIterator[tuple[list[EtcdElector], dict[str, str]]]:
     """Electors of these names, and what each was told last; `before` are servers asked first."""
     told: dict[str, str] = {}
@@ -44,7 +49,7 @@ async def electors(
             stack.callback(client.close)
             runtime = Runtime(LoopClock(), SystemRandom(), ThreadWorkers(1))
             hear = partial(told.__setitem__, name)
-            made.append(EtcdElector(client, runtime, holder=name, ttl_ms=TTL_MS, told=hear))
+            made.append(EtcdElector(client, runtime, holder=name, ttl_ms=ttl_ms, told=hear))
         async with asyncio.timeout(DEADLINE_S):
             yield made, told
 
@@ -57,14 +62,14 @@ def new_key() -> str:
 async def test_one_of_several_is_elected(etcd_server: EtcdServer) -> None:
     """The others wait, and are told who it is; it stays elected longer than a lease lasts."""
     async with (
-        electors(etcd_server, new_key(), "a", "b", "c") as (made, told),
+        electors(etcd_server, new_key(), "a", "b", "c", ttl_ms=LASTING_TTL_MS) as (made, told),
         asyncio.TaskGroup() as tasks,
     ):
         campaigns = [tasks.create_task(each.campaign()) for each in made]
         done, others = await asyncio.wait(campaigns, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 1
         keeping = tasks.create_task(next(iter(done)).result().keep())
-        await asyncio.wait(others, timeout=1.5 * TTL_MS / 1_000)
+        await asyncio.wait(others, timeout=1.5 * LASTING_TTL_MS / 1_000)
         assert not any(each.done() for each in [*others, keeping])
         assert len(set(told.values())) == 1
         for each in [*others, keeping]:
