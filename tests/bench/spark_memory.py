@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.process_memory import resident_bytes
+from tests.kit.processes.process_memory import resident_bytes
 
 _EVERY_S = 0.02
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from shalekv_client import Client, RetryPolicy, Session
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 pytestmark = pytest.mark.timeout(600)
 

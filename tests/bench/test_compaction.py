@@ -23,7 +23,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import InlineWorkers
 
 RUNS = 4
 ENTRIES = 125_000  # in each

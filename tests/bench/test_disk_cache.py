@@ -42,9 +42,9 @@ from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load, measured
+from tests.kit.serving.cold_database import CALL, ColdDatabase, key_of, write_cold_database
 from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw
-from tests.unit.roles.cold_database import CALL, ColdDatabase, key_of, write_cold_database
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -25,8 +25,8 @@ from shalekv.roles.writer import Writer
 from shalekv.settings import DatabaseSettings, ServeSettings, StoreSettings, WriterSettings
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load
-from tests.e2e.in_process import real_runtime
-from tests.e2e.slow_store import SlowStore
+from tests.kit.processes.in_process import real_runtime
+from tests.kit.slow_store import SlowStore
 
 pytestmark = pytest.mark.timeout(600)
 

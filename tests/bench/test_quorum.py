@@ -38,9 +38,9 @@ from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.bench.interleaved import load
 from tests.bench.quorum_ground import Trips, sync_ms, trips_to
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
-from tests.e2e.stubs import kv_stub
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
+from tests.kit.processes.stubs import kv_stub
 from tests.servers.proxy import Proxy, proxy_before
 from tests.servers.versitygw import versitygw
 

@@ -28,10 +28,10 @@ from shalekv.runtime import Runtime
 from shalekv.settings import KIB, QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
-from tests.e2e.in_process import real_runtime
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
-from tests.unit.engine.quorum.ground import GRACE_MS, Writing
+from tests.kit.processes.in_process import real_runtime
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
+from tests.kit.quorum.log import GRACE_MS, Writing
 
 pytestmark = pytest.mark.timeout(600)
 

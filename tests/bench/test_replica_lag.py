@@ -16,8 +16,8 @@ from statistics import median, quantiles
 import pytest
 
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
-from tests.e2e.processes import Processes
-from tests.e2e.stubs import kv_stub
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.stubs import kv_stub
 from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw
 

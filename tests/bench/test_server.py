@@ -20,7 +20,7 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import StoreSettings
 from shalekv.store.opening import open_store
 from shalekv_client import Batch, Client
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 pytestmark = pytest.mark.timeout(600)
 

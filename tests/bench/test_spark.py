@@ -32,7 +32,7 @@ from tests.bench.spark_ground import (
     table,
 )
 from tests.bench.spark_memory import peaks
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.spark.session import started
 
 ROWS = int(os.environ.get("SHALEKV_BENCH_ROWS", "1000000"))

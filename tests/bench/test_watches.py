@@ -20,7 +20,7 @@ import pytest
 
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv_client import Client
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.cases import Case, Topic, topics
 from tests.conformance.playing import play
 from tests.conformance.runner import caller_to, new_prefix
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 TOPICS = topics()
 CASES = [(topic, case) for topic in TOPICS for case in topic.cases]

@@ -9,7 +9,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.two_phase.opening import open_records
 from tests.contract.record_contract import OpenRecords
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import InlineWorkers
 
 
 def opener(records_url: str, *, endpoint_url: str = "") -> OpenRecords:

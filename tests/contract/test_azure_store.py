@@ -14,8 +14,8 @@ from shalekv.store.url import BucketUrl, Provider
 from tests.contract.bucket_contract import BucketContract
 from tests.contract.listing import create_many
 from tests.contract.opening import OpenStore, names_in
+from tests.kit.inline_runtime import inline_runtime
 from tests.servers.azurite import AzureServer
-from tests.unit.store.inline_runtime import inline_runtime
 
 numbers = count(1)
 

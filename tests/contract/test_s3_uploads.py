@@ -9,9 +9,9 @@ import pytest
 
 from shalekv.store.s3.calls import Calls
 from shalekv.store.s3.stale_uploads import abort_stale_uploads
+from tests.kit.s3.opening import new_store
 from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw
-from tests.unit.store.s3.opening import new_store
 
 BUCKET = "bucket"
 

@@ -14,7 +14,7 @@ from shalekv.store.two_phase.memory import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.contract.opening import OpenStore
 from tests.contract.store_contract import StoreContract
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import InlineWorkers
 
 START_MS = 1_700_000_000_000
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from urllib.parse import quote, urlsplit
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.e2e.child import Child
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.processes import Processes
 from tests.servers.s3 import S3Server
 
 BUCKET = "bucket"

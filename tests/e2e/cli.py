@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tests.e2e.child import Child
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.processes import Processes
 
 
 async def run(processes: Processes, server: Child, *argv: str, stdin: bytes = b"") -> Child:

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.e2e.child import EXIT_S, Child
 from tests.e2e.compose_file import DOCKER, PORT, Service
+from tests.kit.processes.child import EXIT_S, Child
 from tests.servers.process import free_port
 
 HEALTHY_S = 120.0

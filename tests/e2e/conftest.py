@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from shalekv.settings import (
     UrlSettings,
 )
 from shalekv.store.local import LocalStore
-from tests.unit.engine.compaction.interposed import InterposedStore
+from tests.kit.engine.interposed import InterposedStore
 
 COUNTED = 100  # exit code: it came to its end, and the count is in the file
 COUNT_FILE = "requests"

@@ -12,7 +12,7 @@ from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
-from tests.e2e.wal_contents import manifest_ids, manifest_path
+from tests.kit.processes.wal_contents import manifest_ids, manifest_path
 
 
 @dataclass(slots=True)

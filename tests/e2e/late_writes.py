@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shalekv_client import Client, Commit, NotApplied, OutcomeUnknown
-from tests.e2e.child import Child
-from tests.e2e.history import History
-from tests.e2e.load import read_state, send
-from tests.e2e.meanwhile import Meanwhile
+from tests.kit.processes.child import Child
+from tests.kit.processes.history import History
+from tests.kit.processes.load import read_state, send
+from tests.kit.processes.meanwhile import Meanwhile
 
 WRITES = 6
 

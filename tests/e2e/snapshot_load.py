@@ -19,8 +19,8 @@ from shalekv.core.tree import SYSTEM_LEVEL
 from shalekv.format import names
 from shalekv.format.load_record import decode_load
 from shalekv.format.sst import open_sst
-from tests.e2e.meanwhile import Meanwhile
 from tests.judging.commits import Between, Commits, State, Told, Violation
+from tests.kit.processes.meanwhile import Meanwhile
 
 LIVES = ("1h", "10m")  # none expires while it is looked at
 HELD_MAX = 3

@@ -17,7 +17,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from tests.e2e.over_store import OpenStore, run_over
-from tests.unit.engine.compaction.interposed import InterposedStore
+from tests.kit.engine.interposed import InterposedStore
 
 
 @dataclass(slots=True)

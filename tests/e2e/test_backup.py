@@ -13,9 +13,9 @@ import pytest
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
-from tests.e2e.child import Child
-from tests.e2e.meanwhile import ALONE, Meanwhile, stalled
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.meanwhile import ALONE, Meanwhile, stalled
+from tests.kit.processes.processes import Processes
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 

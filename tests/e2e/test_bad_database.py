@@ -16,8 +16,8 @@ from shalekv.format import names
 from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryObjects
 from shalekv_client import Client
-from tests.e2e.child import Line
-from tests.e2e.in_process import (
+from tests.kit.processes.child import Line
+from tests.kit.processes.in_process import (
     memory_store,
     open_writer,
     put_at,
@@ -26,8 +26,8 @@ from tests.e2e.in_process import (
     serve_settings,
     with_data,
 )
-from tests.e2e.processes import Processes
-from tests.e2e.wal_contents import manifest_ids, manifest_path, wal_ids, wal_path
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.wal_contents import manifest_ids, manifest_path, wal_ids, wal_path
 
 DEADLINE_S = 200
 PUTS = 8

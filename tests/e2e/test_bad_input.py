@@ -23,9 +23,9 @@ from tests.e2e.bad_requests import (
     REFUSED_AS_A_WHOLE,
     change,
 )
-from tests.e2e.in_process import memory_store, serving
-from tests.unit.rpc import raw_http2
-from tests.unit.rpc.serving import failure
+from tests.kit.processes.in_process import memory_store, serving
+from tests.kit.serving import raw_http2
+from tests.kit.serving.rpc import failure
 
 DEADLINE_S = 200
 INVALID_ARGUMENT = 3

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.e2e.bucket_troubles import (
+from tests.kit.processes.bucket_troubles import (
     Household,
     event,
     is_collection,
     troubled_bucket,
 )
-from tests.e2e.processes import Processes
-from tests.e2e.rivals import fenced_end
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.rivals import fenced_end
 from tests.servers.proxy import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN
 from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw

@@ -26,7 +26,7 @@ from tests.e2e.bucket_commands import (
     problems,
     two_phase,
 )
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.servers.mariadb import MariaServer, mariadb
 from tests.servers.messages import Message
 from tests.servers.process import free_port

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.child import Child, Line
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child, Line
+from tests.kit.processes.processes import Processes
 
 ROLES = ("compactor", "collector")
 QUICK = ("--child-restart-initial-ms", "1", "--child-restart-max-ms", "100")

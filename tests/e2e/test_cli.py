@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from shalekv_client import Client
-from tests.e2e.child import EXIT_S
 from tests.e2e.cli import output, run, sequence_number
-from tests.e2e.processes import SHALEKV, Processes
+from tests.kit.processes.child import EXIT_S
+from tests.kit.processes.processes import SHALEKV, Processes
 
 ROWS = 20_000
 NAMES = Path(__file__).parents[2] / "examples" / "unicode_names.py"

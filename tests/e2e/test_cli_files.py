@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from shalekv_client import Batch, Client, Put
-from tests.e2e.child import EXIT_S, Child
 from tests.e2e.cli import output, run
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import EXIT_S, Child
+from tests.kit.processes.processes import Processes
 
 PAIRS = 150_000
 KEYS = 100_000  # so that a third of the rows sets a key again

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shalekv_client import Client
 from tests.e2e.cli import output, run, sequence_number
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reserve_seat.txn"
 

@@ -38,7 +38,7 @@ from shalekv_client import (
     SyncClient,
     ValueIs,
 )
-from tests.e2e.in_process import Served, memory_store, serving
+from tests.kit.processes.in_process import Served, memory_store, serving
 
 SEED = 5
 DAYS_AGO_NS = 3 * 86_400 * 10**9

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from shalekv_client import Client, ConditionFailed, OutcomeUnknown, RetryPolicy, SeqEquals
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 DEADLINE_S = 200
 STOP_S = 40  # far less than the grace that a server gives to calls

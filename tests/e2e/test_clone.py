@@ -32,9 +32,9 @@ from shalekv.settings import (
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from shalekv_client import Client, Put, RetryPolicy
-from tests.e2e.child import Child
-from tests.e2e.in_process import real_runtime
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.in_process import real_runtime
+from tests.kit.processes.processes import Processes
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.e2e.child import EXIT_S, Line
-from tests.e2e.processes import SHALEKV, Processes
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.collection.ground_files import load, save
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection_files import load, save
+from tests.kit.processes.child import EXIT_S, Line
+from tests.kit.processes.processes import SHALEKV, Processes
 
 FAST = ("--collect-interval-ms", "10", "--log-format", "json")
 

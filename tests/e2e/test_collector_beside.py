@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
 from tests.e2e.cli import output
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 RESTLESS = (
     *("--collect-interval-ms", "10", "--collect-age-s", "0", "--wal-retention-s", "0"),

@@ -21,11 +21,11 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
-from tests.e2e.child import EXIT_S, Child, Line
-from tests.e2e.processes import SHALEKV, Processes
-from tests.unit.engine.compaction.naive import NaiveTree, answers
-from tests.unit.engine.compaction.trial import Trial, put, small_settings
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.engine.compaction import Trial, put, small_settings
+from tests.kit.engine.naive_merge import NaiveTree, answers
+from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.processes.child import EXIT_S, Child, Line
+from tests.kit.processes.processes import SHALEKV, Processes
 
 KEYS = [b"key%04d" % n for n in range(400)]
 SMALL = (

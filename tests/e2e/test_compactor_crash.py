@@ -20,9 +20,9 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
-from tests.unit.engine.compaction.naive import Answer, NaiveTree, answers
-from tests.unit.engine.compaction.trial import Trial, random_entry, record
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.engine.compaction import Trial, random_entry, record
+from tests.kit.engine.naive_merge import Answer, NaiveTree, answers
+from tests.kit.inline_runtime import InlineWorkers
 
 KEYS = [b"key%04d" % n for n in range(300)]
 SLOTS = 4

@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
-from tests.e2e.child import Line
 from tests.e2e.compose_file import read_compose
 from tests.e2e.composition import Composition
+from tests.kit.processes.child import Line
 from tests.servers.mariadb import MariaServer, mariadb
 from tests.servers.process import free_port, free_ports
 from tests.servers.s3 import S3Server

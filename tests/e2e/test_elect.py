@@ -9,10 +9,10 @@ import pytest
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client, Stopping
-from tests.e2e.child import Child, Line
-from tests.e2e.elected import WITHIN_S, elected, epochs_of
-from tests.e2e.load import ONE_ATTEMPT
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child, Line
+from tests.kit.processes.elected import WITHIN_S, elected, epochs_of
+from tests.kit.processes.load import ONE_ATTEMPT
+from tests.kit.processes.processes import Processes
 from tests.servers.etcd import EtcdServer
 
 TAKE_OVERS = 5

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from shalekv_client import ChangeKind, Client, WatchCommit
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 FAST = (
     *("--expiry-sweep-interval-ms", "50", "--expiry-scan-interval-s", "1"),

@@ -17,11 +17,11 @@ from shalekv.core.compaction.simulate import predict
 from shalekv.core.compaction.workload import KeyOrder, Workload
 from shalekv.settings import GIB, MIB, DatabaseSettings, MemorySettings, ServeSettings
 from shalekv.settings.budget import with_memory_shares
-from tests.e2e.child import Child
 from tests.e2e.filling import Filling
 from tests.e2e.footprint import Footprint, tree_bytes
-from tests.e2e.process_memory import most_resident_bytes, resident_bytes
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.process_memory import most_resident_bytes, resident_bytes
+from tests.kit.processes.processes import Processes
 
 SLACK_BYTES = 64 * MIB  # of memory, beside what the process takes idle, and its budget
 LOOK_COUNT = 500  # operations between two looks at the files

@@ -23,7 +23,6 @@ from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.conformance.calls import Caller, CallFailed, method_of
 from tests.conformance.matching import Failure
-from tests.e2e.in_process import memory_store, serving, wall_clock_ms, with_data
 from tests.e2e.random_requests import (
     LIMITS,
     Call,
@@ -34,6 +33,7 @@ from tests.e2e.random_requests import (
     request_kind,
     sessions,
 )
+from tests.kit.processes.in_process import memory_store, serving, wall_clock_ms, with_data
 
 EXAMPLE_TIMEOUT_S = 30
 SOON_MS = 600_000  # a value that lives no longer may expire while the test looks

@@ -13,12 +13,12 @@ import pytest
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
-from tests.e2e.child import Child
-from tests.e2e.history import Fate, History
-from tests.e2e.load import Load, read_state
-from tests.e2e.meanwhile import ALONE
-from tests.e2e.processes import Processes
-from tests.e2e.wal_contents import check_wal, numbers_in, read_wal, state_of
+from tests.kit.processes.child import Child
+from tests.kit.processes.history import Fate, History
+from tests.kit.processes.load import Load, read_state
+from tests.kit.processes.meanwhile import ALONE
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.wal_contents import check_wal, numbers_in, read_wal, state_of
 
 DEADLINE_S = 200
 STREAM_BYTES = 32 << 20  # more than a connection holds that nobody reads from

@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 from shalekv.v1 import kv_pb2
-from tests.e2e.deaf_proxy import deaf_proxy
-from tests.e2e.processes import Processes
-from tests.e2e.stubs import kv_stub
-from tests.e2e.wal_contents import wal_ids
-from tests.unit.rpc.serving import failure
+from tests.kit.processes.deaf_proxy import deaf_proxy
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.stubs import kv_stub
+from tests.kit.processes.wal_contents import wal_ids
+from tests.kit.serving.rpc import failure
 
 KEY = b"the key of this request"
 POLL_S = 0.005

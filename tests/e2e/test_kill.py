@@ -17,11 +17,17 @@ from shalekv.roles.writer import Writer
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryObjects
-from tests.e2e.history import Fate, History
-from tests.e2e.in_process import memory_store, put_at, real_runtime, running, serve_settings
-from tests.e2e.load import Load, read_state
-from tests.e2e.processes import Processes
-from tests.e2e.wal_contents import check_wal, read_wal, state_of
+from tests.kit.processes.history import Fate, History
+from tests.kit.processes.in_process import (
+    memory_store,
+    put_at,
+    real_runtime,
+    running,
+    serve_settings,
+)
+from tests.kit.processes.load import Load, read_state
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.wal_contents import check_wal, read_wal, state_of
 
 BURST_S = 0.4  # a kill comes at a random moment within it
 BURST_DEADLINE_S = 200

@@ -19,7 +19,7 @@ from shalekv.errors import Fenced
 from shalekv.format import names
 from shalekv.roles.database import create_database
 from shalekv.roles.writer import Writer
-from tests.e2e.in_process import put_at, serve_settings
+from tests.kit.processes.in_process import put_at, serve_settings
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
 from tests.sim.world import World

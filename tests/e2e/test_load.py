@@ -21,7 +21,7 @@ from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv_client import Client, RetryPolicy
-from tests.e2e.in_process import (
+from tests.kit.processes.in_process import (
     Served,
     memory_store,
     open_writer,
@@ -31,8 +31,8 @@ from tests.e2e.in_process import (
     serve_settings,
     serving,
 )
-from tests.e2e.slow_store import SlowStore
-from tests.unit.rpc.serving import Failure, failure_of
+from tests.kit.serving.rpc import Failure, failure_of
+from tests.kit.slow_store import SlowStore
 
 CLIENTS, CHANNELS = 1_000, 50
 KEYS_EACH = 20

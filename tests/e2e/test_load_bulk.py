@@ -17,10 +17,10 @@ import pytest
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client, Put
 from tests.e2e.bucket_commands import BUCKET, URL, of
-from tests.e2e.child import Child
 from tests.e2e.cli import output
-from tests.e2e.meanwhile import ALONE, Meanwhile, stalled
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.meanwhile import ALONE, Meanwhile, stalled
+from tests.kit.processes.processes import Processes
 from tests.servers.versitygw import versitygw
 
 UNREACHABLE = 9

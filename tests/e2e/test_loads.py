@@ -20,11 +20,11 @@ from shalekv.format.sst_message import info_message
 from shalekv.v1 import admin_pb2, admin_pb2_grpc
 from shalekv_client import Absent, Add, Client, ConditionFailed, Delete, Durability, Put, SeqEquals
 from tests.conformance.playing import new_uuid7
-from tests.e2e.child import Child
 from tests.e2e.cli import output
-from tests.e2e.meanwhile import ALONE, Meanwhile
-from tests.e2e.processes import Processes
-from tests.unit.rpc.serving import failure
+from tests.kit.processes.child import Child
+from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.processes import Processes
+from tests.kit.serving.rpc import failure
 
 LOAD_ID = "monday"
 FILE_KEYS = 300

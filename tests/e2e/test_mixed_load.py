@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from shalekv.format import names
-from tests.e2e.child import Child, Line
-from tests.e2e.meanwhile import ALONE, Meanwhile
 from tests.e2e.mixed_load import MixedLoad
-from tests.e2e.processes import Processes
 from tests.e2e.snapshot_load import SnapshotLoad
-from tests.e2e.wal_contents import is_fence, wal_path
 from tests.judging import remains
+from tests.kit.processes.child import Child, Line
+from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.wal_contents import is_fence, wal_path
 
 LOAD_S = 20.0
 SOAK_S = 150.0

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
-from tests.e2e.processes import Processes
-from tests.e2e.stubs import kv_stub
-from tests.e2e.wal_contents import wal_ids, wal_path
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.stubs import kv_stub
+from tests.kit.processes.wal_contents import wal_ids, wal_path
 
 KEYS = 1_000_000
 BATCH = 10_000

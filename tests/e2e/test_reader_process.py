@@ -13,9 +13,9 @@ import pytest
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
-from tests.e2e.meanwhile import ALONE, Meanwhile
-from tests.e2e.processes import Processes
-from tests.e2e.stubs import admin_stub, kv_stub, reason_of
+from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.stubs import admin_stub, kv_stub, reason_of
 
 CALL_S = 60.0
 ASKED_MAX = 20

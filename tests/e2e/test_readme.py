@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.child import Child
-from tests.e2e.processes import SHALEKV, Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.processes import SHALEKV, Processes
 from tests.servers.versitygw import versitygw
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shalekv_client import Client
 from tests.e2e.cli import output, run
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 
 
 async def test_reads_at_a_snapshot_show_what_was_there(

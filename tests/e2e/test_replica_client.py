@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from shalekv_client import Absent, Client, ConditionFailed, NoWriter, OutcomeUnknown, RetryPolicy
-from tests.e2e.child import Child
-from tests.e2e.meanwhile import ALONE
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.meanwhile import ALONE
+from tests.kit.processes.processes import Processes
 
 # From when the new writer serves until a write is acknowledged: readers look for it each 15 s.
 RESUME_S = 12.0

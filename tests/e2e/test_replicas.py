@@ -10,9 +10,9 @@ from uuid import uuid4
 import pytest
 
 from tests.e2e.mixed_load import PACE, MixedLoad
-from tests.e2e.processes import Processes
 from tests.e2e.replica_load import BEHIND_MS, ReplicaLoad
 from tests.e2e.test_mixed_load import FLAGS, check_children, goes_on
+from tests.kit.processes.processes import Processes
 from tests.servers.s3 import S3Server
 
 LOAD_S = 60.0

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from shalekv_client import Client, Fenced
-from tests.e2e.child import Child, ChildFailed, Line
-from tests.e2e.history import Fate
-from tests.e2e.load import ONE_ATTEMPT, TIMEOUT_MS, send
-from tests.e2e.processes import Processes
-from tests.e2e.rivals import Rivals, epoch_of, fenced_end, is_epoch_won, lost_writes
-from tests.e2e.wal_contents import read_wal
+from tests.kit.processes.child import Child, ChildFailed, Line
+from tests.kit.processes.history import Fate
+from tests.kit.processes.load import ONE_ATTEMPT, TIMEOUT_MS, send
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.rivals import Rivals, epoch_of, fenced_end, is_epoch_won, lost_writes
+from tests.kit.processes.wal_contents import read_wal
 
 DEADLINE_S = 200
 POLL_MS = 100

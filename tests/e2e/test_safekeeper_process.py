@@ -14,9 +14,9 @@ from shalekv.core.quorum.messages import Append, Refusal, VoteRequest
 from shalekv.core.quorum.record import Ballot
 from shalekv.engine.quorum.links import DatabasePlace, LinkBroken
 from shalekv.rpc.safekeeper_links import GrpcLinks
-from tests.e2e.child import READY_S, Child
-from tests.e2e.processes import Processes
-from tests.unit.rpc.safekeepers import DATABASE_ID, DEADLINE_S, REQUEST_ID, Writer, flushed_lsn
+from tests.kit.processes.child import READY_S, Child
+from tests.kit.processes.processes import Processes
+from tests.kit.quorum.safekeepers import DATABASE_ID, DEADLINE_S, REQUEST_ID, Writer, flushed_lsn
 
 
 def start(processes: Processes, folder: Path, *flags: str) -> Child:

@@ -20,8 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.cli.welcome import commands_to_try
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
-from tests.e2e.child import Child
-from tests.e2e.processes import SHALEKV, Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.processes import SHALEKV, Processes
 
 GRPCURL = str(Path(__file__).parents[2] / ".cache" / "bin" / "grpcurl")
 CALL_S = 60.0

@@ -14,10 +14,10 @@ import pytest
 
 from shalekv.format import names
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.e2e.child import Child
-from tests.e2e.meanwhile import ALONE, Meanwhile
-from tests.e2e.processes import Processes
-from tests.e2e.stubs import admin_stub, kv_stub, reason_of
+from tests.kit.processes.child import Child
+from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.stubs import admin_stub, kv_stub, reason_of
 
 CALL_S = 120.0
 SHORT_MS = 10_000  # the life of some values

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from shalekv_client import Client
-from tests.e2e.child import Child
-from tests.e2e.history import History
 from tests.e2e.late_writes import WRITES, check_history, send_late, write
-from tests.e2e.load import ONE_ATTEMPT, TIMEOUT_MS
-from tests.e2e.meanwhile import ALONE, NEVER_LOOKS, SERVE, SHORT_LIVED, Meanwhile, stalled
-from tests.e2e.processes import Processes
-from tests.e2e.rivals import FIRST_FENCE, epoch_of, fenced_end
-from tests.e2e.wal_contents import read_wal, wal_ids, wal_path
+from tests.kit.processes.child import Child
+from tests.kit.processes.history import History
+from tests.kit.processes.load import ONE_ATTEMPT, TIMEOUT_MS
+from tests.kit.processes.meanwhile import ALONE, NEVER_LOOKS, SERVE, SHORT_LIVED, Meanwhile, stalled
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.rivals import FIRST_FENCE, epoch_of, fenced_end
+from tests.kit.processes.wal_contents import read_wal, wal_ids, wal_path
 
 DEADLINE_S = 200
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
-from tests.e2e.child import Child
-from tests.e2e.history import History
 from tests.e2e.late_writes import check_history, write
-from tests.e2e.load import TIMEOUT_MS
-from tests.e2e.meanwhile import COMPACT_ALL, SERVE, SHORT_LIVED, Meanwhile, stalled
-from tests.e2e.processes import Processes
-from tests.e2e.rivals import epoch_of
-from tests.e2e.wal_contents import manifest_path
+from tests.kit.processes.child import Child
+from tests.kit.processes.history import History
+from tests.kit.processes.load import TIMEOUT_MS
+from tests.kit.processes.meanwhile import COMPACT_ALL, SERVE, SHORT_LIVED, Meanwhile, stalled
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.rivals import epoch_of
+from tests.kit.processes.wal_contents import manifest_path
 
 DEADLINE_S = 200
 LEASE_S = 20  # so that a compaction of next to nothing is over before the lease is renewed

@@ -14,9 +14,9 @@ import pytest
 from shalekv.core.tree import L0
 from shalekv.format import names
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
-from tests.e2e.meanwhile import ALONE, LIFE_S, Meanwhile
-from tests.e2e.processes import Processes
-from tests.e2e.stubs import admin_stub, kv_stub, reason_of
+from tests.kit.processes.meanwhile import ALONE, LIFE_S, Meanwhile
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.stubs import admin_stub, kv_stub, reason_of
 
 DEADLINE_S = 200
 POLL_S = 0.05

@@ -13,9 +13,9 @@ from typing import TypeAlias
 from shalekv.core.tree import L0
 from shalekv.format import names
 from shalekv_client import Absent, Client, ConditionFailed, NotApplied, Put, RangeEmpty, Scan
-from tests.e2e.load import ONE_ATTEMPT, TIMEOUT_MS
-from tests.e2e.meanwhile import ALONE, LIFE_S, Meanwhile
-from tests.e2e.processes import Processes
+from tests.kit.processes.load import ONE_ATTEMPT, TIMEOUT_MS
+from tests.kit.processes.meanwhile import ALONE, LIFE_S, Meanwhile
+from tests.kit.processes.processes import Processes
 
 DEADLINE_S = 200
 POLL_S = 0.05

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from shalekv_client import Client, RequestKind, Stats
-from tests.e2e.child import Child
 from tests.e2e.cli import output
-from tests.e2e.processes import Processes
 from tests.e2e.test_children import PATIENT, Watched, started
+from tests.kit.processes.child import Child
+from tests.kit.processes.processes import Processes
 
 ROLES = ("writer", "compactor", "collector")
 # So that both have something to do all the time.

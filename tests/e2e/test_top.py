@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 
 from shalekv_client import Client
-from tests.e2e.child import EXIT_S
-from tests.e2e.in_process import memory_store, serving
-from tests.e2e.processes import SHALEKV, Processes
+from tests.kit.processes.child import EXIT_S
+from tests.kit.processes.in_process import memory_store, serving
+from tests.kit.processes.processes import SHALEKV, Processes
 from tests.servers.process import free_port
 
 

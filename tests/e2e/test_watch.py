@@ -12,11 +12,11 @@ import pytest
 
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv_client import Client
-from tests.e2e.history import History
-from tests.e2e.load import Load
-from tests.e2e.processes import Processes
-from tests.e2e.wal_contents import WalObject, check_wal, read_wal
 from tests.e2e.watchers import Commits, Follower, reply_of
+from tests.kit.processes.history import History
+from tests.kit.processes.load import Load
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.wal_contents import WalObject, check_wal, read_wal
 
 KILLS = 3
 BURST_S = 0.5

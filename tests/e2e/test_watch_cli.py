@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shalekv_client import Client
-from tests.e2e.child import EXIT_S, Child
 from tests.e2e.cli import output, run
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import EXIT_S, Child
+from tests.kit.processes.processes import Processes
 from tests.servers.process import free_port
 
 COUNT = 40

@@ -17,7 +17,7 @@ from shalekv_client import (
     Watch,
     WatchCommit,
 )
-from tests.e2e.in_process import memory_store, serving
+from tests.kit.processes.in_process import memory_store, serving
 
 
 async def next_commit(watch: Watch) -> WatchCommit:

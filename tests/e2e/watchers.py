@@ -9,7 +9,7 @@ from typing import TypeAlias
 import grpc
 
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
-from tests.e2e.wal_contents import Changes
+from tests.kit.processes.wal_contents import Changes
 
 Commits = list[tuple[int, Changes]]
 WatchCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchReply]"

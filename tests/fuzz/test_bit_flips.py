@@ -22,7 +22,7 @@ from tests.fuzz.databases.answers import Answers, answers, damage, judged
 from tests.fuzz.databases.making import Made, StillPlace, made
 from tests.fuzz.databases.readers import REFUSED, Readers, reachable, read_by
 from tests.fuzz.mutations import flipped
-from tests.unit.engine.backup.ground import verify
+from tests.kit.engine.backups import verify
 
 DATABASE, BACKUPS = "database", "backups"
 OPENED_PLACES, CHECKED_EVERY_BYTES = 2, 16

@@ -14,8 +14,8 @@ from shalekv.core.quorum.acceptor import Flush, Save, Write
 from shalekv.core.quorum.messages import Health
 from shalekv.format.member_files import HEAD_BYTES
 from shalekv.format.wal_record import encode_record
-from tests.unit.store.crashing_disk import CrashingDisk
-from tests.unit.store.member_log.logs import new_log
+from tests.kit.disks.crashing import CrashingDisk
+from tests.kit.disks.member_logs import new_log
 from tests.unit.store.member_log.test_damage import FOLDER, PROMISE, RECORDS, check_found, files
 
 SLOT_BYTES = 4096

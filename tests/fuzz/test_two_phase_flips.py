@@ -30,7 +30,7 @@ from tests.fuzz.databases.answers import Answers, answers, judged
 from tests.fuzz.databases.making import NOW_MS, StillPlace, fill, roles_at
 from tests.fuzz.databases.readers import REFUSED, Readers
 from tests.fuzz.mutations import flipped
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import InlineWorkers
 
 UUID = b"of an attempt..."
 URL = "memory://unnamed"

@@ -15,7 +15,7 @@ from shalekv.store.memory import MemoryObjects, MemoryStore, named_objects
 from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.golden.places import PARENT_FOLDER, RECORDS_FILE
-from tests.unit.store.inline_runtime import inline_runtime
+from tests.kit.inline_runtime import inline_runtime
 
 DATABASES = Path(__file__).parent / "databases"
 MEMORY = "memory://"

@@ -20,11 +20,11 @@ from typing import Any
 from shalekv.core.key_range import KeyRange
 from shalekv.format.coding import crc32c
 from shalekv_client import Add, Client, DeleteRange, Put, RetryPolicy
-from tests.e2e.child import Child
-from tests.e2e.processes import Processes
 from tests.golden.places import ClonePlace, Place, place
 from tests.judging import commits as judging
 from tests.judging.commits import Between, Commits
+from tests.kit.processes.child import Child
+from tests.kit.processes.processes import Processes
 
 DATABASES = Path(__file__).parent / "databases"
 HOUR_MS = 3_600_000

@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 
 from shalekv_client import Client, Durability
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
 from tests.golden.make_database import DATABASES
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
 
 MEMBERS = 3
 DESCRIPTION = "quorum.json"  # not that of a database that can be opened without safekeepers

@@ -13,7 +13,7 @@ from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.opening import open_store
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.e2e.in_process import real_runtime
+from tests.kit.processes.in_process import real_runtime
 from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw
 

@@ -29,9 +29,9 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore, named_objects
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv_client import Client, Entry
-from tests.e2e.in_process import real_runtime, serving
 from tests.golden.databases import MEMORY, NAMES, description_of, store_of
 from tests.golden.make_database import PLANS, described
+from tests.kit.processes.in_process import real_runtime, serving
 
 DEADLINE_S = 30
 

@@ -15,10 +15,10 @@ from shalekv.core.quorum.membership import Member
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.member_files import CONTROL_BYTES, decode_control, encode_control
 from shalekv_client import Client
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
 from tests.golden.databases import DATABASES
 from tests.golden.make_quorum import DATABASE, DESCRIPTION, MEMBERS, SAFEKEEPER, SMALL
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
 
 FOLDERS = sorted(path.parent for path in DATABASES.glob(f"*/{DESCRIPTION}"))
 

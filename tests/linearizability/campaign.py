@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from shalekv_client import NotApplied, OutcomeUnknown
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.linearizability.caller import ANSWERED_S, Board, Caller, Connect
 from tests.linearizability.cluster import Cluster, Disruption
 from tests.linearizability.history import Recorder

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.e2e.child import Child
-from tests.e2e.processes import Processes
-from tests.e2e.rivals import fenced_end
+from tests.kit.processes.child import Child
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.rivals import fenced_end
 from tests.linearizability.caller import Board
 from tests.servers.process import HOST, free_ports
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.linearizability import porcupine
 
 

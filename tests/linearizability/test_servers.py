@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.linearizability.caller import Connect
 from tests.linearizability.campaign import Campaign, Plan
 from tests.linearizability.client_sender import ClientSender

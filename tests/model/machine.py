@@ -34,12 +34,12 @@ from shalekv.settings import (
 )
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2
+from tests.kit.engine.running_log import quiesce
+from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.store import STORE_NOW_MS, HeldCreate, HeldStore
 from tests.model.oracle import Effect, State, Version, contains, do, state_after, visible
 from tests.model.strategies import ALL_KEYS, BOUNDS, KEYS, RANGES
 from tests.model.writers import Asked, ModelClock, Running, check_found, check_scan
-from tests.unit.engine.held_store import STORE_NOW_MS, HeldCreate, HeldStore
-from tests.unit.engine.running_log import quiesce
-from tests.unit.store.inline_runtime import InlineWorkers, gathered
 
 WINDOW_S = 60  # of idempotency keys
 LEVELS = st.sampled_from(

@@ -13,8 +13,8 @@ from shalekv.core.transaction import Add, Get, Operation
 from shalekv.errors import ShaleError
 from shalekv.roles.writer import Writer
 from shalekv.v1 import kv_pb2
+from tests.kit.store import HeldStore
 from tests.model.oracle import Effect, Outcome, State, Version, contains
-from tests.unit.engine.held_store import HeldStore
 
 
 class ModelClock(LoopClock):

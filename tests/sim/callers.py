@@ -8,11 +8,11 @@ from functools import partial
 from random import Random
 
 from shalekv.v1 import kv_pb2
+from tests.kit.model import watched_keys
 from tests.sim.calls import Calls
 from tests.sim.cluster import Cluster
 from tests.sim.history import Operation, Outcome, WriteRequest
 from tests.sim.invariants.peace import check_i13_reads_are_answered, check_i13_writes_succeed
-from tests.sim.model import watched_keys
 from tests.sim.requests import KEYS, Requests
 from tests.sim.script import Gate
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from shalekv.format import names
+from tests.kit.model import keys_of
 from tests.sim.cluster import Cluster
 from tests.sim.history import History, Seen
 from tests.sim.invariants import answers, log, numbers, reads
@@ -16,7 +17,6 @@ from tests.sim.invariants.linearizability import check_i14_linearizable, is_judg
 from tests.sim.invariants.replicas import check_i6_replicas_show_prefixes
 from tests.sim.invariants.resurrection import check_i2_nothing_comes_back
 from tests.sim.level_states import check_i9_levels_are_the_log
-from tests.sim.model import keys_of
 from tests.sim.requests import COUNTED, KEYS
 from tests.sim.serial import SerialOrder
 from tests.sim.stored import Stored

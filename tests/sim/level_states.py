@@ -16,9 +16,9 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import SYSTEM_LEVEL, Tree
 from shalekv.format import names
 from shalekv.format.sst import open_sst
+from tests.kit.model import Version
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
-from tests.sim.model import Version
 from tests.sim.serial import SerialOrder
 from tests.sim.stored import Stored
 

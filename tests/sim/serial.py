@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 
+from tests.kit.model import Effect, Moment, Timeline, decide, keys_of
 from tests.sim.errors import Violation
 from tests.sim.history import UNKNOWN_EPOCH, History, Operation, Outcome
-from tests.sim.model import Effect, Moment, Timeline, decide, keys_of
 from tests.sim.stored import Stored, StoredCommit, WalObject
 
 AHEAD_MS = 5_000  # logical time is never further ahead: local clocks are that bad at most

@@ -23,7 +23,8 @@ from shalekv.manifest import stored
 from shalekv.roles.safekeeper import archiver
 from shalekv.roles.safekeeper.archiver import Archiver
 from shalekv.store.memory import MemoryObjects
-from tests.e2e.in_process import memory_store, real_runtime
+from tests.kit.processes.in_process import memory_store, real_runtime
+from tests.kit.quorum import held_log
 from tests.sim import loop
 from tests.sim.campaign import spread
 from tests.sim.invariants import answers
@@ -37,7 +38,7 @@ from tests.sim.world import World
 from tests.unit.core import test_transaction
 from tests.unit.engine import test_opening_races
 from tests.unit.manifest import test_stored
-from tests.unit.roles.safekeeper import held_log, test_archiver
+from tests.unit.roles.safekeeper import test_archiver
 
 # ruff: noqa: SLF001 - what is replaced is private, as a rule
 SEEDS_MAX = 20

@@ -24,7 +24,7 @@ from shalekv.settings import (
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.requests import RequestKind
-from tests.e2e.in_process import put_at
+from tests.kit.processes.in_process import put_at
 from tests.sim.run import simulate
 from tests.sim.world import World
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 from tests.spark.session import started

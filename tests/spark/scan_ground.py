@@ -13,9 +13,9 @@ from typing import TypeVar
 from pyspark.sql import Row
 
 from shalekv_client import Batch, Client
-from tests.e2e.child import Child
-from tests.e2e.processes import Processes
 from tests.e2e.test_mixed_load import TINY
+from tests.kit.processes.child import Child
+from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from shalekv_client import ChangeKind, Client, Compare, Delete, DeleteRange, Missing, Put
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.spark.changes_sink import Sink, changes, read_all, started, watched
 from tests.spark.conftest import Ground
 

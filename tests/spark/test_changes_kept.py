@@ -10,8 +10,8 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from shalekv_client import Client
-from tests.e2e.meanwhile import ALONE, Meanwhile
-from tests.e2e.processes import Processes
+from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.processes import Processes
 from tests.spark.changes_sink import Sink, changes, read_all
 from tests.spark.conftest import Ground
 

@@ -39,16 +39,16 @@ from shalekv_client import Client
 from shalekv_spark.compaction.compact import compact
 from shalekv_spark.compaction.tasks import SparkParts, TaskOutcome, run_task
 from shalekv_spark.place import Place
-from tests.e2e.processes import Processes
-from tests.spark.conftest import Ground
-from tests.unit.engine.compaction.naive import NaiveTree, answers
-from tests.unit.engine.compaction.trial import (
+from tests.kit.engine.compaction import (
     Trial,
     delete,
     delete_range,
     put,
     small_settings,
 )
+from tests.kit.engine.naive_merge import NaiveTree, answers
+from tests.kit.processes.processes import Processes
+from tests.spark.conftest import Ground
 
 KEYS = [b"key%04d" % n for n in range(400)]
 LEVELS = {"sst_bytes": 65_536, "block_bytes": 4_096}

@@ -13,7 +13,7 @@ from shalekv.errors import DatabaseNotFound, InvalidRequest
 from shalekv_client import Client
 from shalekv_spark.scanning.export import Exported, export_parquet
 from shalekv_spark.scanning.pinning import pinned_snapshots
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.scan_ground import ALONE, at_once, serve, write_numbers
 

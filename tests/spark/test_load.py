@@ -21,9 +21,9 @@ from shalekv_client import Change, Client, Consistency, Delete, Put
 from shalekv_spark.loading.importing import import_parquet
 from shalekv_spark.loading.load import LoadResult, bulk_load
 from shalekv_spark.loading.options import LoadOptions
-from tests.e2e.child import Child
-from tests.e2e.meanwhile import ALONE, Meanwhile
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 
 KEYS = 3_000

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.e2e.child import Child
-from tests.e2e.deaf_proxy import deaf_proxy
-from tests.e2e.meanwhile import ALONE, Meanwhile
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.deaf_proxy import deaf_proxy
+from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.test_load import KEYS, load, loaded, pairs, state
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 
 ROOT = Path(__file__).parents[2]

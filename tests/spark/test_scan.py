@@ -10,7 +10,7 @@ from shalekv_spark.formats import register
 from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin
 from shalekv_spark.scanning.scan import scan
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.scan_ground import (
     ALONE,

@@ -21,8 +21,8 @@ from shalekv_spark.formats import register
 from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin, pinned_snapshots
 from shalekv_spark.scanning.scan import scan
-from tests.e2e.meanwhile import Meanwhile
-from tests.e2e.processes import Processes
+from tests.kit.processes.meanwhile import Meanwhile
+from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.scan_ground import ALONE, BUSY, at_once, repeated, serve, write_numbers
 

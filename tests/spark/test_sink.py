@@ -18,9 +18,9 @@ from shalekv.errors import InvalidRequest, InvalidSetting
 from shalekv_client import Client
 from shalekv_spark.loading.options import LoadOptions
 from shalekv_spark.loading.sink import write_stream
-from tests.e2e.child import Child
-from tests.e2e.meanwhile import ALONE
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.meanwhile import ALONE
+from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.test_load import state
 

@@ -9,8 +9,8 @@ from shalekv.errors import DatabaseNotFound, InvalidRequest
 from shalekv_client import Batch, Client
 from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.stats import stats
-from tests.e2e.meanwhile import COMPACT_ALL
-from tests.e2e.processes import Processes
+from tests.kit.processes.meanwhile import COMPACT_ALL
+from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.scan_ground import ALONE, at_once, serve
 

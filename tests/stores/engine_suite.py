@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from tests.contract.opening import names_in
-from tests.e2e.in_process import put_at
+from tests.kit.household import Household, everything, running, write_all
+from tests.kit.processes.in_process import put_at
 from tests.stores.fencing_suite import OnAStore
-from tests.stores.household import Household, everything, running, write_all
 
 KEYS = 400
 VALUE_BYTES = 200

@@ -11,8 +11,8 @@ import pytest
 from shalekv.errors import Fenced, ManifestVersionExists
 from shalekv.roles.writer import Writer
 from tests.contract.opening import OpenStore, names_in
-from tests.e2e.in_process import put_at, real_runtime
-from tests.stores.household import Household, everything, running
+from tests.kit.household import Household, everything, running
+from tests.kit.processes.in_process import put_at, real_runtime
 
 OPENERS = 4
 

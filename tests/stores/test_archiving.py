@@ -17,10 +17,8 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.local import LocalStore
 from shalekv.store.opening import open_store as open_any
 from tests.contract.opening import OpenStore
-from tests.e2e.in_process import real_runtime
-from tests.servers.fixtures import BUCKET
-from tests.servers.s3 import S3Server
-from tests.unit.roles.safekeeper.held_log import (
+from tests.kit.processes.in_process import real_runtime
+from tests.kit.quorum.held_log import (
     A,
     B,
     C,
@@ -31,6 +29,8 @@ from tests.unit.roles.safekeeper.held_log import (
     put_manifest,
     running,
 )
+from tests.servers.fixtures import BUCKET
+from tests.servers.s3 import S3Server
 
 OBJECTS = 6
 

@@ -10,7 +10,7 @@ import pytest
 from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryObjects
 from tests.contract.opening import OpenStore
-from tests.e2e.in_process import memory_store, real_runtime
+from tests.kit.processes.in_process import memory_store, real_runtime
 from tests.stores.engine_suite import EngineSuite
 from tests.stores.fencing_suite import FencingSuite
 

@@ -10,7 +10,7 @@ import pytest
 from shalekv.settings import StoreSettings
 from shalekv.store.opening import open_store as open_any
 from tests.contract.opening import OpenStore
-from tests.e2e.in_process import real_runtime
+from tests.kit.processes.in_process import real_runtime
 from tests.servers.azurite import AzureServer
 from tests.servers.fixtures import BUCKET
 from tests.servers.google import GoogleServer

@@ -14,7 +14,7 @@ import pytest
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.opening import open_store as open_any
 from tests.contract.opening import OpenStore
-from tests.e2e.in_process import real_runtime
+from tests.kit.processes.in_process import real_runtime
 from tests.servers.dynamodb import DynamoServer
 from tests.servers.fixtures import BUCKET
 from tests.servers.mariadb import MariaServer

@@ -22,7 +22,7 @@ from tests.e2e.crashes.calls import Ending, send
 from tests.e2e.crashes.moments import WITHIN_S, epoch_ms, now_us, until
 from tests.e2e.crashes.servers import Servers, Serving
 from tests.e2e.crashes.workload import KEYS, Workload
-from tests.e2e.stubs import kv_stub, reason_of
+from tests.kit.processes.stubs import kv_stub, reason_of
 from tests.sim.history import (
     UNKNOWN_EPOCH,
     Attempt,

@@ -17,8 +17,8 @@ from tests.e2e.crashes.moments import WITHIN_S
 from tests.e2e.crashes.places import Place
 from tests.e2e.crashes.replica_reads import ReplicaReads
 from tests.e2e.crashes.troubles import Kind, Plan, Troubles, draw_troubles
-from tests.e2e.in_process import real_runtime
-from tests.e2e.processes import Processes
+from tests.kit.processes.in_process import real_runtime
+from tests.kit.processes.processes import Processes
 from tests.sim.checking import check_history
 from tests.sim.gathering import gather
 from tests.sim.history import Outcome

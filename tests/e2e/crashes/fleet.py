@@ -13,12 +13,12 @@ from pathlib import Path
 from random import Random
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.e2e.bucket_troubles import event
-from tests.e2e.child import Child, Line
 from tests.e2e.crashes.moments import WITHIN_S
 from tests.e2e.crashes.places import Place
 from tests.e2e.crashes.servers import Servers
-from tests.e2e.processes import SHALEKV, Processes
+from tests.kit.processes.bucket_troubles import event
+from tests.kit.processes.child import Child, Line
+from tests.kit.processes.processes import SHALEKV, Processes
 
 COLLECT_AGE_MS = 1_000
 LIFE_S = "2"  # of leases and of the snapshots of servers, the least that there is
@@ -108,7 +108,13 @@ class Fleet:
             argv += ["--max-parallel-writes", str(self._random.choice([1, 4]))]
         program = SHALEKV
         if role is Role.COLLECTOR:
-            keeping = ["-m", "tests.e2e.keeping", str(self._kept), self.place.endpoint, pin]
+            keeping = [
+                "-m",
+                "tests.kit.processes.keeping",
+                str(self._kept),
+                self.place.endpoint,
+                pin,
+            ]
             program, argv = sys.executable, [*keeping, *argv]
         elif pin:
             program, argv = sys.executable, ["-m", "tests.e2e.stalling", pin, *argv]

@@ -19,7 +19,7 @@ from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.e2e.crashes.clients import Clients
 from tests.e2e.crashes.moments import now_us, until
 from tests.e2e.crashes.workload import KEYS
-from tests.e2e.stubs import kv_stub, reason_of
+from tests.kit.processes.stubs import kv_stub, reason_of
 from tests.sim.history import Got, Seen
 
 KEYS_AT_ONCE = 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.e2e.child import Child
 from tests.e2e.crashes.moments import now_us
+from tests.kit.processes.child import Child
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from tests.e2e.crashes.crashing import Crashing, Done
 from tests.e2e.crashes.fleet import Role
 from tests.e2e.crashes.places import InFolder, in_bucket
 from tests.e2e.crashes.troubles import Kind, Plan
-from tests.e2e.processes import Processes
+from tests.kit.processes.processes import Processes
 from tests.servers.s3 import S3Server
 from tests.servers.versitygw import versitygw
 

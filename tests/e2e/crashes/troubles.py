@@ -16,13 +16,13 @@ from random import Random
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.clock import LoopClock
-from tests.e2e.child import Child
 from tests.e2e.crashes.clients import Clients
 from tests.e2e.crashes.fleet import COLLECT_AGE_MS, Fleet, Role, draw_pin, events, is_still
 from tests.e2e.crashes.moments import WITHIN_S, now_us, until
 from tests.e2e.crashes.replica_reads import ReplicaReads
 from tests.e2e.crashes.servers import Serving
-from tests.e2e.rivals import epoch_of
+from tests.kit.processes.child import Child
+from tests.kit.processes.rivals import epoch_of
 
 STILL_MS = (3_500, 5_000)  # leases and snapshots have expired by then, and their objects are old
 CALM_MS = (0, 400)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shalekv.format.member_files import HEAD_BYTES
 from shalekv.store.member_log.slots import CONTROL_NAME, FILE_BYTES, SLOT_OFFSETS, SYNCED_NAME
-from tests.e2e.child import Child, Line
+from tests.kit.processes.child import Child, Line
 
 GARBAGE = b"\xa5" * 300
 SEGMENTS = "*.log"

@@ -8,8 +8,8 @@ from contextlib import suppress
 from random import Random
 
 from shalekv_client import Client, NotApplied, OutcomeUnknown, RetryPolicy
-from tests.e2e.history import Attempt, History
-from tests.e2e.load import send
+from tests.kit.processes.history import Attempt, History
+from tests.kit.processes.load import send
 
 SHARED_KEYS = 24  # overwritten by all clients
 WRITE_MS = 5_000  # then nobody knows about a write: its writer stands still

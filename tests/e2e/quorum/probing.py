@@ -7,8 +7,8 @@ import sys
 import time
 
 from shalekv_client import Client, NotApplied, OutcomeUnknown, RetryPolicy
-from tests.e2e.history import History
-from tests.e2e.load import TIMEOUT_MS, send
+from tests.kit.processes.history import History
+from tests.kit.processes.load import TIMEOUT_MS, send
 
 ONE_ATTEMPT = RetryPolicy(attempts_max=1)
 WITHIN_S = 200.0

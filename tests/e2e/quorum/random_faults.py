@@ -12,9 +12,9 @@ from random import Random
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.clock import LoopClock
-from tests.e2e.child import Child
 from tests.e2e.quorum import damage
-from tests.e2e.quorum.cluster import Cluster, is_sound
+from tests.kit.processes.child import Child
+from tests.kit.processes.quorum_cluster import Cluster, is_sound
 
 CALM_MS = (100, 1_500)
 DOWN_MS = (0, 2_000)

@@ -11,14 +11,14 @@ from random import Random
 
 from shalekv.engine.quorum.links import MemberStatus
 from shalekv_client import Client, Durability, OutcomeUnknown, Overloaded
-from tests.e2e.bucket_troubles import TroubledBucket, troubled_bucket
-from tests.e2e.child import Child
-from tests.e2e.history import History
-from tests.e2e.load import ONE_ATTEMPT, TIMEOUT_MS, Load, read_state
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
-from tests.e2e.quorum.cutting import ALONE
 from tests.e2e.quorum.probing import until_accepted, until_full
+from tests.kit.processes.bucket_troubles import TroubledBucket, troubled_bucket
+from tests.kit.processes.child import Child
+from tests.kit.processes.cutting import ALONE
+from tests.kit.processes.history import History
+from tests.kit.processes.load import ONE_ATTEMPT, TIMEOUT_MS, Load, read_state
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
 from tests.servers.s3 import S3Server
 
 MIB = 1 << 20

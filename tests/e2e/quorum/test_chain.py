@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from random import Random
 
-from tests.e2e.history import History
-from tests.e2e.load import Load, read_state
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import LENIENT, Cluster
+from tests.kit.processes.history import History
+from tests.kit.processes.load import Load, read_state
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import LENIENT, Cluster
 
 WRITES = 150  # in each part of the test
 PATIENCE_S = 200

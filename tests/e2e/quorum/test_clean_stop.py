@@ -6,13 +6,13 @@ from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
-from tests.e2e.bucket_troubles import event, troubled_bucket
-from tests.e2e.child import Child
-from tests.e2e.load import TIMEOUT_MS
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
-from tests.e2e.quorum.cutting import ALONE
-from tests.e2e.wal_contents import read_wal, state_of
+from tests.kit.processes.bucket_troubles import event, troubled_bucket
+from tests.kit.processes.child import Child
+from tests.kit.processes.cutting import ALONE
+from tests.kit.processes.load import TIMEOUT_MS
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
+from tests.kit.processes.wal_contents import read_wal, state_of
 from tests.servers.s3 import S3Server
 
 NEVER = ("--archive-interval-ms", "3600000")  # nothing ends an object but that it is full

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.child import Child
-from tests.e2e.load import Load
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import LENIENT, Cluster
-from tests.e2e.quorum.cutting import ALONE, ByProxy, ByRoutes, Cutting, Judged
 from tests.e2e.quorum.namespaces import namespaces
 from tests.e2e.quorum.uplink import uplink
-from tests.e2e.rivals import fenced_end
+from tests.kit.processes.child import Child
+from tests.kit.processes.cutting import ALONE, ByProxy, ByRoutes, Cutting, Judged
+from tests.kit.processes.load import Load
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import LENIENT, Cluster
+from tests.kit.processes.rivals import fenced_end
 
 DEADLINE_S = 200
 WRITES = 100

@@ -12,13 +12,13 @@ from random import Random
 import pytest
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.e2e.child import Child
-from tests.e2e.history import History
-from tests.e2e.load import Load, read_state
-from tests.e2e.processes import Processes
 from tests.e2e.quorum import damage
-from tests.e2e.quorum.cluster import Cluster, is_sound
-from tests.e2e.quorum.cutting import ALONE
+from tests.kit.processes.child import Child
+from tests.kit.processes.cutting import ALONE
+from tests.kit.processes.history import History
+from tests.kit.processes.load import Load, read_state
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster, is_sound
 
 WRITES = 100
 WITHIN_S = 200.0

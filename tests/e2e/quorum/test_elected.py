@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.elected import elected
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
+from tests.kit.processes.elected import elected
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
 
 SERVERS = 2
 SHORT = ("--lease-ttl-ms", "1000")

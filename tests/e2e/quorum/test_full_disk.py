@@ -9,15 +9,15 @@ from pathlib import Path
 from random import Random
 
 from shalekv_client import Client, Durability
-from tests.e2e.archived import check_archived
-from tests.e2e.child import Child
-from tests.e2e.history import History
-from tests.e2e.load import TIMEOUT_MS, Load, read_state
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
-from tests.e2e.quorum.cutting import ALONE
 from tests.e2e.quorum.probing import until_accepted, until_full
 from tests.e2e.quorum.small_disk import SmallDisk, small_disks
+from tests.kit.processes.archived import check_archived
+from tests.kit.processes.child import Child
+from tests.kit.processes.cutting import ALONE
+from tests.kit.processes.history import History
+from tests.kit.processes.load import TIMEOUT_MS, Load, read_state
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
 
 MIB = 1 << 20
 WRITES = 100

@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 
 from shalekv_client import Client, Durability, NotApplied, OutcomeUnknown, RetryPolicy
-from tests.e2e.history import Fate, History
-from tests.e2e.load import TIMEOUT_MS, Load, read_state, send
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import LENIENT, Cluster
+from tests.kit.processes.history import Fate, History
+from tests.kit.processes.load import TIMEOUT_MS, Load, read_state, send
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import LENIENT, Cluster
 
 ONE_ATTEMPT = RetryPolicy(attempts_max=1)
 WRITES = 150  # in each part of a test

@@ -9,13 +9,13 @@ from random import Random
 
 import pytest
 
-from tests.e2e.archived import check_archived
-from tests.e2e.history import Fate, History
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
-from tests.e2e.quorum.cutting import ALONE
 from tests.e2e.quorum.persistent import Persistent
 from tests.e2e.quorum.random_faults import RandomFaults
+from tests.kit.processes.archived import check_archived
+from tests.kit.processes.cutting import ALONE
+from tests.kit.processes.history import Fate, History
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
 from tests.servers.process import free_ports
 
 DURATION_S = 60

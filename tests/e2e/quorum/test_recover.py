@@ -9,10 +9,10 @@ from random import Random
 from typing import Any
 
 from shalekv_client import Client, Durability
-from tests.e2e.history import History
-from tests.e2e.load import TIMEOUT_MS, Load, read_state
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import LENIENT, Cluster
+from tests.kit.processes.history import History
+from tests.kit.processes.load import TIMEOUT_MS, Load, read_state
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import LENIENT, Cluster
 
 WRITES = 60
 PATIENCE_S = 200

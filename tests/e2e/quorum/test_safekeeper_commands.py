@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import Cluster
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import Cluster
 
 USAGE, NO_DATABASE, NO_QUORUM = 2, 3, 13
 NOBODY = "127.0.0.1:1"

@@ -10,11 +10,11 @@ from random import Random
 
 from shalekv.clock import LoopClock
 from shalekv_client import Client
-from tests.e2e.child import Child
-from tests.e2e.history import Fate, History
-from tests.e2e.load import TIMEOUT_MS, Load, read_state
-from tests.e2e.processes import Processes
-from tests.e2e.quorum.cluster import LENIENT, POLL_MS, Cluster
+from tests.kit.processes.child import Child
+from tests.kit.processes.history import Fate, History
+from tests.kit.processes.load import TIMEOUT_MS, Load, read_state
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.quorum_cluster import LENIENT, POLL_MS, Cluster
 
 WRITES = 60  # in each part of a test
 PATIENCE_S = 200

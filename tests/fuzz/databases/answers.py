@@ -10,8 +10,8 @@ from shalekv.errors import ShaleError
 from shalekv.roles.writer import Writer
 from shalekv.v1 import kv_pb2
 from tests.fuzz.databases.making import AGAIN, ONCE, StillPlace, call, roles_at
-from tests.stores.household import CALL, running
-from tests.unit.store.inline_runtime import gathered
+from tests.kit.household import CALL, running
+from tests.kit.inline_runtime import gathered
 
 Rows = list[tuple[bytes, bytes, int, int]]  # key, value, sequence number, expiry
 SEED = 77

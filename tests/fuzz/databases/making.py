@@ -21,9 +21,9 @@ from shalekv.settings import (
 from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.e2e.in_process import real_runtime
-from tests.stores.household import CALL, Household, running
-from tests.unit.engine.backup.ground import Place, back_up
+from tests.kit.engine.backups import Place, back_up
+from tests.kit.household import CALL, Household, running
+from tests.kit.processes.in_process import real_runtime
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000

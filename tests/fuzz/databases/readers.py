@@ -26,7 +26,7 @@ from shalekv.format.names import (
 )
 from shalekv.format.sst import open_sst, read_block
 from shalekv.format.sst_metadata import metadata_range, read_metadata
-from tests.unit.engine.backup.ground import Place
+from tests.kit.engine.backups import Place
 
 Read = Callable[[bytes], object]
 REFUSED = "refused"

@@ -27,9 +27,9 @@ from shalekv.format.manifest_message import decode_message, encode_message
 from shalekv.format.sst_message import info_message, info_of, table_message, table_of
 from shalekv.v1 import manifest_pb2
 from tests.fuzz.decoders.decoder import Decoder
-from tests.unit.format.forging import resealed_manifest
-from tests.unit.format.manifests import FULL, MANIFEST_ID, NAME, manifests, some_info
-from tests.unit.format.samples import WAL_NAME
+from tests.kit.forging import resealed_manifest
+from tests.kit.manifests import FULL, MANIFEST_ID, NAME, manifests, some_info
+from tests.kit.samples import WAL_NAME
 from tests.unit.format.test_backup import BACKUP, MANIFEST
 from tests.unit.format.test_load_record import load, loads
 

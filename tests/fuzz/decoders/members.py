@@ -61,7 +61,7 @@ from shalekv.format.wal_record import (
 )
 from shalekv.v1 import safekeeper_pb2 as wire
 from tests.fuzz.decoders.decoder import Decoder
-from tests.unit.format.manifests import ids, u32s, u64s
+from tests.kit.manifests import ids, u32s, u64s
 from tests.unit.format.test_quorum_messages import BALLOT, BASE, BOUNDARY, ID, RECORD, SHAPE, TARGET
 
 FILE = "/data/member/a file"

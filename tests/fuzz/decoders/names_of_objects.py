@@ -31,8 +31,8 @@ from shalekv.format.names import (
     wal_name,
 )
 from tests.fuzz.decoders.decoder import Decoder
-from tests.unit.format.manifests import ids, u32s, u64s
-from tests.unit.format.samples import SST_ID
+from tests.kit.manifests import ids, u32s, u64s
+from tests.kit.samples import SST_ID
 
 MILLISECONDS_MAX = 253_402_300_799_999  # the end of the year 9999
 

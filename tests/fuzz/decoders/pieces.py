@@ -40,7 +40,7 @@ from tests.fuzz.decoders.forged_ssts import (
 )
 from tests.fuzz.decoders.ssts import LEVEL_SSTS, WAL_SSTS, rows
 from tests.fuzz.mutations import overwritten
-from tests.unit.format.samples import (
+from tests.kit.samples import (
     DATABASE_ID,
     LEVEL_NAME,
     POINTS,

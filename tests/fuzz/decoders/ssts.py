@@ -19,7 +19,7 @@ from shalekv.format.sst_encode import encode_fence, encode_sst
 from shalekv.format.statistics import statistics, weights
 from tests.fuzz.decoders.decoder import Decoder
 from tests.fuzz.decoders.forged_ssts import resealed
-from tests.unit.format.samples import (
+from tests.kit.samples import (
     DATABASE_ID,
     LEVEL_NAME,
     WAL_NAME,

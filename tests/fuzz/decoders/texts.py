@@ -36,8 +36,8 @@ from shalekv_client.changes import to_message
 from shalekv_client.tokens import InvalidToken
 from tests.fuzz.decoders.decoder import Decoder
 from tests.fuzz.decoders.names_of_objects import text_of
-from tests.unit.format.manifests import ids, u64s
-from tests.unit.format.samples import DATABASE_ID, SST_ID
+from tests.kit.manifests import ids, u64s
+from tests.kit.samples import DATABASE_ID, SST_ID
 
 KEYS = KeyRange(b"a", b"q")
 SNAPSHOT_ID = b"id of a snapshot"

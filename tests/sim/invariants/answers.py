@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shalekv.v1 import kv_pb2
+from tests.kit.model import decide, keys_of, rests_on_state
 from tests.sim.errors import Violation
 from tests.sim.history import Attempt, Operation, Outcome, Told
 from tests.sim.invariants.catalogue import checks
-from tests.sim.model import decide, keys_of, rests_on_state
 from tests.sim.serial import SerialOrder
 
 _TOLD = (Outcome.ACKNOWLEDGED, Outcome.REFUSED)

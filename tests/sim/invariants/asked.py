@@ -1,7 +1,7 @@
 """Histories of the simulation in the words of the independent checker of linearizability.
 
 What an operation means is said a second time here, from the requests alone, so that a mistake of
-the serial check and of its model (`tests.sim.serial`, `tests.sim.model`) is not made twice.
+the serial check and of its model (`tests.sim.serial`, `tests.kit.model`) is not made twice.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import chain
 
 from shalekv.errors import ConditionFailed
 from shalekv.v1 import kv_pb2
+from tests.kit.model import keys_in
 from tests.linearizability.operations import (
     Action,
     Add,
@@ -42,7 +43,6 @@ from tests.sim.history import (
 )
 from tests.sim.history import Operation as Asked
 from tests.sim.invariants.comparing import Comparison, Expiry
-from tests.sim.model import keys_in
 from tests.sim.serial import AHEAD_MS
 
 _UNCERTAIN = (Outcome.UNKNOWN, Outcome.IN_MEMORY)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
+from tests.kit.model import keys_of
 from tests.sim.errors import Violation
 from tests.sim.history import Outcome
 from tests.sim.invariants.catalogue import checks
-from tests.sim.model import keys_of
 from tests.sim.serial import SerialOrder
 from tests.sim.stored import Stored
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tests.kit.model import Version
 from tests.sim.errors import Violation
 from tests.sim.history import Got, ReadOp
 from tests.sim.invariants.catalogue import checks
-from tests.sim.model import Version
 from tests.sim.serial import SerialOrder
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tests.kit.model import Version
 from tests.sim.errors import Violation
 from tests.sim.history import Got, Seen
 from tests.sim.invariants.catalogue import checks
-from tests.sim.model import Version
 from tests.sim.serial import AHEAD_MS, SerialOrder
 
 SKEW_MS = 1_000  # between the clock of the store as a reader knows it, and as it is

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
+from tests.kit.disks.crashing import CrashingDisk, File, Folder
 from tests.sim.errors import SimulationError
 from tests.sim.workers import SimWorkers
-from tests.unit.store.crashing_disk import CrashingDisk, File, Folder
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

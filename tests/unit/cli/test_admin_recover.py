@@ -26,7 +26,7 @@ from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.opening import open_store
 from shalekv.store.two_phase.memory import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import InlineWorkers
 
 NOW_MS = 1_700_000_000_000
 NAME = "wal/00000000000000000007.sst"

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from shalekv.cli.backup import DAMAGE_COLUMNS, LIST_COLUMNS
 from shalekv.cli.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.main import shalekv
-from tests.unit.engine.fsck.planted import Planted
+from tests.kit.engine.damage import Planted
 
 FUTURE_MS = 4_000_000_000_000  # no snapshot has expired on a real clock
 UNKNOWN = "20260131T040000123Z-00000000"

@@ -14,7 +14,7 @@ from shalekv.cli.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.main import shalekv
 from shalekv.errors import DatabaseExists, DatabaseNotFound, InvalidRequest, SnapshotNotFound
 from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER
-from tests.unit.engine.cloning.places import Place, everything
+from tests.kit.engine.places import Place, everything
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from shalekv.cli.collector import DRY_COLUMNS
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.cli.main import shalekv
 from shalekv.format import names
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.collection.ground_files import load, save
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection_files import load, save
 
 
 async def _database() -> Ground:

@@ -21,7 +21,7 @@ from shalekv.settings import CompactSettings, LevelSettings, StoreSettings, UrlS
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.requests import RequestKind
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import InlineWorkers
 
 # Reads the task, and gives the reply that it was told.
 REPLIES = "import sys; sys.stdin.readline(); print(sys.argv[1])"

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from shalekv.cli.consumers import COLUMNS
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.cli.main import shalekv
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.collection.ground_files import save
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection_files import save
 
 
 async def _database() -> Ground:

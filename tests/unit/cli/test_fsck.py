@@ -13,8 +13,8 @@ from shalekv.cli.main import shalekv
 from shalekv.core.tree import L0
 from shalekv.errors import DatabaseNotFound
 from shalekv.format.names import wal_name
-from tests.unit.engine.fsck.planted import L0_SST, Planted, sst_name
-from tests.unit.format.samples import put
+from tests.kit.engine.damage import L0_SST, Planted, sst_name
+from tests.kit.samples import put
 
 FUTURE_MS = 4_000_000_000_000  # no snapshot has expired on a real clock
 

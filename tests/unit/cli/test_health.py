@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from shalekv.cli.health import health
 from shalekv.errors import Stopping
-from tests.unit.rpc.serving import serving
+from tests.kit.serving.rpc import serving
 
 
 async def ask(address: str, *flags: str) -> Result:

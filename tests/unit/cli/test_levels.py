@@ -12,7 +12,7 @@ from shalekv.cli.main import shalekv
 from shalekv.core.tree import L0
 from shalekv.errors import CorruptObject, DatabaseNotFound
 from shalekv.format.names import manifest_name, wal_name
-from tests.unit.engine.fsck.planted import (
+from tests.kit.engine.damage import (
     CURRENT,
     L0_SST,
     LEFT_SST,
@@ -22,7 +22,7 @@ from tests.unit.engine.fsck.planted import (
     Planted,
     sst_name,
 )
-from tests.unit.format.samples import put, range_tombstone
+from tests.kit.samples import put, range_tombstone
 
 FUTURE_MS = 4_000_000_000_000
 

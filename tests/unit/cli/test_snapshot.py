@@ -14,8 +14,8 @@ from shalekv.cli.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.main import shalekv
 from shalekv.cli.snapshot import COLUMNS
 from shalekv.errors import DatabaseNotFound
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.collection.ground_files import save
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection_files import save
 
 
 async def _database(name: str = "") -> Ground:

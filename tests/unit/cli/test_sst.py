@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from shalekv.cli.main import shalekv
 from shalekv.errors import BadChecksum, CorruptObject, Truncated, WrongObject
 from shalekv.format.names import wal_name
-from tests.unit.engine.fsck.planted import LEFT_SST, SECOND_SEQ, Planted, sst_id, sst_name
+from tests.kit.engine.damage import LEFT_SST, SECOND_SEQ, Planted, sst_id, sst_name
 
 FUTURE_MS = 4_000_000_000_000
 

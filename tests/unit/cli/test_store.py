@@ -15,7 +15,7 @@ from shalekv.cli.store import COLUMNS
 from shalekv.errors import StoreError
 from shalekv.store import opening
 from shalekv.store.memory import MemoryObjects
-from tests.unit.store.verify.careless_stores import Careful, IgnoresConditions, ReadsTooEarly
+from tests.kit.careless_stores import Careful, IgnoresConditions, ReadsTooEarly
 
 LITTLE = ("--parallel", "2", "--rounds", "2", "--large-object-bytes", "1000")
 

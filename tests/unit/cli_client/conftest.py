@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
 
-from tests.unit.client.dict_server import DictServer
+from tests.kit.serving.dict_server import DictServer
 
 Run: TypeAlias = Callable[..., Awaitable[Result]]
 

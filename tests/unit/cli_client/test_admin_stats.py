@@ -15,9 +15,9 @@ from shalekv.cli.admin_stats import COLUMNS, stats
 from shalekv.cli.request_rates import between
 from shalekv.v1 import admin_pb2
 from shalekv_client.server_stats import stats_of
+from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
 from tests.unit.cli_client.test_help import OF_THE_SERVER
-from tests.unit.client.dict_server import DictServer
 
 HOUR_MS = 3_600_000
 

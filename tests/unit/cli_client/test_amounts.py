@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from shalekv.cli.amounts import duration_ms
 from shalekv.cli.get import get
 from shalekv.core.wording import counted
+from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer
 
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 

@@ -12,8 +12,8 @@ import pytest
 from shalekv.cli.bench import bench
 from shalekv.cli.benchmark.latencies import Latencies
 from shalekv.errors import QueueFull
+from tests.kit.serving.dict_server import DictServer, bare, losing, refusing
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer, bare, losing, refusing
 
 FEW = ["--count", "30", "--clients", "3", "--keys", "20", "--format", "json"]
 

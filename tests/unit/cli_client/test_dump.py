@@ -12,8 +12,8 @@ import pytest
 from shalekv.cli.dump import dump
 from shalekv.cli.load import load
 from shalekv.v1 import kv_pb2
+from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer
 
 BINARY = {
     b"\x00\xff": b"\x00\r\n\t\"',\\",

@@ -17,8 +17,8 @@ from shalekv.cli.pairs.lines import Position
 from shalekv.cli.scan import scan
 from shalekv.errors import Fenced, InvalidRequest
 from shalekv_client import Put
+from tests.kit.serving.dict_server import DictServer, bare, losing, refusing
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer, bare, losing, refusing
 
 FENCED = refusing(Fenced("another took over", own_epoch=1, newer_epoch=2))
 HELLO = [None]  # a load asks for the status first, which works

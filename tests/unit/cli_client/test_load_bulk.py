@@ -15,8 +15,8 @@ from shalekv.cli.loading import bulk, bulk_options
 from shalekv.cli.loading.bulk_options import STORE_OPTIONS, SWITCHES
 from shalekv.errors import LeaseLost
 from shalekv.settings import StoreSettings
+from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer
 
 BULK = ("--bulk", "--url", "file:///tmp/nowhere-at-all")
 

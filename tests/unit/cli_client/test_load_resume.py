@@ -14,9 +14,9 @@ import pytest
 
 from shalekv.cli.load import load
 from shalekv.errors import Fenced, InvalidRequest
+from tests.kit.serving import dict_state
+from tests.kit.serving.dict_server import DictServer, bare, losing, refusing
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client import dict_state
-from tests.unit.client.dict_server import DictServer, bare, losing, refusing
 
 FENCED = refusing(Fenced("another took over", own_epoch=1, newer_epoch=2))
 ONE_BY_ONE = ["--batch-count", "2", "--in-flight", "1"]

@@ -16,8 +16,8 @@ from shalekv.cli.get import get
 from shalekv.cli.put import put
 from shalekv.errors import Fenced, QueueFull
 from shalekv_client import Durability, ReadLevel
+from tests.kit.serving.dict_server import DictServer, Failure, bare, refusing, silent
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer, Failure, bare, refusing, silent
 
 UNAVAILABLE, UNIMPLEMENTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED
 

@@ -18,9 +18,9 @@ from shalekv.cli.scan import scan
 from shalekv.cli.top import top
 from shalekv.cli.watch import watch
 from shalekv_client import SessionToken
+from tests.kit.serving.dict_server import DATABASE_ID, DictServer
 from tests.servers.process import free_port
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DATABASE_ID, DictServer
 
 
 @pytest.mark.parametrize("flag", ["--addr", "--address"])

@@ -12,8 +12,8 @@ from shalekv.cli.put import put
 from shalekv.cli.scan import scan
 from shalekv.cli.status import status
 from shalekv.v1 import kv_pb2
+from tests.kit.serving.dict_server import DATABASE_ID, DictServer
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DATABASE_ID, DictServer
 
 
 @pytest.fixture

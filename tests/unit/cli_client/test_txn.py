@@ -28,8 +28,8 @@ from shalekv_client import (
     SeqIs,
     ValueIs,
 )
+from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "reserve_seat.txn"
 

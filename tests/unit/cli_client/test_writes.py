@@ -10,8 +10,8 @@ from shalekv.cli.add import add
 from shalekv.cli.delete import delete
 from shalekv.cli.get import get
 from shalekv.cli.put import put
+from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
-from tests.unit.client.dict_server import DictServer
 
 
 async def test_conditions_of_a_put(run: Run, server: DictServer) -> None:

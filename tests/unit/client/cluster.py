@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 
 from shalekv.errors import NotTheWriter, PageExpired, SeqNotReached, TooStale
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.unit.client.dict_server import DATABASE_ID, Context, DictServer, ServerState, end
-from tests.unit.client.dict_state import Data, Failed, Failure, inside, refusing, silent
+from tests.kit.serving.dict_server import DATABASE_ID, Context, DictServer, ServerState, end
+from tests.kit.serving.dict_state import Data, Failed, Failure, inside, refusing, silent
 
 EPOCH = 7
 SCAN_MESSAGE_ENTRIES = 2  # so that small scans come in several messages

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from shalekv_client import Client
-from tests.unit.client.dict_server import DictServer
+from tests.kit.serving.dict_server import DictServer
 
 
 @pytest_asyncio.fixture

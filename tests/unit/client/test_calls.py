@@ -39,7 +39,7 @@ from shalekv_client import (
     Value,
     ValueIs,
 )
-from tests.unit.client.dict_server import DATABASE_ID, EPOCH, DictServer
+from tests.kit.serving.dict_server import DATABASE_ID, EPOCH, DictServer
 
 
 async def filled(client: Client, count: int) -> list[bytes]:

@@ -33,7 +33,7 @@ from shalekv_client import (
 )
 from shalekv_client.coalescer import Coalescer
 from shalekv_client.outbox import UNANSWERED_BYTES_MAX, Outbox
-from tests.unit.client.dict_server import DictServer, ServerState, bare, refusing, silent
+from tests.kit.serving.dict_server import DictServer, ServerState, bare, refusing, silent
 from tests.unit.client.waiting import received
 
 CODE = grpc.StatusCode

@@ -39,7 +39,7 @@ from shalekv_client import (
     Unreachable,
 )
 from shalekv_client.error_table import error_of, error_of_operation
-from tests.unit.client.dict_server import DictServer, Failure, bare, refusing, silent
+from tests.kit.serving.dict_server import DictServer, Failure, bare, refusing, silent
 
 ONCE = RetryPolicy(attempts_max=1)
 CODE = grpc.StatusCode

@@ -21,8 +21,8 @@ from shalekv_client import (
     WrongDatabase,
 )
 from shalekv_client.policies import Routing
+from tests.kit.serving.dict_server import bare, losing, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster, until_asked, until_called
-from tests.unit.client.dict_server import bare, losing, refusing, silent
 from tests.unit.client.waiting import received
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)

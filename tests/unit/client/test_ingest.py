@@ -21,8 +21,8 @@ from shalekv_client import Client, DeadlineExceeded, Ingested, NoWriter, RetryPo
 from shalekv_client import InvalidRequest as RefusedRequest
 from shalekv_client import LeaseLost as LostLease
 from shalekv_client import LoadUnknown as UnknownLoad
+from tests.kit.serving.dict_server import DictServer, bare, losing, refusing, silent
 from tests.unit.client.cluster import cluster, until_called
-from tests.unit.client.dict_server import DictServer, bare, losing, refusing, silent
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 SSTS = [manifest_pb2.SstInfo(sstinfo_format_version=1, id=bytes(16), first_key=b"a", last_key=b"b")]

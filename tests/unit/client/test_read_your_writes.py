@@ -20,8 +20,8 @@ from shalekv_client import (
     SessionToken,
     WrongDatabase,
 )
+from tests.kit.serving.dict_server import DATABASE_ID, bare
 from tests.unit.client.cluster import Cluster, Member, cluster
-from tests.unit.client.dict_server import DATABASE_ID, bare
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 HOURS_MS = 3_600_000

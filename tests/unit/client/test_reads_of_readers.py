@@ -20,8 +20,8 @@ from shalekv_client import (
     TooStale,
     WrongDatabase,
 )
+from tests.kit.serving.dict_server import Failure, bare, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster
-from tests.unit.client.dict_server import Failure, bare, refusing, silent
 from tests.unit.client.waiting import received
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)

@@ -25,7 +25,7 @@ from shalekv_client import (
 from shalekv_client import Fenced as ClientFenced
 from shalekv_client import Stopping as ClientStopping
 from shalekv_client.retry import may_repeat
-from tests.unit.client.dict_server import DictServer, Failure, bare, losing, refusing, silent
+from tests.kit.serving.dict_server import DictServer, Failure, bare, losing, refusing, silent
 
 CODE = grpc.StatusCode
 STOPPING = refusing(Stopping("stopping"))

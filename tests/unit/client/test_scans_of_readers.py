@@ -10,8 +10,8 @@ import pytest
 
 from shalekv.errors import InvalidRequest as ServerInvalidRequest
 from shalekv_client import Client, ConnectionLost, InvalidRequest, PageExpired, RetryPolicy
+from tests.kit.serving.dict_server import bare, refusing
 from tests.unit.client.cluster import Cluster, Member, cluster
-from tests.unit.client.dict_server import bare, refusing
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 SNAPSHOT = b"0123456789abcdef"

@@ -30,7 +30,7 @@ from shalekv_client import (
     Value,
 )
 from shalekv_client.outbox import OVERHEAD_BYTES
-from tests.unit.client.dict_server import DictServer, bare, losing, refusing, silent
+from tests.kit.serving.dict_server import DictServer, bare, losing, refusing, silent
 from tests.unit.client.waiting import received
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

@@ -26,7 +26,7 @@ from shalekv_client import (
     Unreachable,
     Value,
 )
-from tests.unit.client.dict_server import DictServer, silent
+from tests.kit.serving.dict_server import DictServer, silent
 from tests.unit.client.waiting import received
 
 

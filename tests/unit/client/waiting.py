@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.client.dict_server import DictServer
+from tests.kit.serving.dict_server import DictServer
 
 
 async def received(server: DictServer, count: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
 from shalekv.core.transaction import Add, Change, Expire, Get, Put, Transaction
-from tests.unit.core.states import NOW_MS, DictState, entry_of, state_of
+from tests.kit.states import NOW_MS, DictState, entry_of, state_of
 
 EXPIRED = entry_of(b"k", b"v", 5, NOW_MS)
 

@@ -18,7 +18,7 @@ from shalekv.core.level_sizes import (
 )
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import SYSTEM_LEVEL, upper_bound
-from tests.unit.format.manifests import some_info, tables
+from tests.kit.manifests import some_info, tables
 
 
 @given(tables)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from shalekv.core.manifest import Manifest, PendingLoad, Snapshot
 from shalekv.core.pins import Holdings, pinned_by_snapshots
 from shalekv.core.sst_table import SstInfo, SstTable
-from tests.unit.format.manifests import some_info
+from tests.kit.manifests import some_info
 
 NOW_S = 1_000
 

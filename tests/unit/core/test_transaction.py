@@ -34,7 +34,7 @@ from shalekv.errors import (
     RangeTooCostly,
     ReplyTooLarge,
 )
-from tests.unit.core.states import NOW_MS, DictState, counter, entry_of, state_of
+from tests.kit.states import NOW_MS, DictState, counter, entry_of, state_of
 
 EQUAL, NOT_EQUAL, LESS, GREATER = Operator
 STATE = state_of(

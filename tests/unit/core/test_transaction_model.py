@@ -28,7 +28,7 @@ from shalekv.core.transaction import (
     ValueCompare,
 )
 from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter
-from tests.unit.core.states import NOW_MS, DictState, counter, entry_of, in_range
+from tests.kit.states import NOW_MS, DictState, counter, entry_of, in_range
 
 KEYS = st.sampled_from([b"a", b"aa", b"b", b"c", b"d"])
 BOUNDS = st.just(b"") | KEYS

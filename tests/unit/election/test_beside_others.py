@@ -16,8 +16,8 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.two_phase.memory import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.unit.engine.held_store import STORE_NOW_MS
-from tests.unit.engine.running_log import yielding_runtime
+from tests.kit.engine.running_log import yielding_runtime
+from tests.kit.store import STORE_NOW_MS
 
 RENEWALS = 200
 LEASE = ElectionLease("a", bytes(16), 3_000)

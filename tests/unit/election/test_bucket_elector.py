@@ -15,11 +15,11 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import NO_METADATA, CreateOutcome
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.kit.engine.running_log import yielding_runtime
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
 from tests.sim.world import World
 from tests.unit.election.candidates import TTL_MS, Candidates
-from tests.unit.engine.running_log import yielding_runtime
 
 SEEDS = range(6)
 HELD = ElectionLease("there", bytes(16), TTL_MS)

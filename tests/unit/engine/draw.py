@@ -22,8 +22,8 @@ from shalekv.core.transaction import (
     Transaction,
     ValueCompare,
 )
-from tests.unit.core.states import counter
-from tests.unit.engine.commits import NOW_MS
+from tests.kit.engine.commits import NOW_MS
+from tests.kit.states import counter
 
 KEYS = [b"a", b"b", b"c", b"d", b"e"]
 BOUNDS = [b"", *KEYS]

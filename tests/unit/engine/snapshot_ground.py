@@ -17,9 +17,9 @@ from shalekv.runtime import Runtime
 from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
 from shalekv.store.api import ObjectStore, StoredObject
 from shalekv.store.cas import CasStore
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.collection.interrupted_store import InterruptedStore
-from tests.unit.store.inline_runtime import InlineWorkers, gathered
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.inline_runtime import InlineWorkers, gathered
 
 Shown = list[tuple[bytes, bytes]]
 

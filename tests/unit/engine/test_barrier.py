@@ -11,8 +11,8 @@ from shalekv.core.transaction import Add, DeleteRange, ExistsCompare, Get, Put, 
 from shalekv.engine.commit import Receipt
 from shalekv.errors import ConditionFailed, Fenced, OutcomeUnknown, Stopping
 from shalekv.format import names
-from tests.unit.core.states import counter
-from tests.unit.engine.running_log import NEWER, RunningLog, Transacted, quiesce, running
+from tests.kit.engine.running_log import NEWER, RunningLog, Transacted, quiesce, running
+from tests.kit.states import counter
 
 WIDTHS = pytest.mark.parametrize("k", [1, 2, 4])
 NOTHING = DeleteRange(KeyRange(b"a", b"a"))

@@ -15,7 +15,7 @@ from shalekv.format import names
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.requests import RequestKind
-from tests.unit.engine.collection.ground import AGE_S, TTL_S, Ground
+from tests.kit.engine.collection import AGE_S, TTL_S, Ground
 
 
 async def compacted(c: int = 4) -> Ground:

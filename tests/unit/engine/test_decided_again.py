@@ -17,9 +17,9 @@ from shalekv.core.transaction import (
 )
 from shalekv.engine.commit import Receipt
 from shalekv.errors import ConditionFailed, NotACounter
-from tests.unit.core.states import counter
-from tests.unit.engine.commits import read
-from tests.unit.engine.running_log import OLDER, RunningLog, Told, quiesce, running
+from tests.kit.engine.commits import read
+from tests.kit.engine.running_log import OLDER, RunningLog, Told, quiesce, running
+from tests.kit.states import counter
 
 # Whether the fence is met before the object behind it lands, or after that.
 ORDERS = pytest.mark.parametrize("meets_fence_first", [True, False])

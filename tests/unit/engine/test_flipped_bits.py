@@ -28,7 +28,7 @@ from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_tail import TAIL_BYTES
 from shalekv.settings import CacheSettings
-from tests.unit.engine.fsck.planted import (
+from tests.kit.engine.damage import (
     CURRENT,
     DATABASE_ID,
     LEASE_ID,
@@ -38,8 +38,8 @@ from tests.unit.engine.fsck.planted import (
     record,
     sst_id,
 )
-from tests.unit.format.samples import put, range_tombstone, refusal, tombstone
-from tests.unit.store.inline_runtime import gathered
+from tests.kit.inline_runtime import gathered
+from tests.kit.samples import put, range_tombstone, refusal, tombstone
 
 MANIFEST_MAGIC = range(8)
 MANIFEST_LENGTH = range(12, 16)

@@ -9,7 +9,7 @@ import pytest
 from shalekv.engine.following import CORRUPT_LOOKS
 from shalekv.errors import BadMagic
 from shalekv.format import names
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.replica import (
     TTL_S,
     AskedStore,
     ReplicaGround,

@@ -8,7 +8,7 @@ from typing import Any
 from shalekv.engine.following import NEVER_MS
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.format import names
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.replica import (
     AskedStore,
     ReplicaGround,
     all_shown,

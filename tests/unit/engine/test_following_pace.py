@@ -9,7 +9,7 @@ import pytest
 from shalekv.engine.following import EMPTY_LOOKS
 from shalekv.errors import StoreUnavailable
 from shalekv.format import names
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.replica import (
     AskedStore,
     ReplicaGround,
     in_virtual_time,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.engine.replication import replicate
 from tests.sim.run import simulate
-from tests.unit.engine.replication import replicate
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,10 +8,10 @@ import pytest
 
 from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.format import names
+from tests.kit.engine.commits import put, read
+from tests.kit.engine.running_log import OLDER, RunningLog, quiesce, running
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.commits import put, read
-from tests.unit.engine.running_log import OLDER, RunningLog, quiesce, running
 
 
 async def test_lone_write_is_flushed_at_once() -> None:

@@ -20,8 +20,8 @@ from shalekv.errors import (
     StoreBroken,
 )
 from shalekv.format import names
-from tests.unit.engine.commits import put, read
-from tests.unit.engine.running_log import (
+from tests.kit.engine.commits import put, read
+from tests.kit.engine.running_log import (
     NEWER,
     OLDER,
     OWN,

@@ -8,10 +8,10 @@ import pytest
 
 from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.errors import OutcomeUnknown, ShaleError
+from tests.kit.engine.running_log import Write
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.running_log import Write
 from tests.unit.engine.trials import ENDS, Trial
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shalekv.engine.memtable import Memtable
-from tests.unit.engine.commits import put, run_of
-from tests.unit.store.inline_runtime import InlineClock, finish
+from tests.kit.engine.commits import put, run_of
+from tests.kit.inline_runtime import InlineClock, finish
 
 VALUE = bytes(1_000)
 

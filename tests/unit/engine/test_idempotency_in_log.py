@@ -22,8 +22,7 @@ from shalekv.engine.commit import RECORD_BYTES, Claim, Receipt
 from shalekv.engine.idempotency import Idempotency, Pending, Remembered
 from shalekv.errors import ConditionFailed, KeyReused, OutcomeUnknown, Stopping
 from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, decode_record, record_key
-from tests.unit.core.states import counter
-from tests.unit.engine.running_log import (
+from tests.kit.engine.running_log import (
     LOGICAL_TIME_MS,
     OLDER,
     TRANSACTION_BYTES,
@@ -32,6 +31,7 @@ from tests.unit.engine.running_log import (
     quiesce,
     running,
 )
+from tests.kit.states import counter
 
 WINDOW_MS = 60_000
 EXPIRE_AT_MS = LOGICAL_TIME_MS + WINDOW_MS

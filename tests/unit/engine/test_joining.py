@@ -11,7 +11,7 @@ from shalekv.errors import (
     ObjectNotFound,
 )
 from shalekv.format import names
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.replica import (
     TTL_S,
     AskedStore,
     ReplicaGround,

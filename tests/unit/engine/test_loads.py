@@ -22,8 +22,8 @@ from shalekv.errors import InvalidRequest, LeaseLost, LoadUnknown, Overloaded
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
 from shalekv.settings import WriterSettings
-from tests.unit.engine.databases import Database
-from tests.unit.engine.loading import (
+from tests.kit.engine.databases import Database
+from tests.kit.engine.loading import (
     SETTINGS,
     Died,
     MortalStore,
@@ -33,7 +33,7 @@ from tests.unit.engine.loading import (
     loads_in_wal,
     one_turn,
 )
-from tests.unit.engine.running_log import quiesce
+from tests.kit.engine.running_log import quiesce
 
 NOISE = Random(5)
 # More than two files of 64 KiB.

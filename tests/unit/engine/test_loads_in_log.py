@@ -34,7 +34,7 @@ from shalekv.format.sst import Sst, open_sst
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.running_log import (
+from tests.kit.engine.running_log import (
     DATABASE_ID,
     NEWER,
     OLDER,

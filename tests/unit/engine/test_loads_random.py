@@ -26,11 +26,11 @@ from shalekv.manifest.compacted import CompactedManifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import LevelCodec, LevelSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from tests.unit.engine.compaction.trial import SplitParts, merge_job, small_settings
-from tests.unit.engine.databases import Database
-from tests.unit.engine.loading import file_of
-from tests.unit.engine.running_log import Told, yielding_runtime
-from tests.unit.store.inline_runtime import gathered
+from tests.kit.engine.compaction import SplitParts, merge_job, small_settings
+from tests.kit.engine.databases import Database
+from tests.kit.engine.loading import file_of
+from tests.kit.engine.running_log import Told, yielding_runtime
+from tests.kit.inline_runtime import gathered
 
 KEYS = [b"%02d" % n for n in range(12)]
 NONCE = b"compactor-nonce!"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.engine.logical_time import LogicalTime
-from tests.unit.store.inline_runtime import InlineClock, finish
+from tests.kit.inline_runtime import InlineClock, finish
 
 
 def test_time_goes_on_from_the_stores() -> None:

@@ -13,10 +13,10 @@ from shalekv.clock import LoopClock
 from shalekv.core.entry import Entry, Kind
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.sorted_runs import MERGE_FAN_IN, Run
+from tests.kit.engine.commits import commit_of, group_of, put, read, run_of, tombstone
+from tests.kit.inline_runtime import InlineClock, finish
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.commits import commit_of, group_of, put, read, run_of, tombstone
-from tests.unit.store.inline_runtime import InlineClock, finish
 
 
 def landed(*runs_in_order: tuple[int, bytes, bytes]) -> Memtable:

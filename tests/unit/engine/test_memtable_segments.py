@@ -15,8 +15,8 @@ from shalekv.core.transaction import Change
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.sorted_runs import Run
 from shalekv.engine.view import View
-from tests.unit.engine.commits import put, read, run_of, tombstone
-from tests.unit.store.inline_runtime import InlineClock, finish
+from tests.kit.engine.commits import put, read, run_of, tombstone
+from tests.kit.inline_runtime import InlineClock, finish
 
 LETTERS = b"abcdefgh"
 KEYS = [bytes([letter]) for letter in LETTERS]

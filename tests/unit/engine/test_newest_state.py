@@ -14,8 +14,8 @@ from shalekv.engine.overlay import Overlay
 from shalekv.engine.scan import SLICE_COUNT_MAX
 from shalekv.engine.sorted_runs import Run
 from shalekv.errors import RangeTooCostly
-from tests.unit.core.states import DictState
-from tests.unit.engine.commits import NOW_MS, commit_of, put, run_of, tombstone, unsettled
+from tests.kit.engine.commits import NOW_MS, commit_of, put, run_of, tombstone, unsettled
+from tests.kit.states import DictState
 
 COMPARE_COUNT_MAX = 3_000
 ALL = KeyRange(b"", b"")

@@ -7,9 +7,9 @@ from shalekv.core.transaction import DeleteRange, Operation, Put, Transaction
 from shalekv.engine.commit import Commit, Group
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.overlay import Overlay
-from tests.unit.core.states import DictState
-from tests.unit.engine.commits import is_put, put, read, run_of, unsettled
-from tests.unit.store.inline_runtime import InlineClock, finish
+from tests.kit.engine.commits import is_put, put, read, run_of, unsettled
+from tests.kit.inline_runtime import InlineClock, finish
+from tests.kit.states import DictState
 
 
 def transacted(seq: int, *operations: Operation) -> Commit:

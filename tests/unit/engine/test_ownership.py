@@ -21,9 +21,9 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from tests.kit.engine.running_log import OWN, quiesce, yielding_runtime
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.running_log import OWN, quiesce, yielding_runtime
 
 NEVER_MS = 3_600_000
 MANIFEST = Manifest(

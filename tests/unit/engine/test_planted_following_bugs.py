@@ -18,8 +18,8 @@ from shalekv.engine.progress import Progress
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.format.names import parse_wal_name
 from shalekv.format.sst import Sst
+from tests.kit.engine.replication import replicate
 from tests.sim.planting import Patch, first_failure
-from tests.unit.engine.replication import replicate
 
 SEEDS_MAX = 25
 

@@ -12,7 +12,7 @@ from shalekv.engine.commit import Group
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.prefix import Prefix
 from shalekv.errors import Fenced, ShaleError, Stopping
-from tests.unit.engine.commits import commit_of, group_of, put, read
+from tests.kit.engine.commits import commit_of, group_of, put, read
 
 FENCED = Fenced("fenced", own_epoch=1, newer_epoch=2)
 

@@ -17,12 +17,12 @@ from shalekv.engine.commit import Commit
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.sorted_runs import MERGE_FAN_IN, SKIPS_MAX, Run
 from shalekv.engine.view import View
+from tests.kit.engine.commits import NOW_MS, group_of, is_put, put, read, run_of, unsettled
+from tests.kit.engine.commits import slices_of as scan_of
+from tests.kit.inline_runtime import InlineClock, finish
+from tests.kit.states import DictState
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.core.states import DictState
-from tests.unit.engine.commits import NOW_MS, group_of, is_put, put, read, run_of, unsettled
-from tests.unit.engine.commits import slices_of as scan_of
-from tests.unit.store.inline_runtime import InlineClock, finish
 
 COUNT = 50_000
 DIRECTIONS = pytest.mark.parametrize("reverse", [False, True])

@@ -18,9 +18,9 @@ from shalekv.engine.newest_state import NewestState
 from shalekv.engine.overlay import Overlay
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.view import View
-from tests.unit.core.states import DictState, in_range
-from tests.unit.engine.commits import NOW_MS, newest_state, read, unsettled
-from tests.unit.store.inline_runtime import InlineClock, finish
+from tests.kit.engine.commits import NOW_MS, newest_state, read, unsettled
+from tests.kit.inline_runtime import InlineClock, finish
+from tests.kit.states import DictState, in_range
 
 LETTERS = [bytes([letter]) for letter in b"abcdefgh"]
 KEYS = st.sampled_from(LETTERS)

@@ -23,12 +23,12 @@ from shalekv.errors import (
 )
 from shalekv.format import names
 from shalekv.format.sst import open_sst
+from tests.kit.engine.commits import put
+from tests.kit.engine.databases import Database, contents
+from tests.kit.engine.running_log import quiesce
+from tests.kit.store import HeldStore
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.commits import put
-from tests.unit.engine.databases import Database, contents
-from tests.unit.engine.held_store import HeldStore
-from tests.unit.engine.running_log import quiesce
 
 A_LEVEL_SST = SstInfo(
     id=bytes.fromhex("01890a5dac967b2e8c5a0f1e2d3c4b5a"),

@@ -24,9 +24,9 @@ from shalekv.errors import (
 from shalekv.format import names
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
-from tests.unit.engine.commits import put, tombstone
-from tests.unit.engine.databases import Database, contents
-from tests.unit.engine.running_log import yielding_runtime
+from tests.kit.engine.commits import put, tombstone
+from tests.kit.engine.databases import Database, contents
+from tests.kit.engine.running_log import yielding_runtime
 
 
 def own(opened: OpenedLog) -> WriterId:

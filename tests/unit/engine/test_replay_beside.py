@@ -22,10 +22,10 @@ from shalekv.format.idempotency import (
     record_key,
 )
 from shalekv.settings import WriterSettings
-from tests.unit.core.states import DictState
-from tests.unit.engine.commits import is_put, put, read, unsettled
-from tests.unit.engine.databases import Database, contents
-from tests.unit.engine.held_store import STORE_NOW_MS
+from tests.kit.engine.commits import is_put, put, read, unsettled
+from tests.kit.engine.databases import Database, contents
+from tests.kit.states import DictState
+from tests.kit.store import STORE_NOW_MS
 
 HASH = b"h" * 16
 EXPIRE_AT_MS = STORE_NOW_MS + 1_000

@@ -9,7 +9,7 @@ from shalekv.core.transaction import Change
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX
 from shalekv.engine.view import View
-from tests.unit.engine.commits import NOW_MS, put, read, run_of, slices_of, tombstone
+from tests.kit.engine.commits import NOW_MS, put, read, run_of, slices_of, tombstone
 
 KEYS = st.binary(min_size=1, max_size=3)
 

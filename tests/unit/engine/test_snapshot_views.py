@@ -28,8 +28,9 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import NO_METADATA, CreateOutcome
 from shalekv.store.cas import CasStore
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.collection.interrupted_store import InterruptedStore
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.inline_runtime import InlineWorkers
 from tests.unit.engine.snapshot_ground import (
     CountedStore,
     GroundClock,
@@ -39,7 +40,6 @@ from tests.unit.engine.snapshot_ground import (
     shown,
     views_of,
 )
-from tests.unit.store.inline_runtime import InlineWorkers
 
 HOUR_MS = 3_600_000
 

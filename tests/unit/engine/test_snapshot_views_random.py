@@ -16,11 +16,11 @@ from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import CacheSettings, CollectorSettings, LimitSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.databases import Database
-from tests.unit.engine.held_store import STORE_NOW_MS
-from tests.unit.engine.running_log import yielding_runtime
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import yielding_runtime
+from tests.kit.inline_runtime import gathered
+from tests.kit.store import STORE_NOW_MS
 from tests.unit.engine.test_loads_random import KEYS, Run
-from tests.unit.store.inline_runtime import gathered
 
 STEPS_COUNT = 50
 LATER_MS = 2_000  # enough for the collector, and not for leases and snapshots

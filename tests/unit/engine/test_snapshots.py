@@ -14,8 +14,8 @@ from shalekv.errors import IllegalState, InvalidRequest, SnapshotExists, Snapsho
 from shalekv.format import names
 from shalekv.format.coding import crc32c
 from shalekv.store.api import NO_METADATA, CreateOutcome
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.collection.interrupted_store import InterruptedStore
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.interrupted_store import InterruptedStore
 
 
 async def test_snapshot_names_the_manifest_that_creates_it() -> None:

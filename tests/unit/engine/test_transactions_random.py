@@ -26,13 +26,13 @@ from shalekv.errors import (
     ShaleError,
 )
 from shalekv.format.idempotency import ReplyKind, client_key, decode_record
+from tests.kit.engine.commits import NOW_MS, read
+from tests.kit.engine.running_log import Told
+from tests.kit.states import DictState
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.core.states import DictState
-from tests.unit.engine.commits import NOW_MS, read
 from tests.unit.engine.draw import KEYS, Draw
-from tests.unit.engine.running_log import Told
 from tests.unit.engine.trials import ENDS, Trial
 
 SIZE_BYTES = 3_000  # of a transaction

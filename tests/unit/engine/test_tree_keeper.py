@@ -20,9 +20,9 @@ from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
 from shalekv.errors import Fenced
 from shalekv.format import names
-from tests.unit.engine.databases import Database
-from tests.unit.engine.held_store import STORE_NOW_MS, HeldStore
-from tests.unit.engine.running_log import quiesce
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.store import STORE_NOW_MS, HeldStore
 
 TTL_S = 300
 FOREIGN = Snapshot(b"f" * 16, 1, 77, "of another process")

@@ -18,8 +18,14 @@ from shalekv.settings import (
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from tests.e2e.in_process import memory_store, put_at, real_runtime, running, serve_settings
-from tests.unit.engine.compaction.interposed import InterposedStore
+from tests.kit.engine.interposed import InterposedStore
+from tests.kit.processes.in_process import (
+    memory_store,
+    put_at,
+    real_runtime,
+    running,
+    serve_settings,
+)
 
 DEADLINE_S = 60
 

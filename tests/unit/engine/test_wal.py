@@ -28,8 +28,8 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.commits import nothing_compacted
-from tests.unit.engine.running_log import (
+from tests.kit.engine.commits import nothing_compacted
+from tests.kit.engine.running_log import (
     DATABASE_ID,
     LOGICAL_TIME_MS,
     OLDER,
@@ -37,7 +37,7 @@ from tests.unit.engine.running_log import (
     YieldingClock,
     slots_on,
 )
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import InlineWorkers
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

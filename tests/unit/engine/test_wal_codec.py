@@ -11,8 +11,8 @@ from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.sst import open_sst
 from shalekv.settings import WalCodec, WriterSettings
-from tests.unit.engine.databases import Database, contents
-from tests.unit.format.samples import RANGES, SYSTEM, properties
+from tests.kit.engine.databases import Database, contents
+from tests.kit.samples import RANGES, SYSTEM, properties
 
 ENTRIES = [Entry(b"key %04d" % n, 7, Kind.PUT, b"value %04d" % n * 9) for n in range(500)]
 

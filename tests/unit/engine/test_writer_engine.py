@@ -14,12 +14,12 @@ from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import Fenced, OutcomeUnknown, Stopping
 from shalekv.settings import WriterSettings
+from tests.kit.engine.commits import put, read
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import Write, quiesce
+from tests.kit.store import HeldStore
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.commits import put, read
-from tests.unit.engine.databases import Database
-from tests.unit.engine.held_store import HeldStore
-from tests.unit.engine.running_log import Write, quiesce
 
 GRACE_MS = 1_000
 

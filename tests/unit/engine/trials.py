@@ -20,9 +20,9 @@ from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
+from tests.kit.engine.commits import newest_state, nothing_compacted
+from tests.kit.engine.running_log import DATABASE_ID, NEWER, OLDER, OWN
 from tests.sim.world import World
-from tests.unit.engine.commits import newest_state, nothing_compacted
-from tests.unit.engine.running_log import DATABASE_ID, NEWER, OLDER, OWN
 
 ENDS = ("close", "stop", "cancel", "newer writer")
 

@@ -22,8 +22,8 @@ from shalekv.format.block import (
 from shalekv.format.coding import Piece
 from shalekv.format.columns import columns_of
 from shalekv.format.section import Section
-from tests.unit.format.forging import patched, u32
-from tests.unit.format.samples import (
+from tests.kit.forging import patched, u32
+from tests.kit.samples import (
     POINTS,
     RANGES,
     SYSTEM,

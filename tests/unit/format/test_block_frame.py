@@ -22,8 +22,8 @@ from shalekv.format.block_frame import Codec, compressed, compressor
 from shalekv.format.coding import Piece
 from shalekv.format.columns import columns_of
 from shalekv.format.section import Section
-from tests.unit.format.forging import patched, u32
-from tests.unit.format.samples import points, put, refusal
+from tests.kit.forging import patched, u32
+from tests.kit.samples import points, put, refusal
 
 OFFSET = 4096  # where in its object the block of a test stands
 ROWS = [put(b"key %04d" % number, 7, b"value of key %04d" % number) for number in range(50)]

@@ -18,8 +18,8 @@ from shalekv.format.filter import HEADER, Filter, key_hash, parse_filter
 from shalekv.format.filter_build import FilterKeys, build_filter
 from shalekv.format.sst import open_filter
 from shalekv.format.sst_encode import encode_fence, encode_sst
-from tests.unit.format.forging import patched, u32
-from tests.unit.format.samples import (
+from tests.kit.forging import patched, u32
+from tests.kit.samples import (
     LEVEL_NAME,
     POINTS,
     RANGES,

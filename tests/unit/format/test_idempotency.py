@@ -17,7 +17,7 @@ from shalekv.format.idempotency import (
     decode_record,
     encode_record,
 )
-from tests.unit.format.samples import WAL_NAME, refusal
+from tests.kit.samples import WAL_NAME, refusal
 
 RECORD = IdempotencyRecord(b"hash of request!", 0x0102030405060708, ReplyKind.WRITE, b"reply")
 

@@ -20,8 +20,8 @@ from shalekv.format.sst import open_sst, read_block
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import table_message
 from shalekv.format.sst_metadata import metadata_range, read_metadata
-from tests.unit.format.forging import patched, resealed
-from tests.unit.format.samples import (
+from tests.kit.forging import patched, resealed
+from tests.kit.samples import (
     DATABASE_ID,
     LEVEL_NAME,
     SYSTEM,

@@ -26,9 +26,9 @@ from shalekv.format import manifest as manifest_module
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import manifest_name
 from shalekv.v1 import manifest_pb2
-from tests.unit.format.forging import patched, resealed_manifest
-from tests.unit.format.manifests import FULL, NAME, manifests
-from tests.unit.format.samples import refusal
+from tests.kit.forging import patched, resealed_manifest
+from tests.kit.manifests import FULL, NAME, manifests
+from tests.kit.samples import refusal
 
 DATA = encode_manifest(FULL)
 BODY_AT = 20

@@ -17,7 +17,7 @@ from shalekv.format.section import Section
 from shalekv.format.sst import Sst, read_block, read_filter, read_index
 from shalekv.format.sst_encode import encode_fence, encode_sst
 from shalekv.format.sst_tail import needed_tail
-from tests.unit.format.samples import (
+from tests.kit.samples import (
     DATABASE_ID,
     LEVEL_NAME,
     POINTS,

@@ -24,8 +24,8 @@ from shalekv.format.names import wal_name
 from shalekv.format.sst import open_sst, read_block, read_filter, read_index
 from shalekv.format.sst_encode import encode_fence, encode_sst
 from shalekv.format.sst_tail import needed_tail
-from tests.unit.format.forging import patched, resealed, resealed_footer, u32
-from tests.unit.format.samples import (
+from tests.kit.forging import patched, resealed, resealed_footer, u32
+from tests.kit.samples import (
     DATABASE_ID,
     LEVEL_NAME,
     WAL_NAME,

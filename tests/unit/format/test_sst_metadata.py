@@ -15,8 +15,8 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.sst import read_block
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_metadata import SstMetadata, metadata_range, read_metadata
-from tests.unit.format.forging import patched, resealed
-from tests.unit.format.samples import (
+from tests.kit.forging import patched, resealed
+from tests.kit.samples import (
     DATABASE_ID,
     LEVEL_NAME,
     SST_ID,

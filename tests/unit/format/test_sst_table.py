@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.sst_table import SstInfo, SstTable
-from tests.unit.format.manifests import infos, some_info
+from tests.kit.manifests import infos, some_info
 
 U64_COLUMNS = [
     "filter_offsets",

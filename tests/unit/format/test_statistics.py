@@ -21,7 +21,7 @@ from shalekv.format.statistics import (
     statistics,
     weights,
 )
-from tests.unit.format.samples import (
+from tests.kit.samples import (
     POINTS,
     RANGES,
     SYSTEM,

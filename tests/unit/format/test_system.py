@@ -17,8 +17,8 @@ from shalekv.format.section import Section
 from shalekv.format.sst import Sst, read_block
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.system_key import client_key, record_key
-from tests.unit.format.forging import patched, resealed
-from tests.unit.format.samples import (
+from tests.kit.forging import patched, resealed
+from tests.kit.samples import (
     LEVEL_NAME,
     WAL_NAME,
     opened,

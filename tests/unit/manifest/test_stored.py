@@ -23,9 +23,9 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore, StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.databases import Database
-from tests.unit.engine.held_store import HeldStore
-from tests.unit.engine.running_log import quiesce, yielding_runtime
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce, yielding_runtime
+from tests.kit.store import HeldStore
 
 
 def stored_in(store: ObjectStore) -> StoredManifest:

@@ -18,9 +18,9 @@ from shalekv.roles.watching import Watches
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.settings import LimitSettings, WatchSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.quorum.ground import Ground, Writing, runtime
-from tests.unit.roles.serving import CALL, METHODS
-from tests.unit.roles.watching.clients import TIMELESS, WatchClient
+from tests.kit.quorum.log import Ground, Writing, runtime
+from tests.kit.serving.roles import CALL, METHODS
+from tests.kit.serving.watchers import TIMELESS, WatchClient
 
 NEVER_MS = 3_600_000  # so long an object stays open unless somebody asks for its end
 

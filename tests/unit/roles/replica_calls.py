@@ -11,7 +11,7 @@ from shalekv.roles.reader import Reader
 from shalekv.roles.service import Call
 from shalekv.settings import CacheSettings, ReaderSettings, ReadSettings, UrlSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.replica import (
     BY_HAND,
     AskedStore,
     ReplicaGround,

@@ -14,9 +14,9 @@ from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.runtime import Runtime
 from shalekv.settings import LimitSettings, ReadSettings, UrlSettings
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.roles.serving import CALL, Serving
-from tests.unit.store.inline_runtime import InlineWorkers, gathered
+from tests.kit.engine.databases import Database
+from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.serving.roles import CALL, Serving
 
 TTL_S = 3_600
 

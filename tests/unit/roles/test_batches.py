@@ -14,9 +14,9 @@ from shalekv.errors import InvalidRequest
 from shalekv.roles import requests, transactions
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.core.states import NOW_MS, DictState, counter, entry_of
-from tests.unit.engine.commits import unsettled
-from tests.unit.roles.messages import add, change, delete, delete_range, get, put
+from tests.kit.engine.commits import unsettled
+from tests.kit.serving.messages import add, change, delete, delete_range, get, put
+from tests.kit.states import NOW_MS, DictState, counter, entry_of
 
 LIMITS = LimitSettings(
     value_bytes_max=9, batch_count_max=6, batch_bytes_max=1_024, ttl_ms_max=1_000

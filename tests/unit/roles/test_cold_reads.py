@@ -29,7 +29,7 @@ from shalekv.settings import (
 from shalekv.store.counting import Count, CountingStore, Operation
 from shalekv.store.local import LocalStore
 from shalekv.v1 import kv_pb2
-from tests.unit.roles.cold_database import (
+from tests.kit.serving.cold_database import (
     CALL,
     PARTS,
     ColdDatabase,

@@ -12,8 +12,8 @@ from shalekv.roles.collector import Collector
 from shalekv.settings import StoreSettings
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.running_log import YieldingClock
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.running_log import YieldingClock
 
 TURNS = 2_000  # in which every collection of these databases is made many times
 

@@ -19,10 +19,7 @@ from shalekv.format.system_key import record_key
 from shalekv.roles.compactor import Compactor
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectInfo, ObjectStore
-from tests.unit.engine.compaction.hand_clock import hand_runtime
-from tests.unit.engine.compaction.interposed import InterposedStore
-from tests.unit.engine.compaction.naive import NaiveTree, answers
-from tests.unit.engine.compaction.trial import (
+from tests.kit.engine.compaction import (
     Trial,
     delete_range,
     put,
@@ -30,6 +27,9 @@ from tests.unit.engine.compaction.trial import (
     record,
     small_settings,
 )
+from tests.kit.engine.hand_clock import hand_runtime
+from tests.kit.engine.interposed import InterposedStore
+from tests.kit.engine.naive_merge import NaiveTree, answers
 
 KEYS = [b"k%03d" % n for n in range(200)]
 EAGER = {"wal_trigger_bytes": 1, "l0_trigger_count": 2, "base_level_bytes": 2_000}

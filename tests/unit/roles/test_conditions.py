@@ -11,10 +11,10 @@ import pytest
 from shalekv.errors import ConditionFailed, Fenced, InvalidRequest, NotACounter, RangeTooCostly
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.messages import absent, add, change, get, present, put, seq_equals
-from tests.unit.roles.serving import (
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.messages import absent, add, change, get, present, put, seq_equals
+from tests.kit.serving.roles import (
     COMMITTED,
     LINEARIZABLE,
     MEMORY,

@@ -19,10 +19,10 @@ from shalekv.errors import (
 from shalekv.format import names
 from shalekv.roles.database import Quorum, check_wal_mode, create_database
 from shalekv.settings import DatabaseSettings, StoreSettings
-from tests.quorum.links import InProcessLinks
-from tests.quorum.nodes import Nodes
-from tests.unit.engine.databases import Database
-from tests.unit.engine.held_store import HeldStore
+from tests.kit.engine.databases import Database
+from tests.kit.quorum.links import InProcessLinks
+from tests.kit.quorum.nodes import Nodes
+from tests.kit.store import HeldStore
 
 
 async def test_new_database_has_one_manifest() -> None:

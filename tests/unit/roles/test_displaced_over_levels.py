@@ -6,12 +6,12 @@ import asyncio
 
 from shalekv.core.fencing import WriterId
 from shalekv.v1 import kv_pb2
-from tests.unit.core.states import counter
-from tests.unit.engine.databases import Database
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.letting_go import follow, forgotten
-from tests.unit.roles.messages import add, change, delete_range, put
-from tests.unit.roles.serving import Serving, serving
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.letting_go import follow, forgotten
+from tests.kit.serving.messages import add, change, delete_range, put
+from tests.kit.serving.roles import Serving, serving
+from tests.kit.states import counter
 from tests.unit.roles.test_records_in_levels import compact
 
 OLDER = WriterId(0, bytes(16))

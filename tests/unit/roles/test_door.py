@@ -11,13 +11,13 @@ from google.protobuf.message import Message
 from shalekv.engine.commit import changes_bytes
 from shalekv.errors import KeyReused, OutcomeUnknown, QueueFull, Stopping, StoreBroken
 from shalekv.v1 import kv_pb2
+from tests.kit.engine.commits import put as engine_put
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.messages import add, change, get, key_header, put
+from tests.kit.serving.roles import MEMORY, Serving, opened, serving
+from tests.kit.states import counter
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.core.states import counter
-from tests.unit.engine.commits import put as engine_put
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.messages import add, change, get, key_header, put
-from tests.unit.roles.serving import MEMORY, Serving, opened, serving
 
 MIB = 1 << 20
 KEY = b"the key of a request"

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from shalekv.engine.expiry_scan import ssts
 from shalekv.engine.expiry_sweep import ExpirySweep
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.roles.letting_go import follow
-from tests.unit.roles.messages import delete, delete_range, put
-from tests.unit.roles.serving import Serving, pairs, serving
-from tests.unit.roles.sweeping import (
+from tests.kit.engine.databases import Database
+from tests.kit.serving.letting_go import follow
+from tests.kit.serving.messages import delete, delete_range, put
+from tests.kit.serving.roles import Serving, pairs, serving
+from tests.kit.serving.sweeping import (
     BY_HAND,
     check_log,
     compact,

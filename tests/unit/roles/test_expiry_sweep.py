@@ -6,15 +6,12 @@ import asyncio
 
 from shalekv.core.entry import Kind
 from shalekv.v1 import kv_pb2
-from tests.sim.run import simulate
-from tests.sim.world import World
-from tests.unit.core.states import counter
-from tests.unit.engine.databases import Database
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.letting_go import follow, forgotten
-from tests.unit.roles.messages import absent, add, delete_range, put
-from tests.unit.roles.serving import Serving, pairs, serving
-from tests.unit.roles.sweeping import (
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.letting_go import follow, forgotten
+from tests.kit.serving.messages import absent, add, delete_range, put
+from tests.kit.serving.roles import Serving, pairs, serving
+from tests.kit.serving.sweeping import (
     BY_HAND,
     TTL_MS,
     check_log,
@@ -23,6 +20,9 @@ from tests.unit.roles.sweeping import (
     logged,
     told,
 )
+from tests.kit.states import counter
+from tests.sim.run import simulate
+from tests.sim.world import World
 
 SECOND_MS = 1_000
 

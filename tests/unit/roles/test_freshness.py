@@ -13,14 +13,14 @@ from shalekv.errors import (
 )
 from shalekv.roles.service import Call
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.replica import (
     AskedStore,
     ReplicaGround,
     in_virtual_time,
     pass_s,
 )
+from tests.kit.inline_runtime import gathered
 from tests.unit.roles.replica_calls import get, opened, running
-from tests.unit.store.inline_runtime import gathered
 
 
 @pytest.mark.parametrize("is_scan", [False, True])

@@ -13,8 +13,8 @@ from shalekv.errors import InvalidRequest
 from shalekv.format.sst_message import info_message
 from shalekv.roles.ingests import Ingests, file_infos
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.engine.loading import file_of, loading
+from tests.kit.engine.databases import Database
+from tests.kit.engine.loading import file_of, loading
 from tests.unit.format.test_load_record import info
 
 GOOD = [info(0, b"a", b"b"), info(1, b"c", b"d")]

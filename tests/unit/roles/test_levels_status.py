@@ -21,10 +21,10 @@ from shalekv.settings import CompactorSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
 from shalekv.v1 import admin_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.engine.levels.trees import Levels
-from tests.unit.format.samples import put, tombstone
-from tests.unit.store.disk_cache.folders import open_cache
+from tests.kit.disks.cache_folders import open_cache
+from tests.kit.engine.databases import Database
+from tests.kit.engine.trees import Levels
+from tests.kit.samples import put, tombstone
 
 
 def sst_id(number: int) -> bytes:

@@ -8,10 +8,10 @@ import pytest
 
 from shalekv.errors import MemtableFull
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.roles.letting_go import follow
-from tests.unit.roles.messages import put
-from tests.unit.roles.serving import serving
+from tests.kit.engine.databases import Database
+from tests.kit.serving.letting_go import follow
+from tests.kit.serving.messages import put
+from tests.kit.serving.roles import serving
 from tests.unit.roles.test_records_in_levels import compact
 
 SMALL: dict[str, Any] = {

@@ -13,8 +13,8 @@ from shalekv.engine.sorted_runs import Run
 from shalekv.engine.view import OpenView, View
 from shalekv.errors import PageExpired
 from shalekv.roles.open_scan import OpenScan
-from tests.unit.engine.commits import put, run_of
-from tests.unit.store.inline_runtime import gathered
+from tests.kit.engine.commits import put, run_of
+from tests.kit.inline_runtime import gathered
 
 
 class Scanning:

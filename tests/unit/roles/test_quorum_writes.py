@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 from shalekv.errors import ConditionFailed, OutcomeUnknown, QuorumUnavailable
 from shalekv.format import names
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.unit.engine.quorum.ground import in_virtual_time, until
-from tests.unit.roles.messages import absent, key_header
+from tests.kit.quorum.log import in_virtual_time, until
+from tests.kit.serving.messages import absent, key_header
+from tests.kit.serving.roles import CALL
 from tests.unit.roles.quorum_serving import NEVER_MS, QuorumServing, quorum_serving
-from tests.unit.roles.serving import CALL
 
 DURABLE = kv_pb2.DURABILITY_DURABLE
 MEMORY = kv_pb2.DURABILITY_MEMORY

@@ -17,15 +17,15 @@ from shalekv.format import names
 from shalekv.roles.reader import JOINS_MAX
 from shalekv.roles.service import Call
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.replica import (
     TTL_S,
     AskedStore,
     ReplicaGround,
     in_virtual_time,
     pass_s,
 )
+from tests.kit.inline_runtime import gathered
 from tests.unit.roles.replica_calls import get, opened, running
-from tests.unit.store.inline_runtime import gathered
 
 WRITES: list[tuple[str, Any]] = [
     ("put", kv_pb2.PutRequest(key=b"k", value=b"v")),

@@ -18,9 +18,9 @@ from shalekv.settings import (
     UrlSettings,
 )
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.roles.messages import add, key_header
-from tests.unit.roles.serving import Serving, serving
+from tests.kit.engine.databases import Database
+from tests.kit.serving.messages import add, key_header
+from tests.kit.serving.roles import Serving, serving
 
 WINDOW_S = 100
 WINDOW_MS = WINDOW_S * 1_000

@@ -12,9 +12,8 @@ from google.protobuf.message import Message
 from shalekv.engine.idempotency import Remembered
 from shalekv.errors import ConditionFailed, KeyExpired, KeyReused, NotACounter
 from shalekv.v1 import kv_pb2
-from tests.unit.core.states import counter
-from tests.unit.engine.databases import Database
-from tests.unit.roles.messages import (
+from tests.kit.engine.databases import Database
+from tests.kit.serving.messages import (
     absent,
     add,
     change,
@@ -25,7 +24,8 @@ from tests.unit.roles.messages import (
     present,
     put,
 )
-from tests.unit.roles.serving import COMMITTED, MEMORY, Serving, pairs, serving
+from tests.kit.serving.roles import COMMITTED, MEMORY, Serving, pairs, serving
+from tests.kit.states import counter
 
 KEY = b"the key of a request"
 WINDOW_MS = 86_400_000

@@ -12,11 +12,11 @@ from shalekv.errors import InvalidRequest, PageExpired
 from shalekv.roles.open_views import ENDED_TTL_MS
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
+from tests.kit.engine.databases import Database
+from tests.kit.serving.messages import delete, delete_range, put
+from tests.kit.serving.roles import CALL, Serving, pairs, serving
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.databases import Database
-from tests.unit.roles.messages import delete, delete_range, put
-from tests.unit.roles.serving import CALL, Serving, pairs, serving
 from tests.unit.roles.snapshot_world import at, create, replica, scanned
 from tests.unit.roles.test_records_in_levels import compact
 

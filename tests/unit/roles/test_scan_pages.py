@@ -13,13 +13,13 @@ from shalekv.errors import InvalidRequest, PageExpired
 from shalekv.roles.writer import Writer
 from shalekv.settings import DatabaseSettings, LimitSettings, ServeSettings
 from shalekv.v1 import kv_pb2
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.inline_runtime import gathered
+from tests.kit.serving.messages import delete_range, put
+from tests.kit.serving.roles import CALL, MEMORY, UNCOMMITTED, Serving, pairs, serving
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.databases import Database
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.messages import delete_range, put
-from tests.unit.roles.serving import CALL, MEMORY, UNCOMMITTED, Serving, pairs, serving
-from tests.unit.store.inline_runtime import gathered
 
 Pairs = list[tuple[bytes, bytes]]
 

@@ -15,8 +15,8 @@ from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import Overloaded
 from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, MESSAGE_COPIES, scan_messages
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.running_log import YieldingClock
-from tests.unit.store.inline_runtime import gathered
+from tests.kit.engine.running_log import YieldingClock
+from tests.kit.inline_runtime import gathered
 
 HEADER = kv_pb2.ReplyHeader(database_id=b"d" * 16, epoch=3, seq=7)
 GREATEST = 2**64 - 1

@@ -13,10 +13,10 @@ from shalekv.errors import PageExpired
 from shalekv.roles import scans
 from shalekv.settings import KIB, MIB, LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.roles.serving import CALL, Serving, pairs, serving
+from tests.kit.engine.databases import Database
+from tests.kit.inline_runtime import gathered
+from tests.kit.serving.roles import CALL, Serving, pairs, serving
 from tests.unit.roles.test_records_in_levels import compact
-from tests.unit.store.inline_runtime import gathered
 
 VALUE = bytes(2 * KIB)
 COUNT = 100  # of puts, which are 200 KiB

@@ -20,10 +20,10 @@ from shalekv.format import names
 from shalekv.roles.service import Call
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.messages import delete_range, put
-from tests.unit.roles.serving import (
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.messages import delete_range, put
+from tests.kit.serving.roles import (
     CALL,
     LINEARIZABLE,
     MEMORY,

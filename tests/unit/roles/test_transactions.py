@@ -25,7 +25,7 @@ from shalekv.errors import InvalidRequest
 from shalekv.roles import transactions
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.roles.messages import (
+from tests.kit.serving.messages import (
     Compare,
     absent,
     add,

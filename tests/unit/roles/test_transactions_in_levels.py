@@ -13,11 +13,10 @@ from shalekv.engine.below import WITNESS_COUNT
 from shalekv.errors import ConditionFailed, NotACounter, RangeTooCostly
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.core.states import counter
-from tests.unit.engine.databases import Database
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.letting_go import NEVER_POLLED, follow, forgotten
-from tests.unit.roles.messages import (
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.letting_go import NEVER_POLLED, follow, forgotten
+from tests.kit.serving.messages import (
     Compare,
     absent,
     add,
@@ -28,7 +27,8 @@ from tests.unit.roles.messages import (
     put,
     seq_equals,
 )
-from tests.unit.roles.serving import Serving, serving
+from tests.kit.serving.roles import Serving, serving
+from tests.kit.states import counter
 from tests.unit.roles.test_records_in_levels import compact
 
 TTL_MS = 60_000

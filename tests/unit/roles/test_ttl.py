@@ -6,12 +6,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from shalekv.v1 import kv_pb2
-from tests.sim.run import simulate
-from tests.sim.world import World
-from tests.unit.core.states import counter
-from tests.unit.engine.databases import Database
-from tests.unit.roles.messages import absent, add, change, delete_range, get, present, put
-from tests.unit.roles.serving import (
+from tests.kit.engine.databases import Database
+from tests.kit.inline_runtime import gathered
+from tests.kit.serving.messages import absent, add, change, delete_range, get, present, put
+from tests.kit.serving.roles import (
     CALL,
     LINEARIZABLE,
     MEMORY,
@@ -20,7 +18,9 @@ from tests.unit.roles.serving import (
     pairs,
     serving,
 )
-from tests.unit.store.inline_runtime import gathered
+from tests.kit.states import counter
+from tests.sim.run import simulate
+from tests.sim.world import World
 
 TTL_MS = 1_000
 EXISTS = kv_pb2.Compare(key=b"a", exists=True)

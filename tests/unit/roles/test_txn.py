@@ -11,10 +11,10 @@ from google.protobuf.message import Message
 from shalekv.errors import CounterOverflow, NotACounter, RangeTooCostly, ReplyTooLarge
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.core.states import counter
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.messages import add, change, delete, delete_range, get, put
-from tests.unit.roles.serving import DURABLE, MEMORY, UNCOMMITTED, Serving, pairs, serving
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.messages import add, change, delete, delete_range, get, put
+from tests.kit.serving.roles import DURABLE, MEMORY, UNCOMMITTED, Serving, pairs, serving
+from tests.kit.states import counter
 
 MIB = 1 << 20
 

@@ -13,8 +13,8 @@ from shalekv.roles.store_use import ProcessUse, StorePlace
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.requests import RequestKind
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.unit.roles.messages import key_header
-from tests.unit.roles.serving import CALL, MEMORY, Serving, serving
+from tests.kit.serving.messages import key_header
+from tests.kit.serving.roles import CALL, MEMORY, Serving, serving
 
 
 def status(writer: Serving) -> admin_pb2.StatusReply:

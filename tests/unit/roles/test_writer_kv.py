@@ -22,10 +22,10 @@ from shalekv.roles.service import Answer, Call
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.commits import put
-from tests.unit.engine.databases import Database
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.serving import (
+from tests.kit.engine.commits import put
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.roles import (
     CALL,
     COMMITTED,
     LINEARIZABLE,

@@ -19,10 +19,10 @@ from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, status_of, status_of_bug
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
-from tests.unit.roles.serving import METHODS
-from tests.unit.roles.serving import Serving as Writer
-from tests.unit.roles.serving import serving as serving_writer
-from tests.unit.rpc.serving import Failure, Serving, failure_of, serving_of
+from tests.kit.serving.roles import METHODS
+from tests.kit.serving.roles import Serving as Writer
+from tests.kit.serving.roles import serving as serving_writer
+from tests.kit.serving.rpc import Failure, Serving, failure_of, serving_of
 
 Results = dict[int, kv_pb2.SessionResult]
 BUG_ID = "c0ffee"

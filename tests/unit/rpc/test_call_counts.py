@@ -10,8 +10,8 @@ import pytest
 
 from shalekv.rpc.call_counts import BUCKET_COUNT, MethodCount, TimedCall, method_of
 from shalekv.v1 import admin_pb2, kv_pb2
+from tests.kit.serving.rpc import Serving, failure, serving
 from tests.unit.rpc.memory_service import MemoryKv
-from tests.unit.rpc.serving import Serving, failure, serving
 from tests.unit.rpc.sessions import SocketSession, operation
 
 Counts = Mapping[str, admin_pb2.CallStatus]

@@ -15,9 +15,9 @@ from shalekv.rpc import admin, kv
 from shalekv.rpc.adapter import Adapter
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2
+from tests.kit.serving.rpc import failure, runtime, serving
 from tests.unit.rpc.memory_service import MemoryAdmin, MemoryKv
 from tests.unit.rpc.memory_watches import MemoryWatches
-from tests.unit.rpc.serving import failure, runtime, serving
 
 KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]

@@ -14,12 +14,12 @@ from google.protobuf.message import Message
 from shalekv.errors import ConditionFailed
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.core.states import counter
-from tests.unit.engine.databases import Database
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.messages import absent, add, change, delete_range, get, key_header, put
-from tests.unit.roles.serving import LINEARIZABLE, MEMORY, Serving, header, pairs, serving
-from tests.unit.rpc.serving import failure
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.messages import absent, add, change, delete_range, get, key_header, put
+from tests.kit.serving.roles import LINEARIZABLE, MEMORY, Serving, header, pairs, serving
+from tests.kit.serving.rpc import failure
+from tests.kit.states import counter
 from tests.unit.rpc.sessions import DrivenSession, by_id, driven, operation, served_writer
 
 KIB = 1 << 10

@@ -10,8 +10,8 @@ import pytest
 
 from shalekv.rpc.adapter import Adapter
 from shalekv.v1 import kv_pb2
+from tests.kit.serving.rpc import failure, runtime, serving
 from tests.unit.rpc.memory_service import MemoryKv
-from tests.unit.rpc.serving import failure, runtime, serving
 
 
 async def test_deadline_and_peer_reach_the_service_as_values() -> None:

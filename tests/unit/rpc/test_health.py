@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shalekv.errors import Stopping
-from tests.unit.rpc.serving import Serving, failure, serving
+from tests.kit.serving.rpc import Serving, failure, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from shalekv.v1 import kv_pb2
-from tests.unit.rpc import raw_http2
-from tests.unit.rpc.serving import failure, serving
+from tests.kit.serving import raw_http2
+from tests.kit.serving.rpc import failure, serving
 
 
 async def _connect(listen: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

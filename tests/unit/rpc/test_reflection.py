@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from tests.unit.rpc.serving import Serving, serving
+from tests.kit.serving.rpc import Serving, serving
 
 NAMES = ["grpc.reflection.v1", "grpc.reflection.v1alpha"]
 SERVICES = [

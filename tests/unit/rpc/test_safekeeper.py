@@ -25,8 +25,7 @@ from shalekv.engine.quorum.links import LinkBroken
 from shalekv.errors import BadChecksum, NotAMember
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.store.filesystem import FileSystem
-from tests.servers.process import free_ports
-from tests.unit.rpc.safekeepers import (
+from tests.kit.quorum.safekeepers import (
     DATABASE_ID,
     DEADLINE_S,
     Writer,
@@ -34,6 +33,7 @@ from tests.unit.rpc.safekeepers import (
     last_of,
     safekeeper,
 )
+from tests.servers.process import free_ports
 
 FIRST = Ballot(1, b"1" * 16)
 SECOND = Ballot(2, b"2" * 16)

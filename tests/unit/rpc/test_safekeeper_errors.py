@@ -25,7 +25,7 @@ from shalekv.rpc.safekeeper import SERVICE
 from shalekv.rpc.server import Server
 from shalekv.v1 import safekeeper_pb2 as wire
 from shalekv.v1 import safekeeper_pb2_grpc
-from tests.unit.rpc.safekeepers import (
+from tests.kit.quorum.safekeepers import (
     DATABASE_ID,
     Safekeeper,
     flushed_lsn,
@@ -33,7 +33,7 @@ from tests.unit.rpc.safekeepers import (
     safekeeper,
     safekeeper_settings,
 )
-from tests.unit.rpc.serving import RawCalls, failure, runtime
+from tests.kit.serving.rpc import RawCalls, failure, runtime
 
 
 async def test_admit_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from shalekv.core.quorum.record import Record
 from shalekv.engine.quorum.links import LinkBroken, TailPiece
 from shalekv.errors import NotAMember, RecordTrimmed
-from tests.unit.rpc.safekeepers import DATABASE_ID, DEADLINE_S, Safekeeper, Writer, safekeeper
+from tests.kit.quorum.safekeepers import DATABASE_ID, DEADLINE_S, Safekeeper, Writer, safekeeper
 
 PIECE_BYTES = 4_096
 

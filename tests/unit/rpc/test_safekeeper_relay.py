@@ -8,8 +8,8 @@ from pathlib import Path
 
 from shalekv.core.quorum.messages import Append, Appended, Archived, RelayTarget
 from shalekv.rpc.safekeeper_links import GrpcLinks
+from tests.kit.quorum.safekeepers import DATABASE_ID, Safekeeper, Writer, safekeeper
 from tests.servers.process import free_ports
-from tests.unit.rpc.safekeepers import DATABASE_ID, Safekeeper, Writer, safekeeper
 
 
 @asynccontextmanager

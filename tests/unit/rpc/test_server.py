@@ -17,7 +17,7 @@ from shalekv.errors import Fenced, Stopping
 from shalekv.rpc.server import GRPC_LOGGER, Server
 from shalekv.settings import LogLevel, ServerSettings
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.unit.rpc.serving import failure, runtime, serving
+from tests.kit.serving.rpc import failure, runtime, serving
 
 
 async def test_port_0_picks_one() -> None:

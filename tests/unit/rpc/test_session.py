@@ -11,10 +11,10 @@ from google.protobuf.message import Message
 
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.core.states import counter
-from tests.unit.roles.messages import absent, add, change, delete, get, key_header, put
-from tests.unit.roles.serving import LINEARIZABLE, MEMORY, UNCOMMITTED, header, pairs
-from tests.unit.rpc.serving import failure, serving
+from tests.kit.serving.messages import absent, add, change, delete, get, key_header, put
+from tests.kit.serving.roles import LINEARIZABLE, MEMORY, UNCOMMITTED, header, pairs
+from tests.kit.serving.rpc import failure, serving
+from tests.kit.states import counter
 from tests.unit.rpc.sessions import SocketSession, operation, operations, served_writer
 
 MIB = 1 << 20

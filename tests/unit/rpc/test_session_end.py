@@ -18,12 +18,12 @@ from shalekv.errors import ConditionFailed, Stopping
 from shalekv.roles.service import Answer, Call
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.messages import absent, add, change, key_header, put
-from tests.unit.roles.serving import MEMORY, serving
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.messages import absent, add, change, key_header, put
+from tests.kit.serving.roles import MEMORY, serving
+from tests.kit.serving.rpc import Failure, Serving, failure
+from tests.kit.serving.rpc import serving as serving_memory
 from tests.unit.rpc.memory_service import MemoryKv
-from tests.unit.rpc.serving import Failure, Serving, failure
-from tests.unit.rpc.serving import serving as serving_memory
 from tests.unit.rpc.sessions import (
     SocketSession,
     driven,

@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.core.states import counter
-from tests.unit.roles.messages import absent, add, change, get, key_header, present, put
-from tests.unit.roles.serving import MEMORY, METHODS, UNCOMMITTED, Serving, header
+from tests.kit.serving.messages import absent, add, change, get, key_header, present, put
+from tests.kit.serving.roles import MEMORY, METHODS, UNCOMMITTED, Serving, header
+from tests.kit.serving.rpc import Failure, failure, serving
+from tests.kit.states import counter
 from tests.unit.rpc.memory_service import ACCIDENTS
-from tests.unit.rpc.serving import Failure, failure, serving
 from tests.unit.rpc.sessions import SocketSession, operation, operations, served_writer
 
 MIB = 1 << 20

@@ -12,10 +12,10 @@ from shalekv.engine.waiting import Waiter, new_waiter, tell
 from shalekv.rpc.session import OPERATION_OVERHEAD_BYTES, RESULT_OVERHEAD_BYTES, TURN_COUNT
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.serving import LINEARIZABLE, header, serving
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.roles import LINEARIZABLE, header, serving
+from tests.kit.serving.rpc import serving as serving_memory
 from tests.unit.rpc.memory_service import MemoryKv
-from tests.unit.rpc.serving import serving as serving_memory
 from tests.unit.rpc.sessions import (
     DrivenSession,
     SocketSession,

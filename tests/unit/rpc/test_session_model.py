@@ -11,8 +11,7 @@ from google.protobuf.message import Message
 
 from shalekv.errors import ShaleError
 from shalekv.v1 import kv_pb2
-from tests.unit.core.states import counter
-from tests.unit.roles.messages import (
+from tests.kit.serving.messages import (
     absent,
     add,
     change,
@@ -23,7 +22,8 @@ from tests.unit.roles.messages import (
     present,
     put,
 )
-from tests.unit.roles.serving import MEMORY, Serving, pairs, serving
+from tests.kit.serving.roles import MEMORY, Serving, pairs, serving
+from tests.kit.states import counter
 from tests.unit.rpc.sessions import DrivenSession, described, driven, operation, operations
 
 MIB = 1 << 20

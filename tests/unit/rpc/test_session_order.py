@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.message import Message
 
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.serving import MEMORY, Serving, serving
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.roles import MEMORY, Serving, serving
 from tests.unit.rpc.sessions import (
     SocketSession,
     driven,

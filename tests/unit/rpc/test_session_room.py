@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
 from shalekv.settings import KIB, LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.running_log import quiesce
+from tests.kit.engine.running_log import quiesce
 from tests.unit.rpc.memory_service import MemoryKv
 from tests.unit.rpc.sessions import driven, operation
 

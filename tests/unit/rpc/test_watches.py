@@ -9,7 +9,7 @@ import grpc
 
 from shalekv.errors import Fenced
 from shalekv.v1 import kv_pb2
-from tests.unit.rpc.serving import failure, serving
+from tests.kit.serving.rpc import failure, serving
 
 
 def create(watch_id: int) -> kv_pb2.WatchRequest:

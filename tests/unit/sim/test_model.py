@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shalekv.v1 import kv_pb2
+from tests.kit.model import Effect, Moment, Timeline, decide, keys_of, rests_on_state
 from tests.sim.history import Got, Refusal, Told, WriteRequest
-from tests.sim.model import Effect, Moment, Timeline, decide, keys_of, rests_on_state
 
 KEYS = (b"a0", b"a1", b"b0", b"n0")
 TEN = (10).to_bytes(8, "little")

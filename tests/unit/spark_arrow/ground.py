@@ -30,9 +30,9 @@ from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.scan_task import ScanTask, WalSlot
-from tests.unit.engine.levels.trees import Levels
-from tests.unit.format.samples import DATABASE_ID, properties
-from tests.unit.store.inline_runtime import finish, inline_runtime
+from tests.kit.engine.trees import Levels
+from tests.kit.inline_runtime import finish, inline_runtime
+from tests.kit.samples import DATABASE_ID, properties
 
 NOWHERE = Place("file:///nowhere")  # the store is given
 NOW_MS = 1_000

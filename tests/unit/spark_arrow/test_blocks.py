@@ -22,8 +22,8 @@ from shalekv.format.sst_encode import encode_sst
 from shalekv_spark.arrow import blocks
 from shalekv_spark.arrow.blocks import rows_of_blocks
 from shalekv_spark.arrow.rows import Rows, joined, rows_of
-from tests.unit.format.forging import resealed
-from tests.unit.format.samples import LEVEL_NAME, properties, put, tombstone
+from tests.kit.forging import resealed
+from tests.kit.samples import LEVEL_NAME, properties, put, tombstone
 from tests.unit.spark_arrow.ground import CODECS, by_key
 
 ALL_FLAGS = [

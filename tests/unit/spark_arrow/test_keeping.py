@@ -18,9 +18,9 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.keeping import SnapshotKeeper
 from shalekv_spark.scanning.scan_task import ScanTask, WalSlot
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.collection.interrupted_store import InterruptedStore
-from tests.unit.engine.compaction.hand_clock import HandClock, hand_runtime
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.hand_clock import HandClock, hand_runtime
+from tests.kit.engine.interrupted_store import InterruptedStore
 from tests.unit.spark_arrow.ground import NOWHERE, rows_of_task
 
 TTL_S = 60

@@ -22,7 +22,7 @@ from shalekv.format.names import level_name
 from shalekv.settings import MIB, LevelSettings
 from shalekv_spark.arrow import merging
 from shalekv_spark.compaction.merging import merge_part
-from tests.unit.format.samples import DATABASE_ID
+from tests.kit.samples import DATABASE_ID
 from tests.unit.spark_arrow.ground import (
     NOW_MS,
     Ground,

@@ -25,8 +25,8 @@ from shalekv_spark.arrow.batches import BATCH_BYTES, BATCH_ROWS
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.scan_task import ScanTask, read, schema_of
-from tests.unit.format.forging import resealed
-from tests.unit.format.samples import DATABASE_ID, put, range_tombstone
+from tests.kit.forging import resealed
+from tests.kit.samples import DATABASE_ID, put, range_tombstone
 from tests.unit.spark_arrow.ground import Ground, batches_of, expected, rows_of_task
 
 MIB = 1 << 20

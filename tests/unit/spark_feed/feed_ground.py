@@ -21,7 +21,7 @@ from shalekv_spark.feed.offset import FeedOffset
 from shalekv_spark.feed.options import FeedOptions
 from shalekv_spark.feed.query import FeedQuery
 from shalekv_spark.feed.rows import read_part
-from tests.unit.engine.collection.ground import Ground
+from tests.kit.engine.collection import Ground
 
 EPOCH = 7
 

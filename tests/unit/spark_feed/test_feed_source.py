@@ -31,7 +31,7 @@ from shalekv_spark.feed.options import FeedOptions
 from shalekv_spark.feed.source import ChangesReader
 from shalekv_spark.place import Place
 from tests.conformance.playing import new_uuid7
-from tests.e2e.in_process import Served, real_runtime, serving
+from tests.kit.processes.in_process import Served, real_runtime, serving
 
 ALL = ReadAllAvailable()
 

@@ -17,10 +17,10 @@ from shalekv_client import Client, ErrorDetails, Overloaded
 from shalekv_client.ingest import Ingested
 from shalekv_spark.loading.commit import OPEN, Committer, gathered
 from shalekv_spark.place import Place
-from tests.e2e.child import Child
-from tests.e2e.deaf_proxy import deaf_proxy
-from tests.e2e.meanwhile import ALONE
-from tests.e2e.processes import Processes
+from tests.kit.processes.child import Child
+from tests.kit.processes.deaf_proxy import deaf_proxy
+from tests.kit.processes.meanwhile import ALONE
+from tests.kit.processes.processes import Processes
 from tests.unit.spark_load.batches import Row
 from tests.unit.spark_load.ground import LOAD_ID, begun, current, database, write
 

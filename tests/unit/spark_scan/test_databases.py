@@ -12,9 +12,9 @@ from shalekv_spark.place import Place
 from shalekv_spark.scanning.partitions import Wanted, key_range
 from shalekv_spark.scanning.planning import Reading, plan_from
 from shalekv_spark.scanning.view import pin_existing, pin_new
-from tests.e2e.in_process import real_runtime
-from tests.unit.engine.cloning import places
-from tests.unit.engine.cloning.places import delete_range, everything, puts
+from tests.kit.engine import places
+from tests.kit.engine.places import delete_range, everything, puts
+from tests.kit.processes.in_process import real_runtime
 
 ALL = KeyRange(b"", b"")
 NOWHERE = Place("file:///nowhere")  # what tasks are told; the tests read from other stores

@@ -13,8 +13,8 @@ from shalekv.store.api import Created, Exists
 from shalekv.store.arguments import TEMP_SUFFIX
 from shalekv.store.filesystem import FileSystem
 from shalekv.store.local import LocalStore
-from tests.unit.store.crashing_disk import CrashingDisk
-from tests.unit.store.inline_runtime import finish, gathered, inline_runtime
+from tests.kit.disks.crashing import CrashingDisk
+from tests.kit.inline_runtime import finish, gathered, inline_runtime
 from tests.unit.store.turnstile import Turnstile
 
 ROOT = Path("/srv/data/db")

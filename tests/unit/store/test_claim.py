@@ -11,8 +11,8 @@ from shalekv.errors import StoreBroken, StoreUnavailable
 from shalekv.store.api import Created
 from shalekv.store.claim import Claimed, Taken, claim
 from shalekv.store.retry import Backoff
-from tests.unit.store.inline_runtime import InlineClock, inline_runtime
-from tests.unit.store.lossy_store import Fate, LossyStore
+from tests.kit.inline_runtime import InlineClock, inline_runtime
+from tests.kit.lossy_store import Fate, LossyStore
 
 NAME = "wal/1.sst"
 OURS = b"write id 1: ours"

@@ -14,8 +14,8 @@ from shalekv.store.counting import Count, CountingStore, Operation
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.contract.opening import OpenStore
 from tests.contract.store_contract import StoreContract
-from tests.unit.store.inline_runtime import gathered
-from tests.unit.store.lossy_store import Fate, LossyStore
+from tests.kit.inline_runtime import gathered
+from tests.kit.lossy_store import Fate, LossyStore
 
 
 class TestCountingStoreKeepsTheContract(StoreContract):

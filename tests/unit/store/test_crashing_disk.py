@@ -10,8 +10,8 @@ import pytest
 from shalekv.store.local import LocalStore
 from tests.contract.opening import OpenStore
 from tests.contract.store_contract import StoreContract
-from tests.unit.store.crashing_disk import BLOCK_BYTES, CrashingDisk
-from tests.unit.store.inline_runtime import inline_runtime
+from tests.kit.disks.crashing import BLOCK_BYTES, CrashingDisk
+from tests.kit.inline_runtime import inline_runtime
 
 FILE = Path("/file")
 

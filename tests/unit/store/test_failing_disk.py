@@ -12,8 +12,8 @@ from shalekv.errors import ObjectNotFound, StoreBroken, StoreRefused, StoreUnava
 from shalekv.store.api import Created, Exists, Unknown
 from shalekv.store.filesystem import FileStatus
 from shalekv.store.local import LocalStore
-from tests.unit.store.failing_disk import FailingFileSystem
-from tests.unit.store.inline_runtime import gathered, inline_runtime
+from tests.kit.disks.failing import FailingFileSystem
+from tests.kit.inline_runtime import gathered, inline_runtime
 
 NAME = "wal/1.sst"
 

@@ -15,8 +15,8 @@ from shalekv.runtime import Runtime
 from shalekv.store.api import Created, Exists
 from shalekv.store.filesystem import FileSystem, FolderEntry
 from shalekv.store.local import LocalStore
-from tests.unit.store.failing_disk import FailingFileSystem
-from tests.unit.store.inline_runtime import (
+from tests.kit.disks.failing import FailingFileSystem
+from tests.kit.inline_runtime import (
     InlineClock,
     InlineWorkers,
     finish,

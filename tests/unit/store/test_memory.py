@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.store.api import Created, Exists
 from shalekv.store.memory import PAGE_NAMES, MemoryObjects, MemoryStore, named_objects
-from tests.unit.store.inline_runtime import finish, gathered
+from tests.kit.inline_runtime import finish, gathered
 
 
 @pytest.fixture

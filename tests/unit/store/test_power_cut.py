@@ -13,9 +13,9 @@ import pytest
 from shalekv.store.api import Unknown
 from shalekv.store.filesystem import FileSystem
 from shalekv.store.local import LocalStore
-from tests.unit.store.careless import MUTANTS, ForwardingFileSystem, WithoutSecondLinks
-from tests.unit.store.crashing_disk import CrashingDisk
-from tests.unit.store.inline_runtime import finish, gathered, inline_runtime
+from tests.kit.disks.careless import MUTANTS, ForwardingFileSystem, WithoutSecondLinks
+from tests.kit.disks.crashing import CrashingDisk
+from tests.kit.inline_runtime import finish, gathered, inline_runtime
 from tests.unit.store.power_cut_trial import ROOT, power_cut
 from tests.unit.store.turnstile import PowerCut
 

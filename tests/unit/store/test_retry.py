@@ -7,8 +7,8 @@ import pytest
 from shalekv.errors import InvalidSetting, ObjectNotFound, StoreUnavailable
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.retry import Backoff, RetryingStore
-from tests.unit.store.inline_runtime import InlineClock, gathered, inline_runtime
-from tests.unit.store.lossy_store import Fate, LossyStore
+from tests.kit.inline_runtime import InlineClock, gathered, inline_runtime
+from tests.kit.lossy_store import Fate, LossyStore
 
 NAMES = [f"wal/{number}" for number in range(6)]
 READS = ("get", "get_range", "head", "list", "now_ms")

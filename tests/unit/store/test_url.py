@@ -13,7 +13,7 @@ from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.opening import open_store
 from shalekv.store.url import BucketUrl, DatabaseUrl, FileUrl, MemoryUrl, Provider, parse_url
-from tests.unit.store.inline_runtime import inline_runtime
+from tests.kit.inline_runtime import inline_runtime
 
 SECRET = "hunter2"
 

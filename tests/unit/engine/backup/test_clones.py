@@ -6,8 +6,8 @@ from shalekv.engine.backup.creating import BackupCreation
 from shalekv.engine.backup.repository import Repository
 from shalekv.engine.backup.restoring import Restoration
 from shalekv.store.memory import named_objects
-from tests.e2e.in_process import real_runtime
-from tests.unit.engine.cloning.places import Place, everything
+from tests.kit.engine.places import Place, everything
+from tests.kit.processes.in_process import real_runtime
 
 
 async def back_up(source: Place, repository: Place) -> None:

@@ -14,7 +14,7 @@ from shalekv.errors import DatabaseMismatch, DatabaseNotFound
 from shalekv.format import names
 from shalekv.format.backup_names import LevelCopy, WalCopy
 from shalekv.manifest.stored import StoredManifest
-from tests.unit.engine.backup.ground import (
+from tests.kit.engine.backups import (
     Place,
     back_up,
     creation,
@@ -25,8 +25,8 @@ from tests.unit.engine.backup.ground import (
     verify,
     write,
 )
-from tests.unit.engine.compaction.interposed import InterposedStore
-from tests.unit.engine.fsck.planted import Planted
+from tests.kit.engine.damage import Planted
+from tests.kit.engine.interposed import InterposedStore
 
 
 async def test_a_second_backup_copies_only_what_is_new() -> None:

@@ -20,7 +20,7 @@ from shalekv.errors import (
 from shalekv.format import names
 from shalekv.format.backup_names import WalCopy
 from shalekv.format.sst_encode import encode_sst
-from tests.unit.engine.backup.ground import (
+from tests.kit.engine.backups import (
     Place,
     back_up,
     backup_ids,
@@ -28,7 +28,7 @@ from tests.unit.engine.backup.ground import (
     restore,
     verify,
 )
-from tests.unit.engine.fsck.planted import DATABASE_ID, properties
+from tests.kit.engine.damage import DATABASE_ID, properties
 
 Harm = Callable[[Place, str], None]
 

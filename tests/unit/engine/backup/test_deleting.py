@@ -9,7 +9,7 @@ import pytest
 from shalekv.engine.backup.repository import Repository
 from shalekv.errors import BackupBusy, BackupNotFound, CorruptObject
 from shalekv.format.backup_names import LEVELS_FOLDER, WAL_FOLDER, Work, parse_mark
-from tests.unit.engine.backup.ground import (
+from tests.kit.engine.backups import (
     Died,
     Mortal,
     Place,
@@ -25,7 +25,7 @@ from tests.unit.engine.backup.ground import (
     verify,
     write,
 )
-from tests.unit.engine.compaction.interposed import InterposedStore
+from tests.kit.engine.interposed import InterposedStore
 
 
 def copies(repository: Place) -> set[str]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from shalekv.errors import BackupNotFound, DatabaseNotFound
 from shalekv.format import names
-from tests.unit.engine.backup.ground import (
+from tests.kit.engine.backups import (
     Died,
     Mortal,
     Pairs,

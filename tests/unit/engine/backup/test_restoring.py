@@ -16,9 +16,7 @@ from shalekv.manifest.stored import StoredManifest
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
 from shalekv.v1 import kv_pb2
-from tests.e2e.in_process import wall_clock_ms
-from tests.stores.household import CALL
-from tests.unit.engine.backup.ground import (
+from tests.kit.engine.backups import (
     Died,
     Mortal,
     Place,
@@ -32,6 +30,8 @@ from tests.unit.engine.backup.ground import (
     verify,
     write,
 )
+from tests.kit.household import CALL
+from tests.kit.processes.in_process import wall_clock_ms
 
 HOUR_MS = 3_600_000
 

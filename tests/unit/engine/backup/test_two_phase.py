@@ -12,8 +12,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.two_phase.memory import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.e2e.in_process import wall_clock_ms
-from tests.unit.engine.backup.ground import (
+from tests.kit.engine.backups import (
     SEEDS,
     Place,
     back_up,
@@ -23,7 +22,8 @@ from tests.unit.engine.backup.ground import (
     restore,
     verify,
 )
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.processes.in_process import wall_clock_ms
 
 
 class TwoPhasePlace(Place):

@@ -18,7 +18,8 @@ from shalekv.engine.commit import changes_bytes
 from shalekv.engine.recover import open_log
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import Fenced, InvalidRequest, LeaseLost, LoadUnknown
-from tests.unit.engine.bulk.loading_jobs import (
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.loading_jobs import (
     LOAD_ID,
     NEVER_MS,
     WRITER,
@@ -30,8 +31,7 @@ from tests.unit.engine.bulk.loading_jobs import (
     rows_of,
     write,
 )
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.running_log import Told
+from tests.kit.engine.running_log import Told
 
 ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
 

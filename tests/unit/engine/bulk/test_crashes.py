@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shalekv.engine.loads import Loaded
-from tests.unit.engine.bulk.loading_jobs import (
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.loading_jobs import (
     LOAD_ID,
     Died,
     MortalStore,
@@ -18,7 +19,6 @@ from tests.unit.engine.bulk.loading_jobs import (
     rows_of,
     write,
 )
-from tests.unit.engine.collection.ground import Ground
 
 VALUE = b"loaded" * 5
 KEYS = [b"k%02d" % number for number in range(20)]

@@ -22,7 +22,8 @@ from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
 from shalekv.store.api import NO_METADATA, CreateOutcome
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.bulk.loading_jobs import (
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.loading_jobs import (
     LIMITS,
     LOAD_ID,
     WRITER,
@@ -32,7 +33,6 @@ from tests.unit.engine.bulk.loading_jobs import (
     process,
     rows_of,
 )
-from tests.unit.engine.collection.ground import Ground
 
 PUT, DELETE = bytes((Kind.PUT,)), bytes((Kind.TOMBSTONE,))
 

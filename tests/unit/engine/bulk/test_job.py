@@ -28,7 +28,9 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.bulk.loading_jobs import (
+from tests.kit.engine.collection import AGE_S, TTL_S, Ground
+from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.engine.loading_jobs import (
     LIMITS,
     LOAD_ID,
     WRITER,
@@ -41,9 +43,7 @@ from tests.unit.engine.bulk.loading_jobs import (
     rows_of,
     write,
 )
-from tests.unit.engine.collection.ground import AGE_S, TTL_S, Ground
-from tests.unit.engine.collection.interrupted_store import InterruptedStore
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.inline_runtime import InlineWorkers
 
 ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
 RENEWALS = 20

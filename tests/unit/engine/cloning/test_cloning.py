@@ -14,8 +14,8 @@ from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest, Snapsho
 from shalekv.format import names
 from shalekv.manifest.stored import StoredManifest
 from shalekv.v1 import kv_pb2
-from tests.e2e.in_process import real_runtime
-from tests.unit.engine.cloning.places import HOUR_MS, Place, everything, puts
+from tests.kit.engine.places import HOUR_MS, Place, everything, puts
+from tests.kit.processes.in_process import real_runtime
 
 
 async def test_a_clone_is_equal() -> None:

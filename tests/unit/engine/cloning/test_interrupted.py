@@ -25,10 +25,10 @@ from shalekv.errors import (
 from shalekv.format import names
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
-from tests.e2e.in_process import real_runtime
-from tests.unit.engine.cloning.places import HOUR_MS, Place, Row, everything, puts
-from tests.unit.engine.collection.interrupted_store import InterruptedStore
-from tests.unit.engine.compaction.interposed import InterposedStore
+from tests.kit.engine.interposed import InterposedStore
+from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.engine.places import HOUR_MS, Place, Row, everything, puts
+from tests.kit.processes.in_process import real_runtime
 
 
 class _CrashError(BaseException):

@@ -26,7 +26,7 @@ from shalekv.store.api import ObjectInfo
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
 from shalekv.store.requests import RequestKind
-from tests.unit.engine.collection.ground import AGE_S, TTL_S, Ground
+from tests.kit.engine.collection import AGE_S, TTL_S, Ground
 
 
 async def compacted() -> Ground:

@@ -13,10 +13,10 @@ from shalekv.format import names
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
+from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection_files import load, save
+from tests.kit.engine.running_log import yielding_runtime
 from tests.unit.engine.collection.crash_driver import AT_ONCE
-from tests.unit.engine.collection.ground import Ground
-from tests.unit.engine.collection.ground_files import load, save
-from tests.unit.engine.running_log import yielding_runtime
 
 REPOSITORY = Path(__file__).parents[4]
 FOR_AGES_S = 10**10

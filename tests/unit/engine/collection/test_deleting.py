@@ -7,7 +7,7 @@ import pytest
 from shalekv.engine.collection.deleting import BATCH_MAX, Deleter
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
-from tests.unit.store.inline_runtime import InlineClock
+from tests.kit.inline_runtime import InlineClock
 
 
 @pytest.mark.parametrize(

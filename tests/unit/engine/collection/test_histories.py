@@ -17,8 +17,8 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.errors import LeaseLost, SnapshotExists, SnapshotNotFound, WalUnprotected
 from shalekv.format import names
-from tests.unit.engine.collection.ground import AGE_S, Ground
-from tests.unit.engine.collection.interrupted_store import InterruptedStore
+from tests.kit.engine.collection import AGE_S, Ground
+from tests.kit.engine.interrupted_store import InterruptedStore
 
 NAMES = ("one", "two", "three")
 

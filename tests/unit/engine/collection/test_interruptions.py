@@ -13,8 +13,8 @@ import pytest
 from shalekv.errors import LeaseLost, SnapshotNotFound
 from shalekv.format import names
 from shalekv.store.api import NO_METADATA, Created, CreateOutcome
-from tests.unit.engine.collection.ground import TTL_S, Ground
-from tests.unit.engine.collection.interrupted_store import InterruptedStore
+from tests.kit.engine.collection import TTL_S, Ground
+from tests.kit.engine.interrupted_store import InterruptedStore
 
 Prepare = Callable[[Ground], Awaitable["Happening"]]
 Happening = Callable[[], Awaitable[None]]

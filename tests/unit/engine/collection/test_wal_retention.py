@@ -9,7 +9,7 @@ from shalekv.core.collectable import Folder, Listed, Reason
 from shalekv.engine.collection.listing import list_objects
 from shalekv.engine.collection.plan import Plan
 from shalekv.store.requests import RequestKind
-from tests.unit.engine.collection.ground import AGE_S, Ground
+from tests.kit.engine.collection import AGE_S, Ground
 
 RETAINED_S = 100
 RETAINING: dict[str, Any] = {"wal_retention_s": RETAINED_S, "collect_age_s": 0}

@@ -15,13 +15,13 @@ from shalekv.engine.compaction.range_parts import PartLimits
 from shalekv.engine.compaction.range_report import CompactionReport
 from shalekv.engine.compaction.range_run import EVERYTHING, RangeRequest, run_range
 from shalekv.settings import CompactSettings
-from tests.unit.engine.compaction.test_merge_model import DEEPEST, KEYS
-from tests.unit.engine.compaction.trial import (
+from tests.kit.engine.compaction import (
     STORE_NOW_MS,
     Trial,
     merge_job,
     random_entry,
 )
+from tests.unit.engine.compaction.test_merge_model import DEEPEST, KEYS
 
 Meanwhile = Callable[[], Awaitable[None]]
 

@@ -22,7 +22,7 @@ from shalekv.format.section import Section
 from shalekv.settings import LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from tests.unit.store.inline_runtime import finish, inline_runtime
+from tests.kit.inline_runtime import finish, inline_runtime
 
 KEYS = [b"%03d" % number for number in range(60)]
 LEVELS = LevelSettings(codec=LevelCodec.NONE, block_bytes=1_024)

@@ -7,14 +7,14 @@ import pytest
 from shalekv.core.compaction.jobs import WalJob
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.tree import L0, Tree
-from tests.unit.engine.compaction.naive import NaiveTree
-from tests.unit.engine.compaction.trial import (
+from tests.kit.engine.compaction import (
     STORE_NOW_MS,
     Trial,
     merge_job,
     put,
     small_settings,
 )
+from tests.kit.engine.naive_merge import NaiveTree
 
 OVER_MS = STORE_NOW_MS + 5
 SWEPT = Entry(b"a", 0, Kind.TOMBSTONE, b"", OVER_MS)

@@ -29,8 +29,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
-from tests.unit.engine.compaction.naive import NaiveTree
-from tests.unit.engine.compaction.trial import (
+from tests.kit.engine.compaction import (
     STORE_NOW_MS,
     Trial,
     delete,
@@ -40,7 +39,8 @@ from tests.unit.engine.compaction.trial import (
     record,
     small_settings,
 )
-from tests.unit.store.inline_runtime import InlineWorkers
+from tests.kit.engine.naive_merge import NaiveTree
+from tests.kit.inline_runtime import InlineWorkers
 
 
 async def compacted(trial: Trial, *, target: int = 3) -> NaiveTree:

@@ -15,14 +15,14 @@ from shalekv.format.load_record import load_entry
 from shalekv.format.names import level_name, wal_name
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
-from tests.unit.engine.compaction.naive import NaiveTree
-from tests.unit.engine.compaction.trial import (
+from tests.kit.engine.compaction import (
     STORE_NOW_MS,
     Trial,
     merge_job,
     put,
     small_settings,
 )
+from tests.kit.engine.naive_merge import NaiveTree
 
 
 def properties(trial: Trial, name: str) -> SstProperties:

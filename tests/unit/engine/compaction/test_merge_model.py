@@ -13,14 +13,14 @@ from shalekv.core.compaction.state import move_result
 from shalekv.core.entry import Kind
 from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
 from shalekv.format.system_key import record_key
-from tests.unit.engine.compaction.naive import NaiveTree, Versions, answers
-from tests.unit.engine.compaction.trial import (
+from tests.kit.engine.compaction import (
     Trial,
     merge_job,
     random_entry,
     record,
     small_settings,
 )
+from tests.kit.engine.naive_merge import NaiveTree, Versions, answers
 
 KEYS = [b"", *(b"k%02d" % n for n in range(24)), b"k05\x00", b"\xff\xff"]
 DEEPEST = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from shalekv.engine.compaction.pace import Pace
-from tests.unit.engine.compaction.hand_clock import HandClock
+from tests.kit.engine.hand_clock import HandClock
 
 
 async def taken(clock: HandClock, pace: Pace, *, sizes: int, step_ms: float, steps: int) -> int:

@@ -28,14 +28,14 @@ from shalekv.errors import (
     LeaseLost,
     ManifestConflict,
 )
-from tests.unit.engine.compaction.range_ground import Parts, filled, ranged, request
-from tests.unit.engine.compaction.test_merge_model import DEEPEST, KEYS, check, picked
-from tests.unit.engine.compaction.trial import (
+from tests.kit.engine.compaction import (
     Trial,
     merge_job,
     random_entry,
     small_settings,
 )
+from tests.unit.engine.compaction.range_ground import Parts, filled, ranged, request
+from tests.unit.engine.compaction.test_merge_model import DEEPEST, KEYS, check, picked
 
 
 async def test_there_is_one_job_at_a_time() -> None:

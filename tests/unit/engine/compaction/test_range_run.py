@@ -16,10 +16,7 @@ from shalekv.errors import (
     PartFailed,
     Superseded,
 )
-from tests.unit.engine.compaction.naive import NaiveTree, answers
-from tests.unit.engine.compaction.range_ground import filled, ranged, request
-from tests.unit.engine.compaction.test_merge_model import KEYS, check
-from tests.unit.engine.compaction.trial import (
+from tests.kit.engine.compaction import (
     STORE_NOW_MS,
     Trial,
     delete,
@@ -28,6 +25,9 @@ from tests.unit.engine.compaction.trial import (
     put,
     small_settings,
 )
+from tests.kit.engine.naive_merge import NaiveTree, answers
+from tests.unit.engine.compaction.range_ground import filled, ranged, request
+from tests.unit.engine.compaction.test_merge_model import KEYS, check
 
 
 async def test_all_ends_in_the_last_level() -> None:

@@ -12,7 +12,7 @@ from shalekv.core.manifest import CasMode, Lease, Snapshot
 from shalekv.format.load_record import load_entry
 from shalekv.format.names import manifest_name, wal_name
 from shalekv.format.sst_encode import encode_sst
-from tests.unit.engine.fsck.planted import (
+from tests.kit.engine.damage import (
     CURRENT,
     DATABASE_ID,
     LAST_COMPACTED_SEQ,
@@ -26,9 +26,9 @@ from tests.unit.engine.fsck.planted import (
     found,
     properties,
 )
+from tests.kit.forging import patched, resealed
+from tests.kit.samples import put
 from tests.unit.engine.fsck.test_level_damage import SSTS, STALE
-from tests.unit.format.forging import patched, resealed
-from tests.unit.format.samples import put
 
 OLD, NOW = manifest_name(PINNED), manifest_name(CURRENT)
 Plant = Callable[[Planted], object]

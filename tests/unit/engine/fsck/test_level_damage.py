@@ -12,7 +12,7 @@ from shalekv.engine.fsck import objects
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.names import manifest_name
-from tests.unit.engine.fsck.planted import (
+from tests.kit.engine.damage import (
     CURRENT,
     L0_SST,
     LEFT_SST,
@@ -28,8 +28,8 @@ from tests.unit.engine.fsck.planted import (
     record,
     sst_name,
 )
-from tests.unit.format.forging import patched, resealed
-from tests.unit.format.samples import put, range_tombstone, tombstone
+from tests.kit.forging import patched, resealed
+from tests.kit.samples import put, range_tombstone, tombstone
 
 OLD, NOW = manifest_name(PINNED), manifest_name(CURRENT)
 Plant = Callable[[Planted], object]

@@ -16,7 +16,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectInfo, StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.fsck.planted import (
+from tests.kit.engine.damage import (
     CURRENT,
     L0_SST,
     LEFT_SST,
@@ -27,8 +27,8 @@ from tests.unit.engine.fsck.planted import (
     Planted,
     sst_name,
 )
-from tests.unit.format.samples import put
-from tests.unit.store.inline_runtime import gathered, inline_runtime
+from tests.kit.inline_runtime import gathered, inline_runtime
+from tests.kit.samples import put
 
 
 class BusyStore(MemoryStore):

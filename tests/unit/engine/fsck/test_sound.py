@@ -10,9 +10,9 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.databases import Database
-from tests.unit.engine.fsck.planted import NOW_MS, Planted, findings
-from tests.unit.store.inline_runtime import gathered, inline_runtime
+from tests.kit.engine.damage import NOW_MS, Planted, findings
+from tests.kit.engine.databases import Database
+from tests.kit.inline_runtime import gathered, inline_runtime
 
 
 @pytest.mark.parametrize("is_deep", [False, True])

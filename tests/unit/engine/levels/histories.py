@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import END_OF_KEYS, KeyRange
 from shalekv.core.range_tombstones import NONE
-from tests.unit.engine.levels.trees import Levels, add_run, range_tombstone
+from tests.kit.engine.trees import Levels, add_run, range_tombstone
 
 # Keys are not empty; bounds may be. Few, so that versions, neighbours and bounds often meet.
 KEYS = [*(bytes([letter]) for letter in b"\x00abcdefgh"), b"a\x00", b"b\xff", b"\xff\xff"]

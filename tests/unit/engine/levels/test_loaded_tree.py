@@ -19,9 +19,9 @@ from shalekv.engine.levels.loaded_tree import LoadedTree, Pin
 from shalekv.engine.scan import scan_slices
 from shalekv.engine.sorted_runs import Run
 from shalekv.engine.view import View
+from tests.kit.engine.trees import Levels
+from tests.kit.inline_runtime import gathered
 from tests.unit.engine.levels.histories import KEYS, changes, key_ranges, newest_of, ranges_of
-from tests.unit.engine.levels.trees import Levels
-from tests.unit.store.inline_runtime import gathered
 
 NOW_MS = 3
 

@@ -14,7 +14,7 @@ from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.errors import BadChecksum, StoreUnavailable
 from shalekv.format.names import level_name
 from shalekv.format.system_key import record_key
-from tests.unit.engine.levels.trees import Levels, add_run, range_tombstone
+from tests.kit.engine.trees import Levels, add_run, range_tombstone
 
 KEYS = 20_000
 CACHE_BYTES = 150_000

@@ -17,9 +17,9 @@ from shalekv.errors import CorruptObject
 from shalekv.format.names import level_name
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_part import Part
-from tests.unit.engine.levels.trees import Levels, range_tombstone
-from tests.unit.format.samples import DATABASE_ID
-from tests.unit.store.disk_cache.folders import files, open_cache
+from tests.kit.disks.cache_folders import files, open_cache
+from tests.kit.engine.trees import Levels, range_tombstone
+from tests.kit.samples import DATABASE_ID
 
 POINTS = [Entry(b"%03d" % key, key + 1, Kind.PUT, b"v" * 30) for key in range(100)]
 RANGES = [range_tombstone(b"%03d" % key, b"%03d" % (key + 3), 500) for key in range(0, 90, 10)]

@@ -26,7 +26,7 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.names import level_name
 from shalekv.format.section import Section
 from shalekv.settings.model import KIB
-from tests.unit.engine.levels.trees import Levels, add_run, range_tombstone
+from tests.kit.engine.trees import Levels, add_run, range_tombstone
 
 ALL = KeyRange(b"", b"")
 COUNT = 6_000

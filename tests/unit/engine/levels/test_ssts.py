@@ -16,7 +16,7 @@ from shalekv.format.names import level_name
 from shalekv.format.section import Section
 from shalekv.settings.model import MIB
 from shalekv.store.counting import Operation
-from tests.unit.engine.levels.trees import Levels, range_tombstone
+from tests.kit.engine.trees import Levels, range_tombstone
 
 POINTS = [Entry(b"%03d" % key, key + 1, Kind.PUT, b"v" * 30) for key in range(100)]
 RANGES = [range_tombstone(b"%03d" % key, b"%03d" % (key + 5), 500) for key in range(0, 90, 10)]

@@ -7,8 +7,8 @@ from typing import Any
 from shalekv.clock import LoopClock
 from shalekv.core.quorum.messages import Append
 from shalekv.engine.quorum.links import LinkBroken, NodeStatus
-from tests.quorum.links import InProcessLinks
-from tests.unit.engine.quorum.ground import Ground, Writing, in_virtual_time, until
+from tests.kit.quorum.links import InProcessLinks
+from tests.kit.quorum.log import Ground, Writing, in_virtual_time, until
 
 CHAIN: dict[str, Any] = {"safekeeper_transport": "chain", "chain_timeout_ms": 100}
 VALUE = bytes(1_000)

@@ -10,9 +10,9 @@ from shalekv.core.manifest import Manifest
 from shalekv.core.quorum.messages import Health
 from shalekv.engine.quorum.changing import Changing, survey
 from shalekv.errors import DatabaseExists, DatabaseMismatch, InvalidRequest, QuorumUnavailable
-from tests.quorum.nodes import Nodes
-from tests.unit.engine.databases import Database
-from tests.unit.engine.quorum.ground import Ground, Writing, contents, in_virtual_time, until
+from tests.kit.engine.databases import Database
+from tests.kit.quorum.log import Ground, Writing, contents, in_virtual_time, until
+from tests.kit.quorum.nodes import Nodes
 
 
 async def _ground(*, members: int = 3, count: int = 6) -> Ground:

@@ -33,7 +33,7 @@ from shalekv.format.load_record import load_entry
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.wal_record import make_record
 from tests.golden.contents import LOAD
-from tests.unit.format.samples import properties
+from tests.kit.samples import properties
 
 WAL_ID = 7
 NAME = names.wal_name(WAL_ID)

@@ -16,8 +16,8 @@ from shalekv.engine.quorum.links import DatabasePlace, Link
 from shalekv.engine.quorum.proposing.peer import Way
 from shalekv.errors import Fenced, LogBehindArchive, NotAMember, QuorumUnavailable
 from shalekv.settings import QuorumSettings
-from tests.quorum.links import InProcessLinks
-from tests.unit.engine.quorum.ground import Ground, contents, in_virtual_time, runtime, until
+from tests.kit.quorum.links import InProcessLinks
+from tests.kit.quorum.log import Ground, contents, in_virtual_time, runtime, until
 
 
 def test_fresh_database_is_opened() -> None:

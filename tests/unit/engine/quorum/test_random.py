@@ -10,11 +10,11 @@ import pytest
 from shalekv.clock import LoopClock
 from shalekv.engine.commit import Receipt
 from shalekv.errors import QuorumUnavailable, ShaleError
-from tests.quorum.links import InProcessLinks
+from tests.kit.engine.running_log import Write
+from tests.kit.quorum.links import InProcessLinks
+from tests.kit.quorum.log import Ground, Writing, contents
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.engine.quorum.ground import Ground, Writing, contents
-from tests.unit.engine.running_log import Write
 
 WRITERS = 4
 WRITES_EACH = 25

@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.core.quorum.membership import Member, begin_change, cancel_change
 from shalekv.errors import Fenced, OutcomeUnknown
-from tests.unit.engine.quorum.ground import Ground, Writing, contents, in_virtual_time, until
+from tests.kit.quorum.log import Ground, Writing, contents, in_virtual_time, until
 
 
 async def _ground(*, first: int, count: int) -> Ground:

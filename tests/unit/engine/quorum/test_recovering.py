@@ -10,7 +10,7 @@ import pytest
 from shalekv.core.quorum.membership import begin_change
 from shalekv.engine.quorum.recovering import Recovering, Recovery
 from shalekv.errors import Fenced, InvalidRequest, QuorumUnavailable
-from tests.unit.engine.quorum.ground import Ground, contents, in_virtual_time, until
+from tests.kit.quorum.log import Ground, contents, in_virtual_time, until
 
 
 def _recovering(ground: Ground) -> Recovering:

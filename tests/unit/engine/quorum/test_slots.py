@@ -15,8 +15,8 @@ from shalekv.errors import Fenced, Stopping
 from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.settings import KIB
-from tests.unit.engine.commits import keys_of
-from tests.unit.engine.quorum.ground import Ground, in_virtual_time, until
+from tests.kit.engine.commits import keys_of
+from tests.kit.quorum.log import Ground, in_virtual_time, until
 
 
 def group(*keys: bytes, size: int = 1) -> WalContents:

@@ -17,11 +17,10 @@ from shalekv.engine.recover import open_log
 from shalekv.errors import DatabaseMismatch, Fenced, InvalidRequest, QuorumUnavailable, ShaleError
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from tests.quorum.nodes import Nodes
-from tests.unit.engine.bulk.loading_jobs import Died, MortalStore
-from tests.unit.engine.collection.interrupted_store import InterruptedStore
-from tests.unit.engine.databases import Database
-from tests.unit.engine.quorum.ground import (
+from tests.kit.engine.databases import Database
+from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.engine.loading_jobs import Died, MortalStore
+from tests.kit.quorum.log import (
     TIMES,
     Ground,
     Writing,
@@ -29,6 +28,7 @@ from tests.unit.engine.quorum.ground import (
     in_virtual_time,
     runtime,
 )
+from tests.kit.quorum.nodes import Nodes
 
 FIRST, OTHERS = ["n1:1", "n2:1", "n3:1"], ["n4:1", "n5:1", "n6:1"]
 REQUESTS_MAX = 200  # of one switch

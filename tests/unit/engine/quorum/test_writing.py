@@ -11,8 +11,8 @@ from shalekv.core.quorum.messages import Elected
 from shalekv.engine.commit import Receipt
 from shalekv.errors import Fenced, LogFull, OutcomeUnknown, QuorumUnavailable, ShaleError
 from shalekv.settings import KIB
-from tests.unit.engine.quorum.ground import Ground, Writing, in_virtual_time, until
-from tests.unit.engine.running_log import Write
+from tests.kit.engine.running_log import Write
+from tests.kit.quorum.log import Ground, Writing, in_virtual_time, until
 
 
 async def waits_for(writing: Writing) -> asyncio.Future[None]:

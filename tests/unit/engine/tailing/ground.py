@@ -24,8 +24,8 @@ from shalekv.format.wal_record import make_record
 from shalekv.settings import CacheSettings, ReaderSettings, StoreSettings
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
-from tests.unit.engine.commits import group_of
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.commits import group_of
+from tests.kit.engine.replica import (
     BY_HAND,
     AskedStore,
     ReplicaGround,

@@ -1,6 +1,6 @@
 """Replicas of a quorum database at random: tails break, members come and go, writers take over.
 
-As in `tests.unit.engine.replication`: each reply is a state of the log with nothing left out, never
+As in `tests.kit.engine.replication`: each reply is a state of the log with nothing left out, never
 older than one before it, than its `min_seq`, or than it says (I6).
 """
 
@@ -10,9 +10,9 @@ import asyncio
 from random import Random
 
 from shalekv.core.manifest import WalMode
+from tests.kit.engine.replica import pass_s
+from tests.kit.engine.replication import KEYS, Replication
 from tests.sim.world import World
-from tests.unit.engine.replica_ground import pass_s
-from tests.unit.engine.replication import KEYS, Replication
 from tests.unit.engine.tailing.ground import QuorumGround
 from tests.unit.engine.tailing.safekeepers import Safekeeper
 

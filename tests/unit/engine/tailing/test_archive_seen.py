@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shalekv.settings import MIB
-from tests.unit.engine.replica_ground import in_virtual_time, running
+from tests.kit.engine.replica import in_virtual_time, running
 from tests.unit.engine.tailing.ground import QuorumGround, shown, steps
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.unit.engine.replica_ground import in_virtual_time, pass_s, running
+from tests.kit.engine.replica import in_virtual_time, pass_s, running
 from tests.unit.engine.tailing.ground import QuorumGround, steps
 
 

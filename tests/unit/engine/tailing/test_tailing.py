@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from shalekv.engine.reader_engine import ReaderEngine
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.replica import (
     AskedStore,
     all_shown,
     in_virtual_time,

@@ -15,9 +15,9 @@ from shalekv.roles.engine_watches import watches_of
 from shalekv.roles.reader_kv import reader_header
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
-from tests.unit.engine.replica_ground import in_virtual_time, pass_s, running
+from tests.kit.engine.replica import in_virtual_time, pass_s, running
+from tests.kit.serving.watchers import TIMELESS, WatchClient
 from tests.unit.engine.tailing.ground import QuorumGround, shown, steps
-from tests.unit.roles.watching.clients import TIMELESS, WatchClient
 
 VALUES = 9
 READS_MAX = 20  # of the log, until a watch is told by the feed

@@ -10,7 +10,7 @@ from shalekv.engine.view import View
 from shalekv.engine.watching.previous import Before, Inside, Met, look_up
 from shalekv.engine.watching.seen_commit import AppliedObject, Lack, Previous, SeenCommit
 from shalekv.format.names import level_name
-from tests.unit.engine.levels.trees import Levels, range_tombstone
+from tests.kit.engine.trees import Levels, range_tombstone
 
 IN_LEVELS = Entry(b"k", 7, Kind.PUT, b"in the levels")
 TREE_SEQ = 10

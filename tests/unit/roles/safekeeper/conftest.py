@@ -8,8 +8,8 @@ import pytest
 
 from shalekv.runtime import Runtime
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.e2e.in_process import memory_store, real_runtime
-from tests.unit.roles.safekeeper.held_log import (
+from tests.kit.processes.in_process import memory_store, real_runtime
+from tests.kit.quorum.held_log import (
     A,
     B,
     C,

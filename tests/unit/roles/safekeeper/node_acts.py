@@ -22,11 +22,11 @@ from shalekv.roles.safekeeper.member import Member
 from shalekv.roles.safekeeper.node import Node
 from shalekv.settings import SafekeepSettings
 from shalekv.store.local import LocalStore
-from tests.unit.roles.safekeeper.held_log import put_manifest
-from tests.unit.rpc.safekeepers import (
+from tests.kit.inline_runtime import inline_runtime
+from tests.kit.quorum.held_log import put_manifest
+from tests.kit.quorum.safekeepers import (
     DATABASE_ID,
 )
-from tests.unit.store.inline_runtime import inline_runtime
 
 FIRST = Ballot(1, b"1" * 16)
 SECOND = Ballot(2, b"2" * 16)

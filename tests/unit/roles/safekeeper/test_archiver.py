@@ -11,9 +11,8 @@ from shalekv.format import names
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectInfo
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.e2e.in_process import memory_store
-from tests.unit.engine.held_store import HeldStore
-from tests.unit.roles.safekeeper.held_log import (
+from tests.kit.processes.in_process import memory_store
+from tests.kit.quorum.held_log import (
     EAGER,
     PATIENT,
     A,
@@ -28,6 +27,7 @@ from tests.unit.roles.safekeeper.held_log import (
     put_manifest,
     running,
 )
+from tests.kit.store import HeldStore
 
 
 async def test_the_appointed_member_archives_what_is_complete(

@@ -15,8 +15,7 @@ from shalekv.format import names
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, CreateOutcome
 from shalekv.store.memory import MemoryStore
-from tests.unit.engine.held_store import HeldStore
-from tests.unit.roles.safekeeper.held_log import (
+from tests.kit.quorum.held_log import (
     DEADLINE_S,
     EAGER,
     PATIENT,
@@ -32,6 +31,7 @@ from tests.unit.roles.safekeeper.held_log import (
     put_manifest,
     running,
 )
+from tests.kit.store import HeldStore
 
 
 async def ended(run: Awaitable[None]) -> BaseException | None:

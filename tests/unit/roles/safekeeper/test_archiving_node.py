@@ -12,7 +12,8 @@ from shalekv.engine.quorum.links import DatabasePlace
 from shalekv.format import names
 from shalekv.roles.safekeeper.member import Member
 from shalekv.store.local import LocalStore
-from tests.unit.roles.safekeeper.held_log import (
+from tests.kit.inline_runtime import inline_runtime
+from tests.kit.quorum.held_log import (
     DATABASE_ID,
     DEADLINE_S,
     EAGER,
@@ -22,8 +23,7 @@ from tests.unit.roles.safekeeper.held_log import (
     manifest_of,
     put_manifest,
 )
-from tests.unit.rpc.safekeepers import REQUEST_ID, running_node, safekeeper_settings
-from tests.unit.store.inline_runtime import inline_runtime
+from tests.kit.quorum.safekeepers import REQUEST_ID, running_node, safekeeper_settings
 
 BALLOT = Ballot(EPOCH, NONCE)
 

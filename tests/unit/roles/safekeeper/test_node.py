@@ -28,6 +28,13 @@ from shalekv.errors import (
     StoreRefused,
 )
 from shalekv.settings import SafekeepSettings
+from tests.kit.quorum.safekeepers import (
+    DATABASE_ID,
+    DEADLINE_S,
+    REQUEST_ID,
+    running_node,
+    safekeeper_settings,
+)
 from tests.unit.roles.safekeeper.node_acts import (
     FIRST,
     OTHER_ID,
@@ -37,13 +44,6 @@ from tests.unit.roles.safekeeper.node_acts import (
     place,
     say,
     write_manifest,
-)
-from tests.unit.rpc.safekeepers import (
-    DATABASE_ID,
-    DEADLINE_S,
-    REQUEST_ID,
-    running_node,
-    safekeeper_settings,
 )
 
 SET_ASIDE = f"{DATABASE_ID.hex()}.retired-1"

@@ -26,6 +26,14 @@ from shalekv.errors import (
     StoreBroken,
 )
 from shalekv.format.wal_record import make_record
+from tests.kit.disks.failing import FailingFileSystem
+from tests.kit.quorum.safekeepers import (
+    DATABASE_ID,
+    DEADLINE_S,
+    REQUEST_ID,
+    running_node,
+    safekeeper_settings,
+)
 from tests.unit.roles.safekeeper.node_acts import (
     FIRST,
     OTHER_ID,
@@ -37,14 +45,6 @@ from tests.unit.roles.safekeeper.node_acts import (
     say,
     write_manifest,
 )
-from tests.unit.rpc.safekeepers import (
-    DATABASE_ID,
-    DEADLINE_S,
-    REQUEST_ID,
-    running_node,
-    safekeeper_settings,
-)
-from tests.unit.store.failing_disk import FailingFileSystem
 
 
 async def test_damaged_log(tmp_path: Path) -> None:

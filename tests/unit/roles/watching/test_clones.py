@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.e2e.in_process import put_at, real_runtime, running, serve_settings
-from tests.unit.engine.cloning.places import Place
-from tests.unit.roles.watching.clients import WatchClient
+from tests.kit.engine.places import Place
+from tests.kit.processes.in_process import put_at, real_runtime, running, serve_settings
+from tests.kit.serving.watchers import WatchClient
 
 KEYS = [b"a", b"b", b"c"]
 

@@ -7,9 +7,9 @@ import asyncio
 from shalekv.core.manifest import Lease
 from shalekv.core.wal_lease import find_wal_lease
 from shalekv.format import names
-from tests.unit.engine.databases import Database
+from tests.kit.engine.databases import Database
+from tests.kit.serving.watchers import WatchClient, Watched, watched
 from tests.unit.roles.test_records_in_levels import compact
-from tests.unit.roles.watching.clients import WatchClient, Watched, watched
 
 
 async def lease_of(database: Database, name: str = "c") -> Lease | None:

@@ -7,10 +7,10 @@ import pytest
 from shalekv.core.key_range import KeyRange
 from shalekv.engine.watching.history import FOOTER_BYTES
 from shalekv.format import names
-from tests.unit.engine.databases import Database
-from tests.unit.roles.serving import serving
+from tests.kit.engine.databases import Database
+from tests.kit.serving.roles import serving
+from tests.kit.serving.watchers import Watched, watched
 from tests.unit.roles.test_records_in_levels import compact
-from tests.unit.roles.watching.clients import Watched, watched
 from tests.unit.roles.watching.truth import told, truth
 
 ALL = KeyRange(b"", b"")

@@ -10,11 +10,11 @@ import pytest
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.databases import Database
-from tests.unit.roles.letting_go import follow
-from tests.unit.roles.messages import delete, delete_range, put
+from tests.kit.engine.databases import Database
+from tests.kit.serving.letting_go import follow
+from tests.kit.serving.messages import delete, delete_range, put
+from tests.kit.serving.watchers import WatchClient, Watched, watched
 from tests.unit.roles.test_records_in_levels import compact
-from tests.unit.roles.watching.clients import WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import wal_entries
 
 SEEDS = range(10)

@@ -16,7 +16,7 @@ from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.api import NO_METADATA, CreateOutcome
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.replica_ground import (
+from tests.kit.engine.replica import (
     TTL_S,
     AskedStore,
     ReplicaGround,
@@ -24,7 +24,7 @@ from tests.unit.engine.replica_ground import (
     pass_s,
     running,
 )
-from tests.unit.roles.watching.clients import TIMELESS, WatchClient
+from tests.kit.serving.watchers import TIMELESS, WatchClient
 
 CONSUMER = "keeps the log"
 

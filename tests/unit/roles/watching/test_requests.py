@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.errors import InvalidRequest
 from shalekv.v1 import kv_pb2
-from tests.unit.roles.watching.clients import watched
+from tests.kit.serving.watchers import watched
 
 INVALID = 3
 EXHAUSTED = 8

@@ -12,8 +12,8 @@ from shalekv.engine.watching.catch_up import TURNS
 from shalekv.errors import Stopping
 from shalekv.format import names
 from shalekv.v1 import kv_pb2
+from tests.kit.serving.watchers import HOUR_MS, WatchClient, Watched, watched
 from tests.unit.roles.test_records_in_levels import compact
-from tests.unit.roles.watching.clients import HOUR_MS, WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import told, truth
 
 ALL = KeyRange(b"", b"")

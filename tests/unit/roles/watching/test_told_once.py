@@ -10,8 +10,8 @@ import pytest
 
 from shalekv.core.key_range import KeyRange, prefix_end
 from shalekv.v1 import kv_pb2
-from tests.unit.roles.messages import delete, delete_range, put
-from tests.unit.roles.watching.clients import WatchClient, Watched, watched
+from tests.kit.serving.messages import delete, delete_range, put
+from tests.kit.serving.watchers import WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import told, truth
 
 SEEDS = range(8)

@@ -9,10 +9,10 @@ import pytest
 
 from shalekv.core.key_range import KeyRange
 from shalekv.errors import Fenced
-from tests.unit.engine.databases import Database
-from tests.unit.engine.running_log import quiesce
-from tests.unit.roles.serving import serving
-from tests.unit.roles.watching.clients import watched
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.roles import serving
+from tests.kit.serving.watchers import watched
 from tests.unit.roles.watching.truth import told, truth
 
 ALL = KeyRange(b"", b"")

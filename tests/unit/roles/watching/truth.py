@@ -10,7 +10,7 @@ from shalekv.core.key_range import KeyRange
 from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.v1 import kv_pb2
-from tests.unit.engine.databases import Database
+from tests.kit.engine.databases import Database
 
 WatchChange = kv_pb2.WatchChange
 

@@ -22,7 +22,7 @@ from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_part import Part
-from tests.unit.store.disk_cache.folders import data_of, finds, part
+from tests.kit.disks.cache_folders import data_of, finds, part
 
 PARTS = 400
 FINDERS = 4

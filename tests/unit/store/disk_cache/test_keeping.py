@@ -13,7 +13,7 @@ from shalekv.settings import MIB
 from shalekv.store.disk_cache import PENDING_BYTES_MAX
 from shalekv.store.disk_cache_folder import FOLDER, TEMP_LIFE_MS
 from shalekv.store.disk_cache_part import HEADER_BYTES, Part
-from tests.unit.store.disk_cache.folders import (
+from tests.kit.disks.cache_folders import (
     BYTES_MAX,
     data_of,
     files,

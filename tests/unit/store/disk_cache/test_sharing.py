@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.store.disk_cache_folder import FOLDER
-from tests.unit.store.disk_cache.folders import files, finds, kept, open_cache, part, taken_bytes
+from tests.kit.disks.cache_folders import files, finds, kept, open_cache, part, taken_bytes
 from tests.unit.store.disk_cache.hammering import PARTS, shared_part
 
 BYTES_MAX = 1 << 20

@@ -17,7 +17,7 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.store.disk_cache import PAUSE_MS, DiskCache
 from shalekv.store.disk_cache_folder import FOLDER
 from shalekv.store.filesystem import FileLock, FileSystem, ListedFile
-from tests.unit.store.disk_cache.folders import (
+from tests.kit.disks.cache_folders import (
     BYTES_MAX,
     data_of,
     files,
@@ -27,8 +27,8 @@ from tests.unit.store.disk_cache.folders import (
     part,
     taken_bytes,
 )
-from tests.unit.store.failing_disk import FailingFileSystem
-from tests.unit.store.inline_runtime import InlineClock
+from tests.kit.disks.failing import FailingFileSystem
+from tests.kit.inline_runtime import InlineClock
 
 REFUSALS = [
     ("create", errno.ENOSPC),

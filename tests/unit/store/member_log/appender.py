@@ -13,7 +13,7 @@ from shalekv.core.quorum.acceptor import Effect, Flush, Save, Truncate, Write
 from shalekv.core.quorum.messages import Health
 from shalekv.core.quorum.record import Ballot
 from shalekv.store.member_log.folder import DataFolder
-from tests.unit.store.member_log.logs import IDENTITY, records_after
+from tests.kit.disks.member_logs import IDENTITY, records_after
 
 SEGMENT_BYTES = 1 << 14
 

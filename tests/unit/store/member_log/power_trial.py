@@ -13,8 +13,8 @@ from shalekv.core.quorum.record import NO_BALLOT, Ballot, Mark, Record
 from shalekv.errors import ShaleError
 from shalekv.store.filesystem import FileSystem
 from shalekv.store.member_log.log import MemberLog
-from tests.unit.store.crashing_disk import CrashingDisk
-from tests.unit.store.member_log.logs import ALL, new_log, old_log, records_after
+from tests.kit.disks.crashing import CrashingDisk
+from tests.kit.disks.member_logs import ALL, new_log, old_log, records_after
 
 FOLDER = Path("/data/member")
 ROUNDS = 4

@@ -12,7 +12,7 @@ from shalekv.core.quorum.messages import Health
 from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.errors import CorruptObject
 from shalekv.store.filesystem import FileSystem
-from tests.unit.store.member_log.logs import ALL, held, new_log, old_log, payloads, records_after
+from tests.kit.disks.member_logs import ALL, held, new_log, old_log, payloads, records_after
 
 RECORDS = records_after(Mark(), payloads(7))
 BALLOT = Ballot(2, b"n" * 16)

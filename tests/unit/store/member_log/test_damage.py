@@ -17,8 +17,8 @@ from shalekv.core.quorum.messages import Health
 from shalekv.core.quorum.record import Ballot, Mark, Record
 from shalekv.errors import CorruptObject
 from shalekv.store.member_log.log import MemberLog
-from tests.unit.store.crashing_disk import CrashingDisk
-from tests.unit.store.member_log.logs import ALL, new_log, old_log, payloads, records_after
+from tests.kit.disks.crashing import CrashingDisk
+from tests.kit.disks.member_logs import ALL, new_log, old_log, payloads, records_after
 
 FOLDER = Path("/data/member")
 PROMISE = Ballot(7, b"n" * 16)

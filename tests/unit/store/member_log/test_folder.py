@@ -11,7 +11,7 @@ from shalekv.core.quorum.record import Mark
 from shalekv.errors import StoreRefused, UnsupportedVersion
 from shalekv.format.coding import crc32c
 from shalekv.store.member_log.folder import DataFolder
-from tests.unit.store.member_log.logs import (
+from tests.kit.disks.member_logs import (
     IDENTITY,
     SEGMENT_BYTES,
     held,

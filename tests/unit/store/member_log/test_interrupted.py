@@ -11,8 +11,8 @@ from shalekv.core.quorum.acceptor import Truncate, Write
 from shalekv.core.quorum.messages import Health
 from shalekv.core.quorum.record import Mark
 from shalekv.format.wal_record import encode_record
-from tests.unit.store.crashing_disk import CrashingDisk
-from tests.unit.store.member_log.logs import ALL, new_log, old_log, payloads, records_after, write
+from tests.kit.disks.crashing import CrashingDisk
+from tests.kit.disks.member_logs import ALL, new_log, old_log, payloads, records_after, write
 
 FOLDER = Path("/data/member")
 RECORDS = records_after(Mark(), payloads(6))

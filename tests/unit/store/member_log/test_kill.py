@@ -11,8 +11,8 @@ import pytest
 from shalekv.core.quorum.messages import Health
 from shalekv.errors import StoreRefused
 from shalekv.store.member_log.folder import DataFolder
+from tests.kit.disks.member_logs import ALL
 from tests.unit.store.member_log.appender import SEGMENT_BYTES, payload_of
-from tests.unit.store.member_log.logs import ALL
 
 ROOT = Path(__file__).resolve().parents[4]
 KILLS = 8

@@ -10,7 +10,7 @@ from shalekv.core.quorum.acceptor import AcceptorState, Commit, Flush, Reset, Sa
 from shalekv.core.quorum.messages import Health
 from shalekv.core.quorum.record import EMPTY_LOG, Ballot, LogShape, Mark, Section
 from shalekv.errors import LogDamaged, RecordTrimmed
-from tests.unit.store.member_log.logs import (
+from tests.kit.disks.member_logs import (
     ALL,
     IDENTITY,
     SEGMENT_BYTES,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from shalekv.store.filesystem import FileSystem
-from tests.unit.store.careless import ForwardingFileSystem
+from tests.kit.disks.careless import ForwardingFileSystem
 from tests.unit.store.member_log.power_trial import Trial
 
 SEEDS = range(600)

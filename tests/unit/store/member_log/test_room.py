@@ -17,8 +17,8 @@ from shalekv.store.member_log.folder import DataFolder
 from shalekv.store.member_log.index import frame_bytes
 from shalekv.store.member_log.log import MemberLog
 from shalekv.store.member_log.room import Room
-from tests.unit.store.failing_disk import FailingFileSystem
-from tests.unit.store.member_log.logs import (
+from tests.kit.disks.failing import FailingFileSystem
+from tests.kit.disks.member_logs import (
     ALL,
     IDENTITY,
     SEGMENT_BYTES,

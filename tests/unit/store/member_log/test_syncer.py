@@ -19,8 +19,8 @@ from shalekv.errors import StoreBroken
 from shalekv.runtime import ThreadWorkers
 from shalekv.store.member_log.log import MemberLog
 from shalekv.store.member_log.syncer import Syncer
-from tests.unit.store.failing_disk import FailingFileSystem
-from tests.unit.store.member_log.logs import (
+from tests.kit.disks.failing import FailingFileSystem
+from tests.kit.disks.member_logs import (
     ALL,
     held,
     new_log,

@@ -8,7 +8,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.obstores.opening import open_bucket
 from shalekv.store.url import BucketUrl, Provider
-from tests.unit.store.inline_runtime import inline_runtime
+from tests.kit.inline_runtime import inline_runtime
 
 AZURE_KEY = "c2VjcmV0LWtleS1vZi10aGUtYWNjb3VudA=="
 BOTH = pytest.mark.parametrize("provider", [Provider.GOOGLE, Provider.AZURE])

@@ -13,7 +13,7 @@ from shalekv.errors import InvalidSetting, StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
 from shalekv.store.obstores.opening import open_bucket
 from shalekv.store.url import BucketUrl, Provider
-from tests.unit.store.inline_runtime import inline_runtime
+from tests.kit.inline_runtime import inline_runtime
 from tests.unit.store.obstores.opened import AZURE_KEY, BOTH, open_at
 from tests.unit.store.obstores.scripted_server import Reply, scripted
 

@@ -9,8 +9,8 @@ import pytest
 
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
 from shalekv.store.api import Created, Exists, Unknown
-from tests.unit.store.s3.opening import BUCKET, URL, opened
-from tests.unit.store.s3.scripted_server import Broken, Reply, Request, refused, scripted, stored
+from tests.kit.s3.opening import BUCKET, URL, opened
+from tests.kit.s3.scripted_server import Broken, Reply, Request, refused, scripted, stored
 
 NAME = "wal/1.sst"
 FOR_GOOD = [

@@ -10,9 +10,9 @@ import pytest
 from shalekv.settings import StoreSettings
 from shalekv.store.aws.discretion import keep_secrets_out_of_logs
 from shalekv.store.s3.client import ClientOptions, give_back, lease
-from tests.unit.store.inline_runtime import InlineWorkers
-from tests.unit.store.s3.opening import new_store, opened
-from tests.unit.store.s3.scripted_server import found, scripted
+from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.s3.opening import new_store, opened
+from tests.kit.s3.scripted_server import found, scripted
 
 
 def options(**settings: object) -> ClientOptions:

@@ -14,9 +14,9 @@ from shalekv.store.retry import RetryingStore
 from shalekv.store.s3.clock import LEAP_MS, StoreClock
 from shalekv.store.s3.store import S3Store
 from shalekv.store.url import BucketUrl, Provider
-from tests.unit.store.inline_runtime import InlineWorkers
-from tests.unit.store.s3.opening import BUCKET, opened
-from tests.unit.store.s3.scripted_server import Reply, Request, refused, scripted
+from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.s3.opening import BUCKET, opened
+from tests.kit.s3.scripted_server import Reply, Request, refused, scripted
 
 NOON_MS = 1_830_297_600_000
 HOUR_MS = 3_600_000

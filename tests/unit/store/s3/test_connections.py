@@ -12,8 +12,8 @@ from shalekv.errors import InvalidSetting, StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Unknown
 from shalekv.store.s3.client import ClientOptions
-from tests.unit.store.s3.opening import MIB, URL, new_store, opened
-from tests.unit.store.s3.scripted_server import Reply, Request, found, scripted, stored
+from tests.kit.s3.opening import MIB, URL, new_store, opened
+from tests.kit.s3.scripted_server import Reply, Request, found, scripted, stored
 
 
 def free_endpoint() -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
 from shalekv.store.api import Created
-from tests.unit.store.credential_program import (
+from tests.kit.s3.credential_program import (
     FAILING,
     GOOD,
     KEYS,
@@ -20,8 +20,8 @@ from tests.unit.store.credential_program import (
     program_in,
     saying,
 )
-from tests.unit.store.s3.opening import opened
-from tests.unit.store.s3.scripted_server import Reply, refused, scripted, stored
+from tests.kit.s3.opening import opened
+from tests.kit.s3.scripted_server import Reply, refused, scripted, stored
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.store.api import Created, Exists, Unknown
 from shalekv.store.requests import RequestKind
 from shalekv.store.s3 import multipart
-from tests.unit.store.s3.opening import MIB, opened
-from tests.unit.store.s3.scripted_server import Broken, Reply, refused, scripted
+from tests.kit.s3.opening import MIB, opened
+from tests.kit.s3.scripted_server import Broken, Reply, refused, scripted
 from tests.unit.store.s3.uploads import Uploads
 
 DATA = Random(1).randbytes(22 * MIB + 1)  # 5 parts

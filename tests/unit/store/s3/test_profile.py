@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shalekv.errors import StoreRefused
-from tests.unit.store.s3.opening import opened
-from tests.unit.store.s3.scripted_server import Request, found, scripted
+from tests.kit.s3.opening import opened
+from tests.kit.s3.scripted_server import Request, found, scripted
 
 
 def key_of(request: Request) -> str:

@@ -13,8 +13,8 @@ from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.store.api import Created, Recovered
 from shalekv.store.requests import RequestKind
 from shalekv.store.s3.headers import _be_consistent
-from tests.unit.store.s3.opening import opened
-from tests.unit.store.s3.scripted_server import Reply, Request, found, refused, scripted, stored
+from tests.kit.s3.opening import opened
+from tests.kit.s3.scripted_server import Reply, Request, found, refused, scripted, stored
 
 WHEN = "2028-01-01T00:00:00.123Z"
 

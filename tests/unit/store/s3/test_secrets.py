@@ -11,10 +11,10 @@ import pytest
 from shalekv.errors import StoreError
 from shalekv.store.api import Unknown
 from shalekv.store.s3.store import S3Store
-from tests.unit.store.inline_runtime import gathered
+from tests.kit.inline_runtime import gathered
+from tests.kit.s3.opening import opened
+from tests.kit.s3.scripted_server import Broken, Reply, Request, refused, scripted
 from tests.unit.store.s3.conftest import ACCESS_KEY, SECRET_KEY, TOKEN
-from tests.unit.store.s3.opening import opened
-from tests.unit.store.s3.scripted_server import Broken, Reply, Request, refused, scripted
 from tests.unit.store.s3.test_answers import FOR_GOOD, PASSING
 
 CODES = [(status, code) for status, code, _ in FOR_GOOD] + PASSING

@@ -8,8 +8,8 @@ import pytest
 
 from shalekv.store.api import Recovered
 from shalekv.store.requests import RequestKind
-from tests.unit.store.s3.opening import FOLDER, opened
-from tests.unit.store.s3.scripted_server import Reply, Request, refused, scripted
+from tests.kit.s3.opening import FOLDER, opened
+from tests.kit.s3.scripted_server import Reply, Request, refused, scripted
 
 UPLOAD = (
     """<Upload><Key>{key}</Key><UploadId>{id}</UploadId><Initiated>{begun}</Initiated></Upload>"""

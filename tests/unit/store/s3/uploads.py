@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
 
-from tests.unit.store.s3.scripted_server import Reply, Request, stored
+from tests.kit.s3.scripted_server import Reply, Request, stored
 
 UPLOAD_ID = "upload-1"
 

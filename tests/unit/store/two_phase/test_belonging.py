@@ -12,7 +12,7 @@ from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.requests import RequestKind
 from shalekv.store.two_phase.belonging import BelongingStore
 from shalekv.store.two_phase.memory import MemoryRecords
-from tests.unit.store.inline_runtime import inline_runtime
+from tests.kit.inline_runtime import inline_runtime
 
 Table = dict[Destination, Record]
 

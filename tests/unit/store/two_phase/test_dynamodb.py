@@ -17,7 +17,8 @@ from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.two_phase.opening import open_records
 from shalekv.store.two_phase.records import Inserted, InsertUnknown, RecordStore
-from tests.unit.store.credential_program import (
+from tests.kit.inline_runtime import gathered
+from tests.kit.s3.credential_program import (
     FAILING,
     GOOD,
     KEYS,
@@ -27,9 +28,8 @@ from tests.unit.store.credential_program import (
     program_in,
     saying,
 )
-from tests.unit.store.inline_runtime import gathered
-from tests.unit.store.s3.opening import real_runtime
-from tests.unit.store.s3.scripted_server import Broken, Reply, Request, ScriptedServer, scripted
+from tests.kit.s3.opening import real_runtime
+from tests.kit.s3.scripted_server import Broken, Reply, Request, ScriptedServer, scripted
 
 RECORD = Record(Destination("s3://bucket", "wal/1"), "wal/1.source")
 CALLS: dict[str, Callable[[RecordStore], Awaitable[object]]] = {

@@ -15,7 +15,7 @@ from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.two_phase import sql_engines
 from shalekv.store.two_phase.opening import open_records
 from shalekv.store.two_phase.records import Inserted, RecordStore
-from tests.unit.store.inline_runtime import inline_runtime
+from tests.kit.inline_runtime import inline_runtime
 
 SECRET = "SENTINEL-p4ss"
 RECORD = Record(Destination("s3://bucket", "wal/1"), "wal/1.source")

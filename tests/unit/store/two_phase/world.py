@@ -25,7 +25,7 @@ from shalekv.store.requests import RequestKind
 from shalekv.store.two_phase.memory import MemoryRecords, Table
 from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.unit.store.inline_runtime import InlineClock, InlineWorkers, finish
+from tests.kit.inline_runtime import InlineClock, InlineWorkers, finish
 
 
 class Fate(Enum):

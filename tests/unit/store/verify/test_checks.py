@@ -17,9 +17,9 @@ from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.verify.scratch import FOLDER
 from shalekv.store.verify.verdict import Passed, Told, Unanswered
 from shalekv.store.verify.verifying import verification
-from tests.unit.store.inline_runtime import gathered, inline_runtime
-from tests.unit.store.verify import careless_stores as careless
-from tests.unit.store.verify.careless_stores import Careful
+from tests.kit import careless_stores as careless
+from tests.kit.careless_stores import Careful
+from tests.kit.inline_runtime import gathered, inline_runtime
 from tests.unit.store.verify.trying import EFFORT, Tried, tried, two_phases
 
 

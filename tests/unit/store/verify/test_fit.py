@@ -18,13 +18,13 @@ from shalekv.store.requests import RequestKind
 from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.verify.fit import check_fit
 from shalekv.store.verify.scratch import FOLDER
+from tests.kit import careless_stores as careless
+from tests.kit.careless_stores import Careful
+from tests.kit.inline_runtime import gathered, inline_runtime
+from tests.kit.lossy_store import Fate, LossyStore
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.store.inline_runtime import gathered, inline_runtime
-from tests.unit.store.lossy_store import Fate, LossyStore
-from tests.unit.store.verify import careless_stores as careless
-from tests.unit.store.verify.careless_stores import Careful
 from tests.unit.store.verify.trying import two_phases
 
 REQUESTS_MAX = 25

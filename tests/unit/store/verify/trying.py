@@ -12,8 +12,8 @@ from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.verify.scratch import Effort
 from shalekv.store.verify.verdict import Failed, Verdict
 from shalekv.store.verify.verifying import verification
-from tests.unit.store.inline_runtime import inline_runtime
-from tests.unit.store.verify.careless_stores import Careful
+from tests.kit.careless_stores import Careful
+from tests.kit.inline_runtime import inline_runtime
 
 EFFORT = Effort(racers=4, rounds=5, large_object_bytes=3 << 20)
 

@@ -1,0 +1,239 @@
+"""A database, a repository of its backups, and a place to restore them to, all in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from random import Random
+
+from shalekv.clock import LoopClock
+from shalekv.core.manifest import Manifest
+from shalekv.engine.backup.copying import CopyLimits
+from shalekv.engine.backup.creating import BackupCreation
+from shalekv.engine.backup.deleting import Deletion
+from shalekv.engine.backup.repository import Repository
+from shalekv.engine.backup.restoring import Restoration
+from shalekv.engine.backup.verifying import Damage, Verification
+from shalekv.engine.fsck.check import Fsck
+from shalekv.format import backup_names, names
+from shalekv.format.backup import Backup
+from shalekv.manifest.stored import StoredManifest
+from shalekv.runtime import Runtime
+from shalekv.settings import StoreSettings
+from shalekv.store.api import ObjectStore, StoredObject
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.kit.engine.interposed import InterposedStore
+from tests.kit.household import Household, everything, write_all
+from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.processes.in_process import real_runtime, wall_clock_ms
+
+DATABASE_FOLDERS = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
+REPOSITORY_FOLDERS = (
+    backup_names.BACKUPS_FOLDER,
+    backup_names.WAL_FOLDER,
+    backup_names.LEVELS_FOLDER,
+    backup_names.MARKS_FOLDER,
+)
+Pairs = dict[bytes, bytes]
+SEEDS = count()  # every process draws numbers of its own
+
+
+class Place:
+    """Objects in memory, as one or another process sees them."""
+
+    def __init__(self, objects: MemoryObjects | None = None) -> None:
+        self.objects = MemoryObjects() if objects is None else objects
+
+    def store(self) -> ObjectStore:
+        """One more view of them."""
+        return MemoryStore(wall_clock_ms, objects=self.objects)
+
+    def cas(self, store: ObjectStore | None = None) -> CasStore:
+        """The store of one more process, or a store as one more process sees it."""
+        runtime = Runtime(LoopClock(), Random(next(SEEDS)), InlineWorkers())
+        return CasStore(store or self.store(), runtime, StoreSettings())
+
+    def names(self) -> list[str]:
+        """Of all objects."""
+        folders = (*DATABASE_FOLDERS, *REPOSITORY_FOLDERS)
+        return [info.name for folder in folders for info in self.objects.page(folder, "")]
+
+    def data(self, name: str) -> bytes:
+        """The bytes of an object."""
+        return self._find(name).data
+
+    def copy(self) -> Place:
+        """Another place with the same objects."""
+        copied = MemoryObjects()
+        for name in self.names():
+            copied.add(self._find(name))
+        return Place(copied)
+
+    def overwrite(self, name: str, data: bytes) -> None:
+        """Put other bytes under a name."""
+        info = self._find(name).info
+        self.objects.replace(StoredObject(type(info)(name, len(data), info.modified_ms), data))
+
+    def lose(self, *gone: str) -> None:
+        """Remove objects."""
+        for name in gone:
+            self.objects.remove(name)
+
+    async def manifest(self) -> Manifest:
+        """The current manifest of the database that is here."""
+        return await StoredManifest(self.cas()).refresh()
+
+    async def check(self) -> None:
+        """The database that is here is sound, and has nothing that nothing names."""
+        assert await gathered(Fsck(self.cas(), is_deep=True).findings()) == []
+
+    def _find(self, name: str) -> StoredObject:
+        found = self.objects.find(name)
+        assert found is not None, name
+        return found
+
+
+@asynccontextmanager
+async def household(place: Place) -> AsyncIterator[Household]:
+    """The roles of the database at a place."""
+    with real_runtime(seed=next(SEEDS)) as runtime:
+        roles = Household(place.store, runtime, tick_ms=0)
+        yield roles
+        await roles.close()
+
+
+async def database() -> tuple[Place, Pairs]:
+    """A database with SSTs on several levels and a WAL, and what a scan of it shows."""
+    place = Place()
+    async with household(place) as roles:
+        await roles.create()
+        for round_ in range(3):
+            async with roles.writing() as writer:
+                for batch in range(3):
+                    pairs = {b"%d-%d-%d" % (n % 7, batch, n): b"v%d" % round_ for n in range(20)}
+                    await write_all(writer, pairs)
+            if round_ < 2:
+                await roles.compact()
+        await roles.collect()
+    return place, await scanned(place)
+
+
+async def write(place: Place, **pairs: str) -> None:
+    """Write by a writer of its own."""
+    async with household(place) as roles, roles.writing() as writer:
+        for key, value in pairs.items():
+            await write_all(writer, {key.encode(): value.encode()})
+
+
+async def scanned(place: Place) -> Pairs:
+    """What a scan of a copy of the database shows; the place itself stays as it is."""
+    async with household(place.copy()) as roles, roles.writing() as writer:
+        return await everything(writer)
+
+
+async def back_up(
+    source: Place,
+    repository: Place,
+    *,
+    read: ObjectStore | None = None,
+    written: ObjectStore | None = None,
+    **options: int,
+) -> Backup:
+    """Make a backup, by a process of its own on these stores."""
+    return await creation(source, repository, read=read, written=written, **options).run()
+
+
+def creation(
+    source: Place,
+    repository: Place,
+    *,
+    read: ObjectStore | None = None,
+    written: ObjectStore | None = None,
+    **options: int,
+) -> BackupCreation:
+    """The same, before it runs."""
+    limits = CopyLimits(parallel=options.pop("parallel", 2))
+    there = Repository(repository.cas(written))
+    return BackupCreation(source.cas(read), there, limits=limits, **options)
+
+
+async def restore(
+    repository: Place,
+    target: Place,
+    *,
+    backup_id: str | None = None,
+    read: ObjectStore | None = None,
+    written: ObjectStore | None = None,
+) -> Manifest:
+    """Restore a backup, the newest by default, by a process of its own."""
+    there = Repository(repository.cas(read))
+    restoration = Restoration(there, target.cas(written), _fit)
+    return await restoration.run(await there.chosen(backup_id))
+
+
+async def _fit() -> None:
+    """A store in memory is fit."""
+
+
+async def verify(repository: Place) -> list[Damage]:
+    """What is wrong with the backups."""
+    there = Repository(repository.cas())
+    return await Verification(there).run(await there.ids())
+
+
+def deletion(repository: Place, *, is_abandoning: bool = False) -> Deletion:
+    """One more process that deletes backups."""
+    return Deletion(Repository(repository.cas()), is_abandoning=is_abandoning)
+
+
+async def backup_ids(repository: Place) -> list[str]:
+    """Of all backups."""
+    return await Repository(repository.cas()).ids()
+
+
+class Died(Exception):
+    """The process has died."""
+
+
+class Mortal:
+    """A process that dies at a request: before that has an effect, or before it hears of it.
+
+    Its stores count their requests together. What it would do afterwards, it cannot do.
+    """
+
+    def __init__(self, at: int, *, is_late: bool) -> None:
+        self._at = at
+        self._is_late = is_late
+        self.requests = 0
+
+    def store(self, place: Place) -> InterposedStore:
+        """The store of this process at a place."""
+        return InterposedStore(place.store(), self._before, self._after)
+
+    async def _before(self, _operation: str, _name: str) -> None:
+        await asyncio.sleep(0)
+        self.requests += 1
+        if self.requests > self._at + self._is_late:
+            raise Died
+
+    async def _after(self, _operation: str, _name: str) -> None:
+        if self.requests > self._at:
+            raise Died
+
+
+async def until_it_lives(run: Callable[[Mortal], Awaitable[None]]) -> int:
+    """Call `run` with a process that dies at the first request, the second ..; how many died."""
+    deaths = 0
+    for is_late in (False, True):
+        at = 0
+        while True:
+            mortal = Mortal(at, is_late=is_late)
+            await run(mortal)
+            if mortal.requests <= at:
+                break
+            deaths += 1
+            at += 1
+    return deaths

@@ -1,0 +1,102 @@
+"""Commits and groups for tests, and what a scan of a view reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shalekv.core.entry import NO_EXPIRY, Entry, Kind
+from shalekv.core.transaction import Change
+from shalekv.engine.commit import Commit, Group, Receipt
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.newest_state import NewestState
+from shalekv.engine.overlay import Overlay
+from shalekv.engine.prefix import Prefix
+from shalekv.engine.scan import scan_slices
+from shalekv.engine.sorted_runs import Run
+from shalekv.engine.view import View
+from shalekv.errors import ShaleError
+from tests.kit.inline_runtime import finish, gathered
+
+NOW_MS = 1_000
+
+
+def put(key: bytes, value: bytes = b"v", expire_at_ms: int = NO_EXPIRY) -> Change:
+    """A change that sets a key."""
+    return Change(key, Kind.PUT, value, expire_at_ms)
+
+
+def tombstone(key: bytes) -> Change:
+    """A change that deletes a key."""
+    return Change(key, Kind.TOMBSTONE)
+
+
+def unsettled(_: Receipt | ShaleError) -> None:
+    """Settles a commit that nobody waits for."""
+
+
+def commit_of(seq: int, *changes: Change) -> Commit:
+    """A commit with this number."""
+    return Commit(changes, seq, unsettled)
+
+
+def group_of(wal_id: int, *commits: Commit) -> Group:
+    """A group in this slot."""
+    return Group(wal_id, commits)
+
+
+def run_of(seq: int, *changes: Change) -> Run:
+    """The run of a group of one commit."""
+    return group_of(0, commit_of(seq, *changes)).run
+
+
+def read(
+    view: View,
+    *,
+    start: bytes = b"",
+    end: bytes = b"",
+    reverse: bool = False,
+    now_ms: int = NOW_MS,
+) -> list[tuple[bytes, bytes]]:
+    """The keys and values that a scan of `view` yields."""
+    slices = slices_of(view, start=start, end=end, reverse=reverse, now_ms=now_ms)
+    return pairs(entry for entries in slices for entry in entries)
+
+
+def slices_of(
+    view: View,
+    *,
+    start: bytes = b"",
+    end: bytes = b"",
+    reverse: bool = False,
+    now_ms: int = NOW_MS,
+) -> list[list[Entry]]:
+    """The slices of a scan of what is in memory."""
+    slices = scan_slices(view, start=start, end=end, reverse=reverse, now_ms=now_ms)
+    return finish(gathered(slices))
+
+
+async def nothing_compacted() -> int | None:
+    """No slot of the WAL is in the levels."""
+    return None
+
+
+def is_put(entry: Entry | None) -> bool:
+    """Whether a lookup has found a value, and no tombstone."""
+    return entry is not None and entry.kind is Kind.PUT
+
+
+def pairs(entries: Iterable[Entry]) -> list[tuple[bytes, bytes]]:
+    """Keys and values."""
+    return [(entry.key, entry.value) for entry in entries]
+
+
+def keys_of(entries: Sequence[Entry]) -> list[bytes]:
+    """Keys."""
+    return [entry.key for entry in entries]
+
+
+def newest_state(overlay: Overlay, memtable: Memtable, prefix: Prefix) -> NewestState:
+    """What a transaction is decided by, as the engine puts it together."""
+    landed_ahead = [group.run for group in prefix.landed_ahead()]
+    view = memtable.view(prefix.seq, prefix.wal_id).below(landed_ahead)
+    return NewestState(overlay, view, NOW_MS, compare_count_max=1_000)

@@ -1,0 +1,250 @@
+"""A database in memory whose jobs of compaction a test picks at will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from shalekv.core.compaction.jobs import Job, MergeJob, Result
+from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KeyRange
+from shalekv.core.manifest import Manifest
+from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree
+from shalekv.engine.compaction.leases import Leases
+from shalekv.engine.compaction.part import Part, PartResult
+from shalekv.engine.compaction.parts import OwnProcessParts
+from shalekv.engine.compaction.run import Compactions
+from shalekv.format import names
+from shalekv.format.footer import SstProperties
+from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.names import wal_name
+from shalekv.format.sst_encode import encode_sst
+from shalekv.manifest.compacted import CompactedManifest
+from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.database import create_database
+from shalekv.settings import (
+    CompactorSettings,
+    CompactSettings,
+    LevelCodec,
+    LevelSettings,
+    StoreSettings,
+    UrlSettings,
+)
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.kit.engine.hand_clock import HandClock, hand_runtime
+
+STORE_NOW_MS = 1_700_000_000_000
+NONCE = b"compactor-nonce!"
+
+
+def small_settings(
+    *,
+    sst_bytes: int = 400,
+    block_bytes: int = 60,
+    subcompactions: int = 1,
+    record_kept_s: int = 1,
+    expired_kept_s: int = 0,
+    **compactor_settings: int,
+) -> CompactSettings:
+    """Settings far below what is allowed: few entries fill many blocks and SSTs."""
+    levels = LevelSettings.model_construct(
+        sst_bytes=sst_bytes, block_bytes=block_bytes, codec=LevelCodec.LZ4, filter_bits=10
+    )
+    default = CompactorSettings().model_dump()
+    compactor = CompactorSettings.model_construct(
+        **default
+        | {
+            "subcompaction_count_max": subcompactions,
+            "subcompaction_memory_bytes": 4 * sst_bytes,
+            "record_kept_s": record_kept_s,
+            "expired_kept_s": expired_kept_s,
+            **compactor_settings,
+        }
+    )
+    return CompactSettings.model_construct(
+        database=UrlSettings(url="memory://trial"),
+        levels=levels,
+        compactor=compactor,
+        store=StoreSettings(),
+    )
+
+
+class SplitParts(OwnProcessParts):
+    """Runs parts here although it says that it runs them in parallel: so jobs are divided."""
+
+    is_parallel = True
+
+    def __init__(self, store: CasStore) -> None:
+        super().__init__(store)
+        self.counts: list[int] = []
+
+    async def run(
+        self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+    ) -> Sequence[PartResult]:
+        """Note how many there are."""
+        self.counts.append(len(parts))
+        return await super().run(parts, is_lifted)
+
+
+@dataclass(slots=True)
+class Trial:
+    """One database, its compactor, and all that was ever written to it."""
+
+    store: MemoryStore
+    clock: HandClock
+    cas: CasStore
+    stored: StoredManifest
+    settings: CompactSettings
+    compactions: Compactions
+    parts: SplitParts
+    written: list[list[Entry]] = field(default_factory=list)  # by slot
+    logical_time_ms: int = STORE_NOW_MS
+    last_seq: int = 0
+
+    @classmethod
+    async def begun(cls, settings: CompactSettings | None = None, seed: int = 1) -> Trial:
+        """A new database, whose compactor has claimed its epoch."""
+        settings = settings or small_settings()
+        clock = HandClock()
+        runtime = hand_runtime(clock, seed)
+        start_ms = clock.monotonic_ms()
+        store = MemoryStore(
+            lambda: STORE_NOW_MS + int(clock.monotonic_ms() - start_ms), objects=MemoryObjects()
+        )
+        await create_database(store, runtime, settings.store)
+        cas = CasStore(store, runtime, settings.store)
+        stored = StoredManifest(cas)
+        await stored.edit(
+            lambda current: claim_compactor_epoch(current, NONCE),
+            lambda current: current.compactor_nonce == NONCE,
+        )
+        manifest = CompactedManifest(stored, CompactorId(1, NONCE))
+        leases = Leases(cas, ttl_s=600, holder="trial")
+        parts = SplitParts(cas)
+        compactions = Compactions(cas, manifest, leases, settings, parts)
+        return cls(store, clock, cas, stored, settings, compactions, parts)
+
+    async def write(
+        self, *commits: Sequence[Entry], records: Sequence[Entry] = (), time_ms: int = 0
+    ) -> None:
+        """Fill the next slot: each commit has the next sequence number; none make a fence."""
+        manifest = await self.stored.refresh()
+        self.logical_time_ms += time_ms
+        entries = []
+        for commit in commits:
+            self.last_seq += 1
+            entries += [entry._replace(seq=self.last_seq) for entry in commit]
+        own = [record._replace(seq=self.last_seq) for record in records]
+        slot = len(self.written)
+        points = [entry for entry in entries if entry.kind is not Kind.RANGE_TOMBSTONE]
+        ranges = [entry for entry in entries if entry.kind is Kind.RANGE_TOMBSTONE]
+        properties = SstProperties(
+            name=wal_name(slot),
+            database_id=manifest.database_id,
+            writer_epoch=1,
+            writer_nonce=bytes(16),
+            write_id=slot.to_bytes(16, "big"),
+            logical_time_ms=self.logical_time_ms,
+        )
+        data = encode_sst(
+            properties,
+            sorted(points, key=lambda e: (e.key, -e.seq)),
+            sorted(ranges, key=lambda e: (e.key, -e.seq)),
+            sorted(own, key=lambda e: e.key),
+            block_bytes=50,
+        )
+        await self.store.create(wal_name(slot), data)
+        self.written.append([*entries, *own])
+
+    async def run(self, job: Job) -> Result:
+        """Run a job, picked by the test, and publish its result."""
+        manifest = await self.stored.refresh()
+        return await self.compactions.run(job, manifest, Tree.of(manifest), lambda: False)
+
+    async def save(self, path: Path) -> None:
+        """Copy the database into a folder that a local store opens."""
+        for folder in (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER):
+            async for info in self.store.list(folder):
+                target = path / info.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes((await self.store.get(info.name)).data)
+
+    def store_now_ms(self) -> float:
+        """The store's clock, which the test moves with the local one."""
+        return STORE_NOW_MS + self.clock.monotonic_ms() - HandClock().monotonic_ms()
+
+    def compacted(self, manifest: Manifest) -> list[Entry]:
+        """All that was ever written to the slots up to c."""
+        slots = self.written[: manifest.first_uncompacted_wal_id]
+        return [entry for slot in slots for entry in slot]
+
+    async def levels(self) -> list[str]:
+        """The names of all SSTs of the levels that are stored."""
+        return [info.name async for info in self.store.list("levels/")]
+
+
+def put(key: bytes, value: bytes = b"v", expire_at_ms: int = 0) -> Entry:
+    """A put without a sequence number yet."""
+    return Entry(key, 0, Kind.PUT, value, expire_at_ms)
+
+
+def delete(key: bytes) -> Entry:
+    """A tombstone without a sequence number yet."""
+    return Entry(key, 0, Kind.TOMBSTONE)
+
+
+def delete_range(start: bytes, end: bytes) -> Entry:
+    """A range tombstone without a sequence number yet."""
+    return Entry(start, 0, Kind.RANGE_TOMBSTONE, end)
+
+
+def record(client_key: bytes, expire_at_ms: int, reply: bytes = b"") -> Entry:
+    """An idempotency record without a sequence number yet."""
+    value = encode_record(IdempotencyRecord(bytes(16), 0, ReplyKind.PUT, reply))
+    return Entry(record_key(client_key), 0, Kind.PUT, value, expire_at_ms)
+
+
+def merge_job(tree: Tree, source_level: int, target_level: int, count: int) -> MergeJob | None:
+    """A job as the policy may pick it: `count` SSTs of a level, in a row; None: there are none."""
+    if source_level == SYSTEM_LEVEL:
+        sources = tree.system[:count]
+    elif source_level == L0:
+        sources = tree.l0[::-1][:count]
+    else:
+        run = next((run for run in tree.runs if run.level == source_level), None)
+        sources = run.ssts[:count] if run is not None else ()
+    if not sources:
+        return None
+    overlapped: Sequence[SstInfo] = ()
+    if source_level != SYSTEM_LEVEL:
+        target = next((run for run in tree.runs if run.level == target_level), None)
+        overlapped = _overlapped(target, sources)
+    return MergeJob(source_level, target_level, sources, overlapped, is_move=False, reason="trial")
+
+
+def _overlapped(target: SortedRun | None, sources: Sequence[SstInfo]) -> Sequence[SstInfo]:
+    if target is None:
+        return ()
+    start = min(info.first_key for info in sources)
+    if any(not info.last_key for info in sources):
+        return target.overlapping(KeyRange(start, b""))
+    end = max(info.last_key for info in sources) + b"\x00"
+    return target.overlapping(KeyRange(start, end))
+
+
+def random_entry(random: Random, keys: Sequence[bytes], now_ms: int) -> Entry:
+    """A put, with or without expiry, a delete, or a range delete."""
+    key, kind = random.choice(keys), random.random()
+    if kind < 0.6:
+        return put(key, random.randbytes(random.randrange(30)))
+    if kind < 0.7:
+        return put(key, b"expires", now_ms + random.randrange(-5, 40))
+    if kind < 0.85:
+        return delete(key)
+    start, end = sorted((key, random.choice(keys)))
+    return delete_range(start, end if end > start else b"")

@@ -1,0 +1,197 @@
+"""A writer that takes loads, on a store that may die at any request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from shalekv.clock import LoopClock
+from shalekv.core.entry import Entry
+from shalekv.core.flush import FlushPolicy
+from shalekv.core.loads import CommittedLoad, level_rows
+from shalekv.core.manifest import Manifest
+from shalekv.core.sst_table import SstInfo
+from shalekv.core.transaction import Change
+from shalekv.engine.admission import Admission
+from shalekv.engine.commit import changes_bytes
+from shalekv.engine.group_commit import GroupCommit
+from shalekv.engine.levels.loaded_tree import Pin
+from shalekv.engine.loads import Loads
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.prefix import Prefix
+from shalekv.engine.replay import Replayed, replay
+from shalekv.engine.wal import list_wal
+from shalekv.format.names import level_name
+from shalekv.format.sst import open_sst
+from shalekv.format.sst_encode import encode_sst
+from shalekv.settings import KIB, LevelCodec, LevelSettings, StoreSettings, WriterSettings
+from shalekv.store.api import NO_METADATA, CreateOutcome
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.kit.engine.commits import newest_state
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import Told, yielding_runtime
+from tests.kit.samples import properties
+from tests.kit.store import STORE_NOW_MS
+
+SETTINGS = LevelSettings(
+    sst_bytes=64 * KIB, block_bytes=4 * KIB, codec=LevelCodec.NONE, filter_bits=10
+)
+
+
+class Died(BaseException):
+    """The process is no more."""
+
+
+class MortalStore(MemoryStore):
+    """Dies at a create: before it takes effect, or after that and before it is answered."""
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        super().__init__(lambda: STORE_NOW_MS, objects=objects)
+        self.creates = 0
+        self.dies_at: int | None = None  # counted from 1
+        self.takes_effect = False
+        self.gate = asyncio.Event()  # files of the levels wait for it
+        self.gate.set()
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        self.creates += 1
+        if name.startswith("levels/"):
+            await self.gate.wait()
+        if self.dies_at is None or self.creates < self.dies_at:
+            return await super().create(name, data, metadata)
+        if self.takes_effect and self.creates == self.dies_at:
+            await super().create(name, data, metadata)
+        raise Died
+
+
+class LoadingWriter:
+    """The log of an opening, with its loads."""
+
+    def __init__(self, database: Database, opened: OpenedLog, store: MortalStore) -> None:
+        self.database = database
+        self.opened = opened
+        self.store = store
+        self.memtable = Memtable()
+        self.admission = Admission(WriterSettings(), memtable_bytes=lambda: 0)
+        self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
+        self.log = GroupCommit(
+            slots=opened.slots,
+            memtable=self.memtable,
+            admission=self.admission,
+            prefix=self.prefix,
+            policy=FlushPolicy(max_parallel_writes=1, interval_ms=0, flush_bytes=1 << 20),
+            state=lambda overlay, _below: newest_state(overlay, self.memtable, self.prefix),
+            clock=LoopClock(),
+            next_seq=opened.first_seq,
+        )
+        self.kept: list[Pin] = []
+        self.landed: list[tuple[CommittedLoad, Pin | None]] = []
+        self.loads = Loads(
+            opened.store,
+            opened.manifest,
+            self.log,
+            self.admission,
+            SETTINGS,
+            now_ms=lambda: STORE_NOW_MS,
+            snapshot_ttl_s=60,
+            keep=self.kept.append,
+            wait_for_room=room_for_all,
+        )
+        self.log.land_load = lambda load: self.landed.append((load, self.loads.land(load)))
+
+    async def write(self, changes: Sequence[Change]) -> Told:
+        """Admit a batch, and write it as a load."""
+        told = Told()
+        size_bytes = changes_bytes(changes)
+        await self.admission.wait(size_bytes)
+        await self.loads.write_batch(changes, told.settle, size_bytes=size_bytes)
+        return told
+
+
+async def room_for_all() -> None:
+    """There is always room for another load."""
+
+
+@asynccontextmanager
+async def loading(
+    database: Database, store: MortalStore | None = None
+) -> AsyncIterator[LoadingWriter]:
+    """A writer whose log runs; at the end it is closed."""
+    store = MortalStore(database.objects) if store is None else store
+    opened = await database.open(store)
+    store.creates = 0
+    writer = LoadingWriter(database, opened, store)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(writer.log.run())
+        dropping = tasks.create_task(writer.loads.drop_abandoned())
+        yield writer
+        writer.log.close()
+        dropping.cancel()
+
+
+async def loads_in_wal(database: Database) -> list[CommittedLoad]:
+    """The loads that a replay finds."""
+    cas = CasStore(database.store, yielding_runtime(), StoreSettings())
+    manifest = await database.manifest()
+    folder = await list_wal(cas, 0)
+    replayed = Replayed(Memtable(), 0, 0)
+    await replay(
+        cas,
+        range(folder.first_gap),
+        database_id=manifest.database_id,
+        replayed=replayed,
+        parallel_reads=1,
+    )
+    return replayed.loads
+
+
+def entries_of(database: Database, manifest: Manifest, load: CommittedLoad) -> list[Entry]:
+    """What is in the files of a load."""
+    found: list[Entry] = []
+    for info in level_rows(load):
+        name = level_name(info.id)
+        sst = open_sst(
+            name,
+            database.data(name),
+            database_id=manifest.database_id,
+            checksum=info.checksum,
+            listed_seq=info.max_seq,
+        )
+        sst.audit()
+        found += sst.entries()
+    return found
+
+
+async def file_of(
+    database: Database, number: int, entries: Sequence[Entry], ranges: Sequence[Entry] = ()
+) -> SstInfo:
+    """A file that stands ready, as somebody else has written it."""
+    sst_id = bytes.fromhex("0198c0de00007000") + (2**63 + number).to_bytes(8, "big")
+    name = level_name(sst_id)
+    database_id = (await database.manifest()).database_id
+    identity = properties(name)
+    data = encode_sst(
+        type(identity)(
+            name=name,
+            database_id=database_id,
+            writer_epoch=0,
+            writer_nonce=bytes(16),
+            write_id=bytes(16),
+        ),
+        entries,
+        ranges,
+        block_bytes=64,
+        filter_bits_per_key=10,
+    )
+    await database.store.create(name, data)
+    return open_sst(name, data, database_id=database_id).footer.info(0)
+
+
+async def one_turn() -> None:
+    """Let other tasks take one step."""
+    await asyncio.sleep(0)

@@ -1,0 +1,159 @@
+"""Bulk loads on a database in memory, as a process does them that may die at any request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import NamedTuple
+
+from shalekv.clock import LoopClock
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.transaction import Change
+from shalekv.engine.bulk.commit import commit_by_opening
+from shalekv.engine.bulk.files import LoadFiles
+from shalekv.engine.bulk.job import LoadJob
+from shalekv.engine.commit import changes_bytes
+from shalekv.engine.loads import Loaded
+from shalekv.engine.recover import open_log
+from shalekv.engine.scan import scan_slices
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.format import names
+from shalekv.format.columns import Columns, columns_of
+from shalekv.runtime import Runtime
+from shalekv.settings import (
+    LevelCodec,
+    LevelSettings,
+    LimitSettings,
+    StoreSettings,
+    WriterSettings,
+)
+from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore
+from shalekv.store.cas import CasStore
+from tests.kit.engine.collection import AGE_S, TTL_S, Ground
+from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.engine.running_log import Told
+from tests.kit.inline_runtime import InlineWorkers, gathered
+
+LOAD_ID = "monday"
+NEVER_MS = 3_600_000
+WRITER = WriterSettings(
+    flush_interval_ms=0, fence_poll_ms=NEVER_MS, snapshot_ttl_s=TTL_S, open_snapshot_ttl_s=TTL_S
+)
+# Some rows to a file.
+LEVELS = LevelSettings.model_construct(
+    sst_bytes=300, block_bytes=100, codec=LevelCodec.NONE, filter_bits=10
+)
+LIMITS = LimitSettings(value_bytes_max=1_000)
+
+State = Mapping[bytes, tuple[bytes, int]]  # key -> value, sequence number
+
+
+class Died(BaseException):
+    """The process is no more."""
+
+
+class MortalStore(InterruptedStore):
+    """Dies at a request, counted from 0: before it takes effect, or after that."""
+
+    def __init__(self, inner: ObjectStore, dies_at: int | None, *, takes_effect: bool) -> None:
+        self.dies_at = dies_at
+        self._takes_effect = takes_effect
+        super().__init__(inner, self._live)
+
+    async def _live(self, number: int) -> None:
+        if self.dies_at is not None and number >= self.dies_at:
+            raise Died
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        if self._takes_effect and self.requests == self.dies_at:
+            await self._inner.create(name, data, metadata)
+        return await super().create(name, data, metadata)
+
+
+def process(ground: Ground, store: ObjectStore | None = None) -> CasStore:
+    """The store as one more process sees it, whose clock is the real one."""
+    runtime = Runtime(LoopClock(), Random(ground.random.getrandbits(64)), InlineWorkers())
+    return CasStore(store or ground.another_store(), runtime, StoreSettings())
+
+
+def rows_of(pairs: Iterable[tuple[bytes, bytes]], *, deletes: Iterable[bytes] = ()) -> Columns:
+    """Rows for a load."""
+    entries = [Entry(key, 0, Kind.PUT, value) for key, value in pairs]
+    entries += [Entry(key, 0, Kind.TOMBSTONE) for key in deletes]
+    return columns_of(sorted(entries))
+
+
+async def begin(store: CasStore, load_id: str = LOAD_ID, *, ttl_s: int = TTL_S) -> LoadJob:
+    """Begin a load."""
+    return await LoadJob.begin(store, load_id, levels=LEVELS, limits=LIMITS, ttl_s=ttl_s)
+
+
+async def load(store: CasStore, rows: Columns, load_id: str = LOAD_ID) -> Loaded:
+    """A whole load, as a process does it that opens the database itself."""
+    job = await begin(store, load_id)
+    if job.committed_seq is not None:
+        return Loaded(job.committed_seq, None)
+
+    async def work() -> Loaded:
+        files = LoadFiles(store, job.ticket)
+        await files.add(rows)
+        return await commit_by_opening(store, load_id, await files.finish(), WRITER)
+
+    loaded = await job.guard(work)
+    await job.end()
+    return loaded
+
+
+async def write(ground: Ground, **pairs: bytes) -> int:
+    """A commit of these puts by a writer that opens and closes; its sequence number."""
+    store = process(ground)
+    opened = await open_log(store, WRITER, address="")
+    engine = WriterEngine(opened, WRITER, LoopClock())
+    told = Told()
+    changes = [Change(key.encode(), Kind.PUT, value) for key, value in pairs.items()]
+    assert engine.admission.try_admit(changes_bytes(changes))
+    engine.log.submit(changes, told.settle)
+    engine.close()
+    await engine.run(stop_grace_ms=NEVER_MS)
+    await engine.leave()
+    return (await told.receipt()).seq
+
+
+class Found(NamedTuple):
+    """What a writer finds that opens now."""
+
+    state: State
+    loads: list[str]  # whose records it has replayed, oldest first
+
+
+async def look(ground: Ground) -> Found:
+    """Open the database, and read all of it."""
+    opened = await open_log(process(ground), WRITER, address="")
+    engine = WriterEngine(opened, WRITER, LoopClock())
+    view = await engine.committed_view()
+    slices = await gathered(
+        scan_slices(view, start=b"", end=b"", reverse=False, now_ms=ground.now_ms)
+    )
+    await engine.leave()
+    read = {each.key: (each.value, each.seq) for entries in slices for each in entries}
+    return Found(read, [each.load_id for each in opened.loads])
+
+
+def level_names(ground: Ground) -> set[str]:
+    """The files that are there."""
+    return {name for name in ground.names() if name.startswith(names.LEVELS_FOLDER)}
+
+
+async def named_files(ground: Ground) -> set[str]:
+    """The files that the current manifest names."""
+    manifest = await ground.manifest()
+    tables = [manifest.leveled_ssts, *(each.ssts for each in manifest.pending_loads)]
+    return {names.level_name(info.id) for table in tables for info in table}
+
+
+async def collect(ground: Ground) -> None:
+    """All leases expire, and all that is there becomes old; then the collector runs."""
+    ground.pass_time(TTL_S + AGE_S + 1)
+    await ground.collecting().collect()

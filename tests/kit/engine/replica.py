@@ -1,0 +1,219 @@
+"""A database with replicas in virtual time, where a test decides what is written, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from shalekv.clock import LoopClock
+from shalekv.core.fencing import WriterId
+from shalekv.core.manifest import Manifest
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.engine.commit import Commit
+from shalekv.engine.joining import join
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.quorum.links import Links
+from shalekv.engine.reader_engine import ReaderEngine
+from shalekv.engine.scan import scan_slices
+from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.database import create_database
+from shalekv.runtime import Runtime
+from shalekv.settings import (
+    CacheSettings,
+    CollectorSettings,
+    LimitSettings,
+    ReaderSettings,
+    StoreSettings,
+)
+from shalekv.store.api import ObjectInfo, StoredObject
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
+from tests.kit.engine.commits import commit_of, pairs, put
+from tests.kit.engine.databases import Database
+from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.serving.sweeping import compact
+from tests.kit.store import STORE_NOW_MS
+from tests.sim.run import simulate
+from tests.sim.world import World
+
+WRITER = WriterId(1, b"w" * 16)
+TTL_S = 60
+AGE_S = 10  # of what is collected
+# Nothing of this happens by itself: a test looks, and keeps trees, when it wants to.
+BY_HAND: dict[str, Any] = {
+    "poll_interval_ms": 3_600_000,
+    "poll_interval_min_ms": 0,
+    "manifest_interval_ms": 3_600_000,
+    "reader_snapshot_ttl_s": TTL_S,
+}
+
+
+def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]], seed: int = 1) -> None:
+    """Run `main` where waiting takes no time."""
+
+    async def in_world(_: World) -> None:
+        await main()
+
+    simulate(seed, in_world)
+
+
+def store_now_ms() -> int:
+    """The clock of the store goes as the loop's does."""
+    return STORE_NOW_MS + int(asyncio.get_running_loop().time() * 1_000)
+
+
+async def pass_s(duration_s: float) -> None:
+    """Let time go on."""
+    await LoopClock().sleep_ms(1_000 * duration_s)
+
+
+async def nothing(_name: str) -> None:
+    """Does nothing."""
+
+
+class AskedStore(MemoryStore):
+    """Notes what was asked for; a test may step in before a request is answered, and after."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(store_now_ms, objects=database.objects)
+        self.gets: list[str] = []
+        self.lists: list[str] = []
+        self.before_get: Callable[[str], Awaitable[None]] = nothing
+        self.after_get: Callable[[str], Awaitable[None]] = nothing
+        self.before_list: Callable[[str], Awaitable[None]] = nothing
+
+    async def get(self, name: str) -> StoredObject:
+        self.gets.append(name)
+        await self.before_get(name)
+        try:
+            return await super().get(name)
+        finally:
+            await self.after_get(name)
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        self.lists.append(prefix)
+        await self.before_list(prefix)
+        for info in await gathered(super().list(prefix, start_after=start_after)):
+            yield info
+
+    def forget(self) -> None:
+        """Count from now on."""
+        self.gets.clear()
+        self.lists.clear()
+
+
+class ReplicaGround(Database):
+    """One database, its writers, compactor and collector, all in the hands of the test."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.slot = -1  # the last that is filled
+        self.seq = 0  # the last commit
+        self.writer = WRITER
+
+    @classmethod
+    async def created(cls, seed: int = 0) -> ReplicaGround:
+        """A new database, which a writer has opened."""
+        ground = cls(seed)
+        await create_database(ground.store, ground.runtime(), StoreSettings())
+        await ground.edit(lambda m: replace(m, writer_epoch=WRITER.epoch))
+        return ground
+
+    def another_store(self) -> MemoryStore:
+        """One more view of the same objects, by a clock that moves."""
+        return MemoryStore(store_now_ms, objects=self.objects)
+
+    def local_runtime(self) -> Runtime:
+        """A runtime in virtual time."""
+        return Runtime(LoopClock(), self.runtime().random, InlineWorkers())
+
+    async def put(self, **values: bytes) -> int:
+        """One commit in the next slot; its sequence number."""
+        self.slot += 1
+        await self.fill_with(self.slot, self.writer, self.commit(**values))
+        return self.seq
+
+    def commit(self, **values: bytes) -> Commit:
+        """The next commit, which is nowhere yet."""
+        self.seq += 1
+        return commit_of(self.seq, *(put(key.encode(), value) for key, value in values.items()))
+
+    async def compact(self) -> Manifest:
+        """Merge all that is in the log into the levels."""
+        await compact(self)
+        return await self.manifest()
+
+    async def collect(self) -> None:
+        """Delete all that nothing protects."""
+        await pass_s(AGE_S + 1)
+        settings = CollectorSettings.model_validate(
+            {"collect_age_s": AGE_S, "foreign_age_s": AGE_S, "wal_retention_s": 0}
+        )
+        cas = CasStore(self.another_store(), self.local_runtime(), StoreSettings())
+        await Collecting(cas, settings).collect()
+
+    async def take_over(self, *, k: int = 1) -> None:
+        """Another writer has opened the database; its fences are for the test to write."""
+        epoch = self.writer.epoch + 1
+        self.writer = WriterId(epoch, bytes([epoch]) * 16)
+        await self.edit(
+            lambda m: replace(m, writer_epoch=epoch, max_parallel_writes=k, fence_width=k)
+        )
+
+    async def join(self, store: AskedStore | None = None, **settings: Any) -> ReaderEngine:
+        """A replica that has loaded what is there, and does nothing yet."""
+        reader = ReaderSettings.model_validate(BY_HAND | settings)
+        cas = CasStore(store or self.another_store(), self.local_runtime(), StoreSettings())
+
+        def open_ssts(manifest: Manifest) -> LevelSsts:
+            return LevelSsts(cas, database_id=manifest.database_id, settings=CacheSettings())
+
+        return await opened(cas, reader, open_ssts)
+
+
+async def opened(
+    cas: CasStore,
+    reader: ReaderSettings,
+    open_ssts: Callable[[Manifest], LevelSsts],
+    links: Links | None = None,
+) -> ReaderEngine:
+    """What a reader does to begin, without beginning again."""
+    asked_ms = cas.runtime.clock.monotonic_ms()
+    joined = await join(cas, StoredManifest(cas), reader, open_ssts)
+    engine = ReaderEngine(cas, joined, reader, LimitSettings(), links)
+    await engine.load(joined.last_wal_id, asked_ms=asked_ms)
+    return engine
+
+
+@asynccontextmanager
+async def running(engine: ReaderEngine) -> AsyncIterator[ReaderEngine]:
+    """Let the replica follow."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(engine.run())
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+async def get(engine: ReaderEngine, key: bytes) -> bytes | None:
+    """What the replica reads, without its services."""
+    entry = engine.committed(key)
+    if entry is None:
+        entry = await engine.held.find(key)
+    return None if entry is None else entry.value
+
+
+async def scan(engine: ReaderEngine) -> list[tuple[bytes, bytes]]:
+    """All that the replica shows."""
+    view = await engine.committed_view()
+    slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=engine.time.now_ms())
+    return pairs([entry for part in await gathered(slices) for entry in part])
+
+
+async def all_shown(engine: ReaderEngine) -> dict[bytes, bytes]:
+    """What the replica shows, by key."""
+    return dict(await scan(engine))

@@ -1,0 +1,186 @@
+"""Trees made by hand on a store in memory that notes every read."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.manifest import Manifest
+from shalekv.core.range_tombstones import NONE
+from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.core.tree import Tree
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.format.block_frame import Codec
+from shalekv.format.filter_build import FilterKeys
+from shalekv.format.footer import SstProperties
+from shalekv.format.names import level_name
+from shalekv.format.sst import Sst, open_sst
+from shalekv.format.sst_encode import encode_sst
+from shalekv.settings import CacheSettings, StoreSettings
+from shalekv.settings.model import MIB
+from shalekv.store.api import Created
+from shalekv.store.cas import CasStore
+from shalekv.store.counting import CountingStore
+from shalekv.store.disk_cache import DiskCache
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.kit.inline_runtime import finish, inline_runtime
+from tests.kit.samples import DATABASE_ID, properties
+
+Read = tuple[str, int, int]  # name, offset, length
+
+
+class NotedStore(MemoryStore):
+    """Notes ranged reads, holds them while `gate` is closed, and fails those that `errors` name."""
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        super().__init__(lambda: 0, objects=objects)
+        self.reads: list[Read] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.errors: list[Exception] = []
+        self.waiting = 0
+
+    async def get_range(self, name: str, offset: int, length: int) -> bytes:
+        self.reads.append((name, offset, length))
+        if not self.gate.is_set():
+            self.waiting += 1
+            try:
+                await self.gate.wait()
+            finally:
+                self.waiting -= 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return await super().get_range(name, offset, length)
+
+
+class Levels:
+    """SSTs that are added one by one, and the tree that they make."""
+
+    def __init__(self) -> None:
+        self.objects = MemoryObjects()
+        self.store = NotedStore(self.objects)
+        self.counting = CountingStore(self.store)
+        self.infos: list[SstInfo] = []
+
+    def add(
+        self,
+        level: int,
+        entries: Iterable[Entry] = (),
+        range_tombstones: Iterable[Entry] = (),
+        records: Sequence[Entry] = (),
+        *,
+        block_bytes: int = 64,
+        codec: Codec = Codec.NONE,
+        filter_bits: float | None = 10.0,
+    ) -> SstInfo:
+        """Write an SST, and list it at `level`."""
+        sst_id = bytes.fromhex("0198c0de00007000") + (2**63 + len(self.infos)).to_bytes(8, "big")
+        filter_bytes = b""
+        if records and filter_bits is not None:
+            filter_keys = FilterKeys(filter_bits)
+            filter_keys.add([entry.key for entry in records])
+            filter_bytes, filter_bits = filter_keys.build(), None
+        data = encode_sst(
+            _properties(level_name(sst_id)),
+            entries,
+            range_tombstones,
+            records,
+            block_bytes=block_bytes,
+            codec=codec,
+            filter_bits_per_key=filter_bits,
+            filter_bytes=filter_bytes,
+        )
+        assert finish(self.store.create(level_name(sst_id), data)) == Created()
+        self.infos.append(self.sst(level_name(sst_id)).footer.info(level))
+        return self.infos[-1]
+
+    def sst(self, name: str) -> Sst:
+        """A whole SST."""
+        return open_sst(name, self.data(name), database_id=DATABASE_ID)
+
+    def data(self, name: str) -> bytes:
+        """The bytes of an object."""
+        found = self.objects.find(name)
+        assert found is not None
+        return found.data
+
+    def overwrite(self, name: str, data: bytes) -> None:
+        """Put other bytes under a name."""
+        self.objects.remove(name)
+        assert finish(self.store.create(name, data)) == Created()
+
+    def tree(self) -> Tree:
+        """The tree of all that was added."""
+        manifest = Manifest(
+            database_id=DATABASE_ID,
+            manifest_id=1,
+            write_id=bytes(16),
+            leveled_ssts=SstTable.from_infos(self.infos),
+        )
+        return Tree.of(manifest)
+
+    def open(self, disk: DiskCache | None = None, /, **settings: Any) -> LevelSsts:
+        """A reader with caches of its own."""
+        values = {"metadata_cache_bytes": 64 * MIB, "block_cache_bytes": 64 * MIB} | settings
+        cas = CasStore(self.counting, inline_runtime(), StoreSettings(read_attempts=1))
+        return LevelSsts(
+            cas, database_id=DATABASE_ID, settings=CacheSettings.model_validate(values), disk=disk
+        )
+
+    def block_reads(self) -> Counter[tuple[str, int]]:
+        """How often each block of points or records was read, whole, since the store was made."""
+        found: Counter[tuple[str, int]] = Counter()
+        handles = {
+            name: [*self.sst(name).index] for name in {name for name, _, _ in self.store.reads}
+        }
+        for name, offset, length in self.store.reads:
+            first = bisect_left(handles[name], offset, key=attrgetter("offset"))
+            for number, handle in enumerate(handles[name][first:], first):
+                if handle.offset + handle.length > offset + length:
+                    break
+                found[name, number] += 1
+        return found
+
+
+def add_run(
+    levels: Levels,
+    level: int,
+    entries: Sequence[Entry],
+    range_tombstones: Sequence[Entry] = (),
+    *,
+    cuts: Sequence[bytes] = (),
+    **options: Any,
+) -> None:
+    """Add a sorted run of several SSTs: `cuts` are the first keys of all but the first.
+
+    Its range tombstones are clipped to each SST, as a merge clips them.
+    """
+    fragments = NONE.with_added(range_tombstones).fragments
+    bounds: list[bytes | None] = [b"", *cuts, None]
+    for start, end in pairwise(bounds):
+        assert start is not None
+        slice_ = [e for e in entries if start <= e.key and (end is None or e.key < end)]
+        clipped = []
+        for fragment in fragments:
+            low = max(fragment.start, start)
+            high = fragment.end if end is None else min(fragment.end, end)
+            if low < high:
+                clipped.append(range_tombstone(low, high, fragment.seq))
+        if slice_ or clipped:
+            levels.add(level, slice_, clipped, **options)
+
+
+def range_tombstone(start: bytes, end: bytes, seq: int) -> Entry:
+    """A range tombstone; an `end` that no key reaches is none."""
+    return Entry(start, seq, Kind.RANGE_TOMBSTONE, b"" if len(end) > 60_000 else end)
+
+
+def _properties(name: str) -> SstProperties:
+    return replace(properties(name), writer_epoch=1)

@@ -1,0 +1,131 @@
+"""The roles of one database on any store, each with a store of its own, as processes would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.engine.collection.plan import Report
+from shalekv.engine.fsck.check import Fsck
+from shalekv.errors import DatabaseExists, ShaleError
+from shalekv.roles.compactor import Compactor
+from shalekv.roles.database import create_database
+from shalekv.roles.service import Call
+from shalekv.roles.writer import Writer
+from shalekv.runtime import Runtime
+from shalekv.settings import (
+    CollectorSettings,
+    CompactorSettings,
+    CompactSettings,
+    LevelSettings,
+    StoreSettings,
+    UrlSettings,
+)
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+from shalekv.v1 import kv_pb2
+from tests.kit.processes.in_process import serve_settings
+
+CALL = Call(peer="test")
+STOP_S = 20
+SMALL_LEVELS = LevelSettings(sst_bytes=64 * 1024, block_bytes=4 * 1024)
+EAGER = CompactorSettings(
+    wal_trigger_count=1, wal_trigger_age_ms=0, l0_trigger_count=2, base_level_bytes=1024 * 1024
+)
+
+
+@dataclass(slots=True)
+class Household:
+    """Opens the roles of the database to which `open_store` leads."""
+
+    open_store: Callable[[], ObjectStore]
+    runtime: Runtime
+    tick_ms: int  # by how much times that the store tells may differ
+    stores: list[ObjectStore] = field(default_factory=list)
+
+    def store(self) -> ObjectStore:
+        """One more, closed by `close`."""
+        self.stores.append(self.open_store())
+        return self.stores[-1]
+
+    async def close(self) -> None:
+        """Close every store that was opened."""
+        for store in self.stores:
+            await store.close()
+
+    async def create(self) -> None:
+        """Create the database if it is not there."""
+        with suppress(DatabaseExists):
+            await create_database(self.store(), self.runtime, StoreSettings())
+
+    async def open_writer(self, *, retry: bool = True, **settings: Any) -> Writer:
+        """A writer that has taken over, and that does not run yet."""
+        chosen = serve_settings(writer={"flush_interval_ms": 0} | settings)
+        return await Writer.open(self.store(), settings=chosen, runtime=self.runtime, retry=retry)
+
+    @asynccontextmanager
+    async def writing(self, **settings: Any) -> AsyncIterator[Writer]:
+        """A writer that runs, and is closed in order."""
+        writer = await self.open_writer(**settings)
+        async with running(writer):
+            yield writer
+            writer.close()
+
+    async def compact(self) -> None:
+        """Compact until nothing is due."""
+        settings = CompactSettings(
+            database=UrlSettings(url="memory://unused"), levels=SMALL_LEVELS, compactor=EAGER
+        )
+        compactor = await Compactor.open(
+            self.store(), settings=settings, runtime=self.runtime, hurry=asyncio.Event()
+        )
+        await compactor.run(is_once=True)
+        await compactor.close()
+
+    async def collect(self) -> Report:
+        """Delete what nothing needs, however young."""
+        await self.runtime.clock.sleep_ms(self.tick_ms + 10)
+        settings = CollectorSettings(collect_age_s=0, foreign_age_s=0, wal_retention_s=0)
+        cas = CasStore(self.store(), self.runtime, StoreSettings())
+        return await Collecting(cas, settings).collect()
+
+    async def check(self) -> None:
+        """Every object is sound."""
+        cas = CasStore(self.store(), self.runtime, StoreSettings())
+        assert [finding async for finding in Fsck(cas, is_deep=True).findings()] == []
+
+
+@asynccontextmanager
+async def running(writer: Writer) -> AsyncIterator[asyncio.Task[None]]:
+    """The writer serves, until its end if it is closed; else it is gone in the middle of it all."""
+    task = asyncio.create_task(writer.run())
+    try:
+        yield task
+    finally:
+        if not writer.engine.log.is_closing:
+            task.cancel()
+        with suppress(asyncio.CancelledError, ShaleError):
+            async with asyncio.timeout(STOP_S):
+                await task
+
+
+async def write_all(writer: Writer, pairs: Mapping[bytes, bytes]) -> None:
+    """All of them in one commit."""
+    request = kv_pb2.WriteRequest()
+    for key, value in pairs.items():
+        request.changes.add().put.MergeFrom(kv_pb2.PutChange(key=key, value=value))
+    answer = writer.kv.write(request, CALL)
+    if not isinstance(answer, kv_pb2.WriteReply):
+        await answer
+
+
+async def everything(writer: Writer) -> dict[bytes, bytes]:
+    """All keys with their values, by a scan."""
+    found: dict[bytes, bytes] = {}
+    async for reply in writer.kv.scan(kv_pb2.ScanRequest(), CALL):
+        found |= {entry.key: entry.value for entry in reply.entries}
+    return found

@@ -1,0 +1,217 @@
+"""A database with its log in safekeepers, and writers of it, all in the process of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from shalekv.clock import LoopClock
+from shalekv.core.manifest import WalMode
+from shalekv.core.quorum.membership import Member
+from shalekv.engine.commit import Receipt, changes_bytes
+from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.quorum.links import DatabasePlace
+from shalekv.engine.quorum.slots import QuorumSlots
+from shalekv.engine.recover import open_log
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.errors import ShaleError
+from shalekv.runtime import Runtime
+from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
+from shalekv.store.cas import CasStore
+from tests.kit.engine.commits import read
+from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import Write
+from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.quorum.links import InProcessLinks
+from tests.kit.quorum.nodes import KeptLog, Nodes
+from tests.sim.run import simulate
+from tests.sim.world import World
+
+GRACE_MS = 1_000
+ARCHIVE_EVERY_MS = 20
+UNTIL_MS_MAX = 60_000
+# Short enough that a test of what happens after them is no long run, in time that is not real.
+TIMES = {"safekeeper_connect_timeout_ms": 500, "vote_timeout_ms": 2_000, "quorum_timeout_ms": 1_000}
+
+
+def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]], *, orders: int = 5) -> None:
+    """Run `main` in some orders of what is ready; waiting takes no time."""
+
+    async def in_world(world: World) -> None:
+        del world
+        await main()
+
+    for seed in range(orders):
+        simulate(seed, in_world)
+
+
+def runtime(seed: int) -> Runtime:
+    """One more process."""
+    return Runtime(LoopClock(), Random(seed), InlineWorkers())
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Return when it is so, which what runs beside brings about."""
+    for _ in range(UNTIL_MS_MAX):
+        if is_so():
+            return
+        await LoopClock().sleep_ms(1)
+    raise AssertionError("it never is")
+
+
+class Ground:
+    """The database, its bucket and its safekeepers."""
+
+    def __init__(self, database: Database, nodes: Nodes, database_id: bytes) -> None:
+        self.database = database
+        self.nodes = nodes
+        self.database_id = database_id
+        self._opening_count = 0
+
+    @classmethod
+    async def created(cls, count: int = 3) -> Ground:
+        """A new one with so many safekeepers."""
+        database = await Database.created()
+        nodes = Nodes(count)
+        database_id = (await database.manifest()).database_id
+        ground = cls(database, nodes, database_id)
+        members = nodes.admit_all(ground.place)
+        await database.edit(
+            lambda m: replace(
+                m, wal_mode=WalMode.QUORUM, wal_members=tuple(map(str, members)), wal_generation=1
+            )
+        )
+        return ground
+
+    @property
+    def place(self) -> DatabasePlace:
+        """As safekeepers know it."""
+        return DatabasePlace(self.database_id, self.database.store.url)
+
+    def links(self) -> InProcessLinks:
+        """The way of one more process."""
+        return InProcessLinks(self.nodes)
+
+    def logs(self) -> list[KeptLog]:
+        """What the safekeepers have."""
+        return self.nodes.logs(self.database_id)
+
+    def log(self, address: str) -> KeptLog:
+        """What one of them has."""
+        return self.nodes[address].log(self.database_id)
+
+    def member(self, address: str) -> Member:
+        """One of them."""
+        return Member(self.log(address).state.member_id, address)
+
+    def cas(self) -> CasStore:
+        """The bucket, as one more process sees it."""
+        self._opening_count += 1
+        return CasStore(
+            self.database.another_store(), runtime(self._opening_count), StoreSettings()
+        )
+
+    async def archive(self) -> None:
+        """Let the safekeepers archive once."""
+        await self.nodes.archive(self.cas(), self.database_id)
+
+    async def keep_archiving(self) -> None:
+        """... again and again."""
+        cas = self.cas()
+        while True:
+            await self.nodes.archive(cas, self.database_id)
+            await LoopClock().sleep_ms(ARCHIVE_EVERY_MS)
+
+    async def open(self, links: InProcessLinks | None = None, **quorum: Any) -> OpenedLog:
+        """Open it for writing."""
+        return await open_log(
+            self.cas(),
+            WriterSettings(flush_interval_ms=0),
+            address="here:1",
+            links=links or self.links(),
+            quorum=QuorumSettings.model_validate(TIMES | {"archive_interval_ms": 100} | quorum),
+        )
+
+    def let_archive(self, can: bool) -> None:  # noqa: FBT001 - there is nothing else to say
+        """Whether safekeepers can reach the archive from now on."""
+        for kept in self.logs():
+            kept.can_archive = can
+
+    @asynccontextmanager
+    async def writing(
+        self, links: InProcessLinks | None = None, *, is_killed: bool = False, **quorum: Any
+    ) -> AsyncIterator[Writing]:
+        """A writer that runs, and safekeepers that archive beside it.
+
+        At the end it is closed, or killed: then the end of its log is not archived.
+        """
+        links = links or self.links()
+        opened = await self.open(links, **quorum)
+        async with asyncio.TaskGroup() as tasks:
+            archiving = tasks.create_task(self.keep_archiving())
+            writing = Writing(opened, links)
+            running = tasks.create_task(writing.run())
+            try:
+                yield writing
+            finally:
+                if is_killed:
+                    running.cancel()
+                else:
+                    writing.engine.close()
+                await asyncio.wait([running])
+                archiving.cancel()
+
+
+class Writing:
+    """A writer that runs."""
+
+    def __init__(self, opened: OpenedLog, links: InProcessLinks) -> None:
+        self.opened = opened
+        self.links = links
+        self.engine = WriterEngine(opened, WriterSettings(flush_interval_ms=0), LoopClock())
+        self.ended_by: ShaleError | None = None
+
+    @property
+    def slots(self) -> QuorumSlots:
+        """What its log stands on."""
+        assert isinstance(self.opened.slots, QuorumSlots)
+        return self.opened.slots
+
+    @property
+    def committed_lsn(self) -> int:
+        """How far its log is committed."""
+        report = self.slots.report()
+        assert report is not None
+        return report.committed_lsn
+
+    async def run(self) -> None:
+        """Run until it is closed or has failed, which `ended_by` tells."""
+        try:
+            await self.engine.run(stop_grace_ms=GRACE_MS)
+        except ShaleError as error:
+            self.ended_by = error
+
+    def write(self, key: bytes, value: bytes = b"v") -> Write:
+        """Submit a put of one key."""
+        write = Write(key, value)
+        assert self.engine.admission.try_admit(changes_bytes(write.changes))
+        commit = self.engine.log.submit(write.changes, write.settle)
+        del commit
+        return write
+
+    async def put(self, key: bytes, value: bytes = b"v") -> Receipt:
+        """Put one key durably."""
+        return await self.write(key, value).receipt()
+
+    async def contents(self) -> list[tuple[bytes, bytes]]:
+        """What a scan reads."""
+        return read(await self.engine.committed_view())
+
+
+def contents(opened: OpenedLog) -> list[tuple[bytes, bytes]]:
+    """What a scan of an opened log reads."""
+    return read(opened.memtable.view(opened.last_seq, opened.last_wal_id))

@@ -1,0 +1,157 @@
+"""A writer's engine and services on a held store, serving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+from google.protobuf.message import Message
+
+from shalekv.clock import LoopClock
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.roles.memory_use import MemoryUse
+from shalekv.roles.service import Answer, Call
+from shalekv.roles.store_use import StorePlace, StoreUse
+from shalekv.roles.writer_admin import WriterAdmin
+from shalekv.roles.writer_kv import WriterKv
+from shalekv.runtime import Runtime
+from shalekv.settings import LimitSettings, WriterSettings
+from shalekv.settings.budget import MemoryBudget
+from shalekv.store.api import ObjectInfo
+from shalekv.v1 import kv_pb2
+from tests.kit.engine.databases import Database
+from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.store import HeldStore
+
+CALL = Call(peer="test")
+MEMORY = kv_pb2.DURABILITY_MEMORY
+DURABLE = kv_pb2.DURABILITY_DURABLE
+COMMITTED = kv_pb2.READ_LEVEL_COMMITTED
+LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
+UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
+STOP_GRACE_MS = 10_000
+METHODS: dict[type[Message], str] = {
+    kv_pb2.GetRequest: "get",
+    kv_pb2.BatchGetRequest: "batch_get",
+    kv_pb2.PutRequest: "put",
+    kv_pb2.DeleteRequest: "delete",
+    kv_pb2.DeleteRangeRequest: "delete_range",
+    kv_pb2.WriteRequest: "write",
+    kv_pb2.TxnRequest: "txn",
+}
+
+
+class AskedStore(HeldStore):
+    """A held store that counts how often it was asked for a list."""
+
+    lists = 0
+
+    def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        self.lists += 1
+        return super().list(prefix, start_after=start_after)
+
+
+class Serving:
+    """What a test needs of a writer: its services, its engine, its store, its task."""
+
+    def __init__(
+        self,
+        store: AskedStore,
+        engine: WriterEngine,
+        settings: WriterSettings,
+        limits: LimitSettings,
+        random: Random,
+    ) -> None:
+        clock = LoopClock()
+        self.store = store
+        self.engine = engine
+        self.kv = WriterKv(engine, limits, Runtime(clock, random, InlineWorkers()))
+        memory = MemoryUse(MemoryBudget(0, {}))
+        use = StoreUse(StorePlace(store.url), clock)
+        self.admin = WriterAdmin(engine, settings, clock, memory, use, url=store.url, open_ms=12.7)
+
+    async def run(self) -> None:
+        """Run the engine until it is closed or stopped."""
+        await self.engine.run(stop_grace_ms=STOP_GRACE_MS)
+
+    def begin(self, request: Message) -> Answer[Any]:
+        """Send any request that has one reply."""
+        answer: Answer[Any] = getattr(self.kv, METHODS[type(request)])(request, CALL)
+        return answer
+
+    async def ask(self, request: Message) -> Any:
+        """Send any request that has one reply, and wait for it."""
+        answer = self.begin(request)
+        return answer if isinstance(answer, Message) else await answer
+
+    async def put(self, key: bytes, value: bytes = b"v", **fields: Any) -> kv_pb2.PutReply:
+        """Put, and wait for the reply."""
+        reply: kv_pb2.PutReply = await self.ask(kv_pb2.PutRequest(key=key, value=value, **fields))
+        return reply
+
+    async def delete(self, key: bytes, **fields: Any) -> kv_pb2.DeleteReply:
+        """Delete, and wait for the reply."""
+        reply: kv_pb2.DeleteReply = await self.ask(kv_pb2.DeleteRequest(key=key, **fields))
+        return reply
+
+    async def get(self, key: bytes, level: Any = COMMITTED) -> kv_pb2.GetReply:
+        """Get, and wait for the reply."""
+        request = kv_pb2.GetRequest(header=header(level), key=key)
+        reply: kv_pb2.GetReply = await self.ask(request)
+        return reply
+
+    async def scan(self, level: Any = COMMITTED, **fields: Any) -> list[kv_pb2.ScanReply]:
+        """Scan to the end."""
+        request = kv_pb2.ScanRequest(header=header(level), **fields)
+        return await gathered(self.kv.scan(request, CALL))
+
+    def pass_ms(self, duration_ms: int) -> None:
+        """Let logical time go on."""
+        time = self.engine.time
+        time.raise_to(time.now_ms() + duration_ms)
+
+    def check_idle(self) -> None:
+        """Nothing is queued or waits any more, and nothing of it is accounted."""
+        assert self.engine.admission.queued_bytes == 0
+        assert self.engine.admission.waiting_bytes == 0
+
+
+def header(level: Any) -> kv_pb2.RequestHeader:
+    """A header that asks for a level."""
+    return kv_pb2.RequestHeader(read_level=level)
+
+
+def pairs(replies: list[kv_pb2.ScanReply]) -> list[tuple[bytes, bytes]]:
+    """Keys and values of a scan."""
+    return [(entry.key, entry.value) for reply in replies for entry in reply.entries]
+
+
+async def opened(
+    database: Database | None = None, *, limits: LimitSettings | None = None, **settings: Any
+) -> Serving:
+    """A writer that has opened a database, a new one if none is given; nothing is held yet."""
+    database = await Database.created() if database is None else database
+    writer = WriterSettings.model_validate({"flush_interval_ms": 0} | settings)
+    limits = limits or LimitSettings()
+    store = AskedStore(database.objects)
+    store.is_holding = False
+    opened_log = await database.open(store, k=writer.max_parallel_writes)
+    engine = WriterEngine(opened_log, writer, LoopClock(), limits=limits)
+    return Serving(store, engine, writer, limits, database.runtime().random)
+
+
+@asynccontextmanager
+async def serving(
+    database: Database | None = None, *, limits: LimitSettings | None = None, **settings: Any
+) -> AsyncIterator[Serving]:
+    """A writer that serves; closed at the end, when all that it accepted must be durable."""
+    writer = await opened(database, limits=limits, **settings)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(writer.run())
+        yield writer
+        writer.store.let_go()
+        writer.engine.close()
+    writer.check_idle()

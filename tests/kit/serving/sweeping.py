@@ -1,0 +1,102 @@
+"""Writers whose sweeps are begun by hand, and what the log tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from shalekv.core.entry import Entry, Kind
+from shalekv.format import names
+from shalekv.format.sst import open_sst
+from shalekv.roles.compactor import Compactor
+from shalekv.settings import CompactorSettings, CompactSettings, LevelSettings, UrlSettings
+from tests.kit.engine.databases import Database
+from tests.kit.serving.letting_go import NEVER_POLLED
+from tests.sim.run import simulate
+from tests.sim.world import World
+
+DAY_MS = 86_400_000
+BY_HAND: dict[str, Any] = NEVER_POLLED | {"expiry_sweep_interval_ms": DAY_MS}
+TTL_MS = 10_000
+
+
+class Logged(NamedTuple):
+    """A version as the log has it, and the logical time of its object."""
+
+    entry: Entry
+    logical_time_ms: int
+
+
+def in_still_time(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `main` where time stands still but for what it lets pass."""
+
+    async def in_world(_: World) -> None:
+        await main()
+
+    simulate(1, in_world)
+
+
+async def logged(database: Database) -> list[Logged]:
+    """All versions in the order of their numbers, range deletes included."""
+    found: list[Logged] = []
+    for wal_id in await database.wal():
+        name = names.wal_name(wal_id)
+        sst = open_sst(name, database.data(name), database_id=None)
+        at_ms = sst.properties.logical_time_ms
+        # Inside a commit the ranges go first.
+        found += (Logged(each, at_ms) for each in (*sst.range_tombstones(), *sst.entries()))
+    return sorted(found, key=lambda each: each.entry.seq)
+
+
+async def told(database: Database) -> list[tuple[bytes, int]]:
+    """Which values the log says have expired, and when, in order."""
+    found = [each.entry for each in await logged(database)]
+    return [(e.key, e.expire_at_ms) for e in found if e.kind is Kind.TOMBSTONE and e.expire_at_ms]
+
+
+def check_log(versions: Sequence[Logged]) -> None:
+    """What a sweep has written stands right behind the value that it took away, which is over."""
+    newest: dict[bytes, Entry] = {}
+    for entry, logical_time_ms in versions:
+        if entry.kind is Kind.RANGE_TOMBSTONE:
+            for key in _keys_in(newest, entry):
+                newest[key] = entry
+            continue
+        if entry.kind is Kind.TOMBSTONE and entry.expire_at_ms:
+            before = newest.get(entry.key)
+            assert before is not None, entry
+            assert (before.kind, before.expire_at_ms) == (Kind.PUT, entry.expire_at_ms), entry
+            assert entry.expire_at_ms <= logical_time_ms
+        newest[entry.key] = entry
+
+
+def untold(versions: Sequence[Logged], now_ms: int) -> set[bytes]:
+    """Keys whose newest version is a value that has expired."""
+    newest: dict[bytes, Entry] = {}
+    for entry, _ in versions:
+        if entry.kind is Kind.RANGE_TOMBSTONE:
+            for key in _keys_in(newest, entry):
+                newest[key] = entry
+        else:
+            newest[entry.key] = entry
+    return {k for k, e in newest.items() if e.kind is Kind.PUT and 0 < e.expire_at_ms <= now_ms}
+
+
+def _keys_in(newest: dict[bytes, Entry], deleted: Entry) -> Iterator[bytes]:
+    start, end = deleted.key, deleted.value
+    return (key for key in [*newest] if start <= key and (not end or key < end))
+
+
+async def compact(database: Database, **settings: Any) -> None:
+    """Merge all that is in the WAL into the levels."""
+    chosen = {"wal_trigger_count": 1, "wal_trigger_age_ms": 0, "l0_trigger_count": 2} | settings
+    compact_settings = CompactSettings(
+        database=UrlSettings(url="memory://swept"),
+        levels=LevelSettings(sst_bytes=65_536, block_bytes=1_024),
+        compactor=CompactorSettings.model_validate(chosen),
+    )
+    compactor = await Compactor.open(
+        database.store, settings=compact_settings, runtime=database.runtime(), hurry=asyncio.Event()
+    )
+    await compactor.run(is_once=True)

@@ -1,0 +1,214 @@
+"""Watches on a writer's engine, and clients that take replies only when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from shalekv.clock import Clock, LoopClock
+from shalekv.engine.consumer_leases import ConsumerLeases
+from shalekv.engine.watching.history import History
+from shalekv.errors import ShaleError
+from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.watch_stream import WatchStream
+from shalekv.roles.watching import Watches
+from shalekv.rpc.status import operation_error, status_of
+from shalekv.settings import StoreSettings, WatchSettings
+from shalekv.store.cas import CasStore
+from shalekv.v1 import kv_pb2
+from tests.kit.engine.databases import Database
+from tests.kit.inline_runtime import inline_runtime
+from tests.kit.serving.roles import Serving, serving
+
+Reply = kv_pb2.WatchReply
+HOUR_MS = 3_600_000
+# Nothing happens by time, unless a test wants it.
+TIMELESS: dict[str, Any] = {"watch_progress_ms": HOUR_MS, "watch_stalled_ms": HOUR_MS}
+
+
+def describe(error: BaseException) -> kv_pb2.OperationError:
+    """What a client is told of an error, as the transport describes it."""
+    assert isinstance(error, ShaleError), error
+    return operation_error(status_of(error))
+
+
+class AheadClock(LoopClock):
+    """The clock of the loop, which a test may put ahead."""
+
+    ahead_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds of the loop, and what it was put ahead."""
+        return super().monotonic_ms() + self.ahead_ms
+
+
+class WatchClient:
+    """One stream, without a transport."""
+
+    def __init__(self, watches: Watches) -> None:
+        self._requests: asyncio.Queue[kv_pb2.WatchRequest | None] = asyncio.Queue()
+        self.stream: WatchStream = watches.open(describe)
+        self._replies = self.stream.replies()
+
+    async def run(self) -> None:
+        """Serve the stream until it is closed."""
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(self.stream.read(self._sent(), tasks))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                reader.cancel()
+                self.stream.close()
+
+    async def _sent(self) -> AsyncIterator[kv_pb2.WatchRequest]:
+        while (request := await self._requests.get()) is not None:
+            yield request
+
+    def create(self, watch_id: int = 1, prefix: bytes = b"", **fields: Any) -> None:
+        """Open a watch of a prefix, or of a `range`."""
+        fields.setdefault("range", kv_pb2.KeyRange(prefix=prefix))
+        create = kv_pb2.WatchCreate(watch_id=watch_id, **fields)
+        self._requests.put_nowait(kv_pb2.WatchRequest(create=create))
+
+    def cancel(self, watch_id: int = 1) -> None:
+        """Close a watch."""
+        cancel = kv_pb2.WatchCancel(watch_id=watch_id)
+        self._requests.put_nowait(kv_pb2.WatchRequest(cancel=cancel))
+
+    def ack(self, seq: int, watch_id: int = 1) -> None:
+        """Acknowledge commits up to this one."""
+        ack = kv_pb2.WatchAck(watch_id=watch_id, seq=seq)
+        self._requests.put_nowait(kv_pb2.WatchRequest(ack=ack))
+
+    def send(self, request: kv_pb2.WatchRequest) -> None:
+        """Send anything."""
+        self._requests.put_nowait(request)
+
+    def end(self) -> None:
+        """Send nothing more."""
+        self._requests.put_nowait(None)
+
+    async def take(self) -> Reply:
+        """The next reply. Raises `StopAsyncIteration`, or what ends the stream."""
+        return Reply.FromString(await anext(self._replies))
+
+    async def opened(self, watch_id: int = 1) -> int:
+        """The next reply, which says that a watch is open: from which commit on."""
+        reply = await self.take()
+        assert reply.WhichOneof("event") == "opened_at_seq", reply
+        assert reply.watch_id == watch_id
+        return reply.opened_at_seq
+
+    async def commit(self) -> kv_pb2.WatchCommit:
+        """The next commit; replies of progress are passed by."""
+        while True:
+            reply = await self.take()
+            kind = reply.WhichOneof("event")
+            if kind != "progress_seq":
+                assert kind == "commit", reply
+                return reply.commit
+
+    async def closed(self) -> kv_pb2.OperationError:
+        """The end of a watch; replies of progress are passed by."""
+        while True:
+            reply = await self.take()
+            kind = reply.WhichOneof("event")
+            if kind != "progress_seq":
+                assert kind == "closed", reply
+                return reply.closed
+
+    async def until(self, seq: int, watch_id: int = 1) -> list[kv_pb2.WatchCommit]:
+        """The commits of a watch until it was told all up to `seq`, parts put together."""
+        found: list[kv_pb2.WatchCommit] = []
+        is_partial = False
+        while True:
+            reply = await self.take()
+            if reply.watch_id != watch_id:
+                continue
+            kind = reply.WhichOneof("event")
+            if kind == "progress_seq" and reply.progress_seq >= seq:
+                return found
+            assert kind != "closed", reply
+            if kind != "commit":
+                continue
+            if is_partial:
+                assert found[-1].seq == reply.commit.seq
+                found[-1].changes.extend(reply.commit.changes)
+            else:
+                found.append(reply.commit)
+            is_partial = reply.commit.more
+            if not is_partial and reply.commit.seq >= seq:
+                return found
+
+
+class Watched:
+    """A writer, its watches, and their clients."""
+
+    def __init__(
+        self,
+        writer: Serving,
+        database: Database,
+        watches: Watches,
+        clock: AheadClock,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.writer = writer
+        self.database = database
+        self.watches = watches
+        self.clock = clock
+        self._tasks = tasks
+        self._running: list[asyncio.Task[None]] = []
+
+    def client(self) -> WatchClient:
+        """A new stream."""
+        client = WatchClient(self.watches)
+        self._running.append(self._tasks.create_task(client.run()))
+        return client
+
+    def close(self) -> None:
+        """End all streams."""
+        for task in self._running:
+            task.cancel()
+
+
+def watches_of(writer: Serving, clock: Clock, **settings: Any) -> Watches:
+    """The watches of a writer."""
+    cas = CasStore(writer.store, inline_runtime(), StoreSettings())
+    engine = writer.engine
+    watching = WatchSettings.model_validate(TIMELESS | settings)
+    database_id = engine.manifest.current.database_id
+    manifest = StoredManifest(cas)
+    return Watches(
+        engine.feed,
+        History(cas, manifest, engine.levels.ssts, database_id=database_id),
+        watching,
+        clock,
+        hold=lambda: engine.levels.current,
+        header=writer.kv.header,
+        now_ms=engine.time.now_ms,
+        leases=ConsumerLeases(cas, manifest, watching.consumer_lease_ttl_s),
+    )
+
+
+@asynccontextmanager
+async def watched(
+    database: Database | None = None,
+    *,
+    watching: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Watched]:
+    """A writer that serves, and its watches; at the end nothing of them is left."""
+    database = await Database.created() if database is None else database
+    async with serving(database, **settings) as writer, asyncio.TaskGroup() as tasks:
+        clock = AheadClock()
+        watches = watches_of(writer, clock, **(watching or {}))
+        found = Watched(writer, database, watches, clock, tasks)
+        try:
+            yield found
+        finally:
+            found.close()
+    assert watches.held_bytes == 0
+    assert writer.engine.feed.is_idle
+    assert watches.status().watches == 0
