@@ -1,17 +1,151 @@
-"""A store whose creates wait for the test to say what becomes of each."""
+"""Memory stores whose requests a test counts, interrupts, answers wrongly, or holds back."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 from shalekv.errors import ObjectNotFound, StoreBroken, StoreUnavailable
 from shalekv.format import names
-from shalekv.store.api import NO_METADATA, CreateOutcome, Unknown
+from shalekv.store.api import (
+    NO_METADATA,
+    CreateOutcome,
+    IsCollected,
+    ObjectInfo,
+    ObjectStore,
+    Recovered,
+    StoredObject,
+    Unknown,
+    nothing_is_collected,
+)
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.inline_runtime import finish
 
 STORE_NOW_MS = 1_700_000_000_000
+
+R = TypeVar("R")
+
+
+class Request(NamedTuple):
+    """One request as the store has received it."""
+
+    number: int  # from 0 on
+    operation: str  # the name of the method of `ObjectStore`
+    name: str  # of the object, or the folder of a list; empty where there is none
+
+
+class Lost(Exception):
+    """Raised by a hook: the reply of a create is `Unknown`, of anything else `StoreUnavailable`.
+
+    Raised before the request, it is not applied; raised after it, it was.
+    """
+
+
+Hook = Callable[[Request], Awaitable[None]]
+
+
+async def nothing(_request: Request) -> None:
+    """Let the request pass."""
+
+
+class FaultyStore(ObjectStore):
+    """Passes every request on to `inner`, with hooks of the test before and after.
+
+    A hook may wait, change the objects behind the store, raise an error in the place of the
+    answer, or raise `Lost`. Lists leave out the names in `hidden`.
+    """
+
+    def __init__(
+        self, inner: ObjectStore, *, before: Hook = nothing, after: Hook = nothing
+    ) -> None:
+        self.url = inner.url
+        self.sent = inner.sent
+        self.cas_mode = inner.cas_mode
+        self.inner = inner
+        self.before = before
+        self.after = after
+        self.hidden: set[str] = set()
+        self.requests: list[Request] = []
+
+    def asked(self, operation: str, prefix: str = "") -> list[str]:
+        """The names that were asked for with this operation, in order."""
+        return [
+            each.name
+            for each in self.requests
+            if each.operation == operation and each.name.startswith(prefix)
+        ]
+
+    def fail(
+        self, operation: str, prefix: str = "", error: Exception | None = None, *, times: int = 1
+    ) -> None:
+        """Raise `error` (default: `StoreUnavailable`) before the next `times` such requests."""
+        passed_on, left = self.before, times
+
+        async def before(request: Request) -> None:
+            nonlocal left
+            if left and request.operation == operation and request.name.startswith(prefix):
+                left -= 1
+                raise error or StoreUnavailable(self.url, operation, request.name, "refused")
+            await passed_on(request)
+
+        self.before = before
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        try:
+            return await self._pass("create", name, lambda: self.inner.create(name, data, metadata))
+        except Lost as lost:
+            return Unknown(str(lost))
+
+    async def get(self, name: str) -> StoredObject:
+        return await self._read("get", name, lambda: self.inner.get(name))
+
+    async def get_range(self, name: str, offset: int, length: int) -> bytes:
+        return await self._read(
+            "get_range", name, lambda: self.inner.get_range(name, offset, length)
+        )
+
+    async def head(self, name: str) -> ObjectInfo:
+        return await self._read("head", name, lambda: self.inner.head(name))
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """What is there when the list begins, but for what is `hidden`."""
+
+        async def listed() -> list[ObjectInfo]:
+            infos = self.inner.list(prefix, start_after=start_after)
+            return [info async for info in infos if info.name not in self.hidden]
+
+        for info in await self._read("list", prefix, listed):
+            yield info
+
+    async def delete(self, names: Iterable[str]) -> None:
+        doomed = tuple(names)
+        await self._read("delete", ",".join(doomed), lambda: self.inner.delete(doomed))
+
+    async def now_ms(self) -> int:
+        return await self._read("now_ms", "", self.inner.now_ms)
+
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        return await self._read("recover", "", lambda: self.inner.recover(is_collected))
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def _read(self, operation: str, name: str, call: Callable[[], Awaitable[R]]) -> R:
+        try:
+            return await self._pass(operation, name, call)
+        except Lost as lost:
+            raise StoreUnavailable(self.url, operation, name, str(lost)) from lost
+
+    async def _pass(self, operation: str, name: str, call: Callable[[], Awaitable[R]]) -> R:
+        request = Request(len(self.requests), operation, name)
+        self.requests.append(request)
+        await self.before(request)
+        answer = await call()
+        await self.after(request)
+        return answer
 
 
 class HeldCreate:
