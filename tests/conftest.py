@@ -7,6 +7,7 @@ import signal
 
 from hypothesis import settings
 
+from tests.kit.seeds import VARIABLE, run_seed
 from tests.servers.fixtures import (
     azure_server,
     dynamo_server,
@@ -41,3 +42,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A property takes as long as it takes: a busy machine is no counterexample.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+def pytest_report_header() -> str:
+    """The seed from which random tests of this run draw, and how to run them again with it."""
+    return f"seed of this run: {run_seed()} (again: {VARIABLE}={run_seed()} make test)"

@@ -1,0 +1,35 @@
+"""How long a test waits for a condition before it calls it missed: longer on a busy machine.
+
+A wait ends when its condition holds, so patience costs time only where a test fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+_QUICK_S = 0.025  # what `_work` takes on a machine that has nothing else to do
+_POLL_S = 0.02
+
+
+def patience_s(seconds: float) -> float:
+    """`seconds` of a quiet machine, scaled by the load of this one: 1 to 20 times as long."""
+    began_s = time.perf_counter()
+    _work()
+    slowness = (time.perf_counter() - began_s) / _QUICK_S
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return seconds * min(20.0, max(1.0, slowness, load))
+
+
+async def until(condition: Callable[[], object], what: str, *, within_s: float = 30) -> None:
+    """Wait until `condition()` is true; AssertionError with `what` when patience is at its end."""
+    end_s = time.monotonic() + patience_s(within_s)
+    while not condition():
+        assert time.monotonic() < end_s, f"waited in vain for {what}"
+        await asyncio.sleep(_POLL_S)
+
+
+def _work() -> int:
+    return sum(number * number for number in range(300_000))
