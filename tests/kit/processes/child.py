@@ -15,7 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
+
+from tests.kit.processes.launcher import Launched, launcher
 
 READY_S = 120.0
 EXIT_S = 120.0
@@ -31,16 +34,24 @@ class Child:
     """One process, what it wrote, and the ways to end it."""
 
     def __init__(self, argv: list[str], *, env: Mapping[str, str], stdin: bytes | None) -> None:
-        """Start `argv`; `stdin` is written whole and closed."""
+        """Start `argv`; `stdin` is written whole and closed.
+
+        `shalekv` is forked from a process that has imported it (`tests.kit.processes.launcher`);
+        `python -m shalekv.cli.main` is started as a shell does it.
+        """
         self.argv = argv
-        self._process = subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._process: subprocess.Popen[bytes] | Launched
+        if Path(argv[0]).name == "shalekv":
+            self._process = launcher().start(argv, env, feeds=stdin is not None)
+        else:
+            self._process = subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
         self._changed = threading.Condition()
         self._stdout: list[bytes] = []
         self._stderr: list[bytes] = []
@@ -166,7 +177,7 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # its children outlive it in its session
         self.wait_for_exit()
-        for pipe in (self._process.stdout, self._process.stderr):
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
 
