@@ -13,6 +13,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "tests/e2e/test_idempotency.py": "looks again and again at the files of another process",
         "tests/e2e/test_replicas.py": "loads a server for as long as it was asked to",
         "tests/e2e/test_slow_scan.py": "is a client that takes a megabyte each second",
+        "tests/kit/patience.py": "is what waits for a condition, instead of all others",
     },
     "unfinished": {
         "tests/e2e/quorum/namespaces.py": "needs root; a proxy does it where there is none",

@@ -17,7 +17,6 @@ from shalekv.cli.role_life import (
     run_role,
     start_serving,
 )
-from shalekv.cli.standing_by import serve_when_elected
 from shalekv.cli.stopping import StopRequest
 from shalekv.cli.writing_ground import Ground, children_of, open_writer
 from shalekv.settings import ServeSettings
@@ -41,6 +40,8 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
             server = bind(settings, runtime)
             ground = Ground(settings, runtime, store, links, server, announce)
             if settings.election.elect:
+                from shalekv.cli.standing_by import serve_when_elected  # noqa: PLC0415 - electors
+
                 await serve_when_elected(ground, stop)
             else:
                 await _serve_at_once(ground, stop)

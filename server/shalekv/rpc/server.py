@@ -16,20 +16,23 @@ import errno
 import logging
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 
 from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
-from shalekv.roles.safekeeper.service import SafekeeperService
 from shalekv.roles.service import AdminService, KvService, WatchService
-from shalekv.rpc import admin, health, kv, safekeeper
+from shalekv.rpc import admin, health, kv
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.current_methods import CurrentMethods
 from shalekv.rpc.interceptors import AccessLog
 from shalekv.rpc.reflection import reflection_methods
 from shalekv.runtime import Runtime
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel
+
+if TYPE_CHECKING:
+    from shalekv.roles.safekeeper.service import SafekeeperService
 
 # Calls of any kind, health and reflection included, that grpc.aio lets through; the calls of our
 # own services are limited, with an error that says more, by the adapter.
@@ -99,6 +102,8 @@ class Server:
 
     async def start_safekeeper(self, service: SafekeeperService) -> None:
         """Serve as a safekeeper from now on."""
+        from shalekv.rpc import safekeeper  # noqa: PLC0415 - 30 modules that no other role needs
+
         self._methods.become(safekeeper.safekeeper_methods(service, self._adapter))
         await self._health.serve([safekeeper.SERVICE])
         await self._listen([safekeeper.SERVICE])

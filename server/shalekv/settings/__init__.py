@@ -146,34 +146,34 @@ class ServeSettings(Settings):
     """Everything that `shalekv serve` needs, its compactor and collector included."""
 
     database: DatabaseSettings
-    server: ServerSettings = ServerSettings()
-    memory: MemorySettings = MemorySettings()
-    writer: WriterSettings = WriterSettings()
-    quorum: QuorumSettings = QuorumSettings()
-    limits: LimitSettings = LimitSettings()
-    cache: CacheSettings = CacheSettings()
-    disk_cache: DiskCacheSettings = DiskCacheSettings()
-    watches: WatchSettings = WatchSettings()
-    levels: LevelSettings = LevelSettings()
-    compactor: CompactorSettings = CompactorSettings()
-    collector: CollectorSettings = CollectorSettings()
-    children: ChildrenSettings = ChildrenSettings()
-    election: ElectionSettings = ElectionSettings()
-    store: StoreSettings = StoreSettings()
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    memory: MemorySettings = Field(default_factory=MemorySettings)
+    writer: WriterSettings = Field(default_factory=WriterSettings)
+    quorum: QuorumSettings = Field(default_factory=QuorumSettings)
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    cache: CacheSettings = Field(default_factory=CacheSettings)
+    disk_cache: DiskCacheSettings = Field(default_factory=DiskCacheSettings)
+    watches: WatchSettings = Field(default_factory=WatchSettings)
+    levels: LevelSettings = Field(default_factory=LevelSettings)
+    compactor: CompactorSettings = Field(default_factory=CompactorSettings)
+    collector: CollectorSettings = Field(default_factory=CollectorSettings)
+    children: ChildrenSettings = Field(default_factory=ChildrenSettings)
+    election: ElectionSettings = Field(default_factory=ElectionSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
 
 
 class ReadSettings(Settings):
     """Everything that `shalekv reader` needs."""
 
     database: UrlSettings
-    server: ServerSettings = ServerSettings()
-    memory: MemorySettings = MemorySettings()
-    reader: ReaderSettings = ReaderSettings()
-    limits: LimitSettings = LimitSettings()
-    cache: CacheSettings = CacheSettings()
-    disk_cache: DiskCacheSettings = DiskCacheSettings()
-    watches: WatchSettings = WatchSettings()
-    store: StoreSettings = StoreSettings()
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    memory: MemorySettings = Field(default_factory=MemorySettings)
+    reader: ReaderSettings = Field(default_factory=ReaderSettings)
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    cache: CacheSettings = Field(default_factory=CacheSettings)
+    disk_cache: DiskCacheSettings = Field(default_factory=DiskCacheSettings)
+    watches: WatchSettings = Field(default_factory=WatchSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
 
 
 class ArchiveSettings(Settings):
@@ -190,33 +190,33 @@ class SafekeepSettings(Settings):
     """Everything that `shalekv safekeeper` needs."""
 
     database: ArchiveSettings
-    server: SafekeeperServerSettings = SafekeeperServerSettings()
-    safekeeper: SafekeeperSettings = SafekeeperSettings()
-    archiving: ArchivingSettings = ArchivingSettings()
-    store: StoreSettings = StoreSettings()
+    server: SafekeeperServerSettings = Field(default_factory=SafekeeperServerSettings)
+    safekeeper: SafekeeperSettings = Field(default_factory=SafekeeperSettings)
+    archiving: ArchivingSettings = Field(default_factory=ArchivingSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
 
 
 class EverySetting(ServeSettings):
     """The settings of all roles: one file, and one environment, may have them for all."""
 
-    reader: ReaderSettings = ReaderSettings()
-    safekeeper: SafekeeperSettings = SafekeeperSettings()
-    archiving: ArchivingSettings = ArchivingSettings()
+    reader: ReaderSettings = Field(default_factory=ReaderSettings)
+    safekeeper: SafekeeperSettings = Field(default_factory=SafekeeperSettings)
+    archiving: ArchivingSettings = Field(default_factory=ArchivingSettings)
 
 
 class CompactSettings(Settings):
     """Everything that `shalekv compactor` needs."""
 
     database: UrlSettings
-    server: ProcessSettings = ProcessSettings()
-    levels: LevelSettings = LevelSettings()
-    compactor: CompactorSettings = CompactorSettings()
-    store: StoreSettings = StoreSettings()
+    server: ProcessSettings = Field(default_factory=ProcessSettings)
+    levels: LevelSettings = Field(default_factory=LevelSettings)
+    compactor: CompactorSettings = Field(default_factory=CompactorSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
 
 
 class CollectSettings(Settings):
     """Everything that `shalekv collector` needs."""
 
-    server: ProcessSettings = ProcessSettings()
-    collector: CollectorSettings = CollectorSettings()
-    store: StoreSettings = StoreSettings()
+    server: ProcessSettings = Field(default_factory=ProcessSettings)
+    collector: CollectorSettings = Field(default_factory=CollectorSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)

@@ -18,7 +18,7 @@ _SIZE = re.compile(r"(\d{1,12}) ?(KiB|MiB|GiB)", re.ASCII)
 class Settings(BaseModel):
     """What all groups of settings share: they never change, and unknown names are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
