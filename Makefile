@@ -36,28 +36,43 @@ run: .venv/run.stamp ## Serve a database in ./data on 127.0.0.1:7654 (more flags
 
 ## Proving it
 
-# Tests of one file stay together, in their order. Soaks and benchmarks have the machine alone.
+# Budgets on 2 cores, with everything installed: quick 2 minutes, test 15 (20 on a fresh machine),
+# sim 15; soak takes hours. Tests of one file stay together, in their order.
 WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+TOOLS := .cache/grpcurl-$(GRPCURL_VERSION).stamp servers
 
-# What takes minutes on a fresh machine is checked and fetched at once.
+.PHONY: quick
+quick: .venv/dev.stamp ## Lint, types, layers and unit tests: 2 minutes
+	@$(MAKE) --jobs=2 check-code check-types check-layers
+	@$(PYTEST) $(SIDE_BY_SIDE) --durations=5 tests/style tests/unit $(ARGS)
+
+# The simulation fills all cores by itself, so it has them alone; everything else shares them. With
+# ARGS (`make test ARGS="-k fence"`) all tests are one run. What takes minutes on a fresh machine is
+# checked and fetched side by side.
 .PHONY: test
-test: java ## `check`, then every test but benchmarks and soaks
-	@$(MAKE) --jobs=2 check servers .cache/grpcurl-$(GRPCURL_VERSION).stamp
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+test: java ## All that a change must pass: 15 minutes (failed tests again: ARGS=--lf)
+	@$(MAKE) --jobs=2 check $(TOOLS)
+ifeq ($(ARGS),)
+	@status=0; $(PYTEST) tests/sim || status=$$?; \
+	  $(PYTEST) $(SIDE_BY_SIDE) --ignore=tests/sim || status=$$?; exit $$status
+else
+	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
+endif
 
-# Twice as slow as `test`: half of the time goes into counting lines.
 .PHONY: coverage
-coverage: java .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The same tests, and which lines they run
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov $(ARGS)
+coverage: java .venv/dev.stamp $(TOOLS) ## The same tests, and which lines they run
+	@$(PYTEST) $(SIDE_BY_SIDE) --cov $(ARGS)
 
 .PHONY: soak
-soak: java .venv/dev.stamp .cache/grpcurl-$(GRPCURL_VERSION).stamp servers ## The long tests: more seeds, more kills
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+soak: java .venv/dev.stamp $(TOOLS) ## The long tests, then `sim`: hours
+	@$(PYTEST) -m soak $(ARGS)
+	@$(MAKE) sim ARGS=
 
-# A part of `test`, with more to choose: `make sim ARGS="--profile quorum --seeds 300"`.
+# More to choose: `.venv/bin/python -m tests.sim campaign --help`.
 .PHONY: sim
-sim: .venv/dev.stamp ## Simulate 2,000 seeds and plant all mutants: minutes
+sim: .venv/dev.stamp ## Simulate 2,000 fixed seeds and plant every mutant: 15 minutes
 	@$(BIN)/python -m tests.sim campaign $(ARGS)
 	@$(BIN)/python -m tests.sim mutants
 
@@ -66,7 +81,7 @@ sim-long: .venv/dev.stamp ## Simulate 10,000 seeds that no other target runs: ho
 	@$(BIN)/python -m tests.sim campaign --first 100000 --seeds 10000 $(ARGS)
 
 .PHONY: bench
-bench: java .venv/dev.stamp servers ## Measure, and print the numbers
+bench: java .venv/dev.stamp servers ## Measure, and print the figures (`test` runs each once, tiny)
 	@$(BIN)/python -m pytest tests/bench -s $(ARGS)
 
 # Spark looks for Java where this does. Asked first: what comes before the tests takes minutes.
