@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
@@ -29,14 +30,31 @@ MESSAGE_BYTES_MAX = 3_670_016
 _CALL_NAMES = {"call", "about", "request", "raw", "reply", "commit", "each", "exchange", "error"}
 
 
-async def play(caller: Caller, case: Case, prefix: str) -> None:
-    """Raise `Disagreement` unless the server does as the case says. REQUIRES: `prefix` is new."""
+BeforeStep: TypeAlias = Callable[[], Awaitable[None]]
+
+
+async def nothing() -> None:
+    """Do nothing between two steps."""
+
+
+async def play(
+    caller: Caller,
+    case: Case,
+    prefix: str,
+    *,
+    before_step: BeforeStep = nothing,
+) -> None:
+    """Raise `Disagreement` unless the server does as the case says. REQUIRES: `prefix` is new.
+
+    `before_step` changes how the server stores its data, and not what it answers.
+    """
     variables: Variables = {
         "p": prefix,
         "uuid7": new_uuid7(),
         "old_uuid7": new_uuid7(age_ms=TEN_DAYS_MS),
     }
     for number, step in enumerate(case.steps, 1):
+        await before_step()
         await _step(caller, step, variables, f"step {number}")
 
 

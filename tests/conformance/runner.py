@@ -18,7 +18,7 @@ import grpc
 from tests.conformance.calls import Caller
 from tests.conformance.cases import Case, Topic, topics
 from tests.conformance.matching import Disagreement
-from tests.conformance.playing import play
+from tests.conformance.playing import BeforeStep, nothing, play
 
 
 def new_prefix() -> str:
@@ -41,11 +41,13 @@ def chosen(names: Iterable[str], *, may_destroy: bool) -> Iterator[Topic]:
             yield topic
 
 
-async def disagreements(caller: Caller, cases: Iterable[Case]) -> AsyncIterator[tuple[Case, str]]:
+async def disagreements(
+    caller: Caller, cases: Iterable[Case], *, before_step: BeforeStep = nothing
+) -> AsyncIterator[tuple[Case, str]]:
     """Each case, and what the server did otherwise; empty when it did as it should."""
     for case in cases:
         try:
-            await play(caller, case, new_prefix())
+            await play(caller, case, new_prefix(), before_step=before_step)
         except Disagreement as problem:
             yield case, str(problem)
         else:

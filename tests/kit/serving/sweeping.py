@@ -10,7 +10,9 @@ from shalekv.core.entry import Entry, Kind
 from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.roles.compactor import Compactor
+from shalekv.runtime import Runtime
 from shalekv.settings import CompactorSettings, CompactSettings, LevelSettings, UrlSettings
+from shalekv.store.api import ObjectStore
 from tests.kit.engine.databases import Database
 from tests.kit.serving.letting_go import NEVER_POLLED
 from tests.sim.run import simulate
@@ -90,6 +92,11 @@ def _keys_in(newest: dict[bytes, Entry], deleted: Entry) -> Iterator[bytes]:
 
 async def compact(database: Database, **settings: Any) -> None:
     """Merge all that is in the WAL into the levels."""
+    await compact_store(database.store, database.runtime(), **settings)
+
+
+async def compact_store(store: ObjectStore, runtime: Runtime, **settings: Any) -> None:
+    """Merge all that is in the WAL of a store into the levels; settings are the compactor's."""
     chosen = {"wal_trigger_count": 1, "wal_trigger_age_ms": 0, "l0_trigger_count": 2} | settings
     compact_settings = CompactSettings(
         database=UrlSettings(url="memory://swept"),
@@ -97,6 +104,6 @@ async def compact(database: Database, **settings: Any) -> None:
         compactor=CompactorSettings.model_validate(chosen),
     )
     compactor = await Compactor.open(
-        database.store, settings=compact_settings, runtime=database.runtime(), hurry=asyncio.Event()
+        store, settings=compact_settings, runtime=runtime, hurry=asyncio.Event()
     )
     await compactor.run(is_once=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.transaction import Change
 from shalekv.engine.commit import COMMIT_OVERHEAD_BYTES, Commit
 from shalekv.engine.sorted_runs import entries_bytes
 from shalekv.errors import InvalidRequest
-from shalekv.roles import requests, transactions
+from shalekv.roles import transactions
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.commits import unsettled
@@ -22,10 +19,6 @@ LIMITS = LimitSettings(
     value_bytes_max=9, batch_count_max=6, batch_bytes_max=1_024, ttl_ms_max=1_000
 )
 KEYS = st.sampled_from([b"", b"a", b"ab", b"b", b"c" * 500])
-VALUES = st.sampled_from([b"", b"12345678", b"123456789", b"1234567890"])
-PLAIN = st.builds(put, KEYS, VALUES, ttl_ms=st.sampled_from([0, 1, 1_000, 1_001])) | st.builds(
-    delete, KEYS
-)
 CHANGES = (
     st.builds(put, KEYS, st.just(counter(5)))
     | st.builds(delete, KEYS)
@@ -33,11 +26,6 @@ CHANGES = (
     | st.builds(delete_range, start=KEYS, end=KEYS)
     | st.builds(delete_range, prefix=KEYS)
 )
-
-
-def now_ms() -> int:
-    """Logical time."""
-    return NOW_MS
 
 
 def state() -> DictState:
@@ -51,34 +39,6 @@ def commit_of(order: transactions.Order) -> Commit:
     commit = Commit.of(order.transaction, 7, unsettled, size_bytes=order.size_bytes)
     commit.decide(state())
     return commit
-
-
-def outcome(read: Callable[[], Sequence[Change] | None]) -> Sequence[Change] | str:
-    """What a batch does, or why it is refused."""
-    try:
-        changes = read()
-    except InvalidRequest as error:
-        return str(error)
-    assert changes is not None
-    return changes
-
-
-def as_transaction(request: kv_pb2.WriteRequest) -> Sequence[Change]:
-    """What a batch does that is taken for a transaction."""
-    commit = commit_of(transactions.write_order(request, LIMITS))
-    assert commit.decision is not None
-    assert not commit.range_tombstones
-    return commit.decision.changes
-
-
-@given(changes=st.lists(PLAIN, max_size=7))
-@example(changes=[put(b"a", b"1", ttl_ms=1), delete(b"b"), put(b"a", b"2"), put(b"c")])
-@example(changes=[put(b"a"), delete(b"")])
-def test_plain_batch_is_the_same_as_a_transaction(changes: list[kv_pb2.Change]) -> None:
-    """A batch of puts and deletes becomes the same changes, or is refused for the same field."""
-    request = kv_pb2.WriteRequest(changes=changes)
-    plain = outcome(lambda: requests.write_changes(request, LIMITS, now_ms))
-    assert plain == outcome(lambda: as_transaction(request))
 
 
 @given(then=st.lists(CHANGES, max_size=4), otherwise=st.lists(CHANGES, max_size=2))

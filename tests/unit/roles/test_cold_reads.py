@@ -250,14 +250,3 @@ async def test_restart_with_a_cache_on_disk(ground: Ground, role: str, tmp_path:
             await get_right(opened, database, number)
         assert counters(opened).disk == opened.engine.levels.ssts.counters.disk
     assert requests(store, "levels", *Operation) == 0
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("value_bytes", [100, 1_000])
-def test_a_database_of_a_gibibyte(tmp_path: Path, runtime: Runtime, value_bytes: int) -> None:
-    """The same figures of 1 GiB in SSTs of 32 MiB."""
-    large = made(tmp_path, runtime, total_bytes=1_024 * MIB, value_bytes=value_bytes)
-    for role in ROLES:
-        print(asyncio.run(check_first_read(large, role)))  # noqa: T201 - figures
-        print(asyncio.run(check_point_reads(large, role, 5 * GETS)))  # noqa: T201 - figures

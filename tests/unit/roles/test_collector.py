@@ -14,21 +14,25 @@ from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.collection import Ground
 from tests.kit.engine.running_log import YieldingClock
+from tests.kit.store import FaultyStore
 
 TURNS = 2_000  # in which every collection of these databases is made many times
 
 
-class Failing(MemoryStore):
-    """Fails when it is asked for the time, in the way that it is told."""
+def failing(error: Exception) -> FaultyStore:
+    """A store that fails when it is asked for the time."""
+    store = FaultyStore(MemoryStore(lambda: 0))
+    store.fail("now_ms", error=error, times=10**6)
+    return store
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(lambda: 0)
-        self.error = error
-        self.asked = 0
 
-    async def now_ms(self) -> int:
-        self.asked += 1
-        raise self.error
+async def collected_by(role: Collector) -> None:
+    """Let the role collect again and again."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(role.run())
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        running.cancel()
 
 
 async def with_garbage() -> Ground:
@@ -57,41 +61,33 @@ async def test_collections_are_repeated_whatever_failed() -> None:
     """A database that does not answer is asked again; others are collected meanwhile."""
     ground = await with_garbage()
     counting = CountingStore(ground.store)
-    unavailable = Failing(StoreUnavailable("memory://", "now_ms", "", "no answer"))
+    unavailable = failing(StoreUnavailable("memory://", "now_ms", "", "no answer"))
     databases = [ground.collecting(counting), ground.collecting(unavailable)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(role.run())
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-        running.cancel()
+    await collected_by(role)
     assert counting.counts[Operation.NOW_MS].requests > 5
-    assert unavailable.asked > 5 * StoreSettings().read_attempts
+    assert len(unavailable.asked("now_ms")) > 5 * StoreSettings().read_attempts
     assert ground.names() == await ground.needed()
 
 
 async def test_store_that_is_broken_is_given_up() -> None:
     """This process may not delete there any more; when no database is left, the role ends."""
-    broken = [Failing(StoreBroken("memory://", "now_ms", "", f"sync {n}")) for n in range(2)]
+    broken = [failing(StoreBroken("memory://", "now_ms", "", f"sync {n}")) for n in range(2)]
     role = Collector(
         [Ground().collecting(store) for store in broken], YieldingClock(), interval_ms=1_000
     )
     with pytest.raises(StoreBroken, match="sync 0"):
         await role.run()
-    assert [store.asked for store in broken] == [1, 1]
+    assert [len(store.asked("now_ms")) for store in broken] == [1, 1]
 
 
 async def test_broken_store_does_not_end_the_others() -> None:
     """They are collected as before."""
     ground = await with_garbage()
     counting = CountingStore(ground.store)
-    broken = Failing(StoreBroken("memory://", "now_ms", "", "sync failed"))
+    broken = failing(StoreBroken("memory://", "now_ms", "", "sync failed"))
     databases = [ground.collecting(broken), ground.collecting(counting)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(role.run())
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-        running.cancel()
+    await collected_by(role)
     assert counting.counts[Operation.NOW_MS].requests > 5
-    assert broken.asked == 1
+    assert len(broken.asked("now_ms")) == 1

@@ -11,14 +11,14 @@ from random import Random
 import pytest
 
 from shalekv.core.lease import protects
-from shalekv.core.manifest import Manifest, Snapshot
+from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
-from shalekv.errors import ObjectNotFound, ShaleError, StoreUnavailable, Superseded
+from shalekv.errors import ObjectNotFound, ShaleError, Superseded
 from shalekv.format import names
 from shalekv.format.system_key import record_key
 from shalekv.roles.compactor import Compactor
 from shalekv.settings import CompactSettings
-from shalekv.store.api import ObjectInfo, ObjectStore
+from shalekv.store.api import ObjectStore
 from tests.kit.engine.compaction import (
     Trial,
     delete_range,
@@ -28,8 +28,8 @@ from tests.kit.engine.compaction import (
     small_settings,
 )
 from tests.kit.engine.hand_clock import hand_runtime
-from tests.kit.engine.interposed import InterposedStore
 from tests.kit.engine.naive_merge import NaiveTree, answers
+from tests.kit.store import FaultyStore, Request
 
 KEYS = [b"k%03d" % n for n in range(200)]
 EAGER = {"wal_trigger_bytes": 1, "l0_trigger_count": 2, "base_level_bytes": 2_000}
@@ -120,6 +120,11 @@ async def until_compacted(trial: Trial, *, step_ms: float = 0) -> None:
     raise AssertionError("the slots are not compacted")
 
 
+def is_output(request: Request) -> bool:
+    """Whether an SST of the levels is created."""
+    return request.operation == "create" and request.name.startswith(names.LEVELS_FOLDER)
+
+
 @asynccontextmanager
 async def running(compactor: Compactor) -> AsyncIterator[asyncio.Task[None]]:
     """The compactor's loop, until the test is done with it."""
@@ -146,29 +151,6 @@ async def test_once_does_all_that_is_due() -> None:
     assert all(naive.record(record_key(b"r%d" % slot)) for slot in range(12))
 
 
-async def test_fences_are_compacted_to_nothing() -> None:
-    """Slots without entries leave no SST, and c moves over them."""
-    trial = await Trial.begun()
-    for _ in range(3):
-        await trial.write()
-    await (await opened(trial)).run(is_once=True)
-    manifest = await check(trial)
-    assert manifest.wal_id_last_compacted == 2
-    assert len(manifest.leveled_ssts) == 0
-    assert manifest.last_compacted_seq == 0
-
-
-async def test_others_snapshots_and_leases_stay() -> None:
-    """Whatever is compacted, what belongs to other processes is untouched."""
-    trial = await written()
-    snapshot = Snapshot(b"s" * 16, 0, 0, "named")
-    await trial.stored.edit(
-        lambda current: replace(current, snapshots=(snapshot,)), lambda _: False, retry=False
-    )
-    await (await opened(trial)).run(is_once=True)
-    assert (await check(trial)).snapshots == (snapshot,)
-
-
 async def test_the_older_of_two_stops() -> None:
     """A compactor that another has followed publishes nothing, and says so."""
     trial = await written()
@@ -182,33 +164,13 @@ async def test_the_older_of_two_stops() -> None:
     await check(trial)
 
 
-@pytest.mark.parametrize("moment", range(2, 10))
-async def test_one_result_is_published_by_two_compactors(moment: int) -> None:
-    """Wherever the older one is when it is overtaken, its results count once or not at all (I9)."""
-    trial = await written(seed=moment)
-    newer: list[Compactor] = []
-    creates = 0
-
-    async def overtake(operation: str, _name: str) -> None:
-        nonlocal creates
-        creates += operation == "create"
-        if creates == moment and not newer:
-            newer.append(await opened(trial, seed=2))
-            await newer[0].run(is_once=True)
-
-    older = await opened(trial, InterposedStore(trial.store, before=overtake), seed=1)
-    with pytest.raises(Superseded):
-        await driven(trial, older)
-    await check(trial)
-
-
 async def test_what_was_written_under_a_lost_lease_is_not_published() -> None:
     """When the lease has expired while SSTs were written, they are written anew under another."""
     trial = await written()
     lost: list[bytes] = []
 
-    async def expire(operation: str, name: str) -> None:
-        if operation != "create" or not name.startswith("levels/") or lost:
+    async def expire(request: Request) -> None:
+        if lost or not is_output(request):
             return
         leases = (await trial.stored.refresh()).leases
         lost.extend(lease.id for lease in leases)
@@ -216,7 +178,7 @@ async def test_what_was_written_under_a_lost_lease_is_not_published() -> None:
             lambda current: replace(current, leases=()), lambda current: not current.leases
         )
 
-    compactor = await opened(trial, InterposedStore(trial.store, after=expire))
+    compactor = await opened(trial, FaultyStore(trial.store, after=expire))
     await driven(trial, compactor)
     manifest = await check(trial)
     assert lost
@@ -230,12 +192,12 @@ async def test_a_lease_is_renewed_while_a_job_runs() -> None:
     ttl_s = 10
     held = asyncio.Event()
 
-    async def hold(operation: str, name: str) -> None:
-        if operation == "create" and name.startswith("levels/"):
+    async def hold(request: Request) -> None:
+        if is_output(request):
             await held.wait()
 
     settings = eager_settings(compactor_lease_ttl_s=ttl_s)
-    compactor = await opened(trial, InterposedStore(trial.store, before=hold), settings)
+    compactor = await opened(trial, FaultyStore(trial.store, before=hold), settings)
     first = (await trial.stored.refresh()).leases
     async with running(compactor):
         for _ in range(40):
@@ -251,50 +213,19 @@ async def test_a_lease_is_renewed_while_a_job_runs() -> None:
     assert (await check(trial, is_all=False)).leveled_ssts
 
 
-async def test_a_job_whose_lease_is_lost_is_given_up() -> None:
-    """A renewal that finds the lease gone ends the job, which could publish nothing."""
-    trial = await written()
-    creates = 0
-
-    async def hold(operation: str, name: str) -> None:
-        nonlocal creates
-        is_level = operation == "create" and name.startswith("levels/")
-        creates += is_level
-        if is_level and creates == 1:
-            await asyncio.Event().wait()
-
-    compactor = await opened(trial, InterposedStore(trial.store, before=hold))
-    async with running(compactor):
-        await settle(lambda: creates == 1)
-        await trial.stored.edit(
-            lambda current: replace(current, leases=()), lambda current: not current.leases
-        )
-        for _ in range(20):
-            trial.clock.advance(50_000)
-            for _ in range(200):
-                await asyncio.sleep(0)
-        await settle(lambda: compactor.counters.jobs > 0)
-    assert creates > 1
-    await check(trial, is_all=False)
-
-
 async def test_idle_it_looks_ever_less_often() -> None:
     """Without work the store is asked at each poll and not in between; polls become rare."""
     trial = await Trial.begun()
-    lists = 0
-
-    async def count(operation: str, name: str) -> None:
-        nonlocal lists
-        lists += (operation, name) == ("list", names.WAL_FOLDER)
-
     settings = small_settings(compactor_poll_ms=1_000, compactor_idle_poll_ms=10_000)
-    compactor = await opened(trial, InterposedStore(trial.store, before=count), settings)
+    store = FaultyStore(trial.store)
+    compactor = await opened(trial, store, settings)
     async with running(compactor):
         for _ in range(310):
             trial.clock.advance(100)
             for _ in range(50):
                 await asyncio.sleep(0)
-    assert lists == len((0, 1, 3, 7, 15, 25))  # seconds
+    polls = store.asked("list", names.WAL_FOLDER)
+    assert len(polls) == len((0, 1, 3, 7, 15, 25))  # seconds
 
 
 async def test_in_a_hurry_nothing_waits() -> None:
@@ -318,14 +249,14 @@ async def test_the_wal_does_not_wait_for_a_merge() -> None:
     let_go = asyncio.Event()
     reads = 0
 
-    async def hold(operation: str, _name: str) -> None:
+    async def hold(request: Request) -> None:
         nonlocal reads
-        if operation == "get_range":  # only merges of levels read pieces
+        if request.operation == "get_range":  # only merges of levels read pieces
             reads += 1
             await let_go.wait()
 
     settings = eager_settings(compactor_poll_ms=10, l0_trigger_count=8)
-    compactor = await opened(trial, InterposedStore(trial.store, before=hold), settings)
+    compactor = await opened(trial, FaultyStore(trial.store, before=hold), settings)
     async with running(compactor):
         while not reads:
             await trial.write([put(b"k001")])
@@ -351,38 +282,20 @@ async def test_the_wal_does_not_wait_for_a_merge() -> None:
 async def test_a_store_that_fails_for_a_while_is_asked_again(operation: str) -> None:
     """Requests without an answer delay compaction, and lose nothing."""
     trial = await written()
-    failures = 30
-
-    async def fail(asked: str, name: str) -> None:
-        nonlocal failures
-        if asked == operation and failures:
-            failures -= 1
-            raise StoreUnavailable("memory://trial", asked, name, "planned")
-
-    flaky = InterposedStore(trial.store)
+    flaky = FaultyStore(trial.store)
     compactor = await opened(trial, flaky)
-    flaky.before = fail
+    flaky.fail(operation, times=30)
     await driven(trial, compactor, step_ms=1_000)
-    assert failures == 0
+    assert len(flaky.asked(operation)) > 30
     await check(trial)
 
 
 async def test_an_object_that_stays_away_ends_the_compactor() -> None:
     """A slot that is listed and cannot be read for long is damage, not a passing failure."""
     trial = await written()
-    await trial.store.delete([names.wal_name(0)])
     gone = names.wal_name(0)
-
-    class Ghost(InterposedStore):
-        def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-            return self._with_ghost(prefix, start_after)
-
-        async def _with_ghost(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
-            if prefix == names.WAL_FOLDER and start_after < gone:
-                yield ObjectInfo(gone, 100, 0)
-            async for info in self._inner.list(prefix, start_after=start_after):
-                yield info
-
-    compactor = await opened(trial, Ghost(trial.store))
+    store = FaultyStore(trial.store)
+    store.fail("get", gone, ObjectNotFound("memory://trial", "get", gone, "gone"), times=10**6)
+    compactor = await opened(trial, store)
     with pytest.raises(ObjectNotFound):
         await driven(trial, compactor, step_ms=1_000)

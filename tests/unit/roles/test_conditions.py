@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shalekv.errors import ConditionFailed, Fenced, InvalidRequest, NotACounter, RangeTooCostly
+from shalekv.errors import ConditionFailed, Fenced, NotACounter, RangeTooCostly
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
@@ -18,27 +18,11 @@ from tests.kit.serving.roles import (
     COMMITTED,
     LINEARIZABLE,
     MEMORY,
-    UNCOMMITTED,
     Serving,
     header,
     opened,
     serving,
 )
-
-HOLDING: list[tuple[bytes, kv_pb2.Precondition]] = [
-    (b"none", absent()),
-    (b"gone", absent()),
-    (b"some", present()),
-    (b"some", seq_equals(1)),
-]
-FAILING: list[tuple[bytes, kv_pb2.Precondition, str, int]] = [
-    (b"some", absent(), "absent", 1),
-    (b"none", present(), "present", 0),
-    (b"gone", present(), "present", 0),
-    (b"some", seq_equals(2), "seq_equals", 1),
-    (b"none", seq_equals(1), "seq_equals", 0),
-    (b"gone", seq_equals(2), "seq_equals", 0),
-]
 
 
 async def fill(writer: Serving) -> None:
@@ -46,37 +30,6 @@ async def fill(writer: Serving) -> None:
     await writer.put(b"some")
     await writer.put(b"gone")
     await writer.delete(b"gone")
-
-
-@pytest.mark.parametrize(("key", "condition"), HOLDING)
-async def test_condition_that_holds_lets_the_write_through(
-    key: bytes, condition: kv_pb2.Precondition
-) -> None:
-    """Put and delete are applied where their condition holds, as one commit."""
-    async with serving() as writer:
-        await fill(writer)
-        reply = await writer.put(key, b"new", precondition=condition)
-        assert (reply.header.seq, reply.header.wal_id) == (4, 4)
-        assert (await writer.get(key)).value == b"new"
-        reply_to_delete = await writer.delete(key, precondition=seq_equals(4))
-        assert (reply_to_delete.header.seq, reply_to_delete.header.wal_id) == (5, 5)
-        assert not (await writer.get(key)).found
-
-
-@pytest.mark.parametrize("kind", ["put", "delete"])
-@pytest.mark.parametrize(("key", "condition", "name", "found_seq"), FAILING)
-async def test_condition_that_fails_is_told_with_what_was_found(
-    kind: str, key: bytes, condition: kv_pb2.Precondition, name: str, found_seq: int
-) -> None:
-    """The refusal names the condition and the number of the value; nothing is applied."""
-    async with serving() as writer:
-        await fill(writer)
-        with pytest.raises(ConditionFailed) as caught:
-            await getattr(writer, kind)(key, precondition=condition)
-        assert (caught.value.condition, caught.value.found_seq) == (name, found_seq)
-        assert (await writer.get(b"some")).seq == 1
-        assert writer.engine.log.objects_written == 3
-        writer.check_idle()
 
 
 async def test_condition_meets_what_was_ordered_before_it() -> None:
@@ -157,39 +110,6 @@ async def test_transaction_that_wrote_nothing_is_as_sure_as_a_read(level: Any, a
         request = kv_pb2.TxnRequest(then=[get(b"some")])
         await writer.ask(request if level is None else at_level(request, level))
         assert writer.store.lists - before == asked
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        REFUSALS["put"][0],
-        REFUSALS["delete"][0],
-        REFUSALS["add"][0],
-        kv_pb2.TxnRequest(then=[get(b"some")]),
-        kv_pb2.TxnRequest(then=[change(put(b"some"))]),
-    ],
-    ids=["put", "delete", "add", "txn", "txn of puts"],
-)
-async def test_uncommitted_condition_is_refused(request_: Any) -> None:
-    """No condition is judged by less than COMMITTED, and none is ignored in silence."""
-    async with serving() as writer:
-        with pytest.raises(InvalidRequest) as caught:
-            await writer.ask(at_level(request_, UNCOMMITTED))
-        assert caught.value.field == "header.read_level"
-        assert writer.engine.log.next_seq == 1
-        writer.check_idle()
-
-
-async def test_other_writes_ignore_the_read_level() -> None:
-    """A write without a condition has nothing to be sure of."""
-    async with serving() as writer:
-        for request in (
-            kv_pb2.PutRequest(key=b"a"),
-            kv_pb2.DeleteRequest(key=b"a"),
-            kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(prefix=b"a")),
-            kv_pb2.WriteRequest(changes=[put(b"a")]),
-        ):
-            assert (await writer.ask(at_level(request, UNCOMMITTED))).header.seq > 0
 
 
 async def test_refusal_of_a_fenced_writer_is_not_told() -> None:

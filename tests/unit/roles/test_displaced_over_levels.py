@@ -11,8 +11,8 @@ from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.letting_go import follow, forgotten
 from tests.kit.serving.messages import add, change, delete_range, put
 from tests.kit.serving.roles import Serving, serving
+from tests.kit.serving.sweeping import compact
 from tests.kit.states import counter
-from tests.unit.roles.test_records_in_levels import compact
 
 OLDER = WriterId(0, bytes(16))
 FLAG_TTL_MS = 10_000

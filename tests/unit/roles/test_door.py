@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.message import Message
 
 from shalekv.engine.commit import changes_bytes
-from shalekv.errors import KeyReused, OutcomeUnknown, QueueFull, Stopping, StoreBroken
+from shalekv.errors import OutcomeUnknown, QueueFull, Stopping, StoreBroken
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.commits import put as engine_put
 from tests.kit.engine.running_log import quiesce
@@ -76,24 +76,6 @@ async def test_line_is_kept_when_room_comes_for_many() -> None:
         assert (await writer.get(b"a")).value == b"19"
 
 
-def test_order_does_not_rest_on_the_order_of_tasks() -> None:
-    """Whichever task goes first when room comes: who stood in line first is ordered first."""
-
-    async def main(_: World) -> None:
-        async with serving(queued_bytes_max=MIB) as writer:
-            full(writer)
-            waiting = []
-            for number in range(10):
-                request = kv_pb2.PutRequest(key=b"a", value=b"%d" % number)
-                waiting.append(await waits(writer, request))
-            writer.store.let_go()
-            replies = await asyncio.gather(*waiting)
-            assert [reply.header.seq for reply in replies] == list(range(2, 12))
-
-    for seed in range(20):
-        simulate(seed, main)
-
-
 @pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
 async def test_copies_at_the_door_are_applied_once(request_: Any) -> None:
     """Copies that wait for room are one commit, and all get its reply."""
@@ -107,20 +89,6 @@ async def test_copies_at_the_door_are_applied_once(request_: Any) -> None:
         assert (await writer.get(b"n")).value == counter(1)
         assert writer.engine.log.next_seq == 3
         writer.check_idle()
-
-
-async def test_copy_of_what_is_queued_needs_no_room() -> None:
-    """A copy waits for its first, not at the door, and leaves it to others."""
-    async with serving(queued_bytes_max=MIB) as writer:
-        writer.store.is_holding = True
-        first = asyncio.ensure_future(writer.begin(COUNT_UP))
-        full(writer)
-        admission = writer.engine.admission
-        copy = asyncio.ensure_future(writer.begin(COUNT_UP))
-        await quiesce()
-        assert (admission.queued_bytes, admission.waiting_bytes) == (MIB, 0)
-        writer.store.let_go()
-        assert await copy == await first
 
 
 async def test_copy_at_the_door_finds_what_landed_meanwhile() -> None:
@@ -139,32 +107,6 @@ async def test_copy_at_the_door_finds_what_landed_meanwhile() -> None:
         await second
         assert await copy == await first
         assert (await writer.get(b"n")).value == counter(1)
-
-
-async def test_other_content_at_the_door_is_refused() -> None:
-    """The key was taken by who stood before: the other is refused, and gives back its room."""
-    async with serving(queued_bytes_max=MIB) as writer:
-        full(writer)
-        first = await waits(writer, COUNT_UP)
-        other = await waits(writer, TXN)
-        writer.store.let_go()
-        assert (await first).header.seq == 2
-        with pytest.raises(KeyReused):
-            await other
-        writer.check_idle()
-
-
-@pytest.mark.parametrize("cancelled", [0, 1])
-async def test_cancelled_copy_at_the_door_harms_no_other(cancelled: int) -> None:
-    """Of two copies that wait for room one goes away: the other is applied, and answered."""
-    async with serving(queued_bytes_max=MIB) as writer:
-        full(writer)
-        copies = [await waits(writer, COUNT_UP) for _ in range(2)]
-        copies[cancelled].cancel()
-        writer.store.let_go()
-        assert (await copies[1 - cancelled]).header.seq == 2
-        assert (await writer.get(b"n")).value == counter(1)
-        writer.check_idle()
 
 
 @pytest.mark.parametrize("cancelled", [(0,), (1,), (0, 1)])
@@ -188,22 +130,6 @@ async def test_cancelled_copy_harms_neither_the_other_nor_the_commit(
             assert await copies[number] == reply
         assert await writer.ask(request_) == reply
         assert (await writer.get(b"n")).value == counter(1)
-        writer.check_idle()
-
-
-@pytest.mark.parametrize("steps", range(8))
-async def test_who_leaves_while_being_let_in_gives_back_its_room(steps: int) -> None:
-    """At whatever moment a waiting write is cancelled, those behind it go on."""
-    async with serving(queued_bytes_max=MIB) as writer:
-        full(writer)
-        first = await waits(writer, kv_pb2.PutRequest(key=b"a", value=b"y" * MIB))
-        second = await waits(writer, kv_pb2.PutRequest(key=b"b", value=b"z" * MIB))
-        writer.store.let_go()
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        first.cancel()
-        assert (await second).header.wal_id > 0
-        await quiesce()
         writer.check_idle()
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from shalekv.core.entry import Kind
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.letting_go import follow, forgotten
-from tests.kit.serving.messages import absent, add, delete_range, put
+from tests.kit.serving.messages import delete_range
 from tests.kit.serving.roles import Serving, pairs, serving
 from tests.kit.serving.sweeping import (
     BY_HAND,
@@ -78,24 +77,6 @@ def test_what_was_replaced_is_not_told() -> None:
             await sweep(writer)
             assert [key for key, _ in await told(database)] == [b"counted", b"renewed"]
             check_log(await logged(database))
-
-    in_still_time(main)
-
-
-def test_conditions_take_a_swept_key_for_one_without_a_value() -> None:
-    """It is absent, a counter begins anew, and what is put then lives."""
-
-    async def main() -> None:
-        async with serving(**BY_HAND) as writer:
-            for key in (b"a", b"n"):
-                await writer.put(key, counter(5), ttl_ms=TTL_MS)
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            await sweep(writer)
-            await writer.put(b"a", b"new", precondition=absent())
-            reply = await writer.ask(kv_pb2.WriteRequest(changes=[add(b"n", 2)]))
-            assert list(reply.counters) == [2]
-            await sweep(writer)
-            assert pairs(await writer.scan()) == [(b"a", b"new"), (b"n", counter(2))]
 
     in_still_time(main)
 
@@ -241,28 +222,6 @@ def test_values_without_room_are_found_in_the_levels() -> None:
     in_still_time(main)
 
 
-def test_large_batches_expire_as_well() -> None:
-    """What has become files of the levels at once is found there when it was compacted."""
-
-    async def main() -> None:
-        database = await Database.created()
-        async with serving(database, **BY_HAND, skip_memtable_bytes=65_536) as writer:
-            await writer.put(b"k1", ttl_ms=TTL_MS)
-            await writer.put(b"x", ttl_ms=TTL_MS)
-            batch = [put(b"k%d" % n, bytes(40_000), ttl_ms=2 * TTL_MS) for n in range(1, 4)]
-            await writer.ask(kv_pb2.WriteRequest(changes=batch))
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            await sweep(writer)
-            assert [key for key, _ in await told(database)] == [b"x"]
-            await compact(database)
-            await follow(writer)
-            writer.pass_ms(TTL_MS)
-            await sweep(writer)
-            assert [key for key, _ in await told(database)] == [b"x", b"k1", b"k2", b"k3"]
-
-    in_still_time(main)
-
-
 def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() -> None:
     """Within `expired_kept_s` it is told after any merge; later it may go untold."""
 
@@ -278,29 +237,6 @@ def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() -> None:
             async with serving(database, **BY_HAND) as writer:
                 await sweep(writer)
                 assert [key for key, _ in await told(database)] == expected
-
-    in_still_time(main)
-
-
-def test_compactions_keep_when_a_value_has_expired() -> None:
-    """As long as they keep the tombstone of a sweep; it hides what is older, as any other does."""
-
-    async def main() -> None:
-        database = await Database.created()
-        async with serving(database, **BY_HAND) as writer:
-            await writer.put(b"a", b"older")
-            await compact(database, l0_trigger_count=100)
-            now_ms = writer.engine.time.now_ms()
-            await writer.put(b"a", ttl_ms=TTL_MS)
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            await sweep(writer)
-            await compact(database, l0_trigger_count=100)
-            await follow(writer)
-            await forgotten(writer)
-            found = await writer.engine.levels.current.find(b"a")
-            assert found is not None
-            assert (found.kind, found.expire_at_ms) == (Kind.TOMBSTONE, now_ms + TTL_MS)
-            assert not (await writer.get(b"a")).found
 
     in_still_time(main)
 

@@ -64,24 +64,6 @@ def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None:
     in_virtual_time(main)
 
 
-def test_cancelled_wait_ends_no_other() -> None:
-    """Two reads wait for one commit, and one of the callers goes."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        reader = await opened(ground, poll_interval_ms=100)
-        async with running(reader):
-            waiting = [asyncio.create_task(get(reader, b"a", min_seq=1)) for _ in range(2)]
-            await pass_s(0.05)
-            waiting[0].cancel()
-            await ground.put(a=b"1")
-            assert (await waiting[1]).value == b"1"
-            assert waiting[0].cancelled()
-            assert reader.engine.prefix.waiting_count == 0
-
-    in_virtual_time(main)
-
-
 def test_min_seq_ends_with_the_reader() -> None:
     """Who waits when it stops, and who comes later, is told at once, not at the deadline."""
 

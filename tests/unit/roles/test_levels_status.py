@@ -14,7 +14,7 @@ from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.format.footer import SstProperties
 from shalekv.format.footer_codec import read_footer
-from shalekv.format.names import level_name, manifest_name
+from shalekv.format.names import level_name
 from shalekv.format.sst_encode import encode_sst
 from shalekv.roles.levels_status import LevelsReport, fill_reads
 from shalekv.settings import CompactorSettings, StoreSettings, WriterSettings
@@ -112,16 +112,6 @@ async def test_snapshots_tell_what_they_pin() -> None:
     assert named["kept"].pinned_bytes == named["kept"].pinned_alone_bytes == old.size_bytes
     first = _requests(await status(report), "get", "manifest")
     assert _requests(await status(report), "get", "manifest") == first
-
-
-async def test_a_manifest_that_is_gone_is_not_known() -> None:
-    """The snapshot is told, and not what it pins."""
-    database, _ = await filled()
-    report, _ = await report_of(database)
-    await database.remove(manifest_name(1))
-    (kept,) = [each for each in (await status(report)).snapshots if each.snapshot.name == "kept"]
-    assert not kept.HasField("pinned_bytes")
-    assert not kept.HasField("pinned_alone_bytes")
 
 
 async def test_reads_and_requests_are_counted() -> None:

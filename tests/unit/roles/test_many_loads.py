@@ -12,7 +12,7 @@ from tests.kit.engine.databases import Database
 from tests.kit.serving.letting_go import follow
 from tests.kit.serving.messages import put
 from tests.kit.serving.roles import serving
-from tests.unit.roles.test_records_in_levels import compact
+from tests.kit.serving.sweeping import compact
 
 SMALL: dict[str, Any] = {
     "skip_memtable_bytes": 65_536,

@@ -14,7 +14,6 @@ from shalekv.engine.view import OpenView, View
 from shalekv.errors import PageExpired
 from shalekv.roles.open_scan import OpenScan
 from tests.kit.engine.commits import put, run_of
-from tests.kit.inline_runtime import gathered
 
 
 class Scanning:
@@ -38,27 +37,6 @@ class Scanning:
         return [entry.key for entry in await anext(self.scan)]
 
 
-async def test_a_scan_that_nobody_ends_comes_to_its_end() -> None:
-    """All slices come, then no more, and its view is there for a token."""
-    it = Scanning()
-    slices = await gathered(it.scan)
-    assert [entry.key for entries in slices for entry in entries] == [b"1", b"2", b"3"]
-    assert it.scan.opened.view.seq == 3
-
-
-async def test_a_scan_that_is_ended_lets_go_of_its_view_at_once() -> None:
-    """Who asks for more, or for the view, is told that it has expired; again and again."""
-    it = Scanning()
-    assert await it.keys() == [b"1"]
-    await it.scan.let_go()
-    assert it.run() is None
-    for _ in range(2):
-        with pytest.raises(PageExpired):
-            await it.keys()
-        with pytest.raises(PageExpired):
-            _ = it.scan.opened
-
-
 async def test_a_scan_that_has_not_begun_can_be_ended() -> None:
     """Its first slice does not come."""
     it = Scanning()
@@ -80,13 +58,3 @@ async def test_a_running_scan_ends_after_its_slice() -> None:
     assert it.run() is None
     with pytest.raises(PageExpired):
         await it.keys()
-
-
-async def test_a_scan_whose_caller_is_gone_is_closed_once() -> None:
-    """It may have been ended before, or be ended afterwards."""
-    for closings in (["aclose", "let_go"], ["let_go", "aclose"]):
-        it = Scanning()
-        await it.keys()
-        for name in closings:
-            await getattr(it.scan, name)()
-        assert it.run() is None

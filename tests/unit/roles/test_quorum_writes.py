@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from google.protobuf.message import Message
 
-from shalekv.errors import ConditionFailed, OutcomeUnknown, QuorumUnavailable
+from shalekv.errors import OutcomeUnknown, QuorumUnavailable
 from shalekv.format import names
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.quorum.log import in_virtual_time, until
@@ -129,46 +129,6 @@ def test_key_of_an_unknown_write_is_remembered() -> None:
     in_virtual_time(main)
 
 
-def test_repeat_in_time_waits_for_the_first() -> None:
-    """A copy of a write that is on its way gets the same reply."""
-
-    async def main() -> None:
-        async with quorum_serving() as writer:
-            writer.hold()
-            request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", value=b"1")
-            copies = [asyncio.ensure_future(_awaited(writer, request)) for _ in range(3)]
-            await asyncio.sleep(0)
-            writer.let_go()
-            first, *others = await asyncio.gather(*copies)
-            assert all(each == first for each in others)
-
-    in_virtual_time(main)
-
-
-def test_condition_is_decided_on_what_is_on_its_way() -> None:
-    """Transactions follow each other into the log without waiting: it keeps their order."""
-
-    async def main() -> None:
-        async with quorum_serving(parallel_appends=8) as writer:
-            await writer.put(b"first")
-            writer.hold()
-            request = kv_pb2.PutRequest(key=b"a", precondition=absent())
-            copies = []
-            for number in range(3):
-                each = kv_pb2.PutRequest(key=b"k%d" % number, precondition=absent())
-                copies.append(asyncio.ensure_future(_awaited(writer, each)))
-                await until(lambda n=number: writer.engine.log.objects_in_flight == n + 1)  # type: ignore[misc]
-            rivals = [asyncio.ensure_future(_awaited(writer, request)) for _ in range(2)]
-            writer.let_go()
-            replies = await asyncio.gather(*copies)
-            assert [each.header.seq for each in replies] == [2, 3, 4]
-            ended = await asyncio.gather(*rivals, return_exceptions=True)
-            assert sum(isinstance(each, ConditionFailed) for each in ended) == 1
-            assert [each.header.seq for each in ended if isinstance(each, kv_pb2.PutReply)] == [5]
-
-    in_virtual_time(main)
-
-
 def test_snapshot_holds_all_that_was_acknowledged() -> None:
     """It is a view of the store, so what is in safekeepers is archived first."""
 
@@ -179,28 +139,6 @@ def test_snapshot_holds_all_that_was_acknowledged() -> None:
             await writer.snapshots.create(admin_pb2.CreateSnapshotRequest(name="n", ttl_s=60), CALL)
             manifest = await writer.engine.manifest.refresh()
             assert manifest.wal_id_last_seen == reply.header.wal_id
-
-    in_virtual_time(main)
-
-
-def test_watch_is_told_of_an_open_object() -> None:
-    """Commits that no object of the store holds yet are told from the past, each once."""
-
-    async def main() -> None:
-        async with (
-            quorum_serving(archive_interval_ms=NEVER_MS) as writer,
-            writer.watching() as seen,
-        ):
-            for number in range(3):
-                await writer.put(b"k%d" % number)
-            assert writer.report.archived_wal_id != writer.report.last_wal_id
-            seen.create(start_seq=1)
-            for number in range(3, 6):
-                await writer.put(b"k%d" % number)
-            told = await seen.until(6)
-            assert [each.seq for each in told] == [1, 2, 3, 4, 5, 6]
-            await writer.put(b"k6")
-            assert (await seen.commit()).seq == 7
 
     in_virtual_time(main)
 

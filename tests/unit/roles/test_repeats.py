@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from shalekv.engine.idempotency import Remembered
-from shalekv.errors import ConditionFailed, KeyExpired, KeyReused, NotACounter
+from shalekv.errors import ConditionFailed, KeyExpired
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.serving.messages import (
@@ -73,27 +73,6 @@ def same(first: Message, *others: Message) -> None:
 
 
 @EACH_KIND
-async def test_repeat_gets_the_first_reply(kind: str) -> None:
-    """While the first is on its way, when it has landed, and later: always the same bytes."""
-    async with serving() as writer:
-        await fill(writer)
-        writer.store.is_holding = True
-        request = keyed(REQUESTS[kind])
-        waiting = [asyncio.ensure_future(writer.begin(request)) for _ in range(3)]
-        (await writer.store.arrived(1)).release()
-        writer.store.let_go()
-        first, *others = await asyncio.gather(*waiting)
-        assert first.header.seq == 3
-        same(first, *others, await writer.ask(request))
-        state = pairs(await writer.scan())
-        await writer.put(b"a", b"2")
-        await writer.put(b"old", b"2")
-        same(first, await writer.ask(request))
-        assert writer.engine.log.next_seq == 6
-        assert pairs(await writer.scan()) != state
-
-
-@EACH_KIND
 async def test_repeat_gets_the_first_reply_after_a_restart(kind: str) -> None:
     """The next writer answers as the first did, but for the epoch, which is its own."""
     database = await Database.created()
@@ -109,52 +88,6 @@ async def test_repeat_gets_the_first_reply_after_a_restart(kind: str) -> None:
         same(first, repeated)
         assert pairs(await writer.scan()) == state
         assert writer.engine.log.objects_written == 0
-
-
-async def test_repeat_reports_what_the_first_found() -> None:
-    """Results of a transaction are those of the moment at which it was applied, also later."""
-    async with serving() as writer:
-        await fill(writer)
-        request = keyed(REQUESTS["txn"])
-        await writer.ask(request)
-        await writer.delete(b"old")
-        repeated = await writer.ask(request)
-        assert repeated.succeeded
-        assert repeated.results[1].get.value == b"value"
-        assert repeated.results[3].counter == 45
-        assert (await writer.get(b"n")).value == counter(45)
-
-
-@EACH_KIND
-async def test_other_content_is_refused(kind: str) -> None:
-    """The same key for another request is refused, while the first is on its way and later."""
-    async with serving() as writer:
-        await fill(writer)
-        writer.store.is_holding = True
-        first = asyncio.ensure_future(writer.begin(keyed(REQUESTS[kind])))
-        held = await writer.store.arrived(1)
-        others = [request for name, request in REQUESTS.items() if name != kind]
-        for other in others:
-            with pytest.raises(KeyReused):
-                await writer.ask(keyed(other))
-        held.release()
-        writer.store.let_go()
-        await first
-        state = pairs(await writer.scan())
-        for other in others:
-            with pytest.raises(KeyReused):
-                await writer.ask(keyed(other))
-        assert pairs(await writer.scan()) == state
-
-
-async def test_put_is_not_taken_for_a_delete() -> None:
-    """Two methods whose messages have the same bytes are two requests."""
-    put_request, delete_request = kv_pb2.PutRequest(key=b"a"), kv_pb2.DeleteRequest(key=b"a")
-    assert put_request.SerializeToString() == delete_request.SerializeToString()
-    async with serving() as writer:
-        await writer.ask(keyed(put_request))
-        with pytest.raises(KeyReused):
-            await writer.ask(keyed(delete_request))
 
 
 @EACH_KIND
@@ -188,31 +121,6 @@ async def test_hash_of_a_request_is_for_ever() -> None:
         assert isinstance(writer.engine.idempotency.find(KEY, request_hash), Remembered)
 
 
-async def test_keys_are_told_apart() -> None:
-    """Equal requests with different keys are different requests; without a key all are."""
-    async with serving() as writer:
-        request = kv_pb2.WriteRequest(changes=[add(b"n")])
-        for key in (b"1", b"2", b"1\0", b"", b"", b"k" * 64):
-            await writer.ask(keyed(request, key))
-        assert (await writer.get(b"n")).value == counter(6)
-
-
-async def test_refusal_leaves_the_key_free() -> None:
-    """A write that was refused has not used its key: the same or another request may use it."""
-    async with serving() as writer:
-        await fill(writer)
-        conditional = keyed(kv_pb2.PutRequest(key=b"a", precondition=present()))
-        for _ in range(2):
-            with pytest.raises(ConditionFailed):
-                await writer.ask(conditional)
-        with pytest.raises(NotACounter):
-            await writer.ask(keyed(kv_pb2.WriteRequest(changes=[add(b"old")])))
-        await writer.put(b"a")
-        assert (await writer.ask(conditional)).header.seq > 3
-        with pytest.raises(KeyReused):
-            await writer.ask(keyed(kv_pb2.PutRequest(key=b"a")))
-
-
 async def test_copies_of_a_refused_request_are_refused_alike() -> None:
     """Those that wait together get the same refusal, and the key is free again."""
     async with serving() as writer:
@@ -226,25 +134,6 @@ async def test_copies_of_a_refused_request_are_refused_alike() -> None:
         assert {type(each) for each in refused} == {ConditionFailed}
         await writer.delete(b"a")
         assert (await writer.ask(request)).header.wal_id > 0
-
-
-async def test_transaction_that_changes_nothing_uses_no_key() -> None:
-    """There is no commit that could remember it: it is decided again, and may then change."""
-    request = keyed(
-        kv_pb2.TxnRequest(
-            compares=[kv_pb2.Compare(key=b"a", exists=True)],
-            then=[change(put(b"b"))],
-            otherwise=[get(b"a")],
-        )
-    )
-    async with serving() as writer:
-        for _ in range(2):
-            assert not (await writer.ask(request)).succeeded
-        await writer.put(b"a")
-        first = await writer.ask(request)
-        assert first.succeeded
-        await writer.delete(b"a")
-        same(first, await writer.ask(request))
 
 
 async def test_repeat_from_memory_is_answered_at_once() -> None:
@@ -274,18 +163,3 @@ async def test_key_is_remembered_for_its_window() -> None:
         with pytest.raises(KeyExpired):
             await writer.ask(request)
         assert (await writer.get(b"n")).value == counter(1)
-
-
-async def test_old_uuid_is_refused_though_nobody_remembers_it() -> None:
-    """A UUID of version 7 tells when it was made: one from before the window is too late."""
-    async with serving() as writer:
-        made_ms = writer.engine.time.now_ms() - WINDOW_MS
-        old, young = (uuid_7(made_ms + offset_ms) for offset_ms in (0, 60_000))
-        with pytest.raises(KeyExpired):
-            await writer.ask(keyed(kv_pb2.PutRequest(key=b"a"), old))
-        assert (await writer.ask(keyed(kv_pb2.PutRequest(key=b"a"), young))).header.seq == 1
-
-
-def uuid_7(made_ms: int) -> bytes:
-    """A UUID of version 7 that was made then."""
-    return made_ms.to_bytes(6, "big") + b"\x70\x00\x80" + bytes(7)

@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import pytest
 
-from shalekv.errors import InvalidRequest, PageExpired
+from shalekv.errors import PageExpired
 from shalekv.roles.open_views import ENDED_TTL_MS
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.serving.messages import delete, delete_range, put
 from tests.kit.serving.roles import CALL, Serving, pairs, serving
+from tests.kit.serving.sweeping import compact
 from tests.sim.run import simulate
 from tests.sim.world import World
 from tests.unit.roles.snapshot_world import at, create, replica, scanned
-from tests.unit.roles.test_records_in_levels import compact
 
 LIMITS = LimitSettings(scan_message_bytes=1_024)
 SCANS_COUNT = 30
@@ -160,47 +160,6 @@ async def test_scan_of_the_newest_state_goes_on_where_it_began(seed: int) -> Non
             assert again == now
 
 
-async def test_every_message_but_the_last_has_a_token() -> None:
-    """Of a scan that is resumable; of another one, none that no limit has ended."""
-    async with serving(limits=LIMITS) as writer:
-        await writer.ask(
-            kv_pb2.WriteRequest(changes=[put(b"%03d" % n, b"v" * 100) for n in range(50)])
-        )
-        info = await create(writer.admin.snapshots)
-        for header in (kv_pb2.RequestHeader(), at(info.id)):
-            replies = await scanned(writer, header, resumable=True)
-            assert len(replies) > 3
-            assert [bool(reply.page_token) for reply in replies] == [True] * (len(replies) - 1) + [
-                False
-            ]
-            assert not any(reply.more for reply in replies)
-            limited = await scanned(writer, header, resumable=True, limit=20)
-            assert all(reply.page_token for reply in limited)
-            assert [reply.more for reply in limited] == [False] * (len(limited) - 1) + [True]
-            for reply in await scanned(writer, header):
-                assert not reply.page_token
-
-
-async def test_token_of_a_snapshot_is_refused_elsewhere() -> None:
-    """By a scan at another snapshot, or at none; and the other way round."""
-    async with serving(limits=LIMITS) as writer:
-        await writer.ask(kv_pb2.WriteRequest(changes=[put(b"a"), put(b"b")]))
-        first, second = [await create(writer.admin.snapshots) for _ in range(2)]
-        none = kv_pb2.RequestHeader()
-        tokens = {
-            header.snapshot_id: (await scanned(writer, header, limit=1))[0].page_token
-            for header in (at(first.id), none)
-        }
-        for header, snapshot_id in (
-            (at(second.id), first.id),
-            (none, first.id),
-            (at(first.id), b""),
-        ):
-            with pytest.raises(InvalidRequest, match="another snapshot") as caught:
-                await scanned(writer, header, page_token=tokens[snapshot_id])
-            assert caught.value.field == "page_token"
-
-
 def test_view_of_a_resumable_scan_does_not_stay() -> None:
     """One that has come to its end is kept for moments, and is the first to make room.
 
@@ -242,12 +201,3 @@ def test_view_of_a_resumable_scan_does_not_stay() -> None:
             assert pairs([first, *rest]) == pairs(whole)
 
     simulate(1, main)
-
-
-async def test_short_resumable_scan_keeps_nothing() -> None:
-    """One that fits into a message has nothing to go on with."""
-    async with serving() as writer:
-        await writer.put(b"k")
-        for _ in range(100):
-            await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
-        assert len(writer.kv.scans.views) == 0

@@ -65,61 +65,6 @@ def keys(reply: kv_pb2.ScanReply) -> list[bytes]:
     return [each.key for each in reply.entries]
 
 
-def test_empty_scan_is_one_empty_message() -> None:
-    """A scan that finds nothing still tells its view."""
-    assert messages([]) == [kv_pb2.ScanReply(header=HEADER)]
-    assert messages([[], []]) == [kv_pb2.ScanReply(header=HEADER)]
-
-
-def test_entries_of_several_slices_share_a_message() -> None:
-    """Slices are steps of work, not messages."""
-    (reply,) = messages([[entry(b"a"), entry(b"b", b"")], [], [entry(b"c")]])
-    assert reply == kv_pb2.ScanReply(
-        header=HEADER,
-        entries=[
-            kv_pb2.Entry(key=b"a", value=b"v", seq=7),
-            kv_pb2.Entry(key=b"b", value=b"", seq=7),
-            kv_pb2.Entry(key=b"c", value=b"v", seq=7),
-        ],
-    )
-
-
-@pytest.mark.parametrize(
-    ("limit", "read", "more"),
-    [(0, 3, False), (1, 1, True), (2, 2, True), (3, 3, False), (4, 3, False)],
-)
-def test_limit_of_entries(limit: int, read: int, more: bool) -> None:  # noqa: FBT001 - a row of the table
-    """At most `limit` entries, and `more` exactly if there would have been another."""
-    slices = [[entry(b"a"), entry(b"b")], [entry(b"c")]]
-    (reply,) = messages(slices, limit=limit)
-    assert (keys(reply), reply.more) == ([b"a", b"b", b"c"][:read], more)
-
-
-@pytest.mark.parametrize(
-    ("limit_bytes", "read", "more"),
-    [(0, 3, False), (1, 1, True), (3, 1, True), (4, 2, True), (6, 2, True), (7, 3, False)],
-)
-def test_limit_of_bytes(limit_bytes: int, read: int, more: bool) -> None:  # noqa: FBT001 - a row of the table
-    """The entry that brings keys and values to `limit_bytes` is the last one."""
-    slices = [[entry(key, b"vv") for key in (b"a", b"b", b"c")]]
-    (reply,) = messages(slices, limit_bytes=limit_bytes)
-    assert (keys(reply), reply.more) == ([b"a", b"b", b"c"][:read], more)
-
-
-def test_what_is_behind_a_limit_must_be_visible_to_count() -> None:
-    """Empty slices behind the last entry are no more entries."""
-    (reply,) = messages([[entry(b"a")], [], []], limit=1)
-    assert not reply.more
-
-
-def test_keys_only_leaves_the_values_out() -> None:
-    """Without values there is more room in a message, and bytes are those of the keys."""
-    slices = [[entry(key, b"v" * 500) for key in (b"a", b"b", b"c")]]
-    (reply,) = messages(slices, keys_only=True, message_bytes=200, limit_bytes=2)
-    assert (keys(reply), reply.more) == ([b"a", b"b"], True)
-    assert {each.value for each in reply.entries} == {b""}
-
-
 def test_message_is_cut_before_it_grows_too_large() -> None:
     """A message ends before the entry that would pass its size; every message tells the view."""
     one = 2 + ENTRY_FRAME_BYTES
@@ -135,24 +80,6 @@ def test_large_entry_stands_alone() -> None:
     slices = [[entry(b"a"), entry(b"b", b"v" * 5_000), entry(b"c")]]
     replies = messages(slices, message_bytes=1_000)
     assert [keys(reply) for reply in replies] == [[b"a"], [b"b"], [b"c"]]
-
-
-def test_more_is_told_in_the_last_message_only() -> None:
-    """When a limit ends a scan of several messages, the last of them says so."""
-    slices = [[entry(b"%d" % number) for number in range(5)]]
-    replies = messages(slices, message_bytes=1, limit=3)
-    assert [reply.more for reply in replies] == [False, False, True]
-    assert [reply.page_token for reply in replies] == [b"", b"", token(b"2")]
-
-
-@pytest.mark.parametrize("limits", [{"limit": 3}, {"limit_bytes": 6}, {"limit": 9}, {}])
-def test_token_is_that_of_the_last_entry(limits: dict[str, int]) -> None:
-    """Where a limit ends the scan the token goes on after the last entry; else there is none."""
-    slices = [[entry(b"%d" % number)] for number in range(4)]
-    (reply,) = messages(slices, **limits)
-    is_cut = len(reply.entries) == 3
-    assert reply.more == is_cut
-    assert reply.page_token == (token(b"2") if is_cut else b"")
 
 
 @given(

@@ -16,7 +16,7 @@ from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import gathered
 from tests.kit.serving.roles import CALL, Serving, pairs, serving
-from tests.unit.roles.test_records_in_levels import compact
+from tests.kit.serving.sweeping import compact
 
 VALUE = bytes(2 * KIB)
 COUNT = 100  # of puts, which are 200 KiB
@@ -118,17 +118,6 @@ async def test_a_scan_that_goes_on_for_long_is_ended(monkeypatch: pytest.MonkeyP
         assert it.engine.memtable.held_bytes == 0
 
 
-async def test_what_keeps_little_is_left_alone() -> None:
-    """A stalled scan that keeps no more than a quarter goes on where it stood."""
-    async with shedding() as it:
-        await it.fill(b"a")
-        scan = await it.stalled()
-        await it.compact()
-        assert 0 < it.engine.memtable.held_bytes <= it.engine.held_bytes_max
-        assert len(await gathered(scan)) == COUNT - 1
-        assert it.engine.memtable.held_bytes == 0
-
-
 async def test_pages_go_before_scans() -> None:
     """Views that are kept for next pages go first, and what is enough is enough."""
     async with shedding() as it:
@@ -141,20 +130,6 @@ async def test_pages_go_before_scans() -> None:
         with pytest.raises(PageExpired):
             await it.page(page.page_token)
         assert len(await gathered(scan)) == 2 * COUNT - 1
-
-
-async def test_pages_go_by_age() -> None:
-    """Of the views that are kept for next pages the one that was used longest ago goes first."""
-    async with shedding() as it:
-        await it.fill(b"a")
-        older = await it.page()
-        await it.compact()
-        await it.fill(b"b")
-        newer = await it.page()
-        await it.compact()
-        with pytest.raises(PageExpired):
-            await it.page(older.page_token)
-        assert [entry.key for entry in (await it.page(newer.page_token)).entries] == [b"a001"]
 
 
 async def test_scans_go_by_age() -> None:

@@ -29,8 +29,8 @@ from tests.kit.serving.messages import (
     seq_equals,
 )
 from tests.kit.serving.roles import AskedStore, Serving, serving
+from tests.kit.serving.sweeping import compact
 from tests.kit.states import counter
-from tests.unit.roles.test_records_in_levels import compact
 
 MIB = 1 << 20
 Ask = Callable[[kv_pb2.TxnRequest], Awaitable[Any]]

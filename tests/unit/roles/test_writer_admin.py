@@ -109,14 +109,6 @@ def test_no_secret_is_told() -> None:
     assert StorePlace.of("s3://bucket", StoreSettings()) == StorePlace("s3://bucket")
 
 
-async def test_stats_check_their_header() -> None:
-    """As the status does."""
-    async with serving() as writer:
-        request = admin_pb2.StatsRequest(header=kv_pb2.RequestHeader(snapshot_id=b"1"))
-        with pytest.raises(InvalidRequest, match=r"header\.snapshot_id: 1 bytes"):
-            writer.admin.stats(request, CALL)
-
-
 async def test_status_checks_its_header() -> None:
     """What no call takes is refused here, too."""
     async with serving() as writer:

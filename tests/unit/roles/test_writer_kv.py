@@ -9,20 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.engine.commit import changes_bytes
 from shalekv.errors import (
     DeadlinePassed,
     Fenced,
-    MemtableFull,
     QueueFull,
-    ReplyTooLarge,
     Stopping,
 )
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
-from tests.kit.engine.commits import put
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.roles import (
@@ -77,52 +73,6 @@ async def test_memory_put_is_acknowledged_at_once() -> None:
         (await writer.store.arrived(1)).release()
 
 
-async def test_batch_is_one_commit() -> None:
-    """All changes of a batch get one number, and are seen together."""
-    async with serving() as writer:
-        await writer.put(b"c")
-        changes = [
-            kv_pb2.Change(put=kv_pb2.PutChange(key=b"a", value=b"1")),
-            kv_pb2.Change(put=kv_pb2.PutChange(key=b"b", value=b"1")),
-            kv_pb2.Change(delete=kv_pb2.DeleteChange(key=b"c")),
-        ]
-        answer = writer.kv.write(kv_pb2.WriteRequest(changes=changes), CALL)
-        assert isinstance(answer, asyncio.Future)
-        reply = await answer
-        assert reply.header.seq == 2
-        (found,) = await writer.scan()
-        assert [(entry.key, entry.seq) for entry in found.entries] == [(b"a", 2), (b"b", 2)]
-
-
-async def test_delete_hides_the_key() -> None:
-    """A deleted key is not found, and deleting it again succeeds."""
-    async with serving() as writer:
-        await writer.put(b"a")
-        assert (await writer.delete(b"a")).header.seq == 2
-        assert (await writer.delete(b"a")).header.seq == 3
-        reply = await writer.get(b"a")
-        assert (reply.found, reply.value, reply.seq, reply.header.seq) == (False, b"", 0, 3)
-
-
-async def test_levels_see_what_they_should() -> None:
-    """COMMITTED and LINEARIZABLE reads see what is durable, UNCOMMITTED ones everything."""
-    async with serving() as writer:
-        await writer.put(b"a", b"1")
-        await writer.put(b"b", b"1")
-        writer.store.is_holding = True
-        await writer.put(b"a", b"2", durability=MEMORY)
-        await writer.delete(b"b", durability=MEMORY)
-        await writer.put(b"c", b"2", durability=MEMORY)
-        for level in (COMMITTED, LINEARIZABLE):
-            assert (await writer.get(b"a", level)).value == b"1"
-            assert pairs(await writer.scan(level)) == [(b"a", b"1"), (b"b", b"1")]
-            assert (await writer.get(b"c", level)).header.seq == 2
-        assert (await writer.get(b"a", UNCOMMITTED)).value == b"2"
-        assert not (await writer.get(b"b", UNCOMMITTED)).found
-        assert pairs(await writer.scan(UNCOMMITTED)) == [(b"a", b"2"), (b"c", b"2")]
-        assert (await writer.get(b"a", UNCOMMITTED)).header.seq == 5
-
-
 async def test_reads_wait_for_what_came_before() -> None:
     """At k = 2 a put that lands ahead of an earlier batch is shown by no read without the batch."""
     async with serving(max_parallel_writes=2) as writer:
@@ -155,53 +105,11 @@ async def test_reads_wait_for_what_came_before() -> None:
         assert pairs(scan.result()) == [(b"a", b"2"), (b"b", b"1")]
 
 
-async def test_batch_get_answers_in_order() -> None:
-    """Keys are answered in the order of the request, missing and repeated ones included."""
-    async with serving() as writer:
-        await writer.put(b"a", b"1")
-        request = kv_pb2.BatchGetRequest(keys=[b"a", b"x", b"a"])
-        answer = writer.kv.batch_get(request, CALL)
-        assert isinstance(answer, kv_pb2.BatchGetReply)
-        found = kv_pb2.BatchGetResult(found=True, value=b"1", seq=1)
-        assert list(answer.results) == [found, kv_pb2.BatchGetResult(), found]
-
-
-async def test_batch_get_that_is_too_large_is_refused() -> None:
-    """A reply that ordinary clients would not take is refused, and not cut."""
-    async with serving() as writer:
-        await writer.put(b"a", b"x" * MIB)
-        assert len(await batch_get(writer.kv, [b"a"] * 3)) == 3
-        with pytest.raises(ReplyTooLarge):
-            await batch_get(writer.kv, [b"a"] * 4)
-
-
-async def test_batch_get_of_missing_keys_is_small() -> None:
-    """As many keys as a request may hold are answered when there is nothing to answer."""
-    async with serving() as writer:
-        assert len(await batch_get(writer.kv, [b"x"] * 10_000)) == 10_000
-
-
 async def batch_get(kv: WriterKv, keys: list[bytes]) -> list[kv_pb2.BatchGetResult]:
     """The results for some keys."""
     answer = kv.batch_get(kv_pb2.BatchGetRequest(keys=keys), CALL)
     assert isinstance(answer, kv_pb2.BatchGetReply)
     return list(answer.results)
-
-
-async def test_scan_reads_one_moment() -> None:
-    """What is written while a scan is read is not in it, whatever the order of keys."""
-    limits = LimitSettings(scan_message_bytes=1_024)
-    async with serving(limits=limits) as writer:
-        for number in range(40):
-            await writer.put(b"%02d" % number, b"1" * 100)
-        scan = writer.kv.scan(kv_pb2.ScanRequest(), CALL)
-        first = await anext(scan)
-        for number in range(40):
-            await writer.put(b"%02d" % number, b"2" * 100)
-        await writer.put(b"50", b"2")
-        replies = [first] + [reply async for reply in scan]
-        assert pairs(replies) == [(b"%02d" % number, b"1" * 100) for number in range(40)]
-        assert {reply.header.seq for reply in replies} == {40}
 
 
 async def test_scan_that_is_closed_lets_go_at_once() -> None:
@@ -218,24 +126,6 @@ async def test_scan_that_is_closed_lets_go_at_once() -> None:
         await scan.aclose()
         sys.set_asyncgen_hooks(*before)
     assert left == []
-
-
-async def test_scan_takes_range_direction_and_limits() -> None:
-    """A scan answers exactly the range that was asked for."""
-    async with serving() as writer:
-        for key in (b"a", b"ab", b"b", b"b\xff", b"c"):
-            await writer.put(key)
-        whole = [key for key, _ in pairs(await writer.scan(reverse=True))]
-        assert whole == [b"c", b"b\xff", b"b", b"ab", b"a"]
-        prefix = kv_pb2.KeyRange(prefix=b"b")
-        assert [key for key, _ in pairs(await writer.scan(range=prefix))] == [b"b", b"b\xff"]
-        part = kv_pb2.KeyRange(start=b"ab", end=b"c")
-        (message,) = await writer.scan(range=part, limit=2, keys_only=True)
-        assert [(entry.key, entry.value) for entry in message.entries] == [
-            (b"ab", b""),
-            (b"b", b""),
-        ]
-        assert message.more
 
 
 async def test_linearizable_read_is_answered_after_a_look() -> None:
@@ -258,21 +148,6 @@ async def test_linearizable_read_is_answered_after_a_look() -> None:
             await writer.scan(level)
     with pytest.raises(Fenced):
         await writer.put(b"a")
-
-
-async def test_linearizable_scan_is_answered_after_a_look() -> None:
-    """A linearizable scan notices another writer before it shows anything."""
-    database = await Database.created()
-    writer = await opened(database)
-    running = asyncio.create_task(writer.run())
-    await writer.put(b"a", b"1")
-    assert pairs(await writer.scan(LINEARIZABLE)) == [(b"a", b"1")]
-    await database.edit(lambda m: replace(m, writer_epoch=2, writer_nonce=b"r" * 16))
-    assert pairs(await writer.scan(COMMITTED)) == [(b"a", b"1")]
-    with pytest.raises(Fenced):
-        await writer.scan(LINEARIZABLE)
-    with pytest.raises(Fenced):
-        await running
 
 
 async def test_passed_deadline_does_nothing() -> None:
@@ -319,25 +194,6 @@ async def test_write_waits_for_room() -> None:
         assert (await waiting).header.seq == 2
         assert not (await writer.get(b"c")).found
         assert writer.engine.admission.queued_bytes == 0
-
-
-async def test_full_memtable_refuses_writes() -> None:
-    """Past `memtable_bytes_max` a write is refused before it is ordered."""
-    async with serving(memtable_bytes_max=MIB) as writer:
-        await writer.put(b"a", b"x" * (MIB - 3_000))
-        with pytest.raises(MemtableFull):
-            await writer.put(b"b", b"x" * 3_000)
-        assert writer.engine.log.next_seq == 2
-
-
-async def test_overwritten_memory_comes_back() -> None:
-    """A memtable that is full of shadowed versions takes writes again after they are merged."""
-    one = changes_bytes([put(b"k", b"x" * 100_000)])
-    async with serving(memtable_bytes_max=max(MIB, 8 * one)) as writer:
-        for _ in range(50):
-            await writer.put(b"k", b"x" * 100_000)
-            await quiesce()
-        assert (await writer.get(b"k")).seq == 50
 
 
 async def test_closed_writer_answers_reads_and_refuses_writes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 import grpc
@@ -10,11 +9,10 @@ import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 from structlog.testing import capture_logs
 
-from shalekv.roles.service import Answer, Call
 from shalekv.rpc import admin, kv
 from shalekv.rpc.adapter import Adapter
 from shalekv.settings import LimitSettings
-from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2
+from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.serving.rpc import failure, runtime, serving
 from tests.unit.rpc.memory_service import MemoryAdmin, MemoryKv
 from tests.unit.rpc.memory_watches import MemoryWatches
@@ -117,50 +115,3 @@ async def test_a_bug_stays_in_the_log() -> None:
     assert line["error_id"] == failed.info.metadata["error_id"]
     assert isinstance(line["exc_info"], ZeroDivisionError)
     assert "secret" not in failed.message + str(failed.info)
-
-
-async def test_errors_of_the_server_are_logged() -> None:
-    """Damage is logged under the id that the client gets; a caller's mistake is not logged."""
-    async with serving() as it:
-        with capture_logs() as lines:
-            damage = await failure(it.kv.Get(kv_pb2.GetRequest(key=b"!corrupt")))
-            await failure(it.kv.Get(kv_pb2.GetRequest(key=b"!long")))
-    assert damage.info is not None
-    (line,) = lines
-    assert (line["reason"], line["error_id"]) == ("BAD_CHECKSUM", damage.info.metadata["error_id"])
-
-
-@pytest.mark.parametrize("method", ["Get", "Scan"])
-async def test_malformed_requests_are_refused(method: str) -> None:
-    """Bytes that are no message get INVALID_ARGUMENT with details, and not a Python exception."""
-    async with serving() as it:
-        call = it.raw.unary_stream if method == "Scan" else it.raw.unary
-        failed = await failure(call(f"/shalekv.v1.KV/{method}", b"\xff\xff\xff garbage"))
-        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
-        assert failed.bad is not None
-        assert failed.bad.field_violations[0].field == "request"
-        assert it.service.calls == []
-
-
-class _Slow(MemoryAdmin):
-    def status(
-        self, _request: admin_pb2.StatusRequest, _call: Call
-    ) -> Answer[admin_pb2.StatusReply]:
-        async def answer() -> admin_pb2.StatusReply:
-            await asyncio.sleep(0)
-            return admin_pb2.StatusReply(version="from a coroutine")
-
-        return answer()
-
-
-async def test_an_answer_may_be_any_awaitable() -> None:
-    """A coroutine answers as a future and a message do."""
-    adapter = Adapter(runtime(), calls_max=1)
-    server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.add_generic_rpc_handlers([admin.admin_methods(_Slow(), adapter)])
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        reply = await admin_pb2_grpc.AdminStub(channel).Status(admin_pb2.StatusRequest())
-    await server.stop(None)
-    assert reply.version == "from a coroutine"

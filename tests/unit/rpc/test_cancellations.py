@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.message import Message
 
@@ -18,9 +17,8 @@ from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.messages import absent, add, change, delete_range, get, key_header, put
 from tests.kit.serving.roles import LINEARIZABLE, MEMORY, Serving, header, pairs, serving
-from tests.kit.serving.rpc import failure
 from tests.kit.states import counter
-from tests.unit.rpc.sessions import DrivenSession, by_id, driven, operation, served_writer
+from tests.unit.rpc.sessions import DrivenSession, by_id, driven, operation
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -198,29 +196,6 @@ class Trial:
             await copies.check(writer)
         for key, seq in self.acknowledged.items():
             assert (await writer.get(key)).seq >= seq > 0
-
-
-async def test_expired_calls_harm_nobody() -> None:
-    """Of calls that wait for one object some reach their deadline: the others are answered."""
-    counts = [kv_pb2.WriteRequest(changes=[add(b"n")]) for _ in range(40)]
-    async with served_writer() as (it, writer):
-        writer.store.is_holding = True
-        first = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
-        await writer.store.arrived(1)
-        kept = [it.kv.Write(request) for request in counts]
-        expired = [it.kv.Write(request, timeout=0.3) for request in counts]
-        conditional = kv_pb2.PutRequest(key=b"a", precondition=absent())
-        expired_refusals = [it.kv.Put(conditional, timeout=0.3) for _ in counts]
-        for call in (*expired, *expired_refusals):
-            assert (await failure(call)).code is grpc.StatusCode.DEADLINE_EXCEEDED
-        writer.store.let_go()
-        assert (await first).header.seq == 1
-        totals = [(await call).counters[0] for call in kept]
-        assert len({*totals}) == len(counts)
-        await quiesce()
-        writer.check_idle()
-        found = int.from_bytes((await writer.get(b"n")).value, "little")
-        assert max(totals) <= found <= 2 * len(counts)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -57,32 +57,6 @@ async def test_a_call_that_is_late_already_is_not_served() -> None:
     assert late.status.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_an_error_that_nobody_waits_for_ends_quietly() -> None:
-    """When the connection is gone as well there is nothing to report."""
-    late = _Late(grpc.aio.InternalError("connection lost"))
-    handler: Any = Adapter(runtime(), calls_max=1).unary(MemoryKv().put, kv_pb2.PutRequest)
-    with pytest.raises(asyncio.CancelledError):
-        await handler.unary_unary(b"", late)
-
-
-async def test_a_cancelled_call_harms_no_other() -> None:
-    """Of two writes that wait for one commit, one is cancelled and the other is acknowledged."""
-    async with serving() as it:
-        it.service.hold = True
-        cancelled = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
-        await it.service.holds(1)
-        kept = it.kv.Put(kv_pb2.PutRequest(key=b"b"))
-        await it.service.holds(2)
-        first = it.service.held[0]
-        ended = asyncio.Event()
-        first.add_done_callback(lambda _: ended.set())
-        cancelled.cancel()
-        await ended.wait()
-        assert first.cancelled()
-        it.service.release()
-        assert isinstance(await kept, kv_pb2.PutReply)
-
-
 async def test_a_future_that_somebody_else_cancels_is_a_bug() -> None:
     """The call is answered, with INTERNAL, instead of being left without an answer."""
     async with serving() as it:

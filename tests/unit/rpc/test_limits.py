@@ -17,19 +17,6 @@ async def _connect(listen: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
     return await asyncio.open_connection(host, int(port))
 
 
-async def test_garbage_on_the_port_harms_nobody() -> None:
-    """Bytes that are not HTTP/2 get the connection closed; other connections go on."""
-    async with serving() as it:
-        for garbage in (b"\x00" * 4096, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" * 70_000):
-            reader, writer = await _connect(it.server.listen)
-            writer.write(garbage)
-            async with asyncio.timeout(10):
-                while await _some(reader):
-                    pass
-            writer.close()
-        assert not (await it.kv.Get(kv_pb2.GetRequest(key=b"a"))).found
-
-
 async def test_garbage_after_the_preface_harms_nobody() -> None:
     """The same for a connection that begins as HTTP/2 does."""
     async with serving() as it:
@@ -79,19 +66,6 @@ async def test_a_deadline_in_the_past_is_not_served(deadline: str) -> None:
         assert not (await it.kv.Get(kv_pb2.GetRequest(key=b"a"))).found
 
 
-async def test_the_raw_client_can_make_a_call() -> None:
-    """With a deadline in the future the same bytes are served: the test above tests something."""
-    request = kv_pb2.PutRequest(key=b"a").SerializeToString()
-    async with serving() as it:
-        reader, writer = await _connect(it.server.listen)
-        writer.write(raw_http2.grpc_call("/shalekv.v1.KV/Put", request, grpc_timeout="10S"))
-        async with asyncio.timeout(10):
-            end = await raw_http2.end_of_call(reader)
-        writer.close()
-        assert b"grpc-status\x010" in end
-        assert (await it.kv.Get(kv_pb2.GetRequest(key=b"a"))).found
-
-
 async def test_a_message_over_the_limit_is_refused() -> None:
     """RESOURCE_EXHAUSTED, and the connection goes on."""
     async with serving(message_bytes_max=64 * 1024) as it:
@@ -111,20 +85,3 @@ async def test_metadata_over_the_limit_is_refused() -> None:
             assert it.service.calls == []
         for _ in range(20):
             await it.kv.Get(get, metadata=(("x-less", "x" * 15 * 1024),))
-
-
-async def test_clients_may_keep_idle_connections_alive() -> None:
-    """A client that pings without calls, within the limit, is not sent away."""
-    options = [
-        ("grpc.keepalive_time_ms", 1_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-    async with (
-        serving(ping_interval_min_ms=1_000) as it,
-        grpc.aio.insecure_channel(it.server.listen, options=options) as channel,
-    ):
-        await channel.channel_ready()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(4.5):
-                await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)

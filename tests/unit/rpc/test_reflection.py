@@ -52,29 +52,6 @@ async def test_every_listed_service_is_described(package: str, service: str) -> 
     assert {name for file in files for name in file.dependency} <= {file.name for file in files}
 
 
-async def test_fields_have_their_json_names() -> None:
-    """Without them tools print `max_parallel_writes` where JSON says `maxParallelWrites`."""
-    async with serving() as it:
-        (found,) = await _ask(it, NAMES[0], Request(file_containing_symbol=SERVICES[-2]))
-    names = {
-        field.name: field.json_name
-        for file in _files(found)
-        for message in file.message_type
-        for field in message.field
-    }
-    assert names["max_parallel_writes"] == "maxParallelWrites"
-    assert all(names.values())
-
-
-@pytest.mark.parametrize("detail", ["ErrorInfo", "RetryInfo", "BadRequest", "Status"])
-async def test_details_of_errors_are_described(detail: str) -> None:
-    """So that tools can show what an error carries."""
-    async with serving() as it:
-        symbol = f"google.rpc.{detail}"
-        (found,) = await _ask(it, NAMES[0], Request(file_containing_symbol=symbol))
-    assert detail in {message.name for file in _files(found) for message in file.message_type}
-
-
 async def test_unknown_symbols_are_not_found() -> None:
     """An error in the stream, which goes on."""
     async with serving() as it:

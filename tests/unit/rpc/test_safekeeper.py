@@ -12,18 +12,14 @@ import pytest
 from shalekv.core.quorum.messages import (
     Append,
     Appended,
-    Elected,
     Greet,
-    Health,
     Joined,
     Refusal,
     Vote,
-    VoteRequest,
 )
-from shalekv.core.quorum.record import EMPTY_LOG, NO_BALLOT, Ballot, Mark
+from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.engine.quorum.links import LinkBroken
 from shalekv.errors import BadChecksum, NotAMember
-from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.store.filesystem import FileSystem
 from tests.kit.quorum.safekeepers import (
     DATABASE_ID,
@@ -33,9 +29,7 @@ from tests.kit.quorum.safekeepers import (
     last_of,
     safekeeper,
 )
-from tests.servers.process import free_ports
 
-FIRST = Ballot(1, b"1" * 16)
 SECOND = Ballot(2, b"2" * 16)
 
 
@@ -52,50 +46,6 @@ class HeldFileSystem(FileSystem):
             self.is_waiting.set()
             assert self.may_sync.wait(DEADLINE_S)
         super().sync_data(descriptor)
-
-
-async def test_greeting(tmp_path: Path) -> None:
-    """A new member says who it is, and that it has promised nothing and holds nothing."""
-    async with safekeeper(tmp_path) as it:
-        member_id = await it.admit()
-        greeting = await Writer(await it.connect(), FIRST).greet()
-        assert greeting.member_id == member_id
-        assert (greeting.promise, greeting.log) == (NO_BALLOT, EMPTY_LOG)
-        assert (greeting.committed_lsn, greeting.health) == (0, Health.SOUND)
-
-
-async def test_vote_and_election(tmp_path: Path) -> None:
-    """A vote tells the log, and an elected writer hears where it has to go on."""
-    async with safekeeper(tmp_path) as it:
-        await it.admit()
-        writer = Writer(await it.connect(), FIRST)
-        await writer.greet()
-        assert await writer.vote() == Vote(FIRST, EMPTY_LOG, 0)
-        assert await writer.elect() == Joined(FIRST, 0)
-        assert await writer.append(b"one", b"two") == Appended(FIRST, 2)
-
-
-async def test_lower_ballot(tmp_path: Path) -> None:
-    """Whoever was promised to follow a higher ballot refuses a lower one, and says which."""
-    async with safekeeper(tmp_path) as it:
-        await it.admit()
-        newer, older = Writer(await it.connect(), SECOND), Writer(await it.connect(), FIRST)
-        await newer.greet()
-        await older.greet()
-        assert isinstance(await newer.vote(), Vote)
-        for reply in (await older.vote(), await older.elect()):
-            assert isinstance(reply, Refusal)
-            assert reply.promise == SECOND
-
-
-async def test_another_member(tmp_path: Path) -> None:
-    """A vote that is meant for another member is refused: its disk may have been lost (CE8)."""
-    async with safekeeper(tmp_path) as it:
-        await it.admit()
-        writer = Writer(await it.connect(), FIRST)
-        assert isinstance(await writer.ask(VoteRequest(b"x" * 16, FIRST)), Refusal)
-        assert isinstance(await writer.ask(Elected(b"x" * 16, FIRST, EMPTY_LOG)), Refusal)
-        assert (await writer.greet()).promise == NO_BALLOT
 
 
 async def test_two_streams(tmp_path: Path) -> None:
@@ -246,18 +196,6 @@ async def test_unknown_database(tmp_path: Path) -> None:
         await link.send(Greet())
         with pytest.raises(NotAMember, match="no log of the database"):
             await link.receive()
-
-
-async def test_nobody_there() -> None:
-    """An address at which nobody listens is a broken link at once."""
-    [port] = free_ports(1)
-    links = GrpcLinks()
-    try:
-        for _ in range(3):  # the second does not wait for what the first has begun
-            with pytest.raises(LinkBroken, match="nobody answers"):
-                await links.status(f"127.0.0.1:{port}")
-    finally:
-        await links.close()
 
 
 async def test_damaged_on_the_way(tmp_path: Path) -> None:

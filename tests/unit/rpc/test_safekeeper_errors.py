@@ -16,7 +16,6 @@ from shalekv.errors import (
     DatabaseExists,
     InvalidRequest,
     InvalidUrl,
-    NotAMember,
     Stopping,
 )
 from shalekv.format.quorum_messages import propose_request
@@ -48,16 +47,6 @@ async def test_admit_is_refused(tmp_path: Path) -> None:
         await it.lead(1)
         with pytest.raises(DatabaseExists):
             await it.links.admit(it.address, it.place(), b"o" * 16)
-
-
-async def test_retire_and_status_are_refused(tmp_path: Path) -> None:
-    """Nothing is told or deleted of a member that the node is not."""
-    async with safekeeper(tmp_path) as it:
-        await it.admit()
-        with pytest.raises(NotAMember, match="its disk may have been lost"):
-            await it.links.retire(it.address, DATABASE_ID, b"x" * 16)
-        with pytest.raises(NotAMember):
-            await it.links.status(it.address, b"x" * 16)
 
 
 async def test_status(tmp_path: Path) -> None:

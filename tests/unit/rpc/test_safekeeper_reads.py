@@ -10,7 +10,7 @@ import pytest
 
 from shalekv.core.quorum.record import Record
 from shalekv.engine.quorum.links import LinkBroken, TailPiece
-from shalekv.errors import NotAMember, RecordTrimmed
+from shalekv.errors import RecordTrimmed
 from tests.kit.quorum.safekeepers import DATABASE_ID, DEADLINE_S, Safekeeper, Writer, safekeeper
 
 PIECE_BYTES = 4_096
@@ -85,14 +85,6 @@ async def test_fetch_from_the_disk(tmp_path: Path) -> None:
         assert [record for piece in pieces for record in piece] == writer.records
 
 
-async def test_fetch_of_another_member(tmp_path: Path) -> None:
-    """A fetch from a member that this node is not is refused."""
-    async with safekeeper(tmp_path) as it:
-        await it.admit()
-        with pytest.raises(NotAMember):
-            await fetched(it, b"x" * 16)
-
-
 async def test_tail_tells_only_what_is_committed(tmp_path: Path) -> None:
     """A tail tells committed records as they become so, once each, and no others."""
     async with safekeeper(tmp_path) as it:
@@ -133,15 +125,6 @@ async def test_tail_from_an_object(tmp_path: Path) -> None:
         await later.until(7)
         assert [record.wal_id for record in later.records] == [2]
         await later.close()
-
-
-async def test_tail_heartbeat(tmp_path: Path) -> None:
-    """While nothing is committed a tail still tells that the node is there."""
-    async with safekeeper(tmp_path, tail_heartbeat_ms=10) as it:
-        await it.admit()
-        tail = Tailing(it)
-        assert [await tail.next() for _ in range(3)] == [TailPiece((), 0)] * 3
-        await tail.close()
 
 
 async def test_trimmed(tmp_path: Path) -> None:

@@ -72,22 +72,6 @@ async def test_a_chain(tmp_path: Path) -> None:
             assert (state.log, state.committed_lsn) == (first.log, 2)
 
 
-async def test_both_ways(tmp_path: Path) -> None:
-    """What is passed on and sent directly, in whichever order, is written once."""
-    async with safekeepers(tmp_path, 2) as them:
-        first, second = await led(them)
-        one, two, three = first.make(b"one", b"two", b"three")
-        assert await second.send([one]) == Appended(second.ballot, 1)
-        await first.send([one], relays=[second])
-        await first.send([two], relays=[second])
-        assert await second.hear() == Appended(second.ballot, 2)
-        assert await second.send([one, two, three]) == Appended(second.ballot, 3)
-        await first.send([three], relays=[second])
-        [four] = first.make(b"four")
-        await first.send([four], relays=[second])
-        assert await second.hear() == Appended(second.ballot, 4)
-
-
 async def test_a_gap(tmp_path: Path) -> None:
     """What leaves one is dropped without a word, and what the writer sends fills it."""
     async with safekeepers(tmp_path, 2) as them:

@@ -10,21 +10,13 @@ from contextlib import closing
 import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
-from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
-from shalekv.errors import Fenced, Stopping
+from shalekv.errors import Fenced
 from shalekv.rpc.server import GRPC_LOGGER, Server
 from shalekv.settings import LogLevel, ServerSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.serving.rpc import failure, runtime, serving
-
-
-async def test_port_0_picks_one() -> None:
-    """The server tells which port it got, before it serves."""
-    server = Server(ServerSettings(listen="127.0.0.1:0"), runtime())
-    host, _, port = server.listen.rpartition(":")
-    assert (host, int(port) > 0) == ("127.0.0.1", True)
 
 
 async def test_a_taken_port_is_refused() -> None:
@@ -32,15 +24,6 @@ async def test_a_taken_port_is_refused() -> None:
     async with serving() as it:
         with pytest.raises(OSError, match="in use") as refused:
             Server(ServerSettings(listen=it.server.listen), runtime())
-    assert refused.value.errno == errno.EADDRINUSE
-
-
-async def test_a_port_taken_by_another_program_is_refused() -> None:
-    """As for any other listener."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(OSError, match="in use") as refused:
-            Server(ServerSettings(listen=listen), runtime())
     assert refused.value.errno == errno.EADDRINUSE
 
 
@@ -83,21 +66,6 @@ async def test_new_calls_are_turned_away_while_others_end() -> None:
         assert isinstance(await held, kv_pb2.PutReply)
 
 
-async def test_refusing_often_costs_no_memory() -> None:
-    """The error that all calls get does not collect their tracebacks."""
-    stopping = Stopping("shutting down")
-    async with serving() as it:
-        await it.server.refuse(stopping)
-        depths = []
-        for _ in range(3):
-            await failure(it.kv.Get(kv_pb2.GetRequest(key=b"a")))
-            depth, trace = 0, stopping.__traceback__
-            while trace is not None:
-                depth, trace = depth + 1, trace.tb_next
-            depths.append(depth)
-    assert depths == [depths[0]] * 3
-
-
 async def test_stopping_cuts_off_what_does_not_end() -> None:
     """A call that outlives the grace is cancelled, and its caller knows nothing about it."""
     async with serving() as it:
@@ -108,14 +76,6 @@ async def test_stopping_cuts_off_what_does_not_end() -> None:
         failed = await failure(held)
         assert failed.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
         assert failed.info is None
-
-
-async def test_an_unknown_method_is_refused() -> None:
-    """UNIMPLEMENTED, for a service and for a method that no version has."""
-    async with serving() as it:
-        for path in ("/shalekv.v1.KV/Frobnicate", "/nobody.v9.Knows/This"):
-            failed = await failure(it.raw.unary(path, b""))
-            assert failed.code is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_calls_are_logged_at_debug_level() -> None:
@@ -145,24 +105,6 @@ async def test_calls_are_logged_at_debug_level() -> None:
             ]
             assert calls[0]["peer"].startswith("ipv4:127.0.0.1:")
             assert calls[0]["duration_ms"] >= 0
-
-
-async def test_calls_of_every_shape_are_logged() -> None:
-    """Reflection streams both ways, health one way, and they end as without the log."""
-    reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
-    requests = [reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()]
-    async with serving(log_level=LogLevel.DEBUG) as it:
-        with capture_logs() as lines:
-            replies = [reply async for reply in it.raw.stream_stream(reflection, requests)]
-            await failure(it.raw.stream_stream("/shalekv.v1.KV/Watch", requests))
-            await it.raw.unary("/grpc.health.v1.Health/Check", b"")
-            await it.server.stop()
-    assert len(replies) == 1
-    assert [(line["method"].rpartition("/")[2], line["code"]) for line in lines] == [
-        ("ServerReflectionInfo", "OK"),
-        ("Watch", "INVALID_ARGUMENT"),
-        ("Check", "OK"),
-    ]
 
 
 async def test_callers_that_have_gone_are_no_error(caplog: pytest.LogCaptureFixture) -> None:

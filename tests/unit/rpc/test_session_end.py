@@ -11,16 +11,14 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
-from shalekv.errors import ConditionFailed, Stopping
+from shalekv.errors import Stopping
 from shalekv.roles.service import Answer, Call
-from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.messages import absent, add, change, key_header, put
-from tests.kit.serving.roles import MEMORY, serving
+from tests.kit.serving.roles import MEMORY
 from tests.kit.serving.rpc import Failure, Serving, failure
 from tests.kit.serving.rpc import serving as serving_memory
 from tests.unit.rpc.memory_service import MemoryKv
@@ -80,68 +78,6 @@ async def test_stopping_server_answers_what_it_has_begun() -> None:
         assert await it.server.drain(10_000)
 
 
-async def test_idle_session_ends_when_the_server_stops() -> None:
-    """A client that asks nothing is told at once, and keeps nobody from stopping."""
-    async with serving_memory() as it:
-        session = SocketSession(it.kv)
-        await session.send(operation(1, kv_pb2.GetRequest(key=b"a")))
-        await session.take(1)
-        await it.server.refuse(STOPPING)
-        check_stopping(await session.failure())
-        assert await it.server.drain(10_000)
-
-
-async def test_no_session_begins_while_the_server_stops() -> None:
-    """A new session is refused as a whole, as any other call is."""
-    async with waiting_put() as (it, _):
-        await it.server.refuse(STOPPING)
-        session = SocketSession(it.kv)
-        check_stopping(await session.failure())
-        it.service.release()
-
-
-@pytest.mark.parametrize("count", [0, 2])
-async def test_refusing_often_costs_no_memory(count: int) -> None:
-    """The error that all sessions and operations get does not collect their tracebacks."""
-    error = Stopping("shutting down")
-    depths = []
-    for _ in range(3):
-        async with driven(MemoryKv()) as session:
-            session.session.refuse(error)
-            if count:
-                session.send(*operations(*[PUT] * count))
-                await quiesce()
-                assert len((await session.take()).results) == count
-            with pytest.raises(Stopping):
-                await session.take()
-        depth, trace = 0, error.__traceback__
-        while trace is not None:
-            depth, trace = depth + 1, trace.tb_next
-        depths.append(depth)
-    assert depths == [depths[0]] * 3
-
-
-async def test_health_and_other_calls_do_not_notice_a_session() -> None:
-    """While a session is full of unanswered operations, everything else is served."""
-    async with served_writer(limits=LimitSettings(session_bytes_max=64 << 10)) as (it, writer):
-        await writer.put(b"b", b"1")
-        writer.store.is_holding = True
-        session = SocketSession(it.kv)
-        await session.send(*operations(*[PUT] * 500))
-        await writer.store.arrived(1)
-        health: Any = health_pb2_grpc.HealthStub(it.channel)
-        status = await health.Check(health_pb2.HealthCheckRequest(service="shalekv.v1.KV"))
-        assert status.status == health_pb2.HealthCheckResponse.SERVING
-        assert (await it.kv.Get(kv_pb2.GetRequest(key=b"b"))).value == b"1"
-        replies = [reply async for reply in it.kv.Scan(kv_pb2.ScanRequest())]
-        assert len(replies[0].entries) == 1
-        other = SocketSession(it.kv)
-        await other.send(operation(1, kv_pb2.GetRequest(key=b"b")))
-        assert (await other.rest())[1].get.found
-        writer.store.let_go()
-        assert len(await session.rest()) == 500
-
-
 async def ended(it: Serving[Any]) -> None:
     """Wait until the server has noticed that nobody calls any more."""
     async with asyncio.timeout(10):
@@ -193,18 +129,6 @@ async def test_nobody_waits_at_the_door_for_a_client_that_has_gone(
         assert not (await writer.get(b"a")).found
 
 
-async def test_client_that_goes_away_while_results_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """A server that is stuck in sending is freed, too."""
-    async with serving_memory() as it, quiet(caplog):
-        it.service.values[b"a"] = b"x" * (1 << 20)
-        session = SocketSession(it.kv)
-        await session.send(*operations(*[READ] * 100))
-        while not it.service.calls:
-            await it.kv.Get(kv_pb2.GetRequest(key=b"b"))
-        session.call.cancel()
-        await ended(it)
-
-
 async def test_session_has_the_deadline_of_its_call(caplog: pytest.LogCaptureFixture) -> None:
     """A stream with a deadline ends with it; its operations have no deadline of their own."""
     async with serving_memory() as it, quiet(caplog):
@@ -216,17 +140,6 @@ async def test_session_has_the_deadline_of_its_call(caplog: pytest.LogCaptureFix
         await ended(it)
         assert it.service.calls[0].deadline_ms is None
         assert it.service.calls[0].peer.startswith("ipv4:127.0.0.1:")
-        assert it.service.held[0].cancelled()
-
-
-async def test_server_that_stops_cuts_off_its_sessions(caplog: pytest.LogCaptureFixture) -> None:
-    """A session that outlives the grace ends without details: nothing is known of what waits."""
-    async with waiting_put() as (it, session), quiet(caplog):
-        await it.server.stop()
-        failed = await session.failure()
-        assert failed.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-        assert failed.info is None
-        await ended(it)
         assert it.service.held[0].cancelled()
 
 
@@ -293,19 +206,6 @@ async def test_task_that_never_began_leaves_nothing(caplog: pytest.LogCaptureFix
         gc.collect()  # a coroutine that nobody waited for is an error
 
 
-async def test_failure_in_the_last_moment_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    """An operation fails, and before the session hears of it the client has gone."""
-    service = MemoryKv()
-    service.hold = True
-    async with quiet(caplog):
-        async with driven(service) as session:
-            session.send(operation(1, PUT))
-            await service.holds(1)
-            service.held.pop().set_exception(ZeroDivisionError("nobody looks at this"))
-        await quiesce()
-        gc.collect()
-
-
 async def test_session_that_ended_is_forgotten() -> None:
     """The server remembers the sessions that go on, and no others."""
     async with serving_memory() as it:
@@ -315,25 +215,3 @@ async def test_session_that_ended_is_forgotten() -> None:
             await session.rest()
         await ended(it)
         assert not it.server._adapter._streams  # noqa: SLF001 - that a set does not grow shows nowhere else
-
-
-async def test_outcome_that_nobody_waits_for_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    """A refusal in the moment in which the client goes is not reported as a forgotten error."""
-    async with serving() as writer, quiet(caplog):
-        await writer.put(b"a")
-        request = kv_pb2.PutRequest(
-            key=b"a",
-            precondition=absent(),
-            header=kv_pb2.RequestHeader(read_level=kv_pb2.READ_LEVEL_COMMITTED),
-        )
-        with pytest.raises(ConditionFailed):
-            await writer.ask(request)
-        for steps in range(12):
-            writer.store.is_holding = True
-            async with driven(writer.kv) as session:
-                session.send(*operations(kv_pb2.PutRequest(key=b"b"), request))
-                await quiesce()
-                writer.store.let_go()
-                for _ in range(steps):
-                    await asyncio.sleep(0)
-        await quiesce()

@@ -9,24 +9,20 @@ import pytest
 from google.protobuf.message import Message
 
 from shalekv.engine.waiting import Waiter, new_waiter, tell
-from shalekv.rpc.session import OPERATION_OVERHEAD_BYTES, RESULT_OVERHEAD_BYTES, TURN_COUNT
+from shalekv.rpc.session import OPERATION_OVERHEAD_BYTES, TURN_COUNT
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.roles import LINEARIZABLE, header, serving
-from tests.kit.serving.rpc import serving as serving_memory
 from tests.unit.rpc.memory_service import MemoryKv
 from tests.unit.rpc.sessions import (
     DrivenSession,
-    SocketSession,
     driven,
     operation,
     operations,
-    served_writer,
 )
 
 KIB = 1 << 10
-MIB = 1 << 20
 MAX_BYTES = 64 * KIB
 LIMITS = LimitSettings(session_bytes_max=MAX_BYTES)
 VALUE = b"x" * 4 * KIB
@@ -113,26 +109,6 @@ async def test_small_operations_are_counted_for_what_they_cost() -> None:
             assert len(rest.result()) == len(answers) == 1_000
 
 
-async def test_small_results_are_counted_for_what_they_cost() -> None:
-    """Thousands of results without a value are not kept for a client that takes none."""
-    service = MemoryKv()
-    async with driven(service, limits=LIMITS) as session:
-        session.send(*operations(*[kv_pb2.GetRequest(key=b"none")] * 1_000))
-        await check_bound(session, RESULT_OVERHEAD_BYTES + KIB)
-        assert len(service.calls) <= MAX_BYTES // RESULT_OVERHEAD_BYTES + 1
-        await session.rest()
-        assert len(service.calls) == 1_000
-
-
-async def test_operation_larger_than_the_bound_is_let_in() -> None:
-    """Whatever its size, an operation is begun when nothing else is held, and answered."""
-    async with serving() as writer, driven(writer.kv, limits=LIMITS) as session:
-        large = puts(3, b"x" * 3 * MAX_BYTES)
-        session.send(*operations(*large))
-        found = await session.rest()
-        assert [found[number].put.header.seq for number in range(3)] == [1, 2, 3]
-
-
 async def test_result_larger_than_a_message_stands_alone() -> None:
     """Results share messages up to their size; one that is larger is sent, alone."""
     service = MemoryKv()
@@ -179,45 +155,3 @@ async def test_long_message_lets_others_run() -> None:
             await asyncio.sleep(0)
             steps.append(len(service.calls) - before)
         assert max(steps) <= TURN_COUNT
-
-
-async def test_server_stops_reading_a_client_that_sends_without_end() -> None:
-    """Over a socket, too: puts beyond the bound stay in the pipe until the store answers."""
-    async with served_writer(limits=LIMITS) as (it, writer):
-        writer.store.is_holding = True
-        session = SocketSession(it.kv)
-        count = 500
-
-        async def send() -> None:
-            for number, request in enumerate(puts(count)):
-                await session.send(operation(number, request))
-
-        sending = asyncio.create_task(send())
-        await writer.store.arrived(1)
-        bound = MAX_BYTES // held_by(puts(1)[0]) + 2
-        for _ in range(20):
-            await it.kv.Get(kv_pb2.GetRequest(key=b"a"))
-            assert writer.engine.log.next_seq <= bound
-        writer.store.let_go()
-        found = await session.take(count)
-        await sending
-        seqs = [found[number].put.header.seq for number in range(count)]
-        assert seqs == list(range(1, count + 1))
-        await session.rest()
-
-
-async def test_server_stops_reading_a_client_that_takes_nothing() -> None:
-    """Results wait in the pipe, then in the session, and then no more operations are begun."""
-    async with serving_memory(limits=LIMITS) as it:
-        it.service.values[b"a"] = b"x" * MIB
-        session = SocketSession(it.kv)
-        sent = operations(*[kv_pb2.GetRequest(key=b"a")] * 200)
-        for each in sent[:100]:
-            await session.send(each)
-        for _ in range(20):
-            await it.kv.Get(kv_pb2.GetRequest(key=b"b"))
-        begun = sum(call.deadline_ms is None for call in it.service.calls) - 20
-        assert 0 < begun < 30
-        for each in sent[100:]:
-            await session.send(each)
-        assert len(await session.rest()) == 200

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
-from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -13,15 +11,12 @@ from shalekv.v1 import kv_pb2
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.roles import MEMORY, Serving, serving
 from tests.unit.rpc.sessions import (
-    SocketSession,
     driven,
     operation,
     operations,
-    served_writer,
 )
 
 MIB = 1 << 20
-KEYS = [b"a", b"b", b"c"]
 
 
 def puts(count: int, *, size_bytes: int = 0) -> list[Message]:
@@ -82,43 +77,3 @@ async def test_small_put_does_not_slip_past_a_large_one() -> None:
         writer.store.let_go()
         found = await session.rest()
         assert (found[1].put.header.seq, found[2].put.header.seq) == (2, 3)
-
-
-async def test_cancelled_neighbours_do_not_disturb_the_order() -> None:
-    """Calls of others come and go in the same line; the session keeps its own order."""
-    random = Random(5)
-    others: list[asyncio.Task[Any]] = []
-    async with (
-        serving(queued_bytes_max=MIB, queue_wait_ms=60_000) as writer,
-        driven(writer.kv) as session,
-    ):
-        await full(writer)
-        for number, request in enumerate(puts(100, size_bytes=MIB // 20)):
-            session.send(operation(number, request))
-            if random.random() < 0.5:
-                other = writer.put(b"other", bytes(MIB // 20))
-                others.append(asyncio.create_task(other))
-            await asyncio.sleep(0)
-            if others and random.random() < 0.5:
-                others.pop(random.randrange(len(others))).cancel()
-            if number == 50:
-                writer.store.let_go()
-        found = await session.rest()
-        await asyncio.gather(*others)
-        seqs = [found[number].put.header.seq for number in range(100)]
-        assert seqs == sorted(seqs)
-        assert (await writer.get(b"a")).value.startswith(b"0099")
-
-
-async def test_order_holds_over_a_socket() -> None:
-    """What one client sends in many messages, while the queue is full, stays in its order."""
-    async with served_writer(queued_bytes_max=MIB) as (it, writer):
-        await full(writer)
-        session = SocketSession(it.kv)
-        for number, request in enumerate(puts(200, size_bytes=MIB // 50)):
-            await session.send(operation(number, request))
-            if number == 100:
-                writer.store.let_go()
-        found = await session.rest()
-        assert [found[number].put.header.seq for number in range(200)] == list(range(2, 202))
-        assert (await writer.get(b"a")).value.startswith(b"0199")

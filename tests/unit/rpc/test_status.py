@@ -118,12 +118,6 @@ def test_refusals_of_writes_are_what_clients_rest_on(
     assert advice == []  # trying again later would not help
 
 
-def test_failed_condition_tells_what_was_found() -> None:
-    """Its metadata has the condition and the number of the value that was found."""
-    info = _info(status_of(_example(errors.ConditionFailed)))
-    assert dict(info.metadata) == {"condition": "absent", "found_seq": "7"}
-
-
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_operation_is_told_what_a_call_is_told(kind: type[errors.ShaleError]) -> None:
     """The error of an operation has code, message, reason, metadata and advice of the status."""
@@ -135,13 +129,6 @@ def test_operation_is_told_what_a_call_is_told(kind: type[errors.ShaleError]) ->
     assert told.retry_delay_ms == (2_500 if issubclass(kind, errors.Overloaded) else 0)
 
 
-def test_operation_is_told_of_a_bug_as_a_call_is() -> None:
-    """An id, and no more."""
-    told = operation_error(status_of_bug("c0ffee"))
-    assert told.code == _Code.INTERNAL.value[0]
-    assert dict(told.metadata) == {"error_id": "c0ffee"}
-
-
 def test_unavailable_means_not_applied() -> None:
     """Nothing that may follow the upload of a write is told as UNAVAILABLE."""
     unavailable = {k for k, row in TABLE.items() if row.code is grpc.StatusCode.UNAVAILABLE}
@@ -151,13 +138,6 @@ def test_unavailable_means_not_applied() -> None:
         errors.StoreUnavailable,
     }
     assert {TABLE[kind].applied for kind in unavailable} == {Applied.NO}
-
-
-def test_a_fenced_writer_is_told_from_others() -> None:
-    """FENCED names both epochs."""
-    info = _info(status_of(_example(errors.Fenced)))
-    assert info.reason == "FENCED"
-    assert dict(info.metadata) == {"own_epoch": "3", "newer_epoch": "5"}
 
 
 @pytest.mark.parametrize("kind", list(_classes(errors.Overloaded)))
@@ -178,16 +158,6 @@ def test_a_bad_field_is_named() -> None:
     assert [(v.field, v.description) for v in bad.field_violations] == [
         ("changes[3].put.key", "is empty")
     ]
-
-
-def test_a_new_error_takes_the_row_above_it() -> None:
-    """A class without a row, as a fork may have, is told as its nearest ancestor."""
-
-    class StillFuller(errors.MemtableFull):
-        pass
-
-    assert row_of(StillFuller) == TABLE[errors.MemtableFull]
-    assert dict(metadata_of(StillFuller)) == dict(metadata_of(errors.Overloaded))
 
 
 def test_a_bug_tells_its_id_and_no_more() -> None:

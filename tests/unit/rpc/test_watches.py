@@ -23,16 +23,6 @@ async def endless() -> AsyncIterator[kv_pb2.WatchRequest]:
     await asyncio.Event().wait()
 
 
-async def test_requests_and_replies_are_carried() -> None:
-    """Each request reaches the stream, each reply its client, and the end of one ends the other."""
-    async with serving() as it:
-        replies = [reply async for reply in it.kv.Watch(iter([create(7), create(8)]))]
-        (stream,) = it.watches.streams
-        assert [(reply.watch_id, reply.opened_at_seq) for reply in replies] == [(7, 1), (8, 1)]
-        await stream.left.wait()
-        assert stream.closed.is_set()
-
-
 async def test_stream_fails_with_its_error() -> None:
     """What the stream refuses is told as of any other call, and the stream is left."""
     async with serving() as it:
@@ -41,17 +31,6 @@ async def test_stream_fails_with_its_error() -> None:
         assert failed.info is not None
         assert dict(failed.info.metadata) == {"field": "request"}
         await it.watches.streams[0].left.wait()
-
-
-async def test_client_that_goes_is_noticed() -> None:
-    """A stream whose client has cancelled it is closed and left."""
-    async with serving() as it:
-        watch = it.kv.Watch(endless())
-        await anext(aiter(watch))
-        watch.cancel()
-        (stream,) = it.watches.streams
-        await stream.left.wait()
-        assert stream.closed.is_set()
 
 
 async def test_client_that_goes_cuts_nothing_off() -> None:

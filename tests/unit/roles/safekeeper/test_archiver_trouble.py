@@ -12,8 +12,8 @@ from shalekv.core.manifest import CasMode
 from shalekv.core.quorum.messages import Health
 from shalekv.errors import DatabaseMismatch, IllegalState, StoreBroken, StoreRefused
 from shalekv.format import names
+from shalekv.format.manifest import encode_manifest
 from shalekv.runtime import Runtime
-from shalekv.store.api import NO_METADATA, CreateOutcome
 from shalekv.store.memory import MemoryStore
 from tests.kit.quorum.held_log import (
     DEADLINE_S,
@@ -31,7 +31,7 @@ from tests.kit.quorum.held_log import (
     put_manifest,
     running,
 )
-from tests.kit.store import HeldStore
+from tests.kit.store import FaultyStore, HeldStore, nothing
 
 
 async def ended(run: Awaitable[None]) -> BaseException | None:
@@ -126,50 +126,20 @@ async def test_a_store_that_does_not_answer_is_told_of(runtime: Runtime) -> None
     assert archiver.alarm is None
 
 
-class Refusing(MemoryStore):
-    """Creates of some names are refused."""
-
-    refused: frozenset[str] = frozenset()
-
-    async def create(
-        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-    ) -> CreateOutcome:
-        if name in self.refused:
-            raise StoreRefused(self.url, "create", name, "no permission")
-        return await super().create(name, data, metadata)
-
-
-async def test_archived_never_passes_a_hole(runtime: Runtime) -> None:
+async def test_archived_never_passes_a_hole(store: MemoryStore, runtime: Runtime) -> None:
     """Uploads overtake each other; what is told of is what has all before it."""
-    store = Refusing(lambda: 0)
-    store.refused = frozenset({names.wal_name(1)})
-    await put_manifest(store, manifest_of(0, A, B, C))
+    faulty, hole = FaultyStore(store), names.wal_name(1)
+    faulty.fail("create", hole, StoreRefused(store.url, "create", hole, "no permission"), times=99)
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0.1.2.3.4."), committed_lsn=5)
-    async with running(archiver_of(log, store, runtime)):
+    async with running(archiver_of(log, faulty, runtime)):
         assert "no permission" in await log.archiving.told(problem=True)
         await log.reached(archived=0, trimmed_lsn=1)
         await looked(store, 3)
         assert (log.state.archived_wal_id, len(log.trims)) == (0, 1)
         assert 2 in await listed(store)
-        store.refused = frozenset()
+        faulty.before = nothing
         await log.reached(archived=4, trimmed_lsn=5)
-
-
-async def test_a_crash_between_upload_and_trim(store: MemoryStore, runtime: Runtime) -> None:
-    """Who starts again finds its own objects, and goes on."""
-    written, log = Written(), HeldLog(appointed=A)
-    log.append(written.write("00.1.2."), committed_lsn=4)
-    log.dies_at_trim = True
-    await archiver_of(log, store, runtime).run()
-    assert await listed(store) == [0, 1, 2]
-    assert log.state.log.base.lsn == 0
-    log.dies_at_trim = False
-    log.state = replace(log.state, archived_wal_id=None)  # as after a restart
-    log.append(written.write("3."), committed_lsn=5)
-    async with running(archiver_of(log, store, runtime)):
-        await log.reached(archived=3, trimmed_lsn=5)
-    assert log.archiving.problem == ""
 
 
 @pytest.mark.parametrize(
@@ -179,11 +149,9 @@ async def test_another_database_is_not_written_to(
     runtime: Runtime, changes: Mapping[str, object]
 ) -> None:
     """Nor is one whose objects are created in another way."""
-    store = OtherMode(lambda: 0)
+    store = MemoryStore(lambda: 0)
     manifest = replace(manifest_of(0, A, B, C), **changes)  # type: ignore[arg-type]
-    store.cas_mode = manifest.cas_mode
-    await put_manifest(store, manifest)
-    store.cas_mode = CasMode.NATIVE
+    await store.create(names.manifest_name(0), encode_manifest(manifest))
     written, log = Written(), HeldLog(A, appointed=A)
     log.append(written.write("0."), committed_lsn=1)
     archiver = archiver_of(log, store, runtime)
@@ -191,10 +159,6 @@ async def test_another_database_is_not_written_to(
         await log.archiving.told(problem=True)
     assert isinstance(archiver.alarm, DatabaseMismatch)
     assert await listed(store) == []
-
-
-class OtherMode(MemoryStore):
-    """A store that says what it is told to."""
 
 
 async def test_a_damaged_log_is_not_archived(store: MemoryStore, runtime: Runtime) -> None:

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from shalekv.core.quorum.messages import (
-    Elected,
     Greet,
     Greeting,
-    Health,
-    Joined,
     Refusal,
     Vote,
     VoteRequest,
@@ -77,24 +74,6 @@ async def test_admit_checks_the_place(tmp_path: Path) -> None:
         await node.admit(place(tmp_path), REQUEST_ID)
         with pytest.raises(DatabaseMismatch):
             await node.admit(place(tmp_path, "moved"), REQUEST_ID)
-
-
-async def test_several_databases(tmp_path: Path) -> None:
-    """Logs of several databases do not know of each other, and outlive a restart."""
-    ids = [b"%016d" % number for number in range(3)]
-    async with running_node(safekeeper_settings(tmp_path)) as node:
-        for number, database_id in enumerate(ids):
-            await node.admit(place(tmp_path, str(number), database_id), REQUEST_ID)
-        await asyncio.gather(
-            *(filled(node.find(each), count=1 + number) for number, each in enumerate(ids))
-        )
-    async with running_node(safekeeper_settings(tmp_path)) as node:
-        assert [node.find(each).state.log.last.lsn for each in ids] == [1, 2, 3]
-        assert len(node.status().members) == 3
-        [status] = node.status(ids[1]).members
-        assert (status.place, status.health) == (place(tmp_path, "1", ids[1]), Health.SOUND)
-        with pytest.raises(NotAMember):
-            node.status(OTHER_ID)
 
 
 async def test_restart(tmp_path: Path) -> None:
@@ -166,20 +145,6 @@ async def test_a_backup_was_put_back(tmp_path: Path) -> None:
         await write_manifest(tmp_path, 1, OTHER_ID, epoch=SECOND.epoch)
         await node.retire(DATABASE_ID, member_id)
         assert held_by(node) == set()
-
-
-async def test_what_is_not_committed_may_be_cut(tmp_path: Path) -> None:
-    """A reader begins before what may be cut, since its disk may show that after it was."""
-    async with running_node(safekeeper_settings(tmp_path)) as node:
-        member_id = await node.admit(place(tmp_path), REQUEST_ID)
-        member = node.find(DATABASE_ID)
-        records = await filled(member)
-        assert [member.first_of_object(wal_id) for wal_id in (0, 3, 4, 9)] == [1, 4, 5, 5]
-        stream = member.open_stream()
-        shorter = EMPTY_LOG.appended(records[:4])
-        cut = await member.take(stream, Elected(member_id, SECOND, shorter))
-        assert member.first_of_object(5) == 5
-        assert await cut == Joined(SECOND, 4)
 
 
 async def test_admitted_anew(tmp_path: Path) -> None:

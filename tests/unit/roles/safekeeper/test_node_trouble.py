@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from pathlib import Path
 
@@ -19,31 +18,26 @@ from shalekv.core.quorum.messages import (
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import EMPTY_LOG, Ballot, Mark
+from shalekv.core.quorum.record import Ballot
 from shalekv.errors import (
     LogDamaged,
-    NotAMember,
     StoreBroken,
 )
-from shalekv.format.wal_record import make_record
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.quorum.safekeepers import (
     DATABASE_ID,
-    DEADLINE_S,
     REQUEST_ID,
     running_node,
     safekeeper_settings,
 )
 from tests.unit.roles.safekeeper.node_acts import (
     FIRST,
-    OTHER_ID,
     SECOND,
     damage,
     filled,
     health_of,
     place,
     say,
-    write_manifest,
 )
 
 
@@ -110,46 +104,6 @@ async def test_a_record_rots_while_the_node_runs(tmp_path: Path) -> None:
         assert reply == Appended(FIRST, 5)
         assert health_of(node) is Health.SOUND
         assert await member.records(1, 9, bytes_max=1 << 20) == records
-
-
-async def test_no_more_files_can_be_opened(tmp_path: Path) -> None:
-    """A log that cannot be read for a while is archived later, and the node goes on meanwhile."""
-    files = FailingFileSystem()
-    settings = safekeeper_settings(tmp_path, recent_bytes_max=0)
-    async with running_node(settings, filesystem=files) as node:
-        member_id = await node.admit(place(tmp_path), REQUEST_ID)
-        await write_manifest(tmp_path, 0, member_id)
-        files.fail("open", errno.EMFILE)
-        member = node.find(DATABASE_ID)
-        records = await filled(member)
-        stream = member.open_stream()
-        assert isinstance(
-            await say(member, stream, Elected(member_id, FIRST, member.state.log)), Joined
-        )
-        await member.receive(stream, Append(FIRST, (), 4, archiver_id=member_id))
-        async with asyncio.timeout(DEADLINE_S):
-            while not member.archiving.problem:  # noqa: ASYNC110 - it is seen from outside alone
-                await asyncio.sleep(0)
-        files.recover()
-        assert await member.records(1, 9, bytes_max=1 << 20) == records
-        assert "unexpected" not in member.archiving.problem  # it tries again
-
-
-async def test_a_retired_member_takes_nothing(tmp_path: Path) -> None:
-    """An append that comes when the member is gone is refused, and the node goes on."""
-    async with running_node(safekeeper_settings(tmp_path)) as node:
-        member_id = await node.admit(place(tmp_path), REQUEST_ID)
-        member = node.find(DATABASE_ID)
-        stream = member.open_stream()
-        assert isinstance(await say(member, stream, Elected(member_id, FIRST, EMPTY_LOG)), Joined)
-        await write_manifest(tmp_path, 0, OTHER_ID)
-        await node.retire(DATABASE_ID, member_id)
-        record = make_record(Mark(), epoch=1, wal_id=0, ends_object=True, payload=bytes(1 << 17))
-        with pytest.raises(NotAMember):
-            await member.receive(stream, Append(FIRST, (record,), 0))
-        other_id = await node.admit(place(tmp_path), OTHER_ID)
-        assert other_id != member_id
-        await filled(node.find(DATABASE_ID))
 
 
 async def test_disk_failure(tmp_path: Path) -> None:

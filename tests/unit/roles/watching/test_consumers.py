@@ -8,8 +8,8 @@ from shalekv.core.manifest import Lease
 from shalekv.core.wal_lease import find_wal_lease
 from shalekv.format import names
 from tests.kit.engine.databases import Database
+from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import WatchClient, Watched, watched
-from tests.unit.roles.test_records_in_levels import compact
 
 
 async def lease_of(database: Database, name: str = "c") -> Lease | None:
@@ -89,23 +89,6 @@ async def test_lease_moves_on_while_the_watch_is_open() -> None:
         while await held_from(under.database) != written[-1][1]:
             under.clock.ahead_ms += 40_000
             await client.take()
-
-
-async def test_lease_survives_compaction_and_restart() -> None:
-    """A consumer that was away while all was compacted is told all that it has missed."""
-    database = await Database.created()
-    async with watched(database) as under:
-        client = under.client()
-        client.create(consumer="c")
-        opened = await client.opened()
-        await gone(under, client)
-        written = await puts(under, 5)
-    await compact(database)
-    async with watched(database) as under:
-        client = under.client()
-        client.create(consumer="c")
-        assert await client.opened() == opened == written[0][0]
-        assert [(await client.commit()).seq for _ in written] == [seq for seq, _ in written]
 
 
 async def test_lease_whose_objects_are_gone() -> None:

@@ -10,8 +10,8 @@ from shalekv.format import names
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.serving.messages import delete, put
+from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import Watched, watched
-from tests.unit.roles.test_records_in_levels import compact
 from tests.unit.roles.watching.truth import Change, told
 
 LARGE: dict[str, Any] = {"skip_memtable_bytes": 65_536}

@@ -9,8 +9,8 @@ from shalekv.engine.watching.history import FOOTER_BYTES
 from shalekv.format import names
 from tests.kit.engine.databases import Database
 from tests.kit.serving.roles import serving
+from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import Watched, watched
-from tests.unit.roles.test_records_in_levels import compact
 from tests.unit.roles.watching.truth import told, truth
 
 ALL = KeyRange(b"", b"")
@@ -41,12 +41,6 @@ async def from_each(under: Watched, first_seq: int = 1) -> None:
         assert told(found) == await truth(under.database, ALL, seq)
         client.cancel(watch_id)
         await client.closed()
-
-
-async def test_begins_at_each_commit_of_the_wal() -> None:
-    """From each sequence number on, whatever fences stand between, all is told and nothing else."""
-    async with watched(await with_fences()) as under:
-        await from_each(under)
 
 
 async def test_begins_below_the_levels() -> None:
@@ -94,28 +88,6 @@ async def test_nothing_compacted_is_left() -> None:
         client.create(2, start_seq=compacted_seq + 1)
         await client.opened(2)
         assert [commit.seq for commit in await client.until(last_seq, 2)] == [last_seq]
-
-
-async def test_begins_in_the_future() -> None:
-    """Commits before the first that was asked for are not told."""
-    async with watched() as under:
-        client = under.client()
-        client.create(start_seq=3)
-        assert await client.opened() == 3
-        for _ in range(4):
-            await under.writer.put(b"a")
-        assert [(await client.commit()).seq for _ in range(2)] == [3, 4]
-
-
-async def test_begins_with_the_next_commit() -> None:
-    """Without a number the watch tells the first commit after its opening, and says which."""
-    async with watched() as under:
-        await under.writer.put(b"a")
-        client = under.client()
-        client.create()
-        assert await client.opened() == 2
-        await under.writer.put(b"b")
-        assert (await client.commit()).seq == 2
 
 
 async def test_finds_its_way_past_long_keys() -> None:

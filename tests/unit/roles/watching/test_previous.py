@@ -13,8 +13,8 @@ from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.serving.letting_go import follow
 from tests.kit.serving.messages import delete, delete_range, put
+from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import WatchClient, Watched, watched
-from tests.unit.roles.test_records_in_levels import compact
 from tests.unit.roles.watching.truth import wal_entries
 
 SEEDS = range(10)
@@ -161,19 +161,6 @@ async def test_values_before_of_a_watch_below_the_levels(seed: int) -> None:
         for (seq, key), value in sorted(found.items()):
             assert value is not UNKNOWN or (key not in met and seq <= c_seq)
             met.add(key)
-
-
-async def test_expired_values_are_none() -> None:
-    """A value that has expired is no value before."""
-    async with watched() as under:
-        client = under.client()
-        client.create(previous_value=True)
-        await client.opened()
-        await under.writer.put(b"a", b"old", ttl_ms=10)
-        under.writer.pass_ms(20)
-        await under.writer.put(b"a", b"new")
-        await client.commit()
-        assert not (await client.commit()).changes[0].HasField("previous")
 
 
 async def test_values_that_do_not_fit_are_unknown() -> None:

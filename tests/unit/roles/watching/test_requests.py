@@ -139,22 +139,3 @@ async def test_idle_watches_are_told_how_far_all_was_told() -> None:
                 assert reply.WhichOneof("event") == "progress_seq"
             assert reply.header.seq >= seq
             assert reply.header.role == kv_pb2.ROLE_WRITER
-
-
-async def test_status_tells_what_there_is() -> None:
-    """Watches, streams, commits told and bytes that wait are counted, and given back."""
-    async with watched() as under:
-        client = under.client()
-        client.create(1)
-        client.create(2, b"a")
-        await client.opened(1)
-        await client.opened(2)
-        await under.writer.put(b"a")
-        status = under.watches.status()
-        assert (status.watches, status.streams, status.commits_told) == (2, 1, 2)
-        assert status.buffered_bytes > 0
-        await client.commit()
-        await client.commit()
-        client.create(3)
-        await client.opened(3)
-        assert under.watches.status().buffered_bytes < status.buffered_bytes

@@ -12,8 +12,8 @@ from shalekv.engine.watching.catch_up import TURNS
 from shalekv.errors import Stopping
 from shalekv.format import names
 from shalekv.v1 import kv_pb2
+from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import HOUR_MS, WatchClient, Watched, watched
-from tests.unit.roles.test_records_in_levels import compact
 from tests.unit.roles.watching.truth import told, truth
 
 ALL = KeyRange(b"", b"")
@@ -62,29 +62,6 @@ async def test_slow_stream_is_bounded_and_misses_nothing() -> None:
         await under.writer.put(b"next")
         assert (await client.commit()).seq == last_seq + 1
         assert under.watches.status().cut == 0
-
-
-async def test_slow_stream_delays_nobody() -> None:
-    """While one stream is stuck, another is told each commit, and writes are acknowledged."""
-    async with watched(watching=SMALL) as under:
-        await opened(under)
-        quick = await opened(under)
-        for number in range(COUNT):
-            reply = await under.writer.put(b"k%d" % number, bytes(VALUE_BYTES))
-            assert (await quick.commit()).seq == reply.header.seq
-
-
-async def test_all_streams_together_are_bounded() -> None:
-    """Many stuck streams hold no more than the bound of all, and a new one is served all the
-    same, little by little.
-    """
-    async with watched(watching=SMALL) as under:
-        for _ in range(10):
-            await opened(under)
-        last_seq = await fill(under, 30)
-        assert under.watches.held_bytes <= SMALL["watch_bytes_max"] + 10 * (VALUE_BYTES + 1_000)
-        late = await opened(under, start_seq=1)
-        assert told(await late.until(last_seq)) == await truth(under.database, ALL)
 
 
 async def test_stuck_stream_is_cut_and_goes_on_where_it_was() -> None:

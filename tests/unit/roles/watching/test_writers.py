@@ -8,7 +8,6 @@ from random import Random
 import pytest
 
 from shalekv.core.key_range import KeyRange
-from shalekv.errors import Fenced
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.roles import serving
@@ -77,23 +76,3 @@ async def test_displaced_commits_are_told_where_they_land(seed: int) -> None:
         store.let_go()
         last_seq = max(write.result().header.seq for write in writes)
         assert told(await client.until(last_seq)) == await truth(database, ALL)
-
-
-async def test_fenced_writer_tells_only_what_is_in_the_log() -> None:
-    """A writer that was fenced tells what it had landed before, nothing that it lost, and nothing
-    of its successor.
-    """
-    database = await Database.created()
-    with pytest.RaisesGroup(Fenced, flatten_subgroups=True):
-        async with watched(database) as under:
-            client = under.client()
-            client.create()
-            await client.opened()
-            seq = (await under.writer.put(b"mine")).header.seq
-            async with serving(database) as newer:
-                await newer.put(b"other")
-            assert (await client.commit()).seq == seq
-            with pytest.raises(Fenced):
-                await under.writer.put(b"lost")
-            assert under.writer.engine.prefix.seq == seq
-            assert under.watches.status().commits_told == 1

@@ -1,0 +1,56 @@
+"""The cases in this process, by a writer whose memory is compacted away before each step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.runtime import Runtime
+from tests.conformance.cases import Topic, topics
+from tests.conformance.runner import caller_to, disagreements
+from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.processes.in_process import memory_store, serving
+from tests.kit.serving.letting_go import NEVER_POLLED
+from tests.kit.serving.sweeping import compact_store
+
+# The other files with settings are about what is in memory, and how much of it.
+WITH_SETTINGS = {"large_batches", "small_limits", "small_snapshots"}
+TOPICS = [each for each in topics() if not each.settings or each.name in WITH_SETTINGS]
+
+
+@asynccontextmanager
+async def in_levels(topic: Topic) -> AsyncIterator[tuple[str, Any]]:
+    """The address of a writer with the settings of the topic, and what compacts its memory."""
+    groups: dict[str, dict[str, Any]] = defaultdict(dict, writer=dict(NEVER_POLLED))
+    for key, value in topic.settings.items():
+        group, _, name = key.partition(".")
+        groups[group][name] = value
+    store = memory_store()
+    async with serving(store, **groups) as served:
+        engine = served.writer.engine
+        runtime = Runtime(LoopClock(), Random(1), InlineWorkers())
+
+        async def compacted() -> None:
+            if engine.memtable.key_count:
+                await compact_store(store, runtime)
+                await engine.ownership.confirm()
+                while engine.memtable.key_count:  # noqa: ASYNC110 - it is seen from outside alone
+                    await asyncio.sleep(0)
+
+        yield served.listen, compacted
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+async def test_topic(topic: Topic) -> None:
+    """What the levels hold is answered as what is in memory."""
+    async with in_levels(topic) as (address, compacted), caller_to(address) as caller:
+        played = disagreements(caller, topic.cases, before_step=compacted)
+        problems = [f"{case.name}: {problem}" async for case, problem in played if problem]
+    assert problems == []
