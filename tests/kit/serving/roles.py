@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from shalekv.clock import LoopClock
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.roles.memory_use import MemoryUse
-from shalekv.roles.service import Answer, Call
+from shalekv.roles.service import Answer, Call, KvService
 from shalekv.roles.store_use import StorePlace, StoreUse
 from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.roles.writer_kv import WriterKv
@@ -24,7 +24,7 @@ from shalekv.store.api import ObjectInfo
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import InlineWorkers, gathered
-from tests.kit.store import HeldStore
+from tests.kit.store import FaultyStore, HeldStore, Hook, nothing
 
 CALL = Call(peer="test")
 MEMORY = kv_pb2.DURABILITY_MEMORY
@@ -54,28 +54,10 @@ class AskedStore(HeldStore):
         return super().list(prefix, start_after=start_after)
 
 
-class Serving:
-    """What a test needs of a writer: its services, its engine, its store, its task."""
+class Calls:
+    """Requests to a service without a transport."""
 
-    def __init__(
-        self,
-        store: AskedStore,
-        engine: WriterEngine,
-        settings: WriterSettings,
-        limits: LimitSettings,
-        random: Random,
-    ) -> None:
-        clock = LoopClock()
-        self.store = store
-        self.engine = engine
-        self.kv = WriterKv(engine, limits, Runtime(clock, random, InlineWorkers()))
-        memory = MemoryUse(MemoryBudget(0, {}))
-        use = StoreUse(StorePlace(store.url), clock)
-        self.admin = WriterAdmin(engine, settings, clock, memory, use, url=store.url, open_ms=12.7)
-
-    async def run(self) -> None:
-        """Run the engine until it is closed or stopped."""
-        await self.engine.run(stop_grace_ms=STOP_GRACE_MS)
+    kv: KvService
 
     def begin(self, request: Message) -> Answer[Any]:
         """Send any request that has one reply."""
@@ -108,6 +90,30 @@ class Serving:
         request = kv_pb2.ScanRequest(header=header(level), **fields)
         return await gathered(self.kv.scan(request, CALL))
 
+
+class Serving(Calls):
+    """What a test needs of a writer: its services, its engine, its store, its task."""
+
+    def __init__(
+        self,
+        store: AskedStore,
+        engine: WriterEngine,
+        settings: WriterSettings,
+        limits: LimitSettings,
+        random: Random,
+    ) -> None:
+        clock = LoopClock()
+        self.store = store
+        self.engine = engine
+        self.kv = WriterKv(engine, limits, Runtime(clock, random, InlineWorkers()))
+        memory = MemoryUse(MemoryBudget(0, {}))
+        use = StoreUse(StorePlace(store.url), clock)
+        self.admin = WriterAdmin(engine, settings, clock, memory, use, url=store.url, open_ms=12.7)
+
+    async def run(self) -> None:
+        """Run the engine until it is closed or stopped."""
+        await self.engine.run(stop_grace_ms=STOP_GRACE_MS)
+
     def pass_ms(self, duration_ms: int) -> None:
         """Let logical time go on."""
         time = self.engine.time
@@ -130,25 +136,34 @@ def pairs(replies: list[kv_pb2.ScanReply]) -> list[tuple[bytes, bytes]]:
 
 
 async def opened(
-    database: Database | None = None, *, limits: LimitSettings | None = None, **settings: Any
+    database: Database | None = None,
+    *,
+    limits: LimitSettings | None = None,
+    before: Hook = nothing,
+    **settings: Any,
 ) -> Serving:
-    """A writer that has opened a database, a new one if none is given; nothing is held yet."""
+    """A writer that has opened a database, a new one if none is given; nothing is held yet.
+
+    `before` is called before each request to the store.
+    """
     database = await Database.created() if database is None else database
     writer = WriterSettings.model_validate({"flush_interval_ms": 0} | settings)
     limits = limits or LimitSettings()
     store = AskedStore(database.objects)
     store.is_holding = False
-    opened_log = await database.open(store, k=writer.max_parallel_writes)
+    faulty = FaultyStore(store, before=before)
+    opened_log = await database.open(faulty, k=writer.max_parallel_writes)
     engine = WriterEngine(opened_log, writer, LoopClock(), limits=limits)
     return Serving(store, engine, writer, limits, database.runtime().random)
 
 
 @asynccontextmanager
-async def serving(
-    database: Database | None = None, *, limits: LimitSettings | None = None, **settings: Any
-) -> AsyncIterator[Serving]:
-    """A writer that serves; closed at the end, when all that it accepted must be durable."""
-    writer = await opened(database, limits=limits, **settings)
+async def serving(database: Database | None = None, **settings: Any) -> AsyncIterator[Serving]:
+    """A writer that serves; closed at the end, when all that it accepted must be durable.
+
+    `settings` are the arguments of `opened`.
+    """
+    writer = await opened(database, **settings)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(writer.run())
         yield writer

@@ -13,7 +13,7 @@ import pytest
 from shalekv.core.lease import protects
 from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
-from shalekv.errors import ObjectNotFound, ShaleError, Superseded
+from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.format import names
 from shalekv.format.system_key import record_key
 from shalekv.roles.compactor import Compactor
@@ -149,19 +149,6 @@ async def test_once_does_all_that_is_due() -> None:
     assert manifest.leases == ()
     naive = await NaiveTree.read(trial.store, manifest)
     assert all(naive.record(record_key(b"r%d" % slot)) for slot in range(12))
-
-
-async def test_the_older_of_two_stops() -> None:
-    """A compactor that another has followed publishes nothing, and says so."""
-    trial = await written()
-    older = await opened(trial, seed=1)
-    newer = await opened(trial, seed=2)
-    with pytest.raises(Superseded) as caught:
-        await older.run(is_once=True)
-    assert (caught.value.own_epoch, caught.value.newer_epoch) == (older.epoch, newer.epoch)
-    assert (await check(trial, is_all=False)).wal_id_last_compacted is None
-    await newer.run(is_once=True)
-    await check(trial)
 
 
 async def test_what_was_written_under_a_lost_lease_is_not_published() -> None:

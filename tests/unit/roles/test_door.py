@@ -61,21 +61,6 @@ async def test_nobody_overtakes_who_is_being_let_in(steps: int, is_task: bool) -
         assert first.result().header.seq == 2
 
 
-async def test_line_is_kept_when_room_comes_for_many() -> None:
-    """Those who wait go on in the order in which they came, however many get in at once."""
-    async with serving(queued_bytes_max=MIB) as writer:
-        full(writer)
-        waiting = [
-            await waits(writer, kv_pb2.PutRequest(key=b"a", value=b"%d" % number))
-            for number in range(20)
-        ]
-        waiting.pop(7).cancel()
-        writer.store.let_go()
-        replies = await asyncio.gather(*waiting)
-        assert [reply.header.seq for reply in replies] == list(range(2, 21))
-        assert (await writer.get(b"a")).value == b"19"
-
-
 @pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
 async def test_copies_at_the_door_are_applied_once(request_: Any) -> None:
     """Copies that wait for room are one commit, and all get its reply."""
@@ -107,30 +92,6 @@ async def test_copy_at_the_door_finds_what_landed_meanwhile() -> None:
         await second
         assert await copy == await first
         assert (await writer.get(b"n")).value == counter(1)
-
-
-@pytest.mark.parametrize("cancelled", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
-async def test_cancelled_copy_harms_neither_the_other_nor_the_commit(
-    cancelled: tuple[int, ...], request_: Any
-) -> None:
-    """What was ordered stands: the other copy is answered, and so is a third, later."""
-    async with serving() as writer:
-        await writer.put(b"filler")
-        writer.store.is_holding = True
-        copies = [asyncio.ensure_future(writer.begin(request_)) for _ in range(2)]
-        await writer.store.arrived(1)
-        for number in cancelled:
-            copies[number].cancel()
-        third = asyncio.ensure_future(writer.begin(request_))
-        await quiesce()
-        writer.store.let_go()
-        reply = await third
-        for number in {0, 1} - {*cancelled}:
-            assert await copies[number] == reply
-        assert await writer.ask(request_) == reply
-        assert (await writer.get(b"n")).value == counter(1)
-        writer.check_idle()
 
 
 def test_time_at_the_door_is_bounded() -> None:

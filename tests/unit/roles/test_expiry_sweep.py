@@ -129,27 +129,6 @@ def test_delete_that_lands_ahead_of_its_turn_counts() -> None:
     in_still_time(main)
 
 
-def test_value_that_was_compacted_is_told_without_reading_it() -> None:
-    """What this writer has written is kept in mind when memory has let go of it."""
-
-    async def main() -> None:
-        database = await Database.created()
-        async with serving(database, **BY_HAND) as writer:
-            await writer.put(b"a", ttl_ms=TTL_MS)
-            await writer.put(b"b", ttl_ms=TTL_MS)
-            await compact(database)
-            await follow(writer)
-            await forgotten(writer)
-            await writer.delete(b"b")
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            counters = writer.engine.levels.ssts.counters
-            await writer.engine.expiry.sweep()
-            assert [key for key, _ in await told(database)] == [b"a"]
-            assert writer.engine.levels.ssts.counters == counters
-
-    in_still_time(main)
-
-
 def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
     """Then the levels are asked: a key that it has deleted is not told."""
 
@@ -256,20 +235,5 @@ def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires() -> None:
             assert [key for key, _ in await told(database)] == [b"a"]
             await world.sleep_ms(60_000)
             assert len(await database.wal()) == objects + 1
-
-    simulate(1, main)
-
-
-def test_sweep_can_be_switched_off() -> None:
-    """Then nothing is kept in mind, and nothing written."""
-
-    async def main(world: World) -> None:
-        database = await Database.created()
-        async with serving(database, expiry_sweep_interval_ms=0) as writer:
-            await writer.put(b"a", ttl_ms=TTL_MS)
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            await world.sleep_ms(3_600_000)
-            assert await told(database) == []
-            assert len(writer.engine.expiry.values) == 0
 
     simulate(1, main)

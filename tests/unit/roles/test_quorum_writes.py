@@ -3,17 +3,111 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
+from shalekv.engine.slots import QuorumReport
+from shalekv.engine.watching.history import History
+from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import OutcomeUnknown, QuorumUnavailable
 from shalekv.format import names
+from shalekv.roles.snapshots import SnapshotAdmin
+from shalekv.roles.watching import Watches
+from shalekv.roles.writer_kv import WriterKv
+from shalekv.settings import LimitSettings, WatchSettings
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.kit.quorum.log import in_virtual_time, until
+from tests.kit.quorum.log import Ground, Writing, in_virtual_time, runtime, until
 from tests.kit.serving.messages import absent, key_header
-from tests.kit.serving.roles import CALL
-from tests.unit.roles.quorum_serving import NEVER_MS, QuorumServing, quorum_serving
+from tests.kit.serving.roles import CALL, Calls
+from tests.kit.serving.watchers import TIMELESS, WatchClient
+
+NEVER_MS = 3_600_000  # so long an object stays open unless somebody asks for its end
+
+
+class QuorumServing(Calls):
+    """What a test needs of such a writer."""
+
+    def __init__(self, ground: Ground, writing: Writing) -> None:
+        self.ground = ground
+        self.writing = writing
+        self.kv = WriterKv(writing.engine, LimitSettings(), runtime(99))
+        self.snapshots = SnapshotAdmin(writing.engine, self.kv.header)
+
+    @property
+    def engine(self) -> WriterEngine:
+        """The engine behind the services."""
+        return self.writing.engine
+
+    @property
+    def report(self) -> QuorumReport:
+        """The state of the quorum."""
+        found = self.writing.slots.report()
+        assert found is not None
+        return found
+
+    def hold(self) -> None:
+        """No majority answers from now on."""
+        for address in ("n1:1", "n2:1"):
+            self.ground.nodes[address].hold()
+
+    def let_go(self) -> None:
+        """All answer again."""
+        for node in self.ground.nodes:
+            node.let_go()
+
+    def may_archive(self, *, is_allowed: bool) -> None:
+        """Whether safekeepers put objects into the store."""
+        for kept in self.ground.logs():
+            kept.can_archive = is_allowed
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[WatchClient]:
+        """A stream of watches of this writer."""
+        engine = self.engine
+        cas = self.ground.cas()
+        watches = Watches(
+            engine.feed,
+            History(
+                cas,
+                engine.manifest,
+                engine.levels.ssts,
+                database_id=engine.database_id,
+                held=engine.held_object,
+            ),
+            WatchSettings.model_validate(TIMELESS),
+            cas.runtime.clock,
+            hold=lambda: engine.levels.current,
+            header=self.kv.header,
+            now_ms=engine.time.now_ms,
+        )
+        client = WatchClient(watches)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(client.run())
+            try:
+                yield client
+            finally:
+                running.cancel()
+
+
+@asynccontextmanager
+async def quorum_serving(**quorum: Any) -> AsyncIterator[QuorumServing]:
+    """A new database with three safekeepers, and its writer; closed at the end."""
+    ground = await Ground.created()
+    async with ground.writing(**quorum) as writing:
+        serving = QuorumServing(ground, writing)
+        try:
+            yield serving
+        finally:
+            serving.let_go()
+            serving.may_archive(is_allowed=True)
+    assert writing.ended_by is None
+    assert writing.engine.admission.queued_bytes == 0
+    assert len(writing.engine.log.patience) == 0
+
 
 DURABLE = kv_pb2.DURABILITY_DURABLE
 MEMORY = kv_pb2.DURABILITY_MEMORY
@@ -141,23 +235,6 @@ def test_snapshot_holds_all_that_was_acknowledged() -> None:
             assert manifest.wal_id_last_seen == reply.header.wal_id
 
     in_virtual_time(main)
-
-
-def test_watch_goes_on_from_archived_to_open_objects() -> None:
-    """Wherever it begins, it is told all commits from there on, in order, each once."""
-
-    async def main() -> None:
-        async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
-            for number in range(12):
-                durability = ARCHIVED if number % 5 == 4 else QUORUM
-                await writer.put(b"k%02d" % number, durability=durability)
-            for start_seq in range(1, 13):
-                async with writer.watching() as seen:
-                    seen.create(start_seq=start_seq)
-                    told = await seen.until(12)
-                    assert [each.seq for each in told] == [*range(start_seq, 13)]
-
-    in_virtual_time(main, orders=2)
 
 
 async def _awaited(writer: QuorumServing, request: Message) -> kv_pb2.PutReply:

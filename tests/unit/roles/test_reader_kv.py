@@ -1,7 +1,8 @@
-"""What a reader answers: what it shows, and what becomes of it when its protection is lost."""
+"""What a reader answers: what it shows, how fresh that is, and what it refuses."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from shalekv.errors import (
     CorruptObject,
     NotTheWriter,
     ObjectNotFound,
+    SeqNotReached,
     SnapshotNotFound,
+    TooStale,
 )
 from shalekv.format import names
 from shalekv.roles.reader import JOINS_MAX
@@ -177,5 +180,75 @@ def test_reader_that_was_stopped_answers_from_what_it_has_and_goes_on() -> None:
             assert (reply.value, reply.header.seq) == (b"2", 2)
             with pytest.raises(SnapshotNotFound):
                 await get(reader, b"a", snapshot_id=first)
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("is_scan", [False, True])
+def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
+    """A read with the number of a write sees it, however seldom the reader looks by itself."""
+
+    async def main() -> None:
+        ground = await ReplicaGround.created()
+        reader = await opened(ground)
+        async with running(reader):
+            seq = await ground.put(a=b"1")
+            header = kv_pb2.RequestHeader(min_seq=seq)
+            if is_scan:
+                scan = kv_pb2.ScanRequest(header=header)
+                found = [
+                    e.value for m in await gathered(reader.kv.scan(scan, Call())) for e in m.entries
+                ]
+            else:
+                found = [(await get(reader, b"a", min_seq=seq)).value]
+            assert found == [b"1"]
+
+    in_virtual_time(main)
+
+
+def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None:
+    """The answer is there before the deadline, so that the caller hears it."""
+
+    async def main() -> None:
+        ground = await ReplicaGround.created()
+        reader = await opened(ground)
+        async with running(reader):
+            await ground.put(a=b"1")
+            began_s = asyncio.get_running_loop().time()
+            call = Call(deadline_ms=reader.clock.monotonic_ms() + 500)
+            with pytest.raises(SeqNotReached) as short:
+                await get(reader, b"a", call, min_seq=7)
+            assert short.value.seq == 1
+            assert asyncio.get_running_loop().time() - began_s < 0.5
+            assert reader.engine.prefix.waiting_count == 0
+
+    in_virtual_time(main)
+
+
+def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
+    """A state that is new enough is answered at once; another after one look, if that helps."""
+
+    async def main() -> None:
+        ground = await ReplicaGround.created()
+        store = AskedStore(ground)
+        reader = await opened(ground, store)
+        async with running(reader):
+            await reader.engine.catch_up()
+            await pass_s(5)
+            await ground.put(a=b"1")
+            store.forget()
+            assert not (await get(reader, b"a", max_staleness_ms=5_000)).found
+            assert store.gets == []
+            reply = await get(reader, b"a", max_staleness_ms=4_999)
+            assert (reply.value, reply.header.staleness_ms) == (b"1", 0)
+
+            async def slow(_: str) -> None:
+                await pass_s(2)
+
+            store.before_get = slow
+            await pass_s(2)
+            with pytest.raises(TooStale) as stale:
+                await get(reader, b"a", max_staleness_ms=1_000)
+            assert stale.value.staleness_ms == 2_000
 
     in_virtual_time(main)

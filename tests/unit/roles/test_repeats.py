@@ -10,9 +10,10 @@ import pytest
 from google.protobuf.message import Message
 
 from shalekv.engine.idempotency import Remembered
-from shalekv.errors import ConditionFailed, KeyExpired
+from shalekv.errors import ConditionFailed, KeyExpired, MemtableFull
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
+from tests.kit.serving.letting_go import follow
 from tests.kit.serving.messages import (
     absent,
     add,
@@ -25,6 +26,7 @@ from tests.kit.serving.messages import (
     put,
 )
 from tests.kit.serving.roles import COMMITTED, MEMORY, Serving, pairs, serving
+from tests.kit.serving.sweeping import compact
 from tests.kit.states import counter
 
 KEY = b"the key of a request"
@@ -163,3 +165,30 @@ async def test_key_is_remembered_for_its_window() -> None:
         with pytest.raises(KeyExpired):
             await writer.ask(request)
         assert (await writer.get(b"n")).value == counter(1)
+
+
+SMALL: dict[str, Any] = {
+    "skip_memtable_bytes": 65_536,
+    "uncompacted_loads_max_count": 2,
+    "queue_wait_ms": 0,
+}
+
+
+def large(key: bytes) -> kv_pb2.WriteRequest:
+    """A batch that becomes a load."""
+    return kv_pb2.WriteRequest(changes=[put(key, bytes(100_000))])
+
+
+async def test_loads_wait_for_compaction_and_are_refused() -> None:
+    """Past the bound a large batch is refused with advice, until loads are compacted."""
+    database = await Database.created()
+    async with serving(database, **SMALL) as writer:
+        for key in (b"a", b"b"):
+            await writer.ask(large(key))
+        with pytest.raises(MemtableFull, match="loads are not compacted"):
+            await writer.ask(large(b"c"))
+        writer.check_idle()
+        await compact(database)
+        await follow(writer)
+        await writer.ask(large(b"c"))
+        assert [(await writer.get(key)).found for key in (b"a", b"b", b"c")] == [True] * 3

@@ -1,20 +1,27 @@
-"""The messages of a scan: where they are cut, and what the last one says."""
+"""The messages of a scan: where they are cut, and the tokens by which it goes on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KEY_BYTES_MAX
 from shalekv.engine.result_room import ResultRoom
-from shalekv.errors import Overloaded
+from shalekv.engine.sorted_runs import Run
+from shalekv.engine.view import OpenView, View
+from shalekv.errors import InvalidRequest, Overloaded, PageExpired
+from shalekv.format.coding import crc32c
+from shalekv.roles import requests
+from shalekv.roles.open_scan import OpenScan
+from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, MESSAGE_COPIES, scan_messages
 from shalekv.v1 import kv_pb2
+from tests.kit.engine.commits import put, run_of
 from tests.kit.engine.running_log import YieldingClock
 from tests.kit.inline_runtime import gathered
 
@@ -73,34 +80,6 @@ def test_message_is_cut_before_it_grows_too_large() -> None:
     assert [keys(reply) for reply in replies] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
     assert all(reply.header == HEADER for reply in replies)
     assert len(messages(slices, message_bytes=2 * one - 1)) == 5
-
-
-def test_large_entry_stands_alone() -> None:
-    """An entry that is larger than a message is sent alone, and not with its neighbours."""
-    slices = [[entry(b"a"), entry(b"b", b"v" * 5_000), entry(b"c")]]
-    replies = messages(slices, message_bytes=1_000)
-    assert [keys(reply) for reply in replies] == [[b"a"], [b"b"], [b"c"]]
-
-
-@given(
-    sizes=st.lists(
-        st.tuples(st.sampled_from([1, 127, 128, 16_384]), st.sampled_from([0, 100, 128, 16_384])),
-        min_size=1,
-        max_size=50,
-    ),
-    message_bytes=st.integers(33_000, 400_000),
-)
-def test_message_is_within_its_size(sizes: list[tuple[int, int]], message_bytes: int) -> None:
-    """As it is sent, no message passes its size by more than the header that it begins with."""
-    entries = [
-        Entry(b"k" * key_bytes, GREATEST, Kind.PUT, b"v" * value_bytes, GREATEST)
-        for key_bytes, value_bytes in sizes
-    ]
-    replies = messages([entries], message_bytes=message_bytes)
-    assert sum(len(reply.entries) for reply in replies) == len(entries)
-    header_bytes = kv_pb2.ScanReply(header=HEADER).ByteSize()
-    for reply in replies:
-        assert reply.ByteSize() <= message_bytes + header_bytes
 
 
 def test_frame_of_an_entry_is_bounded() -> None:
@@ -181,3 +160,104 @@ async def test_a_large_value_waits_for_room() -> None:
     with pytest.raises(Overloaded):
         await anext(replies)
     assert room.used_bytes == 1 << 20
+
+
+DATABASE_ID = b"d" * 16
+RANGE: dict[str, bytes] = {"start": b"a", "end": b"c"}
+
+
+def scan(**fields: Any) -> kv_pb2.ScanRequest:
+    """A scan, of `RANGE` unless another is given."""
+    return kv_pb2.ScanRequest(**({"range": kv_pb2.KeyRange(**RANGE)} | fields))
+
+
+def encode(token: PageToken, request: kv_pb2.ScanRequest) -> bytes:
+    """The token that ends a page of this scan."""
+    return token.encode(DATABASE_ID, request, requests.key_range(request.range))
+
+
+def decode(data: bytes, request: kv_pb2.ScanRequest, database_id: bytes = DATABASE_ID) -> PageToken:
+    """The token in a request that goes on with this scan."""
+    going_on = kv_pb2.ScanRequest()
+    going_on.CopyFrom(request)
+    going_on.page_token = data
+    return decode_page_token(database_id, going_on, requests.key_range(request.range))
+
+
+def problem_of(data: bytes, request: kv_pb2.ScanRequest, database_id: bytes = DATABASE_ID) -> str:
+    """Why a token is refused."""
+    with pytest.raises(InvalidRequest) as caught:
+        decode(data, request, database_id)
+    assert caught.value.field == "page_token"
+    return caught.value.problem
+
+
+TOKEN = PageToken(0x0123456789ABCDEF, b"a key")
+SNAPSHOT_ID = bytes(range(16))
+AT_SNAPSHOT = kv_pb2.RequestHeader(snapshot_id=SNAPSHOT_ID)
+TOKENS = [(TOKEN, scan()), (PageToken(SNAPSHOT_ID, b"a key"), scan(header=AT_SNAPSHOT))]
+
+
+@pytest.mark.parametrize(("token", "request_"), TOKENS)
+def test_every_flipped_bit_is_noticed(token: PageToken, request_: kv_pb2.ScanRequest) -> None:
+    """A token with any single bit flipped is refused, and its field is named."""
+    data = encode(token, request_)
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert "checksum" in problem_of(bytes(flipped), request_)
+
+
+@pytest.mark.parametrize(("token", "request_"), TOKENS)
+def test_cut_and_lengthened_tokens_are_refused(
+    token: PageToken, request_: kv_pb2.ScanRequest
+) -> None:
+    """A token of any other length is none."""
+    data = encode(token, request_)
+    for length in range(len(data)):
+        problem_of(data[:length] or b"\0", request_)
+    problem_of(data + b"\0", request_)
+    assert "short" in problem_of(encode(PageToken(token.view, b""), request_), request_)
+
+
+def test_token_of_a_later_version_is_refused() -> None:
+    """What a later server gave out is intact, and yet not understood."""
+    later = bytearray(encode(TOKEN, scan()))
+    later[4] = 3
+    later[:4] = crc32c(bytes(later[4:])).to_bytes(4, "little")
+    assert "version 3" in problem_of(bytes(later), scan())
+
+
+class Scanning:
+    """A scan of a view that nothing else has, with a slice for each of its three runs."""
+
+    def __init__(self) -> None:
+        self.may_come = asyncio.Event()
+        self.may_come.set()
+        view = View(3, 0, tuple(run_of(seq, put(b"%d" % seq)) for seq in range(1, 4)))
+        self.run: weakref.ref[Run] = weakref.ref(view.runs[-1])
+        opened = OpenView(view, 0)
+        self.scan = OpenScan(opened, self._slices(opened))
+
+    async def _slices(self, opened: OpenView) -> AsyncGenerator[list[Entry], None]:
+        for number in range(3):
+            await self.may_come.wait()
+            yield [*opened.view.runs[number].entries]
+
+    async def keys(self) -> list[bytes]:
+        """Those of one more slice."""
+        return [entry.key for entry in await anext(self.scan)]
+
+
+async def test_a_running_scan_ends_after_its_slice() -> None:
+    """The slice that is being read comes, and no more after it, nor what looks like the end."""
+    it = Scanning()
+    it.may_come.clear()
+    reading = asyncio.create_task(it.keys())
+    await asyncio.sleep(0)
+    await it.scan.let_go()
+    it.may_come.set()
+    assert await reading == [b"1"]
+    assert it.run() is None
+    with pytest.raises(PageExpired):
+        await it.keys()

@@ -1,38 +1,47 @@
-"""What the writer answers: writes at each durability, reads at each level."""
+"""Writes and reads of a writer: what they wait for, what they rest on, and who is told."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from shalekv.errors import (
+    ConditionFailed,
     DeadlinePassed,
     Fenced,
-    QueueFull,
-    Stopping,
+    NotACounter,
 )
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.writer_kv import WriterKv
-from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
+from tests.kit.serving.messages import (
+    absent,
+    add,
+    change,
+    get,
+    present,
+    put,
+)
 from tests.kit.serving.roles import (
     CALL,
     COMMITTED,
+    DURABLE,
     LINEARIZABLE,
     MEMORY,
     UNCOMMITTED,
+    Serving,
+    header,
     opened,
     pairs,
     serving,
 )
 
-MIB = 1 << 20
 LEVELS = (COMMITTED, LINEARIZABLE)
 
 
@@ -60,17 +69,6 @@ async def test_put_is_acknowledged_when_it_is_durable() -> None:
         assert reply.header.database_id == writer.engine.manifest.current.database_id
         assert reply.header.role == kv_pb2.ROLE_WRITER
         assert reply.durability == kv_pb2.DURABILITY_DURABLE
-
-
-async def test_memory_put_is_acknowledged_at_once() -> None:
-    """A put at MEMORY is ordered and answered without waiting, and tells no object."""
-    async with serving() as writer:
-        writer.store.is_holding = True
-        answer = writer.kv.put(kv_pb2.PutRequest(key=b"a", durability=MEMORY), CALL)
-        assert isinstance(answer, kv_pb2.PutReply)
-        assert (answer.header.seq, answer.durability) == (1, MEMORY)
-        assert not answer.header.HasField("wal_id")
-        (await writer.store.arrived(1)).release()
 
 
 async def test_reads_wait_for_what_came_before() -> None:
@@ -112,22 +110,6 @@ async def batch_get(kv: WriterKv, keys: list[bytes]) -> list[kv_pb2.BatchGetResu
     return list(answer.results)
 
 
-async def test_scan_that_is_closed_lets_go_at_once() -> None:
-    """When the caller goes away nothing of the scan is left to the garbage collector."""
-    left: list[object] = []
-    before = sys.get_asyncgen_hooks()
-    async with serving(limits=LimitSettings(scan_message_bytes=1_024)) as writer:
-        for number in range(40):
-            await writer.put(b"%02d" % number, b"1" * 100)
-        sys.set_asyncgen_hooks(firstiter=before.firstiter, finalizer=left.append)
-        scan = writer.kv.scan(kv_pb2.ScanRequest(), CALL)
-        assert isinstance(scan, AsyncGenerator)
-        await anext(scan)
-        await scan.aclose()
-        sys.set_asyncgen_hooks(*before)
-    assert left == []
-
-
 async def test_linearizable_read_is_answered_after_a_look() -> None:
     """A linearizable read notices another writer before it answers, and then nobody is answered."""
     database = await Database.created()
@@ -162,46 +144,105 @@ async def test_passed_deadline_does_nothing() -> None:
         assert writer.engine.admission.queued_bytes == 0
 
 
-async def test_cancelled_call_harms_nobody() -> None:
-    """A caller that goes away loses its reply, and neither its write nor those of others."""
+NOT_FROM_MEMORY: dict[str, Message] = {
+    "conditional put": kv_pb2.PutRequest(key=b"k", precondition=kv_pb2.Precondition(absent=True)),
+    "conditional delete": kv_pb2.DeleteRequest(
+        key=b"old", precondition=kv_pb2.Precondition(present=True)
+    ),
+    "add": kv_pb2.WriteRequest(changes=[add(b"n")]),
+    "transaction of puts": kv_pb2.TxnRequest(then=[change(put(b"k"))]),
+    "transaction that reads": kv_pb2.TxnRequest(then=[get(b"k"), change(put(b"k"))]),
+    "transaction that compares": kv_pb2.TxnRequest(
+        compares=[kv_pb2.Compare(key=b"k", seq=0)], then=[change(put(b"k"))]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOT_FROM_MEMORY)
+async def test_what_is_judged_is_never_acknowledged_from_memory(what: str) -> None:
+    """A condition, an add or a transaction at MEMORY is answered when durable, and says so."""
     async with serving() as writer:
+        await writer.put(b"old")
         writer.store.is_holding = True
-        calls = [asyncio.create_task(writer.put(b"%d" % number)) for number in range(3)]
+        request = type(NOT_FROM_MEMORY[what])()
+        request.CopyFrom(NOT_FROM_MEMORY[what])
+        request.durability = MEMORY  # type: ignore[attr-defined]  # all of them have it
+        answer = asyncio.create_task(writer.ask(request))
         held = await writer.store.arrived(1)
-        calls[1].cancel()
-        held.release()
-        others = await asyncio.gather(calls[0], calls[2])
-        assert [(reply.header.seq, reply.header.wal_id) for reply in others] == [(1, 1), (3, 1)]
-        assert (await writer.get(b"1")).found
-        assert writer.engine.admission.queued_bytes == 0
-
-
-SIZE_BYTES = MIB // 2
-
-
-async def test_write_waits_for_room() -> None:
-    """When the queue is full a write waits in line, and is ordered when there is room."""
-    async with serving(queued_bytes_max=MIB, waiting_bytes_max=MIB) as writer:
-        writer.store.is_holding = True
-        writer.kv.put(kv_pb2.PutRequest(key=b"a", value=b"x" * MIB, durability=MEMORY), CALL)
-        waiting = asyncio.create_task(writer.put(b"b", b"y" * SIZE_BYTES))
-        gone = asyncio.create_task(writer.put(b"c", b"z" * (SIZE_BYTES // 2)))
         await quiesce()
-        with pytest.raises(QueueFull):
-            await writer.put(b"d", b"x" * SIZE_BYTES)
-        gone.cancel()
-        writer.store.let_go()
-        assert (await waiting).header.seq == 2
-        assert not (await writer.get(b"c")).found
-        assert writer.engine.admission.queued_bytes == 0
+        assert not answer.done()
+        held.release()
+        reply = await answer
+        assert (reply.durability, reply.header.wal_id) == (DURABLE, 2)
 
 
-async def test_closed_writer_answers_reads_and_refuses_writes() -> None:
-    """Between `close` and the end, reads are answered and writes are told to go elsewhere."""
+async def fill(writer: Serving) -> None:
+    """`some` has the value of commit 1, `gone` had that of commit 2, `none` never had any."""
+    await writer.put(b"some")
+    await writer.put(b"gone")
+    await writer.delete(b"gone")
+
+
+REFUSALS: dict[str, tuple[Any, type[Exception]]] = {
+    "put": (kv_pb2.PutRequest(key=b"some", precondition=absent()), ConditionFailed),
+    "delete": (kv_pb2.DeleteRequest(key=b"none", precondition=present()), ConditionFailed),
+    "add": (kv_pb2.WriteRequest(changes=[add(b"some")]), NotACounter),
+}
+
+
+def at_level(request: Any, level: Any) -> Any:
+    """The same request with a read level."""
+    leveled = type(request)()
+    leveled.CopyFrom(request)
+    leveled.header.CopyFrom(header(level))
+    return leveled
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.parametrize(("level", "asked"), [(None, 1), (LINEARIZABLE, 1), (COMMITTED, 0)])
+async def test_refusal_is_as_sure_as_it_was_asked_to_be(kind: str, level: Any, asked: int) -> None:
+    """By default the store is asked once whether the database is still ours; COMMITTED asks not."""
+    request, error = REFUSALS[kind]
     async with serving() as writer:
-        await writer.put(b"a", b"1")
-        writer.engine.close()
-        with pytest.raises(Stopping, match="shutting down"):
-            await writer.put(b"a", b"2")
-        assert (await writer.get(b"a")).value == b"1"
-        assert pairs(await writer.scan()) == [(b"a", b"1")]
+        await fill(writer)
+        before = writer.store.lists
+        with pytest.raises(error):
+            await writer.ask(request if level is None else at_level(request, level))
+        assert writer.store.lists - before == asked
+
+
+async def test_what_was_written_needs_no_look() -> None:
+    """An object that landed proves by itself whose the database is: the store is not asked."""
+    async with serving() as writer:
+        before = writer.store.lists
+        await writer.put(b"a", precondition=absent())
+        await writer.ask(kv_pb2.WriteRequest(changes=[add(b"n")]))
+        await writer.ask(kv_pb2.TxnRequest(then=[change(put(b"b"))]))
+        assert writer.store.lists == before
+
+
+@pytest.mark.parametrize(("level", "asked"), [(None, 1), (COMMITTED, 0)])
+async def test_transaction_that_wrote_nothing_is_as_sure_as_a_read(level: Any, asked: int) -> None:
+    """A transaction whose branch changes nothing is a read, at LINEARIZABLE by default."""
+    async with serving() as writer:
+        await fill(writer)
+        before = writer.store.lists
+        request = kv_pb2.TxnRequest(then=[get(b"some")])
+        await writer.ask(request if level is None else at_level(request, level))
+        assert writer.store.lists - before == asked
+
+
+async def test_refusal_of_a_fenced_writer_is_not_told() -> None:
+    """Who was taken over learns it from the look, and says so instead of what it found."""
+    database = await Database.created()
+    writer = await opened(database)
+    running = asyncio.create_task(writer.run())
+    await fill(writer)
+    await database.edit(lambda m: replace(m, writer_epoch=2, writer_nonce=b"r" * 16))
+    request, _ = REFUSALS["put"]
+    with pytest.raises(ConditionFailed):
+        await writer.ask(at_level(request, COMMITTED))  # may lag by one poll
+    with pytest.raises(Fenced):
+        await writer.ask(request)
+    with pytest.raises(Fenced):
+        await running

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 import grpc
 import pytest
 
-from shalekv.rpc.call_counts import BUCKET_COUNT, MethodCount, TimedCall, method_of
+from shalekv.rpc.call_counts import BUCKET_COUNT, MethodCount, method_of
 from shalekv.v1 import admin_pb2, kv_pb2
+from tests.kit.serving.memory_service import MemoryKv
 from tests.kit.serving.rpc import Serving, failure, serving
-from tests.unit.rpc.memory_service import MemoryKv
 from tests.unit.rpc.sessions import SocketSession, operation
 
 Counts = Mapping[str, admin_pb2.CallStatus]
@@ -35,32 +34,6 @@ def test_a_duration_counts_in_the_bucket_of_its_power_of_two(duration_us: int, b
     assert (told.calls, told.failures, told.total_us) == (1, 0, duration_us)
     assert [*told.histogram_us] == [0] * bucket + [1]
     assert len(count.histogram) == BUCKET_COUNT
-
-
-@pytest.mark.parametrize(
-    ("error", "is_stream", "failures"),
-    [
-        (None, False, 0),
-        (ZeroDivisionError, False, 1),
-        (ZeroDivisionError, True, 1),
-        (asyncio.CancelledError, False, 1),
-        (asyncio.CancelledError, True, 0),
-    ],
-)
-def test_a_stream_that_is_given_up_is_no_failure(
-    error: type[BaseException] | None,
-    is_stream: bool,  # noqa: FBT001 - a parameter of the test
-    failures: int,
-) -> None:
-    """Every other call that ends by an exception is one; each is counted once, with its time."""
-    readings, count = iter((1_000, 5_001_999)), MethodCount("KV.Scan")
-    try:
-        with TimedCall(count, lambda: next(readings), is_stream=is_stream):
-            if error is not None:
-                raise error
-    except (ZeroDivisionError, asyncio.CancelledError):
-        pass
-    assert (count.calls, count.failures, count.total_us) == (1, failures, 5_000)
 
 
 def test_methods_are_found_by_their_requests() -> None:

@@ -1,8 +1,10 @@
-"""Calls from a gRPC client through the adapter to a service and back."""
+"""Calls from a gRPC client to a service: their answers, their errors, and their end."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
@@ -13,9 +15,9 @@ from shalekv.rpc import admin, kv
 from shalekv.rpc.adapter import Adapter
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
+from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv
+from tests.kit.serving.memory_watches import MemoryWatches
 from tests.kit.serving.rpc import failure, runtime, serving
-from tests.unit.rpc.memory_service import MemoryAdmin, MemoryKv
-from tests.unit.rpc.memory_watches import MemoryWatches
 
 KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
@@ -27,38 +29,6 @@ class _Details:
 
     method: str
     invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
-
-
-async def test_every_method_reaches_its_service() -> None:
-    """What goes in as a request comes out as the reply of the service."""
-    async with serving() as it:
-        await it.kv.Put(kv_pb2.PutRequest(key=b"a", value=b"1"))
-        put = kv_pb2.PutChange(key=b"b", value=b"2")
-        await it.kv.Write(kv_pb2.WriteRequest(changes=[kv_pb2.Change(put=put)]))
-        got = await it.kv.Get(kv_pb2.GetRequest(key=b"a"))
-        both = await it.kv.BatchGet(kv_pb2.BatchGetRequest(keys=[b"b", b"c"]))
-        scanned = [
-            (entry.key, entry.value)
-            async for reply in it.kv.Scan(kv_pb2.ScanRequest(limit=2))
-            for entry in reply.entries
-        ]
-        read = kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=b"a"))
-        txn = await it.kv.Txn(kv_pb2.TxnRequest(then=[read]))
-        await it.kv.Delete(kv_pb2.DeleteRequest(key=b"a"))
-        gone = await it.kv.Get(kv_pb2.GetRequest(key=b"a"))
-        await it.kv.DeleteRange(kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(prefix=b"b")))
-        assert it.service.values == {}
-        status = await it.admin.Status(admin_pb2.StatusRequest())
-        stats = await it.admin.Stats(admin_pb2.StatsRequest())
-        load = admin_pb2.IngestSstRequest(load_id="monday")
-        loads = [await it.admin.IngestSst(load) for _ in range(2)]
-    assert got.value == b"1"
-    assert [result.found for result in both.results] == [True, False]
-    assert scanned == [(b"a", b"1"), (b"b", b"2")]
-    assert (txn.results[0].get.value, gone.found) == (b"1", False)
-    assert status.version == "0.0.0-test"
-    assert [process.role for process in stats.processes] == ["test"]
-    assert [reply.already_applied for reply in loads] == [False, True]
 
 
 @pytest.mark.parametrize("descriptor", [KV, ADMIN], ids=lambda descriptor: descriptor.name)
@@ -115,3 +85,86 @@ async def test_a_bug_stays_in_the_log() -> None:
     assert line["error_id"] == failed.info.metadata["error_id"]
     assert isinstance(line["exc_info"], ZeroDivisionError)
     assert "secret" not in failed.message + str(failed.info)
+
+
+async def test_deadline_and_peer_reach_the_service_as_values() -> None:
+    """A deadline arrives on the clock of the runtime; without one there is none."""
+    async with serving() as it:
+        now_ms = asyncio.get_running_loop().time() * 1000.0
+        await it.kv.Get(kv_pb2.GetRequest(key=b"a"), timeout=50)
+        await it.kv.Get(kv_pb2.GetRequest(key=b"a"))
+        limited, unlimited = it.service.calls
+    assert limited.deadline_ms is not None
+    assert now_ms < limited.deadline_ms <= now_ms + 52_000
+    assert unlimited.deadline_ms is None
+    assert limited.peer.startswith("ipv4:127.0.0.1:")
+
+
+class _Late:
+    """The context of a call whose deadline has passed on its way through grpc."""
+
+    def __init__(self, error: grpc.aio.BaseError) -> None:
+        self.error = error
+        self.status: grpc.Status | None = None
+
+    def time_remaining(self) -> float:
+        return 0.0
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def abort_with_status(self, status: grpc.Status) -> None:
+        self.status = status
+        raise self.error
+
+
+async def test_a_call_that_is_late_already_is_not_served() -> None:
+    """DEADLINE_EXCEEDED before any work, when grpc has not noticed itself."""
+    service, late = MemoryKv(), _Late(grpc.aio.AbortError())
+    # The stubs of grpc know the handlers of threads alone.
+    handler: Any = Adapter(runtime(), calls_max=1).unary(service.put, kv_pb2.PutRequest)
+    with pytest.raises(grpc.aio.AbortError):
+        await handler.unary_unary(b"", late)
+    assert service.calls == []
+    assert late.status is not None
+    assert late.status.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_future_that_somebody_else_cancels_is_a_bug() -> None:
+    """The call is answered, with INTERNAL, instead of being left without an answer."""
+    async with serving() as it:
+        it.service.hold = True
+        call = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
+        await it.service.holds(1)
+        it.service.held[0].cancel()
+        failed = await failure(call)
+    assert failed.code is grpc.StatusCode.INTERNAL
+    assert failed.info is not None
+
+
+async def test_a_scan_is_closed_when_its_caller_goes_away() -> None:
+    """The iterator of the service is closed at once, and with it the view that it holds."""
+    async with serving() as it:
+        it.service.values = {b"a": b"x" * 1000}
+        call = it.kv.Scan(kv_pb2.ScanRequest(limit=10**9))
+        await it.service.scan_opened.wait()
+        assert it.service.scans_open == 1
+        call.cancel()
+        await it.service.scan_closed.wait()
+        assert it.service.scans_open == 0
+
+
+async def test_calls_over_the_limit_are_refused_with_advice() -> None:
+    """RESOURCE_EXHAUSTED with RetryInfo, at once; when calls end there is room again."""
+    async with serving(concurrent_calls_max=2) as it:
+        it.service.hold = True
+        held = [it.kv.Put(kv_pb2.PutRequest(key=b"a")) for _ in range(2)]
+        await it.service.holds(2)
+        failed = await failure(it.kv.Get(kv_pb2.GetRequest(key=b"a")))
+        assert failed.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert failed.info is not None
+        assert failed.info.reason == "OVERLOADED"
+        assert failed.retry is not None
+        it.service.release()
+        await asyncio.gather(*held)
+        assert (await it.kv.Get(kv_pb2.GetRequest(key=b"a"))).found

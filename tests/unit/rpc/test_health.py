@@ -36,18 +36,6 @@ async def test_a_service_serves_until_it_stops(service: str) -> None:
         assert (await health.Check(request)).status == NOT_SERVING
 
 
-async def test_a_watch_does_not_hold_up_the_end() -> None:
-    """Draining does not wait for it, and stopping cuts it off."""
-    async with serving() as it:
-        watch = _health(it).Watch(health_pb2.HealthCheckRequest())
-        assert (await watch.read()).status == SERVING
-        assert await it.server.drain(1)
-        await it.server.stop()
-        with pytest.raises(grpc.aio.AioRpcError) as cut_off:
-            await watch.read()
-    assert cut_off.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
 async def test_an_unknown_service_is_unknown() -> None:
     """Check answers NOT_FOUND, and Watch waits for it to appear, as the protocol says."""
     request = health_pb2.HealthCheckRequest(service="shalekv.v1.Nobody")

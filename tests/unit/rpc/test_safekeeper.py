@@ -82,20 +82,6 @@ async def test_new_writer_truncates(tmp_path: Path, recent_bytes_max: int) -> No
         assert held == [b"one", b"other"]
 
 
-async def test_pipelined(tmp_path: Path) -> None:
-    """Appends need not wait for each other, and are answered in their order."""
-    async with safekeeper(tmp_path) as it:
-        await it.admit()
-        writer = await it.lead(1)
-        count = 200
-        for number in range(count):
-            record = writer.make(b"%d" % number)
-            await writer.link.send(Append(writer.ballot, record, number))
-        async with asyncio.timeout(DEADLINE_S):
-            replies = [flushed_lsn(await writer.link.receive()) for _ in range(count)]
-        assert replies == list(range(1, count + 1))
-
-
 async def test_only_after_the_sync(tmp_path: Path) -> None:
     """An append is answered when it is on the disk and not before; others are taken meanwhile."""
     files = HeldFileSystem()

@@ -74,17 +74,6 @@ async def test_fetch(tmp_path: Path) -> None:
         assert await fetched(it, member_id, 21) == []
 
 
-async def test_fetch_from_the_disk(tmp_path: Path) -> None:
-    """What is not in memory any more is read from the disk."""
-    async with safekeeper(tmp_path, recent_bytes_max=2_500, piece_bytes_max=PIECE_BYTES) as it:
-        member_id = await it.admit()
-        writer = await filled(it)
-        for payload in (b"a", b"b"):
-            await writer.append(payload)
-        pieces = await fetched(it, member_id)
-        assert [record for piece in pieces for record in piece] == writer.records
-
-
 async def test_tail_tells_only_what_is_committed(tmp_path: Path) -> None:
     """A tail tells committed records as they become so, once each, and no others."""
     async with safekeeper(tmp_path) as it:

@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.v1 import kv_pb2
+from tests.kit.serving.memory_service import ACCIDENTS
 from tests.kit.serving.messages import get
 from tests.kit.serving.rpc import Failure, failure, serving
-from tests.unit.rpc.memory_service import ACCIDENTS
 from tests.unit.rpc.sessions import SocketSession, operation, operations
 
 UNARY = {

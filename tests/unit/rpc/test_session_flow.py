@@ -1,20 +1,21 @@
-"""Flow control of a session: what it holds is bounded, whatever the client sends or leaves."""
+"""Flow control of sessions: what they hold is bounded, each and together."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
-from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
 from shalekv.rpc.session import OPERATION_OVERHEAD_BYTES, TURN_COUNT
-from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
+from shalekv.settings import KIB, STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.running_log import quiesce
-from tests.kit.serving.roles import LINEARIZABLE, header, serving
-from tests.unit.rpc.memory_service import MemoryKv
+from tests.kit.serving.memory_service import MemoryKv
+from tests.kit.serving.roles import serving
 from tests.unit.rpc.sessions import (
     DrivenSession,
     driven,
@@ -22,7 +23,6 @@ from tests.unit.rpc.sessions import (
     operations,
 )
 
-KIB = 1 << 10
 MAX_BYTES = 64 * KIB
 LIMITS = LimitSettings(session_bytes_max=MAX_BYTES)
 VALUE = b"x" * 4 * KIB
@@ -86,29 +86,6 @@ async def test_results_that_are_not_taken_stop_the_reading() -> None:
         assert len(service.calls) == 100
 
 
-async def test_small_operations_are_counted_for_what_they_cost() -> None:
-    """An operation of a few bytes takes a task and a future: thousands are not let in for that."""
-    async with serving() as writer:
-        answers: list[Waiter] = []
-
-        async def nobody_answers() -> None:
-            answers.append(new_waiter())
-            await answers[-1]
-
-        writer.engine.ownership.confirm = nobody_answers  # type: ignore[method-assign]  # a store that hangs
-        request = kv_pb2.GetRequest(key=b"a", header=header(LINEARIZABLE))
-        async with driven(writer.kv, limits=LIMITS) as session:
-            session.send(*operations(*[request] * 1_000))
-            await check_bound(session, held_by(request))
-            assert len(answers) <= MAX_BYTES // OPERATION_OVERHEAD_BYTES + 1
-            rest = asyncio.create_task(session.rest())
-            while not rest.done():
-                for answer in answers:
-                    tell(answer)
-                await quiesce()
-            assert len(rest.result()) == len(answers) == 1_000
-
-
 async def test_result_larger_than_a_message_stands_alone() -> None:
     """Results share messages up to their size; one that is larger is sent, alone."""
     service = MemoryKv()
@@ -155,3 +132,37 @@ async def test_long_message_lets_others_run() -> None:
             await asyncio.sleep(0)
             steps.append(len(service.calls) - before)
         assert max(steps) <= TURN_COUNT
+
+
+ROOM_ONE_BYTES = 2 * len(VALUE)  # more than what a get and its result hold
+ALL_BYTES = 64 * KIB
+SESSIONS = 10
+ROOM_LIMITS = LimitSettings(session_bytes_max=64 * KIB)
+
+
+async def test_sessions_share_their_room() -> None:
+    """Ten clients that take nothing hold no more than all of it, and one operation each; a client
+    that comes later and takes its results gets all of them; in the end everything is given back.
+    """
+    service = MemoryKv()
+    service.values[b"a"] = VALUE
+    room = ResultRoom(ALL_BYTES)
+    async with AsyncExitStack() as stack:
+        silent = [
+            await stack.enter_async_context(driven(service, limits=ROOM_LIMITS, room=room))
+            for _ in range(SESSIONS)
+        ]
+        for session in silent:
+            for number in range(100):
+                session.send(operation(number, kv_pb2.GetRequest(key=b"a")))
+        for _ in range(50):
+            await quiesce()
+        held = [session.session.held_bytes for session in silent]
+        assert all(each > SMALL_BYTES for each in held)
+        assert room.used_bytes == sum(held)
+        assert ALL_BYTES < room.used_bytes <= ALL_BYTES + SESSIONS * ROOM_ONE_BYTES
+        async with driven(service, limits=ROOM_LIMITS, room=room) as late:
+            for number in range(20):
+                late.send(operation(number, kv_pb2.GetRequest(key=b"a")))
+            assert len(await late.rest()) == 20
+    assert room.used_bytes == 0

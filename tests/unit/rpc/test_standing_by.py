@@ -14,9 +14,9 @@ from shalekv.errors import StandingBy, Stopping
 from shalekv.rpc.server import Server
 from shalekv.settings import ServerSettings
 from shalekv.v1 import admin_pb2, admin_pb2_grpc, kv_pb2, kv_pb2_grpc
+from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv
+from tests.kit.serving.memory_watches import MemoryWatches
 from tests.kit.serving.rpc import failure, runtime
-from tests.unit.rpc.memory_service import MemoryAdmin, MemoryKv
-from tests.unit.rpc.memory_watches import MemoryWatches
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

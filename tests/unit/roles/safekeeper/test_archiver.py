@@ -25,7 +25,7 @@ from tests.kit.quorum.held_log import (
     put_manifest,
     running,
 )
-from tests.kit.store import FaultyStore, HeldStore, Request
+from tests.kit.store import FaultyStore, Request
 
 
 async def test_the_appointed_member_archives_what_is_complete(
@@ -78,21 +78,6 @@ async def test_nobody_trims_what_it_has_not_listed(store: MemoryStore, runtime: 
         assert log.trims == []
         gate.set()
         await log.reached(trimmed_lsn=3)
-
-
-async def test_a_member_trims_what_another_has_archived(
-    objects: MemoryObjects, store: MemoryStore, runtime: Runtime
-) -> None:
-    """It uploads nothing, and lists the archive itself."""
-    written = Written()
-    records = written.write("00.1.22-.3")
-    a, b = HeldLog(A, appointed=A), HeldLog(B, appointed=A)
-    held = HeldStore(objects)
-    for log in (a, b):
-        log.append(records, committed_lsn=len(records))
-    async with running(archiver_of(a, store, runtime), archiver_of(b, held, runtime, PATIENT)):
-        await b.reached(archived=2, trimmed_lsn=6)
-    assert held.held == []
 
 
 async def test_a_member_without_room_looks_at_once(

@@ -138,31 +138,6 @@ async def test_values_before_are_those_of_the_log(seed: int) -> None:
             assert {place for place in truth if place[0] >= first} <= found.keys()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_values_before_of_a_watch_below_the_levels(seed: int) -> None:
-    """A watch that begins below the levels is told nothing wrong: a value is unknown until its key
-    was met, and from the end of the levels on all are known.
-    """
-    random = Random(seed)
-    async with watched(watching=SMALL, fence_poll_ms=3_600_000) as under:
-        await write(under, random)
-        c_seq = await write(under, random)
-        await compact(under.database)
-        await follow(under.writer)
-        last_seq = await write(under, random)
-        client = under.client()
-        start = random.randint(1, c_seq)
-        client.create(previous_value=True, start_seq=start)
-        found = await told_until(client, last_seq)
-        truth = await values_before(under.database)
-        assert is_right(found, truth)
-        assert found.keys() == {place for place in truth if place[0] >= start}
-        met: set[bytes] = set()
-        for (seq, key), value in sorted(found.items()):
-            assert value is not UNKNOWN or (key not in met and seq <= c_seq)
-            met.add(key)
-
-
 async def test_values_that_do_not_fit_are_unknown() -> None:
     """Two values that do not fit into one message are not sent together: the new one is."""
     size = 2_500_000

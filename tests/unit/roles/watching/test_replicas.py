@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-import pytest
-
 from shalekv.core.wal_lease import find_wal_lease
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.errors import StoreUnavailable
@@ -72,41 +70,6 @@ async def fall_asleep(ground: ReplicaGround) -> int:
     await pass_s(TTL_S + 1)
     await ground.collect()
     return ground.seq
-
-
-@pytest.mark.parametrize("previous_value", [False, True])
-def test_jump_is_read_from_the_log(*, previous_value: bool) -> None:
-    """What a lease has kept of the log is told to each watch, whole and once, and then the feed."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(k0=b"before")
-        engine = await ground.join()
-        async with watching(ground, engine) as client:
-            client.create(consumer=CONSUMER, previous_value=previous_value)
-            assert await client.opened() == 2
-            client.create(2, b"k1", previous_value=previous_value)
-            assert await client.opened(2) == 2
-            last_seq = await fall_asleep(ground)
-            async with running(engine):
-                await engine.prefix.cover(last_seq)
-                assert engine.levels.lost_count == 1
-                last_seq = await ground.put(k1=b"last", k0=b"last")
-                await engine.catch_up()
-                commits: dict[int, list[kv_pb2.WatchCommit]] = {1: [], 2: []}
-                while not all(each and each[-1].seq == last_seq for each in commits.values()):
-                    reply = await client.take()
-                    assert not reply.HasField("closed"), reply
-                    if reply.HasField("commit"):
-                        commits[reply.watch_id].append(reply.commit)
-        assert [commit.seq for commit in commits[1]] == [2, 3, 4, 5, 6, 7]
-        assert [commit.seq for commit in commits[2]] == [3, 5, 7]
-        if previous_value:
-            changes = [commit.changes[0] for commit in commits[2]]
-            assert changes[0].previous_unknown
-            assert [change.previous.value for change in changes[1:]] == [b"1", b"3"]
-
-    in_virtual_time(main)
 
 
 def test_jump_over_what_is_gone_is_told() -> None:

@@ -1,22 +1,109 @@
-"""Scans that keep in memory what is compacted are ended when they keep too much."""
+"""Views of scans: kept for next pages, resumed, and let go when they keep too much memory."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from shalekv.clock import LoopClock
 from shalekv.errors import PageExpired
 from shalekv.roles import scans
-from shalekv.settings import KIB, MIB, LimitSettings
+from shalekv.roles.writer import Writer
+from shalekv.settings import KIB, MIB, DatabaseSettings, LimitSettings, ServeSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
+from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import gathered
+from tests.kit.serving.messages import put
 from tests.kit.serving.roles import CALL, Serving, pairs, serving
 from tests.kit.serving.sweeping import compact
+
+Pairs = list[tuple[bytes, bytes]]
+
+
+async def fill(writer: Serving, count: int = 10, value: bytes = b"1") -> Pairs:
+    """So many keys in one commit."""
+    keys = [b"%03d" % number for number in range(count)]
+    await writer.ask(kv_pb2.WriteRequest(changes=[put(key, value) for key in keys]))
+    return [(key, value) for key in keys]
+
+
+async def page(
+    writer: Serving, token: bytes = b"", level: Any = 0, **fields: Any
+) -> tuple[Pairs, bytes]:
+    """One page, and the token of the next; empty: it was the last."""
+    replies = await writer.scan(level, page_token=token, **fields)
+    assert [reply.more for reply in replies[:-1]] == [False] * (len(replies) - 1)
+    assert {reply.page_token for reply in replies[:-1]} <= {b""}
+    last = replies[-1]
+    assert last.more == bool(last.page_token)
+    return pairs(replies), last.page_token
+
+
+async def pages(writer: Serving, token: bytes = b"", level: Any = 0, **fields: Any) -> list[Pairs]:
+    """All pages from `token` on."""
+    found = []
+    while True:
+        entries, token = await page(writer, token, level, **fields)
+        found.append(entries)
+        if not token:
+            return found
+
+
+async def test_pages_see_the_view_of_the_first() -> None:
+    """Writes, deletes, range deletes and merges of runs change nothing in the pages that follow."""
+    async with serving() as writer:
+        whole = await fill(writer, 60)
+        found, token = await page(writer, limit=7)
+        seqs = set()
+        while token:
+            number = len(found)
+            await writer.put(b"%03d" % (number + 1), b"changed")
+            await writer.delete(b"%03d" % (number + 2))
+            key_range = kv_pb2.KeyRange(start=b"%03d" % (number + 3), end=b"%03d" % (number + 9))
+            await writer.ask(kv_pb2.DeleteRangeRequest(range=key_range))
+            await writer.put(b"%03d x" % (number + 1), b"new")
+            await quiesce()
+            replies = await writer.scan(page_token=token, limit=7)
+            seqs |= {reply.header.seq for reply in replies}
+            found, token = found + pairs(replies), replies[-1].page_token
+        assert found == whole
+        assert seqs == {1}
+        assert writer.engine.log.objects_written > 20
+        assert writer.engine.memtable.run_count < 10  # so runs were merged
+        await writer.ask(kv_pb2.DeleteRangeRequest(all=True))
+        assert pairs(await writer.scan()) == []
+
+
+async def test_scan_without_a_limit_keeps_no_view() -> None:
+    """Only who may come back for a next page holds memory."""
+    async with serving() as writer:
+        await fill(writer)
+        await writer.scan()
+        await writer.scan(limit=10)
+        await writer.scan(limit_bytes=10_000)
+        assert len(writer.kv.scans.views) == 0
+
+
+async def test_writer_that_ends_lets_go_of_its_views() -> None:
+    """When a writer has run its course no view and no timer is left of it."""
+    database = await Database.created()
+    settings = ServeSettings(database=DatabaseSettings(url="memory://test"))
+    writer = await Writer.open(database.store, settings=settings, runtime=database.runtime())
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(writer.run())
+        for key in (b"a", b"b"):
+            answer = writer.kv.put(kv_pb2.PutRequest(key=key), CALL)
+            assert isinstance(answer, asyncio.Future)
+            await answer
+        await gathered(writer.kv.scan(kv_pb2.ScanRequest(limit=1), CALL))
+        assert len(writer.kv.scans.views) == 1
+        writer.close()
+    assert len(writer.kv.scans.views) == 0
+
 
 VALUE = bytes(2 * KIB)
 COUNT = 100  # of puts, which are 200 KiB
@@ -130,32 +217,3 @@ async def test_pages_go_before_scans() -> None:
         with pytest.raises(PageExpired):
             await it.page(page.page_token)
         assert len(await gathered(scan)) == 2 * COUNT - 1
-
-
-async def test_scans_go_by_age() -> None:
-    """Of scans the one that began first goes first, and what is enough is enough."""
-    async with shedding() as it:
-        await it.fill(b"a")
-        older = await it.stalled()
-        await it.compact()
-        await it.fill(b"b")
-        newer = await it.stalled()
-        await it.compact()
-        with pytest.raises(PageExpired):
-            await gathered(older)
-        assert len(await gathered(newer)) == 2 * COUNT - 1
-
-
-async def test_the_bytes_of_merged_runs_count_too() -> None:
-    """A scan that began before runs were merged keeps what was merged, though nobody else does."""
-    async with shedding() as it:
-        await it.fill(b"a")
-        await it.fill(b"b")
-        scan = await it.stalled()
-        it.engine.memtable.close_segment()
-        await it.engine.memtable.merge_runs(LoopClock())
-        assert it.engine.memtable.run_count == 1
-        await it.compact()
-        with pytest.raises(PageExpired):
-            await gathered(scan)
-        assert it.engine.memtable.held_bytes == 0

@@ -1,4 +1,4 @@
-"""What the levels said of a key before they were replaced decides nothing any more."""
+"""Writes that depend on keys of the levels, which memory lets go of at any moment."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from shalekv.clock import LoopClock
-from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import ConditionFailed
+from shalekv.core.fencing import WriterId
+from shalekv.engine.below import WITNESS_COUNT
+from shalekv.errors import ConditionFailed, RangeTooCostly
 from shalekv.format import names
-from shalekv.settings import LimitSettings, WriterSettings
-from shalekv.store.memory import MemoryObjects
+from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
@@ -24,15 +23,19 @@ from tests.kit.serving.messages import (
     absent,
     add,
     change,
+    delete,
+    delete_range,
     get,
     put,
     seq_equals,
 )
-from tests.kit.serving.roles import AskedStore, Serving, serving
+from tests.kit.serving.roles import Serving, serving
 from tests.kit.serving.sweeping import compact
 from tests.kit.states import counter
+from tests.kit.store import Request
 
 MIB = 1 << 20
+L0_COUNT = 4  # SSTs of L0 stay as they are in these tests
 Ask = Callable[[kv_pb2.TxnRequest], Awaitable[Any]]
 
 
@@ -41,20 +44,18 @@ def empty(**fields: Any) -> kv_pb2.Compare:
     return Compare(range_empty=kv_pb2.KeyRange(**fields))
 
 
-class SlowLevels(AskedStore):
+class SlowLevels:
     """Holds reads of objects of the levels: those that the test says."""
 
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(objects)
+    def __init__(self) -> None:
         self.is_slow: Callable[[str], bool] = lambda _: False
         self.held_reads: list[asyncio.Future[None]] = []
 
-    async def get_range(self, name: str, offset: int, length: int) -> bytes:
-        if self.is_slow(name):
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.held_reads.append(waiter)
-            await waiter
-        return await super().get_range(name, offset, length)
+    async def before(self, request: Request) -> None:
+        """Hold the request if it is such a read."""
+        if request.operation == "get_range" and self.is_slow(request.name):
+            self.held_reads.append(asyncio.get_running_loop().create_future())
+            await self.held_reads[-1]
 
     def pass_reads(self, is_slow: Callable[[str], bool]) -> None:
         """Answer all reads that are held, and hold others from now on."""
@@ -72,19 +73,9 @@ class SlowLevels(AskedStore):
 @asynccontextmanager
 async def slow_levels(database: Database) -> AsyncIterator[tuple[Serving, SlowLevels]]:
     """A writer whose levels are read as slowly as the test says."""
-    settings = WriterSettings.model_validate({"flush_interval_ms": 0} | NEVER_POLLED)
-    store = SlowLevels(database.objects)
-    store.is_holding = False
-    opened_log = await database.open(store, k=settings.max_parallel_writes)
-    limits, runtime = LimitSettings(), database.runtime()
-    engine = WriterEngine(opened_log, settings, LoopClock(), limits=limits)
-    writer = Serving(store, engine, settings, limits, runtime.random)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(writer.run())
-        yield writer, store
-        store.let_go()
-        writer.engine.close()
-    writer.check_idle()
+    levels = SlowLevels()
+    async with serving(database, before=levels.before, **NEVER_POLLED) as writer:
+        yield writer, levels
 
 
 async def levels_of(database: Database) -> set[str]:
@@ -117,7 +108,7 @@ async def leaving(database: Database) -> AsyncIterator[tuple[Serving, SlowLevels
     """
     async with slow_levels(database) as (writer, store):
         await writer.ask(kv_pb2.WriteRequest(changes=[put(b"a"), put(b"z")]))
-        await compact(database)
+        await compact(database, l0_trigger_count=L0_COUNT)
         await follow(writer)
         await forgotten(writer)
         older = await levels_of(database)
@@ -125,7 +116,7 @@ async def leaving(database: Database) -> AsyncIterator[tuple[Serving, SlowLevels
         store.is_slow = lambda _: True
         resting = asyncio.create_task(writer.put(b"a", precondition=absent()))
         await store.read()
-        await compact(database)
+        await compact(database, l0_trigger_count=L0_COUNT)
         await follow(writer)
         await quiesce()
         assert writer.engine.memtable.get(b"b") is not None
@@ -157,32 +148,6 @@ async def test_key_that_leaves_memory_while_another_is_looked_up_is_not_absent(k
         check_stale(kind, await ask(request), seq=2)
 
 
-async def test_key_stays_in_memory_while_a_look_goes_on_that_rests_on_it() -> None:
-    """A look at the tree before did not ask the levels for a key that was in memory: until it is
-    made again by the new tree, memory keeps that.
-    """
-    database = await Database.created()
-    async with slow_levels(database) as (writer, store):
-        await writer.put(b"a")
-        await compact(database)
-        await follow(writer)
-        await forgotten(writer)
-        await writer.put(b"b", counter(40))
-        compare, operation = STALE["exists"]
-        store.is_slow = lambda _: True
-        compares = [Compare(key=b"a", exists=True), compare]
-        request = kv_pb2.TxnRequest(compares=compares, then=[operation], otherwise=[get(b"b")])
-        transacted = asyncio.create_task(writer.ask(request))
-        await store.read()
-        await compact(database)
-        await follow(writer)
-        await quiesce()
-        assert writer.engine.memtable.get(b"b") is not None
-        store.pass_reads(lambda _: False)
-        check_stale("exists", await transacted, seq=2)
-        await forgotten(writer)
-
-
 @pytest.mark.parametrize("kind", STALE)
 async def test_key_that_leaves_memory_while_its_writer_waits_for_room_is_not_absent(
     kind: str,
@@ -201,7 +166,7 @@ async def test_key_that_leaves_memory_while_its_writer_waits_for_room_is_not_abs
         transacted = asyncio.create_task(writer.ask(request))
         await quiesce()
         assert writer.engine.admission.waiting_bytes > 0
-        await compact(database)
+        await compact(database, l0_trigger_count=L0_COUNT)
         await follow(writer)
         await forgotten(writer)
         held.release()
@@ -215,7 +180,7 @@ async def test_put_that_comes_while_the_levels_are_asked_counts() -> None:
     database = await Database.created()
     async with slow_levels(database) as (writer, store):
         await writer.put(b"a", b"1")
-        await compact(database)
+        await compact(database, l0_trigger_count=L0_COUNT)
         await follow(writer)
         await forgotten(writer)
         store.is_slow = lambda _: True
@@ -230,3 +195,138 @@ async def test_put_that_comes_while_the_levels_are_asked_counts() -> None:
         assert caught.value.found_seq == 0
         assert (await created).header.seq > 3
         assert (await writer.get(b"a")).value == b"3"
+
+
+TTL_MS = 60_000
+
+
+@asynccontextmanager
+async def compacted(
+    *changes: kv_pb2.Change, limits: LimitSettings | None = None, **settings: Any
+) -> AsyncIterator[Serving]:
+    """A writer with nothing in memory: the levels hold commit 1, which has these changes, and 2."""
+    database = await Database.created()
+    async with serving(database, limits=limits, **NEVER_POLLED, **settings) as writer:
+        await writer.ask(kv_pb2.WriteRequest(changes=[*changes, put(b"gone"), put(b"shut", b"v")]))
+        await writer.delete(b"gone")
+        await compact(database, l0_trigger_count=L0_COUNT)
+        await follow(writer)
+        await forgotten(writer)
+        yield writer
+
+
+async def holds(writer: Serving, *compares: kv_pb2.Compare) -> bool:
+    """Whether a transaction finds that these comparisons hold."""
+    reply: kv_pb2.TxnReply = await writer.ask(kv_pb2.TxnRequest(compares=compares, then=[get()]))
+    return reply.succeeded
+
+
+RANGE = {"prefix": b"r"}
+
+
+@pytest.mark.parametrize(
+    ("count_max", "is_costly"), [(3, True), (4, False)], ids=["one too many", "as many"]
+)
+@pytest.mark.parametrize("kind", ["expired", "deleted"])
+async def test_range_of_the_levels_may_cost_too_much(
+    kind: str, count_max: int, *, is_costly: bool
+) -> None:
+    """Keys of the levels without a value are looked at, and not more of them than allowed."""
+    ttl_ms = TTL_MS if kind == "expired" else 0
+    changes = [put(b"r%d" % number, ttl_ms=ttl_ms) for number in range(4)]
+    async with compacted(*changes, limits=LimitSettings(compare_count_max=count_max)) as writer:
+        if kind == "deleted":
+            await asyncio.gather(*(writer.delete(b"r%d" % number) for number in range(4)))
+        else:
+            writer.pass_ms(TTL_MS)
+        if is_costly:
+            with pytest.raises(RangeTooCostly):
+                await holds(writer, empty(**RANGE))
+        else:
+            assert await holds(writer, empty(**RANGE))
+        assert await holds(writer, empty(prefix=b"q"))
+
+
+@pytest.mark.parametrize(
+    ("count", "is_costly"), [(WITNESS_COUNT - 1, False), (WITNESS_COUNT, True)]
+)
+async def test_keys_of_a_range_that_are_deleted_after_the_look_do_not_count(
+    count: int, *, is_costly: bool
+) -> None:
+    """Where all that was fetched is deleted before the decision, a range is empty if that was all
+    of it, and is refused if more may be there.
+    """
+    changes = [put(b"r%02d" % number) for number in range(count)]
+    async with compacted(*changes, queued_bytes_max=MIB) as writer:
+        writer.store.is_holding = True
+        large = asyncio.create_task(writer.put(b"large", bytes(MIB)))
+        held = await writer.store.arrived(1)
+        deleted = asyncio.create_task(
+            writer.ask(kv_pb2.WriteRequest(changes=[delete(each.put.key) for each in changes]))
+        )
+        await quiesce()
+        is_empty = asyncio.create_task(holds(writer, empty(**RANGE)))
+        await quiesce()
+        assert writer.engine.admission.waiting_bytes > 0
+        writer.store.is_holding = False
+        held.release()
+        await asyncio.gather(large, deleted)
+        if is_costly:
+            with pytest.raises(RangeTooCostly):
+                await is_empty
+        else:
+            assert await is_empty
+
+
+OLDER = WriterId(0, bytes(16))
+FLAG_TTL_MS = 10_000
+IF_FLAG = [kv_pb2.Compare(key=b"flag", exists=True)]
+
+
+async def in_levels(database: Database, writer: Serving) -> None:
+    """A counter and a flag that expires are in the levels alone."""
+    await writer.ask(kv_pb2.WriteRequest(changes=[add(b"n", 5)]))
+    await writer.put(b"flag", b"x", ttl_ms=FLAG_TTL_MS)
+    await compact(database, l0_trigger_count=L0_COUNT)
+    await follow(writer)
+    await forgotten(writer)
+
+
+async def displaced(database: Database, writer: Serving, *later: kv_pb2.Change) -> list[object]:
+    """`later` is submitted behind a transaction that is displaced, and does nothing then.
+
+    The slot of the first holds a slow opener's fence, and its flag expires before that is known.
+    What became of the second one.
+    """
+    await database.fill(writer.engine.log.next_wal_id, OLDER)
+    writer.store.is_holding = True
+    writer.store.held.clear()
+    first = kv_pb2.TxnRequest(
+        compares=IF_FLAG,
+        then=[change(put(b"n", counter(100))), change(delete_range(start=b"m", end=b"p"))],
+    )
+    second = kv_pb2.WriteRequest(changes=later)
+    async with asyncio.TaskGroup() as tasks:
+        going = tasks.create_task(writer.ask(first))
+        upload = await writer.store.arrived(1)
+        behind = tasks.create_task(_outcome(writer, second))
+        await quiesce()
+        writer.pass_ms(2 * FLAG_TTL_MS)
+        upload.release()
+        await quiesce()
+        writer.store.let_go()
+    assert not going.result().succeeded
+    return behind.result()
+
+
+async def _outcome(writer: Serving, request: kv_pb2.WriteRequest) -> list[object]:
+    return [*(await writer.ask(request)).counters]
+
+
+async def test_counter_of_the_levels_is_found_again() -> None:
+    """A put that was on its way hid the counter; it was never written, and the counter counts."""
+    database = await Database.created()
+    async with serving(database, fence_poll_ms=3_600_000) as writer:
+        await in_levels(database, writer)
+        assert await displaced(database, writer, add(b"n", 1)) == [6]
+        assert (await writer.get(b"n")).value == counter(6)
