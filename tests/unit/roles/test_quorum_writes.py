@@ -11,19 +11,16 @@ import pytest
 from google.protobuf.message import Message
 
 from shalekv.engine.slots import QuorumReport
-from shalekv.engine.watching.history import History
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import OutcomeUnknown, QuorumUnavailable
 from shalekv.format import names
 from shalekv.roles.snapshots import SnapshotAdmin
-from shalekv.roles.watching import Watches
 from shalekv.roles.writer_kv import WriterKv
-from shalekv.settings import LimitSettings, WatchSettings
+from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.quorum.log import Ground, Writing, in_virtual_time, runtime, until
 from tests.kit.serving.messages import absent, key_header
 from tests.kit.serving.roles import CALL, Calls
-from tests.kit.serving.watchers import TIMELESS, WatchClient
 
 NEVER_MS = 3_600_000  # so long an object stays open unless somebody asks for its end
 
@@ -63,34 +60,6 @@ class QuorumServing(Calls):
         """Whether safekeepers put objects into the store."""
         for kept in self.ground.logs():
             kept.can_archive = is_allowed
-
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[WatchClient]:
-        """A stream of watches of this writer."""
-        engine = self.engine
-        cas = self.ground.cas()
-        watches = Watches(
-            engine.feed,
-            History(
-                cas,
-                engine.manifest,
-                engine.levels.ssts,
-                database_id=engine.database_id,
-                held=engine.held_object,
-            ),
-            WatchSettings.model_validate(TIMELESS),
-            cas.runtime.clock,
-            hold=lambda: engine.levels.current,
-            header=self.kv.header,
-            now_ms=engine.time.now_ms,
-        )
-        client = WatchClient(watches)
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(client.run())
-            try:
-                yield client
-            finally:
-                running.cancel()
 
 
 @asynccontextmanager

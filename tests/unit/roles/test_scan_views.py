@@ -43,16 +43,6 @@ async def page(
     return pairs(replies), last.page_token
 
 
-async def pages(writer: Serving, token: bytes = b"", level: Any = 0, **fields: Any) -> list[Pairs]:
-    """All pages from `token` on."""
-    found = []
-    while True:
-        entries, token = await page(writer, token, level, **fields)
-        found.append(entries)
-        if not token:
-            return found
-
-
 async def test_pages_see_the_view_of_the_first() -> None:
     """Writes, deletes, range deletes and merges of runs change nothing in the pages that follow."""
     async with serving() as writer:

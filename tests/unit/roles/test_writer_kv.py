@@ -16,7 +16,6 @@ from shalekv.errors import (
     NotACounter,
 )
 from shalekv.roles.service import Answer, Call
-from shalekv.roles.writer_kv import WriterKv
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
@@ -101,13 +100,6 @@ async def test_reads_wait_for_what_came_before() -> None:
         assert [result.value for result in batch.result().results] == [b"2", b"1"]
         assert batch.result().header.seq == 2
         assert pairs(scan.result()) == [(b"a", b"2"), (b"b", b"1")]
-
-
-async def batch_get(kv: WriterKv, keys: list[bytes]) -> list[kv_pb2.BatchGetResult]:
-    """The results for some keys."""
-    answer = kv.batch_get(kv_pb2.BatchGetRequest(keys=keys), CALL)
-    assert isinstance(answer, kv_pb2.BatchGetReply)
-    return list(answer.results)
 
 
 async def test_linearizable_read_is_answered_after_a_look() -> None:
