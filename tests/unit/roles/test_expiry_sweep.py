@@ -7,6 +7,7 @@ import asyncio
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
+from tests.kit.run_by import run_by
 from tests.kit.serving.letting_go import follow, forgotten
 from tests.kit.serving.messages import delete_range
 from tests.kit.serving.roles import Serving, pairs, serving
@@ -32,192 +33,168 @@ async def sweep(writer: Serving) -> None:
     await writer.engine.expiry.scan()
 
 
-def test_expired_value_is_told_once() -> None:
+@run_by(in_still_time)
+async def test_expired_value_is_told_once() -> None:
     """Not before its time; with its expiry; reads are the same before and after."""
-
-    async def main() -> None:
-        database = await Database.created()
-        async with serving(database, **BY_HAND) as writer:
-            now_ms = writer.engine.time.now_ms()
-            await writer.put(b"a", ttl_ms=TTL_MS)
-            await writer.put(b"b")
-            writer.pass_ms(TTL_MS - 1)
+    database = await Database.created()
+    async with serving(database, **BY_HAND) as writer:
+        now_ms = writer.engine.time.now_ms()
+        await writer.put(b"a", ttl_ms=TTL_MS)
+        await writer.put(b"b")
+        writer.pass_ms(TTL_MS - 1)
+        await sweep(writer)
+        assert await told(database) == []
+        assert (await writer.get(b"a")).found
+        writer.pass_ms(1 + SECOND_MS)
+        before = [await writer.get(b"a"), pairs(await writer.scan())]
+        for _ in range(3):
             await sweep(writer)
-            assert await told(database) == []
-            assert (await writer.get(b"a")).found
-            writer.pass_ms(1 + SECOND_MS)
-            before = [await writer.get(b"a"), pairs(await writer.scan())]
-            for _ in range(3):
-                await sweep(writer)
-            assert await told(database) == [(b"a", now_ms + TTL_MS)]
-            assert before[1] == pairs(await writer.scan()) == [(b"b", b"v")]
-            assert not (await writer.get(b"a")).found
-            assert writer.engine.expiry.expired_count == 1
-            check_log(await logged(database))
-
-    in_still_time(main)
+        assert await told(database) == [(b"a", now_ms + TTL_MS)]
+        assert before[1] == pairs(await writer.scan()) == [(b"b", b"v")]
+        assert not (await writer.get(b"a")).found
+        assert writer.engine.expiry.expired_count == 1
+        check_log(await logged(database))
 
 
-def test_what_was_replaced_is_not_told() -> None:
+@run_by(in_still_time)
+async def test_what_was_replaced_is_not_told() -> None:
     """Deleted, deleted by range, overwritten, or given another life before it was over."""
-
-    async def main() -> None:
-        database = await Database.created()
-        async with serving(database, **BY_HAND) as writer:
-            for key in (b"deleted", b"in range", b"overwritten", b"renewed", b"counted"):
-                await writer.put(key, counter(1), ttl_ms=TTL_MS)
-            await writer.delete(b"deleted")
-            await writer.ask(kv_pb2.WriteRequest(changes=[delete_range(prefix=b"in")]))
-            await writer.put(b"overwritten")
-            await writer.put(b"renewed", ttl_ms=3 * TTL_MS)
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            await sweep(writer)
-            assert [key for key, _ in await told(database)] == [b"counted"]
-            writer.pass_ms(2 * TTL_MS)
-            await sweep(writer)
-            assert [key for key, _ in await told(database)] == [b"counted", b"renewed"]
-            check_log(await logged(database))
-
-    in_still_time(main)
+    database = await Database.created()
+    async with serving(database, **BY_HAND) as writer:
+        for key in (b"deleted", b"in range", b"overwritten", b"renewed", b"counted"):
+            await writer.put(key, counter(1), ttl_ms=TTL_MS)
+        await writer.delete(b"deleted")
+        await writer.ask(kv_pb2.WriteRequest(changes=[delete_range(prefix=b"in")]))
+        await writer.put(b"overwritten")
+        await writer.put(b"renewed", ttl_ms=3 * TTL_MS)
+        writer.pass_ms(TTL_MS + SECOND_MS)
+        await sweep(writer)
+        assert [key for key, _ in await told(database)] == [b"counted"]
+        writer.pass_ms(2 * TTL_MS)
+        await sweep(writer)
+        assert [key for key, _ in await told(database)] == [b"counted", b"renewed"]
+        check_log(await logged(database))
 
 
-def test_write_that_comes_first_is_not_taken_away() -> None:
+@run_by(in_still_time)
+async def test_write_that_comes_first_is_not_taken_away() -> None:
     """A sweep is decided in the order of all writes, those that are not durable yet included."""
+    database = await Database.created()
+    async with serving(database, **BY_HAND) as writer:
+        await writer.put(b"a", ttl_ms=TTL_MS)
+        await writer.put(b"b", ttl_ms=TTL_MS)
+        writer.pass_ms(TTL_MS + SECOND_MS)
+        writer.store.is_holding = True
+        put_again = asyncio.ensure_future(writer.put(b"a", b"new"))
+        await writer.store.arrived(1)
+        sweeping = asyncio.ensure_future(writer.engine.expiry.sweep())
+        await quiesce()
+        assert not sweeping.done()
+        writer.store.let_go()
+        await asyncio.gather(put_again, sweeping)
+        assert pairs(await writer.scan()) == [(b"a", b"new")]
+        assert [key for key, _ in await told(database)] == [b"b"]
 
-    async def main() -> None:
+
+@run_by(in_still_time)
+async def test_delete_that_lands_ahead_of_its_turn_counts() -> None:
+    """A value that lands after its delete is not kept in mind, and never told."""
+    database = await Database.created()
+    async with serving(database, **BY_HAND, max_parallel_writes=2) as writer:
+        writer.store.is_holding = True
+        putting = asyncio.ensure_future(writer.put(b"a", ttl_ms=TTL_MS))
+        first = await writer.store.arrived(1)
+        deleting = asyncio.ensure_future(writer.delete(b"a"))
+        (await writer.store.arrived(2)).release()
+        await deleting
+        first.release()
+        await putting
+        writer.store.let_go()
+        await compact(database)
+        await follow(writer)
+        await forgotten(writer)
+        writer.pass_ms(TTL_MS + SECOND_MS)
+        await sweep(writer)
+        assert await told(database) == []
+
+
+@run_by(in_still_time)
+async def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
+    """Then the levels are asked: a key that it has deleted is not told."""
+    database = await Database.created()
+    async with serving(database, **BY_HAND) as writer:
+        for key in (b"a1", b"a2", b"b1"):
+            await writer.put(key, ttl_ms=TTL_MS)
+        await writer.ask(kv_pb2.WriteRequest(changes=[delete_range(prefix=b"a")]))
+        await compact(database)
+        await follow(writer)
+        await forgotten(writer)
+        writer.pass_ms(TTL_MS + SECOND_MS)
+        await sweep(writer)
+        assert [key for key, _ in await told(database)] == [b"b1"]
+
+
+@run_by(in_still_time)
+async def test_next_writer_finds_what_the_last_one_has_left() -> None:
+    """In the log that it replays, and in the levels, where only SSTs with such values are read."""
+    database = await Database.created()
+    async with serving(database, **BY_HAND) as writer:
+        await writer.put(b"plain")
+        await compact(database)
+        await follow(writer)
+        await writer.put(b"old", ttl_ms=TTL_MS)
+        await writer.put(b"older", ttl_ms=TTL_MS)
+        await compact(database, l0_trigger_count=100)
+        await follow(writer)
+        await writer.put(b"older")
+        await writer.put(b"young", ttl_ms=TTL_MS)
+        writer.pass_ms(TTL_MS + SECOND_MS)
+        await writer.put(b"late", ttl_ms=TTL_MS)
+    async with serving(database, **BY_HAND) as writer:
+        await writer.engine.expiry.sweep()
+        assert [key for key, _ in await told(database)] == [b"young"]
+        await writer.engine.expiry.scan()
+        assert [key for key, _ in await told(database)] == [b"young", b"old"]
+        assert writer.engine.levels.ssts.counters.metadata_requests == 1
+        await sweep(writer)
+        assert len(await told(database)) == 2
+        check_log(await logged(database))
+
+
+@run_by(in_still_time)
+async def test_values_without_room_are_found_in_the_levels() -> None:
+    """Nothing is lost when more expire than are kept in mind, nor read as long as none does."""
+    database = await Database.created()
+    async with serving(database, **BY_HAND, expiry_tracked_bytes=2_000) as writer:
+        expected = {b"%02d" % number for number in range(20)}
+        for key in expected:
+            await writer.put(key, ttl_ms=TTL_MS)
+        await compact(database)
+        await follow(writer)
+        before = writer.engine.levels.ssts.counters
+        await sweep(writer)
+        assert writer.engine.levels.ssts.counters == before
+        writer.pass_ms(TTL_MS + SECOND_MS)
+        await writer.engine.expiry.sweep()
+        assert 0 < len(await told(database)) < 6
+        await writer.engine.expiry.scan()
+        assert sorted(key for key, _ in await told(database)) == sorted(expected)
+
+
+@run_by(in_still_time)
+async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() -> None:
+    """Within `expired_kept_s` it is told after any merge; later it may go untold."""
+    for kept_s, expected in ((3_600, [b"a"]), (0, [])):
         database = await Database.created()
         async with serving(database, **BY_HAND) as writer:
             await writer.put(b"a", ttl_ms=TTL_MS)
-            await writer.put(b"b", ttl_ms=TTL_MS)
             writer.pass_ms(TTL_MS + SECOND_MS)
-            writer.store.is_holding = True
-            put_again = asyncio.ensure_future(writer.put(b"a", b"new"))
-            await writer.store.arrived(1)
-            sweeping = asyncio.ensure_future(writer.engine.expiry.sweep())
-            await quiesce()
-            assert not sweeping.done()
-            writer.store.let_go()
-            await asyncio.gather(put_again, sweeping)
-            assert pairs(await writer.scan()) == [(b"a", b"new")]
-            assert [key for key, _ in await told(database)] == [b"b"]
-
-    in_still_time(main)
-
-
-def test_delete_that_lands_ahead_of_its_turn_counts() -> None:
-    """A value that lands after its delete is not kept in mind, and never told."""
-
-    async def main() -> None:
-        database = await Database.created()
-        async with serving(database, **BY_HAND, max_parallel_writes=2) as writer:
-            writer.store.is_holding = True
-            putting = asyncio.ensure_future(writer.put(b"a", ttl_ms=TTL_MS))
-            first = await writer.store.arrived(1)
-            deleting = asyncio.ensure_future(writer.delete(b"a"))
-            (await writer.store.arrived(2)).release()
-            await deleting
-            first.release()
-            await putting
-            writer.store.let_go()
-            await compact(database)
-            await follow(writer)
-            await forgotten(writer)
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            await sweep(writer)
-            assert await told(database) == []
-
-    in_still_time(main)
-
-
-def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
-    """Then the levels are asked: a key that it has deleted is not told."""
-
-    async def main() -> None:
-        database = await Database.created()
+            for key in (b"b", b"c"):
+                await writer.put(key)
+                await compact(database, expired_kept_s=kept_s)
         async with serving(database, **BY_HAND) as writer:
-            for key in (b"a1", b"a2", b"b1"):
-                await writer.put(key, ttl_ms=TTL_MS)
-            await writer.ask(kv_pb2.WriteRequest(changes=[delete_range(prefix=b"a")]))
-            await compact(database)
-            await follow(writer)
-            await forgotten(writer)
-            writer.pass_ms(TTL_MS + SECOND_MS)
             await sweep(writer)
-            assert [key for key, _ in await told(database)] == [b"b1"]
-
-    in_still_time(main)
-
-
-def test_next_writer_finds_what_the_last_one_has_left() -> None:
-    """In the log that it replays, and in the levels, where only SSTs with such values are read."""
-
-    async def main() -> None:
-        database = await Database.created()
-        async with serving(database, **BY_HAND) as writer:
-            await writer.put(b"plain")
-            await compact(database)
-            await follow(writer)
-            await writer.put(b"old", ttl_ms=TTL_MS)
-            await writer.put(b"older", ttl_ms=TTL_MS)
-            await compact(database, l0_trigger_count=100)
-            await follow(writer)
-            await writer.put(b"older")
-            await writer.put(b"young", ttl_ms=TTL_MS)
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            await writer.put(b"late", ttl_ms=TTL_MS)
-        async with serving(database, **BY_HAND) as writer:
-            await writer.engine.expiry.sweep()
-            assert [key for key, _ in await told(database)] == [b"young"]
-            await writer.engine.expiry.scan()
-            assert [key for key, _ in await told(database)] == [b"young", b"old"]
-            assert writer.engine.levels.ssts.counters.metadata_requests == 1
-            await sweep(writer)
-            assert len(await told(database)) == 2
-            check_log(await logged(database))
-
-    in_still_time(main)
-
-
-def test_values_without_room_are_found_in_the_levels() -> None:
-    """Nothing is lost when more expire than are kept in mind, nor read as long as none does."""
-
-    async def main() -> None:
-        database = await Database.created()
-        async with serving(database, **BY_HAND, expiry_tracked_bytes=2_000) as writer:
-            expected = {b"%02d" % number for number in range(20)}
-            for key in expected:
-                await writer.put(key, ttl_ms=TTL_MS)
-            await compact(database)
-            await follow(writer)
-            before = writer.engine.levels.ssts.counters
-            await sweep(writer)
-            assert writer.engine.levels.ssts.counters == before
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            await writer.engine.expiry.sweep()
-            assert 0 < len(await told(database)) < 6
-            await writer.engine.expiry.scan()
-            assert sorted(key for key, _ in await told(database)) == sorted(expected)
-
-    in_still_time(main)
-
-
-def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() -> None:
-    """Within `expired_kept_s` it is told after any merge; later it may go untold."""
-
-    async def main() -> None:
-        for kept_s, expected in ((3_600, [b"a"]), (0, [])):
-            database = await Database.created()
-            async with serving(database, **BY_HAND) as writer:
-                await writer.put(b"a", ttl_ms=TTL_MS)
-                writer.pass_ms(TTL_MS + SECOND_MS)
-                for key in (b"b", b"c"):
-                    await writer.put(key)
-                    await compact(database, expired_kept_s=kept_s)
-            async with serving(database, **BY_HAND) as writer:
-                await sweep(writer)
-                assert [key for key, _ in await told(database)] == expected
-
-    in_still_time(main)
+            assert [key for key, _ in await told(database)] == expected
 
 
 def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires() -> None:

@@ -19,6 +19,7 @@ from shalekv.roles.writer_kv import WriterKv
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.quorum.log import Ground, Writing, in_virtual_time, runtime, until
+from tests.kit.run_by import run_by
 from tests.kit.serving.messages import absent, key_header
 from tests.kit.serving.roles import CALL, Calls
 
@@ -84,126 +85,106 @@ QUORUM = kv_pb2.DURABILITY_QUORUM
 ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
 
 
-def test_reply_tells_what_was_reached() -> None:
+@run_by(in_virtual_time)
+async def test_reply_tells_what_was_reached() -> None:
     """What is durable is in a quorum, and the reply says so; MEMORY says no more than it is."""
-
-    async def main() -> None:
-        async with quorum_serving() as writer:
-            for asked, told in (
-                (kv_pb2.DURABILITY_UNSPECIFIED, QUORUM),
-                (DURABLE, QUORUM),
-                (QUORUM, QUORUM),
-                (ARCHIVED, ARCHIVED),
-            ):
-                reply = await writer.put(b"a", durability=asked)
-                assert (reply.durability, reply.header.HasField("wal_id")) == (told, True)
-            reply = await writer.put(b"a", durability=MEMORY)
-            assert (reply.durability, reply.header.HasField("wal_id")) == (MEMORY, False)
-            reply = await writer.put(b"b", precondition=absent(), durability=MEMORY)
-            assert reply.durability == QUORUM
-
-    in_virtual_time(main)
+    async with quorum_serving() as writer:
+        for asked, told in (
+            (kv_pb2.DURABILITY_UNSPECIFIED, QUORUM),
+            (DURABLE, QUORUM),
+            (QUORUM, QUORUM),
+            (ARCHIVED, ARCHIVED),
+        ):
+            reply = await writer.put(b"a", durability=asked)
+            assert (reply.durability, reply.header.HasField("wal_id")) == (told, True)
+        reply = await writer.put(b"a", durability=MEMORY)
+        assert (reply.durability, reply.header.HasField("wal_id")) == (MEMORY, False)
+        reply = await writer.put(b"b", precondition=absent(), durability=MEMORY)
+        assert reply.durability == QUORUM
 
 
-def test_archived_waits_for_the_object_store() -> None:
+@run_by(in_virtual_time)
+async def test_archived_waits_for_the_object_store() -> None:
     """The reply comes when the object is there, which is ended for that; others do not wait."""
-
-    async def main() -> None:
-        async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
-            writer.may_archive(is_allowed=False)
-            request = kv_pb2.PutRequest(key=b"a", durability=ARCHIVED)
-            waiting = asyncio.ensure_future(_awaited(writer, request))
-            await writer.put(b"b")
-            await until(lambda: writer.report.unarchived_bytes > 0)
-            assert not waiting.done()
-            writer.may_archive(is_allowed=True)
-            reply = await waiting
-            assert reply.durability == ARCHIVED
-            name = names.wal_name(reply.header.wal_id)
-            assert (await writer.ground.cas().reads.head(name)).size_bytes > 0
-
-    in_virtual_time(main)
+    async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
+        writer.may_archive(is_allowed=False)
+        request = kv_pb2.PutRequest(key=b"a", durability=ARCHIVED)
+        waiting = asyncio.ensure_future(_awaited(writer, request))
+        await writer.put(b"b")
+        await until(lambda: writer.report.unarchived_bytes > 0)
+        assert not waiting.done()
+        writer.may_archive(is_allowed=True)
+        reply = await waiting
+        assert reply.durability == ARCHIVED
+        name = names.wal_name(reply.header.wal_id)
+        assert (await writer.ground.cas().reads.head(name)).size_bytes > 0
 
 
-def test_repeat_of_an_archived_write_waits_as_the_first_did() -> None:
+@run_by(in_virtual_time)
+async def test_repeat_of_an_archived_write_waits_as_the_first_did() -> None:
     """What is remembered is in a quorum; that it is archived is waited for each time."""
-
-    async def main() -> None:
-        async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
-            writer.may_archive(is_allowed=False)
-            request = kv_pb2.PutRequest(
-                header=key_header(b"the key"), key=b"a", durability=ARCHIVED
-            )
-            first = asyncio.ensure_future(_awaited(writer, request))
-            await until(lambda: len(writer.engine.idempotency) == 1)
-            repeat = asyncio.ensure_future(_awaited(writer, request))
-            await writer.put(b"b")
-            assert not first.done()
-            assert not repeat.done()
-            writer.may_archive(is_allowed=True)
-            assert await repeat == await first
-
-    in_virtual_time(main)
+    async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
+        writer.may_archive(is_allowed=False)
+        request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", durability=ARCHIVED)
+        first = asyncio.ensure_future(_awaited(writer, request))
+        await until(lambda: len(writer.engine.idempotency) == 1)
+        repeat = asyncio.ensure_future(_awaited(writer, request))
+        await writer.put(b"b")
+        assert not first.done()
+        assert not repeat.done()
+        writer.may_archive(is_allowed=True)
+        assert await repeat == await first
 
 
-def test_without_a_majority_writes_end_and_are_refused() -> None:
+@run_by(in_virtual_time)
+async def test_without_a_majority_writes_end_and_are_refused() -> None:
     """Waiting ones end as unknown, new ones are refused; reads go on; then all resumes."""
-
-    async def main() -> None:
-        async with quorum_serving(parallel_appends=2) as writer:
-            await writer.put(b"a", b"1")
-            writer.hold()
-            requests = [kv_pb2.PutRequest(key=b"k%d" % n, value=b"2") for n in range(5)]
-            waiting = [asyncio.ensure_future(_awaited(writer, each)) for each in requests]
-            ended = await asyncio.gather(*waiting, return_exceptions=True)
-            assert all(isinstance(each, OutcomeUnknown) for each in ended)
-            with pytest.raises(QuorumUnavailable, match="no majority"):
-                await writer.put(b"b")
-            with pytest.raises(QuorumUnavailable):
-                await writer.put(b"b", durability=MEMORY)
-            assert (await writer.get(b"a")).value == b"1"
-            assert not (await writer.get(b"k0")).found
-            assert writer.engine.admission.queued_bytes > 0
-            writer.let_go()
-            await until(lambda: writer.engine.admission.queued_bytes == 0)
-            assert [(await writer.get(each.key)).value for each in requests] == [b"2"] * 5
+    async with quorum_serving(parallel_appends=2) as writer:
+        await writer.put(b"a", b"1")
+        writer.hold()
+        requests = [kv_pb2.PutRequest(key=b"k%d" % n, value=b"2") for n in range(5)]
+        waiting = [asyncio.ensure_future(_awaited(writer, each)) for each in requests]
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(each, OutcomeUnknown) for each in ended)
+        with pytest.raises(QuorumUnavailable, match="no majority"):
             await writer.put(b"b")
+        with pytest.raises(QuorumUnavailable):
+            await writer.put(b"b", durability=MEMORY)
+        assert (await writer.get(b"a")).value == b"1"
+        assert not (await writer.get(b"k0")).found
+        assert writer.engine.admission.queued_bytes > 0
+        writer.let_go()
+        await until(lambda: writer.engine.admission.queued_bytes == 0)
+        assert [(await writer.get(each.key)).value for each in requests] == [b"2"] * 5
+        await writer.put(b"b")
 
-    in_virtual_time(main)
 
-
-def test_key_of_an_unknown_write_is_remembered() -> None:
+@run_by(in_virtual_time)
+async def test_key_of_an_unknown_write_is_remembered() -> None:
     """A repeat is not applied beside the first: it is unknown, too, and later gets its reply."""
-
-    async def main() -> None:
-        async with quorum_serving() as writer:
-            writer.hold()
-            request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", value=b"1")
-            for _ in range(2):
-                with pytest.raises(OutcomeUnknown):
-                    await writer.ask(request)
-            writer.let_go()
-            await until(lambda: writer.engine.admission.queued_bytes == 0)
-            reply = await writer.ask(request)
-            assert (reply.header.seq, reply.durability) == (1, QUORUM)
-            assert writer.engine.newest_seq == 1
-            assert len(writer.engine.idempotency) == 1
-
-    in_virtual_time(main)
+    async with quorum_serving() as writer:
+        writer.hold()
+        request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", value=b"1")
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown):
+                await writer.ask(request)
+        writer.let_go()
+        await until(lambda: writer.engine.admission.queued_bytes == 0)
+        reply = await writer.ask(request)
+        assert (reply.header.seq, reply.durability) == (1, QUORUM)
+        assert writer.engine.newest_seq == 1
+        assert len(writer.engine.idempotency) == 1
 
 
-def test_snapshot_holds_all_that_was_acknowledged() -> None:
+@run_by(in_virtual_time)
+async def test_snapshot_holds_all_that_was_acknowledged() -> None:
     """It is a view of the store, so what is in safekeepers is archived first."""
-
-    async def main() -> None:
-        async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
-            reply = await writer.put(b"a")
-            assert writer.report.archived_wal_id != reply.header.wal_id
-            await writer.snapshots.create(admin_pb2.CreateSnapshotRequest(name="n", ttl_s=60), CALL)
-            manifest = await writer.engine.manifest.refresh()
-            assert manifest.wal_id_last_seen == reply.header.wal_id
-
-    in_virtual_time(main)
+    async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
+        reply = await writer.put(b"a")
+        assert writer.report.archived_wal_id != reply.header.wal_id
+        await writer.snapshots.create(admin_pb2.CreateSnapshotRequest(name="n", ttl_s=60), CALL)
+        manifest = await writer.engine.manifest.refresh()
+        assert manifest.wal_id_last_seen == reply.header.wal_id
 
 
 async def _awaited(writer: QuorumServing, request: Message) -> kv_pb2.PutReply:

@@ -28,6 +28,7 @@ from tests.kit.engine.replica import (
     pass_s,
 )
 from tests.kit.inline_runtime import gathered
+from tests.kit.run_by import run_by
 from tests.unit.roles.replica_calls import get, opened, running
 
 WRITES: list[tuple[str, Any]] = [
@@ -39,216 +40,188 @@ WRITES: list[tuple[str, Any]] = [
 ]
 
 
-def test_reply_says_what_it_shows() -> None:
+@run_by(in_virtual_time)
+async def test_reply_says_what_it_shows() -> None:
     """Role, epoch, sequence number, WAL object and age."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        reader = await opened(ground)
-        await pass_s(7)
-        reply = await get(reader, b"a")
-        header = reply.header
-        assert (reply.found, reply.value) == (True, b"1")
-        assert (header.role, header.epoch) == (kv_pb2.ROLE_READER, 1)
-        assert (header.seq, header.wal_id, header.staleness_ms) == (1, 0, 7_000)
-        assert header.database_id == (await ground.manifest()).database_id
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    reader = await opened(ground)
+    await pass_s(7)
+    reply = await get(reader, b"a")
+    header = reply.header
+    assert (reply.found, reply.value) == (True, b"1")
+    assert (header.role, header.epoch) == (kv_pb2.ROLE_READER, 1)
+    assert (header.seq, header.wal_id, header.staleness_ms) == (1, 0, 7_000)
+    assert header.database_id == (await ground.manifest()).database_id
 
 
 @pytest.mark.parametrize(("method", "request_"), WRITES)
-def test_writes_are_refused_with_the_address_of_the_writer(method: str, request_: Any) -> None:
+@run_by(in_virtual_time)
+async def test_writes_are_refused_with_the_address_of_the_writer(
+    method: str, request_: Any
+) -> None:
     """Whatever is written, the writer that opened the database last is told."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.edit(lambda m: replace(m, writer_address="there:1"))
-        reader = await opened(ground)
-        with pytest.raises(NotTheWriter) as refused:
-            getattr(reader.kv, method)(request_, Call())
-        assert refused.value.writer_address == "there:1"
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    await ground.edit(lambda m: replace(m, writer_address="there:1"))
+    reader = await opened(ground)
+    with pytest.raises(NotTheWriter) as refused:
+        getattr(reader.kv, method)(request_, Call())
+    assert refused.value.writer_address == "there:1"
 
 
 @pytest.mark.parametrize("level", [kv_pb2.READ_LEVEL_LINEARIZABLE, kv_pb2.READ_LEVEL_UNCOMMITTED])
-def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> None:
+@run_by(in_virtual_time)
+async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> None:
     """Never answered with less than the level promises."""
-
-    async def main() -> None:
-        reader = await opened(await ReplicaGround.created())
-        with pytest.raises(NotTheWriter):
-            await get(reader, b"a", read_level=level)
-        scan = kv_pb2.ScanRequest(header=kv_pb2.RequestHeader(read_level=level))
-        with pytest.raises(NotTheWriter):
-            await gathered(reader.kv.scan(scan, Call()))
-
-    in_virtual_time(main)
+    reader = await opened(await ReplicaGround.created())
+    with pytest.raises(NotTheWriter):
+        await get(reader, b"a", read_level=level)
+    scan = kv_pb2.ScanRequest(header=kv_pb2.RequestHeader(read_level=level))
+    with pytest.raises(NotTheWriter):
+        await gathered(reader.kv.scan(scan, Call()))
 
 
-def test_read_whose_tree_was_lost_begins_again() -> None:
+@run_by(in_virtual_time)
+async def test_read_whose_tree_was_lost_begins_again() -> None:
     """A reader without a snapshot answers from levels that are there; a scan is ended instead."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1", b=b"1")
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1", b=b"1")
+    await ground.compact()
+    reader = await opened(ground, snapshot="none")
+    scan = reader.kv.scan(kv_pb2.ScanRequest(), Call())
+    await ground.put(a=b"2")
+    await ground.compact()
+    await ground.collect()
+    reply = await get(reader, b"a")
+    assert (reply.value, reply.header.seq) == (b"2", 2)
+    for value in (b"3", b"4"):
+        await ground.put(a=value)
         await ground.compact()
-        reader = await opened(ground, snapshot="none")
-        scan = reader.kv.scan(kv_pb2.ScanRequest(), Call())
-        await ground.put(a=b"2")
-        await ground.compact()
-        await ground.collect()
-        reply = await get(reader, b"a")
-        assert (reply.value, reply.header.seq) == (b"2", 2)
-        for value in (b"3", b"4"):
-            await ground.put(a=value)
-            await ground.compact()
-        await ground.collect()
-        with pytest.raises(SnapshotNotFound):
-            await gathered(reader.kv.scan(kv_pb2.ScanRequest(), Call()))
-        assert (await get(reader, b"a")).value == b"4"
-        assert [e.value for m in await gathered(scan) for e in m.entries] == [b"4", b"1"]
-
-    in_virtual_time(main)
+    await ground.collect()
+    with pytest.raises(SnapshotNotFound):
+        await gathered(reader.kv.scan(kv_pb2.ScanRequest(), Call()))
+    assert (await get(reader, b"a")).value == b"4"
+    assert [e.value for m in await gathered(scan) for e in m.entries] == [b"4", b"1"]
 
 
-def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
+@run_by(in_virtual_time)
+async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
     """A reader without a snapshot that comes too late for the log begins anew, not for ever."""
+    ground = await ReplicaGround.created()
+    store = AskedStore(ground)
+    losses = 0
 
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        store = AskedStore(ground)
-        losses = 0
+    async def compact_and_collect(name: str) -> None:
+        if losses > 0 and name.startswith(names.WAL_FOLDER):
+            await lose_the_log()
 
-        async def compact_and_collect(name: str) -> None:
-            if losses > 0 and name.startswith(names.WAL_FOLDER):
-                await lose_the_log()
-
-        async def lose_the_log() -> None:
-            nonlocal losses
-            losses -= 1
-            await ground.compact()
-            await ground.collect()
-            for number in range(3):
-                await ground.put(a=b"%d" % number)
-
-        await lose_the_log()
-        store.before_get = compact_and_collect
-        losses = JOINS_MAX - 1  # or fewer: more than one request may meet a loss
-        reader = await opened(ground, store, snapshot="none", reader_parallel_reads=1)
-        assert ((await get(reader, b"a")).value, losses) == (b"2", 0)
-        losses = 100
-        with pytest.raises(ObjectNotFound):
-            await opened(ground, store, snapshot="none", reader_parallel_reads=1)
-
-    in_virtual_time(main)
-
-
-def test_reader_that_cannot_begin_leaves_nothing() -> None:
-    """One that is started again and again at a damaged log does not fill the manifest."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        await ground.overwrite(names.wal_name(0), b"damaged")
-        for _ in range(3):
-            with pytest.raises(CorruptObject):
-                await opened(ground)
-        assert (await ground.manifest()).snapshots == ()
-
-    in_virtual_time(main)
-
-
-def test_reader_that_was_stopped_answers_from_what_it_has_and_goes_on() -> None:
-    """After a stop that outlasts its snapshot it says how old it is, and then is new again."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        reader = await opened(ground)
-        first = reader.engine.held.snapshot_id
-        await ground.put(a=b"2")
-        await pass_s(TTL_S + 1)
+    async def lose_the_log() -> None:
+        nonlocal losses
+        losses -= 1
         await ground.compact()
         await ground.collect()
-        reply = await get(reader, b"a")
-        assert (reply.value, reply.header.seq) == (b"1", 1)
-        assert reply.header.staleness_ms >= 1_000 * TTL_S
-        async with running(reader):
-            reply = await get(reader, b"a", max_staleness_ms=1_000)
-            assert (reply.value, reply.header.seq) == (b"2", 2)
-            with pytest.raises(SnapshotNotFound):
-                await get(reader, b"a", snapshot_id=first)
+        for number in range(3):
+            await ground.put(a=b"%d" % number)
 
-    in_virtual_time(main)
+    await lose_the_log()
+    store.before_get = compact_and_collect
+    losses = JOINS_MAX - 1  # or fewer: more than one request may meet a loss
+    reader = await opened(ground, store, snapshot="none", reader_parallel_reads=1)
+    assert ((await get(reader, b"a")).value, losses) == (b"2", 0)
+    losses = 100
+    with pytest.raises(ObjectNotFound):
+        await opened(ground, store, snapshot="none", reader_parallel_reads=1)
+
+
+@run_by(in_virtual_time)
+async def test_reader_that_cannot_begin_leaves_nothing() -> None:
+    """One that is started again and again at a damaged log does not fill the manifest."""
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    await ground.overwrite(names.wal_name(0), b"damaged")
+    for _ in range(3):
+        with pytest.raises(CorruptObject):
+            await opened(ground)
+    assert (await ground.manifest()).snapshots == ()
+
+
+@run_by(in_virtual_time)
+async def test_reader_that_was_stopped_answers_from_what_it_has_and_goes_on() -> None:
+    """After a stop that outlasts its snapshot it says how old it is, and then is new again."""
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    reader = await opened(ground)
+    first = reader.engine.held.snapshot_id
+    await ground.put(a=b"2")
+    await pass_s(TTL_S + 1)
+    await ground.compact()
+    await ground.collect()
+    reply = await get(reader, b"a")
+    assert (reply.value, reply.header.seq) == (b"1", 1)
+    assert reply.header.staleness_ms >= 1_000 * TTL_S
+    async with running(reader):
+        reply = await get(reader, b"a", max_staleness_ms=1_000)
+        assert (reply.value, reply.header.seq) == (b"2", 2)
+        with pytest.raises(SnapshotNotFound):
+            await get(reader, b"a", snapshot_id=first)
 
 
 @pytest.mark.parametrize("is_scan", [False, True])
-def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
+@run_by(in_virtual_time)
+async def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
     """A read with the number of a write sees it, however seldom the reader looks by itself."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        reader = await opened(ground)
-        async with running(reader):
-            seq = await ground.put(a=b"1")
-            header = kv_pb2.RequestHeader(min_seq=seq)
-            if is_scan:
-                scan = kv_pb2.ScanRequest(header=header)
-                found = [
-                    e.value for m in await gathered(reader.kv.scan(scan, Call())) for e in m.entries
-                ]
-            else:
-                found = [(await get(reader, b"a", min_seq=seq)).value]
-            assert found == [b"1"]
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    reader = await opened(ground)
+    async with running(reader):
+        seq = await ground.put(a=b"1")
+        header = kv_pb2.RequestHeader(min_seq=seq)
+        if is_scan:
+            scan = kv_pb2.ScanRequest(header=header)
+            found = [
+                e.value for m in await gathered(reader.kv.scan(scan, Call())) for e in m.entries
+            ]
+        else:
+            found = [(await get(reader, b"a", min_seq=seq)).value]
+        assert found == [b"1"]
 
 
-def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None:
+@run_by(in_virtual_time)
+async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None:
     """The answer is there before the deadline, so that the caller hears it."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        reader = await opened(ground)
-        async with running(reader):
-            await ground.put(a=b"1")
-            began_s = asyncio.get_running_loop().time()
-            call = Call(deadline_ms=reader.clock.monotonic_ms() + 500)
-            with pytest.raises(SeqNotReached) as short:
-                await get(reader, b"a", call, min_seq=7)
-            assert short.value.seq == 1
-            assert asyncio.get_running_loop().time() - began_s < 0.5
-            assert reader.engine.prefix.waiting_count == 0
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    reader = await opened(ground)
+    async with running(reader):
+        await ground.put(a=b"1")
+        began_s = asyncio.get_running_loop().time()
+        call = Call(deadline_ms=reader.clock.monotonic_ms() + 500)
+        with pytest.raises(SeqNotReached) as short:
+            await get(reader, b"a", call, min_seq=7)
+        assert short.value.seq == 1
+        assert asyncio.get_running_loop().time() - began_s < 0.5
+        assert reader.engine.prefix.waiting_count == 0
 
 
-def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
+@run_by(in_virtual_time)
+async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
     """A state that is new enough is answered at once; another after one look, if that helps."""
+    ground = await ReplicaGround.created()
+    store = AskedStore(ground)
+    reader = await opened(ground, store)
+    async with running(reader):
+        await reader.engine.catch_up()
+        await pass_s(5)
+        await ground.put(a=b"1")
+        store.forget()
+        assert not (await get(reader, b"a", max_staleness_ms=5_000)).found
+        assert store.gets == []
+        reply = await get(reader, b"a", max_staleness_ms=4_999)
+        assert (reply.value, reply.header.staleness_ms) == (b"1", 0)
 
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        store = AskedStore(ground)
-        reader = await opened(ground, store)
-        async with running(reader):
-            await reader.engine.catch_up()
-            await pass_s(5)
-            await ground.put(a=b"1")
-            store.forget()
-            assert not (await get(reader, b"a", max_staleness_ms=5_000)).found
-            assert store.gets == []
-            reply = await get(reader, b"a", max_staleness_ms=4_999)
-            assert (reply.value, reply.header.staleness_ms) == (b"1", 0)
-
-            async def slow(_: str) -> None:
-                await pass_s(2)
-
-            store.before_get = slow
+        async def slow(_: str) -> None:
             await pass_s(2)
-            with pytest.raises(TooStale) as stale:
-                await get(reader, b"a", max_staleness_ms=1_000)
-            assert stale.value.staleness_ms == 2_000
 
-    in_virtual_time(main)
+        store.before_get = slow
+        await pass_s(2)
+        with pytest.raises(TooStale) as stale:
+            await get(reader, b"a", max_staleness_ms=1_000)
+        assert stale.value.staleness_ms == 2_000

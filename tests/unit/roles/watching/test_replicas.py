@@ -22,6 +22,7 @@ from tests.kit.engine.replica import (
     pass_s,
     running,
 )
+from tests.kit.run_by import run_by
 from tests.kit.serving.watchers import TIMELESS, WatchClient
 
 CONSUMER = "keeps the log"
@@ -72,60 +73,54 @@ async def fall_asleep(ground: ReplicaGround) -> int:
     return ground.seq
 
 
-def test_jump_over_what_is_gone_is_told() -> None:
+@run_by(in_virtual_time)
+async def test_jump_over_what_is_gone_is_told() -> None:
     """When the log was collected meanwhile, a watch is closed with WAL_COLLECTED: it is not told
     what comes later as if nothing had been between. One that needs none of that goes on.
     """
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(k0=b"before")
-        engine = await ground.join()
-        async with watching(ground, engine) as client:
-            client.create()
-            assert await client.opened() == 2
-            client.create(2, start_seq=7)
-            assert await client.opened(2) == 7
-            last_seq = await fall_asleep(ground)
-            async with running(engine):
-                await engine.prefix.cover(last_seq)
-                closed = await client.closed()
-                assert (closed.reason, closed.metadata["oldest_seq"]) == ("WAL_COLLECTED", "6")
-                await ground.put(k1=b"last")
-                await engine.catch_up()
-                assert (await client.commit()).seq == 7
-                client.create(3, start_seq=6)
-                await client.opened(3)
-                assert [commit.seq for commit in await client.until(7, 3)] == [6, 7]
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    await ground.put(k0=b"before")
+    engine = await ground.join()
+    async with watching(ground, engine) as client:
+        client.create()
+        assert await client.opened() == 2
+        client.create(2, start_seq=7)
+        assert await client.opened(2) == 7
+        last_seq = await fall_asleep(ground)
+        async with running(engine):
+            await engine.prefix.cover(last_seq)
+            closed = await client.closed()
+            assert (closed.reason, closed.metadata["oldest_seq"]) == ("WAL_COLLECTED", "6")
+            await ground.put(k1=b"last")
+            await engine.catch_up()
+            assert (await client.commit()).seq == 7
+            client.create(3, start_seq=6)
+            await client.opened(3)
+            assert [commit.seq for commit in await client.until(7, 3)] == [6, 7]
 
 
-def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
+@run_by(in_virtual_time)
+async def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
     """While the manifest cannot be edited a watch with a consumer goes on, and tries again soon
     enough for its lease to outlive that.
     """
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(k0=b"before")
-        store = ReadOnlyStore(ground)
-        engine = await ground.join(store)
-        async with watching(ground, engine) as client:
-            client.create(consumer=CONSUMER)
-            await client.opened()
-            lease = find_wal_lease(await ground.manifest(), f"consumer {CONSUMER}")
-            assert lease is not None
-            closing = asyncio.create_task(client.closed())  # takes what is told
-            store.is_read_only = True
-            life_s = WatchSettings().consumer_lease_ttl_s
-            await pass_s(life_s * 0.8)
-            store.is_read_only = False
-            await pass_s(life_s * 0.15)
-            renewed = find_wal_lease(await ground.manifest(), lease.holder)
-            assert renewed is not None
-            assert renewed.expire_time_s > lease.expire_time_s
-            client.cancel()
-            assert (await closing).code == 0
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    await ground.put(k0=b"before")
+    store = ReadOnlyStore(ground)
+    engine = await ground.join(store)
+    async with watching(ground, engine) as client:
+        client.create(consumer=CONSUMER)
+        await client.opened()
+        lease = find_wal_lease(await ground.manifest(), f"consumer {CONSUMER}")
+        assert lease is not None
+        closing = asyncio.create_task(client.closed())  # takes what is told
+        store.is_read_only = True
+        life_s = WatchSettings().consumer_lease_ttl_s
+        await pass_s(life_s * 0.8)
+        store.is_read_only = False
+        await pass_s(life_s * 0.15)
+        renewed = find_wal_lease(await ground.manifest(), lease.holder)
+        assert renewed is not None
+        assert renewed.expire_time_s > lease.expire_time_s
+        client.cancel()
+        assert (await closing).code == 0
