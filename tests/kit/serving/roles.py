@@ -94,6 +94,8 @@ class Calls:
 class Serving(Calls):
     """What a test needs of a writer: its services, its engine, its store, its task."""
 
+    kv: WriterKv
+
     def __init__(
         self,
         store: AskedStore,

@@ -29,6 +29,8 @@ NEVER_MS = 3_600_000  # so long an object stays open unless somebody asks for it
 class QuorumServing(Calls):
     """What a test needs of such a writer."""
 
+    kv: WriterKv
+
     def __init__(self, ground: Ground, writing: Writing) -> None:
         self.ground = ground
         self.writing = writing

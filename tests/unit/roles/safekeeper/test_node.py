@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from shalekv.core.manifest import Manifest, WalMode
+from shalekv.core.quorum.membership import Member as Named
 from shalekv.core.quorum.messages import (
+    Append,
+    Appended,
+    Elected,
     Greet,
     Greeting,
+    Health,
+    Joined,
     Refusal,
+    ToAcceptor,
+    ToProposer,
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import EMPTY_LOG
+from shalekv.core.quorum.record import EMPTY_LOG, Ballot, LogShape, Record
 from shalekv.engine.quorum.links import DatabasePlace
 from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
     InvalidRequest,
     InvalidUrl,
+    LogDamaged,
     NotAMember,
+    StoreBroken,
     StoreRefused,
 )
+from shalekv.format.wal_record import make_record
+from shalekv.roles.safekeeper.member import Member
+from shalekv.roles.safekeeper.node import Node
 from shalekv.settings import SafekeepSettings
+from shalekv.store.local import LocalStore
+from tests.kit.disks.failing import FailingFileSystem
+from tests.kit.inline_runtime import inline_runtime
+from tests.kit.quorum.held_log import put_manifest
 from tests.kit.quorum.safekeepers import (
     DATABASE_ID,
     DEADLINE_S,
@@ -32,16 +52,93 @@ from tests.kit.quorum.safekeepers import (
     running_node,
     safekeeper_settings,
 )
-from tests.unit.roles.safekeeper.node_acts import (
-    FIRST,
-    OTHER_ID,
-    SECOND,
-    filled,
-    held_by,
-    place,
-    say,
-    write_manifest,
-)
+
+FIRST = Ballot(1, b"1" * 16)
+SECOND = Ballot(2, b"2" * 16)
+OTHER_ID = b"o" * 16
+
+
+def place(folder: Path, name: str = "db", database_id: bytes = DATABASE_ID) -> DatabasePlace:
+    """A database below the archive of the node."""
+    return DatabasePlace(database_id, f"file://{folder}/archive/{name}")
+
+
+async def say(member: Member, stream: int, message: ToAcceptor) -> ToProposer:
+    """The reply to a message."""
+    reply = await member.receive(stream, message)
+    assert reply is not None
+    return reply
+
+
+async def filled(
+    member: Member, ballot: Ballot = FIRST, count: int = 5, log: LogShape = EMPTY_LOG
+) -> list[Record]:
+    """Win, and append records that are committed but for the last."""
+    stream = member.open_stream()
+    member_id = member.identity.member_id
+    assert isinstance(await say(member, stream, Elected(member_id, ballot, log)), Joined)
+    records: list[Record] = []
+    for number in range(count):
+        after = records[-1].mark if records else log.last
+        records.append(
+            make_record(
+                after,
+                epoch=ballot.epoch,
+                wal_id=after.next_wal_id,
+                ends_object=True,
+                payload=b"%d" % number * 100,
+            )
+        )
+    committed_lsn = records[-1].lsn - 1
+    reply = await say(member, stream, Append(ballot, tuple(records), committed_lsn))
+    assert reply == Appended(ballot, records[-1].lsn)
+    return records
+
+
+async def write_manifest(
+    folder: Path,
+    manifest_id: int,
+    *member_ids: bytes,
+    name: str = "db",
+    database_id: bytes = DATABASE_ID,
+    epoch: int = FIRST.epoch,
+) -> None:
+    """Make a manifest current that names these members of a database."""
+    store = LocalStore(folder / "archive" / name, inline_runtime())
+    manifest = Manifest(
+        database_id=database_id,
+        manifest_id=manifest_id,
+        write_id=b"%016d" % manifest_id,
+        writer_epoch=epoch,
+        writer_nonce=FIRST.nonce,
+        wal_mode=WalMode.QUORUM,
+        wal_generation=manifest_id,
+        wal_members=tuple(str(Named(member_id, "sk:1")) for member_id in member_ids),
+    )
+    await put_manifest(store, manifest)
+
+
+def held_by(node: Node) -> set[bytes]:
+    """The databases of which it has logs."""
+    return {member.place.database_id for member in node.status().members}
+
+
+def health_of(node: Node) -> Health:
+    """What the log of the database is worth."""
+    return node.find(DATABASE_ID).state.health
+
+
+def damage(settings: SafekeepSettings, record: Record) -> None:
+    """Change a byte of a record on the disk."""
+    folder = Path(settings.safekeeper.data) / DATABASE_ID.hex()
+    for path in folder.iterdir():
+        data = path.read_bytes()
+        at = data.find(record.payload)
+        if at >= 0:
+            path.write_bytes(data[:at] + b"\xff" + data[at + 1 :])
+            return
+    raise AssertionError("the record is in no file")
+
 
 SET_ASIDE = f"{DATABASE_ID.hex()}.retired-1"
 
@@ -179,3 +276,82 @@ async def test_retired_by_itself(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
         assert held_by(node) == {new_id}
     assert folders_in(settings) == {new_id.hex(), SET_ASIDE}
+
+
+async def test_damaged_log(tmp_path: Path) -> None:
+    """A log that lost records does not vote, shows nothing, and is sound when it is full again."""
+    settings = safekeeper_settings(tmp_path)
+    async with running_node(settings) as node:
+        member_id = await node.admit(place(tmp_path), REQUEST_ID)
+        records = await filled(node.find(DATABASE_ID))
+        shape = node.find(DATABASE_ID).state.log
+    damage(settings, records[2])
+    with capture_logs() as lines:
+        async with running_node(settings):
+            (line,) = [line for line in lines if line["event"] == "records were lost"]
+    assert (line["log_level"], line["health"]) == ("error", "damaged")
+    assert "record" in line["problem"]
+    async with running_node(settings) as node:
+        member = node.find(DATABASE_ID)
+        assert health_of(node) is Health.DAMAGED
+        stream = member.open_stream()
+        assert isinstance(await say(member, stream, VoteRequest(member_id, SECOND)), Refusal)
+        with pytest.raises(LogDamaged):
+            await member.records(1, 9, bytes_max=1 << 20)
+        with pytest.raises(LogDamaged):
+            member.first_of_object(0)
+        elected = Elected(member_id, SECOND, shape)
+        assert await say(member, stream, elected) == Joined(SECOND, 0)
+        assert await say(member, stream, Append(SECOND, tuple(records[:4]), 4)) == Appended(
+            SECOND, 4
+        )
+        assert health_of(node) is Health.REFILLING
+        third = Ballot(3, b"3" * 16)
+        voter = member.open_stream()
+        assert isinstance(await say(member, voter, VoteRequest(member_id, third)), Refusal)
+        assert await say(member, stream, Append(SECOND, (records[4],), 4)) == Appended(SECOND, 5)
+        assert isinstance(await say(member, voter, VoteRequest(member_id, third)), Vote)
+    async with running_node(settings) as node:
+        member = node.find(DATABASE_ID)
+        assert (member.state.health, member.state.promise) == (Health.SOUND, third)
+        assert await member.records(1, 9, bytes_max=1 << 20) == records
+
+
+async def test_a_record_rots_while_the_node_runs(tmp_path: Path) -> None:
+    """What is found to be lost makes the log a damaged one, durably: its writer fills it anew."""
+    settings = safekeeper_settings(tmp_path, recent_bytes_max=0)
+    async with running_node(settings) as node:
+        member_id = await node.admit(place(tmp_path), REQUEST_ID)
+        member = node.find(DATABASE_ID)
+        records = await filled(member)
+        shape, old = member.state.log, member.state.leader
+        assert old is not None
+        damage(settings, records[2])
+        with pytest.raises(LogDamaged):
+            await member.records(1, 9, bytes_max=1 << 20)
+        assert health_of(node) is Health.DAMAGED
+        assert isinstance(await say(member, old, Append(FIRST, (records[4],), 4)), Refusal)
+    async with running_node(settings) as node:
+        member = node.find(DATABASE_ID)
+        assert health_of(node) is Health.DAMAGED
+        stream = member.open_stream()
+        assert isinstance(await say(member, stream, VoteRequest(member_id, SECOND)), Refusal)
+        assert await say(member, stream, Elected(member_id, FIRST, shape)) == Joined(FIRST, 0)
+        reply = await say(member, stream, Append(FIRST, tuple(records), 4))
+        assert reply == Appended(FIRST, 5)
+        assert health_of(node) is Health.SOUND
+        assert await member.records(1, 9, bytes_max=1 << 20) == records
+
+
+async def test_disk_failure(tmp_path: Path) -> None:
+    """When a sync fails nothing is acknowledged any more, and the node ends."""
+    files = FailingFileSystem()
+    async with running_node(safekeeper_settings(tmp_path), filesystem=files) as node:
+        await node.admit(place(tmp_path), REQUEST_ID)
+        member = node.find(DATABASE_ID)
+        files.fail("sync_data", errno.EIO)
+        with pytest.raises(StoreBroken):
+            await filled(member)
+        assert isinstance(await node.ended(), StoreBroken)
+        with pytest.raises(StoreBroken):
+            member.open_stream()
