@@ -77,7 +77,7 @@ async def test_consumer_goes_on_with_what_it_has_not_acknowledged() -> None:
 
 async def test_lease_moves_on_while_the_watch_is_open() -> None:
     """What is acknowledged is let go of from time to time, also when only progress was told."""
-    watching = {"watch_progress_ms": 10, "watch_stalled_ms": 40, "consumer_lease_ttl_s": 10}
+    watching = {"watch_progress_ms": 10, "consumer_lease_ttl_s": 10}
     async with watched(watching=watching) as under:
         client = under.client()
         client.create(prefix=b"mine", consumer="c")

@@ -133,7 +133,7 @@ async def test_load_whose_files_are_gone() -> None:
         first = (await under.writer.put(b"a")).header.seq
         seq = await load(under, b"v")
         last_seq = (await under.writer.put(b"b")).header.seq
-    await compact(database)
+    await compact(database, l0_trigger_count=4)
     files = [info.id for info in (await database.manifest()).leveled_ssts]
     async with watched(database, **LARGE) as under:
         await database.remove(*map(names.level_name, files))
