@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -14,9 +15,8 @@ from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.collection import Ground
 from tests.kit.engine.running_log import YieldingClock
+from tests.kit.patience import until
 from tests.kit.store import FaultyStore
-
-TURNS = 2_000  # in which every collection of these databases is made many times
 
 
 def failing(error: Exception) -> FaultyStore:
@@ -26,12 +26,11 @@ def failing(error: Exception) -> FaultyStore:
     return store
 
 
-async def collected_by(role: Collector) -> None:
+async def collected_until(role: Collector, condition: Callable[[], bool]) -> None:
     """Let the role collect again and again."""
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(role.run())
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
+        await until(condition, "collections")
         running.cancel()
 
 
@@ -64,9 +63,14 @@ async def test_collections_are_repeated_whatever_failed() -> None:
     unavailable = failing(StoreUnavailable("memory://", "now_ms", "", "no answer"))
     databases = [ground.collecting(counting), ground.collecting(unavailable)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
-    await collected_by(role)
-    assert counting.counts[Operation.NOW_MS].requests > 5
-    assert len(unavailable.asked("now_ms")) > 5 * StoreSettings().read_attempts
+    asked_min = 5 * StoreSettings().read_attempts
+    await collected_until(
+        role,
+        lambda: (
+            counting.counts[Operation.NOW_MS].requests > 5
+            and len(unavailable.asked("now_ms")) > asked_min
+        ),
+    )
     assert ground.names() == await ground.needed()
 
 
@@ -88,6 +92,5 @@ async def test_broken_store_does_not_end_the_others() -> None:
     broken = failing(StoreBroken("memory://", "now_ms", "", "sync failed"))
     databases = [ground.collecting(broken), ground.collecting(counting)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
-    await collected_by(role)
-    assert counting.counts[Operation.NOW_MS].requests > 5
+    await collected_until(role, lambda: counting.counts[Operation.NOW_MS].requests > 5)
     assert len(broken.asked("now_ms")) == 1

@@ -40,21 +40,6 @@ WRITES: list[tuple[str, Any]] = [
 ]
 
 
-@run_by(in_virtual_time)
-async def test_reply_says_what_it_shows() -> None:
-    """Role, epoch, sequence number, WAL object and age."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1")
-    reader = await opened(ground)
-    await pass_s(7)
-    reply = await get(reader, b"a")
-    header = reply.header
-    assert (reply.found, reply.value) == (True, b"1")
-    assert (header.role, header.epoch) == (kv_pb2.ROLE_READER, 1)
-    assert (header.seq, header.wal_id, header.staleness_ms) == (1, 0, 7_000)
-    assert header.database_id == (await ground.manifest()).database_id
-
-
 @pytest.mark.parametrize(("method", "request_"), WRITES)
 @run_by(in_virtual_time)
 async def test_writes_are_refused_with_the_address_of_the_writer(

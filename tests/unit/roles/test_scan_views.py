@@ -15,7 +15,6 @@ from shalekv.roles.writer import Writer
 from shalekv.settings import KIB, MIB, DatabaseSettings, LimitSettings, ServeSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
-from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import gathered
 from tests.kit.serving.messages import put
 from tests.kit.serving.roles import CALL, Serving, pairs, serving
@@ -41,31 +40,6 @@ async def page(
     last = replies[-1]
     assert last.more == bool(last.page_token)
     return pairs(replies), last.page_token
-
-
-async def test_pages_see_the_view_of_the_first() -> None:
-    """Writes, deletes, range deletes and merges of runs change nothing in the pages that follow."""
-    async with serving() as writer:
-        whole = await fill(writer, 60)
-        found, token = await page(writer, limit=7)
-        seqs = set()
-        while token:
-            number = len(found)
-            await writer.put(b"%03d" % (number + 1), b"changed")
-            await writer.delete(b"%03d" % (number + 2))
-            key_range = kv_pb2.KeyRange(start=b"%03d" % (number + 3), end=b"%03d" % (number + 9))
-            await writer.ask(kv_pb2.DeleteRangeRequest(range=key_range))
-            await writer.put(b"%03d x" % (number + 1), b"new")
-            await quiesce()
-            replies = await writer.scan(page_token=token, limit=7)
-            seqs |= {reply.header.seq for reply in replies}
-            found, token = found + pairs(replies), replies[-1].page_token
-        assert found == whole
-        assert seqs == {1}
-        assert writer.engine.log.objects_written > 20
-        assert writer.engine.memtable.run_count < 10  # so runs were merged
-        await writer.ask(kv_pb2.DeleteRangeRequest(all=True))
-        assert pairs(await writer.scan()) == []
 
 
 async def test_scan_without_a_limit_keeps_no_view() -> None:

@@ -38,52 +38,6 @@ from tests.kit.serving.sweeping import compact
 from tests.sim.run import simulate
 from tests.sim.world import World
 
-KEYS = [b"%03d" % number for number in range(50)]
-
-
-async def fill(writer: Serving, value: bytes, count: int = len(KEYS)) -> None:
-    """All keys, in one commit."""
-    await writer.ask(kv_pb2.WriteRequest(changes=[put(key, value) for key in KEYS[:count]]))
-
-
-async def test_snapshot_shows_what_was_there_in_every_process() -> None:
-    """Gets, batches and scans at the writer, at a replica, and at the next writer are alike."""
-    database = await Database.created()
-    async with serving(database, fence_poll_ms=10) as writer:
-        await fill(writer, b"1")
-        await compact(database)
-        await writer.delete(KEYS[0])
-        await writer.ask(kv_pb2.WriteRequest(changes=[delete_range(start=KEYS[1], end=KEYS[3])]))
-        await writer.put(b"with a life", ttl_ms=1_000_000)
-        info = await create(writer.admin.snapshots, name="named")
-        expected = [(key, b"1") for key in KEYS[3:]] + [(b"with a life", b"v")]
-        await fill(writer, b"2")
-        await compact(database)
-        await writer.put(b"later")
-        async with replica(database) as reader:
-            for server in (writer, reader):
-                await check(server, info, expected)
-    async with serving(database) as writer:
-        await check(writer, info, expected)
-
-
-async def check(
-    server: Any, info: admin_pb2.SnapshotInfo, expected: list[tuple[bytes, bytes]]
-) -> None:
-    """Every kind of read at the snapshot."""
-    for reverse in (False, True):
-        replies = await scanned(server, at(info.id), reverse=reverse)
-        assert pairs(replies) == (expected[::-1] if reverse else expected)
-        assert {reply.header.seq for reply in replies} == {info.seq}
-    reply = await got(server, at(info.id), *(key for key, _ in expected), KEYS[0], b"later")
-    assert [each.value for each in reply.results[:-2]] == [value for _, value in expected]
-    assert [each.found for each in reply.results[-2:]] == [False, False]
-    answer = server.kv.get(kv_pb2.GetRequest(header=at(info.id), key=KEYS[5]), CALL)
-    one = await answer
-    assert (one.found, one.value) == (True, b"1")
-    for header in (reply.header, one.header):
-        assert (header.seq, header.staleness_ms) == (info.seq, 0)
-
 
 async def test_snapshot_holds_what_was_acknowledged_behind_a_gap() -> None:
     """An object that landed ahead of its turn is acknowledged: the gap before it is waited for."""
@@ -102,12 +56,6 @@ async def test_snapshot_holds_what_was_acknowledged_behind_a_gap() -> None:
         await first
         info = await creating
         assert all(each.found for each in (await got(writer, at(info.id), b"a", b"b")).results)
-
-
-async def named(writer: Serving) -> list[str]:
-    """The names of all snapshots that have one."""
-    reply = await writer.admin.snapshots.list(admin_pb2.ListSnapshotsRequest(), CALL)
-    return [each.name for each in reply.snapshots if each.name]
 
 
 async def test_objects_that_go_with_the_snapshot_are_not_missed() -> None:
@@ -271,7 +219,7 @@ async def churn(writer: Serving, random: Random, keys: Sequence[bytes]) -> None:
     await writer.ask(kv_pb2.WriteRequest(changes=[emptied]))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 async def test_scan_of_a_snapshot_goes_on_at_any_server(seed: int) -> None:
     """Cut anywhere, resumed at the writer, a replica or the next writer, it is one scan."""
     random = Random(seed)

@@ -310,3 +310,13 @@ async def test_ballot_is_said(tmp_path: Path) -> None:
         writer = await it.lead(5)
         [member] = (await it.links.status(it.address, DATABASE_ID)).members
         assert member.promise == Ballot(5, writer.ballot.nonce)
+
+
+async def test_retire_and_status_are_refused(tmp_path: Path) -> None:
+    """Nothing is told or deleted of a member that the node is not."""
+    async with safekeeper(tmp_path) as it:
+        await it.admit()
+        with pytest.raises(NotAMember, match="its disk may have been lost"):
+            await it.links.retire(it.address, DATABASE_ID, b"x" * 16)
+        with pytest.raises(NotAMember):
+            await it.links.status(it.address, b"x" * 16)

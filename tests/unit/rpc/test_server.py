@@ -11,6 +11,7 @@ from contextlib import closing
 import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
 from shalekv.errors import Fenced
@@ -178,3 +179,21 @@ async def test_metadata_over_the_limit_is_refused() -> None:
             assert it.service.calls == []
         for _ in range(20):
             await it.kv.Get(get, metadata=(("x-less", "x" * 15 * 1024),))
+
+
+async def test_calls_of_every_shape_are_logged() -> None:
+    """Reflection streams both ways, health one way, and they end as without the log."""
+    reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+    requests = [reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()]
+    async with serving(log_level=LogLevel.DEBUG) as it:
+        with capture_logs() as lines:
+            replies = [reply async for reply in it.raw.stream_stream(reflection, requests)]
+            await failure(it.raw.stream_stream("/shalekv.v1.KV/Watch", requests))
+            await it.raw.unary("/grpc.health.v1.Health/Check", b"")
+            await it.server.stop()
+    assert len(replies) == 1
+    assert [(line["method"].rpartition("/")[2], line["code"]) for line in lines] == [
+        ("ServerReflectionInfo", "OK"),
+        ("Watch", "INVALID_ARGUMENT"),
+        ("Check", "OK"),
+    ]

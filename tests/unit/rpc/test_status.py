@@ -14,15 +14,12 @@ from shalekv.rpc.status import (
     DOMAIN,
     TABLE,
     Applied,
-    Row,
     metadata_of,
     operation_error,
     row_of,
     status_of,
     status_of_bug,
 )
-
-_Code = grpc.StatusCode
 
 
 def _classes(
@@ -96,28 +93,6 @@ def test_every_error_is_told_with_its_reason(kind: type[errors.ShaleError]) -> N
     }
 
 
-NEW_IN_TRANSACTIONS = [
-    (errors.ConditionFailed, "CONDITION_FAILED", _Code.ABORTED, Applied.NO),
-    (errors.NotACounter, "NOT_A_COUNTER", _Code.FAILED_PRECONDITION, Applied.NO),
-    (errors.CounterOverflow, "COUNTER_OVERFLOW", _Code.OUT_OF_RANGE, Applied.NO),
-    (errors.RangeTooCostly, "RANGE_TOO_COSTLY", _Code.RESOURCE_EXHAUSTED, Applied.NO),
-    (errors.KeyReused, "IDEMPOTENCY_KEY_REUSED", _Code.FAILED_PRECONDITION, Applied.NO),
-    (errors.KeyExpired, "IDEMPOTENCY_KEY_EXPIRED", _Code.FAILED_PRECONDITION, Applied.UNKNOWN),
-    (errors.PageExpired, "PAGE_EXPIRED", _Code.ABORTED, Applied.NO),
-]
-
-
-@pytest.mark.parametrize(("kind", "reason", "code", "applied"), NEW_IN_TRANSACTIONS)
-def test_refusals_of_writes_are_what_clients_rest_on(
-    kind: type[errors.ShaleError], reason: str, code: grpc.StatusCode, applied: Applied
-) -> None:
-    """Reason, code, and whether the write was applied: what a client decides by never changes."""
-    assert kind.reason == reason
-    assert row_of(kind) == Row(code, applied)
-    advice = [detail.TypeName() for detail in status_of(_example(kind)).details[1:]]
-    assert advice == []  # trying again later would not help
-
-
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_operation_is_told_what_a_call_is_told(kind: type[errors.ShaleError]) -> None:
     """The error of an operation has code, message, reason, metadata and advice of the status."""
@@ -138,26 +113,6 @@ def test_unavailable_means_not_applied() -> None:
         errors.StoreUnavailable,
     }
     assert {TABLE[kind].applied for kind in unavailable} == {Applied.NO}
-
-
-@pytest.mark.parametrize("kind", list(_classes(errors.Overloaded)))
-def test_overload_says_when_to_come_back(kind: type[errors.Overloaded]) -> None:
-    """RESOURCE_EXHAUSTED of an overload carries a RetryInfo."""
-    status = status_of(_example(kind))
-    retry = error_details_pb2.RetryInfo()
-    assert status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    assert status.details[1].Unpack(retry)
-    assert retry.retry_delay.ToMilliseconds() == 2_500
-
-
-def test_a_bad_field_is_named() -> None:
-    """INVALID_ARGUMENT carries a BadRequest with the path of the field."""
-    status = status_of(_example(errors.InvalidRequest))
-    bad = error_details_pb2.BadRequest()
-    assert status.details[1].Unpack(bad)
-    assert [(v.field, v.description) for v in bad.field_violations] == [
-        ("changes[3].put.key", "is empty")
-    ]
 
 
 def test_a_bug_tells_its_id_and_no_more() -> None:

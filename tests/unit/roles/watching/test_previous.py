@@ -17,7 +17,7 @@ from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import wal_entries
 
-SEEDS = range(10)
+SEEDS = range(4)
 WRITES = 60
 KEYS = 12
 SMALL: dict[str, Any] = {"watch_stream_bytes_max": 65_536, "watch_bytes_max": 262_144}
