@@ -73,18 +73,6 @@ def check_log(versions: Sequence[Logged]) -> None:
         newest[entry.key] = entry
 
 
-def untold(versions: Sequence[Logged], now_ms: int) -> set[bytes]:
-    """Keys whose newest version is a value that has expired."""
-    newest: dict[bytes, Entry] = {}
-    for entry, _ in versions:
-        if entry.kind is Kind.RANGE_TOMBSTONE:
-            for key in _keys_in(newest, entry):
-                newest[key] = entry
-        else:
-            newest[entry.key] = entry
-    return {k for k, e in newest.items() if e.kind is Kind.PUT and 0 < e.expire_at_ms <= now_ms}
-
-
 def _keys_in(newest: dict[bytes, Entry], deleted: Entry) -> Iterator[bytes]:
     start, end = deleted.key, deleted.value
     return (key for key in [*newest] if start <= key and (not end or key < end))

@@ -27,6 +27,7 @@ from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.seeds import random_of
 from tests.kit.serving.messages import delete, delete_range, put
 from tests.kit.serving.roles import (
     CALL,
@@ -222,7 +223,7 @@ async def churn(writer: Serving, random: Random, keys: Sequence[bytes]) -> None:
 @pytest.mark.parametrize("seed", range(2))
 async def test_scan_of_a_snapshot_goes_on_at_any_server(seed: int) -> None:
     """Cut anywhere, resumed at the writer, a replica or the next writer, it is one scan."""
-    random = Random(seed)
+    random = random_of(f"snapshots/{seed}")
     database = await Database.created(seed)
     async with serving(database, limits=SMALL_MESSAGES, fence_poll_ms=10) as writer:
         await fill_levels(writer, random, database)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
 
 import pytest
 
@@ -12,6 +11,7 @@ from shalekv.engine.watching.history import FOOTER_BYTES
 from shalekv.format import names
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
+from tests.kit.seeds import random_of
 from tests.kit.serving.roles import serving
 from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import Watched, watched
@@ -123,7 +123,7 @@ async def test_displaced_commits_are_told_where_they_land(seed: int) -> None:
     """Commits whose slots were taken by the fences of an older writer are told once, under the
     numbers that they got in the end, whatever lands first.
     """
-    random = Random(seed)
+    random = random_of(f"past/{seed}")
     database = await Database.created()
     async with serving(database) as older:
         await older.put(b"before")

@@ -11,6 +11,7 @@ import pytest
 from shalekv.core.entry import Entry, Kind
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
+from tests.kit.seeds import random_of
 from tests.kit.serving.letting_go import follow
 from tests.kit.serving.messages import delete, delete_range, put
 from tests.kit.serving.sweeping import compact
@@ -106,7 +107,7 @@ async def test_values_before_are_those_of_the_log(seed: int) -> None:
     """A watch of the feed knows every value before, in memory and in the levels, also of commits
     that share an object; one that is slow, or begins behind the levels, knows all as well.
     """
-    random = Random(seed)
+    random = random_of(f"previous/{seed}")
     async with watched(
         max_parallel_writes=random.choice([1, 3]),
         watching=SMALL,

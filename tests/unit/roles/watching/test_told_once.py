@@ -10,6 +10,7 @@ import pytest
 
 from shalekv.core.key_range import KeyRange, prefix_end
 from shalekv.v1 import kv_pb2
+from tests.kit.seeds import random_of
 from tests.kit.serving.messages import delete, delete_range, put
 from tests.kit.serving.watchers import WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import told, truth
@@ -84,7 +85,7 @@ async def test_watches_tell_the_log(seed: int) -> None:
     """Watches from the past and from now on, of many ranges, on streams that are taken fast or
     late, while writes go on with several objects in flight: each tells exactly the log.
     """
-    random = Random(seed)
+    random = random_of(f"told_once/{seed}")
     watching = SMALL | {"watch_progress_ms": 10}
     async with watched(max_parallel_writes=random.choice([1, 4]), watching=watching) as under:
         await write(under, random, WRITES)

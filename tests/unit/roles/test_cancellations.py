@@ -1,9 +1,8 @@
-"""Calls that are cancelled, or expire, at any moment: they harm no other, and nothing leaks."""
+"""Calls that are cancelled at any moment: they harm no other, and nothing leaks."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
@@ -11,20 +10,18 @@ import pytest
 from google.protobuf.message import Message
 
 from shalekv.errors import ConditionFailed
-from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
+from tests.kit.seeds import random_of
 from tests.kit.serving.messages import absent, add, change, delete_range, get, key_header, put
 from tests.kit.serving.roles import LINEARIZABLE, MEMORY, Serving, header, pairs, serving
 from tests.kit.states import counter
-from tests.unit.rpc.sessions import DrivenSession, by_id, driven, operation
 
 KIB = 1 << 10
 MIB = 1 << 20
 CANCELLED_COUNT = 300  # for each seed
 KEYS = [b"a", b"b", b"c", b"d"]
-LIMITS = LimitSettings(session_bytes_max=256 * KIB)
 
 
 class Copies:
@@ -49,59 +46,13 @@ class Copies:
         assert (await writer.get(self.counter_key)).value == counter(1)
 
 
-class Client:
-    """A session whose client takes results all the time, until it goes."""
-
-    def __init__(self, session: DrivenSession, stack: AsyncExitStack) -> None:
-        self.session = session
-        self.sent: list[Message] = []
-        self.replies: list[kv_pb2.SessionReply] = []
-        self._stack = stack
-        self._taking = asyncio.create_task(self._take())
-
-    @classmethod
-    async def connected(cls, writer: Serving) -> Client:
-        """A new session."""
-        stack = AsyncExitStack()
-        return cls(await stack.enter_async_context(driven(writer.kv, limits=LIMITS)), stack)
-
-    def send(self, requests: list[Message]) -> None:
-        """Send operations in one message."""
-        first_id = len(self.sent)
-        self.sent += requests
-        sent = [operation(first_id + number, each) for number, each in enumerate(requests)]
-        self.session.send(*sent)
-
-    async def go(self) -> int:
-        """Go away; how many operations were not answered."""
-        self._taking.cancel()
-        await self._stack.aclose()
-        return len(self.sent) - len(by_id(self.replies))
-
-    async def finish(self) -> list[tuple[Message, kv_pb2.SessionResult]]:
-        """Wait for all results."""
-        self.session.half_close()
-        await self._taking
-        await self._stack.aclose()
-        found = by_id(self.replies)
-        return [(request, found[number]) for number, request in enumerate(self.sent)]
-
-    async def _take(self) -> None:
-        while True:
-            try:
-                self.replies.append(await self.session.take())
-            except StopAsyncIteration:
-                return
-
-
-class Trial:
+class Callers:
     """A writer whose store answers at random, and callers who come and go."""
 
     def __init__(self, writer: Serving, random: Random) -> None:
         self.writer = writer
         self.random = random
         self.calls: dict[asyncio.Task[Any], Message] = {}
-        self.clients: list[Client] = []
         self.copies: dict[bytes, Copies] = {}
         self.acknowledged = dict.fromkeys(KEYS, 0)  # the greatest number of a put
         self.cancelled = self.answered = 0
@@ -134,9 +85,6 @@ class Trial:
         for _ in range(random.randrange(4)):
             request = self.drawn()
             self.calls[asyncio.create_task(self.writer.ask(request))] = request
-        if len(self.clients) < 3:
-            self.clients.append(await Client.connected(self.writer))
-        random.choice(self.clients).send([self.drawn() for _ in range(random.randrange(1, 4))])
         for held in self.writer.store.waiting:
             if random.random() < 0.3:
                 held.release()
@@ -148,8 +96,6 @@ class Trial:
             task.cancel()
             del self.calls[task]
             self.cancelled += 1
-        if random.random() < 0.05:
-            self.cancelled += await self.clients.pop(random.randrange(len(self.clients))).go()
 
     def note_calls(self) -> None:
         """Calls that nobody cancelled and that have ended were answered."""
@@ -175,13 +121,6 @@ class Trial:
         async with asyncio.timeout(30):
             await asyncio.gather(*self.calls, return_exceptions=True)
             self.note_calls()
-            for client in self.clients:
-                for request, result in await client.finish():
-                    kind = result.WhichOneof("result") or ""
-                    if kind == "error":
-                        assert result.error.reason == "CONDITION_FAILED", request
-                    else:
-                        self.note(request, getattr(result, kind))
 
     async def check(self) -> None:
         """Nothing is left of anybody, the log goes on, and all that was told is true."""
@@ -201,19 +140,19 @@ class Trial:
 @pytest.mark.parametrize("seed", range(3))
 async def test_cancelled_calls_harm_nobody(seed: int) -> None:
     """300 cancellations for each seed: all others are answered, and all that was told is true."""
-    random = Random(f"cancellations/{seed}")
+    random = random_of(f"cancellations/{seed}")
     database = await Database.created(seed)
     k = random.choice([1, 2, 4])
     async with serving(
         database, queued_bytes_max=MIB, queue_wait_ms=60_000, max_parallel_writes=k
     ) as writer:
         writer.store.is_holding = True
-        trial = Trial(writer, random)
-        while trial.cancelled < CANCELLED_COUNT:
-            await trial.step()
-        await trial.finish()
-        await trial.check()
-        assert trial.answered > CANCELLED_COUNT / 5
+        callers = Callers(writer, random)
+        while callers.cancelled < CANCELLED_COUNT:
+            await callers.step()
+        await callers.finish()
+        await callers.check()
+        assert callers.answered > CANCELLED_COUNT / 5
         state = pairs(await writer.scan())
     async with serving(database) as after_restart:
         assert pairs(await after_restart.scan()) == state
