@@ -20,7 +20,6 @@ from shalekv.roles.writer_kv import WriterKv
 from shalekv.runtime import Runtime
 from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.settings.budget import MemoryBudget
-from shalekv.store.api import ObjectInfo
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import InlineWorkers, gathered
@@ -42,16 +41,6 @@ METHODS: dict[type[Message], str] = {
     kv_pb2.WriteRequest: "write",
     kv_pb2.TxnRequest: "txn",
 }
-
-
-class AskedStore(HeldStore):
-    """A held store that counts how often it was asked for a list."""
-
-    lists = 0
-
-    def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        self.lists += 1
-        return super().list(prefix, start_after=start_after)
 
 
 class Calls:
@@ -98,7 +87,8 @@ class Serving(Calls):
 
     def __init__(
         self,
-        store: AskedStore,
+        store: HeldStore,
+        faulty: FaultyStore,
         engine: WriterEngine,
         settings: WriterSettings,
         limits: LimitSettings,
@@ -106,6 +96,7 @@ class Serving(Calls):
     ) -> None:
         clock = LoopClock()
         self.store = store
+        self.faulty = faulty  # what the engine asks: it passes all on to `store`
         self.engine = engine
         self.kv = WriterKv(engine, limits, Runtime(clock, random, InlineWorkers()))
         memory = MemoryUse(MemoryBudget(0, {}))
@@ -151,12 +142,12 @@ async def opened(
     database = await Database.created() if database is None else database
     writer = WriterSettings.model_validate({"flush_interval_ms": 0} | settings)
     limits = limits or LimitSettings()
-    store = AskedStore(database.objects)
+    store = HeldStore(database.objects)
     store.is_holding = False
     faulty = FaultyStore(store, before=before)
     opened_log = await database.open(faulty, k=writer.max_parallel_writes)
     engine = WriterEngine(opened_log, writer, LoopClock(), limits=limits)
-    return Serving(store, engine, writer, limits, database.runtime().random)
+    return Serving(store, faulty, engine, writer, limits, database.runtime().random)
 
 
 @asynccontextmanager
