@@ -15,7 +15,7 @@ from tests.kit.serving.messages import delete, delete_range, put
 from tests.kit.serving.watchers import WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import told, truth
 
-SEEDS = range(3)
+SEEDS = range(2)
 WRITES = 80
 KEYS = 30
 SMALL: dict[str, Any] = {"watch_stream_bytes_max": 65_536, "watch_bytes_max": 262_144}
