@@ -26,8 +26,8 @@ OF_QUORUMS = "takes safekeepers: tests/e2e/quorum"
 OF_WATCHES = "tests/unit/roles/watching: cases have no watches"
 REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "DEADLINE_PASSED": "a client of gRPC sends no call whose deadline has passed",
-    "FENCED": "takes a second writer: tests/e2e/test_rivals.py",
-    "STOPPING": "takes a server that is being stopped: tests/e2e/test_graceful.py",
+    "FENCED": "takes a second writer: tests/e2e/test_writers.py",
+    "STOPPING": "takes a server that is being stopped: tests/e2e/test_writers.py",
     "STANDING_BY": "takes a server that is not elected: tests/e2e/test_elect.py",
     "NOT_THE_WRITER": "takes a reader: tests/e2e/test_reader_process.py",
     "TOO_STALE": "takes a reader that is behind: tests/unit/roles/test_reader_kv.py",

@@ -1,6 +1,6 @@
-"""A mixed load: writes of every kind, reads, scans that stay open, and what was told of it all.
+"""A mixed load: writes of every kind, reads, open scans, snapshots, replicas; and what was told.
 
-Every write must be acknowledged, every read be answered: this is for servers that nobody stops.
+Every write must be acknowledged, every read be answered: this is for servers that are not stopped.
 """
 
 from __future__ import annotations
@@ -13,21 +13,15 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from shalekv.core.key_range import KeyRange
+from shalekv.v1 import kv_pb2
 from shalekv_client import (
-    Absent,
-    Add,
     Batch,
     Change,
     Client,
     Commit,
-    ConditionFailed,
     Entry,
     Get,
-    Present,
     RetryPolicy,
-    Scan,
-    SeqEquals,
-    SnapshotNotFound,
     Value,
 )
 from shalekv_client import Delete as DeleteChange
@@ -35,30 +29,35 @@ from shalekv_client import Put as PutChange
 from tests.judging import commits as judging
 from tests.judging.commits import Between, Commits, Effect, State, Told, Violation
 from tests.judging.views import ALL_KEYS, Row, SeenView, SeenViews
+from tests.kit.processes.stubs import kv_stub
 
 PATIENT = RetryPolicy(attempts_max=1_000)  # what is refused was not applied
 TIMEOUT_MS = 60_000
 SLACK_MS = 250.0  # between the clocks of the database and of the test
 KEYS = 500
-COUNTERS = 8
 VALUE_BYTES_MAX = 600
 LOAD_VALUE_BYTES = 2_000
 LOAD_COUNT = 50
 TTLS_MS = (1_500, 3_600_000)
 WRITERS = 5
-REREADS = 6  # of each view
+REREADS = 3  # of each view
 PACE = 40  # commits that pass between two looks at an open scan
+SNAPSHOT_S = 600
+# A replica takes the time from the log, which may be so much behind while nothing is written.
+BEHIND_MS = 8_000
+CALL_S = 120.0
 
 
 class MixedLoad:
     """The load on one server, and all that is known of its database."""
 
-    def __init__(self, address: str, seed: int) -> None:
-        """Nothing is sent yet."""
+    def __init__(self, address: str, seed: int, replicas: Sequence[str] = ()) -> None:
+        """Nothing is sent yet; `replicas` are addresses of readers."""
         self.commits = Commits()
         self.views = SeenViews(self.commits)
         self.done: Counter[str] = Counter()
         self._address = address
+        self._replicas = replicas
         self._seed = seed
         self._numbers = 0
         self._stop = asyncio.Event()
@@ -74,6 +73,9 @@ class MixedLoad:
             tasks.create_task(self._repeat("pages", self._scan_pages))
             tasks.create_task(self._repeat("pages in reverse", self._scan_pages_in_reverse))
             tasks.create_task(self._repeat("slow stream", self._scan_slowly))
+            tasks.create_task(self._repeat("snapshots", self._read_snapshot))
+            for address in self._replicas:
+                tasks.create_task(self._read_replica(address))
 
     async def stop(self) -> None:
         """Begin nothing more; `run` returns soon."""
@@ -89,20 +91,19 @@ class MixedLoad:
         for (_, check), state in zip(checks, states, strict=True):
             check(state)
 
-    async def check_end(
-        self, address: str, *, behind_ms: float = 0, is_protected: bool = True
-    ) -> None:
-        """Judge what a server tells that serves when nobody writes any more, by a time that may be
-        so much behind. One that is not protected may lose what it scans: then it is asked again.
+    async def check_end(self, address: str, *, behind_ms: float = 0) -> None:
+        """Judge what a server tells that serves when no more is written, by a time that may be so
+        much behind.
         """
         async with self._client(address) as client:
             for reverse in (False, True):
-                view = await _whole(
-                    client, reverse=reverse, behind_ms=behind_ms, is_protected=is_protected
-                )
-                if view.seq < self.commits.last_seq:
-                    raise Violation(f"the end is at {view.seq}, not {self.commits.last_seq}")
-                self.views.views.append(view)
+                sent_ms = _now_ms() - behind_ms
+                scan = client.scan(reverse=reverse)
+                rows = [_row(entry) async for entry in scan]
+                assert scan.view is not None
+                if scan.view.seq < self.commits.last_seq:
+                    raise Violation(f"the end is at {scan.view.seq}, not {self.commits.last_seq}")
+                self.views.views.append(SeenView(scan.view.seq, _since(sent_ms), rows, ALL_KEYS))
             keys = [_key(number) for number in range(KEYS)]
             sent_ms = _now_ms() - behind_ms
             values = await client.batch_get(keys)
@@ -124,10 +125,9 @@ class MixedLoad:
             yield client
 
     async def _write(self, client: Client, random: Random) -> str:
-        kinds = (self._put, self._delete, self._delete_range, self._put_for_a_while, self._insert)
-        more = (self._replace, self._add, self._batch, self._large_batch)
-        weights = (30, 12, 3, 10, 8, 8, 8, 12, 1)
-        (kind,) = random.choices((*kinds, *more), weights)
+        kinds = (self._put, self._delete, self._delete_range, self._put_for_a_while)
+        weights = (40, 12, 3, 12, 14, 1)
+        (kind,) = random.choices((*kinds, self._batch, self._large_batch), weights)
         await kind(client, random)
         async with self._progress:
             self._progress.notify_all()
@@ -153,57 +153,6 @@ class MixedLoad:
         sent_ms = _now_ms()
         commit = await client.put(key, value, ttl_ms=ttl_ms)
         self._committed(commit, judging.Put(key, value, _since(sent_ms).later(ttl_ms)))
-
-    async def _insert(self, client: Client, random: Random) -> None:
-        """A put that holds only if the key has no value, or only if it has one."""
-        key, value, condition = (
-            draw_key(random),
-            self._value(random),
-            random.choice((Absent, Present)),
-        )
-        sent_ms = _now_ms()
-        try:
-            commit = await client.put(key, value, condition=condition())
-        except ConditionFailed:
-            return
-        now = _since(sent_ms)
-
-        def check(state: State) -> None:
-            is_there = {told is not None for told in state.find(key, now)}
-            if (condition is Present) not in is_there:
-                raise Violation(f"{key!r} at {state.seq}: {condition} held, but {is_there}")
-
-        self._checks.append((commit.seq - 1, check))
-        self._committed(commit, judging.Put(key, value))
-
-    async def _replace(self, client: Client, random: Random) -> None:
-        """A put that holds only if the value is still the one that was read."""
-        key, value = draw_key(random), self._value(random)
-        found = await client.get(key)
-        if found is None:
-            return
-        sent_ms = _now_ms()
-        try:
-            commit = await client.put(key, value, condition=SeqEquals(found.seq))
-        except ConditionFailed:
-            return
-        self.expect(commit.seq - 1, key, _since(sent_ms), Told(found.value, found.seq))
-        self._committed(commit, judging.Put(key, value))
-
-    async def _add(self, client: Client, random: Random) -> None:
-        key, delta = b"n/%d" % random.randrange(COUNTERS), random.randrange(-5, 100)
-        commit = await client.write([Add(key, delta)])
-        (sum_,) = commit.counters
-        value = sum_.to_bytes(8, "little", signed=True)
-
-        def check(state: State) -> None:
-            (told,) = state.find(key, Between(0, 0))
-            before = int.from_bytes(told.value, "little", signed=True) if told else 0
-            if before + delta != sum_:
-                raise Violation(f"{key!r} at {state.seq}: {before} and {delta} made {sum_}")
-
-        self._checks.append((commit.seq - 1, check))
-        self._committed(commit, judging.Put(key, value))
 
     async def _batch(self, client: Client, random: Random) -> None:
         changes: list[Change] = []
@@ -285,6 +234,44 @@ class MixedLoad:
             self.views.views.append(SeenView(scan.view.seq, now, rows))
         return "slow scan"
 
+    async def _read_snapshot(self, client: Client, random: Random) -> str:
+        """A snapshot that is read at once, and again when much was written."""
+        sent_ms = _now_ms()
+        snapshot = await client.create_snapshot(ttl_s=SNAPSHOT_S)
+        now = _since(sent_ms)
+
+        async def rows() -> list[Row]:
+            scan = client.scan(at=snapshot, reverse=is_reverse)
+            return [_row(entry) async for entry in scan]
+
+        is_reverse = random.random() < 0.5
+        view = SeenView(snapshot.seq, now, await rows())
+        self.views.views.append(view)
+        await self.passed(2 * PACE)
+        view.read_again(await rows())
+        await client.delete_snapshot(snapshot.id)
+        return "snapshot read again"
+
+    async def _read_replica(self, address: str) -> None:
+        """Scans of a replica: states of the log that have the newest commit, and never go back."""
+        seen = 0
+        async with kv_stub(address) as stub:
+            while not self._stop.is_set():
+                min_seq = self.commits.last_seq if len(self.commits) else 0
+                sent_ms, rows, header = _now_ms(), list[Row](), kv_pb2.ReplyHeader()
+                asked = kv_pb2.RequestHeader(min_seq=min_seq)
+                async for reply in stub.Scan(kv_pb2.ScanRequest(header=asked), timeout=CALL_S):
+                    header = reply.header
+                    rows += [
+                        Row(e.key, e.value, e.seq, e.expire_at_ms or None) for e in reply.entries
+                    ]
+                if header.role != kv_pb2.ROLE_READER or header.seq < max(seen, min_seq):
+                    raise Violation(f"{address} shows {header}, after {seen} and {min_seq}")
+                seen = header.seq
+                self.views.views.append(SeenView(seen, _since(sent_ms - BEHIND_MS), rows))
+                self.done[address] += 1
+                await self.passed(PACE)
+
     def _committed(self, commit: Commit, *effects: Effect) -> None:
         self.commits.add(commit.seq, effects)
 
@@ -301,21 +288,6 @@ class MixedLoad:
     def _value(self, random: Random, bytes_max: int = VALUE_BYTES_MAX) -> bytes:
         self._numbers += 1
         return b"%d:" % self._numbers + random.randbytes(random.randrange(bytes_max))
-
-
-async def _whole(
-    client: Client, *, reverse: bool, behind_ms: float, is_protected: bool
-) -> SeenView:
-    sent_ms = _now_ms() - behind_ms
-    scan: Scan = client.scan(reverse=reverse)
-    try:
-        rows: Sequence[Row] = [_row(entry) async for entry in scan]
-    except SnapshotNotFound:
-        if is_protected:
-            raise
-        return await _whole(client, reverse=reverse, behind_ms=behind_ms, is_protected=False)
-    assert scan.view is not None
-    return SeenView(scan.view.seq, _since(sent_ms), rows, ALL_KEYS)
 
 
 def _effect(change: Change) -> Effect:

@@ -1,4 +1,4 @@
-"""Requests at random, made from the descriptors of the protos: good ones, bad ones, and no ones.
+"""Requests at random, made from the descriptors of the protos, and bytes that are no request.
 
 Values come from small pools, so that requests meet each other's keys, ids and idempotency keys;
 each pool has what is at a limit, past it, and far out.
@@ -6,6 +6,7 @@ each pool has what is at a limit, past it, and far out.
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from shalekv.core.key_range import KEY_BYTES_MAX
 from shalekv.v1 import kv_pb2
 from tests.conformance.playing import new_uuid7
-from tests.e2e.mended_requests import mend
+from tests.sim.requests import Requests
 
 KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]
 CALLS = ("Get", "BatchGet", "Put", "Delete", "DeleteRange", "Write", "Txn", "Scan")
@@ -33,7 +34,6 @@ LIMITS = {
 }
 LIST_COUNT_MAX = 4
 SHOWN_BYTES = 200
-GOOD = st.sampled_from([True, True, True, False])
 
 KEYS = [b"a", b"a", b"a", b"b", b"b", b"ab", b"a\0", b"c", b"\xff", b"\xff\xff"]
 ODD_KEYS = [b"", bytes(KEY_BYTES_MAX), bytes(KEY_BYTES_MAX + 1)]
@@ -61,13 +61,11 @@ class Call(NamedTuple):
 
     method: str
     messages: list[bytes]
-    ids: list[int] | None = None  # of the operations of a session that can be answered all
-    is_good: bool = False  # each request is one that must not be called invalid
 
     def __repr__(self) -> str:
         """Short, since keys are long; the blob that Hypothesis prints has all of it."""
         shown = [message[:SHOWN_BYTES] for message in self.messages]
-        return f"{self.method}({shown}, is_good={self.is_good})"
+        return f"{self.method}({shown})"
 
 
 @st.composite
@@ -122,34 +120,22 @@ def request_kind(method: str) -> Descriptor:
 def calls(draw: st.DrawFn) -> Call:
     """A call with one request."""
     method = draw(st.sampled_from(CALLS))
-    request = draw(messages(request_kind(method)))
-    if is_good := draw(GOOD):
-        mend(request)
-    return Call(method, [request.SerializeToString()], is_good=is_good)
+    return Call(method, [draw(messages(request_kind(method))).SerializeToString()])
 
 
 @st.composite
-def sessions(draw: st.DrawFn) -> Call:
-    """A session: several messages of several operations."""
-    requests = draw(st.lists(messages(kv_pb2.SessionRequest.DESCRIPTOR), max_size=4))
-    is_good = draw(GOOD)
-    ids: list[int] | None = []
-    for request in requests:
-        assert isinstance(request, kv_pb2.SessionRequest)
-        if is_good:
-            mend(request)
-        if not request.operations:
-            ids = None  # it ends the stream
-        elif ids is not None:
-            ids += [operation.id for operation in request.operations]
-    data = [request.SerializeToString() for request in requests]
-    return Call("Session", data, ids, is_good)
+def good_calls(draw: st.DrawFn) -> Call:
+    """A write as the simulation's clients send it, often with an idempotency key."""
+    random = Random(draw(st.integers(0, 2**32)))
+    request = Requests(random, {}).draw(random.randrange(1_000))
+    request.header.idempotency_key = draw(st.sampled_from(BYTES["idempotency_key"][:5]))
+    return Call(request.DESCRIPTOR.name.removesuffix("Request"), [request.SerializeToString()])
 
 
 @st.composite
 def broken_calls(draw: st.DrawFn) -> Call:
     """A call with bytes that are no request, or another one than was meant."""
-    method = draw(st.sampled_from([*CALLS, "Session"]))
+    method = draw(st.sampled_from(CALLS))
     whole = draw(messages(request_kind(method))).SerializeToString()
     cut = draw(st.integers(0, len(whole)))
     kind = draw(st.sampled_from(["bytes", "cut", "changed", "longer", "deep"]))
@@ -164,7 +150,7 @@ def broken_calls(draw: st.DrawFn) -> Call:
             data = nested(draw(st.integers(1, 300)), draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8])))
         case _:
             data = draw(st.binary(max_size=60))
-    return Call(method, [data], ids=None)
+    return Call(method, [data])
 
 
 def nested(depth: int, field: int) -> bytes:
@@ -176,31 +162,3 @@ def nested(depth: int, field: int) -> bytes:
             length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
         data = bytes([field << 3 | 2]) + length + bytes([size]) + data
     return data
-
-
-class Pages(NamedTuple):
-    """A scan that is read whole, and once more in pages, after some keys were put."""
-
-    keys: list[bytes]
-    request: kv_pb2.ScanRequest
-    limits: list[int]
-
-
-@st.composite
-def pages(draw: st.DrawFn) -> Pages:
-    """A scan with the limits of its pages."""
-    start, end = sorted(draw(st.tuples(st.sampled_from(KEYS), st.sampled_from(KEYS))))
-    ranges = [
-        kv_pb2.KeyRange(),
-        kv_pb2.KeyRange(start=start, end=end),
-        kv_pb2.KeyRange(prefix=start),
-        kv_pb2.KeyRange(start=start),
-        kv_pb2.KeyRange(end=end),
-    ]
-    request = kv_pb2.ScanRequest(
-        range=draw(st.sampled_from(ranges)),
-        reverse=draw(st.booleans()),
-        keys_only=draw(st.booleans()),
-    )
-    keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=8))
-    return Pages(keys, request, draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))

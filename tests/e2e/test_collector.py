@@ -10,7 +10,7 @@ from shalekv.cli.exit_codes import ExitCode
 from tests.kit.engine.collection import Ground
 from tests.kit.engine.collection_files import load, save
 from tests.kit.processes.child import EXIT_S, Line
-from tests.kit.processes.processes import SHALEKV, Processes
+from tests.kit.processes.processes import SHALEKV, Processes, environment
 
 FAST = ("--collect-interval-ms", "10", "--log-format", "json")
 
@@ -67,13 +67,14 @@ async def test_once_ends_with_the_code_of_what_failed(processes: Processes, tmp_
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     """With --parent-pipe the end of standard input is the end; no pipe is a usage error."""
     argv = [SHALEKV, "collector", "--url", f"file://{tmp_path}/none", "--parent-pipe", *FAST]
-    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    env = environment()
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
     assert child.stderr is not None
     assert b"collecting" in child.stderr.readline()
     child.communicate(timeout=EXIT_S)
     assert child.returncode == ExitCode.OK
     alone = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=EXIT_S, check=False
+        argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=EXIT_S, check=False, env=env
     )
     assert alone.returncode == ExitCode.USAGE
     assert b"--parent-pipe" in alone.stderr

@@ -6,9 +6,9 @@ import asyncio
 import os
 import select
 import signal
-import subprocess
 from pathlib import Path
 from random import Random, SystemRandom
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -25,7 +25,7 @@ from tests.kit.engine.compaction import Trial, put, small_settings
 from tests.kit.engine.naive_merge import NaiveTree, answers
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.processes.child import EXIT_S, Child, Line
-from tests.kit.processes.processes import SHALEKV, Processes
+from tests.kit.processes.processes import SHALEKV, Processes, environment
 
 KEYS = [b"key%04d" % n for n in range(400)]
 SMALL = (
@@ -93,38 +93,12 @@ def has_ended(pid: int) -> bool:
         os.close(descriptor)
 
 
-async def test_once_compacts_what_is_due(
-    processes: Processes, tmp_path: Path, trial: Trial
-) -> None:
-    """It merges WAL and L0 in processes of their own, gives up its lease, and ends with 0."""
-    child = start(processes, tmp_path, "--once")
-    assert await child.exited() == 0, child.report()
-    manifest = await check(trial, tmp_path)
-    assert manifest.first_uncompacted_wal_id == len(trial.written)
-    assert not Tree.of(manifest).l0
-    assert [lease.holder for lease in manifest.leases] == ["trial"]
-    assert len(parts(child)) >= 2
-    assert all(map(has_ended, parts(child)))
-
-
-async def test_asked_to_stop_it_ends_in_the_middle_of_a_merge(
-    processes: Processes, tmp_path: Path, trial: Trial
-) -> None:
-    """SIGTERM ends it with 0, its processes with it, and nothing half done is published."""
-    child = start(processes, tmp_path, *SLOW)
-    pids = await part_pids(child, 2)
-    os.kill(child.pid, signal.SIGTERM)
-    assert await child.exited() == 0, child.report()
-    assert all(map(has_ended, pids))
-    manifest = await check(trial, tmp_path)
-    assert Tree.of(manifest).l0
-    assert [lease.holder for lease in manifest.leases] == ["trial"]
-
-
 async def test_killed_it_leaves_no_process_behind(
     processes: Processes, tmp_path: Path, trial: Trial
 ) -> None:
-    """After kill -9 its processes end by themselves, and the next compactor goes on."""
+    """After kill -9 its processes end by themselves. The next compactor, with --once, merges WAL
+    and L0 in processes of their own, gives up its lease, and ends with 0.
+    """
     child = start(processes, tmp_path, *SLOW)
     pids = await part_pids(child, 2)
     os.kill(child.pid, signal.SIGKILL)
@@ -133,13 +107,19 @@ async def test_killed_it_leaves_no_process_behind(
     following = start(processes, tmp_path, "--once")
     assert await following.exited() == 0, following.report()
     manifest = await check(trial, tmp_path)
+    assert manifest.first_uncompacted_wal_id == len(trial.written)
     assert not Tree.of(manifest).l0
+    assert not any(f" {following.pid} " in lease.holder for lease in manifest.leases)
+    assert len(parts(following)) >= 2
+    assert all(map(has_ended, parts(following)))
 
 
 async def test_a_part_that_is_killed_is_run_again(
     processes: Processes, tmp_path: Path, trial: Trial
 ) -> None:
-    """The merge is given up with all its processes, nothing is published, and it begins anew."""
+    """The merge is given up with all its processes, nothing is published, and it begins anew; in
+    the middle of that SIGTERM ends it with 0, its processes with it.
+    """
     child = start(processes, tmp_path, *SLOW)
     pids = await part_pids(child, 2)
     os.kill(pids[0], signal.SIGKILL)
@@ -149,7 +129,11 @@ async def test_a_part_that_is_killed_is_run_again(
     assert Tree.of(await check(trial, tmp_path)).l0
     await child.line(lambda _: len(parts(child)) > len(pids))
     os.kill(child.pid, signal.SIGTERM)
-    assert await child.exited() == 0
+    assert await child.exited() == 0, child.report()
+    assert all(map(has_ended, parts(child)))
+    manifest = await check(trial, tmp_path)
+    assert Tree.of(manifest).l0
+    assert [lease.holder for lease in manifest.leases] == ["trial"]
 
 
 async def test_a_second_compactor_takes_over(
@@ -169,9 +153,7 @@ def hurried(path: Path) -> tuple[bool, int]:
     """Start one that would wait for an hour, hurry it, and close its pipe when it has begun."""
     argv = [SHALEKV, "compactor", "--url", path.as_uri(), "--parent-pipe"]
     lazy = ("--wal-trigger-count", "1000", "--compactor-poll-ms", "3600000")
-    with subprocess.Popen(
-        [*argv, *lazy], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
+    with Popen([*argv, *lazy], stdin=PIPE, stderr=PIPE, text=True, env=environment()) as child:
         assert child.stdin is not None
         assert child.stderr is not None
         child.stdin.write("hurry\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -105,20 +105,6 @@ async def test_what_the_profile_quorum_starts_works(s3: S3Server, tmp_path: Path
         await services.healthy(QUORUM.writer)  # all three have to be there when it is created
         assert await services.stop("safekeeper-2") == ExitCode.OK
         await lives(services, QUORUM)
-
-
-async def test_a_wrong_password_is_told_and_not_shown(
-    s3: S3Server, records: MariaServer, tmp_path: Path
-) -> None:
-    """The writer ends with the exit code of stores that refuse, and its log names no password."""
-    wrong = replace(records, password="wrong0pass0word")
-    with composition(s3, wrong, tmp_path) as services:
-        await services.up(["bucket"])
-        assert await services["bucket"].exited() == ExitCode.OK
-        writer = services.start(TWO_PHASE.writer)
-        assert await writer.exited() == ExitCode.STORE, writer.report()
-        assert wrong.password not in writer.stderr()
-        assert any(line.get("event") == "ended by an error" for line in writer.lines())
 
 
 async def test_a_fenced_container_stays_down(s3: S3Server, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ FAST = (
     *("--wal-trigger-age-ms", "100", "--compactor-poll-ms", "50", "--fence-poll-ms", "100"),
 )
 DEADLINE_S = 200
-SHORT_MS, LONG_MS = 500, 4_000
-RENEWED_MS = 2_000  # would end before the long one, and is overwritten before
+SHORT_MS, LONG_MS = 300, 2_500
+RENEWED_MS = 1_500  # would end before the long one, and is overwritten before
 
 
 async def told(address: str, keys: int) -> list[bytes]:

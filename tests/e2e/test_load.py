@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import resource
-import sys
-import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TypeAlias
 
 import grpc
@@ -17,7 +13,6 @@ from grpc_status.rpc_status import aio
 
 from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.store.counting import CountingStore
-from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv_client import Client, RetryPolicy
@@ -25,16 +20,14 @@ from tests.kit.processes.in_process import (
     Served,
     memory_store,
     open_writer,
-    put_at,
     real_runtime,
-    running,
     serve_settings,
     serving,
 )
 from tests.kit.serving.rpc import Failure, failure_of
 from tests.kit.slow_store import SlowStore
 
-CLIENTS, CHANNELS = 1_000, 50
+CLIENTS, CHANNELS = 200, 20
 KEYS_EACH = 20
 VALUE = bytes(800)
 LOST = 0.1  # of the creates have no answer
@@ -43,8 +36,6 @@ WAITING_BYTES = 4 << 20  # all the clients' puts together are accounted with les
 OFFERED = 320  # writes that together are ten times what may be queued or wait
 LARGE = bytes(64 << 10)
 DEADLINE_S = 280
-MEMTABLE_BYTES = 4 << 20
-ENTRIES, GROUP = 20_000, 500
 PATIENT = RetryPolicy(attempts_max=100)
 
 Kv: TypeAlias = kv_pb2_grpc.KVStub
@@ -77,9 +68,9 @@ def key(client: int, number: int) -> bytes:
     return b"%d/%d" % (client, number % KEYS_EACH)
 
 
-@pytest.mark.parametrize(("in_flight", "puts"), [(1, 5), (4, 25)])
-async def test_a_thousand_clients(in_flight: int, puts: int) -> None:
-    """Every put of 1,000 clients at once is acknowledged, although the store loses replies; never
+@pytest.mark.parametrize(("in_flight", "puts"), [(1, 3), (4, 5)])
+async def test_many_clients(in_flight: int, puts: int) -> None:
+    """Every put of many clients at once is acknowledged, although the store loses replies; never
     are more WAL slots claimed than allowed, and what is queued keeps within its bound.
     """
     objects = MemoryObjects()
@@ -99,21 +90,18 @@ async def test_a_thousand_clients(in_flight: int, puts: int) -> None:
             seqs.add(reply.header.seq)
             check_bounds(served, waiting_bytes=WAITING_BYTES)
 
-    async with asyncio.timeout(DEADLINE_S), serving(store, **groups) as served:
-        async with stubs(served.listen, CHANNELS) as kvs, asyncio.TaskGroup() as clients:
-            for name in range(CLIENTS):
-                clients.create_task(client(kvs[name % CHANNELS], name))
-        written = served.writer.engine.log.objects_written
-        memtable_bytes = served.writer.engine.memtable.size_bytes
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        serving(store, **groups) as served,
+        stubs(served.listen, CHANNELS) as kvs,
+        asyncio.TaskGroup() as clients,
+    ):
+        for name in range(CLIENTS):
+            clients.create_task(client(kvs[name % CHANNELS], name))
     assert len(seqs) == CLIENTS * puts
     assert slow.most_slots_open == store.most_creates_in_flight["wal"] == in_flight
     assert slow.lost_count > 0
     await expect_last_values(objects, puts)
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    sys.stdout.write(
-        f"{in_flight} in flight: {len(seqs)} puts in {written} objects, {slow.lost_count} replies "
-        f"lost, memtable {memtable_bytes >> 20} MiB, most resident {rss >> 10} MiB\n"
-    )
 
 
 async def expect_last_values(objects: MemoryObjects, puts: int) -> None:
@@ -161,56 +149,6 @@ async def test_ten_times_the_bound() -> None:
             again = [entry async for entry in client.scan(prefix=b"again/", keys_only=True)]
         assert len(again) == OFFERED
         assert served.writer.engine.admission.queued_bytes == 0
-
-
-async def test_full_memtable() -> None:
-    """When the memtable is full, writes are refused with reason and advice; reads go on, and what
-    was acknowledged is there, and no more.
-    """
-    async with (
-        asyncio.timeout(DEADLINE_S),
-        serving(memory_store(), writer={"memtable_bytes_max": MEMTABLE_BYTES}) as served,
-        stubs(served.listen, 1) as (kv,),
-        Client(served.listen) as client,
-    ):
-        applied: list[bytes] = []
-        while (failed := await outcome(kv, b"%03d" % len(applied))) is None:
-            applied.append(b"%03d" % len(applied))
-        for _ in range(3):
-            check_refusal(failed, "MEMTABLE_FULL", retry_ms=200)
-            failed = await outcome(kv, b"more")
-        engine = served.writer.engine
-        assert len(applied) == MEMTABLE_BYTES // (len(LARGE) + ENTRY_OVERHEAD_BYTES + len(b"000"))
-        assert engine.memtable.size_bytes + engine.admission.queued_bytes <= MEMTABLE_BYTES
-        assert [entry.key async for entry in client.scan()] == applied
-        got = [await client.get(name) for name in applied]
-        assert [each.value for each in got if each is not None] == [LARGE] * len(applied)
-
-
-async def test_accounted_memory_is_not_too_little(tmp_path: Path) -> None:
-    """What Python allocates for small entries in the memtable is not more than is accounted."""
-    with real_runtime() as runtime:
-        store = LocalStore(tmp_path / "db", runtime)
-        async with running(store, serve_settings(), runtime) as writer:
-            tracemalloc.start()
-            try:
-                before, _ = tracemalloc.get_traced_memory()
-                for group in range(ENTRIES // GROUP):
-                    await asyncio.gather(
-                        *(
-                            put_at(writer, b"key/%08d" % (group * GROUP + n), b"")
-                            for n in range(GROUP)
-                        )
-                    )
-                after, _ = tracemalloc.get_traced_memory()
-            finally:
-                tracemalloc.stop()
-            accounted = writer.engine.memtable.size_bytes
-    sys.stdout.write(
-        f"{ENTRIES} entries: {(after - before) / ENTRIES:.0f} bytes each allocated, "
-        f"{accounted / ENTRIES:.0f} accounted\n"
-    )
-    assert after - before <= accounted
 
 
 async def outcome(kv: Kv, name: bytes) -> Failure | None:

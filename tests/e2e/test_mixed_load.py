@@ -1,4 +1,4 @@
-"""Compaction and collection all the time, beside a load of every kind, snapshots and open scans."""
+"""Compaction and collection all the time, beside a load of every kind, on a real S3 server."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-from shalekv.format import names
-from tests.e2e.mixed_load import MixedLoad
-from tests.e2e.snapshot_load import SnapshotLoad
-from tests.judging import remains
+from tests.e2e.mixed_load import BEHIND_MS, PACE, MixedLoad
 from tests.kit.processes.child import Child, Line
-from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.meanwhile import ALONE
 from tests.kit.processes.processes import Processes
-from tests.kit.processes.wal_contents import is_fence, wal_path
+from tests.kit.seeds import random_of
+from tests.servers.s3 import S3Server
 
-LOAD_S = 20.0
-SOAK_S = 150.0
+LOAD_S, SOAK_S = 5.0, 300.0
 PATIENCE_S = 300.0  # how long a load goes on until there was enough to do beside it
-ENOUGH = 6  # compactions of levels, and collections
-LEASE_S = 4
+ENOUGH, ENOUGH_SOAK = 2, 10  # compactions of levels, and collections
 # The least that is allowed, so that all limits are met all the time.
 TINY = {
     "wal-trigger-bytes": 32 << 10,
@@ -37,7 +33,7 @@ TINY = {
     "tombstone-age-s": 2,
     "subcompaction-count-max": 1,
     "compactor-poll-ms": 100,
-    "compactor-lease-ttl-s": LEASE_S,
+    "compactor-lease-ttl-s": 4,
     "collect-interval-ms": 300,
     "collect-age-s": 1,
     "wal-retention-s": 0,
@@ -53,89 +49,77 @@ TINY = {
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))]
 
 
-@pytest.mark.timeout(600)
+RESTLESS = (
+    *("--poll-interval-ms", "50", "--poll-interval-min-ms", "5", "--manifest-interval-ms", "300"),
+    *("--reader-snapshot-ttl-s", "20", "--block-cache-bytes", "1048576"),
+)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("duration_s", "enough"),
+    [(LOAD_S, ENOUGH), pytest.param(SOAK_S, ENOUGH_SOAK, marks=pytest.mark.soak)],
+)
 async def test_nothing_is_lost_or_comes_back_while_all_is_compacted_and_collected(
-    processes: Processes, tmp_path: Path
+    processes: Processes, s3_server: S3Server, duration_s: float, enough: int
 ) -> None:
-    """Whatever reads, scans and snapshots are told is what was acknowledged; nothing that is read
-    is ever missing, a crash loses nothing, and at the end no object is left that nobody needs.
+    """Whatever reads, scans, snapshots and replicas are told is a state of the log; nothing that is
+    read is ever missing, and a crash loses nothing.
     """
-    await check_mixed_load(processes, tmp_path / "db", seed=1, duration_s=LOAD_S)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1_200)
-@pytest.mark.parametrize("seed", range(2, 5))
-async def test_the_same_for_minutes(processes: Processes, tmp_path: Path, seed: int) -> None:
-    """The same with other seeds, until there are several levels."""
-    await check_mixed_load(processes, tmp_path / "db", seed=seed, duration_s=SOAK_S)
-
-
-async def check_mixed_load(
-    processes: Processes, folder: Path, *, seed: int, duration_s: float
-) -> None:
-    """Load a database, crash it, and look at all that is left."""
-    database = Meanwhile(processes, folder)
-    server = await database.serve(*FLAGS)
-    load, snapshots = MixedLoad(server.listen, seed), SnapshotLoad(database)
+    bucket = f"mixed-{uuid4().hex}"
+    s3_server.create_bucket(bucket)
+    url = f"s3://{bucket}/database"
+    env = s3_server.environment | {"SHALEKV_STORE__ENDPOINT_URL": s3_server.endpoint}
+    server = await processes.serve(url, *FLAGS, env=env)
+    readers = await asyncio.gather(*(processes.read(url, *RESTLESS, env=env) for _ in range(2)))
+    addresses = [reader.listen for reader in readers]
+    load = MixedLoad(server.listen, random_of("mixed load").getrandbits(32), addresses)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
-        stopped = tasks.create_task(_stop_after(duration_s, server, load, snapshots))
-        await snapshots.run()
-        await stopped
-    snapshots.check(load.commits)
+        began_s = time.monotonic()
+        while goes_on(server, time.monotonic() - began_s, duration_s, enough):
+            await load.passed(PACE)
+        await load.stop()
     load.check()
-    await load.check_end(server.listen)
-    check_children(server)
+    for reader in readers:
+        assert load.done[reader.listen]
+        await load.check_end(reader.listen, behind_ms=BEHIND_MS)
+        assert not errors_of(reader), errors_of(reader)[:5]
+        assert await reader.stop() == 0, reader.report()
+    check_children(server, enough)
     await server.kill()
-
-    again = await database.serve(*ALONE)
+    again = await processes.serve(url, *ALONE, env=env)
     await load.check_end(again.listen)
     assert await again.stop() == 0, again.report()
-    await snapshots.end()
-    await check_remains(database)
+    fsck = await processes.run("fsck", "--deep", "--url", url, env=env)
+    assert fsck.stderr().startswith("clean"), fsck.report()
     views = load.views.views
-    say(f"seed {seed}: {dict(load.done)}, {len(load.commits)} commits, {len(views)} views")
-    say(f"{sum(view.reads for view in views)} reads of them, {snapshots.looks} of snapshots")
+    sys.stdout.write(f"{dict(load.done)}, {len(load.commits)} commits, {len(views)} views\n")
 
 
-async def _stop_after(
-    duration_s: float, server: Child, load: MixedLoad, snapshots: SnapshotLoad
-) -> None:
-    began_s = time.monotonic()
-    while goes_on(server, began_s, duration_s):
-        await snapshots.passed()
-    snapshots.stop()
-    await load.stop()
-
-
-def goes_on(server: Child, began_s: float, duration_s: float) -> bool:
+def goes_on(server: Child, passed_s: float, duration_s: float, enough: int) -> bool:
     """Whether a load is to go on: for so long, and until compactor and collector had enough to do.
 
     On a busy machine they come to it late.
     """
-    passed_s = time.monotonic() - began_s
-    if passed_s < duration_s or passed_s >= PATIENCE_S:
+    if passed_s < duration_s or passed_s >= PATIENCE_S + duration_s:
         return passed_s < duration_s
     lines = server.lines()
-    return min(len(_merges(lines)), len(_collections(lines))) < ENOUGH
+    return min(len(_merges(lines)), len(_collections(lines))) < enough
 
 
-def check_children(server: Child) -> None:
-    """Compactor and collector have worked all the time, and nobody met what should not be."""
+def errors_of(child: Child) -> list[Line]:
+    """What it has logged as an error."""
+    return [each for each in child.lines() if each.get("level") in ("error", "critical")]
+
+
+def check_children(server: Child, enough: int) -> None:
+    """Compactor and collector have worked all the time, and met nothing that should not be."""
     lines = server.lines()
-    bad = [each for each in lines if each.get("level") in ("error", "critical")]
-    assert not bad, bad[:5]
-    ended = [each for each in lines if each.get("event") == "child process has ended"]
-    assert not ended, ended
-    compacted = [each for each in lines if each.get("event") == "compacted"]
-    merges, collected = _merges(lines), _collections(lines)
-    deleted = sum(each["deleted_objects"] for each in collected)
-    levels = max((each["to_level"] for each in merges if not _is_system(each)), default=0)
-    say(f"{len(compacted)} compactions, {len(merges)} of levels down to level {levels}")
-    say(f"{len(collected)} collections that deleted {deleted} objects")
-    assert len(merges) >= ENOUGH
-    assert len(collected) >= ENOUGH
+    assert not errors_of(server), errors_of(server)[:5]
+    assert not [each for each in lines if each.get("event") == "child process has ended"]
+    assert len(_merges(lines)) >= enough
+    assert len(_collections(lines)) >= enough
 
 
 def _merges(lines: Sequence[Line]) -> list[Line]:
@@ -144,45 +128,3 @@ def _merges(lines: Sequence[Line]) -> list[Line]:
 
 def _collections(lines: Sequence[Line]) -> list[Line]:
     return [each for each in lines if each.get("deleted_objects")]
-
-
-def _is_system(line: Line) -> bool:
-    return bool(line["to_level"] == 63)
-
-
-async def check_remains(database: Meanwhile) -> None:
-    """After compaction and collection there is what is needed, all of it sound, and no more."""
-    await database.compact()
-    # What the crash has left behind expires, and each edit leaves a manifest.
-    was_held = True
-    while was_held:
-        was_held = _held(database)
-        await database.collect()
-    await database.collect()
-    manifest = database.manifest()
-    assert not manifest.pending_loads
-    objects = {
-        name: False
-        for folder in (names.MANIFEST_FOLDER, names.LEVELS_FOLDER)
-        for name in database.objects(folder)
-    }
-    for name in database.objects(names.WAL_FOLDER):
-        slot = names.parse_wal_name(name)
-        objects[name] = slot is not None and is_fence(wal_path(database.folder, slot))
-    assert remains.missing([manifest], objects) == {}
-    assert remains.unexplained([manifest], objects, current=manifest) == []
-    audit = await database.run("fsck", "--deep")
-    assert audit.stdout() == ""
-    assert audit.stderr().startswith("clean"), audit.report()
-    assert "orphan" not in audit.stderr(), audit.report()
-    say(audit.stderr().strip())
-
-
-def _held(database: Meanwhile) -> bool:
-    manifest = database.manifest()
-    return bool(manifest.snapshots or manifest.leases)
-
-
-def say(text: str) -> None:
-    """Print what happened."""
-    sys.stdout.write(f"{text}\n")

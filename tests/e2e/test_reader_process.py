@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from tests.kit.processes.stubs import admin_stub, kv_stub, reason_of
 
 CALL_S = 60.0
 ASKED_MAX = 20
-QUICK = ("--poll-interval-ms", "20", "--manifest-interval-ms", "200")
 UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
 LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
 
@@ -111,63 +109,19 @@ async def test_what_is_for_the_writer_is_refused_with_its_address(
     assert await reader.stop() == 0, reader.report()
 
 
-async def test_readers_carry_on_when_another_writer_takes_over(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """While the writer is killed and another one starts on another port, reads never stop, nothing
-    acknowledged is missing, and soon a reader names the new writer.
-    """
-    database = Meanwhile(processes, tmp_path / "db")
-    writer = await database.serve(*ALONE)
-    reader = await processes.read(database.url, *QUICK)
-    async with kv_stub(reader.listen) as reads:
-        async with kv_stub(writer.listen) as writes:
-            for number in range(50):
-                seq = await put(writes, b"k%d" % number, b"v")
-        is_over = asyncio.Event()
-        answered = 0
-
-        async def read_on() -> None:
-            nonlocal answered
-            while not is_over.is_set():
-                assert (await get(reads, b"k7", min_seq=seq)).found
-                answered += 1
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(read_on())
-            await writer.kill()
-            newer = await database.serve(*ALONE)
-            async with kv_stub(newer.listen) as writes:
-                last = await put(writes, b"new", b"v")
-            found = await get(reads, b"new", min_seq=last)
-            assert (found.found, found.header.epoch) == (True, 2)
-            await _names_writer(reads, newer.listen)
-            is_over.set()
-        assert answered > 10
-        keys = [b"k%d" % number for number in range(50)]
-        values = await reads.BatchGet(kv_pb2.BatchGetRequest(keys=keys), timeout=CALL_S)
-        assert all(each.found for each in values.results)
-    assert await reader.stop() == 0, reader.report()
-
-
-async def _names_writer(stub: kv_pb2_grpc.KVStub, address: str) -> None:
-    """Until the reader, asked to write, names this address."""
-    async with asyncio.timeout(CALL_S):
-        while True:
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await put(stub, b"k", b"v")
-            if address in (refused.value.details() or ""):
-                return
-
-
 @pytest.mark.parametrize("protection", ["own", "none"])
 async def test_reader_leaves_nothing_behind(
     processes: Processes, tmp_path: Path, protection: str
 ) -> None:
-    """The snapshot of a reader goes with it; one without a snapshot writes nothing at all."""
+    """The snapshot of a reader goes with it; one without a snapshot, or without a port, writes
+    nothing at all.
+    """
     database = Meanwhile(processes, tmp_path / "db")
     writer = await database.serve(*ALONE)
     before = database.manifest()
+    ended = await processes.run("reader", "--url", database.url, "--listen", writer.listen)
+    assert await ended.exited() == ExitCode.ADDRESS_IN_USE
+    assert database.manifest() == before
     reader = await processes.read(database.url, "--snapshot", protection)
     async with admin_stub(reader.listen) as admin:
         status = await admin.Status(admin_pb2.StatusRequest(), timeout=CALL_S)
@@ -191,13 +145,3 @@ async def test_reader_of_nothing_says_so(processes: Processes, tmp_path: Path) -
     assert await ended.exited() == ExitCode.DATABASE_NOT_FOUND
     assert "holds no database" in ended.stderr()
     assert not (tmp_path / "none").exists()
-
-
-async def test_port_that_is_taken_is_told(processes: Processes, tmp_path: Path) -> None:
-    """A reader never shares a port, and touches no database when it has none."""
-    database = Meanwhile(processes, tmp_path / "db")
-    writer = await database.serve(*ALONE)
-    before = database.manifest()
-    ended = await processes.run("reader", "--url", database.url, "--listen", writer.listen)
-    assert await ended.exited() == ExitCode.ADDRESS_IN_USE
-    assert database.manifest() == before

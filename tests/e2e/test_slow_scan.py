@@ -50,20 +50,18 @@ class Size:
         return self.total_bytes // VALUE_BYTES
 
 
-async def test_a_scan_of_256_mib_to_a_slow_client(processes: Processes, tmp_path: Path) -> None:
-    """Of the newest state and of a snapshot at once: memory grows by less than 64 MiB."""
-    await check_slow_scans(processes, tmp_path, Size(256 * MIB, slow_s=5.0))
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(1_200)
-async def test_a_scan_of_1_gib_to_a_slow_client(processes: Processes, tmp_path: Path) -> None:
-    """The same with four times as much, for four times as long."""
-    await check_slow_scans(processes, tmp_path, Size(1 * GIB, slow_s=20.0))
-
-
-async def check_slow_scans(processes: Processes, tmp_path: Path, size: Size) -> None:
-    """Two scans side by side, slow at first and then as fast as can be."""
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(Size(96 * MIB, slow_s=2.0), id="96 MiB"),
+        pytest.param(Size(1 * GIB, slow_s=20.0), id="1 GiB", marks=pytest.mark.soak),
+    ],
+)
+async def test_scans_to_a_slow_client(processes: Processes, tmp_path: Path, size: Size) -> None:
+    """Of the newest state and of a snapshot at once, slow at first and then as fast as can be:
+    memory grows by less than 64 MiB.
+    """
     database = Meanwhile(processes, tmp_path / "db")
     server = await database.serve(*ALONE)
     await ingest(database, server.listen, size)

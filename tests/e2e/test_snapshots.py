@@ -20,9 +20,8 @@ from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import admin_stub, kv_stub, reason_of
 
 CALL_S = 120.0
-SHORT_MS = 10_000  # the life of some values
+SHORT_MS = 4_000  # the life of some values
 CLOCK = b"gone when they are over"
-LIFE_S = 8  # of a snapshot that expires
 KEYS = [b"%04d" % number for number in range(600)]
 # A batch of all keys passes by the memtable, a message has few of them, and blocks are read anew.
 SMALL_READS = ("--scan-message-bytes", "8192", "--block-cache-bytes", "1048576")
@@ -178,89 +177,3 @@ async def check_same(
         found = await server.get(info.id, entry.key)
         assert (found.value, found.seq) == (entry.value, entry.seq)
     assert not (await server.get(info.id, KEYS[0])).found
-
-
-async def test_snapshot_that_expires_under_a_scan(processes: Processes, tmp_path: Path) -> None:
-    """The scan ends with the typed error, never as if that were all; one that was renewed goes on.
-
-    So does every read after it, whether the snapshot was collected already or not.
-    """
-    database = Meanwhile(processes, tmp_path / "db")
-    writer = await database.serve(*ALONE, *SMALL, "--fence-poll-ms", "50")
-    async with asking(writer) as server:
-        for start in range(0, len(KEYS), 50):  # more than connections hold
-            await server.write(puts(b"v" * 40_000, KEYS[start : start + 50]))
-        await database.compact()
-        kept = await server.create(ttl_s=LIFE_S)
-        kept_scan = await begun(server, kept.id)
-        request = admin_pb2.RenewSnapshotRequest(id=kept.id, ttl_s=3_600)
-        await server.admin.RenewSnapshot(request, timeout=CALL_S)
-        short = await server.create(ttl_s=LIFE_S)  # later, so it outlives what the other had
-        short_scan = await begun(server, short.id)
-        async with asyncio.timeout(CALL_S):
-            while await is_there(server, short.id):
-                pass  # the store's clock alone tells
-        await database.collect()
-        assert await refused(rest_of(short_scan)) == "SNAPSHOT_NOT_FOUND"
-        assert await rest_of(kept_scan) == len(KEYS)
-        assert await refused(server.get(short.id, KEYS[0])) == "SNAPSHOT_NOT_FOUND"
-        assert (await server.get(kept.id, KEYS[0])).found
-        request = admin_pb2.RenewSnapshotRequest(id=short.id, ttl_s=3_600)
-        assert await refused(server.admin.RenewSnapshot(request)) == "SNAPSHOT_NOT_FOUND"
-        reply = await server.admin.ListSnapshots(admin_pb2.ListSnapshotsRequest(), timeout=CALL_S)
-        assert {kept.id} <= {each.id for each in reply.snapshots}
-        assert short.id not in {each.id for each in reply.snapshots}
-    assert await writer.stop() == 0, writer.report()
-
-
-async def begun(server: Server, snapshot_id: bytes) -> Any:
-    """A scan of which one message was taken."""
-    header = kv_pb2.RequestHeader(snapshot_id=snapshot_id)
-    scan = server.kv.Scan(kv_pb2.ScanRequest(header=header), timeout=CALL_S)
-    replies = aiter(scan)
-    first = await anext(replies)
-    return replies, len(first.entries)
-
-
-async def rest_of(begun_scan: Any) -> int:
-    """Take the rest of a scan; how many entries it had."""
-    replies, count = begun_scan
-    return int(count + sum([len(reply.entries) async for reply in replies]))
-
-
-async def test_commands_and_calls_see_the_same_snapshots(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """One that `shalekv snapshot` makes is read over gRPC, and one of a replica is listed by it."""
-    database = Meanwhile(processes, tmp_path / "db")
-    writer = await database.serve(*ALONE)
-    async with (
-        asking(writer) as server,
-        asking(await processes.read(database.url, *QUICK)) as replica,
-    ):
-        await server.write(puts(b"1", KEYS[:3]))
-        made = await database.run("snapshot", "create", "--name", "by hand", "--ttl", "1h")
-        snapshot_id = bytes.fromhex(made.stdout().strip())
-        await server.write(puts(b"2", KEYS[:3]))
-        for each in (server, replica):
-            assert (await each.get(snapshot_id, KEYS[0])).value == b"1"
-        info = await replica.create(name="of a replica", forever=True)
-        assert (await server.get(info.id, KEYS[0])).value == b"2"
-        listed = await database.run("snapshot", "list", "--format", "json")
-        assert "of a replica" in listed.stdout()
-        await database.run("snapshot", "delete", "of a replica")
-        await database.run("snapshot", "delete", "by hand")
-        async with asyncio.timeout(CALL_S):
-            while await is_there(server, info.id) or await is_there(replica, info.id):
-                pass
-    assert await writer.stop() == 0, writer.report()
-
-
-async def is_there(server: Server, snapshot_id: bytes) -> bool:
-    """Whether a server reads at a snapshot: at a deleted one it may, for a few seconds."""
-    try:
-        return (await server.get(snapshot_id, KEYS[0])).found
-    except grpc.aio.AioRpcError as error:
-        if reason_of(error) != "SNAPSHOT_NOT_FOUND":
-            raise
-        return False

@@ -65,35 +65,6 @@ async def test_ten_thousand_changes_are_one_event() -> None:
     assert [change.key for change in event.changes] == [b"%05d" % n for n in range(10_000)]
 
 
-async def test_wrong_watches_are_refused() -> None:
-    """A range that ends before it begins, and a name that is too long; others go on."""
-    async with (
-        serving(memory_store()) as served,
-        Client(served.listen) as client,
-        client.watch() as good,
-    ):
-        with pytest.raises(InvalidRequest):
-            await client.watch(start=b"b", end=b"a").opened()
-        with pytest.raises(InvalidRequest):
-            await client.watch(consumer="x" * 200).opened()
-        await client.put(b"k", b"v")
-        assert (await next_commit(good)).changes[0].key == b"k"
-
-
-async def test_a_slow_reader_of_one_watch_loses_nothing() -> None:
-    """It is parked and opened again, while another watch is told at once."""
-    async with (
-        serving(memory_store()) as served,
-        Client(served.listen) as client,
-        client.watch(prefix=b"k") as slow,
-        client.watch(prefix=b"k") as quick,
-    ):
-        sent = [(await client.put(b"k%d" % n, bytes(500_000))).seq for n in range(20)]
-        assert [(await next_commit(quick)).seq for _ in sent] == sent
-        assert slow.is_parked
-        assert [(await next_commit(slow)).seq for _ in sent] == sent
-
-
 async def test_programs_without_a_loop_watch_and_keep_snapshots() -> None:
     """The synchronous client does the same."""
     async with serving(memory_store()) as served:
@@ -118,6 +89,21 @@ def _use_sync(address: str) -> None:
         assert then is not None
         assert now is not None
         assert (then.value, now.value) == (b"v", b"after")
+
+
+async def test_wrong_watches_are_refused() -> None:
+    """A range that ends before it begins, and a name that is too long; others go on."""
+    async with (
+        serving(memory_store()) as served,
+        Client(served.listen) as client,
+        client.watch() as good,
+    ):
+        with pytest.raises(InvalidRequest):
+            await client.watch(start=b"b", end=b"a").opened()
+        with pytest.raises(InvalidRequest):
+            await client.watch(consumer="x" * 200).opened()
+        await client.put(b"k", b"v")
+        assert (await next_commit(good)).changes[0].key == b"k"
 
 
 async def test_snapshots_are_created_named_renewed_and_deleted() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.kit.processes.child import Child
+from tests.kit.processes.child import Child, fenced_end
 from tests.kit.processes.processes import Processes
-from tests.kit.processes.rivals import fenced_end
 from tests.linearizability.caller import Board
 from tests.servers.process import HOST, free_ports
 

@@ -69,6 +69,7 @@ def check_history(
     *,
     counters: Collection[bytes] = (),
     seen: Iterable[Seen] = (),
+    steps_max: int = STEPS_IN_EARNEST,
 ) -> SerialOrder:
     """Check a history of real processes and what was gathered; the order of its commits.
 
@@ -81,7 +82,7 @@ def check_history(
     check_i6_replicas_show_prefixes(order, found)
     check_i2_nothing_comes_back(order, found)
     check_i9_levels_are_the_log(order, stored)
-    check_i14_linearizable(history, order.timeline.keys, steps_max=STEPS_IN_EARNEST)
+    check_i14_linearizable(history, order.timeline.keys, steps_max=steps_max)
     return order
 
 

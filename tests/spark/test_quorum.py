@@ -10,7 +10,7 @@ from shalekv_client import Client, Durability
 from shalekv_spark.compaction.compact import compact
 from shalekv_spark.loading.load import bulk_load
 from shalekv_spark.scanning.scan import scan
-from tests.kit.processes.cutting import ALONE
+from tests.kit.processes.meanwhile import ALONE
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.quorum_cluster import Cluster
 from tests.spark.scan_ground import COLUMNS, as_shown, at_once, shown, write_numbers

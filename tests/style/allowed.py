@@ -9,15 +9,11 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     "sleeping": {
         "tests/bench/test_replica_lag.py": "writes at moments that no poll has chosen",
         "tests/bench/test_watches.py": "writes at the pace that was asked for",
+        "tests/e2e/crashes/fleet.py": "makes faults of a store at moments of chance",
         "tests/e2e/test_clone.py": "looks again and again at the objects of other processes",
-        "tests/e2e/test_idempotency.py": "looks again and again at the files of another process",
-        "tests/e2e/test_replicas.py": "loads a server for as long as it was asked to",
         "tests/e2e/test_slow_scan.py": "is a client that takes a megabyte each second",
+        "tests/e2e/test_writers.py": "kills at a moment of chance",
         "tests/kit/patience.py": "is what waits for a condition, instead of all others",
-    },
-    "unfinished": {
-        "tests/e2e/quorum/namespaces.py": "needs root; a proxy does it where there is none",
-        "tests/e2e/quorum/small_disk.py": "needs root; a setting does it where there is none",
     },
     "loose_task": {
         "server/shalekv/engine/bulk/files.py": "an upload outlives its call; any end ends it",

@@ -1,29 +1,47 @@
 """The processes of one database: each role a process of its own, with settings that make haste.
 
-What takes minutes and days in earnest takes a second or two here: ages, leases, snapshots. A
-process may be started so that it stops itself at one of its requests to the store, its `pin`; and
-collectors keep a copy of what they delete, for the judgement.
+Ages, leases and lives of snapshots are the shortest that settings allow. A process may be started
+so that it stops itself at one of its requests to the store, its `pin`; and collectors keep a copy
+of what they delete, for the judgement.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import sys
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from shalekv.cli.exit_codes import ExitCode
-from tests.e2e.crashes.moments import WITHIN_S
-from tests.e2e.crashes.places import Place
-from tests.e2e.crashes.servers import Servers
-from tests.kit.processes.bucket_troubles import event
-from tests.kit.processes.child import Child, Line
-from tests.kit.processes.processes import SHALEKV, Processes
+import pytest
 
+from shalekv.cli.exit_codes import ExitCode
+from shalekv.settings import StoreSettings
+from shalekv.store.local import LocalStore
+from shalekv.store.opening import open_store
+from tests.kit.processes.bucket_troubles import TroubledBucket
+from tests.kit.processes.child import Child, Line, event
+from tests.kit.processes.in_process import real_runtime
+from tests.kit.processes.processes import SHALEKV, Processes
+from tests.kit.processes.stalling import MODULE
+from tests.servers.proxy import INTERNAL_ERROR
+from tests.sim.gathering import gather
+from tests.sim.stored import Stored
+
+WITHIN_S = 120.0  # generous: other tests may have the machine
 COLLECT_AGE_MS = 1_000
 LIFE_S = "2"  # of leases and of the snapshots of servers, the least that there is
 LOGS = ("--log-format", "json")
-STILL = "T"  # the state of a process that was stopped, as the kernel tells it
+STOPPED = "T"  # the state of a process that was stopped, as the kernel tells it
+# A request that is not answered is soon repeated.
+IMPATIENT = (
+    *("--request-timeout-ms", "1200", "--connect-timeout-ms", "1000"),
+    *("--retry-initial-ms", "20", "--retry-max-ms", "200"),
+)
+BETWEEN_FAULTS_S = 0.1  # of the store, on the average
+DELAYS_S = (0.1, 3.0)  # the longest are longer than anybody waits for an answer
 
 
 class Role(enum.Enum):
@@ -58,7 +76,8 @@ FLAGS = {
         *("--reader-snapshot-ttl-s", LIFE_S),
     ),
 }
-# In the middle of what a process of a role does once it is at work, and how often before.
+# In the middle of what a process of a role does once it is at work, and how often before. Readers
+# are met at any moment: they change nothing but their own snapshots.
 PINS = {
     Role.WRITER: [
         ("before create wal/", 15, 40),
@@ -74,9 +93,7 @@ PINS = {
         ("after create manifest/", 4, 9),
     ],
     Role.COLLECTOR: [("after list levels/", 2, 6), ("after list wal/", 2, 6)],
-    # Readers are met at any moment: they change nothing but their own snapshots.
 }
-LISTENING = (Role.WRITER, Role.READER)
 
 
 def draw_pin(role: Role, random: Random) -> str:
@@ -87,40 +104,73 @@ def draw_pin(role: Role, random: Random) -> str:
     return f"{what} {random.randint(first, last)}"
 
 
-class Fleet:
-    """Starts the processes of one database, and looks at what they log."""
+def now_us() -> int:
+    """Microseconds since an arbitrary moment; the same clock for all processes of the machine."""
+    return time.monotonic_ns() // 1_000
 
-    def __init__(self, processes: Processes, place: Place, kept: Path, random: Random) -> None:
-        """Nothing runs. What collectors delete goes to the folder `kept`."""
-        self.place = place
-        self.servers = Servers()
-        self._processes = processes
-        self._kept = kept
-        self._random = random
-        self._started: dict[Role, list[Child]] = {role: [] for role in Role}
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """One process that serves, or has served."""
+
+    child: Child
+    epoch: int = 0  # of a writer
+    is_gone: bool = False  # whether it certainly answers nothing any more
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Starts the processes of one database, and looks at what they log.
+
+    It is in the folder `place`, or in a bucket. What collectors delete goes to the folder `kept`.
+    """
+
+    processes: Processes
+    place: Path | TroubledBucket
+    kept: Path
+    random: Random
+    writers: list[Serving] = field(default_factory=list)  # all that ever served, oldest first
+    readers: list[Serving] = field(default_factory=list)  # those that are there now
+    _started: dict[Role, list[Child]] = field(default_factory=lambda: {role: [] for role in Role})
+
+    @property
+    def url(self) -> str:
+        """Of the database."""
+        return f"file://{self.place}" if isinstance(self.place, Path) else self.place.url
 
     def start(self, role: Role, *, pin: str = "", listen: str = "127.0.0.1:0") -> Child:
         """Start a process, and don't wait."""
-        argv = [*FLAGS[role], "--url", self.place.url, *LOGS, *self.place.flags]
-        if role in LISTENING:
+        argv, env, endpoint = [*FLAGS[role], "--url", self.url, *LOGS], {}, ""
+        if isinstance(self.place, TroubledBucket):
+            argv += IMPATIENT
+            env, endpoint = dict(self.place.troubled), self.place.s3.endpoint
+        if role in (Role.WRITER, Role.READER):
             argv += ["--listen", listen]
         if role is Role.WRITER:
-            argv += ["--max-parallel-writes", str(self._random.choice([1, 4]))]
-        program = SHALEKV
-        if role is Role.COLLECTOR:
-            keeping = [
-                "-m",
-                "tests.kit.processes.keeping",
-                str(self._kept),
-                self.place.endpoint,
-                pin,
-            ]
-            program, argv = sys.executable, [*keeping, *argv]
-        elif pin:
-            program, argv = sys.executable, ["-m", "tests.e2e.stalling", pin, *argv]
-        child = self._processes.start(*argv, program=program, env=self.place.troubled)
+            argv += ["--max-parallel-writes", str(self.random.choice([1, 4]))]
+        program, keep = SHALEKV, f"{self.kept}#{endpoint}" if role is Role.COLLECTOR else ""
+        if pin or keep:
+            program, argv = sys.executable, ["-m", MODULE, pin, keep, *argv]
+        child = self.processes.start(*argv, program=program, env=env)
         self._started[role].append(child)
         return child
+
+    async def make_store_faults(self) -> None:
+        """Delay and refuse requests and lose replies, at random, until cancelled."""
+        assert isinstance(self.place, TroubledBucket)
+        proxy = self.place.proxy
+        try:
+            while True:
+                match self.random.randrange(4):
+                    case 0:
+                        proxy.lose_reply("", times=1)
+                    case 1:
+                        proxy.answer(INTERNAL_ERROR, times=1)
+                    case _:
+                        proxy.delay(self.random.uniform(*DELAYS_S), times=1)
+                await asyncio.sleep(self.random.expovariate(1 / BETWEEN_FAULTS_S))
+        finally:
+            proxy.heal()
 
     def deletions(self) -> int:
         """How many objects collectors have deleted."""
@@ -130,16 +180,35 @@ class Fleet:
             for line in events(child, "collected")
         )
 
-    def compactions(self) -> int:
-        """How many compactions were published."""
-        return sum(len(events(child, "compacted")) for child in self._started[Role.COMPACTOR])
-
     async def stop(self) -> None:
         """Ask all that run to end, which they must do well."""
-        for children in self._started.values():
-            for child in filter(lambda child: child.running, children):
-                child.resume()  # it may stand at its pin
-                assert await child.stop(within_s=WITHIN_S) == ExitCode.OK, child.report()
+        running = [each for some in self._started.values() for each in some if each.running]
+        for child in running:
+            child.resume()  # it may stand at its pin
+        codes = await asyncio.gather(*(child.stop(within_s=WITHIN_S) for child in running))
+        for child, code in zip(running, codes, strict=True):
+            assert code == ExitCode.OK, child.report()
+
+    async def stored(self) -> Stored:
+        """All that was ever there: what was deleted, and what there is now that all have ended."""
+        with real_runtime() as runtime:
+            kept, settings = LocalStore(self.kept, runtime), StoreSettings()
+            with pytest.MonkeyPatch.context() as environment:
+                if isinstance(self.place, TroubledBucket):
+                    settings = StoreSettings(endpoint_url=self.place.s3.endpoint)
+                    for name, value in self.place.s3.environment.items():
+                        environment.setenv(name, value)
+                store = open_store(self.url, runtime, settings)
+                try:
+                    return await gather(kept, store)
+                finally:
+                    await store.close()
+
+    async def check(self) -> None:
+        """Every object is sound."""
+        env = {} if isinstance(self.place, Path) else self.place.untroubled
+        fsck = await self.processes.run("fsck", "--deep", "--url", self.url, env=env)
+        assert await fsck.exited() == ExitCode.OK, fsck.report()
 
 
 def events(child: Child, name: str) -> list[Line]:
@@ -147,10 +216,10 @@ def events(child: Child, name: str) -> list[Line]:
     return list(filter(event(name), child.lines()))
 
 
-def is_still(child: Child) -> bool:
-    """Whether a process was stopped, by itself or by somebody else."""
+def is_stopped(child: Child) -> bool:
+    """Whether a process was stopped, by itself or by another one."""
     try:
         stat = Path(f"/proc/{child.pid}/stat").read_text()
     except FileNotFoundError:
         return False
-    return stat.rpartition(")")[2].split()[0] == STILL
+    return stat.rpartition(")")[2].split()[0] == STOPPED

@@ -1,8 +1,8 @@
 """Kills and stops of real processes, so many of each, at random moments and at chosen ones.
 
-Everyone who makes trouble does so for one role, and beside the others. What was killed is started
-again. What was stopped stays so for longer than anything lives that protects it, while somebody
-else does its work and the collector deletes what nobody seems to need; then it goes on.
+Each role has trouble of its own, beside the others. A process that was killed is started again. One
+that was stopped stays so for longer than what protects it lives, while another one does its work
+and the collector deletes what seems to be needless; then it goes on.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from random import Random
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.clock import LoopClock
 from tests.e2e.crashes.clients import Clients
-from tests.e2e.crashes.fleet import COLLECT_AGE_MS, Fleet, Role, draw_pin, events, is_still
-from tests.e2e.crashes.moments import WITHIN_S, now_us, until
-from tests.e2e.crashes.replica_reads import ReplicaReads
-from tests.e2e.crashes.servers import Serving
-from tests.kit.processes.child import Child
-from tests.kit.processes.rivals import epoch_of
+from tests.e2e.crashes.fleet import (
+    COLLECT_AGE_MS,
+    WITHIN_S,
+    Fleet,
+    Role,
+    Serving,
+    draw_pin,
+    events,
+    is_stopped,
+)
+from tests.kit.patience import until
+from tests.kit.processes.child import Child, epoch_of
 
-STILL_MS = (3_500, 5_000)  # leases and snapshots have expired by then, and their objects are old
+STOPPED_MS = (2_500, 3_500)  # leases and snapshots have expired by then, and their objects are old
 CALM_MS = (0, 400)
 PINNED_SHARE = 0.5
 # An opener may lose the race for the manifest, and the store may be silent for too long for it.
@@ -66,21 +72,20 @@ def draw_troubles(role: Role, counts: Mapping[Kind, int], random: Random) -> lis
 class Troubles:
     """All that happens to the processes of one database."""
 
-    def __init__(self, fleet: Fleet, clients: Clients, reads: ReplicaReads, random: Random) -> None:
+    def __init__(self, fleet: Fleet, clients: Clients, random: Random) -> None:
         """Nothing has happened."""
         self.made: Counter[tuple[Role, Kind]] = Counter()
         self.notes: Counter[str] = Counter()
-        self.still_ms: list[float] = []  # how long each stood that was stopped
+        self.stopped_ms: list[float] = []  # how long each stood that was stopped
         self._past_their_pins: set[Child] = set()  # what was to happen there does at any moment
         self._fleet = fleet
         self._clients = clients
-        self._reads = reads
         self._random = random
         self._clock = LoopClock()
 
     async def writers(self, troubles: list[Trouble]) -> None:
         """To writers; the last one serves."""
-        server = self._fleet.servers.writer
+        server = self._fleet.writers[-1]
         for trouble, following in _with_next(troubles):
             child = server.child
             if not trouble.pin:
@@ -88,11 +93,11 @@ class Troubles:
             await self._moment(child, trouble)
             if trouble.kind is Kind.KILL:
                 await self._kill(child)
-                server.end()
+                server.is_gone = True
                 successor = await self.start_writer(following)
             else:
                 successor = await self._take_over(child, trouble, following)
-                server.end()
+                server.is_gone = True
             self.made[Role.WRITER, trouble.kind] += 1
             server = successor
 
@@ -139,48 +144,48 @@ class Troubles:
 
     async def readers(self, troubles: list[Trouble]) -> None:
         """To readers, one at a time; all of them serve at the end."""
-        servers = self._fleet.servers
+        readers = self._fleet.readers
         for trouble in troubles:
-            seat = self._random.randrange(len(servers.readers))
-            child = servers.readers[seat].child
-            await self._reads.more(seat, self._random.randint(1, 8))
+            seat = self._random.randrange(len(readers))
+            child = readers[seat].child
+            await self._clients.more_reads(seat, self._random.randint(1, 8))
             await self._calm()
             if trouble.kind is Kind.KILL:
                 await self._kill(child)
-                servers.readers[seat].end()
-                servers.readers[seat] = await self.start_reader(listen=child.listen)
+                readers[seat].is_gone = True
+                readers[seat] = await self.start_reader(listen=child.listen)
             else:
                 await self._resume(child, self._pause(child))
-            await self._reads.more(seat, 3)
+            await self._clients.more_reads(seat, 3)
             self.made[Role.READER, trouble.kind] += 1
 
     async def start_writer(self, pin: str = "") -> Serving:
         """A writer that serves; an opener that fails for a good reason is started again."""
         while True:
-            began_us, child = now_us(), self._fleet.start(Role.WRITER, pin=pin)
+            child = self._fleet.start(Role.WRITER, pin=pin)
             if await self._serves(child):
-                server = Serving(child, epoch_of(child), began_us)
-                self._fleet.servers.writers.append(server)
+                server = Serving(child, epoch_of(child))
+                self._fleet.writers.append(server)
                 return server
             self.notes["writers that could not open"] += 1
 
     async def start_reader(self, listen: str = "127.0.0.1:0") -> Serving:
         """A reader that serves."""
         while True:
-            began_us, child = now_us(), self._fleet.start(Role.READER, listen=listen)
+            child = self._fleet.start(Role.READER, listen=listen)
             if await self._serves(child):
-                return Serving(child, began_us=began_us)
+                return Serving(child)
             self.notes["readers that could not open"] += 1
 
     async def _serves(self, child: Child) -> bool:
         def is_decided() -> bool:
-            if is_still(child):  # its moment came too early
+            if is_stopped(child):  # its moment came too early
                 self.notes["pins that were met while opening"] += 1
                 self._past_their_pins.add(child)
                 child.resume()
             return any("listen" in line or "exit_code" in line for line in child.lines())
 
-        await until(is_decided, "an opening", child.report)
+        await until(is_decided, "an opening", within_s=WITHIN_S)
         if child.running and any("listen" in line for line in child.lines()):
             await child.ready()
             return True
@@ -202,8 +207,8 @@ class Troubles:
     async def _moment(self, child: Child, trouble: Trouble) -> None:
         """Wait for the moment at which it is to happen."""
         if trouble.pin and child not in self._past_their_pins:
-            is_met = lambda: is_still(child) or not child.running  # noqa: E731
-            await until(is_met, f"the pin {trouble.pin}", child.report)
+            is_met = lambda: is_stopped(child) or not child.running  # noqa: E731
+            await until(is_met, f"the pin {trouble.pin}", within_s=WITHIN_S)
         else:
             await self._calm()
         assert child.running, child.report()
@@ -222,11 +227,11 @@ class Troubles:
     async def _resume(self, child: Child, began_ms: float) -> None:
         """Let a process go on that has stood still for long, while the collector was busy."""
         deleted = self._fleet.deletions()
-        left_ms = began_ms + self._random.uniform(*STILL_MS) - self._clock.monotonic_ms()
+        left_ms = began_ms + self._random.uniform(*STOPPED_MS) - self._clock.monotonic_ms()
         await self._clock.sleep_ms(max(left_ms, COLLECT_AGE_MS))
         await until(lambda: self._fleet.deletions() > deleted, "objects that were collected")
-        assert is_still(child), child.report()
-        self.still_ms.append(self._clock.monotonic_ms() - began_ms)
+        assert is_stopped(child), child.report()
+        self.stopped_ms.append(self._clock.monotonic_ms() - began_ms)
         child.resume()
 
 
@@ -240,6 +245,6 @@ async def _at_work(child: Child, name: str) -> None:
     """Wait until it has done something, or has met its pin before, or has ended."""
 
     def is_decided() -> bool:
-        return bool(events(child, name)) or is_still(child) or not child.running
+        return bool(events(child, name)) or is_stopped(child) or not child.running
 
-    await until(is_decided, f"{name!r} in the log", child.report)
+    await until(is_decided, f"{name!r} in the log", within_s=WITHIN_S)

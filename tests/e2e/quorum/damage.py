@@ -8,7 +8,6 @@ from shalekv.format.member_files import HEAD_BYTES
 from shalekv.store.member_log.slots import CONTROL_NAME, FILE_BYTES, SLOT_OFFSETS, SYNCED_NAME
 from tests.kit.processes.child import Child, Line
 
-GARBAGE = b"\xa5" * 300
 SEGMENTS = "*.log"
 
 
@@ -57,27 +56,14 @@ def lose_synced(folder: Path) -> None:
         _flip(folder / SYNCED_NAME, offset + 10)
 
 
-def append_garbage(folder: Path) -> None:
-    """Behind the last record stands what was left of one that was never synced."""
-    path = segments(folder)[-1]
-    _overwrite(path, _end(path), GARBAGE[: path.stat().st_size - _end(path)])
-
-
-def flip_a_synced_slot(folder: Path) -> None:
-    """One of two slots is left."""
-    _flip(folder / SYNCED_NAME, SLOT_OFFSETS[0] + 10)
-
-
-def flip_a_control_slot(folder: Path) -> None:
-    """One of two slots is left."""
-    _flip(folder / CONTROL_NAME, SLOT_OFFSETS[1] + 50)
-
-
 def lose_control(folder: Path) -> None:
     """Nobody knows any more who the member is and what it has promised."""
     assert (folder / CONTROL_NAME).stat().st_size == FILE_BYTES
     for offset in SLOT_OFFSETS:
         _flip(folder / CONTROL_NAME, offset + 50)
+
+
+ALL = (flip_in_records, flip_in_head, tear_off, cut_file, lose_segment, lose_synced)
 
 
 def told(node: Child) -> list[Line]:

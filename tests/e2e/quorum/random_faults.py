@@ -16,16 +16,12 @@ from tests.e2e.quorum import damage
 from tests.kit.processes.child import Child
 from tests.kit.processes.quorum_cluster import Cluster, is_sound
 
-CALM_MS = (100, 1_500)
-DOWN_MS = (0, 2_000)
-STILL_MS = (100, 3_500)  # past the time-outs of writers, and sometimes below
+CALM_MS = (50, 500)
+DOWN_MS = (0, 500)
+STILL_MS = (100, 2_500)  # past the time-outs of writers, and sometimes below
 READY_S = 120.0
 FILLED_S = 200.0
 DAMAGED_SHARE = 0.8  # of the times that one safekeeper alone is killed
-DAMAGES = (
-    *(damage.flip_in_records, damage.flip_in_head, damage.tear_off),
-    *(damage.cut_file, damage.lose_segment, damage.lose_synced),
-)
 # A writer may end by itself: superseded, without a majority, or in the race with another one.
 ENDS = (ExitCode.FENCED, ExitCode.NO_QUORUM, ExitCode.CONFLICT, ExitCode.ADDRESS_IN_USE)
 
@@ -89,7 +85,7 @@ class RandomFaults:
                     node = await self._cluster.start_node(index)
                     self.made["logs found damaged"] += len(damage.told(node))
             else:
-                self.made[f"{len(struck)} safekeepers stood still"] += 1
+                self.made[f"{len(struck)} safekeepers paused"] += 1
                 for index in struck:
                     self._cluster.node(index).pause()
                 await self._wait(random, STILL_MS)
@@ -106,7 +102,7 @@ class RandomFaults:
         """Rot in the log of one that is down."""
         folder = self._cluster.log_folder(index)
         if damage.segments(folder):  # else all of it is in the archive
-            harm = random.choice(DAMAGES)
+            harm = random.choice(damage.ALL)
             harm(folder)
             self.made[f"logs damaged ({harm.__name__})"] += 1
 
@@ -143,7 +139,7 @@ class RandomFaults:
         other, before = 1 - seat, self._writers[seat]
         assert before is not None
         is_still = random.random() < 0.5
-        self.made["take-overs" + " from one that stood still" * is_still] += 1
+        self.made["take-overs" + " from one that paused" * is_still] += 1
         if is_still:
             before.pause()
         self._writers[other] = successor = self._start(other)
@@ -158,7 +154,7 @@ class RandomFaults:
         return seat
 
     async def _stand_still(self, seat: int, random: Random) -> int:
-        self.made["writers stood still"] += 1
+        self.made["writers paused"] += 1
         child = self._writers[seat]
         assert child is not None
         child.pause()

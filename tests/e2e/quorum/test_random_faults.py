@@ -1,4 +1,4 @@
-"""What is killed, stands still or rots, and who takes over: nothing acknowledged is lost."""
+"""Safekeepers that are killed, paused or damaged, and take-overs: nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from random import Random
 
 import pytest
 
-from tests.e2e.quorum.persistent import Persistent
 from tests.e2e.quorum.random_faults import RandomFaults
-from tests.kit.processes.archived import check_archived
-from tests.kit.processes.cutting import ALONE
-from tests.kit.processes.history import Fate, History
+from tests.kit.processes.history import History
+from tests.kit.processes.load import Persistent, check_archived
+from tests.kit.processes.meanwhile import ALONE
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.quorum_cluster import Cluster
+from tests.kit.seeds import random_of, run_seed
 from tests.servers.process import free_ports
 
-DURATION_S = 60
-DURATION_SOAK_S = 600
-RECOVERED_S = 200
+DURATION_S, DURATION_SOAK_S = 12, 600
 # Small files and short times, so that all of it is met: trimming, taking over, giving up.
 NODES = (
     *("--segment-bytes", "262144", "--disk-free-bytes-min", "0"),
@@ -34,46 +32,35 @@ WRITERS = (
 )
 
 
-async def trouble(
-    processes: Processes, folder: Path, *, duration_s: float, seed: int
-) -> RandomFaults:
-    """Faults under load for so long, and the judgement; which they were."""
-    history, random = History(seed), Random(seed)
-    cluster = Cluster(processes, folder)
+@pytest.mark.timeout(DURATION_SOAK_S + 600)
+@pytest.mark.parametrize(
+    "duration_s", [DURATION_S, pytest.param(DURATION_SOAK_S, marks=pytest.mark.soak)]
+)
+async def test_random_faults_lose_nothing(
+    processes: Processes, tmp_path: Path, duration_s: int
+) -> None:
+    """While safekeepers and writers are killed, paused past their time-outs, come back and take
+    over from each other at random, and bits flip and ends are torn off in the log of one that is
+    down, nothing that was acknowledged is lost, nothing that was refused is applied, no batch is
+    there by half; afterwards writes go on, what was damaged is filled and sound, fsck is clean.
+    """
+    random, cluster = random_of(f"quorum faults for {duration_s} s"), Cluster(processes, tmp_path)
     await cluster.start(*NODES)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     faults = RandomFaults(cluster, addresses, WRITERS, random)
     await faults.begin()
-    load = Persistent(history, addresses, random)
+    load = Persistent(History(run_seed()), addresses, Random(random.getrandbits(64)))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
-        await load.more(10, within_s=RECOVERED_S)
+        await load.more(10)
         await faults.run(duration_s)
         writer = await faults.settle()
-        await load.more(50, within_s=RECOVERED_S)
-        load.stop()
-    counts = {fate.value: len(history.of_fate(fate)) for fate in Fate}
-    sys.stdout.write(f"seed {seed}: {counts}\ntold: {dict(load.told)}\nmade: {dict(faults.made)}\n")
-    await check_archived(cluster.files, writer, history)
+        await load.more(30)
+        load.over.set()
+    sys.stdout.write(f"told: {dict(load.told)}\nmade: {dict(faults.made)}\n")
+    await check_archived(cluster.files, writer, load.history)
     assert await writer.stop() == 0, writer.report()
     fsck = await cluster.run("fsck", "--deep")
     assert await fsck.exited() == 0, fsck.report()
-    return faults
-
-
-@pytest.mark.timeout(DURATION_S + 540)
-async def test_random_faults_lose_nothing(processes: Processes, tmp_path: Path) -> None:
-    """While safekeepers and writers are killed, stand still past their time-outs, come back and
-    take over from each other at random, and bits flip and ends are torn off in the log of one that
-    is down, nothing that was acknowledged is lost, nothing that was refused is applied, no batch is
-    there by half; afterwards writes go on, what was damaged is filled and sound, fsck is clean.
-    """
-    await trouble(processes, tmp_path, duration_s=DURATION_S, seed=1)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(DURATION_SOAK_S + 600)
-async def test_random_faults_lose_nothing_for_long(processes: Processes, tmp_path: Path) -> None:
-    """As above, for ten minutes, in which safekeepers found their logs damaged more than once."""
-    faults = await trouble(processes, tmp_path, duration_s=DURATION_SOAK_S, seed=2)
-    assert faults.made["logs found damaged"] > 1
+    if duration_s == DURATION_SOAK_S:
+        assert faults.made["logs found damaged"] > 1

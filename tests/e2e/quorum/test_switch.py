@@ -16,7 +16,7 @@ from tests.kit.processes.load import TIMEOUT_MS, Load, read_state
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.quorum_cluster import LENIENT, POLL_MS, Cluster
 
-WRITES = 60  # in each part of a test
+WRITES = 30  # in each part of a test
 PATIENCE_S = 200
 FENCED = 4
 # A child compactor that starts late would take over from the one that a test runs.
@@ -85,37 +85,30 @@ async def _hears_from(reader: Child, addresses: Sequence[str]) -> None:
 
 
 async def test_there_and_back_again(processes: Processes, tmp_path: Path) -> None:
-    """From the object store to safekeepers, back, and to other ones: nothing acknowledged is lost,
-    the writer before is fenced each time, and a replica follows through all of it.
+    """From the object store to safekeepers and back: nothing acknowledged is lost, the writer
+    before is fenced each time, and a replica follows through all of it.
     """
-    history = History(15)
-    cluster = Cluster(processes, tmp_path, count=6)
+    history, cluster = History(15), Cluster(processes, tmp_path, count=3)
     await cluster.start("--retire-interval-ms", "200")
-    first, others = cluster.writer_flags((0, 1, 2))[2:], cluster.writer_flags((3, 4, 5))[2:]
+    safekeepers = cluster.writer_flags()[2:]
     writer = await processes.serve(cluster.url, NO_COMPACTOR)
     reader = await cluster.read()
     await _check_both(history, writer, reader)
-    await _switched_under_load(cluster, history, writer, "--to", "quorum", *first)
-
+    await _switched_under_load(cluster, history, writer, "--to", "quorum", *safekeepers)
     other = processes.start_serve(cluster.url, "--wal", "object-store", create=False)
     assert await other.exited() == 2, other.report()
     writer = await cluster.serve(NO_COMPACTOR, *LENIENT, create=False)
     await _check_both(history, writer, reader)
-    await _hears_from(reader, cluster.addresses[:3])
+    await _hears_from(reader, cluster.addresses)
     await _check_upkeep(cluster, "first")
     await _switched_under_load(cluster, history, writer, "--to", "object-store")
-
     await cluster.kill((0, 1, 2))
     writer = await processes.serve(cluster.url, NO_COMPACTOR, create=False)
     await _check_both(history, writer, reader)
     await _hears_from(reader, [""])
-    await _check_upkeep(cluster, "second")
-    await _switched_under_load(cluster, history, writer, "--to", "quorum", *others)
-
-    writer = await cluster.serve(NO_COMPACTOR, *LENIENT, create=False)
-    await _check_both(history, writer, reader)
     assert await writer.stop() == 0, writer.report()
-    await _check_upkeep(cluster, "third")
+    fsck = await cluster.run("fsck", "--deep")
+    assert await fsck.exited() == 0, fsck.report()
 
 
 async def test_commands_that_read_the_bucket(processes: Processes, tmp_path: Path) -> None:

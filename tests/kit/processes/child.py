@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from shalekv.cli.exit_codes import ExitCode
 from tests.kit.processes.launcher import Launched, launcher
 
 READY_S = 120.0
@@ -207,3 +208,27 @@ def _parsed(text: str) -> Line:
     except ValueError:
         return {"text": text}
     return value if isinstance(value, dict) else {"text": text}
+
+
+def event(name: str) -> Callable[[Line], bool]:
+    """Accepts the log lines of one event."""
+    return lambda line: line.get("event") == name
+
+
+is_epoch_won = event("epoch won")
+
+
+def epoch_of(writer: Child) -> int:
+    """The epoch that a writer has won first; 0 when it was ended before."""
+    won = [int(line["epoch"]) for line in writer.lines() if is_epoch_won(line)]
+    return won[0] if won else 0
+
+
+async def fenced_end(writer: Child) -> Line:
+    """The last log line of a writer that must end, and end as fenced."""
+    assert await writer.exited() == ExitCode.FENCED, writer.report()
+    last = writer.lines()[-1]
+    assert last["event"] == "ended by an error", writer.report()
+    assert (last["reason"], last["exit_code"]) == ("FENCED", ExitCode.FENCED)
+    assert "Another writer has taken over the database" in last["problem"]
+    return last

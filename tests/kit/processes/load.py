@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from shalekv_client import (
@@ -17,7 +22,9 @@ from shalekv_client import (
     RetryPolicy,
     ShaleKVError,
 )
+from tests.kit.processes.child import Child
 from tests.kit.processes.history import Attempt, Fate, Found, History
+from tests.kit.processes.wal_contents import check_wal, read_wal, state_of
 
 SHARED_KEYS = 24  # overwritten by all clients
 MEMORY_KEYS = b"memory/"  # what is put there is acknowledged before it is durable
@@ -25,6 +32,13 @@ TIMEOUT_MS = 120_000  # a server may stand still while others start, or the stor
 READ_KEYS = 500
 DEFAULT_RETRY = RetryPolicy()
 ONE_ATTEMPT = RetryPolicy(attempts_max=1)  # every answer of the server is written down
+WITHIN_S = 150.0  # generous: nothing hangs
+WRITE_MS = 5_000  # then the outcome of a write is unknown: its server is paused
+PAUSE_S = 0.02  # after each write, so that the log does not outgrow the machine
+PAUSE_AFTER_REFUSAL_S = 0.1
+# The first write that finds no space is held until its deadline; a later one is refused.
+ASK_AGAIN_MS = 2_000
+LOG_FULL, NO_QUORUM = "LOG_FULL", "QUORUM_UNAVAILABLE"
 
 
 class Load:
@@ -123,19 +137,11 @@ class Load:
     def _draw(self, random: Random, counter: bytes) -> Attempt:
         begin = self._history.begin
         dice = random.random()
-        if dice < 0.35:
-            return begin([_shared(random)])
-        if dice < 0.45:
-            return begin([], [_shared(random)])
-        if dice < 0.65:
-            return begin([b"own/%d" % len(self._history.attempts)])
-        if dice < 0.75:
+        if dice < 0.1:
             return begin([counter])
-        if dice < 0.75 + self._memory_share:
+        if dice < 0.1 + self._memory_share:
             return begin([MEMORY_KEYS + counter])
-        keys = {_shared(random) for _ in range(random.randint(2, 7))}
-        deleted = {key for key in keys if random.random() < 0.2}
-        return begin(sorted(keys - deleted), sorted(deleted))
+        return draw(self._history, random)
 
     def _count(self) -> None:
         self.acknowledged_count += 1
@@ -170,6 +176,154 @@ async def read_state(address: str, *, retry: RetryPolicy = DEFAULT_RETRY) -> dic
                 assert got is not None, f"a scan shows {key!r}, a get does not"
                 assert Found(got.value, got.seq) == state[key], f"scan and get differ at {key!r}"
     return state
+
+
+@dataclass(slots=True)
+class Persistent:
+    """Clients that write through all faults: an error ends a write, and no client.
+
+    Each has one write under way, at whichever of the `addresses` answers.
+    """
+
+    history: History
+    addresses: list[str]
+    random: Random
+    clients: int = 6
+    acknowledged: int = 0
+    epoch: int = 0  # of the writer that has acknowledged the latest
+    told: Counter[str] = field(default_factory=Counter)  # reasons, or codes of gRPC
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def run(self) -> None:
+        """Write until it is `over`."""
+        async with asyncio.TaskGroup() as tasks:
+            for name in range(self.clients):
+                tasks.create_task(self._run_client(Random(self.random.getrandbits(64)), name))
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more are acknowledged than now."""
+        goal = self.acknowledged + count
+        await self._until(lambda: self.acknowledged >= goal, f"{count} writes")
+
+    async def by_another(self, epoch: int) -> None:
+        """Wait until a writer after that epoch has acknowledged something."""
+        await self._until(lambda: self.epoch > epoch, f"a write in an epoch after {epoch}")
+
+    async def _until(self, holds: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(WITHIN_S), self._news:
+                await self._news.wait_for(holds)
+        except TimeoutError:
+            raise AssertionError(f"no {what} within {WITHIN_S} s: {self.told}") from None
+
+    async def _run_client(self, random: Random, name: int) -> None:
+        first = name % len(self.addresses)
+        addresses = [*self.addresses[first:], *self.addresses[:first]]
+        # A client with several addresses repeats what was refused, and nothing that is unknown.
+        retry = ONE_ATTEMPT if len(addresses) == 1 else RetryPolicy(idempotent=False)
+        async with Client(addresses, timeout_ms=WRITE_MS, retry=retry) as client:
+            while not self.over.is_set():
+                is_done = await self._write(client, random)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PAUSE_S if is_done else PAUSE_AFTER_REFUSAL_S):
+                        await self.over.wait()
+
+    async def _write(self, client: Client, random: Random) -> bool:
+        attempt = draw(self.history, random)
+        if problem := await attempt_write(self.history, client, attempt):
+            self.told[problem] += 1
+        elif attempt.commit is not None:
+            self.acknowledged += 1
+            self.epoch = max(self.epoch, attempt.commit.epoch)
+        async with self._news:
+            self._news.notify_all()
+        return not problem
+
+
+def draw(history: History, random: Random) -> Attempt:
+    """A put or a delete of a key that all clients write, a put of a new key, or a batch."""
+    begin, dice = history.begin, random.random()
+    if dice < 0.4:
+        return begin([_shared(random)])
+    if dice < 0.5:
+        return begin([], [_shared(random)])
+    if dice < 0.7:
+        return begin([b"own/%d" % len(history.attempts)])
+    keys = {_shared(random) for _ in range(random.randint(2, 7))}
+    deleted = {key for key in keys if random.random() < 0.2}
+    return begin(sorted(keys - deleted), sorted(deleted))
+
+
+async def attempt_write(history: History, client: Client, attempt: Attempt) -> str:
+    """Send a write and note its fate; the reason when it is not acknowledged, else empty."""
+    try:
+        commit = await send(client, attempt)
+    except NotApplied as error:
+        history.refused(attempt, error.reason)
+        return error.reason or error.code
+    except OutcomeUnknown as error:
+        history.lost_sight(attempt, error.reason or error.code)
+        return f"unknown: {error.reason or error.code}"
+    history.acknowledged(attempt, commit)
+    return ""
+
+
+async def write_some(history: History, client: Client, count: int = 6) -> None:
+    """Some writes, one after the other, each of which must be acknowledged."""
+    for number in range(count):
+        attempt = history.begin([b"shared", b"own/%d" % len(history.attempts)][number % 2 :])
+        history.acknowledged(attempt, await send(client, attempt))
+
+
+async def until_refused(history: History, address: str, reason: str) -> None:
+    """Write until a write is refused with this reason."""
+    await _write_until(history, address, ASK_AGAIN_MS, reason)
+
+
+async def until_accepted(history: History, address: str) -> None:
+    """Write until a write is acknowledged."""
+    await _write_until(history, address, TIMEOUT_MS, "")
+
+
+async def _write_until(history: History, address: str, timeout_ms: int, wanted: str) -> None:
+    told = None
+    try:
+        async with (
+            asyncio.timeout(WITHIN_S),
+            Client(address, timeout_ms=timeout_ms, retry=ONE_ATTEMPT) as client,
+        ):
+            while told != wanted:
+                told = await attempt_write(history, client, history.begin([b"tried"]))
+    except TimeoutError:
+        raise AssertionError(f"not {wanted or 'accepted'} within {WITHIN_S} s: {told}") from None
+
+
+async def check_archived(
+    folder: Path, writer: Child, history: History, *, retry: RetryPolicy = DEFAULT_RETRY
+) -> None:
+    """Have everything archived; what clients know, the writer shows and the WAL holds is the same.
+
+    `folder` is that of the database; nothing may have been collected.
+    """
+    attempt = history.begin([b"last"])
+    async with Client(writer.listen, timeout_ms=TIMEOUT_MS, retry=retry) as client:
+        value = attempt.changes[b"last"]
+        assert value is not None
+        commit = await client.put(b"last", value, durability=Durability.ARCHIVED)
+    history.acknowledged(attempt, commit)
+    state = await read_state(writer.listen, retry=retry)
+    check_whole_wal(folder, history, state)
+    counts = {fate.value: len(history.of_fate(fate)) for fate in Fate}
+    sys.stdout.write(f"{counts}\n")
+
+
+def check_whole_wal(folder: Path, history: History, state: dict[bytes, Found]) -> None:
+    """What clients know, what a server shows and what the WAL holds is the same."""
+    wal = read_wal(folder)
+    check_wal(wal, history)
+    assert state == state_of(wal), f"seed {history.seed}"
+    history.check_state(state)
 
 
 def _shared(random: Random) -> bytes:

@@ -1,7 +1,7 @@
-"""A database on disk around a process that stands still, and what happens to it meanwhile.
+"""A database on disk around a process that is stopped, and what happens to it meanwhile.
 
-What takes days in earnest, here takes seconds: lives and ages are settings. Everything is done by
-the commands of the user, each a process of its own.
+Lives and ages are the shortest that settings allow. Compactions, collections and checks run in the
+process of the test, unless that is what is tested.
 """
 
 from __future__ import annotations
@@ -12,12 +12,30 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+from shalekv.core.audit.finding import FindingKind
 from shalekv.core.manifest import Manifest
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.engine.fsck.check import Fsck
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
+from shalekv.roles.compactor import Compactor
+from shalekv.settings import (
+    CollectorSettings,
+    CompactorSettings,
+    CompactSettings,
+    LevelSettings,
+    StoreSettings,
+    UrlSettings,
+)
+from shalekv.store.cas import CasStore
+from shalekv.store.local import LocalStore
+from tests.kit.patience import patience_s
 from tests.kit.processes.child import Child, ChildFailed, Line
+from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.stalling import MODULE
 from tests.kit.processes.wal_contents import manifest_ids, manifest_path
 
 STALL_S = 120
@@ -43,8 +61,8 @@ class Meanwhile:
         self._processes = processes
 
     def start_stalling(self, at: str, *argv: str) -> Child:
-        """Start a command that will stop itself at a request, as in `tests.e2e.stalling`."""
-        command = ("-m", "tests.e2e.stalling", at, *argv, "--url", self.url)
+        """Start a command that will stop itself at a request; `MODULE` tells how."""
+        command = ("-m", MODULE, at, "", *argv, "--url", self.url)
         return self._processes.start(*command, program=sys.executable)
 
     async def serve(self, *flags: str) -> Child:
@@ -62,12 +80,38 @@ class Meanwhile:
         return await self._processes.run(*argv, "--url", self.url)
 
     async def compact(self, *flags: str) -> None:
-        """Compact everything that is in the log."""
-        await self.run("compactor", "--once", *COMPACT_ALL, *flags)
+        """Compact everything that is in the log; `flags` are as those of `shalekv compactor`."""
+        given: dict[str, Any] = {"sst_bytes": 65_536, "wal_trigger_age_ms": 0}
+        for name, value in zip(flags[::2], flags[1::2], strict=True):
+            given[name.removeprefix("--").replace("-", "_")] = value
+        levels = {name: given.pop(name) for name in LevelSettings.model_fields if name in given}
+        settings = CompactSettings(
+            database=UrlSettings(url=self.url),
+            levels=LevelSettings.model_validate(levels),
+            compactor=CompactorSettings.model_validate(given),
+        )
+        with real_runtime() as runtime:
+            store = LocalStore(self.folder, runtime)
+            hurry = asyncio.Event()
+            compactor = await Compactor.open(store, settings=settings, runtime=runtime, hurry=hurry)
+            await compactor.run(is_once=True)
+            await compactor.close()
 
     async def collect(self) -> None:
         """Collect once, whatever has been needless for a moment."""
-        await self.run("collector", "--once", *COLLECT_ALL)
+        await self.collect_until_gone(lambda: False)
+
+    async def collect_until_gone(self, is_there: Callable[[], bool]) -> None:
+        """Collect, and again and again while something `is_there`."""
+        settings = CollectorSettings(collect_age_s=0, wal_retention_s=0)
+        with real_runtime() as runtime:
+            store = CasStore(LocalStore(self.folder, runtime), runtime, StoreSettings())
+            collecting = Collecting(store, settings)
+            async with asyncio.timeout(patience_s(STALL_S)):
+                await collecting.collect()
+                while is_there():
+                    await runtime.clock.sleep_ms(50)  # ages and lives are times of the store
+                    await collecting.collect()
 
     async def collect_until(self, accept: Callable[[Line], bool]) -> None:
         """Collect again and again until the log line of a collection is accepted."""
@@ -84,8 +128,11 @@ class Meanwhile:
         assert not failed, collector.report()
 
     async def check(self) -> None:
-        """Every object is as it has to be."""
-        await self.run("fsck", "--deep")
+        """No object is damaged or missing; orphans wait for the collector."""
+        with real_runtime() as runtime:
+            store = CasStore(LocalStore(self.folder, runtime), runtime, StoreSettings())
+            found = [finding async for finding in Fsck(store, is_deep=True).findings()]
+            assert [each for each in found if each.kind is not FindingKind.ORPHAN] == []
 
     async def bury_next_manifest(self) -> int:
         """Let others edit the manifest twice, and collect the first edit; its id.
@@ -118,7 +165,7 @@ class Meanwhile:
 
 
 async def stalled(process: Child) -> None:
-    """Wait until a process stands still, which must not end before."""
+    """Wait until a process has stopped itself, which must not end before."""
 
     def wait() -> bool:
         options = os.WSTOPPED | os.WEXITED | os.WNOWAIT
@@ -128,4 +175,4 @@ async def stalled(process: Child) -> None:
     async with asyncio.timeout(STALL_S):
         is_stopped = await asyncio.to_thread(wait)
     if not is_stopped:
-        raise ChildFailed(f"it ended before it stood still\n{process.report()}")
+        raise ChildFailed(f"it ended before it stopped\n{process.report()}")

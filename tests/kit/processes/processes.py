@@ -22,6 +22,11 @@ from tests.kit.processes.child import EXIT_S, READY_S, Child
 SHALEKV = str(Path(sys.executable).with_name("shalekv"))
 
 
+def environment() -> dict[str, str]:
+    """That of the test without any SHALEKV_*, each of which would be a setting."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("SHALEKV_")}
+
+
 class Processes:
     """Starts processes, and ends all of them when it is left."""
 
@@ -53,8 +58,7 @@ class Processes:
 
         `env` is added to the environment of the test, from which every SHALEKV_* is taken away.
         """
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SHALEKV_")}
-        child = Child([program, *argv], env=inherited | dict(env or {}), stdin=stdin)
+        child = Child([program, *argv], env=environment() | dict(env or {}), stdin=stdin)
         self._children.append(child)
         return child
 

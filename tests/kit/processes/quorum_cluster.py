@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from shalekv.core.quorum.messages import Health
 from shalekv.engine.quorum.links import LinkBroken, MemberStatus
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from tests.kit.processes.child import READY_S, Child
-from tests.kit.processes.processes import SHALEKV, Processes
+from tests.kit.processes.processes import Processes
 from tests.servers.process import free_ports
 
 POLL_MS = 50
@@ -59,7 +59,6 @@ class Cluster:
         self.bucket = bucket or f"file://{folder}/bucket"
         self.url = f"{self.bucket}/db"
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-        self.spaces: list[str] = []  # network namespaces of the safekeepers, if they have any
         self.nodes: list[Child | None] = [None] * count
 
     async def start(self, *flags: str) -> None:
@@ -71,7 +70,7 @@ class Cluster:
         """Start one, on what it has on disk; `flags` are for this life of it."""
         argv = ["safekeeper", "--data", str(self.data(index)), "--url", self.bucket]
         argv += ["--listen", self.addresses[index], "--log-format", "json", *self._flags, *flags]
-        node = self._start(argv, self.spaces[index] if self.spaces else None)
+        node = self._processes.start(*argv, env=self._env)
         await node.ready(within_s=READY_S)
         self.nodes[index] = node
         return node
@@ -122,26 +121,18 @@ class Cluster:
         return "--wal", "quorum", "--safekeepers", addresses
 
     def start_serve(
-        self,
-        *flags: str,
-        create: bool = True,
-        env: Mapping[str, str] | None = None,
-        space: str | None = None,
+        self, *flags: str, create: bool = True, env: Mapping[str, str] | None = None
     ) -> Child:
-        """Start a writer, in a network namespace if one is named, and don't wait."""
+        """Start a writer, and don't wait."""
         argv = ["serve", "--url", self.url, "--listen", "127.0.0.1:0", "--log-format", "json"]
         argv += ["--create", *self.writer_flags()] if create else []
-        return self._start([*argv, *flags], space, env)
+        return self._processes.start(*argv, *flags, env=self._env | dict(env or {}))
 
     async def serve(
-        self,
-        *flags: str,
-        create: bool = True,
-        env: Mapping[str, str] | None = None,
-        space: str | None = None,
+        self, *flags: str, create: bool = True, env: Mapping[str, str] | None = None
     ) -> Child:
         """A writer that serves; it creates the database if there is none yet."""
-        writer = self.start_serve(*flags, create=create, env=env, space=space)
+        writer = self.start_serve(*flags, create=create, env=env)
         await writer.ready()
         return writer
 
@@ -191,12 +182,3 @@ class Cluster:
     def reports(self) -> str:
         """What failed assertions should show of the safekeepers."""
         return "\n".join(node.report() for node in self.nodes if node is not None)
-
-    def _start(
-        self, argv: Sequence[str], space: str | None, env: Mapping[str, str] | None = None
-    ) -> Child:
-        env = self._env | dict(env or {})
-        if space is None:
-            return self._processes.start(*argv, env=env)
-        inside = ("netns", "exec", space, SHALEKV)
-        return self._processes.start(*inside, *argv, program="ip", env=env)

@@ -8,7 +8,7 @@ import pytest
 
 from shalekv.format import names
 from shalekv.store.memory import MemoryStore
-from tests.kit.processes.keeping import KeepingStore
+from tests.kit.processes.stalling import KeepingStore
 from tests.sim.cluster import Cluster
 from tests.sim.errors import SimulationError
 from tests.sim.gathering import gather

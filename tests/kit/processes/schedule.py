@@ -1,0 +1,395 @@
+"""Schedules: what happens to the processes of one database, step by step, and how all of it ends.
+
+    serve old
+    load old 100
+    pause old
+    serve new
+    resume old
+    fenced old
+    check new
+
+Each line is a step: a method of `ScheduleRun` without its `do_`, its words after it. Processes have
+names. What clients are told goes to one history, which `check` compares with what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from shalekv.cli.exit_codes import ExitCode
+from shalekv_client import Client
+from tests.kit.patience import until
+from tests.kit.processes.bucket_troubles import TroubledBucket
+from tests.kit.processes.child import Child, ChildFailed, epoch_of, event, fenced_end, is_epoch_won
+from tests.kit.processes.history import Attempt, Fate, History
+from tests.kit.processes.load import (
+    ONE_ATTEMPT,
+    TIMEOUT_MS,
+    Load,
+    attempt_write,
+    check_whole_wal,
+    read_state,
+    write_some,
+)
+from tests.kit.processes.meanwhile import COMPACT_ALL, SERVE, Meanwhile, stalled
+from tests.kit.processes.processes import Processes
+from tests.kit.processes.wal_contents import manifest_path, wal_ids, wal_path
+from tests.servers.proxy import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN
+
+DEADLINE_S = 250
+WAL_PUT, MANIFEST_PUT = "^PUT /[^?]*/wal/", "^PUT /[^?]*/manifest/"
+IMPATIENT_MS = 1_500  # a deadline that passes while the store is in trouble
+ALONE = ("--no-with-compactor", "--no-with-collector")
+# Where there is a bucket, compactions, collections and repeated requests come within moments.
+IN_BUCKET = (
+    *("--compactor-poll-ms", "100", "--compactor-idle-poll-ms", "200", "--sst-bytes", "65536"),
+    *("--wal-trigger-age-ms", "200", "--collect-interval-ms", "200", "--collect-age-s", "1"),
+    *("--wal-retention-s", "0", "--snapshot-ttl-s", "2", "--fence-poll-ms", "200"),
+    *("--retry-max-ms", "200"),
+)
+
+
+class ScheduleRun:
+    """One schedule on a database in a folder, or in a bucket behind a proxy."""
+
+    def __init__(
+        self, processes: Processes, folder: Path, bucket: TroubledBucket | None = None
+    ) -> None:
+        """Nothing runs yet."""
+        self.history = History(seed=1)
+        self.database = Meanwhile(processes, folder)
+        self._processes = processes
+        self._bucket = bucket
+        self._random = Random(1)
+        self._children: dict[str, Child] = {}
+        self._loads: dict[str, Load] = {}
+        self._clients: dict[str, Client] = {}
+        self._late: list[tuple[Attempt, asyncio.Task[str]]] = []
+        self._slot = 0
+        self._objects: set[str] = set()
+        self._is_collected = bucket is not None
+        self._stack = AsyncExitStack()
+        self._tasks = asyncio.TaskGroup()
+
+    async def play(self, steps: str) -> None:
+        """Take all steps; fails where one cannot be taken."""
+        async with asyncio.timeout(DEADLINE_S), self._stack, self._tasks:
+            for step in filter(str.strip, steps.splitlines()):
+                verb, *words = shlex.split(step)
+                try:
+                    await getattr(self, f"do_{verb}")(*words)
+                except AssertionError as error:
+                    error.add_note(f"in the step {step.strip()!r}")
+                    raise
+
+    # Processes.
+
+    async def do_serve(self, name: str, *flags: str) -> None:
+        """A server that serves."""
+        await self.do_start(name, *flags)
+        await self._children[name].ready()
+
+    async def do_start(self, name: str, *flags: str) -> None:
+        """A server that is starting."""
+        url, env = self.database.url, None
+        if self._bucket is not None:
+            url, env, flags = self._bucket.url, self._bucket.troubled, (*IN_BUCKET, *flags)
+        else:
+            flags = (*ALONE, *flags)
+        self._children[name] = self._processes.start_serve(url, *flags, env=env)
+
+    async def do_stalling(self, name: str, pin: str, command: str, *flags: str) -> None:
+        """A command that will stop itself at a request."""
+        argv = {"serve": (*SERVE, *ALONE), "compactor": ("compactor", "--once", *COMPACT_ALL)}
+        started = self.database.start_stalling(pin, *argv.get(command, (command,)), *flags)
+        self._children[name] = started
+
+    async def do_ready(self, name: str) -> None:
+        """It has come to serve."""
+        await self._children[name].ready()
+
+    async def do_stalled(self, name: str) -> None:
+        """It has stopped itself."""
+        await stalled(self._children[name])
+
+    async def do_pause(self, name: str) -> None:
+        """SIGSTOP."""
+        self._children[name].pause()
+
+    async def do_resume(self, name: str) -> None:
+        """SIGCONT."""
+        self._children[name].resume()
+
+    async def do_kill(self, name: str) -> None:
+        """SIGKILL; its load ends with it."""
+        await self._children[name].kill()
+        if name in self._loads:
+            await self._loads.pop(name).ended.wait()
+
+    async def do_stop(self, name: str) -> None:
+        """SIGTERM: it ends with 0; what was sent before is answered, and later calls refused."""
+        child, load, sent = self._children[name], self._loads.pop(name, None), self.history.attempts
+        count = len(sent)
+        assert await child.stop() == ExitCode.OK, child.report()
+        assert child.lines()[-1]["event"] == "stopped", child.report()
+        if load is not None:
+            await load.ended.wait()
+            assert load.reasons()["STOPPING"], load.ended_by
+            assert not [each for each in sent[:count] if each.fate is Fate.UNKNOWN]
+
+    async def do_ends(self, name: str, code: str) -> None:
+        """It ends with this exit code."""
+        child = self._children[name]
+        assert await child.exited() == ExitCode[code], child.report()
+
+    async def do_fails(self, name: str, code: str) -> None:
+        """Asked to stop, it ends with this exit code, says so, and shows no traceback."""
+        child = self._children[name]
+        assert await child.stop() == ExitCode[code], child.report()
+        assert child.lines()[-1]["event"] == "ended by an error", child.report()
+        assert "Traceback" not in child.stderr()
+        await self._loads.pop(name).ended.wait()
+
+    async def do_fenced(self, name: str) -> None:
+        """It ends as fenced, and its clients are told so."""
+        await fenced_end(self._children[name])
+        if name in self._loads:
+            await self._loads.pop(name).ended.wait()
+
+    async def do_never_served(self, name: str) -> None:
+        """It has ended without having served."""
+        child = self._children[name]
+        assert not any("listen" in line for line in child.lines()), child.report()
+
+    async def do_says(self, name: str, *words: str) -> None:
+        """It has written these words, or does before it ends."""
+        text = " ".join(words)
+        await self._children[name].line(lambda line: text in str(line))
+
+    async def do_logs(self, name: str, *words: str) -> None:
+        """It has logged this event, or does before it ends."""
+        await self._children[name].line(event(" ".join(words)))
+
+    async def do_survive(self, name: str, *names: str) -> None:
+        """Of these the one of the highest epoch survives, from now on as `name`; it has load."""
+        for each in names:
+            await self._children[each].line(is_epoch_won)
+            with suppress(ChildFailed):
+                await self._children[each].ready()
+                if each not in self._loads:
+                    await self._begin_load(each)
+        *ended, survivor = sorted(names, key=lambda each: epoch_of(self._children[each]))
+        for each in ended:
+            await self.do_fenced(each)
+        self._children[name] = self._children.pop(survivor)
+        self._loads[name] = self._loads.pop(survivor)
+
+    # Writes.
+
+    async def do_load(self, name: str, count: str) -> None:
+        """Clients write to it all the time from now on; so many writes are acknowledged."""
+        if name not in self._loads:
+            await self._begin_load(name)
+        load = self._loads[name]
+        assert await load.acknowledged(int(count)), (load.ended_by, self._children[name].report())
+
+    async def do_rest(self, name: str) -> None:
+        """Its clients come to their end, without an error."""
+        load = self._loads.pop(name)
+        load.stop()
+        await load.ended.wait()
+        assert load.ended_by == [], self._children[name].report()
+
+    async def do_write(self, name: str) -> None:
+        """Some writes, one after the other, which are acknowledged."""
+        await write_some(self.history, await self._client(name))
+
+    async def do_late(self, name: str, count: str) -> None:
+        """Writes begin that may not be acknowledged."""
+        client = await self._client(name)
+        for _ in range(int(count)):
+            attempt = self.history.begin([b"shared"])
+            task = self._tasks.create_task(attempt_write(self.history, client, attempt))
+            self._late.append((attempt, task))
+
+    async def do_refused(self) -> None:
+        """None of those was acknowledged."""
+        told = await asyncio.gather(*(task for _, task in self._late))
+        assert all(told), [str(attempt) for attempt, _ in self._late]
+
+    async def do_lost(self, name: str) -> None:
+        """It says which writes it had accepted and lost; none of them was acknowledged."""
+        lost = [line for line in self._children[name].lines() if line.get("event") == "write lost"]
+        assert lost, self._children[name].report()
+        assert {line["reason"] for line in lost} == {"FENCED"}
+        acknowledged = {attempt.seq for attempt in self.history.of_fate(Fate.ACKNOWLEDGED)}
+        assert acknowledged.isdisjoint(line["seq"] for line in lost)
+
+    async def do_check(self, name: str) -> None:
+        """What clients know is there: at this server, after its crash, and in the files."""
+        if name in self._loads:
+            await self.do_rest(name)
+        child = self._children[name]
+        state = await read_state(child.listen)
+        if self._is_collected:
+            self.history.check_state(state)
+        else:
+            check_whole_wal(self.database.folder, self.history, state)
+        await child.kill()
+        if self._bucket is not None:
+            argv = ("fsck", "--deep", "--url", self._bucket.url)
+            fsck = await self._processes.run(*argv, env=self._bucket.untroubled)
+            assert await fsck.exited() == ExitCode.OK, fsck.report()
+        else:
+            await self.database.check()
+        await self.do_serve("again", *(ALONE if self._bucket else ()))
+        again = self._children["again"]
+        self.history.check_state(await read_state(again.listen))
+        assert await again.stop() == ExitCode.OK, again.report()
+
+    # What happens to the objects of a database in a folder.
+
+    async def do_compact(self) -> None:
+        """Compact everything."""
+        await self.database.compact()
+
+    async def do_collect(self) -> None:
+        """Collect what nothing needs."""
+        self._is_collected = True
+        await self.database.collect()
+
+    async def do_run(self, *argv: str) -> None:
+        """A command, which succeeds."""
+        await self.database.run(*argv)
+
+    async def do_drop_snapshots(self) -> None:
+        """Take all snapshots away, as their expiry would."""
+        await self.database.drop_snapshots()
+
+    async def do_slot(self) -> None:
+        """The next slot of the log is the one that is spoken of from now on."""
+        self._slot = wal_ids(self.database.folder)[-1] + 1
+
+    async def do_gone(self, after: str) -> None:
+        """Collect until the object so many slots after that slot is gone."""
+        path = wal_path(self.database.folder, self._slot + int(after))
+        await self._collect_while(path.exists)
+
+    async def do_outputs(self) -> None:
+        """There are levels, other ones than before."""
+        found = self.database.objects("levels/")
+        assert found
+        assert not found & self._objects
+        self._objects = found
+
+    async def do_gone_outputs(self) -> None:
+        """Collect until those are gone."""
+        await self._collect_while(lambda: bool(self.database.objects("levels/")))
+
+    async def do_gone_snapshot(self) -> None:
+        """Collect until the snapshot that there is has expired, and its manifest is gone."""
+        (snapshot,) = self.database.manifest().snapshots
+        path = manifest_path(self.database.folder, snapshot.manifest_id)
+        await self._collect_while(path.exists)
+        await self.do_no_snapshots()
+
+    async def do_no_snapshots(self) -> None:
+        """No snapshot is there."""
+        assert not self.database.manifest().snapshots
+
+    async def do_bury(self) -> None:
+        """Others make the next manifests, and the first of them is collected: its id is free."""
+        self._is_collected = True
+        self._slot = await self.database.bury_next_manifest()
+
+    async def do_made_again(self, name: str) -> None:
+        """What was put into the manifest with that id is in the current one as well."""
+        buried, current = self.database.manifest(self._slot), self.database.manifest()
+        match name:
+            case "snapshot":
+                assert [each.name for each in buried.snapshots] == ["kept"]
+                assert [each.name for each in current.snapshots] == ["kept"]
+            case "epoch":
+                assert buried.writer_epoch == current.writer_epoch == 2
+                assert buried.writer_nonce == current.writer_nonce
+            case _:
+                assert buried.leveled_ssts
+                assert current.leveled_ssts
+
+    # What happens to the store of a database in a bucket.
+
+    async def do_lose_replies(self, count: str) -> None:
+        """Replies to creates of WAL objects and of manifests get lost."""
+        self._proxy.lose_reply(WAL_PUT, times=int(count))
+        self._proxy.lose_reply(MANIFEST_PUT, times=2)
+
+    async def do_throttle(self) -> None:
+        """A burst of 503 SlowDown, and one of 500."""
+        self._proxy.answer(SLOW_DOWN, times=6)
+        self._proxy.answer(INTERNAL_ERROR, when="^PUT ", times=3)
+
+    async def do_all_met(self) -> None:
+        """All that was to happen to requests has happened."""
+        rules = [rule for rule in self._proxy.rules if rule.when.pattern != MANIFEST_PUT]
+        await until(lambda: all(rule.spent == rule.times for rule in rules), "the faults")
+
+    async def do_deny(self) -> None:
+        """The store refuses everything."""
+        self._proxy.answer(ACCESS_DENIED)
+
+    async def do_heal(self) -> None:
+        """The store does as it should."""
+        self._proxy.heal()
+
+    async def do_vanish(self) -> None:
+        """Nobody listens at the store's address."""
+        await self._in_bucket.vanish()
+
+    async def do_appear(self) -> None:
+        """The store is back."""
+        await self._in_bucket.appear()
+
+    async def do_times_out(self, name: str) -> None:
+        """The outcome of a write is unknown at its deadline; the server stays healthy."""
+        child, attempt = self._children[name], self.history.begin([b"short of time"])
+        async with Client(child.listen, timeout_ms=IMPATIENT_MS, retry=ONE_ATTEMPT) as client:
+            told = await attempt_write(self.history, client, attempt)
+        assert told == "unknown: DEADLINE_EXCEEDED", told
+        health = await self._processes.run("health", "--addr", child.listen)
+        assert await health.exited() == ExitCode.OK, child.report()
+
+    async def do_upkeep(self, name: str) -> None:
+        """Its compactor and its collector do their work."""
+        await self._children[name].line(event("compacted"))
+        await self._children[name].line(lambda line: line.get("deleted_objects", 0) > 0)
+
+    @property
+    def _in_bucket(self) -> TroubledBucket:
+        assert self._bucket is not None
+        return self._bucket
+
+    @property
+    def _proxy(self) -> Any:
+        return self._in_bucket.proxy
+
+    async def _client(self, name: str) -> Client:
+        if name not in self._clients:
+            client = Client(self._children[name].listen, timeout_ms=TIMEOUT_MS, retry=ONE_ATTEMPT)
+            self._clients[name] = await self._stack.enter_async_context(client)
+            await client.status()  # connects
+        return self._clients[name]
+
+    async def _begin_load(self, name: str) -> None:
+        load = Load(self.history, self._children[name].listen, self._random, clients=6)
+        self._loads[name] = load
+        self._tasks.create_task(load.run(), name=f"load on {name}")
+
+    async def _collect_while(self, is_there: Callable[[], bool]) -> None:
+        self._is_collected = True
+        await self.database.collect_until_gone(is_there)
