@@ -1,7 +1,7 @@
 """The seed of a test run: new for each commit, and the same for whoever runs that commit again.
 
 It is derived from the commit id; where files were changed since, from their contents as well.
-SHALEKV_TEST_SEED=N in the environment takes another one. The header of a run prints it.
+TEST_SEED=N in the environment takes another one. The header of a run prints it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 ROOT = Path(__file__).parents[2]
-VARIABLE = "SHALEKV_TEST_SEED"
+VARIABLE = "TEST_SEED"
 
 
 @functools.cache
