@@ -15,18 +15,15 @@ from random import Random
 
 import structlog
 
-from shalekv.clock import LoopClock
 from shalekv.core.entry import Kind
 from shalekv.core.transaction import Change
 from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.errors import ShaleError
 from shalekv.format import names
-from shalekv.roles.database import create_database
-from shalekv.roles.writer import Writer
-from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import GIB, DatabaseSettings, ServeSettings, StoreSettings, WriterSettings
+from shalekv.settings import GIB
 from shalekv.store.api import NO_METADATA, Created, CreateOutcome
 from shalekv.store.memory import MemoryStore
+from tests.kit.processes.in_process import real_runtime, running, serve_settings, wall_clock_ms
 
 KEY_BYTES = 16
 VALUE_BYTES = 100
@@ -51,50 +48,43 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def ignore(_: Receipt | ShaleError) -> None:
+    """Settles a commit that nobody waits for."""
+
+
 async def measure(entries: int, batch: int) -> None:
     """Write random entries in commits of `batch`, and print what they take."""
     random = Random(1)
-    runtime = Runtime(LoopClock(), Random(1), ThreadWorkers(1))
-    store = ForgetfulStore(lambda: 0)
-    await create_database(store, runtime, StoreSettings())
-    settings = ServeSettings(
-        database=DatabaseSettings(url="memory://bench"),
-        writer=WriterSettings(memtable_bytes_max=16 * GIB),
+    settings = serve_settings(writer={"memtable_bytes_max": 16 * GIB})
+    store = ForgetfulStore(wall_clock_ms)
+    with real_runtime(threads=1) as runtime:
+        async with running(store, settings, runtime) as writer:
+            engine = writer.engine
+            gc.collect()
+            before = resident_bytes()
+            for begin in range(0, entries, batch):
+                changes = [
+                    Change(random.randbytes(KEY_BYTES), Kind.PUT, random.randbytes(VALUE_BYTES))
+                    for _ in range(batch)
+                ]
+                assert engine.admission.try_admit(changes_bytes(changes))
+                engine.log.submit(changes, ignore)
+                await asyncio.sleep(0)
+                if begin % SETTLE_EVERY == 0:
+                    await engine.prefix.cover(engine.log.next_seq - 1)
+            await engine.prefix.cover(engine.log.next_seq - 1)
+            for _ in range(MERGING_TURNS):
+                await asyncio.sleep(0)
+            gc.collect()
+            grown = resident_bytes() - before
+            accounted = engine.memtable.size_bytes
+    overhead = grown / entries - KEY_BYTES - VALUE_BYTES
+    accounted_overhead = accounted / entries - KEY_BYTES - VALUE_BYTES
+    print(
+        f"{entries:,} entries in commits of {batch}: resident {grown / 1e6:.0f} MB, "
+        f"accounted {accounted / 1e6:.0f} MB; overhead of an entry {overhead:.0f} bytes, "
+        f"accounted {accounted_overhead:.0f}; {engine.memtable.run_count} runs"
     )
-    writer = await Writer.open(store, settings=settings, runtime=runtime)
-    engine = writer.engine
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(writer.run())
-        gc.collect()
-        before = resident_bytes()
-        for begin in range(0, entries, batch):
-            changes = [
-                Change(random.randbytes(KEY_BYTES), Kind.PUT, random.randbytes(VALUE_BYTES))
-                for _ in range(batch)
-            ]
-            assert engine.admission.try_admit(changes_bytes(changes))
-            engine.log.submit(changes, ignore)
-            await asyncio.sleep(0)
-            if begin % SETTLE_EVERY == 0:
-                await engine.prefix.cover(engine.log.next_seq - 1)
-        await engine.prefix.cover(engine.log.next_seq - 1)
-        for _ in range(MERGING_TURNS):
-            await asyncio.sleep(0)
-        gc.collect()
-        grown = resident_bytes() - before
-        accounted = engine.memtable.size_bytes
-        overhead = grown / entries - KEY_BYTES - VALUE_BYTES
-        accounted_overhead = accounted / entries - KEY_BYTES - VALUE_BYTES
-        print(
-            f"{entries:,} entries in commits of {batch}: resident {grown / 1e6:.0f} MB, "
-            f"accounted {accounted / 1e6:.0f} MB; overhead of an entry {overhead:.0f} bytes, "
-            f"accounted {accounted_overhead:.0f}; {engine.memtable.run_count} runs"
-        )
-        writer.close()
-
-
-def ignore(_: Receipt | ShaleError) -> None:
-    """Settles a commit that nobody waits for."""
 
 
 if __name__ == "__main__":

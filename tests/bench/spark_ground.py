@@ -17,10 +17,11 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import StoreSettings
 from shalekv.store.opening import open_store
 from shalekv_spark.bridge import run
+from tests.bench.sizes import sized
 
 KEY_BYTES = 16
 VALUE_BYTES = 100
-WARM_UP_ROUNDS = 2  # processes start, and Java compiles
+WARM_UP_ROUNDS = sized(2, 0)  # processes start, and Java compiles
 PARTITIONS = 4  # of what is loaded, written and read: two for each core
 
 _names = count()

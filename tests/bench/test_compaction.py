@@ -23,10 +23,11 @@ from shalekv.runtime import Runtime
 from shalekv.settings import MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from tests.bench.sizes import sized
 from tests.kit.inline_runtime import InlineWorkers
 
 RUNS = 4
-ENTRIES = 125_000  # in each
+ENTRIES = sized(125_000, 2_000)  # in each
 VALUE_BYTES = 100
 DATABASE_ID = bytes(16)
 pytestmark = pytest.mark.timeout(600)
@@ -78,7 +79,7 @@ async def test_merge_of_levels(codec: LevelCodec) -> None:
         bytes_per_s=0,
     )
     best_s, read_bytes = float("inf"), 0
-    for _ in range(3):
+    for _ in range(sized(3, 1)):
         began_s = time.process_time()
         read_bytes = (await run_part(store, part, pace)).read_bytes
         best_s = min(best_s, time.process_time() - began_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random, SystemRandom
@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock
 from shalekv.roles.reader import Reader
-from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.runtime import Runtime
 from shalekv.settings import (
     GIB,
     KIB,
@@ -38,23 +38,25 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_folder import FOLDER
 from shalekv.store.disk_cache_part import Part
-from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.store.memory import MemoryStore
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load, measured
+from tests.bench.sizes import sized
+from tests.kit.processes.in_process import real_runtime, wall_clock_ms
 from tests.kit.serving.cold_database import CALL, ColdDatabase, key_of, write_cold_database
+from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
-from tests.servers.versitygw import versitygw
 
 pytestmark = pytest.mark.timeout(600)
 
-BUCKET = "bench"
-URL = f"s3://{BUCKET}/db"
-ROUNDS = 7
-GETS = 100
+URL = f"s3://{BUCKET}/disk-cache"
+ROUNDS = sized(7, 2)
+GETS = sized(100, 5)
 DELAY_MS = 20
-DATABASE_BYTES = 32 * MIB
-FILES = 100_000
+DATABASE_BYTES = sized(32 * MIB, MIB)
+FILES = sized(100_000, 600)
+FOUND = sized(5_000, 100)
 PART_BYTES = 8 * KIB
 STORE, DISK, MEMORY = "store", "disk cache", "memory cache"
 DATABASE_ID = bytes(16)
@@ -66,14 +68,6 @@ class DelayedStore(MemoryStore):
     async def get_range(self, name: str, offset: int, length: int) -> bytes:
         await LoopClock().sleep_ms(DELAY_MS)
         return await super().get_range(name, offset, length)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    """A real server with a bucket."""
-    with versitygw() as server:
-        server.create_bucket(BUCKET)
-        yield server
 
 
 @asynccontextmanager
@@ -110,33 +104,31 @@ def gets(reader: Reader, database: ColdDatabase) -> Callable[[], Awaitable[None]
 
 async def compare(title: str, store: ObjectStore, settings: StoreSettings, path: Path) -> None:
     """Print what a get takes with each cache."""
-    workers = ThreadWorkers(8)
-    runtime = Runtime(LoopClock(), SystemRandom(), workers)
-    serve = ServeSettings(
-        database=DatabaseSettings(url=URL),
-        store=settings,
-        levels=LevelSettings(sst_bytes=DATABASE_BYTES // 8),
-    )
-    database = await write_cold_database(
-        store, runtime, serve, total_bytes=DATABASE_BYTES, value_bytes=100
-    )
-    async with AsyncExitStack() as stack:
-        readers = {
-            STORE: await stack.enter_async_context(reading(store, runtime)),
-            DISK: await stack.enter_async_context(reading(store, runtime, disk=str(path))),
-            MEMORY: await stack.enter_async_context(
-                reading(store, runtime, block_cache_bytes=64 * MIB)
-            ),
-        }
-        ways = {name: gets(reader, database) for name, reader in readers.items()}
-        for way in ways.values():
-            await way()
-        disk = readers[DISK].engine.levels.ssts.disk
-        assert disk is not None
-        await disk.flush()
-        costs = await measured(ways, ROUNDS)
-        assert disk.counters.dropped == 0
-    workers.close()
+    with real_runtime(threads=8) as runtime:
+        serve = ServeSettings(
+            database=DatabaseSettings(url=URL),
+            store=settings,
+            levels=LevelSettings(sst_bytes=DATABASE_BYTES // 8),
+        )
+        database = await write_cold_database(
+            store, runtime, serve, total_bytes=DATABASE_BYTES, value_bytes=100
+        )
+        async with AsyncExitStack() as stack:
+            readers = {
+                STORE: await stack.enter_async_context(reading(store, runtime)),
+                DISK: await stack.enter_async_context(reading(store, runtime, disk=str(path))),
+                MEMORY: await stack.enter_async_context(
+                    reading(store, runtime, block_cache_bytes=64 * MIB)
+                ),
+            }
+            ways = {name: gets(reader, database) for name, reader in readers.items()}
+            for way in ways.values():
+                await way()
+            disk = readers[DISK].engine.levels.ssts.disk
+            assert disk is not None
+            await disk.flush()
+            costs = await measured(ways, ROUNDS)
+            assert disk.counters.dropped == 0
     print(f"\n{title}, {load()}")
     for name in ways:
         milliseconds = costs.wall_s(name) * 1_000 / GETS
@@ -147,19 +139,18 @@ async def compare(title: str, store: ObjectStore, settings: StoreSettings, path:
 
 
 def test_cold_gets_from_s3(
-    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real S3 server on this machine."""
-    for name, value in server.environment.items():
+    for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
 
     async def campaign() -> None:
-        settings = StoreSettings(endpoint_url=server.endpoint)
-        workers = ThreadWorkers(2)
-        store = open_store(URL, Runtime(LoopClock(), SystemRandom(), workers), settings)
-        await compare("versitygw", store, settings, tmp_path)
-        await store.close()
-        workers.close()
+        settings = StoreSettings(endpoint_url=s3_server.endpoint)
+        with real_runtime(threads=2) as runtime:
+            store = open_store(URL, runtime, settings)
+            await compare("versitygw", store, settings, tmp_path)
+            await store.close()
 
     with capture_logs():
         uvloop.run(campaign())
@@ -169,7 +160,7 @@ def test_cold_gets_from_afar(tmp_path: Path) -> None:
     """A store whose answers take as long as those of a cloud may."""
 
     async def campaign() -> None:
-        store = DelayedStore(lambda: time.time_ns() // 1_000_000, objects=MemoryObjects())
+        store = DelayedStore(wall_clock_ms)
         await compare(f"a store that takes {DELAY_MS} ms", store, StoreSettings(), tmp_path)
 
     with capture_logs():
@@ -179,9 +170,7 @@ def test_cold_gets_from_afar(tmp_path: Path) -> None:
 def test_many_parts(tmp_path: Path) -> None:
     """Prints what one part takes in a folder with many, and how long a scan of all takes."""
 
-    async def campaign() -> None:
-        workers = ThreadWorkers(8)
-        runtime = Runtime(LoopClock(), SystemRandom(), workers)
+    async def campaign(runtime: Runtime) -> None:
         cache = DiskCache(tmp_path, 4 * GIB, runtime)
         parts = [Part(DATABASE_ID, n.to_bytes(16, "big"), 0, PART_BYTES) for n in range(FILES)]
         data = SystemRandom().randbytes(PART_BYTES)
@@ -192,7 +181,7 @@ def test_many_parts(tmp_path: Path) -> None:
                 cache.keep(part, data)
             await cache.flush()
         tell("written", began_s, FILES)
-        chosen = SystemRandom().sample(parts, 5_000)
+        chosen = SystemRandom().sample(parts, FOUND)
         for name, wanted in (
             ("found", chosen),
             ("not found", [part._replace(offset=1) for part in chosen]),
@@ -208,11 +197,10 @@ def test_many_parts(tmp_path: Path) -> None:
         await again.flush()
         tell("looked at in a scan", began_s, FILES)
         assert again.counters.held_bytes == (FILES + 1) * 12 * KIB
-        workers.close()
 
     print(f"\n{load()}")
-    with capture_logs():
-        uvloop.run(campaign())
+    with capture_logs(), real_runtime(threads=8) as runtime:
+        uvloop.run(campaign(runtime))
     shutil.rmtree(tmp_path / FOLDER)
 
 

@@ -14,27 +14,28 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from random import Random, SystemRandom
+from random import Random
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from shalekv.cli.garbage import tame_garbage_collector
-from shalekv.clock import LoopClock
-from shalekv.roles.database import create_database
 from shalekv.roles.service import Call
 from shalekv.roles.writer import Writer
-from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import GIB, DatabaseSettings, ServeSettings, StoreSettings, WriterSettings
-from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.settings import GIB
+from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2
+from tests.bench.sizes import sized
+from tests.kit.processes.in_process import memory_store, real_runtime, running, serve_settings
 
 pytestmark = pytest.mark.timeout(600)
 
 CALL = Call(peer="bench")
 VALUE = b"v" * 100
-ENTRIES = 500_000
+ENTRIES = sized(500_000, 4_000)
+PUTS = sized(100_000, 2_000)
+GETS = sized(100_000, 2_000)
 BATCH = 1_000
 CALLERS = 64
 MEMORY = kv_pb2.DURABILITY_MEMORY
@@ -42,23 +43,12 @@ MEMORY = kv_pb2.DURABILITY_MEMORY
 
 @asynccontextmanager
 async def writing(objects: MemoryObjects) -> AsyncIterator[Writer]:
-    """A writer that serves the database in these objects, which is created if need be."""
-    store = MemoryStore(lambda: time.time_ns() // 1_000_000, objects=objects)
-    workers = ThreadWorkers(2)
-    runtime = Runtime(LoopClock(), SystemRandom(), workers)
-    if not objects.page("manifest/", ""):
-        await create_database(store, runtime, StoreSettings())
-    settings = ServeSettings(
-        database=DatabaseSettings(url="memory://bench"),
-        writer=WriterSettings(memtable_bytes_max=4 * GIB),
-    )
-    writer = await Writer.open(store, settings=settings, runtime=runtime)
-    tame_garbage_collector()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(writer.run())
-        yield writer
-        writer.close()
-    workers.close()
+    """A writer that serves the database in these objects."""
+    settings = serve_settings(writer={"memtable_bytes_max": 4 * GIB})
+    with real_runtime(threads=2) as runtime:
+        async with running(memory_store(objects), settings, runtime) as writer:
+            tame_garbage_collector()
+            yield writer
 
 
 class Stopwatch:
@@ -145,7 +135,7 @@ async def write(writer: Writer, batches: list[kv_pb2.WriteRequest]) -> None:
 @pytest.mark.parametrize("together", [1, 100])
 async def test_put_at_memory(together: int) -> None:
     """Puts that are acknowledged from memory, some in each turn of the loop, uploads included."""
-    requests = puts_of(100_000 if together > 1 else 20_000, durability=MEMORY)
+    requests = puts_of(PUTS if together > 1 else PUTS // 5, durability=MEMORY)
     async with writing(MemoryObjects()) as writer:
         watch = Stopwatch()
         for number, request in enumerate(requests):
@@ -157,7 +147,7 @@ async def test_put_at_memory(together: int) -> None:
 
 async def test_durable_put() -> None:
     """Durable puts of 64 callers, each of which waits for its reply before the next."""
-    requests = puts_of(100_000)
+    requests = puts_of(PUTS)
 
     async def call(writer: Writer, part: list[kv_pb2.PutRequest]) -> None:
         for request in part:
@@ -193,7 +183,7 @@ async def test_rows() -> None:
 
 def get(writer: Writer, keys: list[bytes]) -> None:
     """Gets of one key, and of 100."""
-    wanted = Random(2).sample(keys, 100_000)
+    wanted = Random(2).sample(keys, GETS)
     requests = [kv_pb2.GetRequest(key=key) for key in wanted]
     watch = Stopwatch()
     for request in requests:
@@ -213,7 +203,7 @@ async def scan(writer: Writer) -> None:
         rows = await rows_of(writer, kv_pb2.ScanRequest(reverse=reverse))
         watch.tell("rows of a scan backwards" if reverse else "rows of a scan", rows)
         turns.tell("  turns of the loop")
-    starts = random_keys(1_000, seed=3)
+    starts = random_keys(sized(1_000, 20), seed=3)
     requests = [
         kv_pb2.ScanRequest(range=kv_pb2.KeyRange(start=start), limit=100) for start in starts
     ]
@@ -234,13 +224,13 @@ async def test_longest_turn_of_the_largest_batch() -> None:
     changes = [kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=VALUE)) for key in keys]
     async with writing(MemoryObjects()) as writer:
         turns = Turns()
-        for _ in range(20):
+        for _ in range(sized(20, 2)):
             answer = writer.kv.write(kv_pb2.WriteRequest(changes=changes), CALL)
             assert isinstance(answer, asyncio.Future)
             await answer
         turns.tell("turns, batches of 10,000")
         turns = Turns()
-        for _ in range(20):
+        for _ in range(sized(20, 2)):
             writer.kv.batch_get(kv_pb2.BatchGetRequest(keys=keys), CALL)
             await asyncio.sleep(0)
         turns.tell("turns, gets of 10,000")

@@ -19,18 +19,17 @@ from random import Random
 from sys import executable, getswitchinterval, setswitchinterval
 
 from shalekv.cli.garbage import tame_garbage_collector
-from shalekv.clock import LoopClock
-from shalekv.roles.database import create_database
 from shalekv.roles.service import Call
 from shalekv.roles.writer import Writer
-from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import DatabaseSettings, ServeSettings, StoreSettings, WriterSettings
+from shalekv.settings import StoreSettings
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2
+from tests.bench.sizes import sized
+from tests.kit.processes.in_process import real_runtime, running, serve_settings
 
 WRITERS = 4
 BATCH = 100
-WRITTEN_BYTES = 400 << 20  # accounted: 64 MiB fill and go several times
+WRITTEN_BYTES = sized(400 << 20, 2 << 20)  # accounted: 64 MiB fill and go several times
 MEMTABLE_BYTES = 128 << 20
 ENTRY_BYTES = 436  # accounted for 16 + 100 bytes
 KEYS = 1 << 22
@@ -149,32 +148,23 @@ async def read(writer: Writer, random: Random) -> None:
 
 async def campaign(url: str) -> Callbacks:
     """Fill and read a database while it is compacted."""
-    workers = ThreadWorkers(4)
-    runtime = Runtime(clock=LoopClock(), random=Random(1), workers=workers)
-    store = open_store(url, runtime, StoreSettings())
-    await create_database(store, runtime, StoreSettings())
-    settings = ServeSettings(
-        database=DatabaseSettings(url=url),
-        writer=WriterSettings(memtable_bytes_max=MEMTABLE_BYTES, queue_wait_ms=60_000),
-    )
-    writer = await Writer.open(store, settings=settings, runtime=runtime)
-    tame_garbage_collector()
     total = [WRITTEN_BYTES]
+    settings = serve_settings(
+        writer={"memtable_bytes_max": MEMTABLE_BYTES, "queue_wait_ms": 60_000}
+    )
     compactor = child("compactor", url, "--wal-trigger-bytes", str(4 << 20))
     collector = child("collector", url, "--collect-interval-ms", "1000", "--collect-age-s", "1")
-    with measured() as callbacks:
-        async with compactor, collector, asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(writer.run(), name="writer")
-            reading = tasks.create_task(read(writer, Random(2)), name="read")
+    with real_runtime() as runtime, measured() as callbacks:
+        store = open_store(url, runtime, StoreSettings())
+        async with running(store, settings, runtime) as writer, compactor, collector:
+            tame_garbage_collector()
+            reading = asyncio.create_task(read(writer, Random(2)), name="read")
             async with asyncio.TaskGroup() as writing:
                 for number in range(WRITERS):
                     writing.create_task(write(writer, Random(number), total), name="write")
             reading.cancel()
-            writer.close()
-            await running
-    await writer.leave()
-    await store.close()
-    workers.close()
+        await writer.leave()
+        await store.close()
     return callbacks
 
 
@@ -191,4 +181,3 @@ def test_longest_callback(tmp_path: Path) -> None:
     print(f"p99.9 {ordered[int(len(ordered) * 0.999)]:.1f} ms, longest {ordered[-1]:.1f} ms")
     for name, took_ms in sorted(callbacks.longest.items(), key=lambda item: -item[1])[:8]:
         print(f"  {took_ms:6.1f} ms  {name}")
-    assert ordered

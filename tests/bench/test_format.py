@@ -30,10 +30,12 @@ from shalekv.format.names import manifest_name, wal_name
 from shalekv.format.section import Section
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
+from tests.bench.sizes import sized
 
-ENTRIES = 500_000
-SSTS = 100_000
+ENTRIES = sized(500_000, 2_000)
+SSTS = sized(100_000, 200)
 SNAPSHOTS = 1_000
+PROBES = sized(100_000, 1_000)
 BLOCK_BYTES = (4 << 10, 16 << 10, 64 << 10, 1 << 20)
 NAME = wal_name(0)
 PROPERTIES = SstProperties(
@@ -57,7 +59,7 @@ def entries() -> Iterator[list[Entry]]:
 def best_s(work: Callable[[], object], repeats: int = 1) -> float:
     """The processor time of the shortest of some runs of `repeats` calls, in seconds for a call."""
     shortest = float("inf")
-    for _ in range(3):
+    for _ in range(sized(3, 1)):
         started = time.process_time()
         for _ in range(repeats):
             work()
@@ -189,7 +191,7 @@ def words(count: int) -> list[Entry]:
 
 def test_codecs() -> None:
     """Prints nanoseconds per entry to write and read with each codec, and with a filter."""
-    entries = words(100_000)
+    entries = words(PROBES)
     print(f"\n{len(entries)} entries of 16 B + words: ns per entry; us for a block; bytes an entry")
     print(f"{'block':>8} {'codec':>12} {'write':>6} {'read':>6} {'block us':>8} {'bytes':>6}")
     for block_bytes in BLOCK_BYTES[:3]:
@@ -235,7 +237,7 @@ def test_filters() -> None:
     """Prints what filters cost, and how many absent keys they let through."""
     keys = [b"user/%011d" % (7 * n) for n in range(ENTRIES)]
     absent = [b"user/%011d" % (7 * n + 3) for n in range(ENTRIES)]
-    hashes = [*map(key_hash, absent[:100_000])]
+    hashes = [*map(key_hash, absent[:PROBES])]
     print(f"\nfilter of {ENTRIES} keys: ns per key; % of absent keys let through")
     print(f"{'bits':>5} {'build':>6} {'there':>6} {'absent':>6} {'hashed':>6} {'through':>8}")
     for bits in (4, 6, 8, 10, 12, 16, 20):
@@ -243,7 +245,7 @@ def test_filters() -> None:
         assert found is not None
         building = best_s(partial(build_filter, keys, bits)) / len(keys) * 1e9
         there, not_there = (
-            best_s(partial(probe_all, found, probed[:100_000])) / 100_000 * 1e9
+            best_s(partial(probe_all, found, probed[:PROBES])) / PROBES * 1e9
             for probed in (keys, absent)
         )
         hashed = best_s(partial(probe_hashes, found, hashes)) / len(hashes) * 1e9
@@ -272,7 +274,7 @@ def test_manifest() -> None:
         snapshots=tuple(snapshots),
     )
     data = encode_manifest(manifest)
-    removed = [info.id for info in infos[50_000:50_010]]
+    removed = [info.id for info in infos[SSTS // 2 : SSTS // 2 + 10]]
     added = [replace(info, id=b"added" + info.id[5:]) for info in infos[:10]]
     edited = manifest.leveled_ssts.replace(removed, added)
     runs: dict[str, Callable[[], object]] = {

@@ -6,19 +6,19 @@ import asyncio
 import os
 import shutil
 from pathlib import Path
-from random import SystemRandom
 
 import pytest
 
-from shalekv.clock import LoopClock
-from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import GIB, MIB
 from shalekv.store.local import LocalStore
 from tests.bench.interleaved import Way, load, measured
+from tests.bench.sizes import sized
+from tests.kit.processes.in_process import real_runtime
 
 pytestmark = pytest.mark.timeout(900)
 
-ROUNDS = 5
+ROUNDS = sized(5, 2)
+TOTAL_BYTES = sized(GIB, 16 * MIB)
 
 
 def uploading(store: LocalStore, pieces: int, data: bytes) -> Way:
@@ -66,31 +66,29 @@ def emptying(folder: Path) -> Way:
     return empty
 
 
-@pytest.mark.parametrize("piece_mib", [1024, 64, 8])
+@pytest.mark.parametrize("piece_mib", sized([1024, 64, 8], [16, 8]))
 async def test_sequential_upload(tmp_path: Path, piece_mib: int) -> None:
-    """Prints the speed of 1 GiB in objects of this size through file:// in units of dd's."""
+    """Prints the speed of uploads in objects of this size through file:// in units of dd's."""
     folder, source, whole = tmp_path / "db", tmp_path / "piece", tmp_path / "whole"
-    pieces = GIB // (piece_mib * MIB)
+    pieces = TOTAL_BYTES // (piece_mib * MIB)
     data = os.urandom(piece_mib * MIB)
     source.write_bytes(data)
     with whole.open("wb") as file:
         for _ in range(pieces):
             file.write(data)
-    workers = ThreadWorkers(1)
-    store = LocalStore(folder, Runtime(LoopClock(), SystemRandom(), workers))
-    ways = {
-        "file://": uploading(store, pieces, data),
-        "dd, same pieces": copying(source, folder, pieces),
-        "dd, one file": copying(whole, folder, 1),
-    }
     empty = emptying(folder)
     folder.mkdir()
     await empty()
-    costs = await measured(ways, ROUNDS, empty)
-    print(f"\n1 GiB in objects of {piece_mib} MiB, {load()}")
+    with real_runtime(threads=1) as runtime:
+        ways = {
+            "file://": uploading(LocalStore(folder, runtime), pieces, data),
+            "dd, same pieces": copying(source, folder, pieces),
+            "dd, one file": copying(whole, folder, 1),
+        }
+        costs = await measured(ways, ROUNDS, empty)
+    print(f"\n{TOTAL_BYTES // MIB} MiB in objects of {piece_mib} MiB, {load()}")
     for way in ways:
-        rate = 1024 / costs.wall_s(way)
+        rate = TOTAL_BYTES / MIB / costs.wall_s(way)
         line = f"{way:16} {rate:7,.0f} MiB/s {costs.cpu_s(way):6.2f} s of CPU"
         print(line + ("" if way == "file://" else f"   file:// {costs.speed('file://', way)} x"))
-    workers.close()
     shutil.rmtree(tmp_path)

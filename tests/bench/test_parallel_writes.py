@@ -25,17 +25,18 @@ from shalekv.roles.writer import Writer
 from shalekv.settings import DatabaseSettings, ServeSettings, StoreSettings, WriterSettings
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load
+from tests.bench.sizes import sized
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.slow_store import SlowStore
 
 pytestmark = pytest.mark.timeout(600)
 
 IN_FLIGHT = (1, 2, 4)
-CREATE_MS = (25.0, 100.0)
-SPACINGS_MS = (0, 50)
+CREATE_MS = sized((25.0, 100.0), (1.0,))
+SPACINGS_MS = sized((0, 50), (0,))
 CLIENTS = 64  # that wait for each reply
-PUTS = 1_920
-ARRIVALS_PER_S = 200.0  # of puts that wait for nobody
+PUTS = sized(1_920, 128)
+ARRIVALS_PER_S = sized(200.0, 2_000.0)  # of puts that wait for nobody
 VALUE = bytes(100)
 CALL = Call(peer="bench")
 Put: TypeAlias = Callable[[bytes], Coroutine[Any, Any, None]]

@@ -14,14 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import SystemRandom
 from statistics import median, quantiles
 
 import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from shalekv.clock import LoopClock
 from shalekv.core.prices import OBJECTS
 from shalekv.core.quorum.grouping import Place
 from shalekv.core.quorum.record import Record
@@ -32,12 +30,12 @@ from shalekv.roles.database import Quorum, create_database
 from shalekv.roles.service import Call
 from shalekv.roles.writer import Writer
 from shalekv.rpc.safekeeper_links import GrpcLinks
-from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import DatabaseSettings, ServeSettings, StoreSettings
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.bench.interleaved import load
 from tests.bench.quorum_ground import Trips, sync_ms, trips_to
+from tests.bench.sizes import sized
+from tests.kit.processes.in_process import real_runtime, serve_settings
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.quorum_cluster import Cluster
 from tests.kit.processes.stubs import kv_stub
@@ -49,14 +47,14 @@ pytestmark = pytest.mark.timeout(600)
 BUCKET = "bench"
 STORE_MS = 25
 SAFEKEEPERS = 3
-ROUNDS = 15
-LONE_PUTS = 40
-LONE_PUTS_IN_STORE = 6
-CLIENTS = 64
-PUTS_PER_CLIENT = 8
-BARE = 20  # of each kind, each round
-VISIBLE = 20
-BUSY_S = 4.0
+ROUNDS = sized(15, 2)
+LONE_PUTS = sized(40, 4)
+LONE_PUTS_IN_STORE = sized(6, 2)
+CLIENTS = sized(64, 8)
+PUTS_PER_CLIENT = sized(8, 2)
+BARE = sized(20, 2)  # of each kind, each round
+VISIBLE = sized(20, 2)
+BUSY_S = sized(4.0, 0.1)
 VALUE = bytes(100)
 CALL = Call(peer="bench")
 CALL_S = 20.0
@@ -191,20 +189,17 @@ async def _writing(
     url: str, addresses: Sequence[str], links: GrpcLinks, endpoint: str
 ) -> AsyncIterator[Writer]:
     """A writer of a new database, in this process."""
-    workers = ThreadWorkers(2)
-    runtime = Runtime(LoopClock(), SystemRandom(), workers)
-    store_settings = StoreSettings(endpoint_url=endpoint)
-    store = open_store(url, runtime, store_settings)
-    await create_database(store, runtime, store_settings, Quorum(links, addresses))
-    settings = ServeSettings(database=DatabaseSettings(url=url), store=store_settings)
-    writer = await Writer.open(store, settings=settings, runtime=runtime, links=links)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(writer.run())
-        yield writer
-        writer.close()
-    await writer.leave()
-    await store.close()
-    workers.close()
+    settings = serve_settings(database={"url": url}, store={"endpoint_url": endpoint})
+    with real_runtime(threads=2) as runtime:
+        store = open_store(url, runtime, settings.store)
+        await create_database(store, runtime, settings.store, Quorum(links, addresses))
+        writer = await Writer.open(store, settings=settings, runtime=runtime, links=links)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(writer.run())
+            yield writer
+            writer.close()
+        await writer.leave()
+        await store.close()
 
 
 def _put_here(writer: Writer) -> Put:

@@ -28,6 +28,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import KIB, QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
+from tests.bench.sizes import sized
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.quorum_cluster import Cluster
@@ -36,8 +37,8 @@ from tests.kit.quorum.log import GRACE_MS, Writing
 pytestmark = pytest.mark.timeout(600)
 
 MEMBERS = 5
-ROUNDS = 5
-WRITES = 200
+ROUNDS = sized(5, 1)
+WRITES = sized(200, 10)
 NEVER_MS = 600_000  # so long a chain may be silent, on a machine that has other things to do
 DEADLINE_S = 60
 

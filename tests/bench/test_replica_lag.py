@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from statistics import median, quantiles
@@ -16,27 +16,19 @@ from statistics import median, quantiles
 import pytest
 
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from tests.bench.sizes import sized
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import kv_stub
+from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
-from tests.servers.versitygw import versitygw
 
 pytestmark = pytest.mark.timeout(600)
 
-BUCKET = "bench"
-WRITES = 120
+WRITES = sized(120, 4)
 APART_POLLS = 3  # at most, between two writes: else they would keep step with the polls
 KEY = b"key"
 CALL_S = 20.0
 SETTLE_S = 1.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    """A real server with a bucket."""
-    with versitygw() as running:
-        running.create_bucket(BUCKET)
-        yield running
 
 
 @asynccontextmanager
@@ -62,11 +54,11 @@ async def seen_at(reads: kv_pb2_grpc.KVStub, seq: int) -> float:
 
 
 @pytest.mark.parametrize("poll_ms", [50, 250])
-async def test_time_from_acknowledgement_to_a_reader(server: S3Server, poll_ms: int) -> None:
+async def test_time_from_acknowledgement_to_a_reader(s3_server: S3Server, poll_ms: int) -> None:
     """The median is to be at most half a poll interval and two round trips to the store."""
     random = Random(poll_ms)
     lags_ms, puts_ms = [], []
-    async with following(server, poll_ms) as (writes, reads):
+    async with following(s3_server, poll_ms) as (writes, reads):
         await asyncio.sleep(SETTLE_S)
         for number in range(WRITES):
             began = time.monotonic()

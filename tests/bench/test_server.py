@@ -1,6 +1,7 @@
-"""What a client gets from a real server, beside the bare store and beside each other.
+"""What clients get from a real server: beside the bare store, and ways to call beside each other.
 
-Nothing is asserted about time: the ratios are printed, measured in one run on one machine.
+Nothing is asserted about time: rates are printed with their ratios, measured in turn in one run on
+one machine. The median is that of the time from a call to its result.
 """
 
 from __future__ import annotations
@@ -8,124 +9,169 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
+from typing import Any, TypeAlias
 
 import pytest
 
-from shalekv.clock import LoopClock
-from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import StoreSettings
 from shalekv.store.opening import open_store
-from shalekv_client import Batch, Client
+from shalekv_client import Batch, Client, RetryPolicy, Session
+from tests.bench.sizes import sized
+from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import Processes
 
 pytestmark = pytest.mark.timeout(600)
 
-KEY_BYTES = 16
-VALUE = bytes(100)
-LONE_PUTS = 500
-CLIENTS = 64
-PUTS_PER_CLIENT = 100
+TASKS = sized(256, 16)
+OPERATIONS = sized(12_800, 64)  # of a measurement
+SESSION_OPERATIONS = sized(51_200, 200)
+LONE_OPERATIONS = sized(300, 5)
+TURNS = sized(3, 1)  # each measurement is the best of so many, since others use the machine as well
 BATCH = 100
-BATCHES_PER_CLIENT = 10
-SINGLES = CLIENTS * PUTS_PER_CLIENT
-BATCHED = CLIENTS * BATCHES_PER_CLIENT * BATCH
+BATCHES = sized(640, 4)
+VALUE = bytes(100)
+
+Call: TypeAlias = Callable[[bytes], Awaitable[object]]
+Queue: TypeAlias = "Callable[[bytes], asyncio.Future[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What was measured."""
+
+    per_second: float
+    median_ms: float | None  # None: it would tell only how long the queue is
+
+    def told(self, name: str, beside: Rate) -> str:
+        """A line with the ratios to another rate."""
+        line = f"{name:<24}{self.per_second:9,.0f}/s {self.per_second / beside.per_second:5.1f} x"
+        if self.median_ms is None or beside.median_ms is None:
+            return line
+        return f"{line}{self.median_ms:9.2f} ms {self.median_ms / beside.median_ms:5.2f} x"
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    """A client of a server on a new local database."""
+async def listen(tmp_path: Path) -> AsyncIterator[str]:
+    """The address of a server on a new local database."""
     with Processes() as processes:
         server = await processes.serve(f"file://{tmp_path}/db")
-        async with Client(server.listen) as client:
-            yield client
+        yield server.listen
 
 
-def key(client: int, number: int) -> bytes:
-    """A key of 16 bytes."""
-    return b"%07d/%08d" % (client, number)
+def keys(task: int, count: int) -> Iterator[bytes]:
+    """Keys of 16 bytes."""
+    return (b"%07d/%08d" % (task, number) for number in range(count))
 
 
-async def median_ms(work: Callable[[int], Awaitable[object]], count: int) -> float:
-    """The median duration of `count` calls, one after the other."""
-    durations = []
-    for number in range(count):
-        began = time.perf_counter()
-        await work(number)
-        durations.append((time.perf_counter() - began) * 1000)
-    return statistics.median(durations)
+async def by_tasks(call: Call, *, tasks: int, operations: int) -> Rate:
+    """The rate of calls by so many tasks, each of which waits for the result of each call."""
+    took_s: list[float] = []
+
+    async def work(task: int) -> None:
+        for key in keys(task, operations // tasks):
+            began_s = time.perf_counter()
+            await call(key)
+            took_s.append(time.perf_counter() - began_s)
+
+    began_s = time.perf_counter()
+    await asyncio.gather(*map(work, range(tasks)))
+    return Rate(len(took_s) / (time.perf_counter() - began_s), statistics.median(took_s) * 1000)
 
 
-async def per_second(work: Callable[[int], Awaitable[object]], operations: int) -> float:
-    """Operations per second when all clients do their work at once."""
-    began = time.perf_counter()
-    await asyncio.gather(*(work(number) for number in range(CLIENTS)))
-    return operations / (time.perf_counter() - began)
+async def by_session(session: Session, queue: Queue) -> Rate:
+    """The rate of operations that are queued as fast as the session takes them."""
+    began_s = time.perf_counter()
+    futures = []
+    for key in keys(0, SESSION_OPERATIONS):
+        futures.append(queue(key))
+        await session.ready()
+    await session.drain()
+    took_s = time.perf_counter() - began_s
+    assert all(future.exception() is None for future in futures)
+    return Rate(SESSION_OPERATIONS / took_s, None)
 
 
-async def bare_create_ms(folder: Path) -> float:
-    """The median of a bare create of 4 KiB in a local store, in this process."""
-    workers = ThreadWorkers(4)
-    store = open_store(
-        f"file://{folder}", Runtime(LoopClock(), Random(1), workers), StoreSettings()
-    )
+def best(rates: list[Rate]) -> Rate:
+    """The measurement that was disturbed least."""
+    return max(rates, key=lambda rate: rate.per_second)
+
+
+@pytest.mark.parametrize("tasks", [TASKS, 1])
+async def test_calls(listen: str, tasks: int) -> None:
+    """Prints puts and gets of many tasks, and of one: unary, coalesced, and in a session."""
+    operations = OPERATIONS if tasks > 1 else LONE_OPERATIONS
+    found: dict[str, list[Rate]] = {}
+    async with (
+        Client(listen, coalesce=False) as unary,
+        Client(listen) as coalesced,
+        Client(listen, retry=RetryPolicy(idempotent=False)) as without_keys,
+    ):
+        clients = {"unary": unary, "coalesced": coalesced, "coalesced, no keys": without_keys}
+        for _ in range(TURNS):
+            for name, client in clients.items():
+                for what, call in (("put", putting(client)), ("get", client.get)):
+                    rate = await by_tasks(call, tasks=tasks, operations=operations)
+                    found.setdefault(f"{what}, {name}", []).append(rate)
+            async with coalesced.session() as session:
+                for what, queue in (("put", queueing(session)), ("get", session.get)):
+                    rate = await by_session(session, queue)
+                    found.setdefault(f"{what}, session", []).append(rate)
+    print(f"\n{tasks} tasks")
+    for what in ("put", "get"):
+        beside = best(found[f"{what}, unary"])
+        for name, rates in found.items():
+            if name.startswith(what):
+                print(best(rates).told(name, beside))
+
+
+def putting(client: Client) -> Call:
+    """A durable put."""
+    return lambda key: client.put(key, VALUE)
+
+
+def queueing(session: Session) -> Queue:
+    """A durable put."""
+    return lambda key: session.put(key, VALUE)
+
+
+async def test_lone_put_beside_a_bare_create(listen: str, tmp_path: Path) -> None:
+    """Prints the latency of a durable put beside a create of 4 KiB in the store of this process."""
     data = bytes(4096)
-    try:
-        return await median_ms(lambda n: store.create(f"wal/{n:020d}.sst", data), LONE_PUTS)
-    finally:
+    with real_runtime() as runtime:
+        store = open_store(f"file://{tmp_path}/bare", runtime, StoreSettings())
+
+        def create(key: bytes) -> Awaitable[object]:
+            return store.create(f"wal/{key.decode()[8:]}", data)
+
+        bare = await by_tasks(create, tasks=1, operations=LONE_OPERATIONS)
         await store.close()
-        workers.close()
+    async with Client(listen) as client:
+        lone = await by_tasks(putting(client), tasks=1, operations=LONE_OPERATIONS)
+    print(f"\n{bare.told('bare create of 4 KiB', bare)}\n{lone.told('lone put, durable', bare)}")
 
 
-async def test_puts(client: Client, tmp_path: Path) -> None:
-    """Prints the latency of a lone put beside a bare create, and rates of puts and batches."""
-    bare_ms = await bare_create_ms(tmp_path / "bare")
-    lone_ms = await median_ms(lambda n: client.put(key(0, n), VALUE), LONE_PUTS)
-    print(f"\nbare create of 4 KiB   {bare_ms:8.2f} ms")
-    print(f"lone put, durable      {lone_ms:8.2f} ms   {lone_ms / bare_ms:5.2f} bare creates")
+async def test_batches_and_scan(listen: str) -> None:
+    """Prints the rates of rows: written in batches, read in batches, and scanned."""
+    async with Client(listen) as client:
+        batches = [[*keys(number, BATCH)] for number in range(BATCHES)]
 
-    async def puts(number: int) -> None:
-        for n in range(PUTS_PER_CLIENT):
-            await client.put(key(number, n), VALUE)
+        async def write(wanted: list[bytes]) -> None:
+            batch = Batch()
+            for key in wanted:
+                batch = batch.put(key, VALUE)
+            await client.write(batch)
 
-    put_rate = await per_second(puts, SINGLES)
-    write_rate = await per_second(partial(write_batches, client), BATCHED)
-    print(f"put, {CLIENTS} clients        {put_rate:8,.0f}/s")
-    print(
-        f"Write of {BATCH}, {CLIENTS} clients {write_rate:8,.0f}/s  {write_rate / put_rate:5.1f} x"
-    )
+        async def read(wanted: list[bytes]) -> None:
+            assert len(await client.batch_get(wanted)) == BATCH
 
-
-async def test_reads(client: Client) -> None:
-    """Prints the rates of gets, of batch gets and of a scan."""
-    await asyncio.gather(*(write_batches(client, number) for number in range(CLIENTS)))
-
-    async def gets(number: int) -> None:
-        for n in range(PUTS_PER_CLIENT):
-            await client.get(key(number, n))
-
-    async def batch_gets(number: int) -> None:
-        keys = [key(number, n) for n in range(BATCH)]
-        for _ in range(BATCHES_PER_CLIENT):
-            await client.batch_get(keys)
-
-    get_rate = await per_second(gets, SINGLES)
-    batch_rate = await per_second(batch_gets, BATCHED)
-    began = time.perf_counter()
-    count = len([entry async for entry in client.scan()])
-    scan_rate = count / (time.perf_counter() - began)
-    print(f"\nget, {CLIENTS} clients        {get_rate:8,.0f}/s")
-    print(f"BatchGet of {BATCH}         {batch_rate:8,.0f}/s  {batch_rate / get_rate:5.1f} x")
-    print(f"scan of {count:,} rows     {scan_rate:8,.0f}/s  {scan_rate / get_rate:5.1f} x")
-
-
-async def write_batches(client: Client, number: int) -> None:
-    """Write the keys of one client in batches, one after the other."""
-    for n in range(BATCHES_PER_CLIENT):
-        batch = Batch()
-        for i in range(BATCH):
-            batch = batch.put(key(number, n * BATCH + i), VALUE)
-        await client.write(batch)
+        for name, work in (("written", write), ("read", read)):
+            began_s = time.perf_counter()
+            await asyncio.gather(*map(work, batches))
+            rate = BATCHES * BATCH / (time.perf_counter() - began_s)
+            print(f"\nrows {name} in batches of {BATCH} {rate:10,.0f}/s", end="")
+        began_s = time.perf_counter()
+        count = len([entry async for entry in client.scan()])
+        print(f"\nrows scanned {count / (time.perf_counter() - began_s):10,.0f}/s")

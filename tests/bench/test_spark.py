@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from shalekv_client import Client
 from shalekv_spark import LoadResult, bulk_load, compact, register, scan
 from tests.bench.interleaved import load
+from tests.bench.sizes import sized
 from tests.bench.spark_ground import (
     WARM_UP_ROUNDS,
     best_s,
@@ -35,12 +36,12 @@ from tests.bench.spark_memory import peaks
 from tests.kit.processes.processes import Processes
 from tests.spark.session import started
 
-ROWS = int(os.environ.get("SHALEKV_BENCH_ROWS", "1000000"))
-ROUNDS = 5 if ROWS <= 1_000_000 else 1
+ROWS = int(os.environ.get("SHALEKV_BENCH_ROWS", sized("1000000", "400")))
+ROUNDS = sized(5 if ROWS <= 1_000_000 else 1, 1)
 JAVA_OPTIONS = "-XX:+UseSerialGC"  # with all compilers, as where data is processed in earnest
 CORES = 2  # as the session of the tests has them
 OVERLAPPING = 4  # loads whose keys are spread over each other
-PUTS = 2_000
+PUTS = sized(2_000, 100)
 CALLERS = 64
 MIB = 1 << 20
 pytestmark = [

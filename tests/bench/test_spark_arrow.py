@@ -30,12 +30,13 @@ from shalekv.format.section import Section
 from shalekv.settings import LevelCodec, LevelSettings
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.scan_task import ScanTask, read
+from tests.bench.sizes import sized
 
-ROWS = 1_000_000
+ROWS = sized(1_000_000, 4_000)
 VALUE_BYTES = 100
 OVERLAPPING = 4
-SST_ROWS = 250_000
-REPEATS = 5
+SST_ROWS = sized(250_000, 2_000)
+REPEATS = sized(5, 1)
 DATABASE_ID = bytes(16)
 PARQUET_CODECS = {LevelCodec.NONE: "none", LevelCodec.LZ4: "snappy"}  # the latter is Spark's
 pytestmark = pytest.mark.timeout(600)

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from random import SystemRandom
 
 import pytest
 import uvloop
 
-from shalekv.clock import LoopClock
-from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.runtime import Runtime
 from shalekv.settings import KIB, MIB, CasChoice, StoreSettings
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.opening import open_store
@@ -28,34 +26,27 @@ from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.url import BucketUrl, Provider
 from tests.bench.bare_s3 import BareS3, bare_s3
 from tests.bench.interleaved import Costs, Way, at_once, load, measured
+from tests.bench.sizes import sized
+from tests.kit.processes.in_process import real_runtime
+from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
-from tests.servers.versitygw import versitygw
 
 pytestmark = pytest.mark.timeout(900)
 
-BUCKET = "bench"
 AGAIN = "bare again"  # how far apart two of the same are tells what other ratios are worth
-FOLDER = "db"
+FOLDER = "bench-stores"
 MULTIPART_BYTES = 32 * MIB
 PART_BYTES = 16 * MIB
 PARTS_AT_ONCE = 4
 CONNECTIONS = 32
 # Objects that one run takes when it is eight at a time (else half of them), and rounds.
-COUNTS = {4 * KIB: 40, MIB: 16, 64 * MIB: 8}
-ROUNDS = {4 * KIB: 21, MIB: 21, 64 * MIB: 5}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    """A real server with a bucket."""
-    with versitygw() as server:
-        server.create_bucket(BUCKET)
-        yield server
+COUNTS = sized({4 * KIB: 40, MIB: 16, 64 * MIB: 8}, {4 * KIB: 4, 64 * MIB: 2})
+ROUNDS = sized({4 * KIB: 21, MIB: 21, 64 * MIB: 5}, {4 * KIB: 2, 64 * MIB: 2})
 
 
 @pytest.fixture(autouse=True)
-def _credentials(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in server.environment.items():
+def _credentials(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
 
 
@@ -73,14 +64,10 @@ def settings_for(server: S3Server) -> StoreSettings:
 @asynccontextmanager
 async def opened(server: S3Server) -> AsyncIterator[tuple[S3Store, Runtime]]:
     """The store under test."""
-    workers = ThreadWorkers(2)
-    runtime = Runtime(LoopClock(), SystemRandom(), workers)
-    store = S3Store(BucketUrl(Provider.S3, BUCKET, FOLDER), runtime, settings_for(server))
-    try:
+    with real_runtime(threads=2) as runtime:
+        store = S3Store(BucketUrl(Provider.S3, BUCKET, FOLDER), runtime, settings_for(server))
         yield store, runtime
-    finally:
         await store.close()
-        workers.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +97,13 @@ class Load:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("size", COUNTS, ids=lambda size: f"{size // KIB} KiB")
-def test_s3_beside_bare(server: S3Server, size: int, concurrency: int) -> None:
+def test_s3_beside_bare(s3_server: S3Server, size: int, concurrency: int) -> None:
     """Prints the speed of creates, gets and gets of a range in units of a bare loop's."""
 
     async def campaign() -> None:
         at = Load(size, COUNTS[size] if concurrency > 1 else COUNTS[size] // 2, concurrency)
         print(f"\n{load()}")
-        async with opened(server) as (store, _), bare_s3(server, BUCKET, CONNECTIONS) as bare:
+        async with opened(s3_server) as (store, _), bare_s3(s3_server, BUCKET, CONNECTIONS) as bare:
             await compare_creates(at, store, bare)
             await compare_gets(at, store, bare)
 
@@ -166,7 +153,7 @@ async def compare_gets(at: Load, store: ObjectStore, bare: BareS3) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_two_phase_beside_native(server: S3Server, tmp_path: Path, concurrency: int) -> None:
+def test_two_phase_beside_native(s3_server: S3Server, tmp_path: Path, concurrency: int) -> None:
     """Prints what a create of 4 KiB takes in two phases, in units of a conditional one."""
 
     async def campaign() -> None:
@@ -179,10 +166,10 @@ def test_two_phase_beside_native(server: S3Server, tmp_path: Path, concurrency: 
 
             return at.way(create)
 
-        async with opened(server) as (native, runtime), opened(server) as (plain, _):
+        async with opened(s3_server) as (native, runtime), opened(s3_server) as (plain, _):
             in_memory = TwoPhaseStore(plain, MemoryRecords(), runtime)
             choice = {"cas": CasChoice.TWO_PHASE, "records_url": f"sqlite://{tmp_path}/records"}
-            settings = settings_for(server).model_copy(update=choice)
+            settings = settings_for(s3_server).model_copy(update=choice)
             in_sqlite = open_store(native.url, runtime, settings)
             stores = {"native": native, "memory": in_memory, "sqlite": in_sqlite}
             ways = {name: creating(store) for name, store in stores.items()}

@@ -20,13 +20,14 @@ import pytest
 
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from shalekv_client import Client
+from tests.bench.sizes import sized
 from tests.kit.processes.processes import Processes
 
 pytestmark = pytest.mark.timeout(600)
 
-STREAMS = 20
-WATCHES = 10_000
-WRITES = 8_000
+STREAMS = sized(20, 2)
+WATCHES = sized(10_000, 100)
+WRITES = sized(8_000, 200)
 WRITES_PER_S = 1_000
 WRITERS = 32
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -10,64 +10,48 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from random import SystemRandom
 
 import pytest
 import uvloop
 from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock
-from shalekv.roles.database import create_database
 from shalekv.roles.service import Call
 from shalekv.roles.writer import CHARGED_FLUSH_INTERVAL_MS, Writer
-from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import DatabaseSettings, ServeSettings, StoreSettings
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load
+from tests.bench.sizes import sized
+from tests.kit.processes.in_process import real_runtime, running, serve_settings
+from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
-from tests.servers.versitygw import versitygw
 
 pytestmark = pytest.mark.timeout(600)
 
-BUCKET = "bench"
-URL = f"s3://{BUCKET}/db"
-LONE_PUTS = 100
-CLIENTS = 64
-PUTS_PER_CLIENT = 20
+URL = f"s3://{BUCKET}/writer-on-s3"
+LONE_PUTS = sized(100, 3)
+CLIENTS = sized(64, 8)
+PUTS_PER_CLIENT = sized(20, 2)
 IDLE_MS = 60  # longer than WAL objects are apart: the next put finds an idle log
 VALUE = bytes(100)
 CALL = Call(peer="bench")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    """A real server with a bucket."""
-    with versitygw() as server:
-        server.create_bucket(BUCKET)
-        yield server
-
-
 @asynccontextmanager
 async def writing(server: S3Server) -> AsyncIterator[tuple[Writer, ObjectStore]]:
     """A writer of a new database, and the store that it writes to."""
-    workers = ThreadWorkers(2)
-    runtime = Runtime(LoopClock(), SystemRandom(), workers)
-    store_settings = StoreSettings(endpoint_url=server.endpoint)
-    store = open_store(URL, runtime, store_settings)
-    await create_database(store, runtime, store_settings)
-    settings = ServeSettings(database=DatabaseSettings(url=URL), store=store_settings)
-    writer = await Writer.open(store, settings=settings, runtime=runtime)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(writer.run())
-        yield writer, store
-        writer.close()
-    await writer.leave()
-    await store.close()
-    workers.close()
+    settings = serve_settings(
+        database={"url": URL}, store={"endpoint_url": server.endpoint}, server={}
+    )
+    with real_runtime(threads=2) as runtime:
+        store = open_store(URL, runtime, settings.store)
+        async with running(store, settings, runtime) as writer:
+            yield writer, store
+        await writer.leave()
+        await store.close()
 
 
 async def took_ms(work: Awaitable[object]) -> float:
@@ -89,13 +73,13 @@ async def create(store: ObjectStore, number: int, data: bytes) -> None:
     assert await store.create(f"levels/{number}", data) == Created()
 
 
-def test_durable_put(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_put(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prints the latency of lone puts in bare conditional PUTs, and what 64 clients get."""
-    for name, value in server.environment.items():
+    for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
 
     async def campaign() -> None:
-        async with writing(server) as (writer, store):
+        async with writing(s3_server) as (writer, store):
             await lone_puts(writer, store)
             await many_clients(writer, store)
 

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from shalekv.core.two_phase import Destination, Record
+from shalekv.format.coding import crc32c
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import parse_manifest_name
 from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore, named_objects
 from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.golden.places import PARENT_FOLDER, RECORDS_FILE
 from tests.kit.inline_runtime import inline_runtime
 
 DATABASES = Path(__file__).parent / "databases"
 MEMORY = "memory://"
+RECORDS_FILE = "records.json"  # of a database in two phases
+PARENT_FOLDER = "parent"  # of a clone
+LONG_BYTES = 64  # of a value, from which on its checksum stands for it
 NAMES = sorted(path.parent.name for path in DATABASES.glob("*/database.json"))
 
 
@@ -27,6 +30,18 @@ def description_of(name: str) -> dict[str, Any]:
     text = (DATABASES / name / "database.json").read_text("ascii")
     description: dict[str, Any] = json.loads(text)
     return description
+
+
+def text_of(data: bytes) -> str:
+    """Bytes as a description has them."""
+    return data.decode("latin-1")
+
+
+def described(value: bytes) -> str:
+    """A value as a description has it."""
+    if len(value) < LONG_BYTES:
+        return text_of(value)
+    return f"{len(value)} bytes {crc32c(value):08x}"
 
 
 def store_of(name: str) -> ObjectStore:

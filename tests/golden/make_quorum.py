@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from shalekv_client import Client, Durability
-from tests.golden.make_database import DATABASES
+from tests.golden.databases import DATABASES
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.quorum_cluster import Cluster
 

@@ -29,8 +29,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore, named_objects
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv_client import Client, Entry
-from tests.golden.databases import MEMORY, NAMES, description_of, store_of
-from tests.golden.make_database import PLANS, described
+from tests.golden.databases import MEMORY, NAMES, described, description_of, store_of
 from tests.kit.processes.in_process import real_runtime, serving
 
 DEADLINE_S = 30
@@ -38,7 +37,10 @@ DEADLINE_S = 30
 
 def test_there_are_golden_databases() -> None:
     """The tests below have something to read."""
-    assert sorted(PLANS) == NAMES
+    assert {
+        *("v0_1", "v0_2_before_levels", "v0_3_levels", "v0_4_two_phase", "v0_5_clone"),
+        *("v0_6_bulk", "v0_8_levels"),
+    } <= {*NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,9 +11,7 @@ from shalekv.format import names
 from shalekv.format.backup_names import (
     RESTORATION_NAME,
     LevelCopy,
-    Mark,
     WalCopy,
-    Work,
     backup_name,
     begun_ms,
     is_backup_id,
@@ -58,14 +56,6 @@ def test_ids_order_by_time(one_ms: int, other_ms: int, random_bytes: bytes) -> N
     assert is_backup_id(one)
     assert parse_backup_name(backup_name(one)) == one
     check_new_name(backup_name(one))
-
-
-@pytest.mark.parametrize("work", list(Work))
-def test_a_mark_tells_who_is_at_work(work: Work) -> None:
-    """By its name."""
-    mark = Mark(new_backup_id(1, b"mark"), work)
-    assert parse_mark(str(mark)) == mark
-    check_new_name(str(mark))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import struct
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion
@@ -32,7 +31,6 @@ from tests.kit.samples import (
     put,
     range_tombstone,
     ranges,
-    refusal,
     seqs,
     system,
     tombstone,
@@ -105,14 +103,6 @@ def test_find_is_the_newest_version_not_newer(entries: list[Entry], key: bytes, 
         assert block.find(entry.key, entry.seq) == entry
 
 
-@given(some_points, keys, seqs)
-def test_lower_bound_divides_the_rows(entries: list[Entry], key: bytes, seq: int) -> None:
-    """All rows before the lower bound come before the version asked for, and no others."""
-    row = parsed(encoded(entries)).lower_bound(key, seq)
-    assert all((e.key, -e.seq) < (key, -seq) for e in entries[:row])
-    assert all((e.key, -e.seq) >= (key, -seq) for e in entries[row:])
-
-
 @pytest.mark.parametrize(
     ("entries", "flags"),
     [
@@ -148,12 +138,6 @@ def test_a_block_is_laid_out_as_specified() -> None:
     )
     header = struct.pack("<BBHI", 0, 0, 0, len(raw))
     assert encoded(entries) == header + raw + bytes(-len(raw) % 8)
-
-
-def test_a_block_of_one_commit_is_small() -> None:
-    """Puts of one commit without expiry cost 8 bytes each, besides keys and values."""
-    entries = [put(b"%04d" % number, 7, b"v") for number in range(1000)]
-    assert len(encoded(entries)) <= 1000 * (8 + 4 + 1) + 40
 
 
 @pytest.mark.parametrize(
@@ -226,19 +210,6 @@ def test_range_tombstones_that_break_the_rules_are_refused(rows: list[Entry]) ->
     block = parsed(encoded(rows, Section.RANGE_TOMBSTONES))
     with pytest.raises(BadStructure):
         block.columns()
-
-
-@given(
-    st.integers(min_value=0),
-    st.binary(min_size=1, max_size=8),
-    st.sampled_from(list(ROWS)),
-)
-def test_changed_blocks_raise_typed_errors_only(at: int, new: bytes, section: Section) -> None:
-    """Whatever a block holds, its reader gives rows or a typed error."""
-    data = encoded(ROWS[section], section)
-    forged = patched(data, at, new)[: len(data)]
-    error = refusal(lambda: read_rows(forged))
-    assert error is None or OFFSET <= error.offset <= OFFSET + len(data)
 
 
 def test_numbers_that_do_not_fit_are_refused() -> None:

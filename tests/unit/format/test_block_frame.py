@@ -23,7 +23,7 @@ from shalekv.format.coding import Piece
 from shalekv.format.columns import columns_of
 from shalekv.format.section import Section
 from tests.kit.forging import patched, u32
-from tests.kit.samples import points, put, refusal
+from tests.kit.samples import points, put
 
 OFFSET = 4096  # where in its object the block of a test stands
 ROWS = [put(b"key %04d" % number, 7, b"value of key %04d" % number) for number in range(50)]
@@ -196,15 +196,6 @@ def test_a_bomb_takes_no_memory(codec: Codec) -> None:
     assert peak_bytes < 2 * len(bomb) + (1 << 20)
 
 
-def test_the_limits_of_compression_hold() -> None:
-    """No block is refused for being compressed as well as can be."""
-    rows = [put(b"k", 1, bytes(8 << 20))]
-    for codec in (Codec.ZSTD, Codec.LZ4):
-        data = encoded(rows, codec)
-        assert len(data) < 40_000
-        assert list(parsed(data).columns().entries()) == rows
-
-
 def test_a_zstd_frame_of_the_best_ratio_is_read() -> None:
     """128 KiB of one byte in 4 bytes are the best that a frame can do, and within the limit."""
     count = 64
@@ -217,30 +208,3 @@ def test_a_zstd_frame_of_the_best_ratio_is_read() -> None:
     assert zstandard.ZstdDecompressor().decompress(frame) == bytes(raw_len)
     with pytest.raises(BadStructure, match="one row"):
         parsed(framed(Codec.ZSTD, frame, raw_len))
-
-
-@codecs
-@given(at=st.integers(min_value=0), new=st.binary(min_size=1, max_size=8))
-def test_changed_blocks_raise_typed_errors_only(codec: Codec, at: int, new: bytes) -> None:
-    """Whatever a block holds, its reader gives rows or a typed error."""
-    data = encoded(ROWS, codec)
-    forged = patched(data, at, new)[: len(data)]
-    error = refusal(lambda: parsed(forged).columns())
-    assert error is None or OFFSET <= error.offset <= OFFSET + 8 + max(RAW_LEN, len(data))
-
-
-@codecs
-@given(st.binary(max_size=200), st.integers(0, 2**20))
-def test_arbitrary_bytes_are_refused(codec: Codec, stored: bytes, raw_len: int) -> None:
-    """Bytes that no compressor made raise a typed error and nothing else."""
-    refusal(lambda: parsed(framed(codec, stored, raw_len)).columns())
-
-
-def test_decompressors_are_used_again() -> None:
-    """One thread needs one decompressor, however many blocks it reads."""
-    data = encoded(ROWS, Codec.ZSTD)
-    parsed(data)
-    idle = len(block_frame._idle_decompressors)  # noqa: SLF001 - it must not grow
-    for _ in range(20):
-        parsed(data)
-    assert len(block_frame._idle_decompressors) == idle  # noqa: SLF001 - as above

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry
 from shalekv.errors import BadStructure
-from shalekv.format.filter import HEADER, Filter, key_hash, parse_filter
-from shalekv.format.filter_build import FilterKeys, build_filter
+from shalekv.format.filter import Filter, key_hash, parse_filter
+from shalekv.format.filter_build import build_filter
 from shalekv.format.sst import open_filter
 from shalekv.format.sst_encode import encode_fence, encode_sst
 from tests.kit.forging import patched, u32
@@ -49,15 +49,6 @@ def test_no_key_is_denied(keys: list[bytes], bits: float) -> None:
     assert all(found.may_contain_hash(key_hash(key)) for key in keys)
 
 
-@pytest.mark.parametrize("bits", [2, 10, 20])
-def test_no_key_of_many_is_denied(bits: float) -> None:
-    """The same with more keys than are worked on at once."""
-    keys = [b"user/%d" % number for number in range(70_000)]
-    found = parsed(build_filter(iter(keys), bits))
-    assert all(map(found.may_contain, keys))
-    assert found.keys == len(keys)
-
-
 @pytest.mark.parametrize(
     ("bits", "least", "most"),
     [(4, 0.13, 0.17), (6, 0.05, 0.075), (8, 0.019, 0.028), (10, 0.007, 0.012), (16, 0.0005, 0.002)],
@@ -77,29 +68,6 @@ def test_a_filter_is_as_large_as_asked_for(count: int, bits: float) -> None:
     data = build_filter([b"%d" % number for number in range(count)], bits)
     assert len(data) % 8 == 0
     assert count * bits <= 8 * (len(data) - 16) < max(1, count * bits) + 512
-
-
-def test_a_filter_of_no_keys_denies_all() -> None:
-    """An SST without points has a filter that says so."""
-    found = parsed(build_filter([]))
-    assert (found.keys, found.lines) == (0, 1)
-    assert not any(found.may_contain(b"%d" % number) for number in range(100))
-
-
-def test_versions_count_once() -> None:
-    """A key with many versions takes no more of a filter than one."""
-    keys = [b"a", b"b", b"b", b"b", b"c", b"c"]
-    assert build_filter(keys) == build_filter([b"a", b"b", b"c"])
-    assert parsed(build_filter([b"v"] * 100_000)).lines == 1
-
-
-@given(st.lists(st.lists(st.binary(max_size=5), max_size=9), max_size=9))
-def test_keys_may_come_in_portions(portions: list[list[bytes]]) -> None:
-    """It makes no difference how many keys are added at a time."""
-    filter_keys = FilterKeys(10)
-    for portion in portions:
-        filter_keys.add(portion)
-    assert filter_keys.build() == build_filter([key for keys in portions for key in keys], 10)
 
 
 @pytest.mark.parametrize("bits", [0, 0.99, 64.1, -1, float("nan"), float("inf")])
@@ -155,12 +123,6 @@ def test_kinds_of_later_versions_are_ignored(at: int, new: bytes) -> None:
     assert parse_filter(LEVEL_NAME, 0, data) is None
     sst = opened(sample(filter_bytes=data))
     assert open_filter(sst.footer, sst.filter_bytes) is None
-
-
-@pytest.mark.parametrize("data", [b"", b"12345678", b"\x01\x06\x00\x00\x01\x00\x00\x00"])
-def test_a_short_filter_is_none(data: bytes) -> None:
-    """Too few bytes for a header are no filter of a known kind."""
-    assert parse_filter(LEVEL_NAME, 0, data) is None
 
 
 @pytest.mark.parametrize("lines", [0, 2, 2**32 - 1])
@@ -220,11 +182,6 @@ def test_probing_needs_no_numpy() -> None:
         "assert 'numpy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_the_header_is_aligned() -> None:
-    """Lines begin at a multiple of 8 of the object, as the filter does."""
-    assert HEADER.size == 16
 
 
 def test_an_audit_finds_a_record_that_the_filter_denies() -> None:

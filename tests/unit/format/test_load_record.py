@@ -176,12 +176,6 @@ def test_what_contradicts_the_format_is_refused(
         decode_load(WAL_NAME, Entry(b"load", 5, Kind.INGEST, value))
 
 
-def test_an_id_is_text() -> None:
-    """A load whose id is not UTF-8 is refused."""
-    with pytest.raises(BadStructure):
-        decode_load(WAL_NAME, Entry(b"\xff", 5, Kind.INGEST, GOOD))
-
-
 def test_a_load_that_cannot_be_is_not_written() -> None:
     """What a reader would refuse is refused when it is written."""
     with pytest.raises(ValueError, match="file 0"):
@@ -225,22 +219,6 @@ def test_the_list_says_the_number(seq: int) -> None:
             assert block.find(entry.key, seq - 1) is None
             assert block.lower_bound(entry.key, seq - 1) == row + 1
     assert found == numbered(POINTS, seq)
-
-
-def test_a_number_of_its_own_counts() -> None:
-    """What the list says changes nothing of an SST whose entries know their sequence numbers."""
-    entries = [put(b"a", 7), put(b"b", 8)]
-    data = encode_sst(properties(LEVEL_NAME), entries, block_bytes=64)
-    sst = open_sst(LEVEL_NAME, data, database_id=DATABASE_ID, listed_seq=99)
-    assert [*sst.entries()] == entries
-    sst.audit()
-
-
-def test_an_unnumbered_sst_is_read_as_it_is_without_a_list() -> None:
-    """A tool that has no list sees what is stored."""
-    sst = opened(unnumbered(*POINTS), LEVEL_NAME)
-    assert [*sst.entries()] == POINTS
-    sst.audit()
 
 
 def test_one_number_is_said() -> None:

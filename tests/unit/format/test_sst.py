@@ -86,14 +86,6 @@ def test_pieces_are_the_whole(
     assert Sst(data, footer, index) == opened(data, LEVEL_NAME)
 
 
-def test_a_footer_may_be_read_with_more_than_itself() -> None:
-    """A reader that fetched more of the end than the footer needs may pass all of it."""
-    data = sample(LEVEL_NAME)
-    whole = read_footer(LEVEL_NAME, data, len(data), database_id=None)
-    for length in range(needed_tail(LEVEL_NAME, data), len(data)):
-        assert whole == read_footer(LEVEL_NAME, data[-length:], len(data), database_id=None)
-
-
 def test_a_block_is_closed_before_it_is_too_big() -> None:
     """Blocks hold as many rows as fit into `block_bytes` of keys and values, and at least one."""
     entries = [put(b"%02d" % n, n, b"v" * 8) for n in range(10)] + [put(b"99", 10, b"v" * 100)]
@@ -106,22 +98,6 @@ def test_versions_of_a_key_stay_together() -> None:
     entries = [put(b"a", 1), *(put(b"b", seq, b"value") for seq in range(99, 0, -1)), put(b"c", 1)]
     sst = opened(encode_sst(properties(), entries, block_bytes=10))
     assert [handle.rows for handle in sst.index] == [100, 1]
-
-
-def test_blocks_begin_at_multiples_of_8() -> None:
-    """Columns can be used where they lie."""
-    index = opened(sample()).index
-    assert len(index) == 6
-    assert all(handle.offset % 8 == 0 for handle in index)
-
-
-def test_range_tombstones_stand_apart() -> None:
-    """A point lookup never meets a range tombstone: they have blocks of their own, behind."""
-    index = opened(sample()).index
-    assert [handle.section for handle in index] == sorted(handle.section for handle in index)
-    assert index.rows_of(Section.RANGE_TOMBSTONES) == len(RANGES)
-    assert index.rows_of(Section.SYSTEM) == len(SYSTEM)
-    assert index.locate(Section.POINTS, b"\xff\xff\xff") == index.blocks_of(Section.POINTS)[-1]
 
 
 def test_a_fence_is_small_and_empty() -> None:
@@ -237,30 +213,6 @@ def test_entries_that_break_the_rules_are_not_written(
     """Unordered entries, and kinds that do not belong, are refused before there are bytes."""
     with pytest.raises(ValueError, match=r"."):
         encode_sst(properties(), entries, range_tombstones, block_bytes=99)
-
-
-@pytest.mark.parametrize("block_bytes", [1, 100, 3_000, 20_000, 1_000_000])
-@pytest.mark.parametrize("versions", [1, 7, 700])
-def test_many_entries_come_back(versions: int, block_bytes: int) -> None:
-    """It makes no difference how many entries there are, or how many of them are of one key."""
-    entries = [put(b"%05d" % (n // versions), 10_000 - n, b"v" * (n % 17)) for n in range(3_000)]
-    sst = opened(encode_sst(properties(), entries, block_bytes=block_bytes))
-    assert list(sst.entries()) == entries
-    sst.audit()
-    for handle in sst.index:
-        assert handle.rows % versions == 0 or handle.offset == sst.index[len(sst.index) - 1].offset
-
-
-@pytest.mark.parametrize("row", [1, 510, 511, 512, 513, 1022, 1023, 1024, 1999])
-@pytest.mark.parametrize("block_bytes", [1, 100, 1_000_000])
-def test_disorder_is_found_anywhere(row: int, block_bytes: int) -> None:
-    """An entry out of order is refused wherever among many it stands."""
-    entries = [put(b"%05d" % n, 1) for n in range(2_000)]
-    for wrong in (put(b"", 1), entries[row - 1]):
-        with pytest.raises(ValueError, match="row"):
-            encode_sst(
-                properties(), [*entries[:row], wrong, *entries[row + 1 :]], block_bytes=block_bytes
-            )
 
 
 @pytest.mark.parametrize("block_bytes", [0, -1])

@@ -90,21 +90,6 @@ def test_a_table_knows_its_ids() -> None:
     assert not SstTable().holds_any([some_info(1).id])
 
 
-def test_the_empty_table_is_empty() -> None:
-    """A table of nothing is the default, is false, and says what it is."""
-    assert SstTable() == SstTable.from_infos([]) == ONE.replace([some_info(1).id], [])
-    assert not SstTable()
-    assert list(SstTable()) == []
-    assert repr(ONE) == "SstTable(1 SSTs)"
-
-
-@pytest.mark.parametrize("row", [-2, 1, 2**40])
-def test_rows_that_are_not_there_are_index_errors(row: int) -> None:
-    """As with any sequence."""
-    with pytest.raises(IndexError):
-        ONE[row]
-
-
 @pytest.mark.parametrize("field", [field.name for field in fields(SstTable)][1:])
 def test_a_column_of_another_length_is_named(field: str) -> None:
     """A column with a byte too many or too few is refused by name."""

@@ -77,14 +77,6 @@ def test_blocks_between_hold_all_keys_of_the_range(
             assert not last or sst.index.first_key(number) < last
 
 
-def test_blocks_between_nothing() -> None:
-    """A range before the first key, and a section without blocks, name no blocks."""
-    sst = opened(encode_sst(properties(), ROWS, block_bytes=100))
-    assert not blocks_between(sst.index, Section.POINTS, b"", b"a")
-    assert not blocks_between(sst.index, Section.RANGE_TOMBSTONES, b"", b"")
-    assert blocks_between(sst.index, Section.POINTS, b"", b"") == range(len(sst.index))
-
-
 @given(
     st.lists(st.builds(BlockWeight, keys, st.integers(8, 100)), max_size=40).map(sorted),
     st.integers(1, 50),

@@ -32,8 +32,8 @@ from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_reco
 from shalekv.format.load_record import load_entry
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.wal_record import make_record
-from tests.golden.contents import LOAD
 from tests.kit.samples import properties
+from tests.unit.format.test_load_record import load
 
 WAL_ID = 7
 NAME = names.wal_name(WAL_ID)
@@ -190,7 +190,7 @@ def test_one_payload_is_the_object() -> None:
 
 def test_a_load_is_its_record() -> None:
     """A load stands alone in its object, and is replayed from it."""
-    payload = payload_of(WalContents(control=[load_entry(LOAD, 5)]), 0)
+    payload = payload_of(WalContents(control=[load_entry(load(), 5)]), 0)
     object_ = object_bytes(NAME, records_of([payload, b""]))
     (found,) = replayed([object_]).loads
     assert isinstance(found, CommittedLoad)
