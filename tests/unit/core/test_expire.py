@@ -41,12 +41,6 @@ def test_whatever_is_newer_stays(newest: Entry) -> None:
     assert expire(state, EXPIRED) == []
 
 
-def test_nothing_known_changes_nothing() -> None:
-    """And what is known counts only once it has expired."""
-    assert expire(state_of()) == []
-    assert expire(state_of(), entry_of(b"k", b"v", 5, NOW_MS + 1)) == []
-
-
 def test_sweep_rests_on_state_and_asks_for_what_it_does_not_know() -> None:
     """All before it must be durable; only unknown keys are looked up."""
     transaction = Transaction([Expire(b"a"), Expire(b"b", EXPIRED), Expire(b"c")])

@@ -33,16 +33,6 @@ def due(found: ExpiringValues, now_ms: int, count_max: int = 100) -> set[Expirin
     return set(found.take_due(now_ms, count_max))
 
 
-def test_values_are_due_when_they_have_expired() -> None:
-    """Not a moment before, and no later than a bucket after it; each is taken once."""
-    found = values(put(b"a", 1, 5_000), put(b"b", 2, 5_000 + BUCKET_MS), put(b"c", 3))
-    assert due(found, 4_999) == set()
-    assert due(found, 5_000 + BUCKET_MS - 1) == {Expiring(b"a", 1, 5_000)}
-    assert due(found, 5_000 + BUCKET_MS) == set()
-    assert due(found, 5_000 + 2 * BUCKET_MS) == {Expiring(b"b", 2, 5_000 + BUCKET_MS)}
-    assert due(found, 10**9) == set()
-
-
 def test_newer_versions_replace_and_older_ones_do_not() -> None:
     """A delete, a value for ever and one for another time do; what lands late does not."""
     found = values(put(b"a", 1, 10), put(b"b", 2, 10), put(b"c", 3, 10), put(b"d", 9, 20))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from shalekv.core.collectable import Folder, Listed
-from shalekv.core.expiry import expire, has_expired, is_edit_needed, is_lease_expired
+from shalekv.core.expiry import expire, has_expired, is_edit_needed
 from shalekv.core.manifest import Lease, Manifest, Snapshot
 from shalekv.core.snapshot import NEVER
 
@@ -27,14 +25,6 @@ def test_what_has_expired_is_dropped() -> None:
     assert [s.snapshot_expire_time_s for s in expired.snapshots] == [NEVER, 1_000, 1_001]
     assert [lease.expire_time_s for lease in expired.leases] == [NEVER, 1_000, 1_001]
     assert expire(FULL, NOW_S + 0.001, 0).leases == (FULL.leases[0], FULL.leases[3])
-
-
-@pytest.mark.parametrize(
-    ("expire_time_s", "expired"), [(NEVER, False), (999, True), (1_000, False), (1_001, False)]
-)
-def test_leases_expire_as_snapshots_do(expire_time_s: int, *, expired: bool) -> None:
-    """Before now, and never at 0."""
-    assert is_lease_expired(Lease(bytes(16), expire_time_s, "job"), NOW_S) == expired
 
 
 def test_cutoff_is_raised_and_never_lowered() -> None:
@@ -67,11 +57,3 @@ def test_edit_is_needed_for_ssts_that_the_cutoff_does_not_cover() -> None:
     for listed in (SST, replace(SST, folder=Folder.WAL, number=3, sst_id=None)):
         assert is_edit_needed(EMPTY, raised, [listed])
         assert not is_edit_needed(EMPTY, raised, [replace(listed, modified_ms=499)])
-
-
-def test_no_edit_is_made_for_manifests_alone() -> None:
-    """Each edit leaves a manifest behind: a collector would go on for ever with its own."""
-    raised = expire(EMPTY, NOW_S, 600)
-    manifest = Listed(Folder.MANIFEST, "manifest/1", 1, 550, number=1)
-    foreign = Listed(Folder.LEVELS, "levels/notes", 1, 550)
-    assert not is_edit_needed(EMPTY, raised, [manifest, foreign])

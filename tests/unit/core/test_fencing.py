@@ -76,29 +76,6 @@ def test_verdict(owner: WriterId, is_fence: bool, verdict: Verdict) -> None:  # 
     assert judge(Occupant(owner, is_fence), OWN) is verdict
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_run_of_fences_is_complete_at_its_width(width: int) -> None:
-    """A run is complete at as many fences in a row as older writers may have in flight."""
-    run = FenceRun(first=10, width=width)
-    for length in range(width):
-        assert not run.is_complete
-        assert run.next_slot == 10 + length
-        run = run.after(Verdict.OURS, OWN.epoch, OWN)
-    assert run.is_complete
-    assert (run.first, run.next_slot) == (10, 10 + width)
-
-
-@pytest.mark.parametrize("verdict", PASSED)
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_older_object_begins_the_run_again(width: int, verdict: Verdict) -> None:
-    """Whatever an older writer got in between, the run begins anew behind it."""
-    run = FenceRun(first=10, width=width)
-    for _ in range(width - 1):
-        run = run.after(Verdict.OURS, OWN.epoch, OWN)
-    taken = run.next_slot
-    assert run.after(verdict, 4, OWN) == FenceRun(first=taken + 1, width=width)
-
-
 @given(
     width=st.integers(1, 4),
     first=st.integers(0, 9),
@@ -186,15 +163,6 @@ def test_claim_takes_the_next_epoch_and_keeps_the_wal() -> None:
     assert after.snapshots == (other, own)
 
 
-def test_claim_made_again_leaves_one_snapshot() -> None:
-    """A claim that another one followed is made again under its nonce: one snapshot remains."""
-    first = replace(claimed(manifest_of()), manifest_id=8)
-    rival = replace(claimed(first, nonce=RIVAL_NONCE), manifest_id=9)
-    again = claimed(rival)
-    assert (again.writer_epoch, again.writer_nonce) == (8, b"n" * 16)
-    assert [(s.id, s.manifest_id) for s in again.snapshots] == [(RIVAL_NONCE, 9), (b"n" * 16, 10)]
-
-
 def test_first_writer_begins_with_the_first_number() -> None:
     """Where nobody has served yet, numbers begin after the last durable one."""
     assert first_seq_of_writer(manifest_of(), 0) == 1
@@ -253,12 +221,6 @@ def test_finished_opening_fences_for_our_own_uploads_only() -> None:
     assert finished(replace(before, wal_id_last_seen=12), own).wal_id_last_seen == 12
 
 
-def test_opening_is_not_finished_for_another() -> None:
-    """Who does not own the manifest any more cannot finish an opening."""
-    with pytest.raises(Fenced):
-        finished(claimed(manifest_of()), OWN)
-
-
 def test_finished_opening_is_recognised() -> None:
     """An opening is finished in exactly those manifests that contain its last edit (F2)."""
     own = WriterId(6, b"n" * 16)
@@ -302,10 +264,3 @@ def test_a_run_that_is_not_proven_begins_anew(c: int) -> None:
     begun = FenceRun(first=10, width=2, length=1)
     found = begun.proven_by(manifest_of(wal_id_last_compacted=c))
     assert found == FenceRun(first=c + 1, width=2)
-
-
-def test_run_of_a_fenced_writer_does_not_count() -> None:
-    """Fences are worth nothing once the manifest shows another owner."""
-    run = FenceRun(first=10, width=1, length=1)
-    with pytest.raises(Fenced):
-        check_run_counts(run, manifest_of(WriterId(6, RIVAL_NONCE)), OWN)

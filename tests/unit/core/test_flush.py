@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,41 +32,24 @@ def delay(
     )
 
 
-def test_first_flush_is_at_once() -> None:
-    """A log that was never flushed does not wait."""
-    assert delay(last_flush_ms=None) == 0.0
-
-
-def test_idle_log_is_flushed_at_once() -> None:
-    """The spacing is no latency: once it has passed, a write that comes is flushed at once."""
-    assert delay(last_flush_ms=50.0) == 0.0
-    assert delay(last_flush_ms=-1e9) == 0.0
-
-
-def test_objects_are_spaced() -> None:
-    """Within the spacing, a flush waits for the rest of it."""
-    assert delay() == 40.0
-    assert delay(last_flush_ms=100.0) == 50.0
-
-
-@pytest.mark.parametrize("is_hurried", [False, True])
-@pytest.mark.parametrize("queued_bytes", [1, 10_000])
-def test_uploads_in_flight_are_bounded(queued_bytes: int, is_hurried: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Whatever the hurry, no more than `max_parallel_writes` objects are in flight."""
-    full = delay(window=2, queued_bytes=queued_bytes, is_hurried=is_hurried)
-    assert full is None
-    assert delay(window=1, queued_bytes=queued_bytes, is_hurried=is_hurried) is not None
-
-
-def test_enough_bytes_do_not_wait() -> None:
-    """From `flush_bytes` on the spacing does not count."""
-    assert delay(queued_bytes=999) == 40.0
-    assert delay(queued_bytes=1_000) == 0.0
-
-
-def test_hurried_log_does_not_wait() -> None:
-    """When nothing more is to come, the spacing does not count."""
-    assert delay(is_hurried=True) == 0.0
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ({"last_flush_ms": None}, 0.0),  # never flushed before
+        ({"last_flush_ms": 50.0}, 0.0),  # the spacing has passed
+        ({}, 40.0),
+        ({"last_flush_ms": 100.0}, 50.0),
+        ({"queued_bytes": 999}, 40.0),
+        ({"queued_bytes": 1_000}, 0.0),
+        ({"is_hurried": True}, 0.0),
+        ({"window": 1}, 40.0),
+        ({"window": 2}, None),  # as many are in flight as may be
+        ({"window": 2, "queued_bytes": 10_000, "is_hurried": True}, None),
+    ],
+)
+def test_delay(given_: dict[str, Any], expected: float | None) -> None:
+    """Flushes are spaced, unless the log is idle, full or hurried; and those in flight bounded."""
+    assert delay(**given_) == expected
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.key_range import END_OF_KEYS, KEY_BYTES_MAX, KeyRange, coalesced, prefix_end
+from shalekv.core.key_range import KeyRange, coalesced, prefix_end
 
 KEYS = st.binary(min_size=1, max_size=2)
 BOUNDS = st.binary(max_size=2)
@@ -40,20 +40,6 @@ def test_end_of_a_prefix(prefix: bytes, end: bytes) -> None:
 def test_prefix_is_the_interval_up_to_its_end(prefix: bytes, key: bytes) -> None:
     """A key begins with a prefix exactly if it is in the interval that a scan reads."""
     assert key.startswith(prefix) == contains(KeyRange(prefix, prefix_end(prefix)), key)
-
-
-@given(start=BOUNDS, end=BOUNDS, key=KEYS)
-def test_empty_interval_has_no_key(start: bytes, end: bytes, key: bytes) -> None:
-    """What says that it is empty contains nothing, and what has a key does not say so."""
-    keys = KeyRange(start, end)
-    assert not (keys.is_empty and contains(keys, key))
-    assert KeyRange(b"a", b"a").is_empty
-    assert not KeyRange(b"a", b"").is_empty
-
-
-def test_bound_where_there_is_none_is_above_every_key() -> None:
-    """The greatest of all keys, 64 KiB of 0xff, is below it."""
-    assert b"\xff" * KEY_BYTES_MAX < END_OF_KEYS
 
 
 @given(

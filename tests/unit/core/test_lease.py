@@ -48,22 +48,6 @@ def test_ids_are_uuids_that_tell_their_lease(
     assert protects(lease_id, lease_id)
 
 
-@given(bit=st.integers(0, 79))
-def test_random_bits_make_ids_differ(bit: int) -> None:
-    """All but the six bits that a UUID fixes count, and twelve of them tell leases apart."""
-    plain = new_lease_id(1, bytes(RANDOM_BYTES))
-    other = new_lease_id(1, (1 << bit).to_bytes(RANDOM_BYTES, "big"))
-    is_of_version, is_of_variant = bit >= 76, bit in (62, 63)
-    assert (plain != other) is not (is_of_version or is_of_variant)
-    assert protects(plain, leased_sst_id(other, bytes(8))) is not (64 <= bit < 76)
-
-
-def test_objects_of_another_lease_are_not_protected() -> None:
-    """A lease of another moment, even with the same random bits, has other objects."""
-    first, second = new_lease_id(1, bytes(10)), new_lease_id(2, bytes(10))
-    assert not protects(first, leased_sst_id(second, bytes(8)))
-
-
 def test_lease_that_is_made_again_is_there_once() -> None:
     """An edit that is repeated after a conflict leaves one lease, the last, and all others."""
     once = with_lease(replace(EMPTY, leases=(OTHER,)), OWN)
@@ -94,8 +78,3 @@ def test_lease_counts_as_long_as_it_is_there() -> None:
     check_lease(expired, OWN.id)
     assert has_lease(expired, OWN.id)
     assert renew_lease(expired, OWN.id, 9).leases[0].expire_time_s == 9
-
-
-def test_lease_that_is_not_there_can_be_removed() -> None:
-    """A removal that is repeated changes nothing."""
-    assert without_lease(BOTH, b"x" * 16) == BOTH

@@ -10,33 +10,13 @@ from hypothesis import strategies as st
 
 from shalekv.core.level_sizes import (
     LevelSize,
-    level_sizes,
     most_over_one_key,
     read_amplification,
     space_amplification,
     total_bytes,
 )
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import SYSTEM_LEVEL, upper_bound
-from tests.kit.manifests import some_info, tables
-
-
-@given(tables)
-def test_sizes_are_those_of_the_rows(table: SstTable) -> None:
-    """Every level that holds something has the sums of its rows."""
-    by_level: dict[int, list[SstInfo]] = {}
-    for info in table:
-        by_level.setdefault(info.level, []).append(info)
-    assert level_sizes(table) == [
-        LevelSize(
-            level,
-            len(rows),
-            sum(info.size_bytes for info in rows),
-            sum(info.entry_count for info in rows),
-            sum(info.tombstone_count for info in rows),
-        )
-        for level, rows in sorted(by_level.items())
-    ]
+from tests.kit.manifests import some_info
 
 
 def sizes(**levels: int) -> list[LevelSize]:

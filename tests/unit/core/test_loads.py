@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shalekv.core.lease import leased_sst_id, new_lease_id, with_lease
 from shalekv.core.loads import (
@@ -27,7 +25,7 @@ from shalekv.core.loads import (
 from shalekv.core.manifest import Lease, Manifest, PendingLoad, RecentLoad
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import L0, Tree
-from shalekv.errors import IllegalState, LeaseLost, LoadUnknown
+from shalekv.errors import LeaseLost, LoadUnknown
 
 CUTOFF_MS = 1_000_000
 MANIFEST = Manifest(
@@ -95,13 +93,6 @@ def test_a_load_stays_pending_until_it_is_compacted() -> None:
     assert after.recent_loads == (RecentLoad("x", 70, 5),)
     assert find_load(after.recent_loads, "x") == 70
     assert find_load(after.recent_loads, "y") is None
-
-
-def test_what_is_not_pending_is_not_published() -> None:
-    """Files that nothing has protected are not made part of the levels."""
-    load = CommittedLoad("x", SstTable.from_infos([info(3)]), 70, 9)
-    with pytest.raises(IllegalState, match="not pending"):
-        with_committed(MANIFEST, load, logical_time_ms=5, max_count=9)
 
 
 def test_files_must_be_young_or_leased() -> None:
@@ -195,26 +186,6 @@ def test_what_may_be_forgotten_is_not_applied_again() -> None:
     assert is_pending(register_load(manifest, pending("x"), oldest_ms=limit_ms + 1), "x")
     own = f"{OWN_PREFIX}batch:1"
     assert is_pending(register_load(manifest, pending(own), oldest_ms=limit_ms), own)
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5)), max_size=30))
-def test_a_load_is_applied_again_only_with_younger_files(history: list[tuple[str, int]]) -> None:
-    """Whatever was committed, a repeat with the same files is known, or refused as unknown."""
-    manifest = replace(MANIFEST, gc_cutoff_ms=0)
-    written_ms: dict[str, int] = {}
-    now_ms = 0
-    for seq, (stream, n) in enumerate(history, 1):
-        load_id = f"{stream}-{n}" if stream == "a" else f"{stream}{n}"
-        now_ms += CLOCK_MARGIN_MS * 2
-        if find_load(manifest.recent_loads, load_id) is None:
-            written_ms[load_id] = now_ms
-            manifest = committed(manifest, load_id, seq, time_ms=now_ms + 1, max_count=2)
-        for known, oldest_ms in written_ms.items():
-            if find_load(manifest.recent_loads, known) is None:
-                with pytest.raises(LoadUnknown):
-                    register_load(manifest, pending(known, info(999)), oldest_ms=oldest_ms)
-        assert len([each for each in ids(manifest) if batch_of(each) is None]) <= 2
-    assert ids(manifest) == [*dict.fromkeys(ids(manifest))]
 
 
 def test_the_commit_gives_the_number() -> None:

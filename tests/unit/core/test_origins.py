@@ -15,18 +15,14 @@ from shalekv.core.cloning import (
 )
 from shalekv.core.compaction.jobs import MergeJob, MergeResult
 from shalekv.core.compaction.publish import CompactorId, publish
-from shalekv.core.compaction.state import move_result
 from shalekv.core.lease import leased_sst_id
 from shalekv.core.manifest import CasMode, Lease, Manifest, Origin, RecentLoad, Snapshot
 from shalekv.core.origins import (
     drop_pins,
     fix_pin,
-    foreign_ids,
     is_fixed,
-    narrowed,
     needed_pins,
     spent_pins,
-    without_unread,
 )
 from shalekv.core.pins import Holdings
 from shalekv.core.retention import Pins, Retention
@@ -80,30 +76,6 @@ def test_a_merge_forgets_what_it_has_read() -> None:
     assert needed_pins(both) == {}
     assert spent_pins(both, ()) == {GRAND_PIN: "memory://grand"}
     assert drop_pins(both, {GRAND_PIN}).origins == ()
-
-
-def test_a_move_reads_nothing() -> None:
-    """An SST that only changes its level stays where it is, also in its origin."""
-    before = manifest(1, 2, origins=(origin(1, 2),))
-    job = MergeJob(0, 1, [info(before, 1)], [], is_move=True, reason="")
-    moved = publish(before, COMPACTOR, move_result(job), LEASE.id)
-    assert {row.level for row in moved.leveled_ssts} == {0, 1}
-    assert moved.origins == before.origins
-
-
-def test_a_database_that_is_no_clone_is_left_alone() -> None:
-    """Without origins nothing is looked at; narrowing keeps what is asked for."""
-    made = manifest(1)
-    assert without_unread(made) is made
-    assert narrowed((origin(1, 2), origin(3)), {sst_id(2)}) == (origin(2),)
-    assert foreign_ids((origin(1), origin(2, url=""))) == {sst_id(1)}
-
-
-def test_a_pin_is_spent_when_nobody_needs_it() -> None:
-    """What the current manifest or any other active one reads is not spent."""
-    made = manifest(1, origins=(origin(1),))
-    assert Pins.of(made).origin_pins == {GRAND_PIN}
-    assert spent_pins(made, Pins.of(made).origin_pins) == {}
 
 
 def test_a_clone_finds_every_sst() -> None:

@@ -51,12 +51,6 @@ def test_shared_and_own_objects() -> None:
     assert found == {"a": (1_100, 100), "b": (11_000, 10_000)}
 
 
-def test_twins_keep_nothing_alone() -> None:
-    """Of two snapshots of one manifest neither frees anything by itself."""
-    current = manifest(9, 1, snapshots=(snapshot("a", 5), snapshot("b", 5)))
-    assert pins(current, manifest(5, 2)) == {"a": (100, 0), "b": (100, 0)}
-
-
 def test_expired_unknown_and_current() -> None:
     """Expired snapshots are left out, unknown manifests are told as such, the current pins none."""
     snapshots = (

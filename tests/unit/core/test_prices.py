@@ -6,7 +6,6 @@ import pytest
 
 from shalekv.core.prices import (
     DYNAMODB,
-    OBJECT_KINDS,
     OBJECTS,
     RECORD_KINDS,
     UNKNOWN_OBJECTS,
@@ -51,27 +50,3 @@ def test_records_are_priced_beside_the_objects() -> None:
     own = price_list("s3://bucket", "", "postgresql")
     assert [own.usd_per_month(kind, 1.0) for kind in RECORD_KINDS] == [0.0, 0.0]
     assert price_list("s3://bucket", "", "").usd_per_month("record_read", 1.0) is None
-
-
-def test_every_list_is_complete() -> None:
-    """A price for each kind; a list costs what a write does, a delete nothing."""
-    for prices in OBJECTS.values():
-        assert tuple(prices.usd_per_1000) == OBJECT_KINDS
-        assert prices.usd_per_1000["list"] == prices.usd_per_1000["write"]
-        assert prices.usd_per_1000["delete"] == 0
-
-
-def test_a_month_has_thirty_days() -> None:
-    """100 writes a minute are 4.32 million in a month, at 0.005 dollars for 1,000 of them."""
-    assert OBJECTS["s3"].usd_per_month("write", 100.0) == pytest.approx(21.60)
-    assert OBJECTS["s3"].usd_per_month("read", 100.0) == pytest.approx(1.728)
-
-
-def test_prices_can_be_given() -> None:
-    """They stand for those of the list, and it is said that they do."""
-    given = OBJECTS["s3"].with_prices({"read": 1.0, "record_read": 2.0})
-    assert given.usd_per_1000["read"] == 1.0
-    assert given.usd_per_1000["record_read"] == 2.0
-    assert given.usd_per_1000["write"] == OBJECTS["s3"].usd_per_1000["write"]
-    assert "given" in given.title
-    assert OBJECTS["s3"].with_prices({}) == OBJECTS["s3"]

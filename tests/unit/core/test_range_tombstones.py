@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import END_OF_KEYS, KeyRange, coalesced
-from shalekv.core.range_tombstones import FRAGMENT_BYTES, NONE, Fragment, RangeTombstones
+from shalekv.core.range_tombstones import FRAGMENT_BYTES, NONE, Fragment
 
 BOUNDS = st.text("abc", max_size=2).map(str.encode)
 RANGES = st.builds(KeyRange, BOUNDS, BOUNDS).filter(lambda keys: not keys.is_empty)
@@ -100,19 +100,6 @@ def test_what_is_older_than_its_tombstone_is_hidden(
     assert [each for each in in_order if not found.hides(each)] == expected
 
 
-@given(commits=COMMITS, more=COMMITS)
-def test_value_never_changes(commits: list[list[KeyRange]], more: list[list[KeyRange]]) -> None:
-    """Who holds the tombstones of one moment goes on reading them while others are added."""
-    tombstones = tombstones_of(commits)
-    held = NONE.with_added(tombstones)
-    held.with_added(tombstone(keys.start, keys.end, 99) for each in more for keys in each)
-    expected = fragments_of(tombstones)
-    assert [held.over(fragment.start) for fragment in expected] == expected
-    assert len(held) == len(expected)
-    assert len(NONE) == 0
-    assert NONE.size_bytes == 0
-
-
 def test_tombstone_without_an_end_hides_every_key_from_its_start_on() -> None:
     """An empty bound is none: also the greatest of all keys is deleted, and the least."""
     greatest = b"\xff" * 65_536
@@ -123,24 +110,3 @@ def test_tombstone_without_an_end_hides_every_key_from_its_start_on() -> None:
     assert everything.hides(Entry(b"\x00", 4, Kind.PUT))
     assert everything.hides(Entry(greatest, 4, Kind.PUT))
     assert not everything.hides(Entry(greatest, 5, Kind.PUT))
-
-
-def test_entries_that_no_tombstone_reaches_are_not_copied() -> None:
-    """A scan beside what was deleted gets back the very list that it has asked about."""
-    found = NONE.with_added([tombstone(b"c", b"e", 5), tombstone(b"k", b"m", 6)])
-    for letters in (b"ab", b"ef", b"gj", b"mz", b"zm"):
-        entries = [Entry(bytes([letter]), 1, Kind.PUT) for letter in letters]
-        assert found.visible(entries) is entries
-        assert RangeTombstones().visible(entries) is entries
-    assert found.visible([]) == []
-
-
-def test_range_inside_a_range_cuts_it_into_three() -> None:
-    """What was deleted again belongs to the newer deletion, on both sides the older one stays."""
-    found = NONE.with_added([tombstone(b"a", b"z", 1), tombstone(b"m", b"n", 2)])
-    assert [found.over(key) for key in (b"b", b"m", b"n")] == [
-        Fragment(b"a", b"m", 1),
-        Fragment(b"m", b"n", 2),
-        Fragment(b"n", b"z", 1),
-    ]
-    assert (found.over(b"a"), found.over(b"z")) == (Fragment(b"a", b"m", 1), None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.collectable import Folder, Listed, Reason, Verdict
+from shalekv.core.collectable import Folder, Listed, Reason
 from shalekv.core.lease import leased_sst_id, new_lease_id
 from shalekv.core.manifest import Lease, Manifest, PendingLoad, Snapshot
 from shalekv.core.retention import Cutoffs, Pins, Retention, first_kept_wal_id
@@ -85,12 +85,6 @@ PINNING = replace(CURRENT, snapshots=(snapshot_of(4),))
 OLDER = manifest_of(4, 2, 2, 3)
 
 
-def test_reasons_to_go_are_told_from_reasons_to_stay() -> None:
-    """Exactly the last five reasons let an object go."""
-    going = [reason for reason in Reason if Verdict(reason).goes]
-    assert going == [*Reason][-5:]
-
-
 def test_current_manifest_stays_however_old() -> None:
     """The manifest that judges is active, and so is what is newer than it."""
     assert judge(manifest_object(9, 0), CURRENT)[0] is Reason.CURRENT
@@ -153,12 +147,6 @@ def test_lease_keeps_the_wal_that_it_reads() -> None:
     assert judge(wal_object(3), without)[0] is Reason.BELOW_C
 
 
-def test_young_wal_stays() -> None:
-    """A WAL object below c goes when it is older than the cutoff, `<`."""
-    assert judge(wal_object(4, CUTOFF_MS), CURRENT)[0] is Reason.YOUNG
-    assert judge(wal_object(4, CUTOFF_MS - 1), CURRENT)[0] is Reason.BELOW_C
-
-
 def test_fences_stay_for_ever() -> None:
     """A fence below c keeps stalled writers out, however old it is (F1)."""
     assert judge(wal_object(4, 0), CURRENT, fences=["wal/4"])[0] is Reason.FENCE
@@ -202,12 +190,6 @@ def test_leased_ssts_stay() -> None:
     assert judge(sst(7), leased)[0] is Reason.UNREACHABLE
 
 
-def test_young_ssts_stay() -> None:
-    """An unreachable SST goes when it is older than the cutoff, `<`."""
-    assert judge(sst(8, CUTOFF_MS), CURRENT)[0] is Reason.YOUNG
-    assert judge(sst(8, CUTOFF_MS - 1), CURRENT)[0] is Reason.UNREACHABLE
-
-
 @pytest.mark.parametrize("listed", [sst(8), wal_object(4)])
 def test_ssts_younger_than_the_published_cutoff_stay(listed: Listed) -> None:
     """What the judging manifest has not raised its cutoff above may still be published (F3)."""
@@ -240,18 +222,3 @@ def test_nothing_is_judged_unless_all_active_manifests_are_known() -> None:
     """What a manifest keeps that could not be read is not guessed."""
     with pytest.raises(ValueError, match=r"\[4\] are active"):
         judge(sst(1), PINNING)
-
-
-def test_of_two_snapshots_of_a_manifest_the_first_is_told() -> None:
-    """One is enough to find out whom to ask."""
-    twins = replace(CURRENT, snapshots=(snapshot_of(4, "one"), snapshot_of(4, "two")))
-    assert judge(sst(3), twins, OLDER)[1] == "one of manifest 4"
-    assert judge(manifest_object(4), twins, OLDER)[1] == "one of manifest 4"
-
-
-def test_snapshot_of_the_current_manifest_pins_nothing_else() -> None:
-    """What it names is current anyhow."""
-    twin = replace(CURRENT, snapshots=(snapshot_of(9),))
-    assert judge(manifest_object(9), twin)[0] is Reason.CURRENT
-    assert judge(sst(1), twin)[0] is Reason.CURRENT
-    assert judge(wal_object(4), twin)[0] is Reason.BELOW_C

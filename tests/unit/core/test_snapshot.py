@@ -12,11 +12,8 @@ from shalekv.core.snapshot import (
     NEVER,
     active_manifest_ids,
     create_snapshot,
-    find_snapshot,
-    has_snapshot,
     is_expired,
     maintain_snapshots,
-    remove_snapshots,
     renew_snapshot,
     share_snapshot,
 )
@@ -50,14 +47,6 @@ def test_snapshot_lives_until_its_time_is_over(now_s: float, *, expected: bool) 
     assert is_expired(NIGHTLY, now_s) is expected
     assert not is_expired(OWN, now_s)
     assert active_manifest_ids(MANIFEST, now_s) == ({5, 7} if expected else {3, 5, 7})
-
-
-def test_expired_snapshots_are_found() -> None:
-    """Whether one is there does not depend on any clock."""
-    assert find_snapshot(MANIFEST, NIGHTLY.id) == NIGHTLY
-    assert has_snapshot(MANIFEST, OWN.id)
-    assert find_snapshot(MANIFEST, NEW_ID) is None
-    assert not has_snapshot(MANIFEST, NEW_ID)
 
 
 def test_snapshot_names_the_manifest_that_its_edit_makes() -> None:
@@ -116,20 +105,9 @@ def test_nothing_rests_on_a_snapshot_that_is_over(kind: str, snapshot_id: bytes)
         REFUSED[kind](snapshot_id)
 
 
-def test_removed_snapshots_leave_the_others() -> None:
-    """Some are removed at once, and one that is not there is none of them."""
-    assert remove_snapshots(MANIFEST, {NIGHTLY.id, NEW_ID}) == replace(MANIFEST, snapshots=(OWN,))
-    assert remove_snapshots(MANIFEST, ()) == MANIFEST
-
-
 def test_process_renews_its_own_and_no_others() -> None:
     """Those that it names live longer; the names and ends of others stay."""
     assert maintained(renewed=(OWN.id,)) == (NIGHTLY, replace(OWN, snapshot_expire_time_s=900))
-
-
-def test_lost_snapshot_is_not_made_anew() -> None:
-    """One that is gone stays gone when it is renewed: what it protected may be deleted."""
-    assert maintained(renewed=(NEW_ID,)) == (NIGHTLY, OWN)
 
 
 def test_process_removes_and_creates_in_one_edit() -> None:

@@ -134,15 +134,6 @@ def test_precondition_that_fails_is_a_refusal(
     assert not decision.writes
 
 
-def test_precondition_that_holds_lets_the_change_pass() -> None:
-    """The change is done, and nothing is told but that."""
-    decision = Transaction([Delete(b"live")], [SeqCompare(b"live", 5)]).decide(STATE)
-    assert decision == Decision(
-        [Change(b"live", Kind.TOMBSTONE)], [], succeeded=True, results=[None]
-    )
-    assert decision.writes
-
-
 def test_range_delete_takes_what_stood_before_it_and_nothing_after() -> None:
     """Within a commit, changes in the range go, later ones stay, and each key stands once."""
     decision = decide(
@@ -169,20 +160,6 @@ def test_range_deletes_of_a_commit_are_joined() -> None:
     nothing = decide(DeleteRange(KeyRange(b"x", b"x")))
     assert not nothing.writes
     assert nothing.refusal is None
-
-
-def test_last_change_of_a_key_wins() -> None:
-    """Put, delete and put again: one change remains."""
-    assert decide(Put(b"a", b"1", 5), Delete(b"a"), Put(b"a", b"2")).changes == [
-        Change(b"a", Kind.PUT, b"2")
-    ]
-    assert decide(Put(b"a", b"1"), Delete(b"a")).changes == [Change(b"a", Kind.TOMBSTONE)]
-
-
-def test_life_of_a_value_begins_with_its_transaction() -> None:
-    """A value expires so long after the time of the state; without a life it never does."""
-    changes = decide(Put(b"a", b"1", 1), Put(b"b", b"1")).changes
-    assert [change.expire_at_ms for change in changes] == [NOW_MS + 1, NO_EXPIRY]
 
 
 @pytest.mark.parametrize(
@@ -242,14 +219,6 @@ def test_counter_sees_the_changes_before_it() -> None:
     assert decision.changes == [Change(b"counter", Kind.PUT, counter(3))]
     with_life = decide(Put(b"counter", counter(7), 30), Add(b"counter", 1))
     assert with_life.changes == [Change(b"counter", Kind.PUT, counter(8), NOW_MS + 30)]
-
-
-def test_deleted_range_without_a_bound_resets_counters_too() -> None:
-    """A counter behind an unbounded deletion of its commit counts from 0, one before it goes on."""
-    decision = decide(
-        DeleteRange(KeyRange(b"c", b"")), Add(b"counter", 3), Add(b"brief counter", 1)
-    )
-    assert decision.results == [None, 3, -1]
 
 
 def test_gets_read_what_was_before_the_transaction() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.key_range import END_OF_KEYS, KeyRange
+from shalekv.core.key_range import KeyRange
 from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import SYSTEM_LEVEL, SortedRun, Tree, overlaps, upper_bound
@@ -71,14 +71,6 @@ def test_sources_of_a_key_come_newest_first() -> None:
     assert {key: numbers(tree.sources_of(key)) for key in expected} == expected
 
 
-def test_records_alone_make_no_tree() -> None:
-    """No key of clients is in a tree of records, nor in one of nothing."""
-    assert tree_of().is_empty
-    assert tree_of(sst(1, SYSTEM_LEVEL, b"a", b"b")).is_empty
-    assert not tree_of(sst(1, 0, b"a", b"b")).is_empty
-    assert not tree_of(sst(1, 2, b"a", b"b")).is_empty
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -97,12 +89,6 @@ def test_run_whose_ssts_overlap_is_refused(
         tree_of(sst(1, 2, *after), sst(2, 2, *before))
 
 
-def test_l0_may_overlap() -> None:
-    """SSTs of L0 and of the system may have any ranges."""
-    for level in (0, SYSTEM_LEVEL):
-        tree_of(sst(1, level, b"a", b"m"), sst(2, level, b"a", b""))
-
-
 def test_neighbours_may_share_the_end_of_a_range_tombstone() -> None:
     """The end of a range delete counts as a key but is none: the key there is the next SST's."""
     run = SortedRun.of(1, [sst(1, 1, b"a", b"c"), sst(2, 1, b"c", b"d")])
@@ -110,15 +96,6 @@ def test_neighbours_may_share_the_end_of_a_range_tombstone() -> None:
     assert numbers(run.overlapping(KeyRange(b"c", b""))) == [2]
     assert numbers(run.overlapping(KeyRange(b"b", b"c"))) == [1]
     assert numbers(run.overlapping(KeyRange(b"b", b"cc"))) == [1, 2]
-
-
-def test_no_last_key_is_no_bound() -> None:
-    """An SST without a last key has every key from its first on."""
-    unbounded = sst(1, 1, b"m", b"")
-    assert upper_bound(unbounded) == END_OF_KEYS
-    assert upper_bound(sst(1, 1, b"m", b"n")) == b"n"
-    assert overlaps(unbounded, KeyRange(b"\xff" * 60_000, b""))
-    assert not overlaps(unbounded, KeyRange(b"", b"m"))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,3 @@ HERE = Destination("s3://bucket/here", "wal/1")
 def test_standings(record: Record | None, expected: Standing) -> None:
     """A source is in the record or is not, and the record is open or done."""
     assert standing(record, "ours") is expected
-
-
-def test_a_destination_is_told_as_its_url() -> None:
-    """Errors and logs show where the object is."""
-    assert str(HERE) == "s3://bucket/here/wal/1"

@@ -45,22 +45,6 @@ def test_run_begins_with_the_oldest_object_that_is_young() -> None:
     assert retained_from(EMPTY, aged(*[100] * 6), YOUNG) == 0
 
 
-def test_run_has_no_hole() -> None:
-    """What is below a gap is of no use to anybody who reads on from there."""
-    listing = [each for each in aged(*[100] * 6) if each.number != 2]
-    assert retained_from(AT_5, listing, YOUNG) == 3
-    assert retained_from(AT_5, listing[:2], YOUNG) == 5
-    other = Listed(Folder.MANIFEST, "manifest/2", 1, 100, number=2)
-    assert retained_from(AT_5, [*listing, other], YOUNG) == 3
-
-
-def test_run_is_no_larger_than_allowed() -> None:
-    """The newest stay."""
-    assert retained_from(AT_5, aged(*[100] * 6), replace(YOUNG, bytes_max=30)) == 2
-    assert retained_from(AT_5, aged(*[100] * 6), replace(YOUNG, bytes_max=29)) == 3
-    assert retained_from(AT_5, aged(*[100] * 6), replace(YOUNG, bytes_max=0)) == 5
-
-
 @given(
     modified_ms=st.lists(st.integers(0, 200), max_size=20),
     gone=st.sets(st.integers(0, 20)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from shalekv.core.audit.levels import level_findings
@@ -69,14 +68,6 @@ def test_what_one_job_made_is_not_divided() -> None:
     newest = sst(1, (101, 120), (b"a", b"c"))
     left, right = sst(2, (1, 50), (b"a", b"m")), sst(3, (40, 100), (b"n", b"z"))
     assert l0_runs([newest, right, left]) == [[newest], [left, right]]
-
-
-def test_many_files_of_a_load_are_told_apart_fast() -> None:
-    """A compactor looks every second."""
-    files = [replace(info, min_seq=9, max_seq=9) for info in outputs(0, 5_000, (0, 0))]
-    began = time.process_time()  # what others do on the machine does not count
-    assert [len(run) for run in l0_runs(files)] == [5_000]
-    assert time.process_time() - began < 1
 
 
 def test_the_wal_is_merged_after_a_job_as_before() -> None:

@@ -36,12 +36,6 @@ def test_cuts_stand_eight_ssts_apart() -> None:
     assert len(cuts) <= 2 * last.size_bytes / (8 * SST_BYTES)
 
 
-def test_nothing_is_cut_above_nothing() -> None:
-    """Outputs of the last level that holds something may span any keys."""
-    driven = time_series(50)
-    assert output_cuts(driven.tree, driven.tree.runs[-1].level, sst_bytes=SST_BYTES) == ()
-
-
 def test_time_series_are_merged_in_small_jobs() -> None:
     """Deletes at one end and puts at the other do not make a merge of everything between them."""
     driven = time_series(300)

@@ -8,19 +8,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalJob
+from shalekv.core.compaction.jobs import MergeJob, WalJob
 from shalekv.core.compaction.l0_pick import l0_count
-from shalekv.core.compaction.policy import CompactionState, LeveledPolicy, WalState, move_result
-from shalekv.core.sst_table import SstInfo
-from shalekv.core.tree import L0, SortedRun
+from shalekv.core.tree import L0
 from tests.unit.core.compaction.driven import (
     DELETE,
-    EMPTY,
     PUT,
     SMALL,
-    SMALL_LEVELS,
     Driven,
-    judge,
     sorted_runs,
 )
 
@@ -28,67 +23,6 @@ KEYS = st.integers(0, 60)
 COMMITS = st.lists(st.tuples(KEYS, st.booleans()), min_size=1, max_size=40)
 # A commit, and whether jobs run after it until none is needed.
 HISTORIES = st.lists(st.tuples(COMMITS, st.booleans()), min_size=1, max_size=25)
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> CompactionState:
-    """Trees with SSTs of any size in L0 and in some of the other levels."""
-    number = 0
-
-    def sst(level: int, first: int, last: int) -> SstInfo:
-        nonlocal number
-        number += 1
-        size_bytes = draw(st.sampled_from([1_000, 20_000, 65_536, 400_000]))
-        tombstones = draw(st.sampled_from([0, 0, 1, 10]))
-        return an_sst(number, level, first, last, size_bytes, tombstones)
-
-    runs = []
-    for level in sorted(draw(st.sets(st.integers(2, 7), max_size=4)), reverse=True):
-        bounds = sorted(draw(st.sets(st.integers(0, 99), min_size=2, max_size=16)))
-        pairs = zip(bounds[::2], bounds[1::2], strict=False)
-        runs.append(SortedRun.of(level, [sst(level, first, last) for first, last in pairs]))
-    ranges = draw(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 30)), max_size=9))
-    l0 = [sst(L0, first, first + length) for first, length in ranges]
-    tree = replace(EMPTY, l0=l0[::-1], runs=runs[::-1])
-    return CompactionState(tree, WalState(0, 0, 0, 0.0), is_hurried=False, now_ms=10**9)
-
-
-def an_sst(
-    number: int, level: int, first: int, last: int, size_bytes: int, tombstones: int = 0
-) -> SstInfo:
-    """An SST with 10 entries from `first` to `last`; greater numbers are newer."""
-    return SstInfo(
-        id=number.to_bytes(16, "big"),
-        level=level,
-        first_key=first.to_bytes(8, "big"),
-        last_key=last.to_bytes(8, "big"),
-        filter_offset=0,
-        filter_len=0,
-        block_meta_offset=0,
-        block_meta_len=0,
-        min_seq=number,
-        max_seq=number,
-        entry_count=10,
-        tombstone_count=tombstones,
-        size_bytes=size_bytes,
-        checksum=0,
-    )
-
-
-def merged(job: MergeJob) -> list[SstInfo]:
-    """What the job leaves, if nothing in it is superfluous: one SST, or what was moved."""
-    if job.is_move:
-        return [*move_result(job).outputs]
-    newest = max(job.inputs, key=lambda info: info.max_seq)
-    span = replace(
-        newest,
-        id=(10**12 + newest.max_seq + int.from_bytes(newest.id[8:], "big")).to_bytes(16, "big"),
-        level=job.target_level,
-        first_key=min(info.first_key for info in job.inputs),
-        last_key=max(info.last_key for info in job.inputs),
-        size_bytes=job.input_bytes,
-    )
-    return [span]
 
 
 def uniform(driven: Driven, commits: int, *, seed: int = 1, deletes: float = 0.0) -> None:
@@ -130,15 +64,6 @@ def test_the_tree_settles_within_its_targets(
         assert driven.shape.score(run.level) < 1
 
 
-def test_jobs_are_bounded_by_what_is_written() -> None:
-    """200 commits take no more than 4 jobs each, whatever levels they pass through."""
-    driven = Driven()
-    uniform(driven, 200, deletes=0.2)
-    assert len(driven.jobs) < 4 * 200
-    assert len(driven.tree.runs) >= 3
-    driven.check_answers()
-
-
 def test_sequential_keys_are_moved_and_not_written_again() -> None:
     """Keys that ascend are written to L0 once, and from there on only the manifest changes."""
     driven = Driven()
@@ -149,17 +74,6 @@ def test_sequential_keys_are_moved_and_not_written_again() -> None:
     assert any(isinstance(job, MergeJob) and job.is_move for job in driven.jobs)
     assert driven.written_bytes < 1.05 * logical
     driven.check_answers()
-
-
-def test_small_commits_at_the_end_become_few_ssts() -> None:
-    """Keys that ascend in tiny commits do not leave an SST each, and cost a few rewrites."""
-    driven = Driven(settings=SMALL.model_copy(update={"wal_trigger_age_ms": 0}))
-    for commit in range(400):
-        driven.write([(commit, PUT)], value_bytes=500)
-        driven.settle()
-    assert sum(len(run.ssts) for run in driven.tree.runs) < 20
-    logical = sum(int(rows.logical_bytes.sum()) for rows in driven.slots)
-    assert driven.written_bytes < 10 * logical
 
 
 def filled_l0(driven: Driven, count: int) -> None:
@@ -190,18 +104,6 @@ def test_a_full_l0_goes_before_the_wal() -> None:
     job = driven.policy.pick(replace(driven.state, is_hurried=True))
     assert isinstance(job, MergeJob)
     assert job.source_level == L0
-
-
-def test_an_overload_does_not_make_merges_dearer() -> None:
-    """With the WAL always past its trigger, levels are kept at their targets, and merges small."""
-    driven = Driven(is_hurried=True)
-    random = np.random.default_rng(7)
-    for _ in range(1_000):
-        if driven.wal.size_bytes < 8 * SMALL.wal_trigger_bytes:
-            driven.write([(int(key), PUT) for key in random.integers(0, 2**40, 30)])
-        driven.step()
-    logical = sum(int(rows.logical_bytes.sum()) for rows in driven.slots[: driven.done])
-    assert driven.written_bytes < 10 * logical
 
 
 def test_l0_is_bounded_however_much_is_written() -> None:
@@ -260,33 +162,6 @@ def test_old_tombstones_leave_the_tree() -> None:
     driven.settle()
     assert driven.tree.is_empty
     driven.check_answers()
-
-
-def test_tombstones_do_not_move_to_where_they_may_go() -> None:
-    """An SST with tombstones and nothing below it is written again, without them."""
-    driven = Driven()
-    for commit in range(100):
-        fresh = [(commit * 100 + number, PUT) for number in range(15)]
-        driven.write([*fresh, (commit * 100 + 50, DELETE)])
-        driven.settle()
-    last = driven.tree.runs[-1]
-    assert sum(info.tombstone_count for info in last.ssts) == 0
-    driven.check_answers()
-
-
-@given(trees())
-@settings(max_examples=300, deadline=None)
-def test_a_job_is_right_in_any_tree(state: CompactionState) -> None:
-    """Whatever levels hold something, a job takes all that it must, and skips no level."""
-    policy = LeveledPolicy(SMALL, SMALL_LEVELS)
-    for _ in range(20):
-        job = policy.pick(state)
-        if job is None:
-            return
-        if isinstance(job, MergeJob):
-            judge(state.tree, job, SMALL)
-            state = policy.apply(state, MergeResult(job, merged(job)))
-            sorted_runs(state.tree)
 
 
 def test_the_base_level_moves_with_the_size() -> None:

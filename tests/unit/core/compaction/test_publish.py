@@ -88,12 +88,6 @@ def test_slots_become_ssts_of_l0() -> None:
     assert [*after.leveled_ssts] == [*OLD, *outputs]
 
 
-def test_nothing_goes_down() -> None:
-    """Fences and slots of old times leave sequence number, time and last seen slot (I5)."""
-    after = publish(MANIFEST, OWN, of_slots(range(7, 8), last_seq=0, time_ms=0), LEASE_ID)
-    assert after == replace(MANIFEST, wal_id_last_compacted=7)
-
-
 def test_the_first_slot_is_zero() -> None:
     """A database without levels begins with slot 0, and with no other."""
     new = replace(MANIFEST, wal_id_last_compacted=None, wal_id_last_seen=None)
@@ -187,15 +181,6 @@ def test_a_result_of_nothing_is_not_taken_for_anothers() -> None:
     )
     assert not is_published(theirs, OWN, of_merge([]))
     assert not is_published(theirs, OWN, of_merge([info(12, 1)]))
-
-
-def test_others_leases_and_snapshots_stay() -> None:
-    """No result touches what belongs to other processes."""
-    manifest = with_lease(MANIFEST, OTHERS_LEASE)
-    for result in RESULTS:
-        after = publish(manifest, OWN, result, LEASE_ID)
-        assert after.leases == manifest.leases
-        assert after.snapshots == manifest.snapshots
 
 
 def test_a_claim_takes_the_next_epoch() -> None:

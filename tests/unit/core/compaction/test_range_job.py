@@ -12,7 +12,7 @@ from shalekv.core.compaction.range_job import RangeJob, is_merged, pick_range
 from shalekv.core.compaction.shape import LAST_LEVEL
 from shalekv.core.key_range import KeyRange
 from shalekv.core.sst_table import SstInfo
-from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree, newest_first, overlaps, upper_bound
+from shalekv.core.tree import L0, SortedRun, Tree, newest_first, overlaps
 
 KEYS = [b"%02d" % number for number in range(24)]
 ALL = KeyRange(b"", b"")
@@ -141,31 +141,6 @@ def test_no_read_changes(model: Model, keys: KeyRange, reserved_seq: int) -> Non
     assert {key: after.read(key) for key in KEYS} == {key: model.read(key) for key in KEYS}
 
 
-@given(models(), ranges)
-def test_nothing_of_the_range_stays_above(model: Model, keys: KeyRange) -> None:
-    """All that overlaps the range is taken, so what is left of its keys is in the last level."""
-    job = pick_range(model.tree, keys, reserved_seq=1_000)
-    taken = {sst.id for sst in job.inputs} if job is not None else set()
-    for sst in [*model.tree.l0, *(s for run in model.tree.runs for s in run.ssts)]:
-        assert sst.id in taken or not overlaps(sst, keys)
-
-
-@given(models(), ranges)
-def test_what_is_taken_hangs_together(model: Model, keys: KeyRange) -> None:
-    """What is taken beyond the range overlaps something newer that is taken: no more is read."""
-    job = pick_range(model.tree, keys, reserved_seq=1_000)
-    if job is None:
-        return
-    newer: list[SstInfo] = []
-    for source in job.sources:
-        for sst in source:
-            assert overlaps(sst, keys) or any(
-                sst.first_key <= upper_bound(each) and each.first_key <= upper_bound(sst)
-                for each in newer
-            )
-        newer += source
-
-
 def test_older_ones_come_along_by_their_whole_range() -> None:
     """An SST of L0 that reaches beyond the range takes all older ones there with it."""
     wide = info(1, L0, b"05", b"15", [50])
@@ -188,12 +163,6 @@ def test_ssts_of_one_load_are_one_source() -> None:
     job = pick_range(Tree(1, 1, 7, load, (), ()), ALL, reserved_seq=7)
     assert job is not None
     assert [len(source) for source in job.sources] == [9]
-
-
-def test_records_are_none_of_it() -> None:
-    """Idempotency records have keys of another space."""
-    record = info(1, SYSTEM_LEVEL, b"a", b"b", [3])
-    assert pick_range(Tree(1, 1, 3, (), (), [record]), ALL, reserved_seq=3) is None
 
 
 def test_what_is_merged_needs_no_job() -> None:

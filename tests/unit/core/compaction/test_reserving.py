@@ -210,25 +210,6 @@ def test_a_compactor_merges_the_wal_and_what_is_new() -> None:
     assert POLICY.pick(after) is None
 
 
-def test_l0_stays_short_however_much_is_written() -> None:
-    """Of 2,000 SSTs of one size there are a few runs: their number grows as a logarithm does."""
-    tree = tree_of([])
-    for number in range(2_000):
-        added = info(1_000 + number, 0, 100 + number, size_bytes=10)
-        tree = replace(tree, l0=newest_first([*tree.l0, added]))
-        for _ in range(20):
-            current = replace(state([]), tree=tree)
-            job = POLICY.pick(current)
-            if job is None:
-                break
-            assert isinstance(job, MergeJob)
-            seq = max(each.max_seq for each in job.sources)
-            size_bytes = sum(each.size_bytes for each in job.sources)
-            output = info(10_000 + number, 0, seq, size_bytes=size_bytes)
-            tree = applied(current, MergeResult(job, [output])).tree
-        assert len(new_runs(tree, 50)) < 14
-
-
 def test_writes_that_wait_end_the_standing_back() -> None:
     """When what is new cannot be made less, L0 is full, and there is WAL: then all is merged."""
     sizes = [10**9 * 3**at for at in range(6)]  # each too large for the ones before it

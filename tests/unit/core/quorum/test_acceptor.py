@@ -28,7 +28,6 @@ from shalekv.core.quorum.messages import (
     Appended,
     Elected,
     Greet,
-    Greeting,
     Health,
     Joined,
     Refusal,
@@ -36,7 +35,7 @@ from shalekv.core.quorum.messages import (
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import NO_BALLOT, Ballot
+from shalekv.core.quorum.record import Ballot
 from tests.unit.core.quorum.logs import ME, TWIN, ballot, kinds, log, records, state
 
 STREAM = 7
@@ -60,14 +59,6 @@ def followed(epochs: str, elected: str, epoch: int = 2, *, committed_lsn: int = 
     return follow(state(epochs, committed_lsn=committed_lsn), epoch, elected)[0]
 
 
-def test_a_greeting_changes_nothing() -> None:
-    """It tells everything that a proposer has to know."""
-    before = state("112", committed_lsn=1)
-    after, effects = step(before, STREAM, Greet())
-    assert after == before
-    assert reply(effects) == Greeting(ME, ballot(2), log("112"), 1, Health.SOUND)
-
-
 def test_a_vote_is_given_when_log_and_promise_are_durable() -> None:
     """CE9: what was written is flushed before the promise is saved, and both before the vote."""
     after, effects = step(state("11"), STREAM, VoteRequest(ME, ballot(3)))
@@ -85,15 +76,6 @@ def test_who_votes_leaves_its_leader() -> None:
     after, _ = step(before, 8, VoteRequest(ME, ballot(3)))
     _, effects = step(after, STREAM, Append(ballot(2), (), 0))
     assert reply(effects) == Refusal(ballot(3), "epoch 3 was promised since")
-
-
-def test_a_late_request_of_the_own_leader_unseats_nobody() -> None:
-    """A promise that is given twice changes nothing."""
-    before = followed("1", "1")
-    after, effects = step(before, 1, VoteRequest(ME, ballot(2)))
-    assert after == before
-    assert isinstance(effects[-1], Reply)
-    assert isinstance(effects[-1].message, Vote)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +124,6 @@ def test_a_log_is_cut_where_it_differs() -> None:
     ]
     assert after.log == log("11")
     assert after.leader == STREAM
-
-
-def test_a_beginning_of_the_elected_log_stays_whole() -> None:
-    """CE4: however little of it is known to be committed."""
-    after, effects = follow(state("11"), 2, "1122")
-    assert kinds(effects) == ["Save", "Flush", "Reply"]
-    assert after.log == log("11")
 
 
 def test_what_the_leader_wrote_on_another_stream_stays() -> None:
@@ -223,14 +198,6 @@ def test_a_flush_of_what_was_cut_makes_nobody_sound() -> None:
     assert flushed(after, 3)[0].health is Health.REFILLING
 
 
-def test_a_member_that_is_filled_again_waits_for_a_leader_after_each_start() -> None:
-    """How far it has to come is not durable: the next leader tells it."""
-    starting = replace(state("11"), health=Health.REFILLING)
-    assert flushed(starting, 2) == (starting, [])
-    after, _ = follow(starting, 2, "11")
-    assert flushed(after, 2)[0].health is Health.SOUND
-
-
 def test_records_are_flushed_before_they_are_acknowledged() -> None:
     """And the commit point of the leader counts as far as the log goes (CE12)."""
     before = followed("1", "1")
@@ -240,28 +207,12 @@ def test_records_are_flushed_before_they_are_acknowledged() -> None:
     assert (after.log, after.committed_lsn) == (log("122"), 3)
 
 
-def test_a_commit_point_alone_needs_no_answer() -> None:
-    """And one that lags changes nothing."""
-    before = followed("11", "11")
-    after, effects = step(before, STREAM, Append(ballot(2), (), 1))
-    assert effects == [Commit(1)]
-    assert step(after, STREAM, Append(ballot(2), (), 0)) == (after, [])
-
-
 def test_a_commit_point_counts_on_the_elected_stream_only() -> None:
     """CE12: elsewhere the log may be another one."""
     before = state("11")
     after, effects = step(before, STREAM, Append(ballot(1), (), 2))
     assert after == before
     assert isinstance(reply(effects), Refusal)
-
-
-def test_records_that_came_before_are_acknowledged_once_more() -> None:
-    """A leader that connects anew may send them again."""
-    before = followed("12", "12")
-    after, effects = step(before, STREAM, Append(ballot(2), tuple(records("12")), 0))
-    assert after == before
-    assert effects == [Flush(), Reply(STREAM, Appended(ballot(2), 2))]
 
 
 @pytest.mark.parametrize("sent", ["13", "33"])
@@ -284,15 +235,6 @@ def test_records_without_room_or_behind_them_are_not_taken(first: int, *, has_ro
     assert Commit(1) in effects
 
 
-def test_votes_and_commit_points_need_no_room() -> None:
-    """A full disk stops appends alone."""
-    before = followed("1", "1")
-    _, effects = step(before, STREAM, Append(ballot(2), (), 1), has_room=False)
-    assert effects == [Commit(1)]
-    _, effects = step(before, STREAM, VoteRequest(ME, ballot(3)), has_room=False)
-    assert isinstance(reply(effects), Vote)
-
-
 def test_what_was_seen_in_the_archive_is_trimmed_and_told() -> None:
     """It does not go back when a list was slow."""
     before = followed("122", "122", committed_lsn=1)
@@ -301,15 +243,6 @@ def test_what_was_seen_in_the_archive_is_trimmed_and_told() -> None:
     assert archived(after, 0, log("1").last) == after
     _, effects = step(after, STREAM, Append(ballot(2), tuple(records("122")), 0))
     assert reply(effects) == Appended(ballot(2), 3, archived_wal_id=1)
-
-
-def test_a_new_member_has_promised_nothing() -> None:
-    """And follows whoever names it."""
-    new = AcceptorState(ME)
-    assert (new.promise, new.health) == (NO_BALLOT, Health.SOUND)
-    after, effects = follow(new, 1, "")
-    assert after.promise == ballot(1)
-    assert reply(effects) == Joined(ballot(1), 0)
 
 
 def test_who_is_overtaken() -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from shalekv.core.quorum.archiving import (
     Appointment,
     Candidate,
     LogObject,
-    Patience,
     archive_tip,
     complete_objects,
     takeover_place,
@@ -59,24 +55,6 @@ def test_an_object_left_open_is_complete_when_a_later_one_is_begun() -> None:
     assert objects_of("0012", 4) == [(0, 1, 2), (1, 3, 3)]
 
 
-@given(
-    text=st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=8),
-    committed=st.integers(0, 40),
-)
-def test_complete_objects_cover_the_log_and_stay_so(
-    text: list[tuple[int, bool]], committed: int
-) -> None:
-    """They follow each other from the first record on, and are the same when more is committed."""
-    written = "".join(f"{n}" * count + "." * ends for n, (count, ends) in enumerate(text))
-    found = objects_of(written, committed)
-    next_lsn = 1
-    for _, first_lsn, last_lsn in found:
-        assert first_lsn == next_lsn
-        next_lsn = last_lsn + 1
-    assert next_lsn <= committed + 1
-    assert objects_of(written, committed + 1)[: len(found)] == found
-
-
 def test_the_archive_reaches_to_its_first_hole() -> None:
     """What is compacted counts as there, and what is behind a hole does not."""
     assert archive_tip(set(), None) is None
@@ -105,19 +83,6 @@ def test_only_what_was_listed_and_is_committed_is_trimmed() -> None:
     assert trimmed(6, 29) == 20
     assert trimmed(9, 99) == 30
     assert trimmed(9, 9) is None
-
-
-def test_patience_begins_anew_with_each_object_that_arrives() -> None:
-    """Only an object that stays missing is a reason to do what nobody asked for."""
-    patience = Patience().looked(None, 0)
-    assert not patience.has_ended(1_000, takeover_ms=10, place=0)
-    patience = patience.looked(4, 1_000)
-    assert not patience.has_ended(1_009, takeover_ms=10, place=0)
-    patience = patience.looked(4, 1_009)
-    assert patience.has_ended(1_010, takeover_ms=10, place=0)
-    assert not patience.has_ended(1_019, takeover_ms=10, place=1)
-    assert patience.has_ended(1_020, takeover_ms=10, place=1)
-    assert not patience.looked(5, 1_010).has_ended(1_010, takeover_ms=10, place=0)
 
 
 def test_members_take_over_one_after_the_other() -> None:
@@ -163,13 +128,6 @@ def test_an_appointment_stays_while_it_bears_fruit() -> None:
     assert judged(idle, [candidate(A, 5, 9), candidate(B, 50)], 9_000).member_id == A
 
 
-def test_one_that_is_gone_is_replaced_at_once() -> None:
-    """Nothing is waited for when the member that was asked is not there any more."""
-    present = judged(Appointment(), [candidate(A, 5), candidate(B, 4)], 0)
-    after = judged(present, [candidate(A, 5, is_fit=False), candidate(B, 4)], 1)
-    assert after.member_id == B
-
-
 def test_everybody_has_a_turn_while_the_archive_stands_still() -> None:
     """One that archives nothing is followed by each of the others, and then by the first again."""
     members = [candidate(A, 9, 1), candidate(B, 8, 1), candidate(C, 7, 1)]
@@ -182,9 +140,3 @@ def test_everybody_has_a_turn_while_the_archive_stands_still() -> None:
     assert asked[:3] == [A, B, C]
     assert set(asked[3:]) == {A, B, C}
     assert all(one != other for one, other in pairwise(asked))
-
-
-def test_the_only_member_stays_appointed() -> None:
-    """There is nobody else to ask."""
-    present = judged(Appointment(), [candidate(A, 9, 1)], 0)
-    assert judged(present, [candidate(A, 9, 1)], 500).member_id == A

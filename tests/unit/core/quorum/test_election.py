@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.core.quorum.election import Candidacy, Leader, epoch_to_claim, next_object
 from shalekv.core.quorum.membership import Configuration
-from shalekv.core.quorum.messages import Elected, Greeting, Health, Vote
+from shalekv.core.quorum.messages import Greeting, Health, Vote
 from shalekv.core.quorum.record import LogShape, Mark
 from shalekv.errors import LogBehindArchive
 from tests.unit.core.quorum.logs import TWIN, ballot, ids, log, members, records
@@ -42,14 +42,6 @@ def test_an_epoch_is_above_all_that_is_known() -> None:
     assert epoch_to_claim(4, [greeting(2), greeting(6), greeting(3)]) == 7
     assert epoch_to_claim(4, [greeting(2)]) == 5
     assert epoch_to_claim(4, []) == 5
-
-
-def test_a_majority_wins() -> None:
-    """One vote of three is none, and a member counts once."""
-    assert not candidacy({"a": log("")}).is_won
-    assert candidacy({"a": log(""), "b": log("")}).is_won
-    again = candidacy({"a": log("")}).voted(b"a" * 16, Vote(ballot(9), log(""), 0))
-    assert not again.is_won
 
 
 def test_votes_for_others_and_of_strangers_don_t_count() -> None:
@@ -121,12 +113,6 @@ def test_copies_of_older_records_commit_nothing() -> None:
     assert found.acknowledged(ids("b")[0], 3).committed_lsn == 3
 
 
-def test_nobody_has_more_than_there_is() -> None:
-    """An acknowledgement beyond the log counts up to its end."""
-    found = leader().acknowledged(ids("a")[0], 99).acknowledged(ids("b")[0], 99)
-    assert found.committed_lsn == 3
-
-
 def test_a_member_that_lost_records_counts_for_what_it_has() -> None:
     """What was committed stays so."""
     found = leader()
@@ -139,15 +125,6 @@ def test_a_member_that_lost_records_counts_for_what_it_has() -> None:
     assert found.acknowledged(b, 4).committed_lsn == 4
 
 
-def test_who_joins_is_told_the_log_as_it_is_now() -> None:
-    """With what the leader wrote itself, and without what it has let go of."""
-    found = leader()
-    assert found.elected(b"a" * 16) == Elected(b"a" * 16, ballot(9), log("119"))
-    trimmed = found.trimmed(log("1").last)
-    assert trimmed.elected(b"a" * 16).log == log("119", trimmed=1)
-    assert trimmed.trimmed(log("").last) == trimmed
-
-
 def test_a_change_of_members_needs_both_majorities() -> None:
     """To vote, and to commit."""
     assert not candidacy({"a": log(""), "b": log("")}, JOINT).is_won
@@ -158,14 +135,6 @@ def test_a_change_of_members_needs_both_majorities() -> None:
         found = found.acknowledged(member_id, 3)
     assert found.committed_lsn == 0
     assert found.acknowledged(ids("e")[0], 3).committed_lsn == 3
-
-
-def test_a_commit_point_outlives_a_change_of_members() -> None:
-    """What the members before have decided is decided."""
-    found = leader()
-    for member_id in ids("ab"):
-        found = found.acknowledged(member_id, 3)
-    assert found.reconfigured(JOINT).committed_lsn == 3
 
 
 def test_a_change_ends_when_the_next_members_have_what_is_committed() -> None:

@@ -92,12 +92,6 @@ def test_a_change_is_two_edits() -> None:
     assert cancel_change(joint) == replace(manifest(), wal_generation=9)
 
 
-def test_a_change_that_is_begun_twice_is_one() -> None:
-    """The second time nothing is edited."""
-    joint = begin_change(manifest(), members("abd"))
-    assert begin_change(joint, members("abd")) == joint
-
-
 def test_one_change_at_a_time() -> None:
     """Another has to wait, and what is there already is no change."""
     joint = begin_change(manifest(), members("abd"))

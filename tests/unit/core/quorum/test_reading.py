@@ -61,14 +61,6 @@ def test_object_ends_with_a_word_of_the_log() -> None:
     assert whole == [(0, False), (0, True), (0, True), (1, False), (1, True), (3, False)]
 
 
-def test_position_that_came_with_an_object_goes_on_with_the_next_object() -> None:
-    """Its lsn is not known, but the first record of the next object is."""
-    position = Position(1)
-    assert [position.judge(each) for each in LOG[:4]] == [News.KNOWN] * 4
-    assert position.judge(LOG[4]) is News.NEXT
-    assert position.judge(LOG[5]) is News.GAP
-
-
 def test_gap_and_another_history_are_told_apart() -> None:
     """What is missing is elsewhere; another record in the place of one that was applied is not."""
     position = Position().after(LOG[0]).after(LOG[1])
@@ -99,13 +91,6 @@ def test_only_a_majority_of_sound_members_tells_how_far_the_log_goes() -> None:
     assert newest_of_majority(joint, answers) is None
     answers |= {each.id: answer(1) for each in others[:2]}
     assert newest_of_majority(joint, answers) == LOG[5].mark
-
-
-def test_newest_log_is_that_of_the_highest_rank() -> None:
-    """A long log of an older epoch may end with what was never acknowledged."""
-    longer = EMPTY_LOG.appended(records(*[(1, 0, False)] * 9))
-    answers = {IDS[0]: Answer(Health.SOUND, longer, 0), IDS[1]: answer(6)}
-    assert newest_of_majority(CONFIGURATION, answers) == LOG[5].mark
 
 
 def test_position_holds_what_it_has_and_what_came_in_its_place() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.quorum.record import EMPTY_LOG, LogShape, Mark
+from shalekv.core.quorum.record import EMPTY_LOG, Mark
 from tests.unit.core.quorum.logs import log, records
 
 EPOCHS = st.lists(st.integers(1, 5), max_size=12).map(sorted).map(lambda n: "".join(map(str, n)))
@@ -20,13 +20,6 @@ def test_the_epoch_of_the_last_record_ranks_before_its_number() -> None:
     assert log("12").last.rank > log("1111").last.rank
     assert log("1111").last.rank > log("111").last.rank
     assert EMPTY_LOG.last.rank < log("1").last.rank
-
-
-def test_a_log_that_was_trimmed_to_nothing_ends_with_its_base() -> None:
-    """CE13: what was trimmed counts."""
-    trimmed = log("112", trimmed=3)
-    assert not trimmed.sections
-    assert trimmed.last == log("112").last
 
 
 @pytest.mark.parametrize(
@@ -62,26 +55,6 @@ def test_a_new_log_begins_with_any_object() -> None:
     assert replace(record, wal_id=41).follows(Mark())
 
 
-def test_equal_epochs_at_one_number_are_equal_logs() -> None:
-    """The common end of two logs is the last place where their epochs agree."""
-    assert log("1122").common_end(log("1133")) == log("11").last
-    assert log("1122").common_end(log("1122")) == log("1122").last
-    assert log("11").common_end(log("1122")) == log("11").last
-    assert log("2").common_end(log("1")) == Mark()
-
-
-def test_the_common_end_may_be_a_base() -> None:
-    """CE13: what was trimmed is known by its last record."""
-    assert log("1122", trimmed=4).common_end(log("11223")) == log("1122").last
-    assert log("11223").common_end(log("1122", trimmed=4)) == log("1122").last
-
-
-def test_logs_may_have_nothing_in_common_that_is_still_there() -> None:
-    """One ends before the other begins, or they differ where it begins."""
-    assert log("1").common_end(log("1122", trimmed=3)) is None
-    assert log("1111").common_end(log("1122", trimmed=3)) is None
-
-
 @given(EPOCHS, EPOCHS, st.integers(0, 12), st.integers(0, 12))
 def test_the_common_end_is_the_last_equal_place(
     one: str, other: str, trim_one: int, trim_other: int
@@ -109,19 +82,3 @@ def test_a_cut_log_is_as_if_it_had_never_been_longer(epochs: str, trim: int, cut
     cut = max(trim, min(cut, len(epochs)))
     kept = log(epochs[:cut], trimmed=trim)
     assert log(epochs, trimmed=trim).truncated(kept.last) == kept
-
-
-def test_epochs_are_found_by_number() -> None:
-    """Of each record, and of the base."""
-    shape = log("1223", trimmed=1)
-    assert [shape.epoch_at(lsn) for lsn in range(1, 5)] == [1, 2, 2, 3]
-    assert [lsn in shape for lsn in range(6)] == [False, True, True, True, True, False]
-
-
-def test_appending_continues_the_last_section() -> None:
-    """A log has one section for each epoch."""
-    shape = LogShape().appended(records("112"))
-    assert [(section.first_lsn, section.last.lsn, section.epoch) for section in shape.sections] == [
-        (1, 2, 1),
-        (3, 3, 2),
-    ]

@@ -55,18 +55,6 @@ def test_the_two_ways_may_bring_records_in_any_order() -> None:
     assert effects == [Flush(), Reply(STREAM, Appended(ballot(2), 4))]
 
 
-def test_what_leaves_a_gap_is_dropped() -> None:
-    """Nothing is told of it: the writer sends what is missing."""
-    before = followed("1")
-    assert step_relayed(before, Append(ballot(2), tuple(records("122")[2:]), 0)) is None
-
-
-def test_what_has_no_room_is_dropped() -> None:
-    """The writer hears of it when it sends the records itself."""
-    message = Append(ballot(2), tuple(records("12")[1:]), 0)
-    assert step_relayed(followed("1"), message, has_room=False) is None
-
-
 def test_records_that_do_not_follow_are_dropped() -> None:
     """CE11: they are chained, whichever way they come."""
     assert step_relayed(followed("1"), Append(ballot(2), tuple(records("22")[1:]), 0)) is None
@@ -87,15 +75,6 @@ def test_nothing_counts_without_the_stream_of_the_writer() -> None:
     voted, _ = step(followed("11"), 9, VoteRequest(ME, ballot(3)))
     assert step_relayed(voted, Append(ballot(2), (), 2)) is None
     assert step_relayed(voted, Append(ballot(3), (), 2)) is None
-
-
-def test_a_commit_point_is_taken() -> None:
-    """As far as the log goes, and it never goes back."""
-    relayed = step_relayed(followed("11"), Append(ballot(2), (), 9))
-    assert relayed is not None
-    assert relayed[0].committed_lsn == 2
-    assert relayed[1] == [Commit(2)]
-    assert step_relayed(relayed[0], Append(ballot(2), (), 1)) == (relayed[0], [])
 
 
 def test_only_what_was_taken_is_passed_on() -> None:
