@@ -23,12 +23,15 @@ from shalekv.format import names
 from shalekv.settings import GIB
 from shalekv.store.api import NO_METADATA, Created, CreateOutcome
 from shalekv.store.memory import MemoryStore
+from tests.bench.sizes import sized
 from tests.kit.processes.in_process import real_runtime, running, serve_settings, wall_clock_ms
 
 KEY_BYTES = 16
 VALUE_BYTES = 100
 SETTLE_EVERY = 10_000  # entries between two waits for all to be durable
-MERGING_TURNS = 10_000  # of the event loop, after which all runs that are due are merged
+MERGING_TURNS = sized(
+    10_000, 100
+)  # of the event loop, after which all runs that are due are merged
 
 
 class ForgetfulStore(MemoryStore):

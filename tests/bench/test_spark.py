@@ -1,4 +1,4 @@
-"""The pipeline beside Parquet in one Spark session, and beside single puts; and what it takes.
+"""The pipeline beside Parquet in one Spark session, and beside single puts.
 
 Nothing is asserted about time: ratios are printed, measured in one run on one machine: ways take
 turns, and of each the fastest counts. With `SHALEKV_BENCH_ROWS` in the environment there are so
@@ -32,18 +32,15 @@ from tests.bench.spark_ground import (
     sorted_rows,
     table,
 )
-from tests.bench.spark_memory import peaks
 from tests.kit.processes.processes import Processes
 from tests.spark.session import started
 
 ROWS = int(os.environ.get("SHALEKV_BENCH_ROWS", sized("1000000", "400")))
 ROUNDS = sized(5 if ROWS <= 1_000_000 else 1, 1)
 JAVA_OPTIONS = "-XX:+UseSerialGC"  # with all compilers, as where data is processed in earnest
-CORES = 2  # as the session of the tests has them
-OVERLAPPING = 4  # loads whose keys are spread over each other
-PUTS = sized(2_000, 100)
-CALLERS = 64
-MIB = 1 << 20
+OVERLAPPING = sized(4, 2)  # loads whose keys are spread over each other
+PUTS = sized(2_000, 20)
+CALLERS = sized(64, 4)
 pytestmark = [
     pytest.mark.timeout(3_600),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -74,32 +71,6 @@ def overlapping(spark: SparkSession, url: str) -> list[LoadResult]:
         bulk_load(rows(spark, ROWS, every=1 + n, salt=str(n)), url, load_id=f"rows {n}")
         for n in range(OVERLAPPING)
     ]
-
-
-def test_memory_of_a_large_database(spark: SparkSession, tmp_path: Path) -> None:
-    """What processes take when all tasks together are given a quarter of what is stored.
-
-    First in this file: later, processes have kept what they took for something else.
-    """
-    url = new_database(tmp_path)
-    stored_bytes = sum(load.size_bytes for load in overlapping(spark, url))
-    task_bytes = stored_bytes // 4 // CORES
-    with peaks() as idle:
-        consume(scan(spark, url, prefix="no key"))
-    with peaks() as scanning:
-        consume(scan(spark, url, task_memory_bytes=task_bytes))
-    with peaks() as loading:
-        files = {"sst_bytes": max(task_bytes // 4, 1 * MIB)}  # a task holds three at most
-        bulk_load(scan(spark, url), new_database(tmp_path), load_id="all", levels=files)
-    print(
-        f"\nmemory, {stored_bytes / MIB:.0f} MiB stored, {CORES} tasks with "
-        f"{task_bytes / MIB:.0f} MiB each; resident MiB at most"
-    )
-    print(f"  {'':<12}{'driver':>10}{'a task':>10}{'all tasks':>12}{'JVM':>10}")
-    for name, found in (("nothing", idle), ("scan", scanning), ("bulk_load", loading)):
-        sizes = (found.driver, found.task, found.tasks, found.java)
-        driver, task, tasks, java = (f"{size / MIB:,.0f}" for size in sizes)
-        print(f"  {name:<12}{driver:>10}{task:>10}{tasks:>12}{java:>10}")
 
 
 def test_load_beside_parquet(given: DataFrame, tmp_path: Path) -> None:

@@ -35,13 +35,14 @@ pytestmark = pytest.mark.timeout(900)
 
 AGAIN = "bare again"  # how far apart two of the same are tells what other ratios are worth
 FOLDER = "bench-stores"
-MULTIPART_BYTES = 32 * MIB
-PART_BYTES = 16 * MIB
+MULTIPART_BYTES = sized(32, 8) * MIB
+PART_BYTES = sized(16, 6) * MIB
 PARTS_AT_ONCE = 4
 CONNECTIONS = 32
+CONCURRENCY = sized([1, 8], [2])
 # Objects that one run takes when it is eight at a time (else half of them), and rounds.
-COUNTS = sized({4 * KIB: 40, MIB: 16, 64 * MIB: 8}, {4 * KIB: 4, 64 * MIB: 2})
-ROUNDS = sized({4 * KIB: 21, MIB: 21, 64 * MIB: 5}, {4 * KIB: 2, 64 * MIB: 2})
+COUNTS = sized({4 * KIB: 40, MIB: 16, 64 * MIB: 8}, {4 * KIB: 2, 12 * MIB: 2})
+ROUNDS = sized({4 * KIB: 21, MIB: 21, 64 * MIB: 5}, {4 * KIB: 2, 12 * MIB: 2})
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +96,7 @@ class Load:
         )
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("concurrency", CONCURRENCY)
 @pytest.mark.parametrize("size", COUNTS, ids=lambda size: f"{size // KIB} KiB")
 def test_s3_beside_bare(s3_server: S3Server, size: int, concurrency: int) -> None:
     """Prints the speed of creates, gets and gets of a range in units of a bare loop's."""
@@ -152,7 +153,7 @@ async def compare_gets(at: Load, store: ObjectStore, bare: BareS3) -> None:
     await store.delete([name])
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("concurrency", CONCURRENCY)
 def test_two_phase_beside_native(s3_server: S3Server, tmp_path: Path, concurrency: int) -> None:
     """Prints what a create of 4 KiB takes in two phases, in units of a conditional one."""
 

@@ -180,7 +180,7 @@ async def make(target: Path) -> None:
         description = await everything(making)
         shutil.copytree(f"{scratch}/database", target)
     text = json.dumps(description | {"repeats": making.repeats}, indent=1) + "\n"
-    (target / "database.json").writetext_of(text, "ascii")
+    (target / "database.json").write_text(text, "ascii")
 
 
 if __name__ == "__main__":

@@ -73,10 +73,3 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Ground:
 def _set(environment: pytest.MonkeyPatch, server: S3Server) -> None:
     for name, value in server.environment.items():
         environment.setenv(name, value)
-
-
-@pytest.fixture(params=["folder", "bucket"])
-def ground(request: pytest.FixtureRequest) -> Ground:
-    """Both, one after the other."""
-    found: Ground = request.getfixturevalue(request.param)
-    return found

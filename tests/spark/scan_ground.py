@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -118,15 +117,6 @@ def _milliseconds(moment: datetime | None) -> int | None:
 async def at_once(work: Callable[[], T]) -> T:
     """What Spark does, while the event loop goes on."""
     return await asyncio.to_thread(work)
-
-
-def repeated(action: Callable[[], T], *, seconds: float) -> list[T]:
-    """What an action says, again and again for so long."""
-    until = time.monotonic() + seconds
-    found = [action()]
-    while time.monotonic() < until:
-        found.append(action())
-    return found
 
 
 def option_names(options: Mapping[str, str]) -> dict[str, str]:

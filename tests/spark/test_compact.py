@@ -15,6 +15,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
+from shalekv.core.compaction.jobs import WalJob
 from shalekv.core.compaction.reserving import reservations
 from shalekv.core.compaction.shape import LAST_LEVEL
 from shalekv.core.lease import without_lease
@@ -75,6 +76,11 @@ async def trial(tmp_path: Path) -> Trial:
     return trial
 
 
+def paths(folder: Path) -> list[Path]:
+    """All that is stored."""
+    return sorted(folder.rglob("*"))
+
+
 def place_of(trial_path: Path) -> Place:
     """Where the database of a trial was saved."""
     return Place.of(trial_path.as_uri())
@@ -97,15 +103,13 @@ async def check(trial: Trial, path: Path) -> tuple[Manifest, NaiveTree]:
     return manifest, naive
 
 
-def objects(path: Path) -> list[Path]:
-    """All that is stored."""
-    return sorted(path.rglob("*"))
-
-
-async def test_one_version_of_each_key_is_left(
+async def test_all_keys_then_a_plan_then_some_keys(
     spark: SparkSession, trial: Trial, tmp_path: Path
 ) -> None:
-    """Without a server, WAL included: tombstones, older versions and expired values are gone."""
+    """Without a server, WAL included: tombstones, older versions and expired values are gone.
+
+    A dry run touches nothing, and a key range leaves the SSTs of other keys where they are.
+    """
     report = await asyncio.to_thread(compact_small, spark, tmp_path.as_uri(), include_wal=True)
     manifest, naive = await check(trial, tmp_path)
     assert manifest.first_uncompacted_wal_id == len(trial.written)
@@ -119,38 +123,25 @@ async def test_one_version_of_each_key_is_left(
     assert report.output_ssts == len([*manifest.leveled_ssts])
     assert str(report).count("\n") == 2, str(report)
 
-
-async def test_a_dry_run_shows_the_plan_and_touches_nothing(
-    spark: SparkSession, trial: Trial, tmp_path: Path
-) -> None:
-    """No object is written, no epoch claimed, no lease made."""
-    await asyncio.to_thread(compact_small, spark, tmp_path.as_uri(), include_wal=True)
-    before = objects(tmp_path)
+    before = paths(tmp_path)
     plan = await asyncio.to_thread(
         compact_small, spark, tmp_path.as_uri(), dry_run=True, force=True
     )
     assert (plan.is_dry_run, plan.is_done, plan.output_ssts) == (True, False, 0)
     assert [level.level for level in plan.inputs] == [LAST_LEVEL]
     assert plan.parts > 1
-    assert objects(tmp_path) == before
+    assert paths(tmp_path) == before
     again = await asyncio.to_thread(compact_small, spark, tmp_path.as_uri())
     assert not again.is_done
-    await check(trial, tmp_path)
 
-
-async def test_other_keys_are_not_rewritten(
-    spark: SparkSession, trial: Trial, tmp_path: Path
-) -> None:
-    """A key range takes the SSTs that overlap it, and leaves the others where they are."""
-    await asyncio.to_thread(compact_small, spark, tmp_path.as_uri(), include_wal=True)
-    before = {info.id: info for info in (await manifest_of(place_of(tmp_path))).leveled_ssts}
+    known = {info.id for info in manifest.leveled_ssts}
     report = await asyncio.to_thread(
         compact_small, spark, tmp_path.as_uri(), ("key0100", "key0110"), force=True
     )
     manifest, _ = await check(trial, tmp_path)
-    kept = [info for info in manifest.leveled_ssts if info.id in before]
-    assert report.input_ssts == len(before) - len(kept)
-    assert 0 < report.input_ssts < len(before)
+    kept = [info for info in manifest.leveled_ssts if info.id in known]
+    assert report.input_ssts == len(known) - len(kept)
+    assert 0 < report.input_ssts < len(known)
     assert all(info.last_key < b"key0100" or info.first_key >= b"key0110" for info in kept)
 
 
@@ -188,63 +179,67 @@ def always_fails(place: Place, part: Part) -> TaskOutcome:
     return outcome
 
 
-@pytest.fixture
-async def leveled(trial: Trial, tmp_path: Path) -> Trial:
-    """The same database, all of it in L0."""
-    from shalekv.core.compaction.jobs import WalJob  # noqa: PLC0415
-
+async def test_tasks_that_fail(
+    spark: SparkSession, trial: Trial, tmp_path: Path, processes: Processes
+) -> None:
+    """One that always fails publishes nothing and reserves nothing; one that fails twice is tried
+    again, and what its other attempts wrote is collected; damage ends the job with its name.
+    """
+    place = place_of(tmp_path)
     for slot in range(len(trial.written)):
         await trial.run(WalJob(range(slot, slot + 1), "all"))
     await trial.save(tmp_path)
-    return trial
+    before = await manifest_of(place)
+    with pytest.raises(PartFailed, match="as the test wants it"):
+        await compacted(place, SparkParts(spark, place, always_fails))
+    after, _ = await check(trial, tmp_path)
+    assert (after.leveled_ssts, after.leases) == (before.leveled_ssts, before.leases)
 
+    await lose_the_lease(spark, place)
+    after, _ = await check(trial, tmp_path)
+    assert after.leveled_ssts == before.leveled_ssts
 
-async def test_a_task_that_fails_twice_is_tried_again(
-    spark: SparkSession, leveled: Trial, tmp_path: Path, processes: Processes
-) -> None:
-    """What the other attempts wrote is in no manifest, and the collector takes it."""
-    place = place_of(tmp_path)
     report = await compacted(place, SparkParts(spark, place, fails_twice))
-    manifest, _ = await check(leveled, tmp_path)
+    manifest, _ = await check(trial, tmp_path)
     assert len([*manifest.leveled_ssts]) == report.output_ssts
-    stored = [*(tmp_path / "levels").iterdir()]
     assert report.parts > 1
+    stored = [*(tmp_path / "levels").iterdir()]
     assert len(stored) >= report.input_ssts + report.output_ssts + 2
     collected = await processes.run(
         *("collector", "--url", tmp_path.as_uri(), "--once", "--collect-age-s", "0")
     )
     assert await collected.exited() == 0, collected.report()
-    left = {path.stem.replace("-", "") for path in (tmp_path / "levels").iterdir()}
-    assert left == {info.id.hex() for info in manifest.leveled_ssts}
-    await check(leveled, tmp_path)
+    left = {path.stem.replace("-", ""): path for path in (tmp_path / "levels").iterdir()}
+    assert left.keys() == {info.id.hex() for info in manifest.leveled_ssts}
+    await check(trial, tmp_path)
 
-
-async def test_a_task_that_always_fails_publishes_nothing(
-    spark: SparkSession, leveled: Trial, tmp_path: Path
-) -> None:
-    """The error tells why, the levels are as they were, and nothing is reserved any more."""
-    place = place_of(tmp_path)
-    before = await manifest_of(place)
-    with pytest.raises(PartFailed, match="as the test wants it"):
-        await compacted(place, SparkParts(spark, place, always_fails))
-    after, _ = await check(leveled, tmp_path)
-    assert after.leveled_ssts == before.leveled_ssts
-    assert after.leases == before.leases
-
-
-async def test_damage_is_told_at_once(spark: SparkSession, leveled: Trial, tmp_path: Path) -> None:
-    """A flipped bit in an input ends the job with its name: no attempt could do better."""
-    info = max((await manifest_of(place_of(tmp_path))).leveled_ssts, key=lambda i: i.size_bytes)
-    (path,) = [
-        p for p in (tmp_path / "levels").iterdir() if p.stem.replace("-", "") == info.id.hex()
-    ]
+    info = max(manifest.leveled_ssts, key=lambda each: each.size_bytes)
+    path = left[info.id.hex()]
     data = bytearray(path.read_bytes())
     data[60] ^= 1
     path.write_bytes(data)
     with pytest.raises(PartFailed, match=f"BAD_CHECKSUM.*{path.name}"):
-        await asyncio.to_thread(compact_small, spark, tmp_path.as_uri())
-    assert not reservations(await manifest_of(place_of(tmp_path)), 0)
-    assert leveled.written
+        await asyncio.to_thread(compact_small, spark, tmp_path.as_uri(), force=True)
+    assert not reservations(await manifest_of(place), 0)
+
+
+async def lose_the_lease(spark: SparkSession, place: Place) -> None:
+    """It is found out by the next renewal; the tasks are cancelled, and the job ends with that."""
+    slow = COMPACTOR | {"compactor_lease_ttl_s": 2, "compaction_rate_bytes": 2_000}
+    job = asyncio.create_task(
+        asyncio.to_thread(
+            compact, spark, place.url, levels=LEVELS, compactor=slow, partition_bytes=60_000
+        )
+    )
+    (lease_id,) = reserved(await until(place, reserved))
+    async with place.open() as store:
+        await StoredManifest(store).edit(
+            lambda current: without_lease(current, lease_id), lambda _: True
+        )
+    async with asyncio.timeout(60):  # what it reads would take minutes
+        with pytest.raises(LeaseLost):
+            await job
+    assert [*spark.sparkContext.statusTracker().getActiveJobsIds()] == []
 
 
 async def until(
@@ -268,32 +263,6 @@ def reserved(manifest: Manifest) -> list[bytes]:
 def levels_are_filled(manifest: Manifest) -> bool:
     """Whether the levels have all keys."""
     return sum(info.entry_count for info in manifest.leveled_ssts) >= len(KEYS)
-
-
-async def test_a_lost_lease_ends_the_job(
-    spark: SparkSession, leveled: Trial, tmp_path: Path
-) -> None:
-    """It is found out by the next renewal; the tasks are cancelled, and nothing is published."""
-    place = place_of(tmp_path)
-    before = await manifest_of(place)
-    slow = COMPACTOR | {"compactor_lease_ttl_s": 2, "compaction_rate_bytes": 2_000}
-    job = asyncio.create_task(
-        asyncio.to_thread(
-            compact, spark, tmp_path.as_uri(), levels=LEVELS, compactor=slow, partition_bytes=60_000
-        )
-    )
-    (lease_id,) = reserved(await until(place, reserved))
-    async with place.open() as store:
-        await StoredManifest(store).edit(
-            lambda current: without_lease(current, lease_id), lambda _: True
-        )
-    async with asyncio.timeout(60):  # what it reads would take minutes
-        with pytest.raises(LeaseLost):
-            await job
-    tracker = spark.sparkContext.statusTracker()
-    assert [*tracker.getActiveJobsIds()] == []
-    after, _ = await check(leveled, tmp_path)
-    assert after.leveled_ssts == before.leveled_ssts
 
 
 def test_bad_input_is_refused_before_anything_is_done(spark: SparkSession, folder: Ground) -> None:
@@ -343,14 +312,14 @@ async def writing(client: Client, keys: list[bytes]) -> AsyncIterator[dict[bytes
 
 
 async def test_a_server_goes_on_beside_it(
-    spark: SparkSession, ground: Ground, processes: Processes
+    spark: SparkSession, bucket: Ground, processes: Processes
 ) -> None:
     """Updates of the same keys before, during and after: the last one counts, also at a reader and
     after a restart. The server's own compactor merges the WAL meanwhile, never ends, and leaves
     the job alone; a second job is refused.
     """
-    server = await processes.serve(ground.url, *SMALL, env=ground.env)
-    place = Place.of(ground.url, ground.store)
+    server = await processes.serve(bucket.url, *SMALL, env=bucket.env)
+    place = Place.of(bucket.url, bucket.store)
     expected: dict[bytes, bytes | None] = {}
     random = Random(5)
     async with Client(server.listen) as client:
@@ -363,17 +332,17 @@ async def test_a_server_goes_on_beside_it(
                 asyncio.to_thread(
                     compact,
                     spark,
-                    ground.url,
+                    bucket.url,
                     force=True,
                     partition_bytes=40_000,
                     levels=LEVELS,
                     compactor=slow,
-                    store=ground.store,
+                    store=bucket.store,
                 )
             )
             began = await until(place, reserved)
             with pytest.raises(ManifestConflict, match="merges the levels already"):
-                await asyncio.to_thread(compact_small, spark, ground.url, store=ground.store)
+                await asyncio.to_thread(compact_small, spark, bucket.url, store=bucket.store)
             report = await job
             ended = await manifest_of(place)
         expected |= acknowledged
@@ -390,7 +359,7 @@ async def test_a_server_goes_on_beside_it(
         if "child process" in str(line.get("event")) and "started" not in str(line.get("event"))
     ], server.report()
     assert await server.stop() == 0
-    reader = await processes.read(ground.url, env=ground.env)
+    reader = await processes.read(bucket.url, env=bucket.env)
     async with Client(reader.listen) as client:
         again = {pair.key: pair.value async for pair in client.scan()}
     assert again == found

@@ -1,4 +1,4 @@
-"""Parquet files of a state of a database."""
+"""What is made of whole databases: Parquet files of a state, and statistics by prefix."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from shalekv.errors import DatabaseNotFound, InvalidRequest
-from shalekv_client import Client
+from shalekv_client import Client, Put
 from shalekv_spark.scanning.export import Exported, export_parquet
+from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pinned_snapshots
+from shalekv_spark.scanning.stats import stats
+from tests.kit.processes.meanwhile import COMPACT_ALL
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
 from tests.spark.scan_ground import ALONE, at_once, serve, write_numbers
 
 
 async def test_export_is_what_a_scan_shows(
-    spark: SparkSession, processes: Processes, ground: Ground, tmp_path: Path
+    spark: SparkSession, processes: Processes, bucket: Ground, tmp_path: Path
 ) -> None:
-    """Keys, values and expiry of a range, at a seq that is told; nothing is kept afterwards."""
-    server = await serve(processes, ground, *ALONE)
+    """Keys, values and expiry of a range, at a seq that is told; nothing is kept afterwards. What
+    is there already is added to or replaced, and a snapshot with a name is read as it was.
+    """
+    server = await serve(processes, bucket, *ALONE)
     path = str(tmp_path / "export")
+
+    def export(**arguments: str) -> Exported:
+        return export_parquet(spark, bucket.url, path, store=bucket.store, **arguments)  # type: ignore[arg-type]
+
     async with Client(server.listen) as client:
         await write_numbers(client, range(100))
         last = await client.put(b"00042", b"expires", ttl_ms=3_600_000)
-
-        exported = await at_once(
-            lambda: export_parquet(spark, ground.url, path, prefix="0004", store=ground.store)
-        )
-        assert exported == Exported(10, last.seq)
-        assert not [each for each in pinned_snapshots() if each.place.url == ground.url]
+        assert await at_once(lambda: export(prefix="0004")) == Exported(10, last.seq)
+        assert not [each for each in pinned_snapshots() if each.place.url == bucket.url]
         rows = spark.read.parquet(path).sort("key").collect()
         assert [bytes(row.key) for row in rows] == [b"%05d" % n for n in range(40, 50)]
         assert bytes(rows[3].value) == b"number 43"
@@ -40,41 +45,75 @@ async def test_export_is_what_a_scan_shows(
         assert found.expire_at_ms is not None
         moment = datetime.fromtimestamp(found.expire_at_ms / 1_000, UTC).replace(tzinfo=None)
         assert [row.expire_at for row in rows] == [None] * 2 + [moment] + [None] * 7
-
-
-async def test_what_is_there_already_is_added_to_or_replaced(
-    spark: SparkSession, processes: Processes, folder: Ground, tmp_path: Path
-) -> None:
-    """As the mode says; a snapshot with a name is read as it was."""
-    server = await serve(processes, folder, *ALONE)
-    path = str(tmp_path / "export")
-
-    def export(**arguments: str) -> Exported:
-        return export_parquet(spark, folder.url, path, **arguments)  # type: ignore[arg-type]
-
-    async with Client(server.listen) as client:
-        await write_numbers(client, range(100))
-        last = await client.put(b"00042", b"last")
         await client.create_snapshot("kept", ttl_s=60)
         await client.delete_range(all_keys=True)
-    assert (await at_once(export)).rows == 0
     with pytest.raises(AnalysisException, match="PATH_ALREADY_EXISTS"):
         await at_once(export)
     told = await at_once(lambda: export(mode="append", start="0009", snapshot="kept"))
     assert told == Exported(10, last.seq)
-    assert spark.read.parquet(path).count() == 10
+    assert spark.read.parquet(path).count() == 20
     over = await at_once(lambda: export(mode="overwrite", key_as="utf-8", snapshot="kept"))
     assert over == Exported(100, last.seq)
     assert spark.read.parquet(path).where("key = '00099'").count() == 1
+    assert (await at_once(lambda: export(mode="overwrite"))).rows == 0
+
+
+async def test_what_is_stored_is_counted_by_prefix(
+    spark: SparkSession, processes: Processes, folder: Ground
+) -> None:
+    """Keys and bytes are what a read sees; versions and tombstones what is stored of it, in the WAL
+    and in the levels, where a compaction takes some away.
+    """
+    # No writer adds tombstones of its own, for what has expired.
+    server = await serve(processes, folder, *ALONE, "--expiry-sweep-interval-ms", "0")
+
+    def counted(**arguments: object) -> list[tuple[object, ...]]:
+        frame = stats(spark, folder.url, **arguments)  # type: ignore[arg-type]
+        rows = [(bytes(row.prefix), *row[1:]) for row in frame.collect()]
+        release(frame)
+        return rows
+
+    async with Client(server.listen) as client:
+        for value, keys in (
+            (b"12345", (b"a/1", b"a/2", b"a/3", b"b/1", b"bare")),
+            (b"123", (b"a/1", b"c/gone")),
+        ):
+            await client.write([Put(key, value) for key in keys])
+        await client.delete(b"a/2")
+        await client.delete_range(prefix=b"c/")
+        await client.put(b"d/expired", b"x", ttl_ms=1)
+        await client.put(b"a/1", b"1234567")
+    by_prefix = [
+        (b"", 1, 9, 0, 1),
+        (b"a/", 2, 3 + 7 + 3 + 5, 1, 6),
+        (b"b/", 1, 8, 0, 1),
+        (b"c/", 0, 0, 0, 1),
+        (b"d/", 0, 0, 0, 1),
+    ]
+    assert await at_once(lambda: counted(delimiter="/")) == by_prefix
+    assert await at_once(lambda: counted(by_prefix_bytes=1, end="b/2")) == [
+        (b"a", *by_prefix[1][1:]),
+        (b"b", *by_prefix[2][1:]),
+    ]
+    compactor = await processes.run("compactor", "--once", *COMPACT_ALL, "--url", folder.url)
+    assert await compactor.exited() == 0, compactor.report()
+    async with Client(server.listen) as client:
+        await client.put(b"a/3", b"more")
+    (total,) = await at_once(counted)
+    assert total[:3] == (b"", 4, 9 + 10 + 7 + 8)
 
 
 def test_bad_arguments_are_refused(spark: SparkSession, folder: Ground, tmp_path: Path) -> None:
-    """Before anything is written."""
+    """Before anything is read or written."""
     path = tmp_path / "export"
     with pytest.raises(InvalidRequest, match="mode"):
         export_parquet(spark, folder.url, str(path), mode="ignore")
     with pytest.raises(DatabaseNotFound):
-        export_parquet(spark, folder.url, str(path))
-    with pytest.raises(DatabaseNotFound):
         export_parquet(spark, folder.url, str(path), snapshot="any")
     assert not path.exists()
+    with pytest.raises(InvalidRequest, match="by_prefix_bytes"):
+        stats(spark, folder.url, by_prefix_bytes=0)
+    with pytest.raises(InvalidRequest, match="give this or a delimiter"):
+        stats(spark, folder.url, by_prefix_bytes=2, delimiter="/")
+    with pytest.raises(DatabaseNotFound):
+        stats(spark, folder.url)

@@ -73,19 +73,19 @@ async def state(server: Child, *, min_seq_of: Client | None = None) -> State:
 
 
 async def test_a_load_stands_between_what_was_before_and_what_comes_after(
-    spark: SparkSession, processes: Processes, ground: Ground
+    spark: SparkSession, processes: Processes, bucket: Ground
 ) -> None:
     """Of one key the last commit counts, whether it was written or loaded: at the writer, at a
     replica, and when the writer is another one. The same load again does nothing, and says so.
     """
-    server = await processes.serve(ground.url, *ALONE, env=ground.env)
-    replica = await processes.read(ground.url, env=ground.env)
+    server = await processes.serve(bucket.url, *ALONE, env=bucket.env)
+    replica = await processes.read(bucket.url, env=bucket.env)
     async with Client(server.listen) as client:
         await client.write([Put(b"k%06d" % number, b"before") for number in range(50)])
         await client.write([Put(b"other", b"before"), Put(b"z", b"before")])
         rows = pairs(spark).withColumn("op", F.lit("put"))
         rows = rows.union(spark.createDataFrame([("z", None, "delete")], ROW))
-        running = asyncio.create_task(load(rows, ground, "monday"))
+        running = asyncio.create_task(load(rows, bucket, "monday"))
         during = 0
         while not running.done():  # the last of these may come after the commit
             during = (await client.put(b"k000001", b"during")).seq
@@ -104,9 +104,9 @@ async def test_a_load_stands_between_what_was_before_and_what_comes_after(
         assert await state(server) == expected
         assert await state(replica, min_seq_of=client) == expected
     assert await server.stop() == 0, server.report()
-    server = await processes.serve(ground.url, *ALONE, env=ground.env)
+    server = await processes.serve(bucket.url, *ALONE, env=bucket.env)
     assert await state(server) == expected
-    again = await load(pairs(spark), ground, "monday")
+    again = await load(pairs(spark), bucket, "monday")
     assert (again.already_applied, again.seq, again.rows) == (True, result.seq, 0)
     assert "was committed before" in str(again)
     assert await state(server) == expected
@@ -155,7 +155,11 @@ async def test_a_task_that_fails_twice_loads_once(
 async def test_rows_may_delete_expire_and_come_several_times(
     spark: SparkSession, processes: Processes, folder: Ground
 ) -> None:
-    """The row with the greatest time counts; what has expired is not there."""
+    """The row with the greatest time counts; what has expired is not there. What cannot be loaded
+    is refused, before a job where that can be known, and leaves nothing behind.
+    """
+    with pytest.raises(DatabaseNotFound):
+        await load(pairs(spark, 4), folder, "monday")
     server = await processes.serve(folder.url, *ALONE)
     now = datetime.now(tz=UTC)
     rows = [
@@ -184,35 +188,27 @@ async def test_rows_may_delete_expire_and_come_several_times(
         import_parquet, spark, path, folder.url, load_id="wednesday", writer=server.listen
     )
     assert (imported.rows, imported.already_applied) == (1, False)
-
-
-async def test_what_cannot_be_loaded_is_refused(
-    spark: SparkSession, processes: Processes, folder: Ground
-) -> None:
-    """Before a job where that can be known; and in the end nothing is left but the database."""
+    refused = await state(server)
     ok = pairs(spark, 4)
-    with pytest.raises(DatabaseNotFound):
-        await load(ok, folder, "monday")
-    server = await processes.serve(folder.url, *ALONE)
     for load_id, told in (("", "load_id: 0 bytes"), ("x-1", "is the id of a stream's batch")):
         with pytest.raises(InvalidRequest, match=told):
             await load(ok, folder, load_id)
     stream = spark.readStream.format("rate").load()
     with pytest.raises(InvalidRequest, match="it is a stream"):
-        await load(stream, folder, "monday")
+        await load(stream, folder, "friday")
     null = ok.union(spark.createDataFrame([(None, "v")], PAIR))
     with pytest.raises(InvalidRequest, match=r"partition \d+, row 0: the key is null"):
-        await load(null, folder, "monday")
+        await load(null, folder, "friday")
     long = ok.withColumn("key", F.repeat("key", 10_000))
     with pytest.raises(InvalidRequest, match="a key has 65,536 at most"):
-        await load(long, folder, "monday")
+        await load(long, folder, "friday")
     backwards = ok.repartition(1).sortWithinPartitions(F.desc("key"))
     with pytest.raises(InvalidRequest, match="partition 0, row 1: the partition is not sorted"):
-        await load(backwards, folder, "monday", presorted=True)
+        await load(backwards, folder, "friday", presorted=True)
     mixed = pairs(spark, 200).repartition(2).sortWithinPartitions("key")
     with pytest.raises(InvalidRequest, match=r"partitions . and . are not sorted"):
-        await load(mixed, folder, "monday", presorted=True)
-    assert await state(server) == {}
+        await load(mixed, folder, "friday", presorted=True)
+    assert await state(server) == refused
     manifest = Meanwhile(processes, Path(folder.url.removeprefix("file://"))).manifest()
     assert not manifest.leases
-    assert not manifest.pending_loads
+    assert {each.load_id for each in manifest.pending_loads} == {"monday", "wednesday"}

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
 
+from shalekv.errors import (
+    DatabaseNotFound,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidUrl,
+    ShaleError,
+    SnapshotNotFound,
+)
 from shalekv_client import Client
 from shalekv_spark.formats import register
+from shalekv_spark.scanning.decoding import decoded
 from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin
 from shalekv_spark.scanning.scan import scan
@@ -27,55 +41,47 @@ from tests.spark.scan_ground import (
     writing,
 )
 
-# How much of the WAL travels with the tasks of a scan; the rest they read.
-TAILS_BYTES = {"file": 64 << 20, "s3": 5_000}
-
 
 async def test_scan_is_what_a_server_shows_while_all_goes_on(
-    spark: SparkSession, processes: Processes, ground: Ground
+    spark: SparkSession, processes: Processes, bucket: Ground
 ) -> None:
     """Row by row, with sequence numbers and expiry, at the snapshot and the seq of the scan, while
     a writer, a compactor and a collector work; also in a range, and in a join with itself.
     """
     # One WAL object in 20 ms leaves the cores to the scans.
-    server = await serve(processes, ground, *BUSY, "--flush-interval-ms", "20")
+    server = await serve(processes, bucket, *BUSY, "--flush-interval-ms", "20")
     await fill(server.listen, rounds=3)
-    tail_bytes = TAILS_BYTES["file" if ground.url.startswith("file") else "s3"]
     start, end = b"00300", b"01500"
     async with writing(server.listen):
-        with await at_once(lambda: pin(ground.url, store=ground.store, ttl_s=20)) as pinned:
+        with await at_once(lambda: pin(bucket.url, store=bucket.store, ttl_s=20)) as pinned:
             frame = await at_once(
                 lambda: scan(
                     spark,
-                    ground.url,
+                    bucket.url,
                     start=start,
                     end=end,
                     columns=COLUMNS,
                     snapshot=pinned,
                     min_partitions=4,
-                    tail_memory_bytes=tail_bytes,
-                    store=ground.store,
+                    tail_memory_bytes=5_000,  # tasks read most of the WAL themselves
+                    store=bucket.store,
                 )
             )
             found = as_shown(await at_once(frame.collect))
-            expected = await shown(server.listen, pinned.snapshot_id, start=start, end=end)
-            assert found == expected
+            assert found == await shown(server.listen, pinned.snapshot_id, start=start, end=end)
             assert await at_once(frame.rdd.getNumPartitions) > 1
             assert found
             assert max(row[2] for row in found) <= pinned.seq
             twins = frame.alias("a").join(frame.alias("b"), F.col("a.key") == F.col("b.key"))
             same = twins.where("a.seq = b.seq and a.value = b.value")
             assert await at_once(same.count) == len(found)
-            async with Client(server.listen) as client:
-                told = await client.list_snapshots()
-            assert pinned.seq in [s.seq for s in told if s.id == pinned.snapshot_id]
 
 
-async def test_everything_done_with_a_frame_reads_one_snapshot(
+async def test_a_frame_reads_one_snapshot_whatever_is_done_with_it(
     spark: SparkSession, processes: Processes, folder: Ground
 ) -> None:
-    """Two actions, a join with itself, and a plan that is made again: while the database changes
-    between them. So it is with `scan` and with ``spark.read``.
+    """Actions, a join with itself, plans that are made again, and filters that Spark would push
+    down, while the database changes between them; by `scan` and by ``spark.read``.
     """
     server = await serve(processes, folder, *ALONE)
     register(spark)
@@ -88,35 +94,15 @@ async def test_everything_done_with_a_frame_reads_one_snapshot(
         await client.delete_range(start=b"00000", end=b"00050")
         await write_numbers(client, range(100, 300))
         for frame in frames:
+            low = frame.where(F.col("key") < F.lit(b"00003"))
+            assert await at_once(low.count) == 3
             assert await at_once(frame.count) == 100
+            high = frame.where(F.col("key") >= F.lit(b"00098"))
+            assert await at_once(low.union(high).count) == 5
             await write_numbers(client, range(300, 310))
             twins = frame.alias("a").join(frame.alias("b"), F.col("a.key") == F.col("b.key"))
             assert await at_once(twins.count) == 100
-        last = frames[0].select(F.max("key").alias("key"))
-        assert bytes((await at_once(last.collect))[0].key) == b"00099"
     release(frames[0])
-
-
-async def test_filter_of_one_action_never_changes_the_rows_of_another(
-    spark: SparkSession, processes: Processes, folder: Ground
-) -> None:
-    """A source that takes filters gives the rows of the first query to all: ours takes none."""
-    server = await serve(processes, folder, *ALONE)
-    register(spark)
-    async with Client(server.listen) as client:
-        await write_numbers(client, range(10))
-    for frame in (
-        await at_once(lambda: scan(spark, folder.url)),
-        await at_once(lambda: spark.read.format("shalekv").load(folder.url)),
-    ):
-        low = frame.where(F.col("key") < F.lit(b"00003"))
-        high = frame.where(F.col("key") >= F.lit(b"00008"))
-        assert await at_once(low.count) == 3
-        assert await at_once(frame.count) == 10
-        assert await at_once(high.count) == 2
-        assert await at_once(low.union(high).count) == 5
-        assert await at_once(frame.count) == 10
-        release(frame)
 
 
 async def test_what_is_not_compacted_is_seen(
@@ -131,7 +117,7 @@ async def test_what_is_not_compacted_is_seen(
         expected = await shown(server.listen, pinned.snapshot_id)
         assert any(len(value) == 2_000 for _, value, _, _ in expected), "there is no load"
         assert any(expire_at_ms for _, _, _, expire_at_ms in expected)
-        for tail_memory_bytes in (0, 20_000, 64 << 20):
+        for tail_memory_bytes in (0, 64 << 20):
             frame = scan(
                 spark,
                 folder.url,
@@ -143,26 +129,88 @@ async def test_what_is_not_compacted_is_seen(
             assert as_shown(await at_once(frame.collect)) == expected
 
 
-async def test_prefix_and_names_and_options(
-    spark: SparkSession, processes: Processes, ground: Ground
+async def test_arguments_of_scans(
+    spark: SparkSession, processes: Processes, bucket: Ground
 ) -> None:
-    """A snapshot is read by its name as well, and by ``spark.read`` with the same options."""
-    server = await serve(processes, ground, *ALONE)
+    """A snapshot is read by its name, by `scan` and by ``spark.read`` with the same options; a
+    range without keys has its columns; and bad arguments are named before any job of Spark.
+    """
+    register(spark)
+    reader = spark.read.format("shalekv").options(**option_names(bucket.store))
+    with pytest.raises(DatabaseNotFound, match=bucket.url):
+        scan(spark, bucket.url, store=bucket.store)
+    with pytest.raises(AnalysisException, match=f"DatabaseNotFound: {bucket.url}"):
+        reader.load(bucket.url)
+    server = await serve(processes, bucket, *ALONE)
     async with Client(server.listen) as client:
         await write_numbers(client, range(300))
         await client.create_snapshot("before", ttl_s=60)
         await client.delete_range(all_keys=True)
-    register(spark)
+        await client.put("tä".encode(), struct.pack(">I", 2**32 - 1))
     options = {"prefix": "001", "columns": "key", "snapshot": "before", "end": "00150"}
-    reader = spark.read.format("shalekv").options(**options, **option_names(ground.store))
-    by_options = [bytes(row.key) for row in await at_once(reader.load(ground.url).collect)]
-    assert by_options == [b"%05d" % number for number in range(100, 150)]
+    by_options = reader.options(**options).load(bucket.url)
+    expected = [b"%05d" % number for number in range(100, 150)]
+    assert [bytes(row.key) for row in await at_once(by_options.collect)] == expected
     frame = scan(
-        spark, ground.url, prefix="001", end="00150", snapshot="before", store=ground.store
+        spark, bucket.url, prefix="001", end="00150", snapshot="before", store=bucket.store
     )
-    assert [bytes(row.key) for row in await at_once(frame.collect)] == by_options
-    nothing = scan(spark, ground.url, store=ground.store)
-    assert await at_once(nothing.collect) == []
-    release(nothing)
     release(frame)
     assert await at_once(frame.count) == 50, "the snapshot was not ours to release"
+    decoding = scan(spark, bucket.url, key_as="utf-8", value_as=">I", store=bucket.store)
+    assert [tuple(row) for row in await at_once(decoding.collect)] == [("tä", 2**32 - 1)]
+    release(decoding)
+    nothing = scan(spark, bucket.url, start="u", end="t", store=bucket.store)
+    assert (await at_once(nothing.collect), nothing.columns) == ([], ["key", "value"])
+    release(nothing)
+
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [*tracker.getJobIdsForGroup(None)]
+    for arguments, kind, message in BAD:
+        with pytest.raises(kind, match=message):
+            scan(spark, bucket.url, **({"store": bucket.store} | arguments))
+    with pytest.raises(InvalidUrl):
+        scan(spark, "nowhere")
+    with pytest.raises(AnalysisException, match="InvalidSetting: unknown option startkey"):
+        spark.read.format("shalekv").option("startKey", "a").load(bucket.url)
+    with pytest.raises(AnalysisException, match="InvalidSetting: the option url is missing"):
+        spark.read.format("shalekv").load()
+    assert [*tracker.getJobIdsForGroup(None)] == jobs
+
+
+UNKNOWN = "ab" * 16
+BAD: list[tuple[dict[str, Any], type[ShaleError], str]] = [
+    ({"columns": ["size"]}, InvalidSetting, "option columns"),
+    ({"columns": []}, InvalidSetting, "option columns"),
+    ({"snapshot": "no such"}, SnapshotNotFound, "'no such'"),
+    ({"snapshot": UNKNOWN}, SnapshotNotFound, UNKNOWN),
+    ({"snapshot": bytes.fromhex(UNKNOWN)}, SnapshotNotFound, UNKNOWN),
+    ({"snapshot_ttl_s": 0}, InvalidSetting, "snapshot_ttl_s"),
+    ({"partition_bytes": 0}, InvalidSetting, "option partitionBytes"),
+    ({"tail_memory_bytes": -1}, InvalidSetting, "option tailMemoryBytes"),
+    ({"key_as": ">d"}, InvalidRequest, "format"),
+    ({"key_as": "utf-8", "columns": ["value"]}, InvalidRequest, "key_as"),
+    ({"store": {"no_such": 1}}, InvalidSetting, "no_such"),
+]
+
+DECODED: list[tuple[str, tuple[Any, ...]]] = [
+    (">bBhHiI3sqQ", (-(2**7), 0, -(2**15), 1, -(2**31), 2, b"a\xff\x00", -(2**63), 2**64 - 1)),
+    (">bBhHiI3sqQ", (127, 255, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**32 - 1, b"x", 2**63 - 1, 0)),
+    ("<2xhIq", (-2, 2**32 - 1, -(2**63))),
+    ("<Q", (2**63,)),
+    (">q", (-1,)),
+]
+
+
+def test_formats_are_decoded_as_python_does(spark: SparkSession) -> None:
+    """One field is its type, several are a struct; bytes that are something else end the query."""
+    columns = [decoded(F.lit(struct.pack(layout, *values)), layout) for layout, values in DECODED]
+    (row,) = spark.range(1).select(*columns).collect()
+    for found, (layout, values) in zip(row, DECODED, strict=True):
+        fields = found if len(values) > 1 else (found,)
+        told = [bytes(each) if isinstance(each, bytearray) else each for each in fields]
+        assert told == [*struct.unpack(layout, struct.pack(layout, *values))]
+    rows = spark.range(1)
+    with pytest.raises(PySparkException, match="expected 8 bytes as <q has them, found 2"):
+        rows.select(decoded(F.lit(b"t\xff"), "<q")).collect()
+    with pytest.raises(PySparkException, match="MALFORMED_CHARACTER"):
+        rows.select(decoded(F.lit(b"t\xff"), "utf-8")).collect()

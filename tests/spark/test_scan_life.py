@@ -15,26 +15,34 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from shalekv.core.manifest import Manifest
+from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import SnapshotNotFound
 from shalekv_client import Client
 from shalekv_spark.formats import register
 from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin, pinned_snapshots
 from shalekv_spark.scanning.scan import scan
+from tests.kit.patience import patience_s
 from tests.kit.processes.meanwhile import Meanwhile
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import Ground
-from tests.spark.scan_ground import ALONE, BUSY, at_once, repeated, serve, write_numbers
+from tests.spark.scan_ground import ALONE, BUSY, at_once, serve, write_numbers
 
-# With which a snapshot is gone as soon as it expires, and objects as soon as nobody keeps them.
+# With which objects are gone as soon as nobody keeps them.
 COLLECTED = (*ALONE[:1], "--collect-interval-ms", "200", "--collect-age-s", "1", *BUSY)
-GONE_S = 90.0
+GONE_S = 30.0
 
 
-def snapshot_ids(ground: Ground) -> set[bytes]:
-    """Those in the current manifest of a database on a folder."""
-    folder = Path(ground.url.removeprefix("file://"))
-    return {each.id for each in Meanwhile(Processes(), folder).manifest().snapshots}
+def manifest_of(ground: Ground) -> Manifest:
+    """The current one of a database on a folder."""
+    return Meanwhile(Processes(), Path(ground.url.removeprefix("file://"))).manifest()
+
+
+def expiry(ground: Ground, snapshot_id: bytes) -> int | None:
+    """When a snapshot expires; None: it is not there."""
+    found = find_snapshot(manifest_of(ground), snapshot_id)
+    return None if found is None else found.snapshot_expire_time_s
 
 
 def own_id(ground: Ground) -> bytes:
@@ -45,117 +53,37 @@ def own_id(ground: Ground) -> bytes:
 
 def wait_until(accept: Callable[[], bool]) -> None:
     """Look again and again."""
-    until = time.monotonic() + GONE_S
+    until = time.monotonic() + patience_s(GONE_S)
     while not accept():
         assert time.monotonic() < until, "waited in vain"
         gc.collect()
 
 
-async def test_snapshot_outlives_its_time_to_live_while_it_is_read(
+async def test_snapshot_of_a_frame(
     spark: SparkSession, processes: Processes, folder: Ground
 ) -> None:
-    """It is renewed by the driver, while all that is not kept is collected; and then removed."""
+    """The driver renews it while it is read, though all that is not kept is collected; it goes with
+    the last frame that was made of it. A task that is tried again reads all of its rows anew.
+    """
     server = await serve(processes, folder, *COLLECTED)
     async with Client(server.listen) as client:
-        await write_numbers(client, range(300))
-        frame = await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=12))
-        own = own_id(folder)
-        await client.delete_range(all_keys=True)
-        counts = await at_once(lambda: repeated(frame.count, seconds=16.0))
-        assert {*counts} == {300}
-        assert own in snapshot_ids(folder)
-    release(frame)
-    assert own not in snapshot_ids(folder)
-
-
-async def test_action_whose_snapshot_is_gone_names_that(
-    spark: SparkSession, processes: Processes, folder: Ground
-) -> None:
-    """Whether it is planned first, or was planned before; and whoever renews it."""
-    server = await serve(processes, folder, *ALONE)
-    register(spark)
-    async with Client(server.listen) as client:
-        await write_numbers(client, range(300))
-    reader = spark.read.format("shalekv").option("tailMemoryBytes", "0")
-    expired = await at_once(lambda: reader.option("snapshotTtl", "1").load(folder.url))
-    ends_s = time.time() + 2.5  # it is not read, so nobody renews it
-    planned = await at_once(lambda: scan(spark, folder.url, tail_memory_bytes=0))
-    assert await at_once(planned.count) == 300
-    unplanned = await at_once(lambda: scan(spark, folder.url))
-    release(planned)
-    release(unplanned)
-    for frame in (planned, unplanned):
-        with pytest.raises(PySparkException, match="SnapshotNotFound"):
-            await at_once(frame.count)
-    await at_once(lambda: wait_until(lambda: time.time() >= ends_s))
-    with pytest.raises(PySparkException, match="SnapshotNotFound"):
-        await at_once(expired.count)
-
-
-async def test_snapshot_goes_with_the_last_frame_that_was_made_of_it(
-    spark: SparkSession, processes: Processes, folder: Ground
-) -> None:
-    """What `scan` returned may be gone while a filter of it is still there."""
-    server = await serve(processes, folder, *ALONE)
-    async with Client(server.listen) as client:
-        await write_numbers(client, range(20))
-    made = [
-        await at_once(lambda: scan(spark, folder.url, snapshot_ttl_s=6).where("key >= '00010'"))
-    ]
-    own = own_id(folder)
-    gc.collect()
-    spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001 - no other way
-    assert {*await at_once(lambda: repeated(made[0].count, seconds=1.0))} == {10}
-    assert own in snapshot_ids(folder)
-    made.clear()
-
-    def is_gone() -> bool:
-        spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001 - as above
-        return own not in snapshot_ids(folder)
-
-    await at_once(lambda: wait_until(is_gone))
-
-
-async def test_pinned_snapshot_is_kept_for_all_who_read_it(
-    spark: SparkSession, processes: Processes, folder: Ground
-) -> None:
-    """Until it is released, which is refused to nobody; reads of it fail then, before Spark."""
-    server = await serve(processes, folder, *ALONE)
-    async with Client(server.listen) as client:
-        await write_numbers(client, range(30))
-        with await at_once(lambda: pin(folder.url)) as pinned:
-            await write_numbers(client, range(30, 60))
-            frames = [scan(spark, folder.url, prefix=p, snapshot=pinned) for p in ("0000", "0001")]
-            assert [await at_once(frame.count) for frame in frames] == [10, 10]
-        pinned.release()
-    assert pinned.snapshot_id not in snapshot_ids(folder)
-    with pytest.raises(SnapshotNotFound, match=pinned.snapshot_id.hex()):
-        scan(spark, folder.url, snapshot=pinned)
-
-
-async def test_snapshots_go_with_the_process(processes: Processes, folder: Ground) -> None:
-    """A program that ends without releasing them leaves none."""
-    await serve(processes, folder, *ALONE)
-    before = snapshot_ids(folder)
-    program = (
-        "import sys; from shalekv_spark.scanning.pinning import pin; print(pin(sys.argv[1]).seq)"
-    )
-    found = await at_once(
-        lambda: subprocess.run(
-            [sys.executable, "-c", program, folder.url], capture_output=True, check=False
-        )
-    )
-    assert (found.returncode, found.stdout) == (0, b"0\n"), found.stderr
-    assert snapshot_ids(folder) == before
-
-
-async def test_task_that_fails_twice_is_tried_again(
-    spark: SparkSession, processes: Processes, folder: Ground
-) -> None:
-    """It reads all of its rows anew: none is missing, and none is there twice."""
-    server = await serve(processes, folder, *ALONE)
-    async with Client(server.listen) as client:
         await write_numbers(client, range(500))
+        frames = [
+            await at_once(
+                lambda: scan(
+                    spark, folder.url, columns=["key"], min_partitions=2, snapshot_ttl_s=12
+                )
+            )
+        ]
+        own = own_id(folder)
+        first = expiry(folder, own)
+        await client.delete_range(all_keys=True)
+
+    def is_renewed() -> bool:
+        assert frames[0].count() == 500
+        return expiry(folder, own) != first
+
+    await at_once(lambda: wait_until(is_renewed))
 
     def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -165,8 +93,69 @@ async def test_task_that_fails_twice_is_tried_again(
             if context.partitionId() == 0 and context.attemptNumber() < 2:
                 raise OSError("this task fails")
 
-    frame = await at_once(lambda: scan(spark, folder.url, columns=["key"], min_partitions=2))
-    assert frame.rdd.getNumPartitions() > 1
-    rows = await at_once(frame.mapInArrow(failing, frame.schema).collect)
+    assert frames[0].rdd.getNumPartitions() > 1
+    rows = await at_once(frames[0].mapInArrow(failing, frames[0].schema).collect)
     assert [bytes(row.key) for row in rows] == [b"%05d" % number for number in range(500)]
-    release(frame)
+
+    frames[:] = [frames[0].where("key >= '00490'")]
+    gc.collect()
+    spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001 - no other way
+    assert await at_once(frames[0].count) == 10
+    assert expiry(folder, own) is not None
+    frames.clear()
+
+    def is_gone() -> bool:
+        spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001 - as above
+        return expiry(folder, own) is None
+
+    await at_once(lambda: wait_until(is_gone))
+
+
+async def test_whose_snapshot_is_gone_is_told(
+    spark: SparkSession, processes: Processes, folder: Ground
+) -> None:
+    """An action that is planned, or was planned before; whether the snapshot was released or has
+    expired. One that is pinned is kept for all who read it, until it is released.
+    """
+    server = await serve(processes, folder, *ALONE)
+    register(spark)
+    async with Client(server.listen) as client:
+        await write_numbers(client, range(30))
+        with await at_once(lambda: pin(folder.url)) as pinned:
+            await write_numbers(client, range(30, 300))
+            frames = [scan(spark, folder.url, prefix=p, snapshot=pinned) for p in ("0000", "0001")]
+            assert [await at_once(frame.count) for frame in frames] == [10, 10]
+        pinned.release()
+    assert expiry(folder, pinned.snapshot_id) is None
+    with pytest.raises(SnapshotNotFound, match=pinned.snapshot_id.hex()):
+        scan(spark, folder.url, snapshot=pinned)
+
+    reader = spark.read.format("shalekv").option("tailMemoryBytes", "0")
+    before = {each.id for each in manifest_of(folder).snapshots}
+    expired = await at_once(lambda: reader.option("snapshotTtl", "1").load(folder.url))
+    (made,) = [each for each in manifest_of(folder).snapshots if each.id not in before]
+    planned = await at_once(lambda: scan(spark, folder.url, tail_memory_bytes=0))
+    assert await at_once(planned.count) == 300
+    unplanned = await at_once(lambda: scan(spark, folder.url))
+    release(planned)
+    release(unplanned)
+    for frame in (planned, unplanned):
+        with pytest.raises(PySparkException, match="SnapshotNotFound"):
+            await at_once(frame.count)
+    # It is not read, so nobody renews it.
+    ends_s = made.snapshot_expire_time_s + 1
+    await at_once(lambda: wait_until(lambda: time.time() >= ends_s))
+    with pytest.raises(PySparkException, match="SnapshotNotFound"):
+        await at_once(expired.count)
+
+    program = (
+        "import sys; from shalekv_spark.scanning.pinning import pin; print(pin(sys.argv[1]).seq)"
+    )
+    kept = {each.id for each in manifest_of(folder).snapshots}
+    ended = await at_once(
+        lambda: subprocess.run(
+            [sys.executable, "-c", program, folder.url], capture_output=True, check=False
+        )
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert {each.id for each in manifest_of(folder).snapshots} == kept, "a process left its pins"

@@ -79,53 +79,40 @@ async def last_seq(server: Child) -> int:
         return (await client.status()).view.seq
 
 
-async def test_a_batch_that_runs_again_is_applied_once(
-    spark: SparkSession, processes: Processes, ground: Ground, tmp_path: Path
+async def test_a_batch_is_applied_once(
+    spark: SparkSession, processes: Processes, folder: Ground, tmp_path: Path
 ) -> None:
     """A query that goes on from its checkpoint loses nothing and applies nothing twice, also when
     it was ended after a commit and before Spark could note it: a batch that came again would bring
-    back what was written over it since.
+    back what was written over it since. Another checkpoint of the name is refused, also an older
+    copy: its batches would count as applied, and be lost.
     """
-    server = await processes.serve(ground.url, *ALONE, env=ground.env)
+    server = await processes.serve(folder.url, *ALONE)
     source, checkpoint = Source(tmp_path / "source"), tmp_path / "checkpoint"
     df = source.stream(spark)
     source.add(("a", "1", "put", 1), ("b", "1", "put", 1), ("a", "2", "put", 2))
     source.add(("a", None, "delete", 1), ("c", "1", "put", 1))
-    await run(df, ground, checkpoint)
+    await run(df, folder, checkpoint)
     assert await state(server) == {b"b": b"1", b"c": b"1"}
     seq = await last_seq(server)
-    await run(df, ground, checkpoint)
+    await run(df, folder, checkpoint)
     assert await last_seq(server) == seq
+    await asyncio.to_thread(shutil.copytree, checkpoint, tmp_path / "copy")
+    with pytest.raises(InvalidSetting, match="those of a new checkpoint would count as applied"):
+        await run(df, folder, tmp_path / "new")
     async with Client(server.listen) as client:
         await client.put(b"c", b"newer")
     (checkpoint / "commits" / "1").unlink()
     (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
     source.add(("d", "1", "put", 1))
-    await run(df, ground, checkpoint)
-    assert await state(server) == {b"b": b"1", b"c": b"newer", b"d": b"1"}
-    assert await last_seq(server) == seq + 2
-
-
-async def test_a_name_belongs_to_one_checkpoint(
-    spark: SparkSession, processes: Processes, folder: Ground, tmp_path: Path
-) -> None:
-    """With another one its batches would count as applied, and be lost: they are refused, also when
-    the other one is an older copy.
-    """
-    server = await processes.serve(folder.url, *ALONE)
-    source, checkpoint = Source(tmp_path / "source"), tmp_path / "checkpoint"
-    df = source.stream(spark)
-    source.add(("a", "1", "put", 1))
-    await run(df, folder, checkpoint)
-    shutil.copytree(checkpoint, tmp_path / "copy")
-    with pytest.raises(InvalidSetting, match="those of a new checkpoint would count as applied"):
-        await run(df, folder, tmp_path / "new")
-    source.add(("a", "2", "put", 1))
     source.add(("a", "3", "put", 1))
     await run(df, folder, checkpoint)
-    with pytest.raises(StreamingQueryException, match="a batch after batch 1 is applied already"):
+    expected = {b"a": b"3", b"b": b"1", b"c": b"newer", b"d": b"1"}
+    assert await state(server) == expected
+    assert await last_seq(server) == seq + 3
+    with pytest.raises(StreamingQueryException, match="a batch after batch 2 is applied already"):
         await run(df, folder, tmp_path / "copy")
-    assert await state(server) == {b"a": b"3"}
+    assert await state(server) == expected
 
 
 async def test_a_batch_that_cannot_be_loaded_ends_the_query(

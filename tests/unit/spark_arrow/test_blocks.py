@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
+from shalekv.core.entry import Entry
 from shalekv.errors import BadChecksum, BadStructure, CorruptObject, Truncated
 from shalekv.format.block_frame import Codec
 from shalekv.format.columns import Columns, columns_of
@@ -21,10 +17,10 @@ from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
 from shalekv_spark.arrow import blocks
 from shalekv_spark.arrow.blocks import rows_of_blocks
-from shalekv_spark.arrow.rows import Rows, joined, rows_of
+from shalekv_spark.arrow.rows import Rows, rows_of
 from tests.kit.forging import resealed
 from tests.kit.samples import LEVEL_NAME, properties, put, tombstone
-from tests.unit.spark_arrow.ground import CODECS, by_key
+from tests.unit.spark_arrow.ground import CODECS
 
 ALL_FLAGS = [
     *(put(b"a%03d" % number, 7, b"v" * 9) for number in range(30)),  # one number for all
@@ -92,38 +88,11 @@ def test_all_that_blocks_may_have(
     assert told(rows_in(sst, with_values=with_values)) == told(expected)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(CODECS), st.sampled_from([32, 200, 5_000]))
-def test_random_rows(seed: int, codec: Codec, block_bytes: int) -> None:
-    """Whatever the rows are, they come as they were written."""
-    random = Random(seed)
-    versions = {(random.randbytes(random.randint(0, 3)), random.randint(1, 9)) for _ in range(40)}
-    entries = by_key(
-        Entry(key, seq, Kind.PUT, random.randbytes(random.randint(0, 30)), random.choice((0, 5)))
-        if random.random() < 0.8
-        else Entry(key, seq, Kind.TOMBSTONE)
-        for key, seq in versions
-    )
-    sst = opened(encoded(entries, codec, block_bytes))
-    assert told(rows_in(sst)) == told(rows_of(columns_in(sst), with_values=True))
-
-
 def test_rows_of_a_load() -> None:
     """Rows that were written without a number have the one that lists their file."""
     entries = [put(b"%03d" % number, 0, b"v") for number in range(50)]
     rows = rows_in(opened(encoded(entries), listed_seq=12))
     assert set(rows.seqs.tolist()) == {12}
-
-
-def test_parts_are_not_copied_and_join_again() -> None:
-    """What is cut from rows are the same rows, also where columns are absent."""
-    rows = rows_in(opened(encoded(ALL_FLAGS)))
-    plain = rows.part(0, 10)
-    parts = [replace(plain, kinds=None, expire_at_ms=None), rows.part(10, 70), rows.part(70, 120)]
-    assert told(joined(parts)) == told(rows)
-    assert plain.values is not None
-    assert rows.values is not None
-    assert plain.values.buffers()[2].address == rows.values.buffers()[2].address
 
 
 def test_bytes_that_were_damaged() -> None:
@@ -155,6 +124,11 @@ WIDE = [put(b"a", 5, bytes(50)), put(b"b", 6, bytes(50)), put(b"c", 5, b"not zer
 UNNUMBERED = [put(b"a", 0, b"v"), put(b"b", 0, b"w"), put(b"bb", 0, b"")]
 
 
+def decoded(sst: Sst) -> Rows:
+    """All points by the format package."""
+    return rows_of(columns_in(sst), with_values=True)
+
+
 @pytest.mark.parametrize(
     ("entries", "block_bytes", "codec"),
     [
@@ -183,26 +157,3 @@ def test_every_byte_that_a_writer_may_get_wrong(
             assert outcome(partial(rows_in, sst)) == right, (at, byte)
             errors.add(isinstance(right, tuple))
     assert errors == {True, False}
-
-
-def decoded(sst: Sst) -> Rows:
-    """All points by the format package."""
-    return rows_of(columns_in(sst), with_values=True)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(CODECS))
-def test_what_a_writer_did_wrong(seed: int, codec: Codec) -> None:
-    """Bytes that break the format, under checksums that match, are refused with the same error;
-    what breaks nothing is read the same.
-    """
-    random = Random(seed)
-    data = encoded(ALL_FLAGS, codec, random.choice((100, 700)))
-    end = opened(data).footer.layout.filter_offset
-    forged = bytearray(data)
-    for _ in range(random.randint(1, 2)):
-        at = random.randrange(end)
-        forged[at] = random.choice((0, 1, 2, 3, 255, forged[at] ^ 1, forged[at] ^ 128))
-    sst = opened(resealed(LEVEL_NAME, data, bytes(forged)))
-    right = outcome(partial(decoded, sst))
-    assert outcome(partial(rows_in, sst)) == right

@@ -88,17 +88,6 @@ async def test_it_is_renewed_when_half_of_its_life_is_over() -> None:
         assert (await each.ground.manifest()).manifest_id > first_id + 5
 
 
-async def test_what_others_renew_is_left_alone() -> None:
-    """Of many tasks that keep one snapshot, the first to look makes the edit."""
-    async with kept() as each:
-        await each.pass_time(TTL_S * 0.45)
-        (snapshot,) = (await each.ground.manifest()).snapshots
-        await each.ground.snapshots().renew(snapshot.id.hex(), ttl_ms=TTL_MS)
-        renewed_id = (await each.ground.manifest()).manifest_id
-        await each.pass_time(TTL_S * 0.3)
-        assert (await each.ground.manifest()).manifest_id == renewed_id
-
-
 async def test_one_that_never_expires_is_left_alone() -> None:
     """There is nothing to renew, and it must not get an end."""
     async with kept(None) as each:

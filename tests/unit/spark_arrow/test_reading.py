@@ -14,14 +14,13 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from shalekv.core.entry import Entry, Kind
+from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
 from shalekv.core.manifest import Origin
-from shalekv.errors import BadChecksum, BadStructure, ObjectNotFound, StoreUnavailable
+from shalekv.errors import BadStructure, ObjectNotFound, StoreUnavailable
 from shalekv.format.names import level_name, wal_name
 from shalekv.store.claim import Claimed
 from shalekv_spark.arrow import objects
-from shalekv_spark.arrow.batches import BATCH_BYTES, BATCH_ROWS
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.scan_task import ScanTask, read, schema_of
@@ -63,30 +62,6 @@ async def test_memory_is_bounded(overlapping: int) -> None:
         tracemalloc.stop()
     assert rows == 12_000
     assert most_bytes < 1.5 * memory_bytes < sum(info.size_bytes for info in ground.levels.infos)
-
-
-async def test_batches_have_a_bounded_size() -> None:
-    """Whether rows are small or large, and windows few or many."""
-    ground = Ground(Random(1), LARGE_BLOCKS)
-    ground.add_run(many(70_000, 1, 0))
-    ground.add_run([put(b"9%07d" % number, 1, bytes(MIB)) for number in range(20)])
-    batches = await batches_of(ground.store, ground.task())
-    assert sum(batch.num_rows for batch in batches) == 70_020
-    assert max(batch.num_rows for batch in batches) <= BATCH_ROWS
-    assert max(batch.nbytes for batch in batches) <= BATCH_BYTES + 2 * MIB
-    small = await batches_of(ground.store, ground.task(memory_bytes=0))
-    assert sum(batch.num_rows for batch in small) == 70_020
-    assert len(small) < 60
-
-
-async def test_one_run_is_not_copied_again() -> None:
-    """What no other source overlaps is sliced from what was read."""
-    ground = Ground(Random(1), LARGE_BLOCKS)
-    ground.add_run(many(70_000, 1, 10))
-    ground.add_run([put(b"\xff%d" % number, 2) for number in range(10_000)])
-    batches = await batches_of(ground.store, ground.task(memory_bytes=1 << 30))
-    buffers = [batch.column("key").buffers()[2].address for batch in batches]
-    assert len({*buffers}) < len(buffers)
 
 
 async def test_only_blocks_of_the_range_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,18 +119,6 @@ async def test_an_error_of_the_store_is_told(at: int) -> None:
         with pytest.raises(StoreUnavailable, match="no answer"):
             async for _ in batches:
                 pass
-
-
-async def test_damage_is_told() -> None:
-    """A block that is not what was written ends the task."""
-    ground = Ground(Random(1))
-    ground.add_run(many(2_000, 1))
-    name = level_name(ground.levels.infos[0].id)
-    data = bytearray(ground.levels.data(name))
-    data[1_000] ^= 1
-    ground.levels.overwrite(name, bytes(data))
-    with pytest.raises(BadChecksum):
-        await batches_of(ground.store, ground.task())
 
 
 async def test_blocks_that_are_fetched_apart_are_in_order() -> None:
@@ -239,10 +202,3 @@ def copied(ground: Ground, place: Place) -> None:
                 assert isinstance(await store.claim(name, ground.levels.data(name)), Claimed)
 
     asyncio.run(copy())
-
-
-async def test_nothing_to_read() -> None:
-    """A range without a key yields no batch."""
-    ground = Ground(Random(1))
-    ground.add_run([Entry(b"k", 1, Kind.TOMBSTONE)])
-    assert await batches_of(ground.store, ground.task()) == []

@@ -79,21 +79,6 @@ async def test_a_name_that_is_known_goes_on_there() -> None:
     assert (await ground.query(startingOffset="latest", **NAMED).initial()).wal_id == 2
 
 
-async def test_a_query_that_comes_back_holds_its_lease_first() -> None:
-    """From its checkpoint on, before it reads anything."""
-    ground = await FeedGround.created()
-    query = ground.query(**NAMED)
-    start = await query.initial()
-    await ground.put(b"a")
-    end = await query.latest(start, ALL)
-    await ground.consumers().release("totals")
-    again = ground.query(**NAMED)
-    await again.latest(end, ALL)
-    found = await ground.consumers().find("totals")
-    assert found is not None
-    assert found.wal_id_min == end.wal_id
-
-
 async def test_a_first_batch_that_is_repeated_is_kept_from_where_it_began() -> None:
     """Although the lease is lost, and a query that began now would begin behind it."""
     ground = await FeedGround.created()

@@ -14,7 +14,7 @@ from shalekv_spark.feed import query as feed_query
 from shalekv_spark.feed.log import FeedLog
 from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
 from shalekv_spark.feed.query import FeedQuery
-from tests.unit.spark_feed.feed_ground import EPOCH, FeedGround
+from tests.unit.spark_feed.feed_ground import FeedGround
 
 ALL = ReadAllAvailable()
 
@@ -137,16 +137,6 @@ async def test_a_first_batch_is_repeated_from_where_it_began() -> None:
     assert not await again.parts(moved, start)
 
 
-async def test_the_store_is_not_asked_all_the_time() -> None:
-    """While nothing new is there, a look is not repeated for a while."""
-    ground = await FeedGround.created()
-    query = ground.query(pollIntervalMs=60_000)
-    start = await query.initial()
-    assert await query.latest(start, ALL) == start
-    await ground.put(b"a")
-    assert await query.latest(start, ALL) == start
-
-
 async def test_new_queries_begin_where_they_are_told_to() -> None:
     """At the end, at the first object without a hole behind it, or at an id below the end."""
     ground = await FeedGround.created()
@@ -172,25 +162,6 @@ async def test_another_database_is_noticed() -> None:
     start = await other.query(startingOffset=0).initial()
     with pytest.raises(DatabaseMismatch, match=other.database_id.hex()):
         await other.query().parts(start, end)
-
-
-@pytest.mark.parametrize("written_again", [0, 1, 3])
-async def test_an_older_state_is_noticed_while_a_query_runs(written_again: int) -> None:
-    """What is restored has the epoch of another writer."""
-    ground = await FeedGround.created()
-    for key in (b"a", b"b", b"c"):
-        await ground.put(key)
-    query = ground.query(startingOffset=0, pollIntervalMs=0)
-    *_, end = await batches(query, ALL)
-    await ground.edit(lambda manifest: replace(manifest, writer_epoch=EPOCH))
-    assert await query.latest(end, ALL) == end
-    await remove(ground, 1, 2)
-    ground.last_wal_id = 0
-    for each in range(written_again):
-        await ground.put(b"%d" % each)
-    await ground.edit(lambda manifest: replace(manifest, writer_epoch=2 * EPOCH))
-    with pytest.raises(IllegalState, match="older state"):
-        await query.latest(end, ALL)
 
 
 @pytest.mark.parametrize("written_again", [0, 1, 3])

@@ -15,7 +15,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.consumer_leases import consumers_of
-from shalekv.errors import DatabaseNotFound, ShaleError
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
@@ -132,26 +131,3 @@ async def test_a_query_that_ends_leaves_its_lease_and_nothing_else(
         [consumer] = consumers_of(await StoredManifest(store).refresh())
     assert consumer.lease.wal_id_min == (end if failure is None else start)["walId"]
     await asyncio.to_thread(reader.stop)
-
-
-def test_a_query_without_a_database_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    """Each time that it is tried."""
-    reader = reader_of(f"file://{tmp_path}/none")
-    for _ in range(2):
-        with pytest.raises(DatabaseNotFound):
-            reader.initialOffset()
-        reader.stop()
-    assert not feed_threads()
-
-
-def test_a_store_that_cannot_be_opened_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query fails before it begins."""
-
-    def fail(_: Place) -> None:
-        raise ShaleError("planted")
-
-    reader = reader_of("file:///nowhere")
-    monkeypatch.setattr(Place, "open", fail)
-    with pytest.raises(ShaleError, match="planted"):
-        reader.initialOffset()
-    assert not feed_threads()

@@ -48,16 +48,6 @@ async def test_warnings_are_those_of_logging(
     assert record.getMessage() == "lease not renewed: error='100% broken'"
 
 
-def test_what_others_print_is_printed_as_before(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Who uses structlog without configuring it sees the lines of other modules where they were."""
-    route_logs()
-    warn("somebodys.program")
-    assert "lease not renewed" in capsys.readouterr().out
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("is_before", [True, False])
 def test_who_has_configured_structlog_is_obeyed(
     caplog: pytest.LogCaptureFixture, *, is_before: bool

@@ -99,18 +99,6 @@ async def test_a_writer_that_does_not_answer_is_not_fenced(
         assert (await current(load.store)).writer_epoch == 2
 
 
-async def test_a_writer_that_has_moved_is_followed(tmp_path: Path, processes: Processes) -> None:
-    """The address in the manifest is read again for each attempt."""
-    async with ready(tmp_path, processes) as load:
-        committer = load.committer(None)
-        await committer.check()
-        await load.server.kill()
-        committing = asyncio.create_task(committer.commit(LOAD_ID, load.infos))
-        server = await processes.serve(f"file://{tmp_path}/database", *ALONE)
-        assert not (await committing).already_applied
-        assert await Ready(server, load.store, []).found() == LOADED
-
-
 async def test_a_lost_reply_is_asked_for_again(tmp_path: Path, processes: Processes) -> None:
     """The commit stands although nobody heard of it; whoever asks again learns so."""
     async with ready(tmp_path, processes) as load, deaf_proxy(load.server.listen) as proxy:
@@ -160,18 +148,3 @@ async def test_a_writer_without_room_is_asked_again(
     async with database(tmp_path) as (_, store):
         committed = await Committer(store, "127.0.0.1:1", timeout_s=TIMEOUT_S).commit(LOAD_ID, [])
         assert committed.seq == 7
-
-
-async def test_loads_that_open_the_database_at_once_give_way_to_each_other(tmp_path: Path) -> None:
-    """Each fences the other, which tries again: all are committed."""
-    async with database(tmp_path) as (place, store):
-        ready_loads = []
-        for number in range(3):
-            job = await begun(store, f"load {number}")
-            rows = [Row(b"%d" % number, b"1")]
-            report = await asyncio.to_thread(write, place, job.ticket, rows)
-            ready_loads.append((job.ticket.load_id, gathered(report).infos))
-        committer = Committer(store, None, timeout_s=TIMEOUT_S)
-        async with asyncio.TaskGroup() as tasks:
-            done = [tasks.create_task(committer.commit(*each)) for each in ready_loads]
-        assert len({each.result().seq for each in done}) == len(done)

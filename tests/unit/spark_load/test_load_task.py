@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from shalekv_spark.loading.commit import OPEN, Committed, Committer, gathered
 from tests.unit.spark_load.batches import Row
 from tests.unit.spark_load.ground import LOAD_ID, begun, current, database, files, write
 
-DAYS_S = 9 * 86_400
 ROWS = [Row(b"%06d" % number, b"%06d" % number * 20) for number in range(2_000)]
 HALVES = (ROWS[:1_000], ROWS[1_000:])
 NOTHING_IS_SPARED = CollectorSettings(collect_age_s=0, foreign_age_s=0, wal_retention_s=0)
@@ -88,25 +86,6 @@ async def test_a_late_task_publishes_nothing(tmp_path: Path) -> None:
         assert [*load.ssts] == written.infos
         again = await commit(store, gathered(report).infos)
         assert again.already_applied
-
-
-@pytest.mark.parametrize("off_s", [-DAYS_S, DAYS_S])
-async def test_the_clock_of_a_task_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_s: int
-) -> None:
-    """The ids and times of its files are those of the lease, so they are protected as long."""
-    async with database(tmp_path) as (place, store):
-        job = await begun(store)
-        right, right_ns = time.time, time.time_ns
-        monkeypatch.setattr(time, "time", lambda: right() + off_s)
-        monkeypatch.setattr(time, "time_ns", lambda: right_ns() + off_s * 10**9)
-        written = gathered(await asyncio.to_thread(write, place, job.ticket, ROWS))
-        monkeypatch.undo()
-        assert {info.id[:8] for info in written.infos} == {job.ticket.lease_id[:8]}
-        assert await collected(store) == names(written.infos)
-        assert not (await commit(store, written.infos)).already_applied
-        await job.end()
-        assert await collected(store) == names(written.infos)
 
 
 async def test_rows_that_are_refused_are_told_and_not_raised(tmp_path: Path) -> None:

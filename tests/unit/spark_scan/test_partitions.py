@@ -10,7 +10,6 @@ from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
 from shalekv.core.range_tombstones import RangeTombstones
 from shalekv.core.sst_table import SstInfo
-from shalekv.core.tree import SortedRun
 from shalekv.format.columns import columns_of
 from shalekv.format.statistics import BlockWeight
 from shalekv_spark.scanning.partitions import (
@@ -19,13 +18,11 @@ from shalekv_spark.scanning.partitions import (
     Wanted,
     clipped,
     divided,
-    in_range,
     key_range,
     ranges_between,
     rows_between,
     slots_between,
     weights_of_rows,
-    weights_of_run,
     worth_reading,
 )
 from shalekv_spark.scanning.scan_task import WalSlot
@@ -82,14 +79,6 @@ def test_keys_that_begin_blocks_of_two_sources_stay_together() -> None:
     assert [part.start for part in parts] == [b"", b"b", b"c"]
 
 
-def test_range_without_anything_is_one_part() -> None:
-    """So is one that holds no key."""
-    assert divided(ALL, [], Wanted()) == [ALL]
-    empty = KeyRange(b"c", b"b")
-    assert divided(empty, [blocks(b"c")], Wanted()) == [empty]
-    assert in_range([SortedRun.of(1, [sst(b"a", b"z")])], empty) == []
-
-
 @pytest.mark.parametrize(
     ("wanted", "total_bytes", "expected"),
     [
@@ -120,12 +109,6 @@ def test_indexes_are_read_of_what_reaches_beyond_and_of_the_largest() -> None:
     found = worth_reading(many, ALL, Wanted(100))
     assert len(found) == INDEXES_MAX
     assert min(info.size_bytes for info in found) == 1_050
-
-
-def test_sst_without_an_index_counts_where_it_begins() -> None:
-    """Or where the range does, if it begins before."""
-    run = [sst(b"a", b"c", 10), sst(b"d", b"e", 20)]
-    assert [*weights_of_run(run, {}, KeyRange(b"b", b""))] == [(b"b", 10), (b"d", 20)]
 
 
 def test_blocks_beyond_the_range_do_not_count() -> None:
