@@ -20,7 +20,7 @@ from shalekv_spark.arrow.keeping import SnapshotKeeper
 from shalekv_spark.scanning.scan_task import ScanTask, WalSlot
 from tests.kit.engine.collection import Ground
 from tests.kit.engine.hand_clock import HandClock, hand_runtime
-from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.store import FaultyStore, Request
 from tests.unit.spark_arrow.ground import NOWHERE, rows_of_task
 
 TTL_S = 60
@@ -60,11 +60,11 @@ async def kept(ttl_ms: int | None = TTL_MS) -> AsyncIterator[Kept]:
     ground, clock, refused = await Ground.created(), HandClock(), list[str]()
     snapshot = await ground.snapshots().create(ttl_ms=ttl_ms)
 
-    async def before(_number: int) -> None:
+    async def before(_: Request) -> None:
         if refused:
             raise StoreUnavailable("store", "get", "an object", refused[0])
 
-    store = InterruptedStore(ground.store, before)
+    store = FaultyStore(ground.store, before=before)
     settings = StoreSettings(read_attempts=1)
     keeper = SnapshotKeeper(CasStore(store, hand_runtime(clock, 1), settings), snapshot.id, TTL_MS)
     async with asyncio.TaskGroup() as tasks:
@@ -164,23 +164,18 @@ async def test_a_task_renews_the_snapshot_that_it_reads() -> None:
     ground = await Ground.created()
     task = await log_of(ground, await ground.snapshots().create(ttl_ms=TTL_MS))
 
-    class Slow(InterruptedStore):
-        async def get_range(self, name: str, offset: int, length: int) -> bytes:
+    async def slowly(request: Request) -> None:
+        if request.operation == "get_range":
             for _ in range(TURNS):
                 await HandClock().sleep_ms(0)
-            return await super().get_range(name, offset, length)
 
     ground.pass_time(TTL_S * 0.6)
-    store = Slow(ground.store, nothing)
+    store = FaultyStore(ground.store, before=slowly)
     for ttl_s, is_renewed in ((0, False), (TTL_S, True)):
         renewing = replace(task, snapshot_ttl_s=ttl_s)
         assert len(await rows_of_task(ground.cas(store), renewing)) == 3
         (snapshot,) = (await ground.manifest()).snapshots
         assert (snapshot.snapshot_expire_time_s > ground.now_s + TTL_S * 0.9) is is_renewed
-
-
-async def nothing(_number: int) -> None:
-    """What happens before a request."""
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
