@@ -38,13 +38,13 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_folder import FOLDER
 from shalekv.store.disk_cache_part import Part
-from shalekv.store.memory import MemoryStore
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load, measured
 from tests.bench.sizes import sized
-from tests.kit.processes.in_process import real_runtime, wall_clock_ms
+from tests.kit.processes.in_process import memory_store, real_runtime
 from tests.kit.serving.cold_database import CALL, ColdDatabase, key_of, write_cold_database
+from tests.kit.store import FaultyStore, Request
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 
@@ -62,12 +62,10 @@ STORE, DISK, MEMORY = "store", "disk cache", "memory cache"
 DATABASE_ID = bytes(16)
 
 
-class DelayedStore(MemoryStore):
-    """A store in memory that answers reads of ranges late."""
-
-    async def get_range(self, name: str, offset: int, length: int) -> bytes:
+async def late(request: Request) -> None:
+    """Answer reads of ranges late."""
+    if request.operation == "get_range":
         await LoopClock().sleep_ms(DELAY_MS)
-        return await super().get_range(name, offset, length)
 
 
 @asynccontextmanager
@@ -160,7 +158,7 @@ def test_cold_gets_from_afar(tmp_path: Path) -> None:
     """A store whose answers take as long as those of a cloud may."""
 
     async def campaign() -> None:
-        store = DelayedStore(wall_clock_ms)
+        store = FaultyStore(memory_store(), before=late)
         await compare(f"a store that takes {DELAY_MS} ms", store, StoreSettings(), tmp_path)
 
     with capture_logs():

@@ -30,8 +30,8 @@ from tests.fuzz.decoders.decoder import Decoder
 from tests.kit.forging import resealed_manifest
 from tests.kit.manifests import FULL, MANIFEST_ID, NAME, manifests, some_info
 from tests.kit.samples import WAL_NAME
-from tests.unit.format.test_backup import BACKUP, MANIFEST
 from tests.unit.format.test_load_record import load, loads
+from tests.unit.format.test_names import BACKUP, MANIFEST
 
 SMALL = replace(MANIFEST, manifest_id=MANIFEST_ID)
 RECORD = IdempotencyRecord(b"hash of request!", 7, ReplyKind.WRITE, b"\x10\x05")

@@ -1,12 +1,22 @@
-"""Which values expire when: the newest version of each key, as many as there is room for."""
+"""What expires: values that a writer knows, their sweep, and the edit before deletions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shalekv.core.collectable import Folder, Listed
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.expiring import BUCKET_MS, VALUE_BYTES, Expiring, ExpiringValues
+from shalekv.core.expiry import expire, has_expired, is_edit_needed
+from shalekv.core.key_range import KeyRange
+from shalekv.core.manifest import Lease, Manifest, Snapshot
+from shalekv.core.snapshot import NEVER
+from shalekv.core.transaction import Add, Change, Expire, Get, Put, Transaction
+from tests.kit.states import NOW_MS, DictState, entry_of, state_of
 
 ROOMY = 1 << 30
 
@@ -107,3 +117,103 @@ def test_whatever_is_newest_and_expires_is_due_once(
     left = {key for key, entry in newest.items() if entry.expire_at_ms}
     assert {each.key for each in found.take_due(10**6, 100)} == left
     assert found.size_bytes == len(left) * (VALUE_BYTES + 1)
+
+
+EXPIRED = entry_of(b"k", b"v", 5, NOW_MS)
+
+
+def sweep(state: DictState, known: Entry | None = None) -> list[Change]:
+    """What is changed."""
+    return [*Transaction([Expire(b"k", known)]).decide(state).changes]
+
+
+def test_expired_value_becomes_a_tombstone_that_says_so() -> None:
+    """It tells when the value expired, whether memory holds it or only the levels do."""
+    told = [Change(b"k", Kind.TOMBSTONE, b"", NOW_MS)]
+    assert sweep(state_of(EXPIRED)) == told
+    assert sweep(state_of(), EXPIRED) == told
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [
+        entry_of(b"k", b"v", 6),
+        entry_of(b"k", b"v", 6, NOW_MS + 1),
+        Entry(b"k", 6, Kind.TOMBSTONE),
+        Entry(b"k", 6, Kind.TOMBSTONE, b"", NOW_MS),
+        Entry(b"a", 6, Kind.RANGE_TOMBSTONE, b"z"),
+    ],
+)
+def test_whatever_is_newer_stays(newest: Entry) -> None:
+    """A value that lives, a delete, and the tombstone of another sweep; what was known is old."""
+    state = DictState({b"k": newest})
+    assert sweep(state) == []
+    assert sweep(state, EXPIRED) == []
+
+
+def test_sweep_rests_on_state_and_asks_for_what_it_does_not_know() -> None:
+    """All before it must be durable; only unknown keys are looked up."""
+    transaction = Transaction([Expire(b"a"), Expire(b"b", EXPIRED), Expire(b"c")])
+    assert transaction.rests_on_state
+    assert transaction.needs().keys == (b"a", b"c")
+    assert not Transaction([Put(b"k", b"v")]).rests_on_state
+
+
+def test_tombstone_of_a_sweep_is_one_like_any_other() -> None:
+    """Reads find nothing, a range with it is empty, and a counter begins anew."""
+    swept = DictState({b"k": Entry(b"k", 6, Kind.TOMBSTONE, b"", NOW_MS - 1)})
+    assert swept.visible(b"k") is None
+    assert not swept.has_keys(KeyRange(b"", b""))
+    decision = Transaction([Get(b"k"), Add(b"k", 3)]).decide(swept)
+    assert decision.results[1] == 3
+    assert not Entry(b"k", 6, Kind.TOMBSTONE, b"", NOW_MS + 1).is_visible(NOW_MS)
+
+
+NOW_S = 1_000
+EMPTY = Manifest(database_id=bytes(16), manifest_id=3, write_id=bytes(16), gc_cutoff_ms=500)
+FULL = replace(
+    EMPTY,
+    snapshots=tuple(Snapshot(bytes([t % 251]) * 16, 1, t) for t in (NEVER, 999, 1_000, 1_001)),
+    leases=tuple(Lease(bytes([t % 251]) * 16, t, "job") for t in (NEVER, 999, 1_000, 1_001)),
+)
+SST = Listed(Folder.LEVELS, "levels/x", 1, 500, sst_id=bytes(16))
+
+
+def test_what_has_expired_is_dropped() -> None:
+    """Snapshots and leases whose time is `<` now go; 0 is never."""
+    expired = expire(FULL, NOW_S, 0)
+    assert [s.snapshot_expire_time_s for s in expired.snapshots] == [NEVER, 1_000, 1_001]
+    assert [lease.expire_time_s for lease in expired.leases] == [NEVER, 1_000, 1_001]
+    assert expire(FULL, NOW_S + 0.001, 0).leases == (FULL.leases[0], FULL.leases[3])
+
+
+def test_cutoff_is_raised_and_never_lowered() -> None:
+    """The later one of both stays."""
+    assert expire(EMPTY, NOW_S, 501).gc_cutoff_ms == 501
+    assert expire(EMPTY, NOW_S, 499).gc_cutoff_ms == 500
+
+
+def test_edit_is_found_in_what_follows_it() -> None:
+    """A manifest contains the edit if nothing expired is in it and its cutoff is high enough."""
+    edited = expire(FULL, NOW_S, 600)
+    assert has_expired(edited, NOW_S, 600)
+    assert has_expired(replace(edited, gc_cutoff_ms=700, manifest_id=9), NOW_S, 600)
+    assert not has_expired(replace(edited, gc_cutoff_ms=599), NOW_S, 600)
+    assert not has_expired(replace(edited, snapshots=FULL.snapshots), NOW_S, 600)
+    assert not has_expired(replace(edited, leases=FULL.leases), NOW_S, 600)
+
+
+def test_edit_is_needed_for_what_has_expired() -> None:
+    """Even when nothing is deleted: what was promised for a time is not kept for ever."""
+    for part in ({"snapshots": FULL.snapshots}, {"leases": FULL.leases}):
+        current = replace(EMPTY, **part)
+        assert is_edit_needed(current, expire(current, NOW_S, 0), [])
+    assert not is_edit_needed(EMPTY, expire(EMPTY, NOW_S, 600), [])
+
+
+def test_edit_is_needed_for_ssts_that_the_cutoff_does_not_cover() -> None:
+    """An SST that is older, `<`, than the published cutoff can go without another edit."""
+    raised = expire(EMPTY, NOW_S, 600)
+    for listed in (SST, replace(SST, folder=Folder.WAL, number=3, sst_id=None)):
+        assert is_edit_needed(EMPTY, raised, [listed])
+        assert not is_edit_needed(EMPTY, raised, [replace(listed, modified_ms=499)])

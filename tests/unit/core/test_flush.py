@@ -1,4 +1,4 @@
-"""When the log is flushed."""
+"""Small decisions: when to flush and to poll, two-phase records, and prices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.flush import FlushPolicy
+from shalekv.core.idle_poll import IdlePoll
+from shalekv.core.prices import (
+    DYNAMODB,
+    OBJECTS,
+    RECORD_KINDS,
+    UNKNOWN_OBJECTS,
+    price_list,
+)
+from shalekv.core.two_phase import Destination, Record, Standing, standing
 
 POLICY = FlushPolicy(max_parallel_writes=2, interval_ms=50.0, flush_bytes=1_000)
 
@@ -65,3 +74,86 @@ def test_wait_moves_the_clock(last_flush_ms: float, interval_ms: float, passed_m
     assert wait_ms is not None
     assert wait_ms == 0.0 or wait_ms >= 0.001
     assert wait_ms <= interval_ms + 0.001
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    """Each look that sees the same doubles the wait, up to a bound."""
+    poll = IdlePoll(1_000, 10_000)
+    waits = []
+    for _ in range(6):
+        poll.look("same")
+        waits.append(poll.wait_ms)
+    assert waits == [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]
+
+
+def test_a_change_is_followed_closely() -> None:
+    """A look that sees something new sets the wait back to the shortest."""
+    poll = IdlePoll(1_000, 10_000)
+    for seen in ("a", "a", "a", "b"):
+        poll.look(seen)
+    assert poll.wait_ms == 1_000
+
+
+def test_the_longest_wait_is_never_below_the_first() -> None:
+    """A longest wait below the first one is the first one."""
+    poll = IdlePoll(1_000, 10)
+    poll.look("a")
+    poll.look("a")
+    assert poll.wait_ms == 1_000
+
+
+HERE = Destination("s3://bucket/here", "wal/1")
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (None, Standing.FREE),
+        (Record(HERE, "ours"), Standing.OURS),
+        (Record(HERE, "ours", is_committed=True), Standing.OURS_DONE),
+        (Record(HERE, "theirs"), Standing.THEIRS),
+        (Record(HERE, "theirs", is_committed=True), Standing.THEIRS_DONE),
+    ],
+)
+def test_standings(record: Record | None, expected: Standing) -> None:
+    """A source is in the record or is not, and the record is open or done."""
+    assert standing(record, "ours") is expected
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "expected"),
+    [
+        ("s3://bucket/folder", "", "s3"),
+        ("s3://bucket", "s3.eu-west-1.amazonaws.com", "s3"),
+        ("s3://bucket", "0123.r2.cloudflarestorage.com:443", "r2"),
+        ("s3://bucket", "storage.googleapis.com", "gcs"),
+        ("gs://bucket", "", "gcs"),
+        ("az://container", "", "azure"),
+        ("az://container", "me.blob.core.windows.net", "azure"),
+        ("file:///var/lib/db", "", "free"),
+        ("file:///var/lib/db", "left.over:9000", "free"),
+        ("memory://trial", "", "free"),
+    ],
+)
+def test_prices_are_found_by_url_and_endpoint(url: str, endpoint: str, expected: str) -> None:
+    """The provider of the URL, unless the endpoint is another one's."""
+    assert price_list(url, endpoint, "") == OBJECTS[expected]
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "[::1]:9000", "notamazonaws.com"])
+def test_prices_of_a_store_of_ones_own_are_not_known(endpoint: str) -> None:
+    """No figure is made up; it can be chosen whose prices to take."""
+    found = price_list("s3://bucket", endpoint, "")
+    assert found == UNKNOWN_OBJECTS
+    assert found.usd_per_month("write", 1.0) is None
+    assert price_list("s3://bucket", endpoint, "", chosen="r2") == OBJECTS["r2"]
+
+
+def test_records_are_priced_beside_the_objects() -> None:
+    """Those of DynamoDB by its list; a database of one's own charges nothing for a request."""
+    found = price_list("s3://bucket", "", "dynamodb")
+    assert found.usd_per_1000 == {**OBJECTS["s3"].usd_per_1000, **DYNAMODB.usd_per_1000}
+    assert "DynamoDB" in found.title
+    own = price_list("s3://bucket", "", "postgresql")
+    assert [own.usd_per_month(kind, 1.0) for kind in RECORD_KINDS] == [0.0, 0.0]
+    assert price_list("s3://bucket", "", "").usd_per_month("record_read", 1.0) is None

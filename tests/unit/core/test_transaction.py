@@ -96,14 +96,6 @@ def test_what_has_expired_does_not_exist() -> None:
         assert holds(ExistsCompare(key, exists=False)) is not exists
 
 
-def test_range_of_expired_keys_is_empty() -> None:
-    """A range is empty if no key of it has a value, whatever else it has."""
-    assert not holds(EmptyCompare(KeyRange(b"l", b"m")))
-    assert holds(EmptyCompare(KeyRange(b"m", b"")))
-    assert holds(EmptyCompare(KeyRange(b"e", b"f")))
-    assert holds(EmptyCompare(KeyRange(b"live", b"live")))
-
-
 def test_all_comparisons_must_hold_for_the_first_branch() -> None:
     """One that fails, wherever it stands, and the other branch is taken, and only that."""
     good, bad = ExistsCompare(b"live", exists=True), ExistsCompare(b"live", exists=False)
@@ -147,19 +139,6 @@ def test_range_delete_takes_what_stood_before_it_and_nothing_after() -> None:
         Change(b"e", Kind.PUT, b"2"),
         Change(b"c", Kind.PUT, b"2"),
     ]
-
-
-def test_range_deletes_of_a_commit_are_joined() -> None:
-    """Ranges that touch or overlap become one, an empty one none, and unbounded ones take all."""
-    ranges = [(b"c", b"e"), (b"a", b"b"), (b"d", b"f"), (b"b", b"c"), (b"x", b"x"), (b"k", b"l")]
-    decision = decide(*(DeleteRange(KeyRange(*each)) for each in ranges))
-    assert decision.deleted == [KeyRange(b"a", b"f"), KeyRange(b"k", b"l")]
-    assert decide(DeleteRange(KeyRange(b"k", b"")), DeleteRange(KeyRange(b"z", b"zz"))).deleted == [
-        KeyRange(b"k", b"")
-    ]
-    nothing = decide(DeleteRange(KeyRange(b"x", b"x")))
-    assert not nothing.writes
-    assert nothing.refusal is None
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,29 @@
-"""Leases on WAL objects: what may be claimed, and what becomes of a claim."""
+"""Leases: their ids and edits, those on WAL objects, and the WAL that is retained."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from uuid import RFC_4122, UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shalekv.core.lease import leased_sst_id, new_lease_id, protects
+from shalekv.core.collectable import Folder, Listed
+from shalekv.core.lease import (
+    RANDOM_BYTES,
+    check_lease,
+    has_lease,
+    leased_sst_id,
+    new_lease_id,
+    protects,
+    renew_lease,
+    with_lease,
+    without_lease,
+)
 from shalekv.core.manifest import Lease, Manifest
+from shalekv.core.snapshot import NEVER
 from shalekv.core.wal_lease import (
     find_wal_lease,
     first_protected_wal_id,
@@ -15,7 +31,8 @@ from shalekv.core.wal_lease import (
     holds_wal,
     release_wal,
 )
-from shalekv.errors import WalUnprotected
+from shalekv.core.wal_retention import HOLDER, WalRetention, retain_wal, retained_from
+from shalekv.errors import LeaseLost, WalUnprotected
 
 EMPTY = Manifest(database_id=bytes(16), manifest_id=7, write_id=bytes(16))
 AT_5 = replace(EMPTY, wal_id_last_compacted=5)
@@ -83,3 +100,130 @@ def test_ids_tell_holders_apart_and_protect_no_sst() -> None:
     for now_ms in (0, 1_700_000_000_000):
         sst_id = leased_sst_id(new_lease_id(now_ms, bytes(10)), bytes(8))
         assert not protects(mine.id, sst_id)
+
+
+EMPTY = Manifest(database_id=bytes(16), manifest_id=7, write_id=bytes(16))
+AT_5 = replace(EMPTY, wal_id_last_compacted=5)
+YOUNG = WalRetention(young_ms=100, bytes_max=1_000)
+
+
+def wal(number: int, modified_ms: int, size_bytes: int = 10) -> Listed:
+    """A WAL object as it was listed."""
+    return Listed(Folder.WAL, f"wal/{number}", size_bytes, modified_ms, number=number)
+
+
+def aged(*modified_ms: int) -> Sequence[Listed]:
+    """The WAL objects from 0 on."""
+    return [wal(number, at_ms) for number, at_ms in enumerate(modified_ms)]
+
+
+def claimed(manifest: Manifest) -> int | None:
+    """From where on the retention keeps the WAL."""
+    lease = find_wal_lease(manifest, HOLDER)
+    return lease.wal_id_min if lease is not None else None
+
+
+def test_run_begins_with_the_oldest_object_that_is_young() -> None:
+    """Young is `>=`; an old one among young ones stays as well."""
+    assert retained_from(AT_5, aged(1, 1, 99, 100, 101, 102), YOUNG) == 3
+    assert retained_from(AT_5, aged(1, 100, 1, 1, 1, 1), YOUNG) == 1
+    assert retained_from(AT_5, aged(*[99] * 6), YOUNG) == 5
+    assert retained_from(AT_5, aged(*[100] * 6), YOUNG) == 0
+    assert retained_from(AT_5, aged(*[100] * 6), None) == 5
+    assert retained_from(EMPTY, aged(*[100] * 6), YOUNG) == 0
+
+
+@given(
+    modified_ms=st.lists(st.integers(0, 200), max_size=20),
+    gone=st.sets(st.integers(0, 20)),
+    c=st.integers(0, 20),
+    bytes_max=st.integers(0, 200),
+)
+def test_whatever_is_retained_is_there_and_reaches_c(
+    modified_ms: list[int], gone: set[int], c: int, bytes_max: int
+) -> None:
+    """Every slot of the run was listed, its first is young, and its bytes are within bounds."""
+    listing = [each for each in aged(*modified_ms) if each.number not in gone]
+    manifest = replace(EMPTY, wal_id_last_compacted=c)
+    first = retained_from(manifest, listing, replace(YOUNG, bytes_max=bytes_max))
+    run = [each for each in listing if each.number is not None and first <= each.number < c]
+    assert [each.number for each in run] == list(range(first, c))
+    assert sum(each.size_bytes for each in run) <= bytes_max
+    assert not run or run[0].modified_ms >= YOUNG.young_ms
+
+
+def test_claim_follows_the_run() -> None:
+    """It lives for ever, moves on and never back, and goes when nothing is retained."""
+    first = retain_wal(AT_5, 5)
+    assert claimed(first) == 5
+    assert first.leases[0].expire_time_s == NEVER
+    later = replace(first, wal_id_last_compacted=50)
+    assert retain_wal(later, 5) == later
+    assert retain_wal(later, 3) == later
+    assert claimed(retain_wal(later, 20)) == 20
+    assert retain_wal(later, None).leases == ()
+
+
+def test_claim_begins_with_what_is_protected() -> None:
+    """What an older manifest has given up may be deleted by whoever judged by that one (F3)."""
+    assert claimed(retain_wal(AT_5, 2)) == 5
+    held = replace(hold_wal(AT_5, "me", 5, 1), wal_id_last_compacted=50)
+    assert claimed(retain_wal(held, 2)) == 5
+    assert claimed(retain_wal(held, 9)) == 9
+
+
+OWN = Lease(b"o" * 16, 100, "compactor", wal_id_min=3)
+OTHER = Lease(b"t" * 16, 200, "restore")
+EMPTY = Manifest(database_id=bytes(16), manifest_id=7, write_id=bytes(16))
+BOTH = replace(EMPTY, leases=(OWN, OTHER))
+
+
+@given(
+    now_ms=st.integers(0, 2**48 - 1),
+    lease_random=st.binary(min_size=RANDOM_BYTES, max_size=RANDOM_BYTES),
+    sst_random=st.binary(min_size=8, max_size=8),
+)
+def test_ids_are_uuids_that_tell_their_lease(
+    now_ms: int, lease_random: bytes, sst_random: bytes
+) -> None:
+    """Lease and object have UUIDs of version 7 with the time of the lease and its random bits."""
+    lease_id = new_lease_id(now_ms, lease_random)
+    sst_id = leased_sst_id(lease_id, sst_random)
+    for each in (UUID(bytes=lease_id), UUID(bytes=sst_id)):
+        assert (each.version, each.variant) == (7, RFC_4122)
+        assert each.int >> 80 == now_ms
+    assert lease_id[:8] == sst_id[:8]
+    assert protects(lease_id, sst_id)
+    assert protects(lease_id, lease_id)
+
+
+def test_lease_that_is_made_again_is_there_once() -> None:
+    """An edit that is repeated after a conflict leaves one lease, the last, and all others."""
+    once = with_lease(replace(EMPTY, leases=(OTHER,)), OWN)
+    assert once.leases == (OTHER, OWN)
+    later = replace(OWN, expire_time_s=500)
+    assert with_lease(once, later).leases == (OTHER, later)
+
+
+def test_renewed_lease_is_the_same_but_for_its_end() -> None:
+    """Only the end of that one lease changes."""
+    renewed = renew_lease(BOTH, OWN.id, 900)
+    assert renewed == replace(BOTH, leases=(replace(OWN, expire_time_s=900), OTHER))
+
+
+def test_lost_lease_is_told() -> None:
+    """To check or renew a lease that is not there is an error, which names it."""
+    lost = without_lease(BOTH, OWN.id)
+    assert lost.leases == (OTHER,)
+    assert not has_lease(lost, OWN.id)
+    for refuse in (lambda: check_lease(lost, OWN.id), lambda: renew_lease(lost, OWN.id, 900)):
+        with pytest.raises(LeaseLost, match=f"{OWN.id.hex()} is not in manifest 7"):
+            refuse()
+
+
+def test_lease_counts_as_long_as_it_is_there() -> None:
+    """Its time alone takes nothing from it: only the edit that removes it does."""
+    expired = with_lease(EMPTY, replace(OWN, expire_time_s=0))
+    check_lease(expired, OWN.id)
+    assert has_lease(expired, OWN.id)
+    assert renew_lease(expired, OWN.id, 9).leases[0].expire_time_s == 9

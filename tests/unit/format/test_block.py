@@ -30,9 +30,7 @@ from tests.kit.samples import (
     points,
     put,
     range_tombstone,
-    ranges,
     seqs,
-    system,
     tombstone,
 )
 
@@ -74,23 +72,6 @@ def test_points_come_back(entries: list[Entry]) -> None:
     assert list(block.columns().entries()) == entries
     assert [block.entry(row) for row in range(len(block))] == entries
     assert (block.first_key, block.last_key) == (entries[0].key, entries[-1].key)
-
-
-@given(ranges.filter(bool))
-def test_range_tombstones_come_back(entries: list[Entry]) -> None:
-    """A block gives back the range tombstones it was made of."""
-    block = parsed(encoded(entries, Section.RANGE_TOMBSTONES))
-    assert list(block.columns().entries()) == entries
-    assert [block.entry(row) for row in range(len(block))] == entries
-
-
-@given(system.filter(bool))
-def test_entries_of_the_system_come_back(entries: list[Entry]) -> None:
-    """A block gives back the entries of the system it was made of, and finds each by its key."""
-    block = parsed(encoded(entries, Section.SYSTEM))
-    assert list(block.columns().entries()) == entries
-    assert [block.entry(row) for row in range(len(block))] == entries
-    assert [block.find(entry.key, entry.seq) for entry in entries] == entries
 
 
 @given(some_points, keys, seqs)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -93,18 +91,6 @@ def test_a_filter_is_laid_out_as_specified() -> None:
     assert data[16:] == b"".join(lines)
 
 
-def test_a_filter_is_read_where_it_lies(tmp_path: Path) -> None:
-    """A filter in a mapped file, or in a part of an object, is not copied."""
-    path = tmp_path / "filter"
-    path.write_bytes(build_filter([b"a", b"b"]))
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        with memoryview(mapped) as view:
-            found = parsed(view)
-            assert found.may_contain(b"a")
-            assert not found.may_contain(b"absent")
-        del found
-
-
 @pytest.mark.parametrize(
     ("at", "new"),
     [
@@ -182,14 +168,3 @@ def test_probing_needs_no_numpy() -> None:
         "assert 'numpy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_an_audit_finds_a_record_that_the_filter_denies() -> None:
-    """A filter of an SST of records alone that does not hold one of their keys is refused."""
-    data = encode_sst(properties(), (), (), SYSTEM, block_bytes=99, filter_bits_per_key=10)
-    opened(data).audit()
-    empty = encode_sst(
-        properties(), (), (), SYSTEM, block_bytes=99, filter_bytes=build_filter([b"another"], 10)
-    )
-    with pytest.raises(BadStructure, match="denies"):
-        opened(empty).audit()

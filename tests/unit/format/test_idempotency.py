@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.errors import UnsupportedVersion
-from shalekv.format.coding import MAX_U64
+from shalekv.core.quorum.messages import Health
+from shalekv.core.quorum.record import Ballot, Mark
+from shalekv.errors import BadChecksum, BadMagic, CorruptObject, Truncated, UnsupportedVersion
+from shalekv.format.coding import MAX_U64, crc32c
 from shalekv.format.idempotency import (
     IdempotencyRecord,
     ReplyKind,
     decode_record,
     encode_record,
+)
+from shalekv.format.member_files import (
+    CONTROL_BYTES,
+    HEAD_BYTES,
+    SYNCED_BYTES,
+    URL_BYTES_MAX,
+    Control,
+    MemberIdentity,
+    SegmentHead,
+    Synced,
+    decode_control,
+    decode_head,
+    decode_synced,
+    encode_control,
+    encode_head,
+    encode_synced,
 )
 from tests.kit.samples import WAL_NAME
 
@@ -84,3 +103,71 @@ def test_records_out_of_their_limits_are_not_written(change: dict[str, Any]) -> 
     """Hashes of another length, ids beyond 64 bits and unknown kinds of replies are refused."""
     with pytest.raises(ValueError, match=r"."):
         encode_record(replace(RECORD, **change))
+
+
+IDENTITY = MemberIdentity(b"d" * 16, b"m" * 16, "s3://bucket/dätä", b"r" * 16)
+FULL = Control(
+    IDENTITY, Ballot(2**63, b"n" * 16), Health.REFILLING, 3, Mark(5, 6, 7, 8, False), 9, 10
+)
+SYNCED = Synced(1, 2, 3, 4, 5)
+HEAD = SegmentHead(b"m" * 16, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        Control(IDENTITY),
+        FULL,
+        replace(FULL, base=Mark(1, 1, 1, 0), health=Health.DAMAGED),
+        replace(FULL, identity=replace(IDENTITY, url="u" * URL_BYTES_MAX)),
+    ],
+)
+def test_a_control_slot(control: Control) -> None:
+    """A slot of the control file gives back what it was made of, wherever it stands."""
+    slot = encode_control(control)
+    assert len(slot) == CONTROL_BYTES
+    assert decode_control("c", slot) == control
+    assert decode_control("c", bytes(10) + slot + bytes(10), 10) == control
+
+
+def test_the_other_slots() -> None:
+    """A slot of the synced file and the head of a segment give back what they were made of."""
+    assert len(encode_synced(SYNCED)) == SYNCED_BYTES
+    assert decode_synced("s", encode_synced(SYNCED)) == SYNCED
+    assert len(encode_head(HEAD)) == HEAD_BYTES
+    assert decode_head("h", encode_head(HEAD)) == HEAD
+
+
+def test_a_url_that_is_too_long_is_refused() -> None:
+    """A URL that does not fit is refused, and not cut."""
+    with pytest.raises(ValueError, match="URL"):
+        encode_control(replace(FULL, identity=replace(IDENTITY, url="u" * (URL_BYTES_MAX + 1))))
+
+
+Decode = Callable[[str, bytes], object]
+
+
+@pytest.mark.parametrize(
+    ("data", "decode"),
+    [
+        (encode_control(FULL), decode_control),
+        (encode_synced(SYNCED), decode_synced),
+        (encode_head(HEAD), decode_head),
+    ],
+)
+def test_damage_is_seen(data: bytes, decode: Decode) -> None:
+    """No bit may differ, no byte be missing; another file or version is told as that."""
+    for at in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[at // 8] ^= 1 << at % 8
+        with pytest.raises(BadChecksum):
+            decode("x", bytes(damaged))
+    for length in range(0, len(data), 7):
+        with pytest.raises(Truncated):
+            decode("x", data[:length])
+    with pytest.raises(CorruptObject):
+        decode("x", bytes(len(data)))
+    for magic, error in ((b"SSTX", BadMagic), (data[:3] + b"7", UnsupportedVersion)):
+        forged = magic + data[4:-4]
+        with pytest.raises(error):
+            decode("x", forged + crc32c(forged).to_bytes(4, "little"))

@@ -70,16 +70,6 @@ def test_every_field_of_the_message_is_used() -> None:
     assert decode_manifest(NAME, DATA) == FULL
 
 
-def test_the_smallest_manifest_comes_back() -> None:
-    """A manifest of defaults comes back; what is not set stays so."""
-    smallest = Manifest(database_id=bytes(16), manifest_id=0, write_id=bytes(16))
-    decoded = decode_manifest(manifest_name(0), encode_manifest(smallest))
-    assert decoded == smallest
-    assert (decoded.wal_id_last_compacted, decoded.wal_id_last_seen) == (None, None)
-    zero = replace(smallest, wal_id_last_compacted=0, wal_id_last_seen=0)
-    assert decode_manifest(manifest_name(0), encode_manifest(zero)) == zero
-
-
 @pytest.mark.parametrize(
     "name", [manifest_name(41), "wal/00000000000000000042.sst", "manifest/42.manifest", ""]
 )

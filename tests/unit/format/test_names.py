@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shalekv.core.lease import leased_sst_id, new_lease_id
+from shalekv.core.manifest import Manifest
+from shalekv.errors import (
+    BadMagic,
+    BadStructure,
+    CorruptObject,
+    UnsupportedVersion,
+    WrongObject,
+)
 from shalekv.format import names
+from shalekv.format.backup import Backup, decode_backup, encode_backup
+from shalekv.format.backup_names import (
+    RESTORATION_NAME,
+    LevelCopy,
+    WalCopy,
+    backup_name,
+    begun_ms,
+    is_backup_id,
+    new_backup_id,
+    parse_backup_name,
+    parse_copy,
+    parse_mark,
+)
+from shalekv.format.coding import crc32c
+from shalekv.format.manifest import encode_manifest
+from shalekv.store.arguments import check_new_name
 
 ids = st.integers(0, names.MAX_ID)
 uuids = st.binary(min_size=16, max_size=16).map(
@@ -139,3 +168,130 @@ def test_temporary_names_are_those_of_the_specification() -> None:
         names.temporary_name("wal/1", bytes(15), 0)
     with pytest.raises(ValueError, match="16 bytes"):
         names.temporary_name("wal/1", bytes(16), 2**32)
+
+
+CHECKSUMS = st.integers(0, 2**32 - 1)
+TIMES_MS = st.integers(0, 253_402_300_799_999)
+WAL_COPIES = st.builds(
+    WalCopy, st.integers(0, names.MAX_ID), st.binary(min_size=16, max_size=16), CHECKSUMS
+)
+LEVEL_COPIES = st.builds(
+    LevelCopy,
+    st.builds(
+        lambda at, drawn: leased_sst_id(new_lease_id(at, drawn), drawn[2:]),
+        st.integers(0, 2**47),
+        st.binary(min_size=10, max_size=10),
+    ),
+    CHECKSUMS,
+)
+
+
+@given(WAL_COPIES | LEVEL_COPIES)
+def test_the_name_of_a_copy_tells_all_of_it(copy: WalCopy | LevelCopy) -> None:
+    """It is parsed back, and every store takes it; a database does not know the folder."""
+    assert parse_copy(str(copy)) == copy
+    check_new_name(str(copy))
+    folder = str(copy).partition("/")[0] + "/"
+    assert folder not in {names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER}
+
+
+@given(TIMES_MS, TIMES_MS, st.binary(min_size=4, max_size=4))
+def test_ids_order_by_time(one_ms: int, other_ms: int, random_bytes: bytes) -> None:
+    """And tell it, to the millisecond."""
+    one, other = new_backup_id(one_ms, random_bytes), new_backup_id(other_ms, random_bytes)
+    assert (one < other) == (one_ms < other_ms)
+    assert begun_ms(one) == one_ms
+    assert is_backup_id(one)
+    assert parse_backup_name(backup_name(one)) == one
+    check_new_name(backup_name(one))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "backup_wal/00000000000000000007.sst",
+        "backup_wal/7.00000000000000000000000000000000.00000000.sst",
+        "backup_wal/99999999999999999999.00000000000000000000000000000000.00000000.sst",
+        "backup_levels/0198c0de-0000-4000-8000-000000000001.00000000.sst",
+        "backup_levels/0198c0de-0000-7000-8000-000000000001.0000000.sst",
+        "backup_levels/0198c0de-0000-7000-8000-000000000001.0000000A.sst",
+        "backup_levels/0198c0de-0000-7000-8000-000000000001.00000000.sst.tmp",
+        "wal/00000000000000000007.sst",
+        "backups/20260230T040000123Z-1f2e3d4c.backup",
+        "backups/20260131T040000123Z-1f2e3d4.backup",
+        RESTORATION_NAME,
+    ],
+)
+def test_other_names_are_nothing(name: str) -> None:
+    """Somebody else may have put them there."""
+    assert (parse_copy(name), parse_backup_name(name), parse_mark(name)) == (None, None, None)
+
+
+MANIFEST = Manifest(database_id=bytes(range(16)), manifest_id=7, write_id=bytes(16))
+BACKUP = Backup(
+    backup_id="20260131T040000123Z-1f2e3d4c",
+    source_url="s3://bucket/folder",
+    seq=2**63,
+    logical_time_ms=1_700_000_000_000,
+    manifest=MANIFEST,
+    manifest_bytes=encode_manifest(MANIFEST),
+    copies=(
+        (WalCopy(3, b"identifies bytes", 0xFFFFFFFF), 12),
+        (LevelCopy(bytes.fromhex("0198c0de000070008000000000000001"), 0), 2**40),
+    ),
+)
+DATA = encode_backup(BACKUP)
+
+
+def test_a_backup_is_read_back() -> None:
+    """Every field of it."""
+    assert decode_backup(BACKUP.name, DATA) == BACKUP
+    assert BACKUP.size_bytes == 2**40 + 12
+    assert BACKUP.begun_ms == 1_769_832_000_123
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "error"),
+    [(0, b"ShaleMan", BadMagic), (8, b"\2\0", UnsupportedVersion), (10, b"\1", UnsupportedVersion)],
+)
+def test_other_versions_are_told_from_damage(
+    at: int, value: bytes, error: type[CorruptObject]
+) -> None:
+    """With a checksum that is right."""
+    changed = DATA[:at] + value + DATA[at + len(value) :]
+    checksum = crc32c(changed[20:], crc32c(changed[:16]))
+    with pytest.raises(error):
+        decode_backup(BACKUP.name, changed[:16] + struct.pack("<I", checksum) + changed[20:])
+
+
+def test_another_backup_under_the_name_is_told() -> None:
+    """It is intact, and yet not this one."""
+    other = replace(BACKUP, backup_id="20260131T040000123Z-00000000")
+    with pytest.raises(WrongObject):
+        decode_backup(backup_name(BACKUP.backup_id), encode_backup(other))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seq", "7"),
+        ("seq", True),
+        ("seq", None),
+        ("manifest", "!"),
+        ("manifest", ""),
+        ("manifest_id", 8),
+        ("copies", [["wal/00000000000000000007.sst", 1]]),
+        ("copies", [["backup_wal/x", 1]]),
+        ("copies", [[str(BACKUP.copies[0][0])]]),
+        ("copies", None),
+        ("database_id", None),
+    ],
+)
+def test_what_no_backup_says_is_told(field: str, value: object) -> None:
+    """Though the checksum is right."""
+    fields = json.loads(DATA[20:]) | {field: value}
+    body = json.dumps(fields).encode()
+    header = DATA[:12] + struct.pack("<I", len(body))
+    sealed = header + struct.pack("<I", crc32c(body, crc32c(header))) + body
+    with pytest.raises((BadStructure, WrongObject)):
+        decode_backup(BACKUP.name, sealed)

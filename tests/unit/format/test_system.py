@@ -24,7 +24,6 @@ from tests.kit.samples import (
     points,
     properties,
     put,
-    range_tombstone,
     ranges,
     system,
     tombstone,
@@ -76,21 +75,6 @@ def test_one_block_answers_for_a_record(records: list[Entry], block_bytes: int) 
         assert block.find(entry.key, entry.seq) == entry
 
 
-def test_key_spaces_do_not_meet() -> None:
-    """The same bytes are one key of a client and another of the system."""
-    key = record_key(b"k")
-    data = encode_sst(
-        properties(),
-        [put(key, 1, b"client's")],
-        [range_tombstone(b"", b"", 2)],
-        [put(key, 2, b"system's")],
-        block_bytes=64,
-    )
-    sst = opened(data)
-    assert [entry.value for entry in sst.entries()] == [b"client's"]
-    assert [entry.value for entry in sst.system_entries()] == [b"system's"]
-
-
 @given(some_system)
 def test_entries_of_the_system_alone_are_no_fence(records: list[Entry]) -> None:
     """An SST that holds nothing else has entries, and no keys between a first and a last."""
@@ -138,16 +122,6 @@ def test_an_audit_reads_entries_of_the_system() -> None:
         forged = resealed(WAL_NAME, data, patched(data, at + field, b"\x04"))
         with pytest.raises(BadStructure, match="footer tells"):
             opened(forged).audit()
-
-
-@given(system.filter(lambda records: len(records) > 1), block_sizes, st.data())
-def test_another_order_is_not_written(
-    records: list[Entry], block_bytes: int, data: st.DataObject
-) -> None:
-    """Entries of the system that are not in order are refused before there are bytes."""
-    shuffled = data.draw(st.permutations(records).filter(lambda other: other != records))
-    with pytest.raises(ValueError, match="row"):
-        encode_sst(properties(), (), (), shuffled, block_bytes=block_bytes)
 
 
 @pytest.mark.parametrize("last", [b"l", b"k", b"\x00"])
@@ -206,13 +180,6 @@ def test_keys_that_name_no_client_are_refused(length: int) -> None:
     forged = patched(forged, index_at + 8 + 24, struct.pack("<I", length))
     with pytest.raises(BadStructure, match=r"names no kind|does not have 1 to 64"):
         list(opened(resealed(WAL_NAME, data, forged)).system_entries())
-
-
-@given(st.binary(min_size=1, max_size=64))
-def test_keys_are_told_apart_by_their_client_keys(key: bytes) -> None:
-    """The key of a record gives back the client's key, and begins with the kind of record."""
-    assert record_key(key) == b"\x01" + key
-    assert client_key(record_key(key)) == key
 
 
 @pytest.mark.parametrize("key", [b"", bytes(65)])

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
+from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
-from shalekv_spark.feed.offset import FeedOffset
-from shalekv_spark.feed.options import NO_LIMIT
-from tests.unit.spark_feed.feed_ground import feed_options
+from shalekv.errors import IllegalState, InvalidRequest, InvalidSetting, InvalidUrl
+from shalekv.format.columns import columns_of
+from shalekv.format.load_record import load_entry
+from shalekv_spark.feed import rows as feed_rows
+from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
+from shalekv_spark.feed.options import ALL_KEYS, NO_LIMIT
+from shalekv_spark.feed.rows import ARROW_SCHEMA, Batches, read_part
+from shalekv_spark.feed.slots import LoadPart, SlotsPart
+from shalekv_spark.feed.source import SCHEMA
+from tests.unit.spark_feed.feed_ground import EPOCH, FeedGround, feed_options
 
 
 @pytest.mark.parametrize(
@@ -66,3 +76,142 @@ def test_other_offsets_are_refused(value: dict[str, object]) -> None:
     """Such as those of another source."""
     with pytest.raises(InvalidRequest, match="offset"):
         FeedOffset.of(value)
+
+
+PUT, TOMBSTONE, RANGE = Kind.PUT, Kind.TOMBSTONE, Kind.RANGE_TOMBSTONE
+
+
+def test_spark_expects_what_tasks_make() -> None:
+    """The schema of the source is that of the batches."""
+    assert to_arrow_schema(SCHEMA, timezone="UTC") == ARROW_SCHEMA
+
+
+async def mixed() -> FeedGround:
+    """An object with three commits, whose keys stand across each other."""
+    ground = await FeedGround.created()
+    await ground.object()  # a fence
+    points = [
+        Entry(b"a", 3, TOMBSTONE),
+        Entry(b"a", 1, PUT, b"first"),
+        Entry(b"b", 2, PUT, b"brief", 1_000),
+        Entry(b"c", 2, PUT, b""),
+        Entry(b"d", 3, TOMBSTONE, b"", 2_000),
+    ]
+    await ground.object(points, [Entry(b"a", 2, RANGE, b"c"), Entry(b"b", 1, RANGE, b"")])
+    return ground
+
+
+async def test_rows_come_in_the_order_of_commits() -> None:
+    """Those of one commit: first deletes of ranges, and then by key. A fence has none."""
+    ground = await mixed()
+    rows = await ground.told(ground.query(), *_whole(ground))
+    assert [(row["seq"], row["op"], row["key"], row["value"]) for row in rows] == [
+        (1, "delete_range", b"b", None),
+        (1, "put", b"a", b"first"),
+        (2, "delete_range", b"a", b"c"),
+        (2, "put", b"b", b"brief"),
+        (2, "put", b"c", b""),
+        (3, "delete", b"a", None),
+        (3, "expire", b"d", None),
+    ]
+    assert {(row["wal_id"], row["epoch"]) for row in rows} == {(1, EPOCH)}
+    assert [row["expire_at"] for row in rows if row["key"] == b"d"] == [
+        datetime.fromtimestamp(2, UTC)
+    ]
+    assert [row["expire_at"] for row in rows if row["key"] == b"c"] == [None]
+
+
+async def test_other_keys_are_left_out_and_ranges_cut() -> None:
+    """With a range of keys as an option."""
+    ground = await mixed()
+    rows = await ground.told(ground.query(start="b", end="c"), *_whole(ground))
+    assert [(row["seq"], row["op"], row["key"], row["value"]) for row in rows] == [
+        (1, "delete_range", b"b", b"c"),
+        (2, "delete_range", b"b", b"c"),
+        (2, "put", b"b", b"brief"),
+    ]
+
+
+async def test_loads_are_told_by_parts_of_their_files() -> None:
+    """With the number of the load, between what is before and behind it; no other keys."""
+    ground = await FeedGround.created()
+    await ground.put(b"before")
+    await ground.load([b"a", b"b"], [b"c"], [b"d"])
+    await ground.put(b"behind")
+    query = ground.query(partitionBytes=1, start="b", end="d")
+    parts = await query.parts(*_whole(ground))
+    assert [type(part) for part in parts] == [SlotsPart, LoadPart, LoadPart, SlotsPart]
+    rows = await ground.told(query, *_whole(ground))
+    assert [(row["wal_id"], row["seq"], row["key"]) for row in rows] == [
+        (0, 1, b"before"),
+        (1, 2, b"b"),
+        (1, 2, b"c"),
+        (2, 3, b"behind"),
+    ]
+    assert {row["epoch"] for row in rows} == {EPOCH}
+
+
+async def test_a_load_that_the_driver_overlooks_is_told_all_the_same() -> None:
+    """A task reads the files of a record that it meets."""
+    ground = await FeedGround.created()
+    await ground.load([b"a"], [b"b"])
+    part = SlotsPart(ground.database_id, 0, (1_000,))
+    batches = [each async for each in read_part(ground.cas(), part, ALL_KEYS)]
+    assert [row["key"] for batch in batches for row in batch.to_pylist()] == [b"a", b"b"]
+
+
+async def test_an_object_may_commit_several_loads() -> None:
+    """The format allows it, and none is left out."""
+    ground = await FeedGround.created()
+    loads = [await ground.load([key]) for key in (b"a", b"b")]
+    await ground.object(control=[load_entry(load, 3 + at) for at, load in enumerate(loads)])
+    rows = await ground.told(ground.query(), *_whole(ground))
+    assert [(row["wal_id"], row["seq"], row["key"]) for row in rows] == [
+        (0, 1, b"a"),
+        (1, 2, b"b"),
+        (2, 3, b"a"),
+        (2, 4, b"b"),
+    ]
+
+
+async def test_slots_out_of_order_end_the_query() -> None:
+    """Their sequence numbers tell."""
+    ground = await FeedGround.created()
+    await ground.put(b"a")
+    ground.last_seq = 0
+    await ground.put(b"b")
+    with pytest.raises(IllegalState, match="slot order"):
+        await ground.told(ground.query(), *_whole(ground))
+
+
+async def test_what_is_gone_when_a_task_reads_is_named() -> None:
+    """A WAL object, and a file of a load."""
+    ground = await FeedGround.created()
+    await ground.put(b"a")
+    await ground.load([b"b"])
+    slots, load = await ground.query().parts(*_whole(ground))
+    await ground.store.delete([name for name in ground.names() if "manifest" not in name])
+    with pytest.raises(FeedWalCollected, match=r"wal/0+\.sst"):
+        assert not [each async for each in read_part(ground.cas(), slots, ALL_KEYS)]
+    with pytest.raises(FeedWalCollected, match="file of load 'load 1' that WAL object 1"):
+        assert not [each async for each in read_part(ground.cas(), load, ALL_KEYS)]
+
+
+def test_batches_are_bounded() -> None:
+    """By rows and by bytes, however large an object is; none of its rows is left out."""
+    batches = Batches()
+    small = columns_of([Entry(b"%05d" % each, 1, PUT, b"") for each in range(20_000)])
+    found = [*batches.add(0, 1, small), *batches.rest()]
+    assert [each.num_rows for each in found] == [8_192, 8_192, 3_616]
+    large = columns_of([Entry(b"%d" % each, 1, PUT, bytes(1 << 20)) for each in range(9)])
+    found = [*batches.add(0, 1, large), *batches.rest()]
+    assert sum(each.num_rows for each in found) == 9
+    assert max(each.nbytes for each in found) <= feed_rows.BATCH_BYTES + 1_000
+    huge = columns_of([Entry(b"h", 1, PUT, bytes(feed_rows.BATCH_BYTES + 1))])
+    assert [each.num_rows for each in batches.add(0, 1, huge)] == [1]
+
+
+def _whole(ground: FeedGround) -> tuple[FeedOffset, FeedOffset]:
+    """The whole log as one batch."""
+    database_id = ground.database_id
+    return FeedOffset(database_id, 0), FeedOffset(database_id, ground.last_wal_id + 1, 0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -15,9 +16,10 @@ from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.database import create_database
 from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings
 from shalekv.store.cas import CasStore
+from shalekv_spark.loading.rows import PointRows, RowCheck
+from shalekv_spark.loading.schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
 from shalekv_spark.loading.task import LoadTask, write_partition
 from shalekv_spark.place import Place
-from tests.unit.spark_load.batches import Row, batch_of
 
 LOAD_ID = "monday"
 LEVELS = LevelSettings(sst_bytes=64 * 1024, block_bytes=1024, codec=LevelCodec.NONE)
@@ -55,3 +57,50 @@ async def current(store: CasStore) -> Manifest:
 async def files(store: CasStore) -> set[str]:
     """The names of all files in the folder of the levels."""
     return {info.name async for info in store.reads.list("levels/")}
+
+
+TIME = pa.timestamp("us", "UTC")
+
+
+class Row(NamedTuple):
+    """One row of a frame."""
+
+    key: bytes | None
+    value: bytes | None = b"v"
+    op: str | None = "put"
+    expire_at: datetime | None = None
+    order: int | float | None = None
+
+
+class Limits(NamedTuple):
+    """How large keys and values may be, bytes."""
+
+    key_bytes_max: int = 8
+    value_bytes_max: int = 16
+
+
+def batch_of(rows: Sequence[Row], *, large: bool = False) -> pa.RecordBatch:
+    """The rows as one batch, with all columns; `large`: with offsets of 8 bytes."""
+    binary = pa.large_binary() if large else pa.binary()
+    types = {KEY: binary, VALUE: binary, OP: pa.string(), EXPIRE_AT: TIME, ORDER: pa.float64()}
+    columns = zip(*rows, strict=True) if rows else [[]] * len(types)
+    arrays = [
+        pa.array(column, type_) for column, type_ in zip(columns, types.values(), strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=[*types])
+
+
+def batches_of(rows: Sequence[Row], sizes: Iterable[int]) -> list[pa.RecordBatch]:
+    """The rows in batches of these sizes, and the rest in one."""
+    batches, at = [], 0
+    for size in [*sizes, len(rows)]:
+        batches.append(batch_of(rows[at : at + size]))
+        at += size
+    return batches
+
+
+def taken(batches: Iterable[pa.RecordBatch], *, has_rule: bool = False) -> list[PointRows]:
+    """What a partition of these batches loads."""
+    check = RowCheck(Limits(), partition=3, has_rule=has_rule)
+    found = [check.take(batch) for batch in batches]
+    return [rows for rows in found if rows is not None]

@@ -15,7 +15,7 @@ from shalekv.format.sst_writer import EncodedBlock, FinishedSst, SstWriter
 from shalekv_spark.loading.block_encoder import BlockEncoder
 from shalekv_spark.loading.rows import PointRows
 from tests.kit.samples import LEVEL_NAME, properties
-from tests.unit.spark_load.batches import Row, batches_of, taken
+from tests.unit.spark_load.ground import Row, batches_of, taken
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

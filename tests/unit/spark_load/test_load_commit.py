@@ -21,8 +21,7 @@ from tests.kit.processes.child import Child
 from tests.kit.processes.deaf_proxy import deaf_proxy
 from tests.kit.processes.meanwhile import ALONE
 from tests.kit.processes.processes import Processes
-from tests.unit.spark_load.batches import Row
-from tests.unit.spark_load.ground import LOAD_ID, begun, current, database, write
+from tests.unit.spark_load.ground import LOAD_ID, Row, begun, current, database, write
 
 TIMEOUT_S = 60.0
 ROWS = [Row(b"a", b"1"), Row(b"b", b"2")]

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from shalekv.core.lease import without_lease
+from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo
+from shalekv.engine.bulk.job import LoadJob
 from shalekv.engine.collection.collecting import Collecting
-from shalekv.errors import IllegalState, InvalidRequest
+from shalekv.errors import IllegalState, InvalidRequest, LeaseLost
 from shalekv.format.names import level_name
-from shalekv.settings import CollectorSettings
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import CollectorSettings, LimitSettings
 from shalekv.store.cas import CasStore
 from shalekv_spark.loading.commit import OPEN, Committed, Committer, gathered
-from tests.unit.spark_load.batches import Row
-from tests.unit.spark_load.ground import LOAD_ID, begun, current, database, files, write
+from shalekv_spark.loading.load import renewed
+from shalekv_spark.place import Place
+from shalekv_spark.store_loop import StoreLoop
+from tests.unit.spark_load.ground import (
+    LEVELS,
+    LOAD_ID,
+    Row,
+    begun,
+    current,
+    database,
+    files,
+    write,
+)
 
 ROWS = [Row(b"%06d" % number, b"%06d" % number * 20) for number in range(2_000)]
 HALVES = (ROWS[:1_000], ROWS[1_000:])
@@ -123,3 +140,83 @@ async def test_a_report_that_lacks_a_row_is_not_committed(tmp_path: Path) -> Non
         for at in range(len(report)):
             with pytest.raises(IllegalState, match="do not report all that they wrote"):
                 gathered([*report[:at], *report[at + 1 :]])
+
+
+DEADLINE_S = 30
+LEASE_TTL_S = 10  # the least that there is
+
+
+class Session:
+    """As much of a session of Spark as a load tells it while it works."""
+
+    def __init__(self) -> None:
+        """Nothing was said yet."""
+        self.tags: list[str] = []
+        self.interrupted = threading.Event()
+
+    def addTag(self, tag: str) -> None:  # noqa: N802 - Spark's names
+        """What this thread starts has this tag."""
+        self.tags.append(tag)
+
+    def removeTag(self, tag: str) -> None:  # noqa: N802
+        """No longer."""
+        self.tags.remove(tag)
+
+    def interruptTag(self, tag: str) -> None:  # noqa: N802
+        """End what has the tag."""
+        if tag in self.tags:
+            self.interrupted.set()
+
+
+async def drop_leases(store: CasStore) -> None:
+    """As the collector does when they have expired."""
+
+    def edit(manifest: Manifest) -> Manifest:
+        for lease in manifest.leases:
+            manifest = without_lease(manifest, lease.id)
+        return manifest
+
+    stored = StoredManifest(store)
+    await stored.refresh()
+    await stored.edit(edit, lambda manifest: not manifest.leases)
+
+
+def work(place: Place, session: Session, *, is_lost: bool) -> None:
+    """A load whose tasks go on until the lease was renewed, or the job is interrupted."""
+    with StoreLoop(place) as loop:
+        job = loop.run(
+            LoadJob.begin(
+                loop.store, LOAD_ID, levels=LEVELS, limits=LimitSettings(), ttl_s=LEASE_TTL_S
+            )
+        )
+        manifest_id = loop.run(current(loop.store)).manifest_id
+        with renewed(loop, job, cast("Any", session)) as check:
+            check()
+            if is_lost:
+                loop.run(drop_leases(loop.store))
+                assert session.interrupted.wait(DEADLINE_S)
+            else:
+                while loop.run(current(loop.store)).manifest_id == manifest_id:
+                    session.interrupted.wait(0.1)
+            check()
+
+
+async def test_the_lease_is_renewed_while_spark_works(tmp_path: Path) -> None:
+    """Nothing is interrupted then, and no tag stays."""
+    async with database(tmp_path) as (place, store):
+        session = Session()
+        await asyncio.to_thread(work, place, session, is_lost=False)
+        assert not session.interrupted.is_set()
+        assert not session.tags
+        (lease,) = (await current(store)).leases
+        assert lease.holder == f"load {LOAD_ID}"
+
+
+async def test_a_job_whose_lease_is_lost_is_ended(tmp_path: Path) -> None:
+    """What it has written may be deleted, so it must not be committed."""
+    async with database(tmp_path) as (place, _):
+        session = Session()
+        with pytest.raises(LeaseLost):
+            await asyncio.to_thread(work, place, session, is_lost=True)
+        assert session.interrupted.is_set()
+        assert not session.tags

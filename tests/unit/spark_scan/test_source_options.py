@@ -1,15 +1,32 @@
-"""What the options of the sources mean, and what is refused before anything is read."""
+"""What the sources are asked: options, formats, arguments, and what statistics count."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
+from shalekv.core.entry import Kind
 from shalekv.core.key_range import KeyRange
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
+from shalekv_spark.place import Place
+from shalekv_spark.scanning import export
+from shalekv_spark.scanning import scan as scanning
+from shalekv_spark.scanning.decoding import fields_of
+from shalekv_spark.scanning.export import export_parquet
+from shalekv_spark.scanning.frames import called
 from shalekv_spark.scanning.prefixes import Prefixes
+from shalekv_spark.scanning.scan import scan
 from shalekv_spark.scanning.source import ScanSource, SnapshotReader, scan_request, stats_request
+from shalekv_spark.scanning.view import Pin
+from shalekv_spark.worker import settle
 
 URL = "file:///data/db"
 
@@ -91,3 +108,135 @@ def test_schema_of_ones_own_is_refused() -> None:
 def test_reader_leaves_filters_to_spark() -> None:
     """Spark would give the rows of one query to another: see the module."""
     assert SnapshotReader.pushFilters is DataSourceReader.pushFilters
+
+
+def test_fields_follow_each_other() -> None:
+    """Padding has none; bytes are one."""
+    fields = fields_of("<2xHI4s2b")
+    assert [(f.code, f.offset, f.width) for f in fields] == [
+        ("H", 2, 2),
+        ("I", 4, 4),
+        ("s", 8, 4),
+        ("b", 12, 1),
+        ("b", 13, 1),
+    ]
+
+
+@pytest.mark.parametrize("layout", ["", "Q", ">", "=Q", ">d", ">Q ", ">Z", "utf-16", ">2x"])
+def test_other_formats_are_refused(layout: str) -> None:
+    """Those without a byte order have padding that depends on the machine."""
+    with pytest.raises(InvalidRequest, match="format"):
+        fields_of(layout)
+
+
+FOUND = Pin(b"f" * 16, 7, "nightly")
+
+
+class _Scanned(Exception):
+    """With the snapshot that was to be scanned."""
+
+
+@pytest.mark.parametrize("snapshot", ["nightly", FOUND.snapshot_id])
+def test_an_export_reads_the_snapshot_whose_number_it_tells(
+    monkeypatch: pytest.MonkeyPatch, snapshot: str | bytes
+) -> None:
+    """Even if the name is given to another one meanwhile."""
+
+    async def find(place: Place, name: str) -> Pin:
+        assert place.url == "file:///db"
+        assert name in ("nightly", FOUND.snapshot_id.hex())
+        return FOUND
+
+    def scan(*_: object, **arguments: Any) -> None:
+        raise _Scanned(arguments["snapshot"])
+
+    monkeypatch.setattr(export, "_find", find)
+    monkeypatch.setattr(export, "scan", scan)
+    with pytest.raises(_Scanned) as scanned:
+        export_parquet(cast("SparkSession", None), "file:///db", "/nowhere", snapshot=snapshot)
+    assert scanned.value.args == (FOUND.snapshot_id,)
+
+
+SPARK = cast("SparkSession", SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2)))
+
+
+def test_one_column_may_be_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not taken for a column for each of its letters."""
+    seen: list[str] = []
+
+    def load(spark: SparkSession, source: str, options: Mapping[str, str], *_: Any) -> None:
+        assert (spark, source) == (SPARK, "shalekv")
+        seen.append(options["columns"])
+
+    monkeypatch.setattr(scanning, "load", load)
+    for columns in ("key", "key, seq", ["seq", "key"], ("value",)):
+        scan(SPARK, "file:///db", columns=columns)
+    assert seen == ["key", "key, seq", "seq,key", "value"]
+    with pytest.raises(InvalidSetting, match="found 'size'"):
+        scan(SPARK, "file:///db", columns="size")
+
+
+@pytest.mark.parametrize("snapshot", [b"\x01" * 16, bytearray(b"\x01" * 16), "01" * 16])
+def test_a_snapshot_has_many_forms(snapshot: bytes | str) -> None:
+    """Rows of Spark have bytes as a bytearray."""
+    assert called(snapshot) == "01" * 16
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """As in a new process."""
+    settle.cache_clear()
+    yield
+    settle.cache_clear()
+
+
+@pytest.mark.parametrize("is_reused", [True, False])
+def test_only_where_tasks_follow_each_other_imports_are_taken_out_of_sight(
+    monkeypatch: pytest.MonkeyPatch, *, is_reused: bool
+) -> None:
+    """Once, and never in the process of whoever uses the package."""
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    if is_reused:
+        monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    else:
+        monkeypatch.delenv("SPARK_REUSE_WORKER", raising=False)
+    settle()
+    settle()
+    assert frozen == [True] * is_reused
+
+
+KEYS = [b"a/b/c", b"a/x", b"q", b"\xff\n\x00/y", b"/"]
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "expected"),
+    [
+        (Prefixes(), [b""] * 5),
+        (Prefixes(prefix_bytes=2), [b"a/", b"a/", b"q", b"\xff\n", b"/"]),
+        (Prefixes(delimiter=b"/"), [b"a/", b"a/", b"", b"\xff\n\x00/", b"/"]),
+        (Prefixes(delimiter=b"\xff"), [b"", b"", b"", b"\xff", b""]),
+        (Prefixes(delimiter=b"b/"), [b"a/b/", b"", b"", b"", b""]),
+        (Prefixes(delimiter=b"."), [b""] * 5),
+    ],
+)
+def test_prefixes_of_any_bytes(prefixes: Prefixes, expected: list[bytes]) -> None:
+    """Keys are bytes, and so are delimiters: none of them means anything else."""
+    assert prefixes.of(pa.array(KEYS, pa.binary())).to_pylist() == expected
+
+
+def test_versions_are_counted_by_what_they_are() -> None:
+    """Only what a read sees counts as a key; whatever is stored is a version."""
+    put, tombstone = int(Kind.PUT), int(Kind.TOMBSTONE)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([b"a1", b"a1", b"a2", b"b"], pa.binary()),
+            "value_bytes": pa.array([10, 20, 0, 5], pa.int32()),
+            "kind": pa.array([put, put, tombstone, put], pa.uint8()),
+            "is_live": pa.array([True, False, False, True]),
+        }
+    )
+    assert Prefixes(prefix_bytes=1).count(batch).to_pylist() == [
+        {"prefix": b"a", "keys": 1, "bytes": 12, "tombstones": 1, "versions": 3},
+        {"prefix": b"b", "keys": 1, "bytes": 6, "tombstones": 0, "versions": 1},
+    ]

@@ -77,12 +77,6 @@ def test_only_neighbours_in_age_are_merged() -> None:
     assert chosen == ssts
 
 
-def test_full_ssts_are_not_merged_again() -> None:
-    """SSTs as large as merges make them are left alone: merging would only make them anew."""
-    ssts = [records(40 - number, 64 * MIB) for number in range(16)]
-    assert not records_to_merge(ssts, sst_bytes=64 * MIB, limit_bytes=16 * 1024 * MIB)
-
-
 def test_an_old_sst_is_written_again_once() -> None:
     """An SST older than the windows of its records is rewritten without them, and only once."""
     policy = LeveledPolicy(SETTINGS, LEVELS)

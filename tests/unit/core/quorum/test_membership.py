@@ -1,13 +1,15 @@
-"""Who the members are, and how they change."""
+"""Who the members are, how a quorum of them is won, and how a database enters and leaves one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from shalekv.core.fencing import WriterId
 from shalekv.core.manifest import Manifest, WalMode
+from shalekv.core.quorum.election import Candidacy, Leader, epoch_to_claim, next_object
 from shalekv.core.quorum.membership import (
     MEMBERS_MAX,
     Configuration,
@@ -17,8 +19,11 @@ from shalekv.core.quorum.membership import (
     check_members,
     finish_change,
 )
-from shalekv.errors import Fenced, InvalidRequest
-from tests.unit.core.quorum.logs import NONCE, TWIN, ids, members
+from shalekv.core.quorum.messages import Greeting, Health, Vote
+from shalekv.core.quorum.record import LogShape, Mark
+from shalekv.core.quorum.switching import enter_quorum, leave_quorum
+from shalekv.errors import Fenced, IllegalState, InvalidRequest, LogBehindArchive
+from tests.unit.core.quorum.logs import NONCE, TWIN, ballot, ids, log, members, records
 
 OWN = WriterId(5, NONCE)
 
@@ -129,3 +134,199 @@ def test_members_are_some_and_different() -> None:
         with pytest.raises(InvalidRequest):
             check_members(wrong)
     assert len(members("abcdefghij")) == MEMBERS_MAX + 1
+
+
+THREE = Configuration(0, members("abc"))
+JOINT = Configuration(1, members("abc"), members("cde"))
+
+
+def candidacy(votes: Mapping[str, LogShape], configuration: Configuration = THREE) -> Candidacy:
+    """Epoch 9, and the votes of some members."""
+    found = Candidacy(ballot(9), configuration)
+    for name, shape in votes.items():
+        found = found.voted(name.encode() * 16, Vote(ballot(9), shape, 0))
+    return found
+
+
+def leader(epochs: str = "11", configuration: Configuration = THREE) -> Leader:
+    """Of epoch 9, with its fence behind this log."""
+    everyone = {member.id.decode()[0]: log(epochs) for member in configuration.everyone}
+    elected = Leader.of(candidacy(everyone, configuration))
+    return elected.appended(records(epochs + "9")[-1])
+
+
+def test_an_epoch_is_above_all_that_is_known() -> None:
+    """The manifest's, and any promise."""
+
+    def greeting(epoch: int) -> Greeting:
+        return Greeting(b"", ballot(epoch), LogShape(), 0, Health.SOUND)
+
+    assert epoch_to_claim(4, [greeting(2), greeting(6), greeting(3)]) == 7
+    assert epoch_to_claim(4, [greeting(2)]) == 5
+    assert epoch_to_claim(4, []) == 5
+
+
+def test_votes_for_others_and_of_strangers_don_t_count() -> None:
+    """A twin's vote, one of an older epoch, and one of who is no member."""
+    before = candidacy({"a": log("1")})
+    for other in (ballot(8), ballot(9, TWIN)):
+        assert before.voted(b"b" * 16, Vote(other, log("1"), 0)) == before
+    assert before.voted(b"z" * 16, Vote(ballot(9), log("111"), 0)) == before
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (log("2"), log("1111")),
+        (log("111"), log("11")),
+        (log("12", trimmed=2), log("1111")),
+        (log("1"), log("")),
+    ],
+)
+def test_the_log_of_the_highest_rank_is_taken(one: LogShape, other: LogShape) -> None:
+    """CE1, CE2, CE13: whoever has it, and whatever was promised."""
+    for first, second in (("a", "b"), ("b", "a")):
+        found = candidacy({first: one, second: other})
+        assert found.donor_id == first.encode() * 16
+        assert found.donor_log == one
+
+
+def test_the_commit_point_is_the_furthest_that_a_voter_knows() -> None:
+    """It may lag."""
+    found = candidacy({"a": log("11")}).voted(b"b" * 16, Vote(ballot(9), log("11"), 2))
+    assert found.committed_lsn == 2
+
+
+def test_a_new_epoch_begins_behind_log_and_archive() -> None:
+    """And a log that was never written to behind the archive alone."""
+    last = log("111").last
+    assert next_object(last, archive_tip=None, last_compacted=None) == 3
+    assert next_object(last, archive_tip=2, last_compacted=1) == 3
+    assert next_object(Mark(), archive_tip=None, last_compacted=None) == 0
+    assert next_object(Mark(), archive_tip=7, last_compacted=4) == 8
+    assert next_object(Mark(), archive_tip=None, last_compacted=4) == 5
+
+
+@pytest.mark.parametrize(("tip", "compacted"), [(3, None), (None, 3), (5, 1)])
+def test_a_log_that_ends_before_the_archive_is_refused(
+    tip: int | None, compacted: int | None
+) -> None:
+    """CE13: what is archived was committed, and so is what was compacted."""
+    with pytest.raises(LogBehindArchive):
+        next_object(log("111").last, archive_tip=tip, last_compacted=compacted)
+
+
+def test_a_log_that_ends_within_the_last_archived_object_is_refused() -> None:
+    """CE13: a record that completes the object was committed, and is not in the log."""
+    within = replace(log("111").last, ends_object=False)
+    assert next_object(within, archive_tip=1, last_compacted=None) == 3
+    with pytest.raises(LogBehindArchive):
+        next_object(within, archive_tip=2, last_compacted=None)
+
+
+def test_copies_of_older_records_commit_nothing() -> None:
+    """CE6: only with a record of the own epoch is what comes before it committed."""
+    found = leader()
+    for member_id in ids("abc"):
+        found = found.acknowledged(member_id, 2)
+    assert found.committed_lsn == 0
+    found = found.acknowledged(ids("a")[0], 3)
+    assert found.committed_lsn == 0
+    assert found.acknowledged(ids("b")[0], 3).committed_lsn == 3
+
+
+def test_a_member_that_lost_records_counts_for_what_it_has() -> None:
+    """What was committed stays so."""
+    found = leader()
+    a, b = ids("ab")
+    found = found.acknowledged(a, 3).acknowledged(b, 3).acknowledged(b, 1)
+    assert found.committed_lsn == 3
+    assert found.flushed[b] == 1
+    found = found.appended(records("1199")[-1]).acknowledged(a, 4)
+    assert found.committed_lsn == 3
+    assert found.acknowledged(b, 4).committed_lsn == 4
+
+
+def test_a_change_of_members_needs_both_majorities() -> None:
+    """To vote, and to commit."""
+    assert not candidacy({"a": log(""), "b": log("")}, JOINT).is_won
+    assert not candidacy({"d": log(""), "e": log("")}, JOINT).is_won
+    assert candidacy({"a": log(""), "c": log(""), "d": log("")}, JOINT).is_won
+    found = leader(configuration=JOINT)
+    for member_id in ids("abd"):
+        found = found.acknowledged(member_id, 3)
+    assert found.committed_lsn == 0
+    assert found.acknowledged(ids("e")[0], 3).committed_lsn == 3
+
+
+def test_a_change_ends_when_the_next_members_have_what_is_committed() -> None:
+    """In the own epoch, so that they know this leader."""
+    found = leader(configuration=JOINT)
+    a, b, c, d = ids("abcd")
+    assert not found.may_finish_change
+    found = found.acknowledged(a, 3).acknowledged(b, 3).acknowledged(c, 2).acknowledged(d, 2)
+    assert not found.may_finish_change
+    found = found.acknowledged(c, 3)
+    assert not found.may_finish_change
+    assert found.acknowledged(d, 3).may_finish_change
+    assert not found.acknowledged(d, 3).reconfigured(THREE).may_finish_change
+
+
+WRITER = WriterId(9, NONCE)
+
+
+def committed(found: Leader) -> Leader:
+    """Up to its end."""
+    for member_id in ids("ab"):
+        found = found.acknowledged(member_id, found.log.last.lsn)
+    return found
+
+
+def shown(mode: WalMode = WalMode.QUORUM) -> Manifest:
+    """That shows the writer of epoch 9."""
+    return replace(manifest(), writer_epoch=9, writer_nonce=NONCE, wal_mode=mode)
+
+
+def test_a_database_leaves_its_safekeepers_behind_an_archived_last_record() -> None:
+    """Then they are nobody's any more."""
+    left = leave_quorum(shown(), committed(leader()), 2)
+    assert (left.wal_mode, left.wal_members) == (WalMode.OBJECT_STORE, ())
+    assert left.wal_generation == 8
+
+
+@pytest.mark.parametrize("tip", [None, 1])
+def test_what_is_not_archived_is_not_left(tip: int | None) -> None:
+    """The last object has to be there, too."""
+    with pytest.raises(IllegalState, match="not in the archive"):
+        leave_quorum(shown(), committed(leader()), tip)
+
+
+def test_who_has_no_committed_record_of_its_own_has_fenced_nobody() -> None:
+    """Nor is anything left behind in flight, or in an object that was not ended."""
+    never_wrote = Leader(ballot(9), leader().configuration, leader("11").log, 3)
+    for found in (leader(), committed(leader()).appended(records("1199")[-1])):
+        with pytest.raises(IllegalState, match="not a committed one"):
+            leave_quorum(shown(), found, 9)
+    with pytest.raises(IllegalState):
+        leave_quorum(shown(), never_wrote, 9)
+    open_end = replace(records("1199")[-1], ends_object=False)
+    with pytest.raises(IllegalState, match="not a committed one"):
+        leave_quorum(shown(), committed(committed(leader()).appended(open_end)), 9)
+
+
+def test_who_was_fenced_switches_nothing() -> None:
+    """The manifest names another writer."""
+    with pytest.raises(Fenced):
+        leave_quorum(replace(shown(), writer_epoch=10), committed(leader()), 2)
+    newer = replace(shown(WalMode.OBJECT_STORE), writer_nonce=TWIN)
+    with pytest.raises(Fenced):
+        enter_quorum(newer, WRITER, members("abc"))
+
+
+def test_a_database_goes_to_safekeepers() -> None:
+    """To some of them, at least."""
+    before = replace(shown(WalMode.OBJECT_STORE), wal_members=())
+    entered = enter_quorum(before, WRITER, members("abc"))
+    assert (entered.wal_mode, entered.wal_members) == (WalMode.QUORUM, manifest().wal_members)
+    with pytest.raises(InvalidRequest):
+        enter_quorum(before, WRITER, ())

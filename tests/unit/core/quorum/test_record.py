@@ -1,4 +1,4 @@
-"""Records, marks and the shapes of logs."""
+"""Records and shapes of logs; whom a replica follows, and what of a tail is news to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.quorum.record import EMPTY_LOG, Mark
+from shalekv.core.quorum.membership import Configuration, Member
+from shalekv.core.quorum.messages import Health
+from shalekv.core.quorum.reading import (
+    Answer,
+    Choice,
+    News,
+    Position,
+    choose,
+    furthest_commit,
+    newest_of_majority,
+)
+from shalekv.core.quorum.record import EMPTY_LOG, LogShape, Mark, Record
+from shalekv.format.wal_record import make_record
 from tests.unit.core.quorum.logs import log, records
 
 EPOCHS = st.lists(st.integers(1, 5), max_size=12).map(sorted).map(lambda n: "".join(map(str, n)))
@@ -82,3 +94,112 @@ def test_a_cut_log_is_as_if_it_had_never_been_longer(epochs: str, trim: int, cut
     cut = max(trim, min(cut, len(epochs)))
     kept = log(epochs[:cut], trimmed=trim)
     assert log(epochs, trimmed=trim).truncated(kept.last) == kept
+
+
+IDS = [bytes([number]) * 16 for number in range(3)]
+MEMBERS = tuple(Member(each, f"node{at}:1") for at, each in enumerate(IDS))
+CONFIGURATION = Configuration(1, MEMBERS)
+
+
+def log_records(*places: tuple[int, int, bool]) -> list[Record]:
+    """A log: epoch, object, and whether it ends with the record."""
+    made: list[Record] = []
+    last = Mark()
+    for epoch, wal_id, ends in places:
+        made.append(make_record(last, epoch=epoch, wal_id=wal_id, ends_object=ends, payload=b"p"))
+        last = made[-1].mark
+    return made
+
+
+LOG = log_records(
+    (1, 0, True), (1, 1, False), (1, 1, False), (1, 1, True), (1, 2, False), (2, 3, True)
+)
+
+
+def answer(count: int, *, committed: int = 0, health: Health = Health.SOUND) -> Answer:
+    """Of a member with the first records of the log."""
+    return Answer(health, EMPTY_LOG.appended(LOG[:count]), committed)
+
+
+def test_record_is_next_once() -> None:
+    """A log that is sent from the beginning again adds what was not there, record by record."""
+    position = Position()
+    for count, record in enumerate(LOG):
+        assert [position.judge(each) for each in LOG[:count]] == [News.KNOWN] * count
+        assert position.judge(record) is News.NEXT
+        position = position.after(record)
+    assert position == Position(3, LOG[-1].mark)
+
+
+def test_object_ends_with_a_word_of_the_log() -> None:
+    """By its last record, or by the first one of the next object (a fence)."""
+    position = Position()
+    whole = []
+    for record in LOG:
+        position = position.after(record)
+        whole.append((position.wal_id, position.is_open))
+    assert whole == [(0, False), (0, True), (0, True), (1, False), (1, True), (3, False)]
+
+
+def test_gap_and_another_history_are_told_apart() -> None:
+    """What is missing is elsewhere; another record in the place of one that was applied is not."""
+    position = Position().after(LOG[0]).after(LOG[1])
+    assert position.judge(LOG[3]) is News.GAP
+    assert position.judge(replace(LOG[1], checksum=7)) is News.OTHER
+    assert position.judge(replace(LOG[2], previous_checksum=7)) is News.OTHER
+
+
+def test_log_that_has_begun_anew_is_not_taken_for_what_is_known() -> None:
+    """Its lsns are low again, its objects are not: what lies between is in the archive."""
+    position = Position().after(LOG[0]).after(LOG[1])
+    anew = replace(LOG[0], epoch=7, wal_id=5)
+    assert position.judge(anew) is News.GAP
+    assert position.judge(replace(anew, lsn=2)) is News.GAP
+    assert Position(3, LOG[5].mark).judge(anew) is News.GAP
+    assert Position(4).judge(anew) is News.NEXT
+    assert Position(4, LOG[5].mark).judge(anew) is News.NEXT
+
+
+def test_only_a_majority_of_sound_members_tells_how_far_the_log_goes() -> None:
+    """Neither one alone, nor those that have lost records, nor a majority of one set of two."""
+    answers = {IDS[0]: answer(6), IDS[1]: answer(3, health=Health.REFILLING)}
+    assert newest_of_majority(CONFIGURATION, answers) is None
+    answers[IDS[2]] = answer(2)
+    assert newest_of_majority(CONFIGURATION, answers) == LOG[5].mark
+    others = tuple(Member(bytes([9, at] * 8), f"other{at}:1") for at in range(3))
+    joint = replace(CONFIGURATION, next=others)
+    assert newest_of_majority(joint, answers) is None
+    answers |= {each.id: answer(1) for each in others[:2]}
+    assert newest_of_majority(joint, answers) == LOG[5].mark
+
+
+def test_position_holds_what_it_has_and_what_came_in_its_place() -> None:
+    """By record, by whole object, and by a higher epoch; a log without records proves nothing."""
+    position = Position().after(LOG[0]).after(LOG[1])
+    assert position.holds(LOG[0].mark)
+    assert position.holds(LOG[1].mark)
+    assert not position.holds(LOG[2].mark)
+    assert Position(1).holds(LOG[3].mark)
+    assert not Position(1).holds(LOG[4].mark)
+    newer = Position(1).after(LOG[4]).after(LOG[5])
+    assert newer.holds(Mark(lsn=9, epoch=1, checksum=1, wal_id=4, ends_object=False))
+    assert not position.holds(Mark())
+
+
+def test_freshest_sound_member_with_the_next_record_is_chosen() -> None:
+    """Those that are avoided, damaged, trimmed or without any record are left out."""
+    trimmed = LogShape(LOG[3].mark).appended(LOG[4:])
+    answers = {
+        IDS[0]: answer(6, committed=3),
+        IDS[1]: answer(6, committed=5),
+        IDS[2]: Answer(Health.SOUND, trimmed, 6),
+    }
+    assert furthest_commit(answers) == 6
+    assert choose(answers, Position(0)) == Choice(IDS[1], is_archived=False)
+    assert choose(answers, Position(0), [IDS[1]]) == Choice(IDS[0], is_archived=False)
+    assert choose(answers, Position(0), IDS[:2]) == Choice(None, is_archived=True)
+    assert choose(answers, Position(1)) == Choice(IDS[2], is_archived=False)
+    assert choose(answers, Position(1), IDS) == Choice(None, is_archived=False)
+    assert choose({IDS[0]: answer(0)}, Position()) == Choice(None, is_archived=True)
+    damaged = {IDS[0]: answer(6, health=Health.DAMAGED)}
+    assert choose(damaged, Position()) == Choice(None, is_archived=False)
