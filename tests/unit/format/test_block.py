@@ -51,15 +51,6 @@ def parsed(data: bytes) -> Block:
     return parse_block(Piece("levels/x.sst", OFFSET, data))
 
 
-def read_rows(data: bytes) -> None:
-    """Reads a block in every way there is."""
-    block = parsed(data)
-    for row in range(len(block)):
-        entry = block.entry(row)
-        block.find(entry.key, entry.seq)
-    block.columns()
-
-
 def newest(entries: list[Entry], key: bytes, seq: int) -> Entry | None:
     """What `find` must find."""
     return next((e for e in entries if e.key == key and e.seq <= seq), None)
