@@ -53,7 +53,7 @@ async def test_scan_is_what_a_server_shows_while_all_goes_on(
     await fill(server.listen, rounds=3)
     start, end = b"00300", b"01500"
     async with writing(server.listen):
-        with await at_once(lambda: pin(bucket.url, store=bucket.store, ttl_s=20)) as pinned:
+        with await at_once(lambda: pin(bucket.url, store=bucket.store)) as pinned:
             frame = await at_once(
                 lambda: scan(
                     spark,

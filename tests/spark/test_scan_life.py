@@ -71,7 +71,7 @@ async def test_snapshot_of_a_frame(
         frames = [
             await at_once(
                 lambda: scan(
-                    spark, folder.url, columns=["key"], min_partitions=2, snapshot_ttl_s=12
+                    spark, folder.url, columns=["key"], min_partitions=2, snapshot_ttl_s=15
                 )
             )
         ]

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 # rule -> file -> why the rule does not hold there
 ALLOWED: Mapping[str, Mapping[str, str]] = {
     "sleeping": {
-        "tests/bench/test_replica_lag.py": "writes at moments that no poll has chosen",
         "tests/bench/test_watches.py": "writes at the pace that was asked for",
         "tests/e2e/crashes/fleet.py": "makes faults of a store at moments of chance",
         "tests/e2e/test_clone.py": "looks again and again at the objects of other processes",

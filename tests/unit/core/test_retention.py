@@ -85,46 +85,84 @@ PINNING = replace(CURRENT, snapshots=(snapshot_of(4),))
 OLDER = manifest_of(4, 2, 2, 3)
 
 
-def test_current_manifest_stays_however_old() -> None:
-    """The manifest that judges is active, and so is what is newer than it."""
-    assert judge(manifest_object(9, 0), CURRENT)[0] is Reason.CURRENT
-    assert judge(manifest_object(10, 0), CURRENT)[0] is Reason.CURRENT
-    assert judge(manifest_object(8, 0), CURRENT)[0] is Reason.INACTIVE
+LEASE = Lease(new_lease_id(8, bytes(10)), 0, "compactor of here", wal_id_min=3)
+LEASED = replace(CURRENT, leases=(LEASE,))
+LOADS = (PendingLoad("load-7", table(7)),)
+LOADING = replace(CURRENT, pending_loads=LOADS)
+UNRAISED = replace(CURRENT, gc_cutoff_ms=0)
+OLDER_LOADING = replace(OLDER, pending_loads=LOADS)
+NIGHTLY = "nightly of manifest 4"
+
+# Who judges, by which older manifests, what; the reason, and for whom.
+RULES: dict[str, list[tuple[Manifest, list[Manifest], Listed, Reason, str | None]]] = {
+    "the current manifest and newer ones stay": [
+        (CURRENT, [], manifest_object(9, 0), Reason.CURRENT, None),
+        (CURRENT, [], manifest_object(10, 0), Reason.CURRENT, None),
+        (CURRENT, [], manifest_object(8, 0), Reason.INACTIVE, None),
+    ],
+    "a manifest that a snapshot names stays": [
+        (PINNING, [OLDER], manifest_object(4), Reason.SNAPSHOT, NIGHTLY),
+        (PINNING, [OLDER], manifest_object(3), Reason.INACTIVE, None),
+        (PINNING, [OLDER], manifest_object(5), Reason.INACTIVE, None),
+    ],
+    "an inactive manifest goes when it is older than the cutoff, whatever was published": [
+        (CURRENT, [], manifest_object(8, CUTOFF_MS), Reason.YOUNG, None),
+        (CURRENT, [], manifest_object(8, CUTOFF_MS - 1), Reason.INACTIVE, None),
+        (UNRAISED, [], manifest_object(8, CUTOFF_MS - 1), Reason.INACTIVE, None),
+    ],
+    "WAL objects below c go; readers take the writer's epoch from c itself": [
+        (CURRENT, [], wal_object(6, 0), Reason.NOT_BELOW_C, "c is 5 in manifest 9"),
+        (CURRENT, [], wal_object(5, 0), Reason.NOT_BELOW_C, None),
+        (CURRENT, [], wal_object(4, 0), Reason.BELOW_C, None),
+        (CURRENT, [], wal_object(4, CUTOFF_MS), Reason.YOUNG, None),
+        (CURRENT, [], wal_object(4, CUTOFF_MS - 1), Reason.BELOW_C, None),
+    ],
+    "a snapshot keeps the WAL from its own c on": [
+        (
+            *(PINNING, [OLDER], wal_object(2), Reason.NOT_BELOW_C),
+            f"c is 2 in manifest 4, snapshot {NIGHTLY}",
+        ),
+        (PINNING, [OLDER], wal_object(1), Reason.BELOW_C, None),
+        (PINNING, [OLDER], wal_object(5), Reason.NOT_BELOW_C, "c is 5 in manifest 9"),
+    ],
+    "a lease keeps the WAL that it reads": [
+        (LEASED, [], wal_object(3), Reason.LEASE, "compactor of here"),
+        (LEASED, [], wal_object(2), Reason.BELOW_C, None),
+    ],
+    "SSTs of active manifests stay; the current one is told first": [
+        (PINNING, [OLDER], sst(1), Reason.CURRENT, "manifest 9"),
+        (PINNING, [OLDER], sst(2), Reason.CURRENT, "manifest 9"),
+        (PINNING, [OLDER], sst(3), Reason.SNAPSHOT, NIGHTLY),
+        (PINNING, [OLDER], sst(4), Reason.UNREACHABLE, None),
+        (CURRENT, [], sst(3), Reason.UNREACHABLE, None),
+    ],
+    "files of pending loads stay, also of one that a snapshot names": [
+        (LOADING, [], sst(7), Reason.PENDING_LOAD, "load-7"),
+        (LOADING, [], sst(8), Reason.UNREACHABLE, None),
+        (PINNING, [OLDER_LOADING], sst(7), Reason.SNAPSHOT, NIGHTLY),
+    ],
+    "what was written under a lease that is there stays; else it goes by the cutoff": [
+        (LEASED, [], sst(8), Reason.LEASE, "compactor of here"),
+        (LEASED, [], sst(7), Reason.UNREACHABLE, None),
+        (CURRENT, [], sst(8, CUTOFF_MS), Reason.YOUNG, None),
+        (CURRENT, [], sst(8, CUTOFF_MS - 1), Reason.UNREACHABLE, None),
+    ],
+}
 
 
-def test_manifest_of_a_snapshot_stays() -> None:
-    """A manifest that a snapshot names is active; the snapshot is told by its name, or its id."""
-    assert judge(manifest_object(4), PINNING, OLDER) == (
-        Reason.SNAPSHOT,
-        "nightly of manifest 4",
-    )
+@pytest.mark.parametrize("rule", RULES)
+def test_rules(rule: str) -> None:
+    """What stays, for whom, and what goes."""
+    for current, older, listed, reason, detail in RULES[rule]:
+        found = judge(listed, current, *older)
+        assert found[0] is reason, listed
+        assert detail is None or found[1] == detail
+
+
+def test_labels_and_first_kept_slot() -> None:
+    """A snapshot without a name is told by its id; the first kept WAL object is the least c."""
     unnamed = replace(PINNING, snapshots=(snapshot_of(4, ""),))
     assert judge(manifest_object(4), unnamed, OLDER)[1] == f"{'04' * 16} of manifest 4"
-    assert judge(manifest_object(3), PINNING, OLDER)[0] is Reason.INACTIVE
-    assert judge(manifest_object(5), PINNING, OLDER)[0] is Reason.INACTIVE
-
-
-def test_young_manifest_stays() -> None:
-    """An inactive manifest goes when it is older than the cutoff, `<`, whatever was published."""
-    assert judge(manifest_object(8, CUTOFF_MS), CURRENT)[0] is Reason.YOUNG
-    assert judge(manifest_object(8, CUTOFF_MS - 1), CURRENT)[0] is Reason.INACTIVE
-    unraised = replace(CURRENT, gc_cutoff_ms=0)
-    assert judge(manifest_object(8, CUTOFF_MS - 1), unraised)[0] is Reason.INACTIVE
-
-
-def test_wal_from_c_on_stays() -> None:
-    """WAL objects `<` c go; c itself stays, for readers take the writer's epoch from it."""
-    assert judge(wal_object(6, 0), CURRENT) == (Reason.NOT_BELOW_C, "c is 5 in manifest 9")
-    assert judge(wal_object(5, 0), CURRENT)[0] is Reason.NOT_BELOW_C
-    assert judge(wal_object(4, 0), CURRENT)[0] is Reason.BELOW_C
-
-
-def test_wal_stays_from_the_least_c_of_all_active_manifests_on() -> None:
-    """A snapshot keeps the WAL from its own c on, and is told where only it does."""
-    told = "c is 2 in manifest 4, snapshot nightly of manifest 4"
-    assert judge(wal_object(2), PINNING, OLDER) == (Reason.NOT_BELOW_C, told)
-    assert judge(wal_object(1), PINNING, OLDER)[0] is Reason.BELOW_C
-    assert judge(wal_object(5), PINNING, OLDER)[1] == "c is 5 in manifest 9"
     assert first_kept_wal_id(PINNING, [Pins.of(PINNING), Pins.of(OLDER)]) == 2
 
 
@@ -135,16 +173,6 @@ def test_no_wal_goes_while_an_active_manifest_has_no_c(*, is_current: bool) -> N
     older = manifest_of(4, 2 if is_current else None)
     for wal_id in (0, 1, 4, 9):
         assert judge(wal_object(wal_id, 0), current, older)[0] is Reason.NOT_BELOW_C
-
-
-def test_lease_keeps_the_wal_that_it_reads() -> None:
-    """WAL objects from a lease's `wal_id_min` on stay, and its holder is told."""
-    lease = Lease(new_lease_id(1, bytes(10)), 0, "compactor of here", wal_id_min=3)
-    leased = replace(CURRENT, leases=(lease,))
-    assert judge(wal_object(3), leased) == (Reason.LEASE, "compactor of here")
-    assert judge(wal_object(2), leased)[0] is Reason.BELOW_C
-    without = replace(CURRENT, leases=(replace(lease, wal_id_min=None),))
-    assert judge(wal_object(3), without)[0] is Reason.BELOW_C
 
 
 def test_fences_stay_for_ever() -> None:
@@ -161,33 +189,6 @@ def test_fences_go_at_the_age_that_an_operator_gives() -> None:
     assert found[0] is Reason.OLD_FENCE
     found = judge(wal_object(5, 0), CURRENT, cutoffs=aged, fences=["wal/5"])
     assert found[0] is Reason.NOT_BELOW_C
-
-
-def test_ssts_of_active_manifests_stay() -> None:
-    """What the levels of an active manifest name stays; the current one is told first."""
-    assert judge(sst(1), PINNING, OLDER) == (Reason.CURRENT, "manifest 9")
-    assert judge(sst(2), PINNING, OLDER) == (Reason.CURRENT, "manifest 9")
-    assert judge(sst(3), PINNING, OLDER) == (Reason.SNAPSHOT, "nightly of manifest 4")
-    assert judge(sst(4), PINNING, OLDER)[0] is Reason.UNREACHABLE
-    assert judge(sst(3), CURRENT)[0] is Reason.UNREACHABLE
-
-
-def test_files_of_pending_loads_stay() -> None:
-    """Those of the current manifest, and of one that a snapshot names."""
-    loads = (PendingLoad("load-7", table(7)),)
-    loading = replace(CURRENT, pending_loads=loads)
-    assert judge(sst(7), loading) == (Reason.PENDING_LOAD, "load-7")
-    assert judge(sst(8), loading)[0] is Reason.UNREACHABLE
-    older = replace(OLDER, pending_loads=loads)
-    assert judge(sst(7), PINNING, older) == (Reason.SNAPSHOT, "nightly of manifest 4")
-
-
-def test_leased_ssts_stay() -> None:
-    """What was written under a lease that is there stays, and its holder is told."""
-    lease = Lease(new_lease_id(8, bytes(10)), 0, "compactor of here")
-    leased = replace(CURRENT, leases=(lease,))
-    assert judge(sst(8), leased) == (Reason.LEASE, "compactor of here")
-    assert judge(sst(7), leased)[0] is Reason.UNREACHABLE
 
 
 @pytest.mark.parametrize("listed", [sst(8), wal_object(4)])
