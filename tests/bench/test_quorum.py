@@ -1,4 +1,4 @@
-"""A commit by a quorum, beside what it stands on and beside a commit in the object store.
+"""A commit by a quorum, beside a commit in the object store.
 
 Safekeepers, servers and the replica are processes; the bucket of all of them is a real S3 server
 that answers 25 ms late. The log is measured in a writer in this process, called without a
@@ -23,7 +23,6 @@ from structlog.testing import capture_logs
 from shalekv.core.prices import OBJECTS
 from shalekv.core.quorum.grouping import Place
 from shalekv.core.quorum.record import Record
-from shalekv.engine.quorum.links import DatabasePlace
 from shalekv.engine.quorum.proposing.ledger import Ledger
 from shalekv.format.wal_record import HEADER_BYTES
 from shalekv.roles.database import Quorum, create_database
@@ -33,7 +32,6 @@ from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.bench.interleaved import load
-from tests.bench.quorum_ground import Trips, sync_ms, trips_to
 from tests.bench.sizes import sized
 from tests.kit.processes.in_process import real_runtime, serve_settings
 from tests.kit.processes.processes import Processes
@@ -52,7 +50,6 @@ LONE_PUTS = sized(40, 4)
 LONE_PUTS_IN_STORE = sized(6, 2)
 CLIENTS = sized(64, 8)
 PUTS_PER_CLIENT = sized(8, 2)
-BARE = sized(20, 2)  # of each kind, each round
 VISIBLE = sized(20, 2)
 BUSY_S = sized(4.0, 0.1)
 VALUE = bytes(100)
@@ -101,8 +98,6 @@ class Ground:
     """Everything that is measured."""
 
     commits: Commits
-    trips: Trips
-    disks: Sequence[Path]
     log: Put  # in this process
     served: kv_pb2_grpc.KVStub
     replica: kv_pb2_grpc.KVStub
@@ -174,14 +169,11 @@ async def _ground(
         writer = await stack.enter_async_context(
             _writing(f"{bucket}/log", cluster.addresses, links, proxy.server.endpoint)
         )
-        place = DatabasePlace(writer.engine.database_id, f"{bucket}/log")
         writes, reads, stored = [
             await stack.enter_async_context(kv_stub(process.listen))
             for process in (served, replica, in_store)
         ]
-        trips = await stack.enter_async_context(trips_to(cluster.addresses, place))
-        disks = [cluster.data(index) for index in range(SAFEKEEPERS)]
-        yield Ground(commits, trips, disks, _put_here(writer), writes, reads, stored, proxy)
+        yield Ground(commits, _put_here(writer), writes, reads, stored, proxy)
 
 
 @asynccontextmanager
@@ -246,15 +238,9 @@ async def _round(ground: Ground, sizes: dict[int, int], rounds: Rounds, *, is_tu
         put = _put_there(ground.served)
         return await (_lone_ms(put, LONE_PUTS) if clients == 1 else _put_all(put))
 
-    async def synced_ms(size_bytes: int) -> float:
-        return sync_ms(ground.disks, size_bytes, BARE)
-
     ways: dict[str, Awaitable[float]] = {}
-    for clients, size in sizes.items():
+    for clients in sizes:
         ways |= {
-            f"trip {clients}": ground.trips.alone_ms(size, BARE),
-            f"sync {clients}": synced_ms(size),
-            f"trips {clients}": ground.trips.at_once_ms(size, BARE),
             f"commit {clients}": commit_ms(clients),
             f"put {clients}": put_ms(clients),
         }
@@ -317,25 +303,12 @@ def _print_latency(rounds: Rounds, sizes: dict[int, int]) -> None:
     print(f"{'clients':42}" + "".join(f"{clients:24}" for clients in sizes))
     print(f"{'bytes of a record':42}" + "".join(f"{size:24}" for size in sizes.values()))
     rows = {
-        "a message there and back, alone": "trip",
-        "the same to all at once, the median": "trips",
-        "a write and fdatasync": "sync",
         "commit at the log": "commit",
         "put as a client sees it": "put",
     }
     for title, name in rows.items():
         values = (f"{rounds.median(f'{name} {clients}'):21.3f} ms" for clients in sizes)
         print(f"{title:42}" + "".join(values))
-    for title, name, trip in (
-        ("commit / (trip + sync), at most 1.5", "commit", "trip"),
-        ("commit / (trips at once + sync)", "commit", "trips"),
-        ("put / (trip + sync)", "put", "trip"),
-    ):
-        ratios = (
-            rounds.ratio(f"{name} {clients}", f"{trip} {clients}", f"sync {clients}")
-            for clients in sizes
-        )
-        print(f"{title:42}" + "".join(f"{ratio:>24}" for ratio in ratios))
 
 
 def _print_others(rounds: Rounds) -> None:

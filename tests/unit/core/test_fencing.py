@@ -264,3 +264,10 @@ def test_a_run_that_is_not_proven_begins_anew(c: int) -> None:
     begun = FenceRun(first=10, width=2, length=1)
     found = begun.proven_by(manifest_of(wal_id_last_compacted=c))
     assert found == FenceRun(first=c + 1, width=2)
+
+
+def test_run_of_a_fenced_writer_does_not_count() -> None:
+    """Fences are worth nothing once the manifest shows another owner."""
+    run = FenceRun(first=10, width=1, length=1)
+    with pytest.raises(Fenced):
+        check_run_counts(run, manifest_of(WriterId(6, RIVAL_NONCE)), OWN)
