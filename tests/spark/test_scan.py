@@ -50,7 +50,7 @@ async def test_scan_is_what_a_server_shows_while_all_goes_on(
     """
     # One WAL object in 20 ms leaves the cores to the scans.
     server = await serve(processes, bucket, *BUSY, "--flush-interval-ms", "20")
-    await fill(server.listen, rounds=3)
+    await fill(server.listen, rounds=2)
     start, end = b"00300", b"01500"
     async with writing(server.listen):
         with await at_once(lambda: pin(bucket.url, store=bucket.store)) as pinned:
@@ -63,7 +63,6 @@ async def test_scan_is_what_a_server_shows_while_all_goes_on(
                     columns=COLUMNS,
                     snapshot=pinned,
                     min_partitions=4,
-                    tail_memory_bytes=5_000,  # tasks read most of the WAL themselves
                     store=bucket.store,
                 )
             )
