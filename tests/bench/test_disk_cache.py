@@ -1,18 +1,15 @@
 """What a cold get takes: from the store, from the cache on disk, from memory. Only ratios count.
 
-Filters and indexes are in memory in all three cases, so that a get reads one block. And what the
-cache itself takes: to write parts, to find them, and to look at a folder with many.
+Filters and indexes are in memory in all three cases, so that a get reads one block.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from random import Random, SystemRandom
+from random import Random
 
 import pytest
 import uvloop
@@ -22,8 +19,6 @@ from shalekv.clock import LoopClock
 from shalekv.roles.reader import Reader
 from shalekv.runtime import Runtime
 from shalekv.settings import (
-    GIB,
-    KIB,
     MIB,
     CacheSettings,
     DatabaseSettings,
@@ -35,9 +30,6 @@ from shalekv.settings import (
     UrlSettings,
 )
 from shalekv.store.api import ObjectStore
-from shalekv.store.disk_cache import DiskCache
-from shalekv.store.disk_cache_folder import FOLDER
-from shalekv.store.disk_cache_part import Part
 from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load, measured
@@ -55,11 +47,7 @@ ROUNDS = sized(7, 2)
 GETS = sized(100, 5)
 DELAY_MS = 20
 DATABASE_BYTES = sized(32 * MIB, MIB)
-FILES = sized(100_000, 600)
-FOUND = sized(5_000, 100)
-PART_BYTES = 8 * KIB
 STORE, DISK, MEMORY = "store", "disk cache", "memory cache"
-DATABASE_ID = bytes(16)
 
 
 async def late(request: Request) -> None:
@@ -163,46 +151,3 @@ def test_cold_gets_from_afar(tmp_path: Path) -> None:
 
     with capture_logs():
         uvloop.run(campaign())
-
-
-def test_many_parts(tmp_path: Path) -> None:
-    """Prints what one part takes in a folder with many, and how long a scan of all takes."""
-
-    async def campaign(runtime: Runtime) -> None:
-        cache = DiskCache(tmp_path, 4 * GIB, runtime)
-        parts = [Part(DATABASE_ID, n.to_bytes(16, "big"), 0, PART_BYTES) for n in range(FILES)]
-        data = SystemRandom().randbytes(PART_BYTES)
-        await cache.flush()
-        began_s = time.perf_counter()
-        for first in range(0, FILES, 256):
-            for part in parts[first : first + 256]:
-                cache.keep(part, data)
-            await cache.flush()
-        tell("written", began_s, FILES)
-        chosen = SystemRandom().sample(parts, FOUND)
-        for name, wanted in (
-            ("found", chosen),
-            ("not found", [part._replace(offset=1) for part in chosen]),
-        ):
-            began_s = time.perf_counter()
-            for part in wanted:
-                await cache.find([part])
-            tell(f"{name}, one by one", began_s, len(wanted))
-        again = DiskCache(tmp_path, 4 * GIB, runtime)
-        (tmp_path / FOLDER / "tally").unlink()
-        began_s = time.perf_counter()
-        again.keep(parts[0], data)
-        await again.flush()
-        tell("looked at in a scan", began_s, FILES)
-        assert again.counters.held_bytes == (FILES + 1) * 12 * KIB
-
-    print(f"\n{load()}")
-    with capture_logs(), real_runtime(threads=8) as runtime:
-        uvloop.run(campaign(runtime))
-    shutil.rmtree(tmp_path / FOLDER)
-
-
-def tell(what: str, began_s: float, count: int) -> None:
-    """Print how long one took, and all."""
-    took_s = time.perf_counter() - began_s
-    print(f"parts {what:22}{took_s / count * 1e6:8.1f} us each, {took_s:6.2f} s")

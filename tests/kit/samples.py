@@ -91,21 +91,6 @@ def opened(data: bytes, name: str = WAL_NAME) -> Sst:
     return open_sst(name, data, database_id=DATABASE_ID)
 
 
-def read_all(name: str, data: bytes) -> None:
-    """Reads an SST in every way there is."""
-    sst = open_sst(name, data, database_id=None)
-    list(sst.entries())
-    list(sst.range_tombstones())
-    list(sst.system_entries())
-    for number in range(len(sst.index)):
-        block = sst.decode_block(number)
-        for row in range(len(block)):
-            entry = block.entry(row)
-            block.find(entry.key, entry.seq)
-        block.lower_bound(b"m", 3)
-    sst.audit()
-
-
 def refusal(read: Callable[[], object]) -> CorruptObject | None:
     """The typed error that reading ends in, if it does; any other error is a failure."""
     try:
