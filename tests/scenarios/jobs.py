@@ -8,7 +8,7 @@ from typing import Any
 from shalekv.core.manifest import Snapshot
 from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import ShaleError
-from tests.scenarios.expectations import PAIRS, has_scanned
+from tests.scenarios.objects import PAIRS, has_scanned
 from tests.scenarios.processes import ClientProcess, CollectorProcess, CompactorProcess
 from tests.scenarios.sentences import carry_out_sentence, sentence
 from tests.scenarios.stage import ERROR, SERVER, WITH, Stage, read_options

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
-from tests.scenarios import acts, expectations, jobs, objects, tables, two_phase
+from tests.scenarios import acts, jobs, objects, two_phase
 from tests.scenarios.reading import Scenario
 from tests.scenarios.sentences import carry_out
 from tests.scenarios.stage import Stage
@@ -17,10 +17,8 @@ from tests.sim.world import World
 
 VOCABULARY = (
     acts,
-    expectations,
     jobs,
     objects,
-    tables,
     two_phase,
 )  # importing them registers their sentences
 NO_CONDITIONS, NO_DATABASE = "the store has no conditional writes", ", and no database yet"

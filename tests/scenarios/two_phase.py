@@ -13,7 +13,7 @@ from tests.scenarios.processes import CreatorProcess
 from tests.scenarios.sentences import sentence, table
 from tests.scenarios.stage import ERROR, Stage
 from tests.sim.script import Match, Plan
-from tests.sim.two_phase.happenings import Change, ObjectChanged
+from tests.sim.two_phase.records import Change, ObjectChanged
 from tests.sim.two_phase.store import TwoPhaseSimStore
 from tests.sim.world import World
 

@@ -25,8 +25,7 @@ from tests.sim.campaign import (
 from tests.sim.mutants.hunting import Survived, hunt_named
 from tests.sim.mutants.registry import MUTANTS
 from tests.sim.options import CHAOS_STEPS, CLIENTS, EVERYTHING, Options, Trouble
-from tests.sim.outcomes import Task, kind_of, silence_logs
-from tests.sim.profiles import PROFILES
+from tests.sim.outcomes import PROFILES, Task, kind_of, silence_logs
 from tests.sim.run import Failure, attempt
 from tests.sim.telling import ALL_LINES, Progress, explain, simulated, table
 from tests.sim.trace import timeline

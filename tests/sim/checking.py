@@ -10,12 +10,14 @@ from shalekv.format import names
 from tests.kit.model import keys_of
 from tests.sim.cluster import Cluster
 from tests.sim.history import History, Seen
-from tests.sim.invariants import answers, log, numbers, reads
+from tests.sim.invariants import answers, log
 from tests.sim.invariants.bounds import Bounds, check_i13_memory_of_writers
 from tests.sim.invariants.damage import check_i12_damage_is_detected
 from tests.sim.invariants.linearizability import check_i14_linearizable, is_judged
-from tests.sim.invariants.replicas import check_i6_replicas_show_prefixes
-from tests.sim.invariants.resurrection import check_i2_nothing_comes_back
+from tests.sim.invariants.replicas import (
+    check_i2_nothing_comes_back,
+    check_i6_replicas_show_prefixes,
+)
 from tests.sim.level_states import check_i9_levels_are_the_log
 from tests.sim.requests import COUNTED, KEYS
 from tests.sim.serial import SerialOrder
@@ -48,17 +50,17 @@ def check_all(
     log.check_i3_nothing_behind_a_fence_run(stored)
     log.check_i4_slots_without_gaps(stored)
     log.check_i4_slot_order_is_sequence_order(stored)
-    numbers.check_i5_manifests(stored)
-    numbers.check_i5_logical_time_in_the_log(stored)
-    numbers.check_i5_a_writer_issues_numbers_of_its_own(stored)
+    log.check_i5_manifests(stored)
+    log.check_i5_logical_time_in_the_log(stored)
+    log.check_i5_a_writer_issues_numbers_of_its_own(stored)
     order = SerialOrder(history, stored, keys)  # I1, I14 and I15 from here on
-    numbers.check_i5_numbers_are_issued_once(order)
+    log.check_i5_numbers_are_issued_once(order)
     answers.check_i1_acknowledged_writes_are_in_the_log(order)
     answers.check_i14_commits_are_in_the_order_of_time(order)
     answers.check_i14_answers(order)
     answers.check_i15_one_answer(order)
-    reads.check_i14_reads(order)
-    reads.check_i14_scans(order)
+    answers.check_i14_reads(order)
+    answers.check_i14_scans(order)
     answers.check_i15_counters(order, counters)
     return order
 
@@ -94,7 +96,7 @@ async def check_run(
     created = (
         names.parse_manifest_name(e.name) for e in world.store.log if e.operation == "create"
     )
-    numbers.check_i5_manifest_ids_in_time(each for each in created if each is not None)
+    log.check_i5_manifest_ids_in_time(each for each in created if each is not None)
     order = check_all(cluster.history, stored)
     check_i2_nothing_comes_back(order, seen)
     told = Counter({"looks at bounds": bounds.looks})

@@ -9,14 +9,25 @@ import logging
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
 from tests.sim.errors import UnhandledErrors
+from tests.sim.levels import only_writers, whole_database
 from tests.sim.options import ALL, Options
-from tests.sim.profiles import PROFILES
-from tests.sim.run import Failure, attempt
+from tests.sim.run import Failure, Main, attempt
+from tests.sim.safekeepers.database import quorum_database
+from tests.sim.two_phase.database import two_phase_database
+
+PROFILES: Mapping[str, Main[object]] = {
+    "writers": only_writers,
+    "database": whole_database,
+    "two_phase": two_phase_database,
+    "quorum": quorum_database,
+}
+
 
 _NUMBERS = re.compile(r"(?:I\d+|F\d+)(?:, (?:I\d+|F\d+))*")
 

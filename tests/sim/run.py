@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from tests.sim.burial import collect_later, collect_now
 from tests.sim.errors import UnhandledErrors
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.options import ALL, Options
+from tests.sim.tasks import collect_later, collect_now
 from tests.sim.trace import KEEP_LINES, Line, timeline
 from tests.sim.world import World
 

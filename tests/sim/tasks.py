@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+import gc
+import sys
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +23,7 @@ from tests.sim.nodes import NODE, current_node
 
 if TYPE_CHECKING:
     from tests.sim.loop import SimLoop
+
 
 T = TypeVar("T")
 
@@ -180,3 +185,60 @@ def describe_waiting(task: SimTask[Any]) -> str:
     if task.node.paused:
         lines[0] = f"{task.node.label} (paused): task {task.get_name()!r} waits in"
     return "\n".join(lines)
+
+
+# A coroutine that awaits in a `finally` block has to be closed once more for each such block.
+_CLOSE_ATTEMPTS = 16
+
+
+def bury(tasks: Iterable[SimTask[Any]]) -> None:
+    """Close the coroutines of all `tasks` that are not done, first created first."""
+    with _silence():
+        for task in tasks:
+            if not task.done():
+                _close(task)
+
+
+@contextmanager
+def collect_later() -> Iterator[None]:
+    """No garbage collection inside; all garbage of the inside is collected at its end.
+
+    A collection runs finalizers, and when it starts depends on what was allocated before the run.
+    What is older than the run is set aside, so that the collection at the end is quick.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        collect_now()
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+def collect_now() -> None:
+    """Collect garbage now, at a moment that is the same in every run."""
+    with _silence():
+        gc.collect()
+
+
+def _close(task: SimTask[Any]) -> None:
+    coro = task.get_coro()
+    for _ in range(_CLOSE_ATTEMPTS):
+        with suppress(BaseException):  # errors after the end of the run are nobody's
+            coro.close()
+            return
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook

@@ -9,17 +9,90 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shalekv.format import names
 from tests.sim.campaign import Tally, total_of
 from tests.sim.errors import Violation
-from tests.sim.options import ALL, EVERYTHING
-from tests.sim.outcomes import Outcome, Task, first_of
-from tests.sim.profiles import PROFILES
+from tests.sim.options import ALL, EVERYTHING, Options, Trouble
+from tests.sim.outcomes import PROFILES, Outcome, Task, first_of, run_task
 from tests.sim.run import Failure, attempt
-from tests.sim.shrinking import shrink
 from tests.sim.trace import Line, timeline
+
+RUNS_MAX = 80
+
+
+def shrink(
+    failed: Outcome,
+    run: Callable[[Options], Outcome] | None = None,
+    *,
+    runs_max: int = RUNS_MAX,
+) -> Outcome:
+    """The outcome of the smallest run that was found to fail like `failed`, maybe that itself.
+
+    `run` runs the same seed with other options, at most `runs_max` times.
+    """
+    task = failed.task
+    shrinking = _Shrinking(
+        failed, run or (lambda options: run_task(replace(task, options=options))), runs_max
+    )
+    before = None
+    while shrinking.best is not before:
+        before = shrinking.best
+        shrinking.bisect_steps()
+        for smaller in _MOVES:
+            shrinking.attempt(smaller(shrinking.best.task.options))
+    return shrinking.best
+
+
+class _Shrinking:
+    """The smallest run so far, and what was tried."""
+
+    def __init__(self, failed: Outcome, run: Callable[[Options], Outcome], runs_max: int) -> None:
+        self.best = failed
+        self._run = run
+        self._left = runs_max
+        self._kinds = {failed.task.options: failed.kind}
+
+    def attempt(self, options: Options) -> bool:
+        """Whether a run with these fails alike; it is the best one then."""
+        if options not in self._kinds and self._left:
+            self._left -= 1
+            outcome = self._run(options)
+            self._kinds[options] = outcome.kind
+            if outcome.kind == self.best.kind:
+                self.best = outcome
+        return self._kinds.get(options) == self.best.kind
+
+    def bisect_steps(self) -> None:
+        """The least chaos that is enough, if more of it is never less of a trouble."""
+        options = self.best.task.options
+        enough, too_few = options.chaos_steps, -1
+        while enough - too_few > 1:
+            steps = (enough + too_few) // 2 if too_few >= 0 else 0
+            if self.attempt(replace(options, chaos_steps=steps)):
+                enough = steps
+            else:
+                too_few = steps
+
+
+def _without(trouble: Trouble) -> Callable[[Options], Options]:
+    return lambda options: options.without(trouble)
+
+
+def _clients(fewer: Callable[[int], int]) -> Callable[[Options], Options]:
+    return lambda options: replace(options, clients=max(1, fewer(options.clients)))
+
+
+# Each is tried once in a round, on the smallest run so far, after fewer steps; rounds follow until
+# one has found nothing.
+_MOVES: Sequence[Callable[[Options], Options]] = (
+    *(_without(trouble) for trouble in Trouble),
+    _clients(lambda _: 1),
+    *[_clients(lambda count: count - 1)] * 2,
+)
+
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(".cache/sim")  # of timelines

@@ -27,7 +27,6 @@ from tests.sim.mutants.registry import MUTANTS
 from tests.sim.options import ALL, Options, Trouble
 from tests.sim.outcomes import Outcome, Task, run_task
 from tests.sim.planting import planted
-from tests.sim.shrinking import shrink
 from tests.sim.telling import (
     BATCH_SEEDS,
     FOLDER,
@@ -37,6 +36,7 @@ from tests.sim.telling import (
     explain,
     moment_of,
     replay_command,
+    shrink,
     simulated,
     table,
     tell,

@@ -25,14 +25,14 @@ from tests.sim.invariants import catalogue, damage
 from tests.sim.invariants.bounds import LARGEST_WRITE_BYTES, Bounds, check_i13_memory_of_writers
 from tests.sim.invariants.damage import check_i12_damage_is_detected
 from tests.sim.invariants.linearizability import TOO_LONG, is_judged, verdicts
-from tests.sim.invariants.snapshots import Snapped, check_i7_over_is_over
-from tests.sim.janitors import Janitors
 from tests.sim.level_states import check_i9_levels_are_the_log
 from tests.sim.levels import WholeRun, whole_database
-from tests.sim.profiles import PROFILES
+from tests.sim.outcomes import PROFILES
 from tests.sim.requests import KEYS
 from tests.sim.run import simulate
 from tests.sim.serial import SerialOrder
+from tests.sim.snapshot_readers import Snapped, check_i7_over_is_over
+from tests.sim.stalls import Janitors
 from tests.sim.stored import Stored
 from tests.sim.world import World
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.sim.campaign import SHARES
 from tests.sim.invariants.catalogue import CHECKERS, INVARIANTS
 from tests.sim.mutants.registry import MUTANTS
-from tests.sim.profiles import PROFILES
+from tests.sim.outcomes import PROFILES
 
 PAGE = (Path(__file__).parents[2] / "RELIABILITY.md").read_text()
 

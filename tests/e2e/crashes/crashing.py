@@ -20,10 +20,9 @@ from tests.e2e.crashes.troubles import Kind, Plan, Troubles, draw_troubles
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import Processes
 from tests.sim.checking import check_history
-from tests.sim.gathering import gather
 from tests.sim.history import Outcome
 from tests.sim.requests import COUNTED
-from tests.sim.stored import Stored
+from tests.sim.stored import Stored, gather
 
 READERS = 2
 AFTERWARDS = 40  # writes that must go through when all is over

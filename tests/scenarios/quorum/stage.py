@@ -9,10 +9,8 @@ from shalekv.core.manifest import WalMode
 from shalekv.core.quorum.membership import Member
 from shalekv.core.quorum.messages import ToProposer
 from shalekv.core.quorum.record import Record
-from tests.sim.quorum.bucket import Bucket
-from tests.sim.quorum.disk import Disk
-from tests.sim.quorum.judge import Judge
-from tests.sim.quorum.safekeeper import Safekeeper
+from tests.sim.quorum.judge import Disk, Judge
+from tests.sim.quorum.safekeeper import Bucket, Safekeeper
 from tests.sim.quorum.writer import Stream, Writer
 
 

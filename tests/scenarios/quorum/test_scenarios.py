@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.quorum import acts, openings
-from tests.scenarios.quorum.sentences import play
+from tests.scenarios.quorum.openings import play
 from tests.scenarios.reading import Scenario, parse, scenarios_in
 from tests.sim.quorum.bugs import RULES, UNNUMBERED, Bug, planted
 

@@ -17,7 +17,7 @@ from shalekv.engine.collection import collecting
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.fences import Fences
 from shalekv.manifest.stored import Landed, StoredManifest
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import Mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_unless_young = retention._unless_young

@@ -11,7 +11,7 @@ from shalekv.format.block import Block
 from shalekv.format.coding import MAX_U64, Piece
 from shalekv.format.columns import Columns
 from shalekv.format.filter import Filter
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import Mutant
 
 _real_columns = Block.columns
 _real_find = Block.find

@@ -22,7 +22,7 @@ from shalekv.format.columns import Columns
 from shalekv.format.section import Section
 from shalekv.manifest import compacted
 from shalekv.store.cas import CasStore
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import Mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_keep = TreeKeeper.keep

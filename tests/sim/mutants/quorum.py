@@ -22,7 +22,7 @@ from shalekv.roles.safekeeper.log_objects import LogObjects
 from shalekv.roles.safekeeper.member import Member
 from shalekv.settings import SafekeeperSettings
 from shalekv.store.member_log.log import MemberLog
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import Mutant
 
 _carry_out = Member._carry_out  # noqa: SLF001 - what is replaced
 

@@ -14,7 +14,7 @@ from tests.sim.mutants import (
     writer,
 )
 from tests.sim.mutants import format as formats
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import Mutant
 
 _LAYERS = (
     writer.MUTANTS,

@@ -16,7 +16,7 @@ from shalekv.format.sst import Sst
 from shalekv.roles.freshness import Freshness
 from shalekv.roles.service import Call
 from shalekv.v1 import kv_pb2
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import Mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_apply_all = Follower._apply_all

@@ -12,7 +12,7 @@ from tests.sim.campaign import spread
 from tests.sim.invariants.catalogue import INVARIANTS
 from tests.sim.mutants.hunting import Caught, Hunted, Survived, hunt, hunt_named
 from tests.sim.mutants.registry import MUTANTS
-from tests.sim.profiles import PROFILES
+from tests.sim.outcomes import PROFILES
 
 LEAST = 83
 BY_NAME = (  # those that a suite without would not be worth its name

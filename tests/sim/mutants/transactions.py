@@ -19,7 +19,7 @@ from shalekv.engine.sorted_runs import Run
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import KeyExpired, ShaleError
 from shalekv.roles.writing import Writing
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import Mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_take = CommitQueue.take

@@ -12,7 +12,7 @@ from shalekv.store.two_phase.abandoning import Abandoning
 from shalekv.store.two_phase.creating import Creating, _Again
 from shalekv.store.two_phase.recovering import Recovering
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import Mutant
 
 
 async def commit_first(self: Creating, own: Record) -> CreateOutcome:

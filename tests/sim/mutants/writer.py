@@ -23,7 +23,7 @@ from shalekv.format.sst import Sst
 from shalekv.store import claim
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import Mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_claim_attempt = claim._attempt

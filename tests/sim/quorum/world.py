@@ -14,11 +14,9 @@ from shalekv.core.quorum.acceptor import Flush, Truncate
 from shalekv.core.quorum.membership import Member, begin_change, cancel_change
 from shalekv.core.quorum.messages import Append, Health
 from shalekv.errors import Fenced, InvalidRequest
-from tests.sim.quorum import bucket
 from tests.sim.quorum.judge import Violation
-from tests.sim.quorum.parts import Parts
-from tests.sim.quorum.safekeeper import Safekeeper
-from tests.sim.quorum.themes import THEMES
+from tests.sim.quorum.parts import THEMES, Parts
+from tests.sim.quorum.safekeeper import Safekeeper, archive, trim
 from tests.sim.quorum.writer import Writer
 
 STEPS = 160
@@ -250,7 +248,7 @@ class World(Parts):
     def _archive(self) -> None:
         node = self._some([node for node in self.nodes if node.is_up])
         if node is not None:
-            count = bucket.archive(node, self.bucket, count_max=self.random.choice((1, 2, 9)))
+            count = archive(node, self.bucket, count_max=self.random.choice((1, 2, 9)))
             self.seen["archived objects"] += count
 
     def _archive_all(self) -> None:
@@ -265,8 +263,8 @@ class World(Parts):
         for node in self.nodes:
             if node.is_up and node.name in names:
                 node.sync()
-                bucket.archive(node, self.bucket)
-                bucket.trim(node, self.bucket)
+                archive(node, self.bucket)
+                trim(node, self.bucket)
         self._note("all is archived and trimmed by", *names)
         if writer is not None and self.random.random() < 0.3:
             writer.ended = "killed"
@@ -276,7 +274,7 @@ class World(Parts):
             self._trim_leader()
             return
         node = self._some([node for node in self.nodes if node.is_up])
-        if node is not None and bucket.trim(node, self.bucket):
+        if node is not None and trim(node, self.bucket):
             assert node.state is not None
             self.seen["trims"] += 1
             self._note(f"{node.name} is trimmed to {node.state.log.base}")
@@ -354,7 +352,7 @@ class World(Parts):
             return
         self.seen["good ends"] += 1
         for node in self.nodes:
-            bucket.archive(node, self.bucket)
+            archive(node, self.bucket)
         self.judge.reached(last.records)
 
     def _last_writer(self) -> Writer | None:

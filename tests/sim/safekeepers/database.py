@@ -10,8 +10,8 @@ from shalekv.format.names import WAL_FOLDER
 from tests.sim.levels import WholeRun, whole_database
 from tests.sim.requests import KEYS
 from tests.sim.safekeepers.chaos import SafekeeperChaos
-from tests.sim.safekeepers.cluster import QuorumCluster
-from tests.sim.safekeepers.log import (
+from tests.sim.safekeepers.cluster import (
+    QuorumCluster,
     check_i11_acknowledged_was_on_a_majority,
     check_i11_archived_is_committed,
     committed_log,

@@ -27,7 +27,7 @@ from shalekv.format.names import (
 )
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
-from tests.sim.two_phase.happenings import (
+from tests.sim.two_phase.records import (
     Change,
     Happening,
     ObjectChanged,

@@ -16,7 +16,7 @@ from tests.sim.history import (
     Told,
     WriteRequest,
 )
-from tests.sim.invariants import answers, reads
+from tests.sim.invariants import answers
 from tests.sim.objects import EPOCH_MS
 from tests.sim.serial import SerialOrder
 from tests.sim.stored import Stored, WalObject
@@ -83,8 +83,8 @@ class Past:
         answers.check_i14_commits_are_in_the_order_of_time(order)
         answers.check_i14_answers(order)
         answers.check_i15_one_answer(order)
-        reads.check_i14_reads(order)
-        reads.check_i14_scans(order)
+        answers.check_i14_reads(order)
+        answers.check_i14_scans(order)
 
     def got(self, key: bytes, at_us: int, got: Got, *, epoch: int = 1, level: str = "") -> None:
         """A get that is answered at once, with a header that covers all that has landed."""
