@@ -1,4 +1,4 @@
-"""Many seeds, in as many processes as there are cores, and what they came to.
+"""Many seeds, in as many processes as there are cores: a fixed number, or what fits into a time.
 
 Each run is a task of its own: which process takes it, and when, decides nothing about it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -15,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from random import Random
 from typing import TypeVar
 
 from tests import workers
@@ -26,7 +28,20 @@ R = TypeVar("R")
 # Seeds of each profile in a campaign of 2,000: what is quick has more.
 SHARES: Mapping[str, int] = {"writers": 1_500, "database": 220, "two_phase": 120, "quorum": 160}
 
-_AHEAD = 4  # tasks that wait for each process
+# Seeds of the pure core of the quorum WAL for each seed above: a run takes milliseconds.
+CORE_SHARE = 2
+# Shares of the time of a time-boxed campaign.
+WEIGHTS: Mapping[str, float] = {
+    "writers": 0.3,
+    "database": 0.27,
+    "two_phase": 0.15,
+    "quorum": 0.2,
+    "quorum_core": 0.08,
+}
+FAILURES_MAX = 3  # then no more are begun
+
+AHEAD = 4  # tasks that wait for each process
+_GUESSED_CPU_S = 1.0  # of a run, before one of its profile is done
 _TASKS_PER_PROCESS = 200  # on average, then new ones begin: what a process keeps goes with it
 
 
@@ -67,16 +82,17 @@ def run_campaign(
     tasks: Iterable[Task],
     *,
     processes: int | None = None,
-    failures_max: int = 3,
+    failures_max: int = FAILURES_MAX,
     into: dict[str, Tally] | None = None,
     seen: Callable[[Outcome], None] | None = None,
+    ahead: int = AHEAD,
 ) -> dict[str, Tally]:
     """Run all `tasks`, by profile; no more are begun once so many have failed.
 
     `into` has what is done also when this is interrupted, and each outcome is `seen` at once.
     """
     tallies: dict[str, Tally] = {} if into is None else into
-    with closing(spread(run_task, tasks, processes=processes)) as outcomes:
+    with closing(spread(run_task, tasks, processes=processes, ahead=ahead)) as outcomes:
         for outcome in outcomes:
             tallies.setdefault(outcome.task.profile, Tally()).add(outcome)
             if seen is not None:
@@ -118,31 +134,79 @@ def shared(shares: Mapping[str, int], first_seed: int = 0) -> Iterator[Task]:
     return (Task(profile, seed) for _, profile, seed in sorted(order))
 
 
+class TimeBox:
+    """Seeds of all profiles until a time, by their weights; which ones, `random` draws.
+
+    No run is begun that is not expected to end in time; one of each profile is in any case.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        random: Random,
+        tallies: Mapping[str, Tally],
+        weights: Mapping[str, float] = WEIGHTS,
+    ) -> None:
+        """`tallies` tell what the runs have cost so far; the campaign counts them."""
+        self._end_s = time.monotonic() + seconds
+        self._random = random
+        self._tallies = tallies
+        self._weights = weights
+        self._begun: Counter[str] = Counter()
+
+    def tasks(self) -> Iterator[Task]:
+        """One after the other, each drawn when it is asked for."""
+        while self._failure_count() < FAILURES_MAX:
+            profile = min(self._weights, key=lambda each: self._spent_s(each) / self._weights[each])
+            late = time.monotonic() + 2 * self._cpu_s(profile) > self._end_s
+            if late and len(self._begun) == len(self._weights):
+                return
+            self._begun[profile] += 1
+            yield Task(profile, self._random.getrandbits(31))
+
+    def _failure_count(self) -> int:
+        return sum(len(tally.failures) for tally in self._tallies.values())
+
+    def _cpu_s(self, profile: str) -> float:
+        """What a run of this profile takes on average."""
+        tally = self._tallies.get(profile)
+        return tally.cpu_s / tally.seeds if tally else _GUESSED_CPU_S
+
+    def _spent_s(self, profile: str) -> float:
+        """With what the runs that are under way are expected to take."""
+        return self._begun[profile] * self._cpu_s(profile)
+
+
 def spread(
-    function: Callable[[T], R], values: Iterable[T], *, processes: int | None = None
+    function: Callable[[T], R],
+    values: Iterable[T],
+    *,
+    processes: int | None = None,
+    ahead: int = AHEAD,
 ) -> Generator[R, None, None]:
     """The results of a function over many values, in the order in which they are there.
 
-    It runs in other processes, as many at once as there are cores for it unless it is said. If one
-    of them dies, that is raised: `BrokenProcessPool`, with a note of what was under way.
+    It runs in other processes, by default one for each core, for each of which `ahead` values are
+    taken at once. If one of them dies, that is raised: `BrokenProcessPool`, with a note of what was
+    under way.
     """
     count = processes or workers.cores()
     waiting = iter(values)
     # A pool whose processes are replaced while it works may hang (python/cpython#115634).
     for first in waiting:
         part = chain([first], islice(waiting, count * _TASKS_PER_PROCESS - 1))
-        yield from _spread_in_one_pool(function, part, count)
+        yield from _spread_in_one_pool(function, part, count, ahead)
 
 
 def _spread_in_one_pool(
-    function: Callable[[T], R], values: Iterator[T], count: int
+    function: Callable[[T], R], values: Iterator[T], count: int, ahead: int
 ) -> Generator[R, None, None]:
     context = multiprocessing.get_context("spawn")
     under_way: dict[Future[R], T] = {}
     pool = ProcessPoolExecutor(count, context, initializer=_begin)
     try:
         while True:
-            for value in islice(values, count * _AHEAD - len(under_way)):
+            for value in islice(values, count * ahead - len(under_way)):
                 under_way[pool.submit(function, value)] = value
             if not under_way:
                 return

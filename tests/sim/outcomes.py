@@ -17,6 +17,7 @@ import structlog
 from tests.sim.errors import UnhandledErrors
 from tests.sim.levels import only_writers, whole_database
 from tests.sim.options import ALL, Options
+from tests.sim.quorum.world import quorum_core
 from tests.sim.run import Failure, Main, attempt
 from tests.sim.safekeepers.database import quorum_database
 from tests.sim.two_phase.database import two_phase_database
@@ -26,8 +27,8 @@ PROFILES: Mapping[str, Main[object]] = {
     "database": whole_database,
     "two_phase": two_phase_database,
     "quorum": quorum_database,
+    "quorum_core": quorum_core,  # the pure core alone, without the rest of a database
 }
-
 
 _NUMBERS = re.compile(r"(?:I\d+|F\d+)(?:, (?:I\d+|F\d+))*")
 

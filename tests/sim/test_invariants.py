@@ -18,6 +18,7 @@ from shalekv.format import names
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from tests.sim.callers import Callers
+from tests.sim.campaign import SHARES
 from tests.sim.cluster import Cluster, is_narrow
 from tests.sim.deletions import DeleteGuard, check_i8_levels_are_what_is_named
 from tests.sim.errors import Violation
@@ -53,7 +54,7 @@ def test_every_invariant_has_a_checker_with_its_number() -> None:
         assert each.profiles <= set(PROFILES), f"{name} names a profile that is not there"
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", SHARES)
 def test_profiles_call_their_checkers(profile: str) -> None:
     """A run of a profile calls every checker that says so."""
     before = Counter(catalogue.calls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.sim.campaign import SHARES
+from tests.sim.campaign import WEIGHTS
 from tests.sim.invariants.catalogue import CHECKERS, INVARIANTS
 from tests.sim.mutants.registry import MUTANTS
 from tests.sim.outcomes import PROFILES
@@ -36,5 +36,5 @@ def test_every_mutant_is_on_the_page() -> None:
 
 def test_a_campaign_has_seeds_of_every_profile() -> None:
     """None is forgotten, and the page tells of each."""
-    assert set(SHARES) == set(PROFILES)
+    assert set(WEIGHTS) == set(PROFILES)
     assert [name for name in PROFILES if f"`{name}`" not in PAGE] == []

@@ -18,10 +18,12 @@ from tests.sim.quorum.judge import Violation
 from tests.sim.quorum.parts import THEMES, Parts
 from tests.sim.quorum.safekeeper import Safekeeper, archive, trim
 from tests.sim.quorum.writer import Writer
+from tests.sim.world import World as SimWorld
 
 STEPS = 160
 WRITERS_MAX = 10
 QUIET_ROUNDS = 400
+EVENTS_NOTED = 60
 
 _CRASHING = ("disks", "everything")
 _CRASHES_BEFORE: Mapping[type, float] = {Truncate: 0.4, Flush: 0.06}
@@ -386,3 +388,14 @@ class World(Parts):
                 writer.send(stream)
         for node in self.nodes:
             node.sync()
+
+
+async def quorum_core(world: SimWorld) -> World:
+    """A profile of the simulation: what breaks a rule is raised, with the last events noted."""
+    core = World(world.seed)
+    try:
+        core.run()
+    finally:
+        for line in core.timeline(EVENTS_NOTED).splitlines():
+            world.note(line)
+    return core

@@ -1,4 +1,4 @@
-"""What the simulation rests on: crashes run no code, requests outlive senders, seeds order tasks."""
+"""The simulation itself: crashes run no code, requests outlive senders, seeds order tasks."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_run_that_can_not_end_fails() -> None:
     async def main(_world: World) -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(Deadlock, match="Event.wait"):
+    with pytest.raises(Deadlock, match=r"Event\.wait"):
         simulate(1, main)
 
 
