@@ -28,7 +28,6 @@ class Between(NamedTuple):
     last_ms: float
 
     def later(self, by_ms: float) -> Between:
-        """The moment so much later."""
         return Between(self.first_ms + by_ms, self.last_ms + by_ms)
 
 
@@ -77,7 +76,6 @@ class State:
     """What the database holds after some commits, expired values included."""
 
     def __init__(self) -> None:
-        """Nothing is committed yet."""
         self.seq = 0
         self._held: dict[bytes, _Held] = {}
         self._keys: list[bytes] = []

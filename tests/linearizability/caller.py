@@ -32,19 +32,16 @@ class Board:
     """Where clients find the address of the server."""
 
     def __init__(self) -> None:
-        """Nobody serves."""
         self.address = ""
         self.version = 0
         self._changed = asyncio.Condition()
 
     async def post(self, address: str) -> None:
-        """A server serves that has not served before."""
         async with self._changed:
             self.address, self.version = address, self.version + 1
             self._changed.notify_all()
 
     async def newer_than(self, version: int) -> None:
-        """Wait for the next server."""
         async with asyncio.timeout(ANSWERED_S), self._changed:
             await self._changed.wait_for(lambda: self.version > version)
 
@@ -67,7 +64,6 @@ class Caller:
         repeats: bool = False,
         is_loyal: bool = False,
     ) -> None:
-        """Connects at the first call."""
         self.is_loyal = is_loyal
         self.repeated_count = 0
         self.echo_count = 0
@@ -97,7 +93,6 @@ class Caller:
         return reply
 
     async def close(self) -> None:
-        """Close its connection."""
         if self._sender is not None:
             await self._sender.close()
             self._sender = None
@@ -137,7 +132,6 @@ class Caller:
         return self._sender
 
     async def _echo(self) -> None:
-        """Ask again for something that was answered."""
         operation, key, reply = self._random.choice(self._answered)
         try:
             again = await self._send(operation, key)

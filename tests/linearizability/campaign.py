@@ -107,7 +107,6 @@ class Campaign:
         return sum(caller.echo_count for callers in self._callers for caller in callers)
 
     def summary(self) -> str:
-        """What was done."""
         done = Counter(each.name.lower() for each in self.cluster.done) if self.cluster else {}
         calls = sum(map(len, self.histories))
         unknown = sum(call.reply is None for history in self.histories for call in history)

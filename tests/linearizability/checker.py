@@ -113,7 +113,6 @@ class _Search:
     """
 
     def __init__(self, part: Sequence[Call], model: Model) -> None:
-        """Nothing is taken."""
         # Those with a reply have the lower numbers.
         self._calls = sorted(part, key=lambda call: (call.reply is None, call.began))
         self._model = model
@@ -188,7 +187,6 @@ class _Search:
         return tuple(self._calls[step.node] for step in taken)
 
     def _pending(self) -> tuple[Call, ...]:
-        """The operations that can be next now."""
         found = []
         node = self._next[self._head]
         while node < self._count:

@@ -27,9 +27,7 @@ class Disruption(enum.Enum):
 class Clients(Protocol):
     """What a disruption asks of the clients."""
 
-    def held(self) -> AbstractContextManager[None]:
-        """Meanwhile nobody begins to write."""
-        ...
+    def held(self) -> AbstractContextManager[None]: ...
 
     async def quiet(self) -> None:
         """Wait until no write is under way; while they are held."""
@@ -63,11 +61,9 @@ class Cluster:
         self._server: Child | None = None
 
     async def start(self) -> None:
-        """The first server."""
         self._server = await self._serve()
 
     async def stop(self) -> None:
-        """The last server ends as it should."""
         assert self._server is not None
         assert await self._server.stop() == ExitCode.OK, self._server.report()
 

@@ -18,18 +18,15 @@ class Recorder:
     """The history of one round. All clients share an event loop, so that moments can be counted."""
 
     def __init__(self) -> None:
-        """Nothing was done."""
         self._moments = 0
         self._calls: dict[int, Call] = {}
 
     def begin(self, client: int, operation: Operation) -> Ticket:
-        """An operation is about to be sent."""
         moment = self._moment()
         self._calls[moment] = Call(client, operation, moment)
         return Ticket(moment)
 
     def answer(self, ticket: Ticket, reply: Reply) -> None:
-        """The client has been told."""
         call = self._calls[ticket.number]
         self._calls[ticket.number] = replace(call, ended=self._moment(), reply=reply)
 

@@ -57,12 +57,10 @@ class Model:
     """The specification for some keys. States are asked for by `step`."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
-        """An operation may name no other keys."""
         self._index: Mapping[bytes, int] = {key: number for number, key in enumerate(keys)}
 
     @property
     def initial(self) -> State:
-        """No key has a value."""
         return State(0, (ABSENT,) * len(self._index))
 
     def step(self, state: State, operation: Operation, reply: Reply | None) -> tuple[State, ...]:

@@ -105,13 +105,11 @@ class Operation:
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        """Every key that it names, each once."""
         parts = (*self.tests, *self.then, *(self.otherwise or ()))
         return tuple(dict.fromkeys(part.key for part in parts))
 
     @property
     def is_read(self) -> bool:
-        """Whether it changes nothing, whichever branch is taken."""
         return all(isinstance(action, Get) for action in (*self.then, *(self.otherwise or ())))
 
     def __str__(self) -> str:
@@ -174,7 +172,6 @@ class Call:
 
     @property
     def branch(self) -> tuple[Action, ...]:
-        """The actions that the results belong to."""
         if self.reply is None or self.reply.succeeded:
             return self.operation.then
         return self.operation.otherwise or ()

@@ -40,7 +40,6 @@ class RawSender:
     header = kv_pb2.RequestHeader(read_level=kv_pb2.READ_LEVEL_LINEARIZABLE)  # of reads
 
     def __init__(self, address: str, random: Random) -> None:
-        """Needs a running event loop."""
         self._address = address
         self._random = random
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)

@@ -19,9 +19,7 @@ class Sender(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Close its connection."""
-        ...
+    async def close(self) -> None: ...
 
 
 def refusal(error: ConditionFailed | NotACounter) -> Reply:

@@ -11,12 +11,10 @@ class Tally:
     """How often something has happened."""
 
     def __init__(self) -> None:
-        """Never."""
         self.count = 0
         self._goals: list[tuple[int, asyncio.Event]] = []
 
     def add(self) -> None:
-        """Once more."""
         self.count += 1
         for goal, reached in self._goals:
             if goal <= self.count:
@@ -40,7 +38,6 @@ class Gate:
     """Lets operations through, and knows when none is under way."""
 
     def __init__(self) -> None:
-        """It is open."""
         self._open = asyncio.Event()
         self._open.set()
         self._empty = asyncio.Event()
@@ -49,7 +46,6 @@ class Gate:
 
     @asynccontextmanager
     async def passed(self) -> AsyncIterator[None]:
-        """Inside, an operation may be under way."""
         await self._open.wait()
         self._inside += 1
         self._empty.clear()
@@ -62,7 +58,6 @@ class Gate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Meanwhile nothing gets through."""
         self._open.clear()
         try:
             yield

@@ -72,7 +72,6 @@ class Workload:
         self._weights = [weight for _, weight in possible]
 
     def draw(self) -> Operation:
-        """The next operation of some client."""
         return self._random.choices(self._draws, self._weights)[0]()
 
     def draw_question(self) -> Operation:
@@ -99,7 +98,6 @@ class Workload:
             self._seqs[key] = sorted([*seqs, seq])[-REMEMBERED_SEQS:]
 
     def _key(self) -> bytes:
-        """One to set or to delete."""
         only_text = self._only_counted or self._random.random() < 0.9
         return self._random.choice(self._texts if only_text else self.keys)
 
@@ -113,7 +111,6 @@ class Workload:
         return value
 
     def draw_read(self) -> Operation:
-        """A read of some key."""
         return Operation(Kind.GET, (Get(self._random.choice(self.keys)),))
 
     def _put(self) -> Operation:

@@ -35,7 +35,6 @@ class Process(Generic[RoleT]):
     """One process: it opens a role once, and then lives until it ends, or is made to."""
 
     def __init__(self, world: World, name: str) -> None:
-        """Nothing runs yet."""
         self.world = world
         self.name = name
         self.node = world.node(name)
@@ -53,18 +52,15 @@ class Process(Generic[RoleT]):
 
     @property
     def role(self) -> RoleT:
-        """What it has opened."""
         assert self._role.done(), f"{self.name} has not opened"
         return self._role.result()
 
     @property
     def has_opened(self) -> bool:
-        """Whether it has opened, at any time."""
         return self._role.done()
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it runs."""
         return self._life.done()
 
     async def opened(self) -> RoleT:
@@ -77,17 +73,14 @@ class Process(Generic[RoleT]):
         return self.role
 
     async def end(self) -> BaseException | None:
-        """How it ended, once it has."""
         await asyncio.wait({self._life})
         self.is_told = True
         return self._life.exception()
 
     def error_now(self) -> BaseException | None:
-        """The error that has ended it by now."""
         return self._life.exception() if self.has_ended else None
 
     def cas(self) -> CasStore:
-        """Its store, for manifest and log."""
         world = self.world
         return CasStore(world.store_for(self.node), world.runtime_for(self.node), StoreSettings())
 
@@ -136,11 +129,9 @@ class CompactorProcess(Jobs[Compactor]):
         self.has_role(role)
 
     def begin_pass(self) -> None:
-        """Compact until nothing is due."""
         self.begin_job(self.role.run(is_once=True))
 
     def begin_close(self) -> None:
-        """Give up what protects its work."""
         self.begin_job(self.role.close())
 
 
@@ -159,7 +150,6 @@ class ClientProcess(Jobs[Snapshots]):
     """Somebody who makes snapshots."""
 
     def __init__(self, world: World, name: str) -> None:
-        """It can be asked at once."""
         super().__init__(world, name)
         self.has_role(Snapshots(self.cas()))
 
@@ -168,7 +158,6 @@ class CreatorProcess(Jobs[ObjectStore]):
     """A process that does nothing but create, delete and recover."""
 
     def __init__(self, world: World, name: str) -> None:
-        """It can be asked at once."""
         super().__init__(world, name)
         self.told = ""  # of its last create
         self.has_role(world.store_for(self.node))

@@ -50,7 +50,6 @@ class ServingProcess(Process[RoleT], abc.ABC):
         """Begin to open with these settings, and then serve."""
 
     async def value(self, key: str) -> str | None:
-        """What a get of a key finds."""
         request = kv_pb2.GetRequest(key=key.encode())
         reply = await self.node.run(_reply(self._kv.kv.get(request, Call())))
         return reply.value.decode() if reply.found else None
@@ -61,7 +60,6 @@ class ServingProcess(Process[RoleT], abc.ABC):
 
     @property
     def is_scanning(self) -> bool:
-        """Whether the scan has not returned yet."""
         return not self._scan.done()
 
     async def scanned(self) -> dict[str, str]:
@@ -122,7 +120,6 @@ class Put:
     """A put of one key, on its way."""
 
     def __init__(self, writer: WriterProcess, key: str, value: str) -> None:
-        """Send it to the writer."""
         self.is_told = False  # whether the scenario has said what became of it
         self._node = writer.node
         self._outcome = writer.node.spawn(_put(writer.role, key, value))

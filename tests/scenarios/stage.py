@@ -48,7 +48,6 @@ class Attempt:
 
     @property
     def is_success(self) -> bool:
-        """Whether it created the object."""
         return self.outcome == "Created"
 
 
@@ -61,7 +60,6 @@ class Attempts:
         world.loop.trace.keep_all_events()
 
     def of(self, folder: str) -> list[Attempt]:
-        """The attempts in the folder "wal" or "manifest"."""
         return [attempt for attempt in self._all() if attempt.folder == folder]
 
     def has_fault(self, request: str, fault: str) -> bool:
@@ -152,13 +150,11 @@ class Stage:
         return self.processes[name]
 
     def server(self, name: str) -> ServingProcess[Any]:
-        """A writer or a reader."""
         process = self.processes[name]
         assert isinstance(process, ServingProcess)
         return process
 
     def writer(self, name: str) -> WriterProcess:
-        """A writer."""
         process = self.processes[name]
         assert isinstance(process, WriterProcess)
         return process
@@ -172,14 +168,12 @@ class Stage:
         return process
 
     def begin(self, name: str, options: str | None) -> None:
-        """Let a process begin to open."""
         assert name not in self.processes, f"{name} opened before"
         process = self.processes[name] = KINDS[name.split(maxsplit=1)[0]](self.world, name)
         assert isinstance(process, ServingProcess | CompactorProcess)
         process.begin_open(read_options(options))
 
     def wal_name(self, slot: int) -> str:
-        """The object in a slot of the scenario."""
         return names.wal_name(self.first_slot + slot)
 
     def level_names(self) -> list[str]:
@@ -198,23 +192,19 @@ class Stage:
         return name
 
     def wal(self) -> list[Sst]:
-        """All objects of the WAL, by slot."""
         found = self.world.store.names(names.WAL_FOLDER)
         ours = [name for name in found if names.parse_wal_name(name) is not None]
         return [open_sst(name, self.data(name), database_id=None) for name in ours]
 
     def manifest(self, manifest_id: int) -> Manifest:
-        """A manifest that is in the store."""
         name = names.manifest_name(manifest_id)
         return decode_manifest(name, self.data(name))
 
     def manifest_ids(self) -> list[int]:
-        """The manifests that are in the store."""
         found = map(names.parse_manifest_name, self.world.store.names(names.MANIFEST_FOLDER))
         return [manifest_id for manifest_id in found if manifest_id is not None]
 
     def current(self) -> Manifest:
-        """The manifest with the highest id."""
         return self.manifest(self.manifest_ids()[-1])
 
     def asked_for(self, process: str, request: str, since: int) -> list[str]:
@@ -240,7 +230,6 @@ class Stage:
             assert self.attempts.has_fault(request, fault), f"no {request} was {fault}"
 
     def data(self, name: str) -> bytes:
-        """An object that is in the store."""
         data = self.world.store.data(name)
         assert data is not None, f"{name} is not there"
         return data

@@ -99,14 +99,12 @@ class Calls:
     """Asks the writers of a cluster; one that is gone by then is not asked."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Nothing is known yet."""
         self._cluster = cluster
         self._world = cluster.world
         self._history = cluster.history
         self.known: dict[bytes, Got] = {}  # the newest that any client has seen of each key
 
     async def attempt(self, operation: Operation, name: str, timeout_ms: float) -> None:
-        """Send the request of an operation once."""
         writer = self._cluster.writers.get(name)
         if writer is None:
             return
@@ -130,7 +128,6 @@ class Calls:
         attempt.replied_us = self._world.loop.now_us
 
     async def get(self, key: bytes, level: kv_pb2.ReadLevel.ValueType, name: str) -> None:
-        """Get one key."""
         writer, invoked_us = self._cluster.writers.get(name), self._world.loop.now_us
         if writer is None:
             return
@@ -148,7 +145,6 @@ class Calls:
             )
 
     async def scan(self, name: str) -> None:
-        """Scan everything."""
         writer, invoked_us = self._cluster.writers.get(name), self._world.loop.now_us
         if writer is None:
             return
@@ -240,7 +236,6 @@ class Callers:
     """The clients of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """None of them does anything yet."""
         self._cluster = cluster
         self._world = cluster.world
         self._operations = cluster.history.operations
@@ -248,7 +243,6 @@ class Callers:
         self._ttl_share = cluster.world.random_for("expiry").choice(TTL_SHARES)
 
     async def client(self, number: int) -> None:
-        """Use writers at random, until cancelled."""
         random = self._world.random_for(f"client {number}")
         while True:
             await self._world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]) * self._cluster.pace)

@@ -56,7 +56,6 @@ class Tally:
     failures: list[Outcome] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one more."""
         self.seeds += 1
         self.befallen += outcome.befallen
         self.virtual_s += outcome.virtual_s
@@ -65,7 +64,6 @@ class Tally:
             self.failures.append(outcome)
 
     def merge(self, other: Tally) -> None:
-        """Count what another has counted."""
         self.seeds += other.seeds
         self.befallen += other.befallen
         self.virtual_s += other.virtual_s
@@ -74,7 +72,6 @@ class Tally:
 
     @property
     def speed(self) -> float:
-        """Virtual seconds in a second of one core."""
         return self.virtual_s / self.cpu_s if self.cpu_s else math.inf
 
 

@@ -29,7 +29,6 @@ class DeleteGuard:
     """
 
     def __init__(self, store: SimStore) -> None:
-        """Watches from now on."""
         self.problems: list[str] = []
         self.seen: Counter[str] = Counter()
         self._store = store
@@ -75,7 +74,6 @@ class DeleteGuard:
     def _reasons(
         self, name: str, current: Manifest, active: list[Manifest], now_s: float
     ) -> Iterator[str]:
-        """Why an object must stay."""
         leases = [each for each in current.leases if not is_lease_expired(each, now_s)]
         wal_id, sst_id = names.parse_wal_name(name), names.parse_level_name(name)
         for each in active:

@@ -32,13 +32,11 @@ class LevelStates:
     """All SSTs of the levels that were ever written, decoded when they are asked for."""
 
     def __init__(self, stored: Stored) -> None:
-        """What is deleted is there as well."""
         self._database_id = stored.manifests[0].database_id
         self._data = stored.levels
         self._read: dict[bytes, _Read] = {}
 
     def missing(self, manifest: Manifest) -> list[str]:
-        """What a manifest names and nobody has seen."""
         ids = manifest.leveled_ssts.ids
         called = (names.level_name(ids[at : at + 16]) for at in range(0, len(ids), 16))
         return [name for name in called if name not in self._data]

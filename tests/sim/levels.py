@@ -49,7 +49,6 @@ class HeldTrees:
     """Looks at the trees that writers read while they serve."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Nothing is looked at yet."""
         self._cluster = cluster
         self._store = cluster.world.store
         self._known: set[bytes] = set()  # the snapshots of those that were looked at
@@ -57,11 +56,9 @@ class HeldTrees:
 
     @property
     def looked_at(self) -> int:
-        """How many trees there were."""
         return len(self._known)
 
     async def watch(self, cluster: Cluster) -> None:
-        """Look from time to time, until cancelled."""
         while True:
             await cluster.world.sleep_ms(LOOK_MS * cluster.pace)
             for name, writer in cluster.writers.items():
@@ -158,13 +155,11 @@ class OpenScans:
     """Slow clients. What they get to the end is checked as any scan is."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """None of them reads yet."""
         self._cluster = cluster
         self._world = cluster.world
         self.endings: Counter[str] = Counter()
 
     async def keep_some_open(self, cluster: Cluster) -> None:
-        """Read slowly, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(SCANS):
                 random = cluster.world.random_for(f"slow client {number}")

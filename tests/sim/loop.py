@@ -97,7 +97,6 @@ class SimLoop(IsolatedLoop):
     # --- time and callbacks --------------------------------------------------------------------
 
     def time(self) -> float:
-        """Virtual seconds since the start of the run."""
         return self.now_us / 1e6
 
     def call_soon(
@@ -150,7 +149,6 @@ class SimLoop(IsolatedLoop):
         return handle
 
     def handle_cancelled(self, handle: SimHandle) -> None:
-        """A handle of this loop was cancelled."""
         if handle.due_us > self.now_us:
             self._timers.count_cancelled()
 
@@ -161,7 +159,6 @@ class SimLoop(IsolatedLoop):
     # --- tasks and futures ---------------------------------------------------------------------
 
     def create_future(self) -> SimFuture[Any]:
-        """A future of the node that calls."""
         self._order += 1
         return SimFuture(self, self._order)
 
@@ -184,7 +181,6 @@ class SimLoop(IsolatedLoop):
         return task
 
     def let_go(self) -> None:
-        """Hold the tasks that are done no longer."""
         self._tasks = [task for task in self._tasks if not task.done()]
 
     def _finalize_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -259,11 +255,9 @@ class SimLoop(IsolatedLoop):
         return "\n".join([f"{what}; {len(waiting)} tasks are not done", *waiting])
 
     def stop(self) -> None:
-        """End the run after the current callback."""
         self._stopped = True
 
     def is_running(self) -> bool:
-        """Whether the run is going on."""
         return self._running
 
     def note(self, text: str, node: Node | None = None) -> None:

@@ -60,12 +60,10 @@ class Objects:
         self._store = MemoryStore(self.clock_ms, name="sim", objects=self._objects)
 
     def clock_ms(self) -> int:
-        """The store's clock, milliseconds since the Unix epoch."""
         now_ms = EPOCH_MS + self._clock_ahead_ms + self._loop.now_us // 1000
         return now_ms - now_ms % self.tick_ms
 
     def jump_clock_ms(self, ahead_ms: int) -> None:
-        """Move the store's clock forward at once."""
         if ahead_ms < 0:
             raise ValueError(f"a store's clock does not go back by {-ahead_ms} ms")
         self._clock_ahead_ms += ahead_ms
@@ -73,14 +71,12 @@ class Objects:
     def create(
         self, sender: Node, name: str, data: bytes, metadata: Mapping[str, str]
     ) -> CreateOutcome:
-        """Apply a create."""
         outcome = run_now(self._store.create(name, data, metadata))
         if isinstance(outcome, Created):
             self._record(sender, "create", name, data)
         return outcome
 
     def delete(self, sender: Node, names: tuple[str, ...]) -> None:
-        """Apply a delete."""
         for watch in self.delete_watches:
             watch(sender, names)
         found = {name: None for name in names if self._objects.find(name)}

@@ -61,7 +61,6 @@ class Outcome:
 
     @property
     def has_failed(self) -> bool:
-        """Whether anything is wrong."""
         return bool(self.kind)
 
 

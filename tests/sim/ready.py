@@ -76,7 +76,6 @@ class Ready:
         return None
 
     def clear(self) -> None:
-        """Forget everything."""
         self._entries.clear()
 
 
@@ -116,7 +115,6 @@ class Timers:
             self._cancelled_count = 0
 
     def clear(self) -> None:
-        """Forget everything."""
         self._heap.clear()
 
 

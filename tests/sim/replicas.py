@@ -66,7 +66,6 @@ class Replicas:
     """The readers of one database, and their clients."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """None of them runs yet."""
         self._cluster = cluster
         self._world = cluster.world
         self._running: dict[str, tuple[Node, Reader | None]] = {}

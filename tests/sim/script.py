@@ -32,7 +32,6 @@ class Match:
     nth: int = 1
 
     def fits(self, operation: str, names: Iterable[str], node: str) -> bool:
-        """Whether a request is meant, whatever its number."""
         return (
             _fits(operation, self.operation)
             and _fits(node, self.node)
@@ -59,7 +58,6 @@ class Gate:
     """Holds requests, or replies, at the store until it is told what to do with them."""
 
     def __init__(self) -> None:
-        """A closed gate."""
         self.arrived_count = 0
         self._open = False
         self._held: list[Callable[[], None]] = []
@@ -117,7 +115,6 @@ class Script:
     """The rules of a scenario. Where several fit a request, the one that was added first counts."""
 
     def __init__(self) -> None:
-        """Without rules."""
         self._rules: list[_Rule] = []
 
     def add(self, match: Match, plan: Plan, times: int | None) -> None:

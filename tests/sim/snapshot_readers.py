@@ -138,14 +138,12 @@ class SnapshotReaders:
     """The readers of one database."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """None of them reads yet."""
         self._cluster = cluster
         self._world = cluster.world
         self.snapped: list[Snapped] = []
         self.problems: list[str] = []
 
     def lives(self) -> list[Reader]:
-        """What each of them does."""
         return [Reader(self, number) for number in range(READERS)]
 
     def check(self, order: SerialOrder) -> None:
@@ -165,7 +163,6 @@ class Reader:
         self._process_now: tuple[Node, CasStore] | None = None
 
     async def __call__(self, cluster: Cluster) -> None:
-        """Make snapshots and read them, until cancelled."""
         world = cluster.world
         random = world.random_for(self._name)
         while True:
@@ -206,7 +203,6 @@ class Reader:
     async def _use(
         self, store: CasStore, cluster: Cluster, snapped: Snapped, random: Random, ttl_ms: int
     ) -> None:
-        """Read it, renew it, or let it go."""
         clock_ms = cluster.world.store.clock_ms
         called = snapped.snapshot.id.hex()
         drawn = random.random()

@@ -56,7 +56,6 @@ class WatchedCollecting(Collecting):
         self._janitors = janitors
 
     async def collect(self) -> Report:
-        """Collect, as the shipped code does."""
         try:
             report = await super().collect()
         except ENDS:
@@ -74,7 +73,6 @@ class Janitors:
     """The compactors and collectors of one database."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """None of them runs yet."""
         self.world = cluster.world
         self.pace = cluster.pace
         self.running: dict[str, Node] = {}
@@ -126,11 +124,9 @@ class Janitors:
         node.start(self._live(node, life, Random(seed)))
 
     def crash(self, name: str) -> None:
-        """Cut the power of one."""
         self.running.pop(name).crash()
 
     def crash_all(self) -> None:
-        """Cut the power of all."""
         for name in list(self.running):
             self.crash(name)
 
@@ -164,7 +160,6 @@ class Janitors:
                 )
 
     def check(self) -> None:
-        """Raise what went wrong."""
         if self.problems:
             raise Violation(self.problems[0])
 
@@ -244,7 +239,6 @@ class Stalls:
     """Stops processes of one database."""
 
     def __init__(self, cluster: Cluster, janitors: Janitors) -> None:
-        """Nothing is stopped yet."""
         self._cluster = cluster
         self._world = cluster.world
         self._store = cluster.world.store

@@ -28,7 +28,6 @@ class SimStore:
     """
 
     def __init__(self, loop: SimLoop, random: Random, faults: Faults) -> None:
-        """An empty store."""
         self.node = Node(loop, "store")
         self._objects = Objects(loop, self.node)
         self._network = Network(loop, self.node, random, faults)
@@ -73,11 +72,9 @@ class SimStore:
         return gate
 
     def lose_request(self, match: Match, *, times: int | None = 1) -> None:
-        """Requests are never applied, and not answered."""
         self._plan(match, Plan(Fate.LOST_REQUEST), times)
 
     def lose_reply(self, match: Match, *, times: int | None = 1) -> None:
-        """Requests are applied, and not answered."""
         self._plan(match, Plan(Fate.LOST_REPLY), times)
 
     def delay(self, match: Match, *, times: int | None = 1) -> None:
@@ -85,7 +82,6 @@ class SimStore:
         self._plan(match, Plan(Fate.LATE_REQUEST), times)
 
     def refuse(self, match: Match, *, times: int | None = 1) -> None:
-        """Requests are refused with an error that passes."""
         self._plan(match, Plan(Fate.REFUSED), times)
 
     def spare(self, match: Match, *, times: int | None = 1) -> None:
@@ -99,7 +95,6 @@ class SimStore:
 
     @property
     def log(self) -> list[Applied]:
-        """What took effect, in order."""
         return self._objects.log
 
     def names(self, prefix: str) -> list[str]:
@@ -119,7 +114,6 @@ class SimStore:
         return self._objects.first_made_ms(name)
 
     def clock_ms(self) -> int:
-        """The store's clock, milliseconds since the Unix epoch."""
         return self._objects.clock_ms()
 
     @property
@@ -132,5 +126,4 @@ class SimStore:
         self._objects.tick_ms = tick_ms
 
     def jump_clock_ms(self, ahead_ms: int) -> None:
-        """Move the store's clock forward at once."""
         self._objects.jump_clock_ms(ahead_ms)

@@ -112,7 +112,6 @@ class Stored:
 
     @classmethod
     def read(cls, store: SimStore) -> Stored:
-        """What was written by now."""
         first: dict[str, Applied] = {}
         for each in store.log:
             if each.operation == "create":

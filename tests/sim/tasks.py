@@ -127,7 +127,6 @@ class SimHandle(asyncio.TimerHandle):
         return self.due_us / 1e6
 
     def cancel(self) -> None:
-        """The callback will not run."""
         if not self.is_cancelled:
             self.is_cancelled = True
             self.args = ()

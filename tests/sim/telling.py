@@ -118,7 +118,6 @@ class Progress:
         self._began_s = time.monotonic()
 
     def see(self, outcome: Outcome) -> None:
-        """One more is in the tallies."""
         task = outcome.task
         if outcome.has_failed:
             self._say(f"FAILED {task.profile} {task.seed} {outcome.kind}: {replay_command(task)}")

@@ -41,13 +41,11 @@ class Household:
     """
 
     def __init__(self, world: World) -> None:
-        """Nothing runs yet."""
         self.world = world
         self.stores: dict[str, ObjectStore] = {role: world.store_for(role) for role in ROLES}
         self.writer: Writer | None = None
 
     async def start_writer(self, tasks: asyncio.TaskGroup) -> Writer:
-        """Create the database and serve it."""
         settings = ServeSettings(database=DatabaseSettings(url=URL))
         store, runtime = self.stores["writer"], self.world.runtime_for("writer")
         await create_database(store, runtime, settings.store)
@@ -56,7 +54,6 @@ class Household:
         return writer
 
     async def start_others(self, tasks: asyncio.TaskGroup) -> None:
-        """Compact and collect beside the writer."""
         settings = CompactSettings(database=UrlSettings(url=URL))
         compactor = await Compactor.open(
             self.stores["compactor"],
@@ -74,7 +71,6 @@ class Household:
         tasks.create_task(collector.run())
 
     async def start_reader(self, tasks: asyncio.TaskGroup) -> Reader:
-        """Follow the writer."""
         settings = ReadSettings(database=UrlSettings(url=URL))
         reader = await Reader.open(
             self.stores["reader"], settings=settings, runtime=self.world.runtime_for("reader")
@@ -83,7 +79,6 @@ class Household:
         return reader
 
     def sent(self) -> Counter[tuple[str, RequestKind]]:
-        """What each role has sent so far."""
         return Counter(
             {
                 (role, kind): count

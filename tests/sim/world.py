@@ -177,7 +177,6 @@ class World:
         return self._runtimes[node]
 
     def clock_of(self, node: Node | str) -> NodeClock:
-        """The clock of the machine."""
         name = self._resolve(node).name
         if name not in self._clocks:
             random = self.random_for(f"{name}/clock")
@@ -210,11 +209,9 @@ class World:
         return self.loop.now_us / 1000
 
     async def sleep_ms(self, duration_ms: float) -> None:
-        """Wait in virtual time."""
         await LoopClock().sleep_ms(duration_ms)
 
     def note(self, text: str) -> None:
-        """Write a line into the timeline."""
         self.loop.note(text)
 
     def random_for(self, purpose: str) -> Random:

@@ -125,7 +125,6 @@ class Translation:
         return Reply(results, attempt.seq if is_change else None, succeeded)
 
     def operation(self, request: WriteRequest) -> Operation:
-        """What is asked for."""
         match request:
             case kv_pb2.PutRequest():
                 tests = self._conditions(request.precondition, request.key)

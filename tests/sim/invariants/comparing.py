@@ -39,7 +39,6 @@ class Comparison(ValueIs):
 
     @classmethod
     def of(cls, compare: kv_pb2.Compare) -> Comparison:
-        """That of a request."""
         seq = compare.seq if compare.WhichOneof("test") == "seq" else None
         return cls(compare.key, compare.value, compare.operator, seq)
 
@@ -50,7 +49,6 @@ class Expiry(Operation):
 
     @classmethod
     def of(cls, key: bytes, value: bytes) -> Expiry:
-        """That of this value."""
         return cls(Kind.DELETE, (Delete(key),), (ValueIs(key, value),))
 
 

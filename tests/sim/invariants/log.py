@@ -139,7 +139,6 @@ class _Fences:
     """
 
     def __init__(self, stored: Stored) -> None:
-        """No slot yet."""
         self._widths: dict[int, int] = {}  # by epoch: how long its run is
         self._unelected: set[int] = set()  # epochs that no safekeepers have elected
         before: Manifest | None = None
@@ -164,7 +163,6 @@ class _Fences:
         return max(self._complete, default=0)
 
     def add(self, fence: WalObject) -> None:
-        """The next fence."""
         last, self._last = self._last, fence
         is_next = last and (last.epoch, last.wal_id + 1) == (fence.epoch, fence.wal_id)
         self._length = self._length + 1 if is_next else 1

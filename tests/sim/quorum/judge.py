@@ -56,7 +56,6 @@ class Disk:
                 pass
 
     def trim(self, base: Mark) -> None:
-        """Drop what is archived."""
         self.base = base
         for places in (self.stored, self.cached):
             for lsn in [lsn for lsn in places if lsn <= base.lsn]:
@@ -94,7 +93,6 @@ class Disk:
         return LogShape(self.base).appended(records), records
 
     def start(self, member_id: bytes) -> AcceptorState:
-        """What a process finds that starts on it."""
         log, _ = self.chain()
         if log.last.lsn < self.synced_lsn:
             self.health = Health.DAMAGED
@@ -119,7 +117,6 @@ class Judge:
     """All that was ever acknowledged, and what has become of it."""
 
     def __init__(self) -> None:
-        """Nothing was."""
         self.committed: dict[int, Acknowledged] = {}  # by lsn
         self.archive: dict[int, bytes] = {}
         self.archived_by: dict[int, Ballot] = {}  # who had committed it

@@ -59,16 +59,13 @@ class Safekeeper:
 
     @property
     def member(self) -> Member:
-        """As a manifest names it."""
         return Member(self.member_id, self.name)
 
     @property
     def is_up(self) -> bool:
-        """Whether the process runs."""
         return self.state is not None
 
     def open_stream(self) -> int:
-        """The number of a new stream."""
         self.streams += 1
         return self.streams
 
@@ -91,7 +88,6 @@ class Safekeeper:
             self._submit(effects)
 
     def disconnected(self, stream: int) -> None:
-        """A stream has ended."""
         if self.state is not None:
             self.state = acceptor.disconnected(self.state, stream)
 
@@ -107,7 +103,6 @@ class Safekeeper:
         return True
 
     def sync(self) -> None:
-        """Do all that was asked for."""
         while self.work():
             pass
 
@@ -122,7 +117,6 @@ class Safekeeper:
             self.disk.stored = dict(self.disk.cached)
 
     def start(self) -> None:
-        """The process starts on what the disk holds."""
         self.state = self.disk.start(self.member_id)
         self.streams = 0
 
@@ -186,7 +180,6 @@ class Bucket:
     def __init__(
         self, members: Sequence[Member], judge: Judge, mode: WalMode = WalMode.QUORUM
     ) -> None:
-        """A new database with these safekeepers."""
         self.judge = judge
         self.manifest = Manifest(
             database_id=bytes(16),
@@ -202,13 +195,11 @@ class Bucket:
         self.manifest = replace(changed, manifest_id=self.manifest.manifest_id + 1)
 
     def claim(self, epoch: int, nonce: bytes) -> None:
-        """Name another writer."""
         self.judge.claimed(epoch)
         self.edit(lambda m: replace(m, writer_epoch=epoch, writer_nonce=nonce))
 
     @property
     def archive_tip(self) -> int | None:
-        """The last object of the archive."""
         return archiving.archive_tip(self.judge.archive, None)
 
 

@@ -378,7 +378,6 @@ class World(Parts):
         raise Violation(f"I13: no writer can open: {why}")
 
     def _quiet_round(self, writer: Writer) -> None:
-        """Everything arrives, and is flushed."""
         for stream in writer.streams:
             if stream.there:
                 self._deliver_on(stream)

@@ -49,7 +49,6 @@ class SafekeeperChaos:
     """Disturbs the machines of one database, and sets everything right in the end."""
 
     def __init__(self, cluster: QuorumCluster) -> None:
-        """Nothing happens yet."""
         self.seen: Counter[str] = Counter()
         self._cluster = cluster
         self._world = cluster.world
@@ -77,7 +76,6 @@ class SafekeeperChaos:
             self.set_right()
 
     def set_right(self) -> None:
-        """Nothing is cut off, and all machines run."""
         self._cluster.wires.heal()
         for machine in self._cluster.machines.values():
             machine.spare_it()
@@ -109,7 +107,6 @@ class SafekeeperChaos:
                 self._change = tasks.create_task(self._replace(random))
 
     def _disturb(self, event: str, machine: Machine, random: Random) -> None:
-        """End or pause a process."""
         is_kill = random.random() < 0.4 or not self._has(Trouble.DISKS)
         if event == "crash":
             (machine.kill if is_kill else machine.cut_power)()

@@ -186,7 +186,6 @@ class QuorumCluster(Cluster):
     ends = (*ENDS, QuorumUnavailable, NotAMember)
 
     def __init__(self, world: World) -> None:
-        """No machine is switched on yet."""
         super().__init__(world, draw_quorum_writer)
         self.wires = Wires(world, world.random_for("wires"))
         self.witness = Witness(world)
@@ -200,7 +199,6 @@ class QuorumCluster(Cluster):
             machine.on_cut = self.witness.cut
 
     async def found(self) -> None:
-        """Switch on all machines, and create the database."""
         for machine in self.machines.values():
             self.start_machine(machine)
         while any(machine.methods is None for machine in self.machines.values()):
@@ -212,7 +210,6 @@ class QuorumCluster(Cluster):
         await admin.run(create_database(self.store_for(admin), runtime, StoreSettings(), quorum))
 
     def start_machine(self, machine: Machine) -> None:
-        """Run a safekeeper there."""
         machine.start(draw_safekeeper(self._random, self.pace))
 
     def store_for(self, node: Node) -> ObjectStore:
@@ -220,13 +217,11 @@ class QuorumCluster(Cluster):
         return store_of(self.world, node)
 
     def links_for(self, node: Node, settings: ServeSettings | None = None) -> SimLinks:
-        """The way to the safekeepers."""
         quorum = None if settings is None else settings.quorum
         timeout_ms = CONNECT_MS if quorum is None else quorum.safekeeper_connect_timeout_ms
         return SimLinks(self.wires, node, connect_timeout_ms=timeout_ms)
 
     def configuration(self) -> Configuration:
-        """The members by the newest manifest."""
         return self.witness.configurations()[-1]
 
     def stored(self) -> Stored:

@@ -50,7 +50,6 @@ class Held:
 
     @property
     def last(self) -> Mark:
-        """The end of its log."""
         return next(reversed(self.records.values())).mark if self.records else self.control.base
 
 
@@ -58,7 +57,6 @@ class Witness:
     """Knows since when a majority has held each record."""
 
     def __init__(self, world: World) -> None:
-        """Nothing was seen yet."""
         self.problems: list[str] = []
         self.seen: Counter[str] = Counter()
         self.records: dict[Named, Record] = {}  # that were ever on a disk for sure
@@ -153,7 +151,6 @@ class Witness:
         return found[::-1]
 
     def configurations(self) -> list[Configuration]:
-        """All that were ever in force, oldest first."""
         log = self._world.store.log
         for each in log[self._log_read :]:
             if each.operation != "create" or each.name in self._manifests:

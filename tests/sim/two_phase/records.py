@@ -63,7 +63,6 @@ class RecordChanged:
 
     @property
     def name(self) -> str:
-        """The name of the destination."""
         either = self.before or self.after
         return either.destination.name if either is not None else ""
 
@@ -107,33 +106,27 @@ class RecordTable:
         self._records = MemoryRecords(table=self.rows)
 
     def insert(self, sender: Node, record: Record) -> InsertOutcome:
-        """Apply an insert."""
         apply = partial(self._records.insert, record)
         return self._apply(sender, RecordChange.INSERTED, record.destination, apply)
 
     def commit(self, sender: Node, record: Record) -> bool:
-        """Apply a commit."""
         apply = partial(self._records.commit, record)
         return self._apply(sender, RecordChange.COMMITTED, record.destination, apply)
 
     def take_over(self, sender: Node, record: Record, source: str) -> bool:
-        """Apply a take-over."""
         apply = partial(self._records.take_over, record, source)
         return self._apply(sender, RecordChange.TAKEN_OVER, record.destination, apply)
 
     def withdraw(self, sender: Node, record: Record) -> None:
-        """Apply a withdrawal."""
         apply = partial(self._records.withdraw, record)
         self._apply(sender, RecordChange.WITHDRAWN, record.destination, apply)
 
     def delete_committed(self, sender: Node, destinations: Iterable[Destination]) -> None:
-        """Apply deletes."""
         for each in destinations:
             apply = partial(self._records.delete_committed, [each])
             self._apply(sender, RecordChange.DELETED, each, apply)
 
     def find(self, destination: Destination) -> Record | None:
-        """The record of a destination."""
         return self.rows.get(destination)
 
     def page(self, database: str, after: str, limit: int) -> list[Record]:

@@ -55,7 +55,6 @@ class PlainObjects(Objects):
         self._authors: dict[bytes, Node] = {}  # by what they have put
 
     def put(self, sender: Node, name: str, data: bytes, metadata: Mapping[str, str]) -> None:
-        """Apply a put."""
         run_now(self._store.put(name, data, metadata))
         self._authors.setdefault(data, sender)
         self._record(sender, "put", name, data)
@@ -223,7 +222,6 @@ class TwoPhaseSimStore(SimStore):
         return [name for name in super().names(prefix) if parse_temporary_name(name) is not None]
 
     def records(self) -> list[Record]:
-        """All records, in the order of their names."""
         return sorted(self.table.rows.values(), key=lambda each: each.destination.name)
 
     def watch_deletes(self, watch: DeleteWatch) -> None:

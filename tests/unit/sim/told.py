@@ -36,7 +36,6 @@ class Past:
         self.wal: list[WalObject] = []
 
     def asked(self, request: WriteRequest) -> Operation:
-        """An operation that nobody has attempted."""
         operation = Operation(len(self.history.operations) + 1, request)
         self.history.operations.append(operation)
         return operation
@@ -77,7 +76,6 @@ class Past:
         return seq
 
     def check(self) -> None:
-        """Look for violations."""
         order = SerialOrder(self.history, Stored((), tuple(self.wal)), KEYS)
         answers.check_i1_acknowledged_writes_are_in_the_log(order)
         answers.check_i14_commits_are_in_the_order_of_time(order)
