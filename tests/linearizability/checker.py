@@ -85,15 +85,10 @@ def partitions(history: Sequence[Call]) -> list[list[Call]]:
     return list(parts.values())
 
 
-def judge(
-    part: Sequence[Call], *, steps_max: int = STEPS_MAX, model: Model | None = None
-) -> Verdict:
-    """Whether the operations of some keys, all judged as one object, are linearizable.
-
-    By another `model` than that of these keys where one is given.
-    """
+def judge(part: Sequence[Call], *, steps_max: int = STEPS_MAX) -> Verdict:
+    """Whether the operations of some keys, all judged as one object, are linearizable."""
     keys = dict.fromkeys(key for call in part for key in call.operation.keys)
-    return _Search(part, model or Model(keys)).run(steps_max)
+    return _Search(part, Model(keys)).run(steps_max)
 
 
 class _Step(NamedTuple):

@@ -14,6 +14,7 @@ from itertools import chain
 from shalekv.errors import ConditionFailed
 from shalekv.v1 import kv_pb2
 from tests.kit.model import keys_in
+from tests.linearizability.model import Comparison, Expiry
 from tests.linearizability.operations import (
     Action,
     Add,
@@ -42,7 +43,6 @@ from tests.sim.history import (
     WriteRequest,
 )
 from tests.sim.history import Operation as Asked
-from tests.sim.invariants.comparing import Comparison, Expiry
 from tests.sim.serial import AHEAD_MS
 
 _UNCERTAIN = (Outcome.UNKNOWN, Outcome.IN_MEMORY)

@@ -13,7 +13,6 @@ from tests.sim.errors import Violation
 from tests.sim.history import History
 from tests.sim.invariants.asked import Translation, part_of
 from tests.sim.invariants.catalogue import checks
-from tests.sim.invariants.comparing import ExpiringModel
 
 STEPS_MAX = 2_000  # what is decided at all is decided by then, as a rule
 JUDGED_SHARE = 0.25  # of the seeds
@@ -60,9 +59,8 @@ def check_i14_linearizable(
 
 
 def _judge(part: Sequence[Call], steps_max: int) -> str:
-    model = ExpiringModel(dict.fromkeys(key for call in part for key in call.operation.keys))
     try:
-        verdict = judge(part, steps_max=steps_max, model=model)
+        verdict = judge(part, steps_max=steps_max)
     except Undecided:
         return TOO_LONG
     if not verdict.is_linearizable:
