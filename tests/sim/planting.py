@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from tests.sim.run import Main, simulate
 
+# A module or class, a name in it, and what it becomes.
+Patch: TypeAlias = tuple[object, str, object]
+
+_MISSING = object()
+
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """What is replaced, and what is to notice it."""
+    """The shipped code with one plausible mistake, and what is to notice it."""
 
     name: str
     breaks: str  # one sentence: what the code does wrong then
     patches: Sequence[Patch]
-    profile: str  # of `tests.sim.profiles`
+    profile: str  # of `tests.sim.outcomes`
     invariants: tuple[str, ...]  # that it breaks, as protocol section 7 numbers them
     # How it shows besides: an invariant that falls with those, or what the shipped code raises when
     # it meets the damage (see `outcomes.kind_of`).
@@ -34,10 +42,25 @@ class Mutant:
         return not {*self.invariants, *self.also}.isdisjoint(kind.split(", "))
 
 
-# A module or class, a name in it, and what it becomes.
-Patch: TypeAlias = tuple[object, str, object]
+@functools.cache
+def rows() -> Mapping[str, tuple[str, str, tuple[str, ...]]]:
+    """The table of mutants in RELIABILITY.md: what each breaks, its profile, its invariants."""
+    page = (Path(__file__).parents[2] / "RELIABILITY.md").read_text()
+    table = page.partition("\n## Mutants\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| `(.*)` \| (.*) \| `(.*)` \| (.*) \|$", table, re.MULTILINE)
+    return {name: (breaks, of, tuple(broken.split(", "))) for name, breaks, of, broken in found}
 
-_MISSING = object()
+
+def mutant(
+    name: str,
+    *patches: Patch,
+    also: tuple[str, ...] = (),
+    seeds: int = 60,
+    hint: int = 0,
+    test: str = "",
+) -> Mutant:
+    """The mutant that the table in RELIABILITY.md describes under this name."""
+    return Mutant(name, rows()[name][0], patches, *rows()[name][1:], also, seeds, hint, test)
 
 
 @contextmanager

@@ -19,8 +19,6 @@ JUDGED_SHARE = 0.25  # of the seeds
 
 TOO_LONG = "that take too long"
 
-verdicts: Counter[str] = Counter()  # of parts of histories, in this process
-
 
 def is_judged(seed: int) -> bool:
     """Whether the run with this seed is judged by the search, too: it takes its time."""
@@ -35,8 +33,7 @@ def check_i14_linearizable(
 
     With them the committed reads before anybody else had taken over. Each key is judged alone, with
     its reads; then writes and transactions together, over all keys that they tie, or if that takes
-    too long over any two. A search that takes too long is given up and counted, in what is returned
-    and in `verdicts`.
+    too long over any two. A search that takes too long is given up and counted.
     """
     translation = Translation(keys)
     calls = translation.calls(history)
@@ -54,7 +51,6 @@ def check_i14_linearizable(
         if outcome == TOO_LONG:
             for pair in combinations(sorted(tied), 2):
                 found[f"pairs {_judge([*part_of(pair, part)], steps_max)}"] += 1
-    verdicts.update(found)
     return found
 
 

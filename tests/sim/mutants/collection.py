@@ -17,7 +17,7 @@ from shalekv.engine.collection import collecting
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.fences import Fences
 from shalekv.manifest.stored import Landed, StoredManifest
-from tests.sim.planting import Mutant
+from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_unless_young = retention._unless_young
@@ -84,90 +84,30 @@ def _nothing_pinned(_manifest: Manifest, *, with_wal: bool = False) -> Iterable[
 
 
 MUTANTS = (
-    Mutant(
-        "skip F1",
-        "Fences are collected as other objects are.",
-        [(Fences, "among", _no_fences)],
-        "database",
-        ("I3", "I8"),
-    ),
-    Mutant(
-        "skip F2",
-        "An edit of the manifest counts as soon as its object is created.",
-        [(StoredManifest, "_has_landed", _created_is_landed)],
-        "database",
-        ("I5", "I7"),
-        hint=6,
-    ),
-    Mutant(
-        "skip F3",
-        "The collector deletes what has expired without publishing that first.",
-        [(Collecting, "_publish", _publish_nothing)],
-        "database",
-        ("I8",),
-        hint=3,
-    ),
-    Mutant(
+    mutant("skip F1", (Fences, "among", _no_fences)),
+    mutant("skip F2", (StoredManifest, "_has_landed", _created_is_landed), hint=6),
+    mutant("skip F3", (Collecting, "_publish", _publish_nothing), hint=3),
+    mutant(
         "<= for < in collection: leases",
-        "A lease is dropped in the second until which it lives.",
-        [(expiry, "is_lease_expired", _lease_expired_at_once)],
-        "database",
-        ("I8",),
+        (expiry, "is_lease_expired", _lease_expired_at_once),
         hint=17,
     ),
-    Mutant(
+    mutant(
         "<= for < in collection: snapshots",
-        "A snapshot is dropped in the second until which it lives.",
-        [(expiry, "is_expired", _snapshot_expired_at_once)],
-        "database",
-        ("I7", "I8"),
+        (expiry, "is_expired", _snapshot_expired_at_once),
         hint=11,
     ),
-    Mutant(
-        "<= for < in collection: slots",
-        "Slot c itself is collected.",
-        [(Pins, "first_wal_id", property(_behind_c))],
-        "database",
-        ("I8",),
-    ),
-    Mutant(
-        "<= for < in collection: ages",
-        "What was last modified at the cutoff goes.",
-        [(retention, "_unless_young", _young_is_old)],
-        "database",
-        ("I8",),
-        hint=1,
-    ),
-    Mutant(
-        "the collector ignores leases",
-        "What was written under a lease, and is in no manifest yet, is collected.",
-        [(retention, "protects", _no_lease_protects)],
-        "database",
-        ("I8",),
-        hint=5,
-    ),
-    Mutant(
-        "the collector ignores snapshots",
-        "SSTs and WAL objects that only a snapshot needs are collected.",
-        [(retention, "_pinned", _nothing_pinned)],
-        "database",
-        ("I8",),
-    ),
-    Mutant(
+    mutant("<= for < in collection: slots", (Pins, "first_wal_id", property(_behind_c))),
+    mutant("<= for < in collection: ages", (retention, "_unless_young", _young_is_old), hint=1),
+    mutant("the collector ignores leases", (retention, "protects", _no_lease_protects), hint=5),
+    mutant("the collector ignores snapshots", (retention, "_pinned", _nothing_pinned)),
+    mutant(
         "publish without a lease",
-        "A compactor publishes what was written under a lease that is gone.",
-        [(publish, "check_lease", _any_lease)],
-        "database",
-        ("I8",),
+        (publish, "check_lease", _any_lease),
         also=("ObjectNotFound",),
         hint=39,
     ),
-    Mutant(
-        "a renewal brings back a snapshot",
-        "Who renews a snapshot that is gone gets it back, and what it kept is deleted.",
-        [(snapshots, "renew_snapshot", _renewed_anyhow)],
-        "database",
-        ("I7",),
-        hint=49,
+    mutant(
+        "a renewal brings back a snapshot", (snapshots, "renew_snapshot", _renewed_anyhow), hint=49
     ),
 )

@@ -11,7 +11,7 @@ from shalekv.format.block import Block
 from shalekv.format.coding import MAX_U64, Piece
 from shalekv.format.columns import Columns
 from shalekv.format.filter import Filter
-from tests.sim.planting import Mutant
+from tests.sim.planting import mutant
 
 _real_columns = Block.columns
 _real_find = Block.find
@@ -49,58 +49,15 @@ def _found_anyhow(_self: RangeTombstones, _key: bytes, found: Entry | None) -> E
 
 
 MUTANTS = (
-    Mutant(
-        "lose the last entry of a block",
-        "Whoever reads a whole block does not get its last row.",
-        [(Block, "columns", _all_but_the_last)],
-        "database",
-        ("I1", "I9"),
-        hint=14,
-    ),
-    Mutant(
-        "the last entry of a block is not found",
-        "A lookup does not find the last key of a block.",
-        [(Block, "find", _not_the_last)],
-        "database",
-        ("I14",),
-        hint=3,
-    ),
-    Mutant(
+    mutant("lose the last entry of a block", (Block, "columns", _all_but_the_last), hint=14),
+    mutant("the last entry of a block is not found", (Block, "find", _not_the_last), hint=3),
+    mutant(
         "a filter denies a key that is there",
-        "A filter says no for one key of five.",
-        [(Filter, "may_contain_hash", _some_are_denied)],
-        "database",
-        ("I14",),
+        (Filter, "may_contain_hash", _some_are_denied),
         hint=3,
     ),
-    Mutant(
-        "ignore a checksum",
-        "What is read is not held against its checksum.",
-        [(Piece, "verify", _any_checksum)],
-        "writers",
-        ("I12",),
-    ),
-    Mutant(
-        "a cache returns another SST",
-        "SSTs that were written under one lease are taken for each other.",
-        [(ssts, "_key", _by_its_lease)],
-        "database",
-        ("I14",),
-        hint=26,
-    ),
-    Mutant(
-        "logical time goes back",
-        "A writer takes its clock for the time, whatever stands in the log.",
-        [(LogicalTime, "now_ms", _clock_time)],
-        "database",
-        ("I2", "I5"),
-        hint=2,
-    ),
-    Mutant(
-        "range deletes hide nothing in memory",
-        "A get does not see range deletes that are in memory only.",
-        [(RangeTombstones, "latest", _found_anyhow)],
-        "writers",
-        ("I2", "I14"),
-    ),
+    mutant("ignore a checksum", (Piece, "verify", _any_checksum)),
+    mutant("a cache returns another SST", (ssts, "_key", _by_its_lease), hint=26),
+    mutant("logical time goes back", (LogicalTime, "now_ms", _clock_time), hint=2),
+    mutant("range deletes hide nothing in memory", (RangeTombstones, "latest", _found_anyhow)),
 )

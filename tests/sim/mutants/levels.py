@@ -22,7 +22,7 @@ from shalekv.format.columns import Columns
 from shalekv.format.section import Section
 from shalekv.manifest import compacted
 from shalekv.store.cas import CasStore
-from tests.sim.planting import Mutant
+from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_keep = TreeKeeper.keep
@@ -113,122 +113,45 @@ def _not_cut(self: Outputs, tombstones: RangeTombstones, end: bytes) -> list[Fra
 
 
 MUTANTS = (
-    Mutant(
-        "drop a tombstone early",
-        "A tombstone is dropped although a level below holds the key.",
-        [(OlderKeys, "may_hold", _nothing_below)],
-        "database",
-        ("I2", "I9"),
-        hint=2,
-    ),
-    Mutant(
-        "drop a range tombstone early",
-        "A range tombstone is dropped although a level below holds keys of it.",
-        [(OlderKeys, "may_hold_any", _no_range_below)],
-        "database",
-        ("I2", "I9"),
-        hint=1,
-    ),
-    Mutant(
-        "resurrect on TTL",
-        "A value that has expired is dropped by a merge, and uncovers an older version.",
-        [(merging, "_expired", _gone_when_expired)],
-        "database",
-        ("I2", "I9"),
-        hint=30,
-    ),
-    Mutant(
-        "expire too early",
-        "A merge takes away values that expire only in a minute.",
-        [(merging, "_expired", _expired_too_early)],
-        "database",
-        ("I9",),
-    ),
-    Mutant(
+    mutant("drop a tombstone early", (OlderKeys, "may_hold", _nothing_below), hint=2),
+    mutant("drop a range tombstone early", (OlderKeys, "may_hold_any", _no_range_below), hint=1),
+    mutant("resurrect on TTL", (merging, "_expired", _gone_when_expired), hint=30),
+    mutant("expire too early", (merging, "_expired", _expired_too_early)),
+    mutant(
         "publish a compaction twice",
-        "Of two compactors with one job both publish: nothing is checked when they do.",
-        [(compacted, "check_compactor", _anybody), (run, "publish", _unchecked)],
-        "database",
-        ("I9",),
+        (compacted, "check_compactor", _anybody),
+        (run, "publish", _unchecked),
         hint=3,
     ),
-    Mutant(
+    mutant(
         "a superseded compactor goes on",
-        "A compactor does not ask whether another one has taken over.",
-        [(compacted, "check_compactor", _anybody), (publish, "check_compactor", _anybody)],
-        "database",
-        ("I9",),
+        (compacted, "check_compactor", _anybody),
+        (publish, "check_compactor", _anybody),
         also=("IllegalState",),
         hint=1,
     ),
-    Mutant(
+    mutant(
         "a result that counts is published again",
-        "A compactor whose edit was followed by another's takes it for one that did not count.",
-        [(run, "is_published", _never_seen), (run, "publish", _unchecked)],
-        "database",
-        ("I9",),
+        (run, "is_published", _never_seen),
+        (run, "publish", _unchecked),
         also=("ObjectNotFound",),
         hint=10,
     ),
-    Mutant(
-        "compaction keeps older versions",
-        "Of two versions of a key in the WAL the older one gets into the levels.",
-        [(wal_job, "newest", _older_wins)],
-        "database",
-        ("I9",),
+    mutant("compaction keeps older versions", (wal_job, "newest", _older_wins)),
+    mutant("records are not compacted", (wal_job, "_write", _points_only), hint=1),
+    mutant(
+        "a range tombstone is lost at a border", (Outputs, "_pieces", _whole_ones_only), hint=10
     ),
-    Mutant(
-        "records are not compacted",
-        "Idempotency records are lost when their WAL objects are compacted.",
-        [(wal_job, "_write", _points_only)],
-        "database",
-        ("I15",),
-        hint=1,
-    ),
-    Mutant(
-        "a range tombstone is lost at a border",
-        "A range tombstone that reaches over the border of two SSTs gets into neither.",
-        [(Outputs, "_pieces", _whole_ones_only)],
-        "database",
-        ("I2", "I9"),
-        hint=10,
-    ),
-    Mutant(
-        "a range tombstone ends at a border",
-        "A range tombstone that reaches over the border of two SSTs is left out of the second.",
-        [(Outputs, "_pieces", _not_cut)],
-        "database",
-        ("I2", "I9"),
-        hint=33,
-    ),
-    Mutant(
+    mutant("a range tombstone ends at a border", (Outputs, "_pieces", _not_cut), hint=33),
+    mutant(
         "forget the snapshot's expiry renewal",
-        "A serving process does not renew its snapshots.",
-        [(TreeKeeper, "is_renewal_due", property(lambda _self: False))],
-        "database",
-        ("I7", "I8"),
+        (TreeKeeper, "is_renewal_due", property(lambda _self: False)),
     ),
-    Mutant(
-        "memory lets go early",
-        "Memory lets go of what a manifest says is compacted before the new levels are read.",
-        [(TreeKeeper, "keep", _drop_at_once)],
-        "database",
-        ("I14",),
-        hint=2,
-    ),
-    Mutant(
-        "a tree without a snapshot",
-        "A new tree is read although no snapshot protects it.",
-        [(TreeKeeper, "_edit", _edit_without_snapshot)],
-        "database",
-        ("I7", "I8"),
-    ),
-    Mutant(
+    mutant("memory lets go early", (TreeKeeper, "keep", _drop_at_once), hint=2),
+    mutant("a tree without a snapshot", (TreeKeeper, "_edit", _edit_without_snapshot)),
+    mutant(
         "a tree newer than its snapshot",
-        "What is read is the tree of the newest manifest, and the snapshot keeps an older one.",
-        [(tree_keeper, "named_manifest", _the_newest_will_do)],
-        "database",
-        ("I7", "I8"),
+        (tree_keeper, "named_manifest", _the_newest_will_do),
         test="tests/unit/engine/test_tree_protected.py::"
         "test_a_tree_is_that_of_the_manifest_that_its_snapshot_names",
     ),

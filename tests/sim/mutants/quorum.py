@@ -22,7 +22,7 @@ from shalekv.roles.safekeeper.log_objects import LogObjects
 from shalekv.roles.safekeeper.member import Member
 from shalekv.settings import SafekeeperSettings
 from shalekv.store.member_log.log import MemberLog
-from tests.sim.planting import Mutant
+from tests.sim.planting import mutant
 
 _carry_out = Member._carry_out  # noqa: SLF001 - what is replaced
 
@@ -101,71 +101,29 @@ def _lowest(self: Candidacy) -> bytes:
 
 
 MUTANTS = (
-    Mutant(
-        "a safekeeper replies before its sync",
-        "A reply goes out when the message is taken, and not when what it rests on is durable.",
-        [(Member, "_carry_out", _reply_first)],
-        "quorum",
-        ("I11",),
-        seeds=10,
+    mutant("a safekeeper replies before its sync", (Member, "_carry_out", _reply_first), seeds=10),
+    mutant(
+        "a safekeeper does not sync its log", (MemberLog, "flush", _flush_without_sync), seeds=10
     ),
-    Mutant(
-        "a safekeeper does not sync its log",
-        "Records are written, and believed to be durable.",
-        [(MemberLog, "flush", _flush_without_sync)],
-        "quorum",
-        ("I11",),
-        seeds=10,
-    ),
-    Mutant(
-        "a promise is kept in memory only",
-        "A safekeeper that starts again follows a writer that it has promised not to.",
-        [(MemberLog, "_save", _save_nothing)],
-        "quorum",
-        ("I11",),
-        seeds=10,
-    ),
-    Mutant(
-        "one safekeeper is enough",
-        "A record counts as committed when the first member has it.",
-        [(election, "_with_commit", _commit_by_one)],
-        "quorum",
-        ("I1", "I11"),
-        seeds=20,
-    ),
-    Mutant(
+    mutant("a promise is kept in memory only", (MemberLog, "_save", _save_nothing), seeds=10),
+    mutant("one safekeeper is enough", (election, "_with_commit", _commit_by_one), seeds=20),
+    mutant(
         "archive before commit",
-        "A member archives whatever is in its log.",
-        [(LogObjects, "scan", _scan_all), (LogObjects, "waiting", _all_waiting)],
-        "quorum",
-        ("I11",),
+        (LogObjects, "scan", _scan_all),
+        (LogObjects, "waiting", _all_waiting),
         seeds=20,
         hint=1,
     ),
-    Mutant(
+    mutant(
         "open with the archive alone",
-        "A writer does not replay the records that are not archived yet.",
-        [(opening, "_replay_records", _replay_nothing)],
-        "quorum",
-        ("I1", "I11"),
+        (opening, "_replay_records", _replay_nothing),
         seeds=20,
         hint=7,
     ),
-    Mutant(
-        "a tail shows what is not committed",
-        "A replica is sent records that no majority has yet.",
-        [(service, "tail", _tail_all)],
-        "quorum",
-        ("I6",),
-        seeds=20,
-        hint=4,
-    ),
-    Mutant(
+    mutant("a tail shows what is not committed", (service, "tail", _tail_all), seeds=20, hint=4),
+    mutant(
         "the log of the lowest rank wins",
-        "A new writer takes over the log of the voter that has least.",
-        [(Candidacy, "donor_id", property(_lowest))],
-        "quorum",
-        ("I11", "I13"),
+        (Candidacy, "donor_id", property(_lowest)),
         seeds=20,
         hint=6,
     ),

@@ -16,7 +16,7 @@ from shalekv.format.sst import Sst
 from shalekv.roles.freshness import Freshness
 from shalekv.roles.service import Call
 from shalekv.v1 import kv_pb2
-from tests.sim.planting import Mutant
+from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_apply_all = Follower._apply_all
@@ -79,39 +79,14 @@ async def _leave_what_was_applied(self: TreeKeeper, *, is_forced: bool = False) 
 _real_keep = TreeKeeper._keep
 
 MUTANTS = (
-    Mutant(
-        "what a replica applies is fresh",
-        "What a replica has applied just now is taken for all that there is.",
-        [(Follower, "_apply_all", _apply_as_news)],
-        "database",
-        ("I6",),
-        hint=15,
-    ),
-    Mutant(
-        "a replica reads past a gap",
-        "A replica goes on with the next object that is there.",
-        [(Follower, "_read", _read_past_gaps)],
-        "database",
-        ("I4", "I6"),
-        hint=10,
-    ),
-    Mutant(
-        "min_seq ignored",
-        "A replica answers with what it has, whatever a read demands.",
-        [(Freshness, "is_due", _any_seq), (Freshness, "reach", _not_waited)],
-        "database",
-        ("I6",),
-    ),
-    Mutant(
+    mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=15),
+    mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=10),
+    mutant("min_seq ignored", (Freshness, "is_due", _any_seq), (Freshness, "reach", _not_waited)),
+    mutant(
         "a replica goes backwards",
-        "A replica that has lost its snapshot begins anew with the levels, behind what it showed.",
-        [
-            (TreeKeeper, "_keep", _leave_what_was_applied),
-            (Applying, "jump", _back_to_the_tree),
-            (Progress, "advance", _anything),
-        ],
-        "database",
-        ("I6",),
+        (TreeKeeper, "_keep", _leave_what_was_applied),
+        (Applying, "jump", _back_to_the_tree),
+        (Progress, "advance", _anything),
         test="tests/unit/engine/test_following_random.py::"
         "test_replicas_show_prefixes_of_the_log_whatever_stops_them[4]",
     ),

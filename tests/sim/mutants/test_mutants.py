@@ -1,25 +1,19 @@
-"""The table of mutants is complete, and only a failure by what one breaks counts as a catch."""
+"""Mutants replace what is there, and only a failure by what one breaks counts as a catch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.sim.invariants.catalogue import INVARIANTS
 from tests.sim.mutants.hunting import Survived, hunt
 from tests.sim.mutants.registry import MUTANTS
-from tests.sim.outcomes import PROFILES
 
 LEAST = 83
 
 
-def test_each_mutant_says_what_it_breaks() -> None:
-    """In a sentence, with invariants of the protocol, and it replaces what is there."""
+def test_each_mutant_replaces_what_is_there() -> None:
+    """None is dropped, and none patches a name that is gone."""
     assert len(MUTANTS) >= LEAST
     for mutant in MUTANTS.values():
-        assert mutant.breaks.endswith("."), mutant
-        assert mutant.invariants, mutant
-        assert set(mutant.invariants) <= {f"I{number}" for number in INVARIANTS}, mutant
-        assert mutant.profile in PROFILES, mutant
         assert all(hasattr(owner, name) for owner, name, _ in mutant.patches), mutant
 
 

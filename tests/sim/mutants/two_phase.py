@@ -12,7 +12,7 @@ from shalekv.store.two_phase.abandoning import Abandoning
 from shalekv.store.two_phase.creating import Creating, _Again
 from shalekv.store.two_phase.recovering import Recovering
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.sim.planting import Mutant
+from tests.sim.planting import mutant
 
 
 async def commit_first(self: Creating, own: Record) -> CreateOutcome:
@@ -71,64 +71,42 @@ async def complete_nothing(self: Recovering) -> Recovered:
     return Recovered(forgotten=await self._forget())
 
 
-MUTANTS: tuple[Mutant, ...] = tuple(
-    Mutant(name, breaks, patches, profile="two_phase", invariants=("I10",), seeds=seeds, hint=hint)
-    for name, breaks, patches, seeds, hint in (
-        (
-            "two phases: commit before the copy",
-            "A record says that its object is there before it is.",
-            [(Creating, "_carry_out", commit_first)],
-            20,
-            0,
-        ),
-        (
-            "two phases: take an unanswered copy for made",
-            "A create is told as done although its object may never land.",
-            [(Creating, "_without_answer", believe_in_copy)],
-            20,
-            1,
-        ),
-        (
-            "two phases: take an unanswered insert for made",
-            "Who does not know whether it has won copies over whoever has.",
-            [(Creating, "_resolve", believe_in_insert)],
-            20,
-            1,
-        ),
-        (
-            "two phases: do not help whoever is first",
-            "An object is said to exist that is not there yet.",
-            [(Creating, "_give_way", help_nobody)],
-            20,
-            0,
-        ),
-        (
-            "two phases: take over from the living",
-            "A record is taken over although its owner goes on.",
-            [(Creating, "_give_way", take_over_the_living)],
-            20,
-            0,
-        ),
-        (
-            "two phases: delete records first",
-            "A name is free while its object is there.",
-            [(TwoPhaseStore, "delete", records_first)],
-            20,
-            0,
-        ),
-        (
-            "two phases: forget a record whose object is there",
-            "A record goes although its object is there.",
-            [(Recovering, "_forget_gone", forget_all)],
-            20,
-            0,
-        ),
-        (
-            "two phases: recover nothing",
-            "What a crash left half done is never completed.",
-            [(Recovering, "recover", complete_nothing)],
-            40,
-            6,
-        ),
-    )
+MUTANTS = (
+    mutant(
+        "two phases: commit before the copy",
+        (Creating, "_carry_out", commit_first),
+        seeds=20,
+    ),
+    mutant(
+        "two phases: take an unanswered copy for made",
+        (Creating, "_without_answer", believe_in_copy),
+        seeds=20,
+        hint=1,
+    ),
+    mutant(
+        "two phases: take an unanswered insert for made",
+        (Creating, "_resolve", believe_in_insert),
+        seeds=20,
+        hint=1,
+    ),
+    mutant(
+        "two phases: do not help whoever is first", (Creating, "_give_way", help_nobody), seeds=20
+    ),
+    mutant(
+        "two phases: take over from the living",
+        (Creating, "_give_way", take_over_the_living),
+        seeds=20,
+    ),
+    mutant("two phases: delete records first", (TwoPhaseStore, "delete", records_first), seeds=20),
+    mutant(
+        "two phases: forget a record whose object is there",
+        (Recovering, "_forget_gone", forget_all),
+        seeds=20,
+    ),
+    mutant(
+        "two phases: recover nothing",
+        (Recovering, "recover", complete_nothing),
+        seeds=40,
+        hint=6,
+    ),
 )
