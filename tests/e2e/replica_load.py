@@ -14,8 +14,7 @@ import grpc
 
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.e2e.mixed_load import SLACK_MS, MixedLoad, draw_key
-from tests.judging.commits import Between, Told, Violation
-from tests.judging.views import Row, SeenView
+from tests.judging.commits import Between, Row, SeenView, Told, Violation
 from tests.kit.processes.stubs import kv_stub, reason_of
 
 # A replica takes the time from the log, which may be so much behind while nothing is written.

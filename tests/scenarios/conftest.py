@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-MODULES = ("acts", "jobs", "objects", "processes", "serving", "stage", "two_phase")
+MODULES = ("acts", "jobs", "objects", "playing", "serving", "stage")
 QUORUM = ("quorum.acts", "quorum.openings", "quorum.stage")
 pytest.register_assert_rewrite(*(f"tests.scenarios.{name}" for name in (*MODULES, *QUORUM)))

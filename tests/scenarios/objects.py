@@ -11,7 +11,7 @@ from shalekv.errors import Fenced, ShaleError
 from shalekv.format import names
 from shalekv.format.sst import Sst, open_sst
 from tests.scenarios.acts import puts
-from tests.scenarios.sentences import sentence, table
+from tests.scenarios.reading import sentence, table
 from tests.scenarios.stage import ERROR, OPENER, PROCESS, PUT, SERVER, WITH, WRITER, Attempt, Stage
 
 

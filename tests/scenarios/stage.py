@@ -12,7 +12,7 @@ from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import MANIFEST_FOLDER, WAL_FOLDER
 from shalekv.format.sst import Sst, open_sst
-from tests.scenarios.processes import (
+from tests.scenarios.serving import (
     ClientProcess,
     CollectorProcess,
     CompactorProcess,
@@ -20,9 +20,12 @@ from tests.scenarios.processes import (
     Jobs,
     Options,
     Process,
+    Put,
+    ReaderProcess,
+    ServingProcess,
+    WriterProcess,
 )
-from tests.scenarios.serving import Put, ReaderProcess, ServingProcess, WriterProcess
-from tests.sim.script import Gate
+from tests.sim.network import Gate
 from tests.sim.trace import Line
 from tests.sim.world import World
 

@@ -17,21 +17,24 @@ from tests.kit.seeds import random_of, run_seed
 from tests.sim.campaign import (
     AHEAD,
     CORE_SHARE,
+    PROFILES,
     SHARES,
     WEIGHTS,
     Tally,
+    Task,
     TimeBox,
+    kind_of,
     one_of_each_kind,
     run_campaign,
     scaled,
     shared,
+    silence_logs,
     spread,
     total_of,
 )
 from tests.sim.mutants.hunting import Survived, hunt_named
 from tests.sim.mutants.registry import MUTANTS
 from tests.sim.options import CHAOS_STEPS, CLIENTS, EVERYTHING, Options, Trouble
-from tests.sim.outcomes import PROFILES, Task, kind_of, silence_logs
 from tests.sim.run import Failure, attempt
 from tests.sim.telling import ALL_LINES, Progress, explain, simulated, table
 from tests.sim.trace import timeline

@@ -38,8 +38,8 @@ from tests.sim.history import (
     WriteRequest,
 )
 from tests.sim.invariants.catalogue import checks
+from tests.sim.network import Gate
 from tests.sim.requests import KEYS, Requests
-from tests.sim.script import Gate
 
 
 @checks(13, "writers", "database", "two_phase", "quorum")

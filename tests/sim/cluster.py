@@ -24,8 +24,8 @@ from shalekv.roles.writer import Writer
 from shalekv.settings import ServeSettings, StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from tests.sim.history import History
+from tests.sim.network import Gate, Match
 from tests.sim.nodes import Node
-from tests.sim.script import Gate, Match
 from tests.sim.stored import Stored
 from tests.sim.tiny import draw_settings, narrowed
 from tests.sim.world import World

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from shalekv.v1 import kv_pb2
-from tests.sim.objects import EPOCH_MS
+from tests.sim.store import EPOCH_MS
 
 UNKNOWN_EPOCH = -1  # of a writer that did not tell it, or did not answer
 

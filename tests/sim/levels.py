@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
@@ -15,32 +15,136 @@ from shalekv.core.snapshot import NEVER, find_snapshot
 from shalekv.core.tree import Tree
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.errors import OutcomeUnknown, Overloaded, SnapshotNotFound, Stopping, StoreUnavailable
+from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import MANIFEST_FOLDER, manifest_name, parse_manifest_name
 from shalekv.roles.service import Call
 from shalekv.roles.writer import Writer
 from shalekv.v1 import kv_pb2
-from tests.sim.checking import Checked, check_run
+from tests.kit.model import keys_of
 from tests.sim.cluster import Cluster
-from tests.sim.deletions import DeleteGuard, check_i8_levels_are_what_is_named
 from tests.sim.errors import NodeCrashed, Violation
-from tests.sim.history import Got, ScanOp
-from tests.sim.invariants.bounds import Bounds, check_i13_l0
+from tests.sim.history import Got, History, ScanOp, Seen
+from tests.sim.invariants import answers, log
+from tests.sim.invariants.answers import (
+    check_i2_nothing_comes_back,
+    check_i6_replicas_show_prefixes,
+)
+from tests.sim.invariants.asked import check_i14_linearizable, is_judged
+from tests.sim.invariants.bounds import Bounds, check_i13_l0, check_i13_memory_of_writers
 from tests.sim.invariants.catalogue import checks
-from tests.sim.level_states import check_i9_levels_are_the_log, check_i9_published_once
-from tests.sim.objects import Applied
+from tests.sim.invariants.damage import check_i12_damage_is_detected
+from tests.sim.level_states import (
+    DeleteGuard,
+    check_i8_levels_are_what_is_named,
+    check_i9_levels_are_the_log,
+    check_i9_published_once,
+)
 from tests.sim.options import Trouble
 from tests.sim.replicas import Replicas
+from tests.sim.requests import COUNTED, KEYS
+from tests.sim.serial import SerialOrder
 from tests.sim.snapshot_readers import (
     SnapshotReaders,
     check_i7_over_is_over,
     check_i7_what_was_promised_is_in_a_manifest,
 )
 from tests.sim.stalls import Janitors, Stalls
+from tests.sim.store import Applied
 from tests.sim.stored import Stored, current_manifest
 from tests.sim.tiny import draw_writer
 from tests.sim.workload import NOTHING_BESIDE, Beside, rival_writers
 from tests.sim.world import World
+
+STEPS_IN_EARNEST = 200_000  # of a search; there are few such histories
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was looked at, and how often what was found harmless."""
+
+    order: SerialOrder
+    stored: Stored
+    told: Counter[str]
+
+
+def check_all(
+    history: History,
+    stored: Stored,
+    *,
+    keys: Sequence[bytes] = KEYS,
+    counters: Collection[bytes] = (COUNTED,),
+) -> SerialOrder:
+    """Check what was told and stored of a run of writers; the order of its commits.
+
+    Raises `Violation`.
+    """
+    log.check_i3_nothing_behind_a_fence_run(stored)
+    log.check_i4_slots_without_gaps(stored)
+    log.check_i4_slot_order_is_sequence_order(stored)
+    log.check_i5_manifests(stored)
+    log.check_i5_logical_time_in_the_log(stored)
+    log.check_i5_a_writer_issues_numbers_of_its_own(stored)
+    order = SerialOrder(history, stored, keys)  # I1, I14 and I15 from here on
+    log.check_i5_numbers_are_issued_once(order)
+    answers.check_i1_acknowledged_writes_are_in_the_log(order)
+    answers.check_i14_commits_are_in_the_order_of_time(order)
+    answers.check_i14_answers(order)
+    answers.check_i15_one_answer(order)
+    answers.check_i14_reads(order)
+    answers.check_i14_scans(order)
+    answers.check_i15_counters(order, counters)
+    return order
+
+
+def check_history(
+    history: History,
+    stored: Stored,
+    *,
+    counters: Collection[bytes] = (),
+    seen: Iterable[Seen] = (),
+) -> SerialOrder:
+    """Check a history of real processes and what was gathered; the order of its commits.
+
+    As `check_all`, and I2 and I6 of what replicas have shown (`seen`), I9, and I14 by a search.
+    Landing times may be unknown (`gather`); but all must be there that was ever written. Keys are
+    those of the history. Raises `Violation`.
+    """
+    order = check_all(history, stored, keys=keys_in_history(history, stored), counters=counters)
+    found = list(seen)
+    check_i6_replicas_show_prefixes(order, found)
+    check_i2_nothing_comes_back(order, found)
+    check_i9_levels_are_the_log(order, stored)
+    check_i14_linearizable(history, order.timeline.keys, steps_max=STEPS_IN_EARNEST)
+    return order
+
+
+async def check_run(
+    world: World, cluster: Cluster, bounds: Bounds, seen: Sequence[Seen] = ()
+) -> Checked:
+    """Check a whole run of the simulation, whatever took part in it. Raises `Violation`."""
+    check_i13_memory_of_writers(bounds)
+    stored = cluster.stored()
+    created = (
+        names.parse_manifest_name(e.name) for e in world.store.log if e.operation == "create"
+    )
+    log.check_i5_manifest_ids_in_time(each for each in created if each is not None)
+    order = check_all(cluster.history, stored)
+    check_i2_nothing_comes_back(order, seen)
+    told = Counter({"looks at bounds": bounds.looks})
+    if is_judged(world.seed):
+        told += check_i14_linearizable(cluster.history, order.timeline.keys)
+    told += await check_i12_damage_is_detected(world)
+    return Checked(order, stored, told)
+
+
+def keys_in_history(history: History, stored: Stored) -> list[bytes]:
+    """Every key that was named, one by one, or is in the log."""
+    found = {key for each in history.operations for key in keys_of(each.request, ())}
+    found |= {read.key for read in history.reads}
+    found |= {entry.key for each in stored.wal for entry in each.entries}
+    return sorted(found - {b""})
+
 
 LOOK_MS = 500.0  # at pace 1
 

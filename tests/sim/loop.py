@@ -22,8 +22,17 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from tests.sim.errors import Deadlock, Livelock, NotSimulated, OutOfTime, SimulationError
 from tests.sim.nodes import Node, current_node
-from tests.sim.ready import NEVER_US, Ready, Timers, to_us
-from tests.sim.tasks import SimFuture, SimHandle, SimTask, bury, describe_waiting
+from tests.sim.tasks import (
+    NEVER_US,
+    Ready,
+    SimFuture,
+    SimHandle,
+    SimTask,
+    Timers,
+    bury,
+    describe_waiting,
+    to_us,
+)
 from tests.sim.trace import KEEP_LINES, Trace
 
 _REFUSED = (

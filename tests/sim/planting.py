@@ -27,10 +27,10 @@ class Mutant:
     name: str
     breaks: str  # one sentence: what the code does wrong then
     patches: Sequence[Patch]
-    profile: str  # of `tests.sim.outcomes`
+    profile: str  # of `tests.sim.campaign`
     invariants: tuple[str, ...]  # that it breaks, as protocol section 7 numbers them
     # How it shows besides: an invariant that falls with those, or what the shipped code raises when
-    # it meets the damage (see `outcomes.kind_of`).
+    # it meets the damage (see `campaign.kind_of`).
     also: tuple[str, ...] = ()
     seeds: int = 60  # so many may be tried
     hint: int = 0  # the first one: it is known to catch this, and saves time

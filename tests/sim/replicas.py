@@ -37,7 +37,7 @@ from shalekv.v1 import kv_pb2
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Got, Seen
-from tests.sim.invariants.replicas import check_i6_replicas_show_prefixes
+from tests.sim.invariants.answers import check_i6_replicas_show_prefixes
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
 from tests.sim.requests import KEYS

@@ -30,9 +30,9 @@ from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
+from tests.sim.network import Match
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
-from tests.sim.script import Match
 from tests.sim.stored import current_manifest
 from tests.sim.tiny import OPEN_TTL_S, draw_collector, draw_compactor
 from tests.sim.workload import WRITER_NAMES

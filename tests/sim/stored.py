@@ -20,8 +20,7 @@ from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
 from shalekv.store.api import ObjectStore
 from tests.sim.errors import SimulationError
-from tests.sim.objects import Applied
-from tests.sim.store import SimStore
+from tests.sim.store import Applied, SimStore
 
 FOLDERS = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
 

@@ -13,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from shalekv.format import names
-from tests.sim.campaign import Tally, total_of
+from tests.sim.campaign import PROFILES, Outcome, Tally, Task, first_of, run_task, total_of
 from tests.sim.errors import Violation
 from tests.sim.options import ALL, EVERYTHING, Options, Trouble
-from tests.sim.outcomes import PROFILES, Outcome, Task, first_of, run_task
 from tests.sim.run import Failure, attempt
 from tests.sim.trace import Line, timeline
 

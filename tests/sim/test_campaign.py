@@ -20,16 +20,17 @@ from tests.kit.seeds import random_of, run_seed
 from tests.sim.campaign import (
     SHARES,
     WEIGHTS,
+    Outcome,
     Tally,
     TimeBox,
     one_of_each_kind,
+    run_task,
     shared,
     spread,
     total_of,
 )
 from tests.sim.mutants.hunting import Caught, Hunted, Survived, hunt_named
 from tests.sim.mutants.registry import MUTANTS
-from tests.sim.outcomes import Outcome, run_task
 from tests.sim.telling import Progress, explain, table
 from tests.sim.test_found import FOUND, Checked, check
 

@@ -18,9 +18,9 @@ import pytest
 from shalekv.engine.quorum.proposing import peer
 from shalekv.roles.safekeeper import archiver
 from tests.sim import loop
+from tests.sim.campaign import Outcome, Task, run_task
 from tests.sim.invariants import answers
 from tests.sim.options import Options, Trouble
-from tests.sim.outcomes import Outcome, Task, run_task
 from tests.sim.planting import Patch, planted
 from tests.sim.run import simulate
 from tests.sim.safekeepers.chaos import SafekeeperChaos
@@ -53,7 +53,7 @@ class Found:
     what: str
     task: Task
     patches: Sequence[Patch]
-    kind: str  # of the failure then (`outcomes.kind_of`)
+    kind: str  # of the failure then (`campaign.kind_of`)
 
 
 FOUND = (

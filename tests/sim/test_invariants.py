@@ -16,17 +16,19 @@ from shalekv.format import names
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from tests.sim.callers import Callers
-from tests.sim.campaign import SHARES
+from tests.sim.campaign import PROFILES, SHARES
 from tests.sim.cluster import Cluster
-from tests.sim.deletions import DeleteGuard, check_i8_levels_are_what_is_named
 from tests.sim.errors import Violation
 from tests.sim.invariants import catalogue, damage
+from tests.sim.invariants.asked import is_judged
 from tests.sim.invariants.bounds import LARGEST_WRITE_BYTES, Bounds, check_i13_memory_of_writers
 from tests.sim.invariants.damage import check_i12_damage_is_detected
-from tests.sim.invariants.linearizability import is_judged
-from tests.sim.level_states import check_i9_levels_are_the_log
+from tests.sim.level_states import (
+    DeleteGuard,
+    check_i8_levels_are_what_is_named,
+    check_i9_levels_are_the_log,
+)
 from tests.sim.levels import WholeRun, whole_database
-from tests.sim.outcomes import PROFILES
 from tests.sim.requests import KEYS
 from tests.sim.run import simulate
 from tests.sim.serial import SerialOrder

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.sim.campaign import WEIGHTS
+from tests.sim.campaign import PROFILES, WEIGHTS
 from tests.sim.invariants.catalogue import CHECKERS, INVARIANTS
 from tests.sim.mutants.registry import MUTANTS
-from tests.sim.outcomes import PROFILES
 from tests.sim.planting import rows
 
 PAGE = (Path(__file__).parents[2] / "RELIABILITY.md").read_text()

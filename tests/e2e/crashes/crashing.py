@@ -19,8 +19,8 @@ from tests.e2e.crashes.replica_reads import ReplicaReads
 from tests.e2e.crashes.troubles import Kind, Plan, Troubles, draw_troubles
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import Processes
-from tests.sim.checking import check_history
 from tests.sim.history import Outcome
+from tests.sim.levels import check_history
 from tests.sim.requests import COUNTED
 from tests.sim.stored import Stored, gather
 

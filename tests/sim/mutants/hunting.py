@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import pytest
 
+from tests.sim.campaign import PROFILES, first_of, kind_of
 from tests.sim.mutants.registry import MUTANTS
-from tests.sim.outcomes import PROFILES, first_of, kind_of
 from tests.sim.planting import Mutant, failure, planted
 
 ROOT = Path(__file__).parents[3]

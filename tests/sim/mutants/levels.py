@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,15 +15,100 @@ from shalekv.core.entry import NO_EXPIRY
 from shalekv.core.manifest import Manifest
 from shalekv.core.range_tombstones import Fragment, RangeTombstones
 from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import Tree
 from shalekv.engine import tree_keeper
+from shalekv.engine.applying import Applying
 from shalekv.engine.compaction import merging, run, wal_job
 from shalekv.engine.compaction.outputs import Outputs
+from shalekv.engine.following import Follower
+from shalekv.engine.progress import Progress
+from shalekv.engine.replay import read_slot
 from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.format.columns import Columns
 from shalekv.format.section import Section
+from shalekv.format.sst import Sst
 from shalekv.manifest import compacted
+from shalekv.roles.freshness import Freshness
+from shalekv.roles.service import Call
 from shalekv.store.cas import CasStore
+from shalekv.v1 import kv_pb2
 from tests.sim.planting import mutant
+
+# ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
+_real_apply_all = Follower._apply_all
+
+
+async def _apply_as_news(self: Follower) -> None:
+    try:
+        await _real_apply_all(self)
+    finally:
+        self.is_fresh(self._clock.monotonic_ms())
+
+
+async def _read_past_gaps(self: Follower, first: int, count: int) -> tuple[Sequence[Sst], bool]:
+    slots = range(first, first + max(count, 4))
+    database_id = self._stored.current.database_id
+    async with asyncio.TaskGroup() as tasks:
+        reading = [
+            tasks.create_task(read_slot(self._store, wal_id, database_id)) for wal_id in slots
+        ]
+    found: list[Sst] = []
+    for each in (task.result() for task in reading):
+        if isinstance(each, ShaleError) and not isinstance(each, ObjectNotFound):
+            raise each
+        if isinstance(each, Sst):
+            found.append(each)
+    return found, not found
+
+
+def _any_seq(self: Freshness, header: kv_pb2.RequestHeader) -> bool:
+    return self._is_too_stale(header)
+
+
+async def _not_waited(_self: Freshness, _header: kv_pb2.RequestHeader, _call: Call) -> None:
+    """What is there will do."""
+
+
+def _anything(self: Progress, seq: int, wal_id: int | None) -> None:
+    self.seq = self.landed_seq = seq
+    self.wal_id = wal_id
+    self._wake()
+
+
+def _back_to_the_tree(self: Applying, tree: Tree, *, epoch: int, logical_time_ms: int) -> None:
+    _real_jump(self, tree, epoch=epoch, logical_time_ms=logical_time_ms)
+    self._replayed.last_seq = tree.last_seq
+    self._prefix.advance(tree.last_seq, tree.wal_id)
+
+
+_real_jump = Applying.jump
+
+
+async def _leave_what_was_applied(self: TreeKeeper, *, is_forced: bool = False) -> None:
+    """When the snapshot was lost, all is begun anew with the tree that is protected then."""
+    is_lost, jump = self.is_lost, self._jump
+    await _real_keep_forced(self, is_forced=is_forced)
+    if is_lost and jump is not None:
+        jump(self.current.tree)
+
+
+_real_keep_forced = TreeKeeper._keep
+
+REPLICAS = (
+    mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=15),
+    mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=10),
+    mutant("min_seq ignored", (Freshness, "is_due", _any_seq), (Freshness, "reach", _not_waited)),
+    mutant(
+        "a replica goes backwards",
+        (TreeKeeper, "_keep", _leave_what_was_applied),
+        (Applying, "jump", _back_to_the_tree),
+        (Progress, "advance", _anything),
+        test="tests/unit/engine/test_following_random.py::"
+        "test_replicas_show_prefixes_of_the_log_whatever_stops_them[4]",
+    ),
+)
+
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_keep = TreeKeeper.keep
@@ -112,7 +198,7 @@ def _not_cut(self: Outputs, tombstones: RangeTombstones, end: bytes) -> list[Fra
     return [Fragment(f.start, min(f.end, end), f.seq) for f in found if self._start <= f.start]
 
 
-MUTANTS = (
+LEVELS = (
     mutant("drop a tombstone early", (OlderKeys, "may_hold", _nothing_below), hint=2),
     mutant("drop a range tombstone early", (OlderKeys, "may_hold_any", _no_range_below), hint=1),
     mutant("resurrect on TTL", (merging, "_expired", _gone_when_expired), hint=30),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from tests.sim.errors import NodeCrashed
 from tests.sim.faults import Span
 from tests.sim.nodes import Node
-from tests.sim.ready import to_us
+from tests.sim.tasks import to_us
 
 if TYPE_CHECKING:
     import grpc

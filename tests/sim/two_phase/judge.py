@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from shalekv.core.manifest import Manifest
 from shalekv.core.snapshot import active_manifest_ids
 from shalekv.core.two_phase import Record
+from shalekv.engine.collection.collecting import Collecting
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import (
     LEVELS_FOLDER,
@@ -25,8 +25,11 @@ from shalekv.format.names import (
     parse_temporary_name,
     parse_wal_name,
 )
+from shalekv.settings import CollectorSettings, StoreSettings
+from shalekv.store.cas import CasStore
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
+from tests.sim.levels import WholeRun, whole_database
 from tests.sim.two_phase.records import (
     Change,
     Happening,
@@ -35,9 +38,8 @@ from tests.sim.two_phase.records import (
     RecordChanged,
     Told,
 )
-
-if TYPE_CHECKING:
-    from tests.sim.two_phase.store import TwoPhaseSimStore
+from tests.sim.two_phase.store import TwoPhaseSimStore
+from tests.sim.world import World
 
 FOLDERS = (MANIFEST_FOLDER, WAL_FOLDER, LEVELS_FOLDER)
 _NOT_CREATED = frozenset({"Exists", "StoreUnavailable", "StoreRefused"})
@@ -221,3 +223,50 @@ def _is_behind(name: str, current: Manifest) -> bool:
     sst_id = parse_level_name(name)
     ids = current.leveled_ssts.ids
     return sst_id not in {ids[at : at + 16] for at in range(0, len(ids), 16)}
+
+
+FOREIGN_AGE_S = 5
+_OLDER_MS = 2_000.0 * FOREIGN_AGE_S  # after so long, all is older than what is collected
+_COLLECTIONS = 2  # the first one leaves its own manifest behind
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPhaseRun:
+    """What took part in one run, the stores at its end, and what happened that matters."""
+
+    whole: WholeRun
+    store: TwoPhaseSimStore
+    seen: Counter[str]
+
+
+async def two_phase_database(world: World) -> TwoPhaseRun:
+    """Run and check all that `whole_database` does, and two-phase compare-and-swap (I10).
+
+    At the very end the power of all processes is cut, whatever they do, and all is collected.
+    """
+    random = world.random_for("two phases")
+    store = TwoPhaseSimStore(world.loop, random, world.store.faults, world.runtime_for)
+    world.store = store
+    try:
+        whole = await whole_database(world)
+    finally:
+        check_i10_one_winner(store.happened)  # the cause of what may have gone wrong above
+    await _collect_all(world)
+    seen = check_i10_one_winner(store.happened)
+    check_i10_nothing_is_left(store)
+    return TwoPhaseRun(whole, store, seen)
+
+
+async def _collect_all(world: World) -> None:
+    for node in world.nodes():
+        node.crash()
+    sweeper = world.node("sweeper")
+    runtime, settings = world.runtime_for(sweeper), StoreSettings()
+    collecting = Collecting(
+        CasStore(world.store_for(sweeper), runtime, settings),
+        CollectorSettings(collect_age_s=0, foreign_age_s=FOREIGN_AGE_S, wal_retention_s=0),
+    )
+    await world.sleep_ms(max(0.0, world.store.last_arrival_ms - world.now_ms))
+    for _ in range(_COLLECTIONS):
+        await world.sleep_ms(_OLDER_MS)
+        await sweeper.run(collecting.collect())

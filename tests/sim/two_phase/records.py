@@ -17,7 +17,7 @@ from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, RecordStore
 from tests.sim.network import Network, NoAnswer, Refused
 from tests.sim.nodes import Node
-from tests.sim.objects import run_now
+from tests.sim.store import run_now
 
 if TYPE_CHECKING:
     from shalekv.store.two_phase.memory import Table

@@ -16,14 +16,11 @@ from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore, PlainStore, StoredObject
 from shalekv.store.two_phase.belonging import BelongingStore
 from shalekv.store.two_phase.records import RecordStore
-from tests.sim.client import SimStoreClient
 from tests.sim.errors import SimulationError
 from tests.sim.faults import Faults
-from tests.sim.network import Network, NoAnswer
+from tests.sim.network import Match, Network, NoAnswer, Plan
 from tests.sim.nodes import Node
-from tests.sim.objects import DeleteWatch, Objects, run_now
-from tests.sim.script import Match, Plan
-from tests.sim.store import SimStore
+from tests.sim.store import DeleteWatch, Objects, SimStore, SimStoreClient, run_now
 from tests.sim.two_phase.records import (
     CALL,
     Call,

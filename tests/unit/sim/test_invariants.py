@@ -11,24 +11,24 @@ from shalekv.core.entry import Entry, Kind
 from shalekv.core.manifest import Manifest, Snapshot, WalMode
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.v1 import kv_pb2
-from tests.sim.checking import check_history
 from tests.sim.errors import Violation
 from tests.sim.history import Got, Outcome, Seen, Told
 from tests.sim.invariants import answers, log
-from tests.sim.invariants.bounds import L0_RUNS_MAX, check_i13_l0
-from tests.sim.invariants.linearizability import TOO_LONG, check_i14_linearizable
-from tests.sim.invariants.replicas import (
+from tests.sim.invariants.answers import (
     check_i2_nothing_comes_back,
     check_i6_replicas_show_prefixes,
 )
+from tests.sim.invariants.asked import TOO_LONG, check_i14_linearizable
+from tests.sim.invariants.bounds import L0_RUNS_MAX, check_i13_l0
 from tests.sim.level_states import check_i9_published_once
-from tests.sim.objects import EPOCH_MS
+from tests.sim.levels import check_history
 from tests.sim.serial import SerialOrder
 from tests.sim.snapshot_readers import (
     Snapped,
     check_i7_snapshots_are_one_state,
     check_i7_what_was_promised_is_in_a_manifest,
 )
+from tests.sim.store import EPOCH_MS
 from tests.sim.stored import Stored, WalObject
 from tests.unit.sim.told import KEYS, TOLD, Past, attempted
 

@@ -17,8 +17,8 @@ from tests.sim.history import (
     WriteRequest,
 )
 from tests.sim.invariants import answers
-from tests.sim.objects import EPOCH_MS
 from tests.sim.serial import SerialOrder
+from tests.sim.store import EPOCH_MS
 from tests.sim.stored import Stored, WalObject
 
 KEYS = (b"a", b"b", b"n")
