@@ -6,7 +6,6 @@ it, each manifest's levels answer what the log says at `last_compacted_seq`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -40,7 +39,6 @@ class DeleteGuard:
 
     def __init__(self, store: SimStore) -> None:
         self.problems: list[str] = []
-        self.seen: Counter[str] = Counter()
         self._store = store
         self._decoded: dict[bytes, Manifest] = {}
         store.watch_deletes(self._look)
@@ -70,7 +68,6 @@ class DeleteGuard:
             for each in sorted(active_manifest_ids(current, now_s))
         ]
         for name in there:
-            self.seen[name.partition("/")[0]] += 1
             needed_by = next(self._reasons(name, current, active, now_s), None)
             if needed_by is not None:
                 self.problems.append(f"I8: {sender.label} deletes {name}, needed by {needed_by}")

@@ -10,7 +10,6 @@ request is held on its way to the store, or its reply on the way back, and its s
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
@@ -57,16 +56,12 @@ class WatchedCollecting(Collecting):
 
     async def collect(self) -> Report:
         try:
-            report = await super().collect()
+            return await super().collect()
         except ENDS:
             raise
         except ShaleError as error:
             self._janitors.problems.append(f"I8: a collection failed: {error!r}")
             raise
-        self._janitors.deleted += Counter(
-            {folder.name: amount.objects for folder, amount in report.deleted.items()}
-        )
-        return report
 
 
 class Janitors:
@@ -76,9 +71,7 @@ class Janitors:
         self.world = cluster.world
         self.pace = cluster.pace
         self.running: dict[str, Node] = {}
-        self.endings: list[str] = []
         self.problems: list[str] = []
-        self.deleted: Counter[str] = Counter()  # objects, by folder
         cluster.beside.append(self.crash_all)
 
     async def chaos(self, cluster: Cluster) -> None:
@@ -169,7 +162,6 @@ class Janitors:
             await life(node, random)
         except ENDS as error:
             ending = error.reason
-        self.endings.append(f"{node.name[:-1]} {ending}")
         self.world.note(f"{node.label} ends: {ending}")
         self.world.loop.call_soon(self._bury, node, context=self.world.loop.root.context)
 

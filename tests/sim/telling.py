@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shalekv.format import names
 from tests.sim.campaign import PROFILES, Outcome, Tally, Task, first_of, run_task, total_of
 from tests.sim.errors import Violation
 from tests.sim.options import ALL, EVERYTHING, Options, Trouble
@@ -22,20 +21,9 @@ from tests.sim.trace import Line, timeline
 RUNS_MAX = 80
 
 
-def shrink(
-    failed: Outcome,
-    run: Callable[[Options], Outcome] | None = None,
-    *,
-    runs_max: int = RUNS_MAX,
-) -> Outcome:
-    """The outcome of the smallest run that was found to fail like `failed`, maybe that itself.
-
-    `run` runs the same seed with other options, at most `runs_max` times.
-    """
-    task = failed.task
-    shrinking = _Shrinking(
-        failed, run or (lambda options: run_task(replace(task, options=options))), runs_max
-    )
+def shrink(failed: Outcome) -> Outcome:
+    """The outcome of the smallest run that was found to fail like `failed`, maybe that itself."""
+    shrinking = _Shrinking(failed)
     before = None
     while shrinking.best is not before:
         before = shrinking.best
@@ -48,17 +36,16 @@ def shrink(
 class _Shrinking:
     """The smallest run so far, and what was tried."""
 
-    def __init__(self, failed: Outcome, run: Callable[[Options], Outcome], runs_max: int) -> None:
+    def __init__(self, failed: Outcome) -> None:
         self.best = failed
-        self._run = run
-        self._left = runs_max
+        self._left = RUNS_MAX
         self._kinds = {failed.task.options: failed.kind}
 
     def attempt(self, options: Options) -> bool:
         """Whether a run with these fails alike; it is the best one then."""
         if options not in self._kinds and self._left:
             self._left -= 1
-            outcome = self._run(options)
+            outcome = run_task(replace(self.best.task, options=options))
             self._kinds[options] = outcome.kind
             if outcome.kind == self.best.kind:
                 self.best = outcome
@@ -104,7 +91,6 @@ _HEADINGS = ("profile", "seeds", "crashes", "pauses", "virtual hours", "x real t
 # Everybody looks for a newer manifest, and asks for the time, again and again.
 _DULL = re.compile(r"list \S+ of \S+: list$|now_ms\b")
 _REPLIED = re.compile(r"\breplied_us=(\d+)")
-_NAMED = re.compile(r"\b(manifest|slot) (\d+)")
 
 
 class Progress:
@@ -170,7 +156,7 @@ def tell(failed: Outcome) -> str:
     path = FOLDER / f"{task.profile}-{task.seed}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{timeline(run.events)}\n\n{run.error!r}\n")
-    at_us = moment_of(run.error, run.events)
+    at_us = moment_of(run.error)
     when = f"at {at_us / 1e6:.6f} s" if at_us is not None else f"until {run.virtual_s:.6f} s"
     return "\n".join(
         (
@@ -190,34 +176,19 @@ def tell(failed: Outcome) -> str:
     )
 
 
-def moment_of(error: BaseException, events: Sequence[Line]) -> int | None:
-    """When it went wrong: as the checker says, or when the reply came or the object was made that
-    its text names.
-
-    None: nobody knows better than that it was over then.
-    """
+def moment_of(error: BaseException) -> int | None:
+    """When it went wrong: as the checker says, or when the reply came that it names."""
     error = first_of(error)
     if not isinstance(error, Violation):
         return None
-    if error.at_us is not None:
-        return error.at_us
     replied = _REPLIED.search(str(error))
-    if replied is not None:
-        return int(replied[1])
-    found = _NAMED.search(str(error))
-    if found is None:
-        return None
-    called = names.manifest_name if found[1] == "manifest" else names.wal_name
-    made = f"{called(int(found[2]))}: "
-    return next((each.at_us for each in events if each.text.startswith(made)), None)
+    return int(replied[1]) if error.at_us is None and replied is not None else error.at_us
 
 
 def around(events: Sequence[Line], at_us: int | None) -> Sequence[Line]:
     """The events next to a moment, without what goes on all the time; None: the last ones."""
     telling = [each for each in events if not _DULL.match(each.text)]
-    if at_us is None:
-        return telling[-2 * LINES_SHOWN :]
-    at = sum(each.at_us <= at_us for each in telling)
+    at = len(telling) if at_us is None else sum(each.at_us <= at_us for each in telling)
     return telling[max(0, at - LINES_SHOWN) : at + LINES_SHOWN]
 
 

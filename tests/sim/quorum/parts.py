@@ -6,7 +6,6 @@ What happens to them is the business of `world`.
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from random import Random
@@ -106,7 +105,6 @@ class Parts:
         self.random = Random(seed)
         self.count_max = self.random.choice((1, 2, 1_000))  # records in one append
         self.judge = Judge()
-        self.seen: Counter[str] = Counter()
         self._events: list[tuple[object, ...]] = []
         self._ids = 0
         self._payloads = 0
@@ -147,7 +145,6 @@ class Parts:
         if writer.has_won:
             writer.lead(self._fetch, archive_tip=self.bucket.archive_tip)
             if writer.leader is not None:
-                self.seen["elections"] += 1
                 self._note(writer.name, "leads with", writer.log)
 
     def _claim(self, writer: Writer) -> None:
@@ -161,7 +158,6 @@ class Parts:
         ):
             # It takes the number that another has won: its own edit stands at a recycled id.
             epoch = manifest.writer_epoch
-            self.seen["twins"] += 1
         else:
             self.bucket.claim(epoch, writer.nonce)
         self._note(f"{writer.name} claims epoch {epoch} with nonce {writer.nonce!r}")
@@ -184,7 +180,6 @@ class Parts:
                 node.disconnected(stream.number)
 
     def _stop(self, node: Safekeeper) -> None:
-        self.seen["crashes"] += 1
         node.crash(self.random, is_power_lost=self.random.random() < 0.7)
         self._arrived = {key: s for key, s in self._arrived.items() if key[0] != node.name}
 

@@ -229,7 +229,6 @@ class World(Parts):
         if lsn is not None:
             node.damage(lsn)
             self._bad.add(node.name)
-            self.seen["damages"] += 1
             self._note(f"record {lsn} of {node.name} goes bad")
 
     def _wipe(self) -> None:
@@ -239,7 +238,6 @@ class World(Parts):
             return
         self._arrived = {key: s for key, s in self._arrived.items() if key[0] != node.name}
         node.wipe(self._new_id())
-        self.seen["wipes"] += 1
         self._note(f"{node.name} has a new disk and is member {node.member_id!r}")
 
     def _fill_disk(self) -> None:
@@ -250,8 +248,7 @@ class World(Parts):
     def _archive(self) -> None:
         node = self._some([node for node in self.nodes if node.is_up])
         if node is not None:
-            count = archive(node, self.bucket, count_max=self.random.choice((1, 2, 9)))
-            self.seen["archived objects"] += count
+            archive(node, self.bucket, count_max=self.random.choice((1, 2, 9)))
 
     def _archive_all(self) -> None:
         """It is quiet: some hear how far the log is committed, archive all of it, and trim."""
@@ -278,7 +275,6 @@ class World(Parts):
         node = self._some([node for node in self.nodes if node.is_up])
         if node is not None and trim(node, self.bucket):
             assert node.state is not None
-            self.seen["trims"] += 1
             self._note(f"{node.name} is trimmed to {node.state.log.base}")
 
     def _trim_leader(self) -> None:
@@ -314,10 +310,8 @@ class World(Parts):
                 self.bucket.edit(lambda m: begin_change(m, wanted))
             except InvalidRequest:
                 return
-            self.seen["changes begun"] += 1
         elif self.random.random() < 0.3:
             self.bucket.edit(cancel_change)
-            self.seen["changes cancelled"] += 1
         else:
             self._finish_change()
             return
@@ -335,7 +329,6 @@ class World(Parts):
             self.bucket.edit(writer.finish_change)
         except (Fenced, InvalidRequest):
             return
-        self.seen["changes finished"] += 1
         self._note(f"{writer.name} finishes the change: {self.bucket.manifest.wal_members}")
 
     def _end_well(self) -> None:
@@ -352,7 +345,6 @@ class World(Parts):
         last = self._last_writer()
         if last is None:
             return
-        self.seen["good ends"] += 1
         for node in self.nodes:
             archive(node, self.bucket)
         self.judge.reached(last.records)

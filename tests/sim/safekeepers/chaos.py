@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass
-from itertools import pairwise
 from random import Random
 
 from shalekv.engine.quorum.changing import Changing
 from shalekv.errors import ShaleError
-from shalekv.format.names import WAL_FOLDER
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed
-from tests.sim.levels import WholeRun, whole_database
+from tests.sim.levels import whole_database
 from tests.sim.options import Trouble
 from tests.sim.requests import KEYS
 from tests.sim.safekeepers.cluster import (
     QuorumCluster,
     check_i11_acknowledged_was_on_a_majority,
     check_i11_archived_is_committed,
-    committed_log,
 )
 from tests.sim.safekeepers.hosts import Machine
 from tests.sim.serial import SerialOrder
@@ -61,7 +56,6 @@ class SafekeeperChaos:
     """Disturbs the machines of one database, and sets everything right in the end."""
 
     def __init__(self, cluster: QuorumCluster) -> None:
-        self.seen: Counter[str] = Counter()
         self._cluster = cluster
         self._world = cluster.world
         self._random = self._world.random_for("chaos of safekeepers")
@@ -154,7 +148,6 @@ class SafekeeperChaos:
         machine.cut_power()
         machine.wipe()
         self._refilling[machine.name] = held.control.identity.member_id
-        self.seen["disks lost"] += 1
         self._world.note(f"{machine.name} has lost its disk")
 
     def _may_lose(self, machine: Machine) -> bool:
@@ -190,26 +183,15 @@ class SafekeeperChaos:
             async with asyncio.timeout(CHANGE_MS / 1_000):
                 await node.run(changing.replace(old, new))
         except (ShaleError, TimeoutError, NodeCrashed) as error:
-            self.seen[f"changes that failed: {type(error).__name__}"] += 1
             self._world.note(f"{new} does not replace {old}: {error}")
             return
-        self.seen["changes begun"] += 1
         self._world.note(f"{new} replaces {old}")
 
     def _has(self, trouble: Trouble) -> bool:
         return self._world.options.has(trouble)
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumRun:
-    """What took part in one run, and what is there at its end."""
-
-    whole: WholeRun
-    cluster: QuorumCluster
-    seen: Counter[str]
-
-
-async def quorum_database(world: World) -> QuorumRun:
+async def quorum_database(world: World) -> None:
     """Run everything at once, then check everything. Raises `Violation`."""
     cluster = QuorumCluster(world)
     chaos = SafekeeperChaos(cluster)
@@ -219,21 +201,3 @@ async def quorum_database(world: World) -> QuorumRun:
         cluster.witness.check_i11_told_is_on_disk()  # the cause of what may have gone wrong above
     check_i11_archived_is_committed(whole.stored, world.loop.now_us)
     check_i11_acknowledged_was_on_a_majority(SerialOrder(cluster.history, whole.stored, KEYS))
-    return QuorumRun(whole, cluster, cluster.witness.seen + chaos.seen + _took_over(cluster))
-
-
-def _took_over(cluster: QuorumCluster) -> Counter[str]:
-    """How often writers and archivers have gone on where others had begun."""
-    log = committed_log(cluster.witness)
-    epochs = [record.epoch for record in log]
-    created = cluster.world.store.log
-    archivers = [
-        each.node for each in created if each.operation == "create" and WAL_FOLDER in each.name
-    ]
-    return Counter(
-        {
-            "writers that went on behind others": sum(a != b for a, b in pairwise(epochs)),
-            "archivers that went on behind others": sum(a != b for a, b in pairwise(archivers)),
-            "records": len(log),
-        }
-    )

@@ -196,7 +196,6 @@ class QuorumCluster(Cluster):
         for machine in self.machines.values():
             machine.on_synced = self.witness.look
             machine.on_told = self.witness.told
-            machine.on_cut = self.witness.cut
 
     async def found(self) -> None:
         for machine in self.machines.values():

@@ -91,7 +91,6 @@ class Machine(Listener):
         self.safekeeper: Safekeeper | None = None
         self.on_synced: Callable[[Machine], None] = lambda _: None
         self.on_told: Callable[[Machine, ToProposer], None] = lambda _machine, _reply: None
-        self.on_cut: Callable[[MachineDisk, MachineDisk], None] = lambda _before, _after: None
         self._world = world
         self._wires = wires
         self._random = world.random_for(f"machine {name}")
@@ -148,10 +147,9 @@ class Machine(Listener):
         self._forget()
         if not is_kill:
             self.is_powered = False
-            before, after = self.disk, self.disk.after_cut(self._random)
+            after = self.disk.after_cut(self._random)
             assert isinstance(after, MachineDisk)
             self.disk = after
-            self.on_cut(before, after)
             self._world.note(f"the power of {self.name} is cut")
 
     def _forget(self) -> None:
