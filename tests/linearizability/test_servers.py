@@ -26,7 +26,7 @@ from shalekv_client import (
     Stopping,
     Unreachable,
 )
-from tests.kit.patience import patience_s
+from tests.kit.patience import patience_s, until
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of
 from tests.linearizability import porcupine
@@ -197,7 +197,7 @@ class Campaign:
             for lane in range(LANES):
                 tasks.create_task(self._run_lane(lane))
             for number in range(DISRUPTIONS):
-                await asyncio.sleep(BUDGET_S / (DISRUPTIONS + 1))
+                await self._progress()
                 before = server
                 if number % 2 == 0:
                     await before.kill()
@@ -205,9 +205,16 @@ class Campaign:
                 await self._board.post(server.listen)
                 if number % 2:
                     assert await before.exited() == ExitCode.FENCED, before.report()
-            await asyncio.sleep(BUDGET_S / (DISRUPTIONS + 1))
+            await self._progress()
             self._is_over = True
         assert await server.stop() == ExitCode.OK, server.report()
+
+    async def _progress(self) -> None:
+        """A share of the budget passes, and clients are answered meanwhile."""
+        due_s, answered = time.monotonic() + BUDGET_S / (DISRUPTIONS + 1), self.counts["answered"]
+        await until(
+            lambda: time.monotonic() >= due_s and self.counts["answered"] > answered, "answers"
+        )
 
     async def _run_lane(self, lane: int) -> None:
         callers = [

@@ -35,7 +35,7 @@ PUTS = 20
 ROLES = ("writer", "compactor", "collector", "reader")
 
 
-class Household:
+class Roles:
     """A writer, a compactor, a collector and a reader at default settings, each with a store of its
     own.
     """
@@ -92,7 +92,7 @@ def test_an_idle_database_costs_less_than_a_request_a_second() -> None:
     """Writer, compactor, collector and a reader together stay below 1 request/s."""
 
     async def main(world: World) -> Counter[tuple[str, RequestKind]]:
-        it = Household(world)
+        it = Roles(world)
         async with asyncio.TaskGroup() as tasks:
             writer = await it.start_writer(tasks)
             await it.start_others(tasks)
@@ -119,7 +119,7 @@ def test_a_group_commit_is_one_request() -> None:
     """Whatever is written one after the other costs one request a commit, and nothing else."""
 
     async def main(world: World) -> tuple[Counter[tuple[str, RequestKind]], int]:
-        it = Household(world)
+        it = Roles(world)
         async with asyncio.TaskGroup() as tasks:
             writer = await it.start_writer(tasks)
             before, last = it.sent(), writer.engine.prefix.wal_id or 0
@@ -138,7 +138,7 @@ def test_opening_lists_pages_and_not_objects() -> None:
     """A writer that takes over 100, 1,000 or 2,100 WAL objects sends as many lists as pages ask."""
 
     async def main(world: World, objects: int) -> Counter[RequestKind]:
-        it = Household(world)
+        it = Roles(world)
         async with asyncio.TaskGroup() as tasks:
             first = await it.start_writer(tasks)
             for number in range(objects):
