@@ -34,7 +34,7 @@ from tests.sim.mutants.registry import MUTANTS
 from tests.sim.telling import Progress, explain, table
 from tests.sim.test_found import FOUND, Checked, check
 
-BUDGET_S = float(os.environ.get("SHALEKV_SIM_SECONDS", "180"))
+BUDGET_S = float(os.environ.get("SHALEKV_SIM_SECONDS", "165"))
 TENTH = round(len(MUTANTS) / 9)
 HUNTED = sorted(random_of("mutants").sample(sorted(MUTANTS), TENTH))
 

@@ -42,6 +42,9 @@ THEMES = {
     "who joins late is told an old log": "damages",
 }
 
+# The first seed to be tried, where the one that notices comes late: it saves time.
+HINTS = {"CE2": 401, "CE6": 298, "CE12": 204}
+
 
 def fails(bug: Bug, seed: int, theme: str) -> bool:
     """Whether the run breaks an invariant, or falls over."""
@@ -56,7 +59,8 @@ def fails(bug: Bug, seed: int, theme: str) -> bool:
 @pytest.mark.parametrize("rule", THEMES)
 def test_a_rule_that_is_taken_out_is_missed(rule: str) -> None:
     """Without it an invariant is broken, for some seed."""
-    assert any(fails(BUGS[rule], seed, THEMES[rule]) for seed in range(SEEDS_MAX))
+    seeds = [HINTS.get(rule, 0), *range(SEEDS_MAX)]
+    assert any(fails(BUGS[rule], seed, THEMES[rule]) for seed in seeds)
 
 
 def test_every_rule_has_its_theme() -> None:
