@@ -27,8 +27,18 @@ from shalekv_client import (
 from shalekv_client import Delete as DeleteChange
 from shalekv_client import Put as PutChange
 from tests.judging import commits as judging
-from tests.judging.commits import Between, Commits, Effect, State, Told, Violation
-from tests.judging.views import ALL_KEYS, Row, SeenView, SeenViews
+from tests.judging.commits import (
+    ALL_KEYS,
+    Between,
+    Commits,
+    Effect,
+    Row,
+    SeenView,
+    SeenViews,
+    State,
+    Told,
+    Violation,
+)
 from tests.kit.processes.stubs import kv_stub
 
 PATIENT = RetryPolicy(attempts_max=1_000)  # what is refused was not applied

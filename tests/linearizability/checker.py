@@ -85,15 +85,10 @@ def partitions(history: Sequence[Call]) -> list[list[Call]]:
     return list(parts.values())
 
 
-def judge(
-    part: Sequence[Call], *, steps_max: int = STEPS_MAX, model: Model | None = None
-) -> Verdict:
-    """Whether the operations of some keys, all judged as one object, are linearizable.
-
-    By another `model` than that of these keys where one is given.
-    """
+def judge(part: Sequence[Call], *, steps_max: int = STEPS_MAX) -> Verdict:
+    """Whether the operations of some keys, all judged as one object, are linearizable."""
     keys = dict.fromkeys(key for call in part for key in call.operation.keys)
-    return _Search(part, model or Model(keys)).run(steps_max)
+    return _Search(part, Model(keys)).run(steps_max)
 
 
 class _Step(NamedTuple):
@@ -113,7 +108,6 @@ class _Search:
     """
 
     def __init__(self, part: Sequence[Call], model: Model) -> None:
-        """Nothing is taken."""
         # Those with a reply have the lower numbers.
         self._calls = sorted(part, key=lambda call: (call.reply is None, call.began))
         self._model = model
@@ -188,7 +182,6 @@ class _Search:
         return tuple(self._calls[step.node] for step in taken)
 
     def _pending(self) -> tuple[Call, ...]:
-        """The operations that can be next now."""
         found = []
         node = self._next[self._head]
         while node < self._count:

@@ -11,9 +11,12 @@ it may never happen is up to the search.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
+from shalekv.v1 import kv_pb2
 from tests.linearizability.operations import (
     COUNTER_BYTES,
     Action,
@@ -21,6 +24,7 @@ from tests.linearizability.operations import (
     Delete,
     Exists,
     Get,
+    Kind,
     Operation,
     Put,
     Reply,
@@ -28,10 +32,40 @@ from tests.linearizability.operations import (
     Seen,
     SeqIs,
     Test,
+    ValueIs,
     counter_value,
 )
 
 ANY_SEQ = 2**64  # greater than every number
+
+
+_OPERATORS: Mapping[int, Callable[[Any, Any], bool]] = {
+    kv_pb2.Compare.OPERATOR_NOT_EQUAL: operator.ne,
+    kv_pb2.Compare.OPERATOR_LESS: operator.lt,
+    kv_pb2.Compare.OPERATOR_GREATER: operator.gt,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(ValueIs):
+    """The number or the value of a key compares so with this one."""
+
+    by: int
+    seq: int | None  # None: the value is compared
+
+    @classmethod
+    def of(cls, compare: kv_pb2.Compare) -> Comparison:
+        seq = compare.seq if compare.WhichOneof("test") == "seq" else None
+        return cls(compare.key, compare.value, compare.operator, seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry(Operation):
+    """A value is gone, if it is there: nobody asks for that, and it has no number."""
+
+    @classmethod
+    def of(cls, key: bytes, value: bytes) -> Expiry:
+        return cls(Kind.DELETE, (Delete(key),), (ValueIs(key, value),))
 
 
 class Cell(NamedTuple):
@@ -57,12 +91,10 @@ class Model:
     """The specification for some keys. States are asked for by `step`."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
-        """An operation may name no other keys."""
         self._index: Mapping[bytes, int] = {key: number for number, key in enumerate(keys)}
 
     @property
     def initial(self) -> State:
-        """No key has a value."""
         return State(0, (ABSENT,) * len(self._index))
 
     def step(self, state: State, operation: Operation, reply: Reply | None) -> tuple[State, ...]:
@@ -70,6 +102,8 @@ class Model:
 
         More than one only when a test compares a number that is not known.
         """
+        if isinstance(operation, Expiry):
+            return (self._expire(state, operation),)
         if reply is None:
             return self._step_unknown(state, operation)
         if reply.not_a_counter:
@@ -88,6 +122,15 @@ class Model:
             if after is not None:
                 found.append(after)
         return tuple(found)
+
+    def _expire(self, state: State, operation: Expiry) -> State:
+        """It takes effect where its value stands."""
+        test, index = operation.tests[0], self._index[operation.tests[0].key]
+        if not isinstance(test, ValueIs) or state.cells[index].value != test.value:
+            return state
+        cells = list(state.cells)
+        cells[index] = ABSENT
+        return State(state.newest_seq, tuple(cells))
 
     def _step_unknown(self, state: State, operation: Operation) -> tuple[State, ...]:
         found = []
@@ -126,6 +169,8 @@ class Model:
         """The states in which a test holds, and those in which it fails."""
         index = self._index[test.key]
         cell = state.cells[index]
+        if isinstance(test, Comparison):
+            return _compare(state, cell, test)
         if isinstance(test, Exists):
             holds = (cell.value is not None) is test.wanted
         elif not isinstance(test, SeqIs):
@@ -183,6 +228,8 @@ class Model:
                     total = int.from_bytes(before or b"", "little", signed=True) + delta
                     if results is not None and results[number] != total:
                         return None
+                    if not -(2**63) <= total < 2**63:  # refused as if it were no counter
+                        return None
                     changes[index] = counter_value(total)
                 case Get():
                     pass
@@ -200,6 +247,18 @@ class Model:
         if isinstance(test, SeqIs) and test.seq == found_seq:
             return None
         return _know(state, index, found_seq)
+
+
+def _compare(state: State, cell: Cell, test: Comparison) -> tuple[list[State], list[State]]:
+    compare: Callable[[Any, Any], object] = _OPERATORS.get(test.by, operator.eq)
+    if test.seq is None:
+        is_there = cell.value is not None
+        holds = bool(compare(cell.value, test.value)) if is_there else compare is operator.ne
+    elif cell.seq_min != cell.seq_max:  # either may be true: nothing is learnt from it
+        return [state], [state]
+    else:
+        holds = bool(compare(cell.seq_min, test.seq))
+    return ([state], []) if holds else ([], [state])
 
 
 def _know(state: State, index: int, seq: int) -> State | None:

@@ -105,21 +105,12 @@ class Operation:
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        """Every key that it names, each once."""
         parts = (*self.tests, *self.then, *(self.otherwise or ()))
         return tuple(dict.fromkeys(part.key for part in parts))
 
     @property
     def is_read(self) -> bool:
-        """Whether it changes nothing, whichever branch is taken."""
         return all(isinstance(action, Get) for action in (*self.then, *(self.otherwise or ())))
-
-    def __str__(self) -> str:
-        text = f"{self.kind.value} "
-        if self.tests:
-            text += f"if {_listed(self.tests)} "
-        text += _listed(self.then)
-        return text if self.otherwise is None else f"{text} else {_listed(self.otherwise)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +134,6 @@ class Reply:
     found_seq: int | None = None  # when a test failed that is refused: what it met; 0: no value
     not_a_counter: bool = False  # refused since an add met a value of another length
 
-    def __str__(self) -> str:
-        if self.not_a_counter:
-            return "not a counter"
-        words = [] if self.succeeded else ["failed"]
-        words += [_shown(each) for each in self.results if each is not None]
-        words += [] if self.seq is None else [f"seq {self.seq}"]
-        words += [] if self.found_seq is None else [f"found seq {self.found_seq}"]
-        return ", ".join(words) or "nothing"
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -174,44 +156,6 @@ class Call:
 
     @property
     def branch(self) -> tuple[Action, ...]:
-        """The actions that the results belong to."""
         if self.reply is None or self.reply.succeeded:
             return self.operation.then
         return self.operation.otherwise or ()
-
-    def __str__(self) -> str:
-        told = "outcome unknown" if self.reply is None else str(self.reply)
-        until = "" if self.ended is None else self.ended
-        return f"client {self.client} [{self.began}..{until}] {self.operation} -> {told}"
-
-
-def _listed(parts: tuple[Test | Action, ...]) -> str:
-    return "[" + ", ".join(_shown(part) for part in parts) + "]"
-
-
-def _shown(part: Test | Action | Seen | int) -> str:
-    match part:
-        case Exists(key, wanted):
-            return f"{_text(key)} {'exists' if wanted else 'is absent'}"
-        case SeqIs(key, seq):
-            return f"{_text(key)} has seq {seq}"
-        case ValueIs(key, value):
-            return f"{_text(key)} is {_text(value)}"
-        case Get(key):
-            return f"get {_text(key)}"
-        case Put(key, value):
-            return f"put {_text(key)} {_text(value)}"
-        case Delete(key):
-            return f"delete {_text(key)}"
-        case Add(key, delta):
-            return f"add {delta} to {_text(key)}"
-        case Seen(value, seq):
-            return f"{_text(value)}@{seq}"
-        case int():
-            return str(part)
-
-
-def _text(data: bytes) -> str:
-    if len(data) == COUNTER_BYTES:
-        return f"#{int.from_bytes(data, 'little', signed=True)}"
-    return data.decode(errors="replace")

@@ -1,115 +1,290 @@
-"""What real servers answer to concurrent clients is linearizable, whatever happens to the servers.
+"""What real servers answer to concurrent clients is linearizable while they die and are replaced.
 
-Every history of every key is judged by our checker and by Porcupine (I14, I15). Each test prints
-how much was done; the seed decides what clients and disruptions do, but not the order in time.
+Every history of every key is judged by our checker and by Porcupine (I14, I15). Half of the clients
+send each operation once; the others repeat it with its idempotency key until they know its outcome,
+and ask again later for what they were told.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
-import pytest
-
+from shalekv.cli.exit_codes import ExitCode
+from shalekv_client import (
+    ConnectionLost,
+    IdempotencyKeys,
+    NotApplied,
+    OutcomeUnknown,
+    ShaleKVError,
+    Stopping,
+    Unreachable,
+)
+from tests.kit.patience import patience_s, until
 from tests.kit.processes.processes import Processes
-from tests.linearizability.caller import Connect
-from tests.linearizability.campaign import Campaign, Plan
-from tests.linearizability.client_sender import ClientSender
-from tests.linearizability.cluster import Disruption
-from tests.linearizability.judgement import judge_all, plant_all
-from tests.linearizability.raw_sender import CommittedSender, RawSender
-from tests.linearizability.wrong_senders import DoublingAdder, LosingWriter, StaleReader
+from tests.kit.seeds import random_of
+from tests.linearizability import porcupine
+from tests.linearizability.checker import judge, partitions
+from tests.linearizability.client import Connection
+from tests.linearizability.operations import Call, Get, Operation, Reply
+from tests.linearizability.workload import Workload
 
+BUDGET_S = 15.0  # from the first round until the last one begins
+DISRUPTIONS = 4  # kills and take-overs, in turn
+LANES = 4  # rounds under way at once
+CLIENTS = 8  # of each round
+OPERATIONS = (3, 9)  # of each client in a round
+TIED_SHARE = 0.25  # of the rounds
+ECHO_SHARE = 0.05
+ECHOES_KEPT = 30
 FOUR_IN_FLIGHT = ("--max-parallel-writes", "4")
 # What a client may be told; the last by itself, when it had no time left to send.
 NOT_APPLIED = {"FENCED", "STOPPING", "DEADLINE_PASSED", "DEADLINE_EXCEEDED"}
-WRONG_ROUNDS = 80
+# After these there is no use in asking the same process again.
+SERVER_GONE = (Stopping, Unreachable, ConnectionLost)
+UNDECIDED_SHARE_MAX = 0.02  # of what Porcupine is asked
 
 
-async def _run(campaign: Campaign, processes: Processes, folder: Path, *flags: str) -> None:
-    """Run a campaign, judge it, and print what it was."""
-    await campaign.run(processes, folder, *flags)
-    sys.stdout.write(f"{campaign.summary()}\n")
-    judgement = judge_all(campaign.histories)
-    sys.stdout.write(f"{judgement.text}\n")
-    assert not judgement.refused, f"{campaign.summary()}\n{judgement.refused[0]}"
-    assert campaign.refused.keys() <= NOT_APPLIED, campaign.summary()
-    sys.stdout.write(f"{plant_all(campaign.plan.seed, judgement.parts)}\n")
+class Board:
+    """The address of the newest server."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.version = 0
+        self._changed = asyncio.Condition()
+
+    async def post(self, address: str) -> None:
+        async with self._changed:
+            self.address, self.version = address, self.version + 1
+            self._changed.notify_all()
+
+    async def newer_than(self, version: int) -> None:
+        async with asyncio.timeout(patience_s(60)), self._changed:
+            await self._changed.wait_for(lambda: self.version > version)
 
 
-async def test_calls_of_grpc(processes: Processes, tmp_path: Path) -> None:
-    """Clients that repeat nothing see a linearizable database through kills and take-overs, with
-    every write of unknown outcome done once or never.
+class Round:
+    """Fresh keys, and what clients did with them. Moments are counted: all share an event loop."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self._moment = 0
+        self._calls: dict[int, Call] = {}
+
+    def begin(self, client: int, operation: Operation) -> int:
+        self._moment += 1
+        self._calls[self._moment] = Call(client, operation, self._moment)
+        return self._moment
+
+    def answer(self, number: int, reply: Reply) -> None:
+        self._moment += 1
+        self._calls[number] = replace(self._calls[number], ended=self._moment, reply=reply)
+        self.workload.learn(self._calls[number].operation, reply)
+
+    def forget(self, number: int) -> None:
+        """It had no effect, and nothing was shown."""
+        del self._calls[number]
+
+    def history(self) -> list[Call]:
+        """What was answered, and changes of unknown outcome."""
+        return [c for c in self._calls.values() if c.reply is not None or not c.operation.is_read]
+
+
+class Caller:
+    """One client, which follows the database from server to server.
+
+    A loyal one leaves a server only when it is gone, and still asks one that was taken over.
     """
-    campaign = Campaign(Plan(seed=1, rounds=180, disruptions=8), RawSender, repeats=False)
-    await _run(campaign, processes, tmp_path / "db")
-    assert campaign.unknown.total() > 0
+
+    def __init__(self, board: Board, random: Random, *, repeats: bool, is_loyal: bool) -> None:
+        self.counts: Counter[str] = Counter()
+        self._board = board
+        self._random = random
+        self._repeats = repeats
+        self._is_loyal = is_loyal
+        self._keys = IdempotencyKeys(random_bytes=random.randbytes)
+        self._connection: Connection | None = None
+        self._version = 0
+        self._answered: list[tuple[Operation, bytes, Reply]] = []
+
+    async def call(self, operation: Operation) -> Reply:
+        """What was told of an operation. Raises `NotApplied` or `OutcomeUnknown`; the latter for
+        no change, if it repeats.
+        """
+        if not self._repeats:
+            return await self._send(operation, None)
+        if self._random.random() < ECHO_SHARE:
+            await self.ask_again()
+        key = self._keys.next()
+        async with asyncio.timeout(patience_s(60)):
+            reply = await self._send_until_known(operation, key)
+        branch = operation.then if reply.succeeded else operation.otherwise or ()
+        if not reply.not_a_counter and any(not isinstance(each, Get) for each in branch):
+            self._answered = [*self._answered, (operation, key, reply)][-ECHOES_KEPT:]
+        return reply
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def _send_until_known(self, operation: Operation, key: bytes) -> Reply:
+        unknown = False  # what became of the attempts before
+        while True:
+            try:
+                return await self._send(operation, key)
+            except OutcomeUnknown:
+                if operation.is_read:
+                    raise
+                unknown = True
+            except NotApplied:  # of this attempt; it says nothing about those before
+                if not unknown:
+                    raise
+            self.counts["repeated"] += 1
+
+    async def _send(self, operation: Operation, key: bytes | None) -> Reply:
+        """Send it once; when the server is gone, wait for the next one."""
+        if self._version < self._board.version and not self._is_loyal:
+            await self.close()
+        if self._connection is None:
+            self._version = self._board.version
+            address, random = self._board.address, self._random
+            self._connection = Connection(address, random, retries=self._repeats)
+        try:
+            return await self._connection.send(operation, key)
+        except ShaleKVError as error:
+            if isinstance(error, SERVER_GONE):
+                await self._board.newer_than(self._version)
+                await self.close()
+            raise
+
+    async def ask_again(self) -> None:
+        """I15: the answer to a request that was answered before is the same."""
+        if not self._answered:
+            return
+        operation, key, reply = self._random.choice(self._answered)
+        try:
+            again = await self._send(operation, key)
+        except ShaleKVError:
+            return  # there was no answer
+        assert again == reply, f"{operation} was answered by {reply}, and then by {again}"
+        self.counts["asked again"] += 1
 
 
-async def test_calls_of_grpc_with_parallel_uploads(processes: Processes, tmp_path: Path) -> None:
-    """The same holds, over several keys as well, while objects of the log land out of order."""
-    plan = Plan(seed=2, rounds=100, disruptions=4, tied_share=0.5)
-    campaign = Campaign(plan, RawSender, repeats=False)
-    await _run(campaign, processes, tmp_path / "db", *FOUR_IN_FLIGHT)
+class Campaign:
+    """One database, its servers one after another, and all clients."""
+
+    def __init__(self, random: Random) -> None:
+        self.histories: list[list[Call]] = []
+        self.counts: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self._random = random
+        self._board = Board()
+        self._is_over = False
+
+    async def run(self, processes: Processes, folder: Path) -> None:
+        """All rounds, with all disruptions."""
+        url = f"file://{folder}"
+        server = await processes.serve(url, *FOUR_IN_FLIGHT)
+        await self._board.post(server.listen)
+        async with asyncio.TaskGroup() as tasks:
+            for lane in range(LANES):
+                tasks.create_task(self._run_lane(lane))
+            for number in range(DISRUPTIONS):
+                await self._progress()
+                before = server
+                if number % 2 == 0:
+                    await before.kill()
+                server = await processes.serve(url, *FOUR_IN_FLIGHT)
+                await self._board.post(server.listen)
+                if number % 2:
+                    assert await before.exited() == ExitCode.FENCED, before.report()
+            await self._progress()
+            self._is_over = True
+        assert await server.stop() == ExitCode.OK, server.report()
+
+    async def _progress(self) -> None:
+        """A share of the budget passes, and clients are answered meanwhile."""
+        due_s, answered = time.monotonic() + BUDGET_S / (DISRUPTIONS + 1), self.counts["answered"]
+        await until(
+            lambda: time.monotonic() >= due_s and self.counts["answered"] > answered, "answers"
+        )
+
+    async def _run_lane(self, lane: int) -> None:
+        callers = [
+            Caller(self._board, self._fork(), repeats=number % 2 == 0, is_loyal=number < 2)
+            for number in range(CLIENTS)
+        ]
+        number = 0
+        while not self._is_over:
+            number += 1
+            await self._run_round(callers, b"%d-%d/" % (lane, number))
+        for caller in callers:
+            await caller.ask_again()
+            self.counts += caller.counts
+            await caller.close()
+
+    async def _run_round(self, callers: Sequence[Caller], prefix: bytes) -> None:
+        """All clients at once; in the end each key is read."""
+        random = self._fork()
+        done = Round(Workload(random, prefix, tied=random.random() < TIED_SHARE))
+
+        async def client(number: int) -> None:
+            for _ in range(random.randint(*OPERATIONS)):
+                await self._call(number, callers[number], done.workload.draw(), done)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(len(callers)):
+                tasks.create_task(client(number))
+        async with asyncio.timeout(patience_s(60)):
+            for operation in done.workload.last_reads():
+                while not await self._call(2, callers[2], operation, done):
+                    pass  # the server has changed
+        self.histories.append(done.history())
+
+    async def _call(self, number: int, caller: Caller, operation: Operation, done: Round) -> bool:
+        """Whether it was answered."""
+        call = done.begin(number, operation)
+        try:
+            reply = await caller.call(operation)
+        except NotApplied as error:
+            done.forget(call)
+            self.refused[error.reason or error.code] += 1
+        except OutcomeUnknown:
+            self.counts["unknown"] += not operation.is_read
+        else:
+            done.answer(call, reply)
+            self.counts["answered"] += 1
+            return True
+        return False
+
+    def _fork(self) -> Random:
+        return Random(self._random.getrandbits(64))
 
 
-async def test_committed_reads(processes: Processes, tmp_path: Path) -> None:
-    """Reads at COMMITTED are linearizable, too, as long as servers die and nobody takes over."""
-    plan = Plan(seed=5, rounds=60, disruptions=2, kinds=(Disruption.KILL,))
-    campaign = Campaign(plan, CommittedSender, repeats=False)
-    await _run(campaign, processes, tmp_path / "db")
-
-
-async def test_calls_of_the_client(processes: Processes, tmp_path: Path) -> None:
-    """Clients that repeat by idempotency keys learn the outcome of every write; each counts once,
-    and who asks again gets the first answer, also from the next server.
-    """
-    campaign = Campaign(Plan(seed=3, rounds=120, disruptions=4), ClientSender, repeats=True)
-    await _run(campaign, processes, tmp_path / "db")
-    assert all(call.reply is not None for history in campaign.histories for call in history)
-    assert min(campaign.repeated_count, campaign.echo_count) > 0
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(101, 106))
-@pytest.mark.parametrize(
-    ("connect", "flags"),
-    [
-        pytest.param(RawSender, (), id="grpc"),
-        pytest.param(RawSender, FOUR_IN_FLIGHT, id="grpc-four-in-flight"),
-        pytest.param(ClientSender, (), id="client"),
-        pytest.param(ClientSender, FOUR_IN_FLIGHT, id="client-four-in-flight"),
-    ],
-)
-async def test_calls_for_long(
-    processes: Processes,
-    tmp_path: Path,
-    connect: Connect,
-    flags: tuple[str, ...],
-    seed: int,
-) -> None:
-    """As above, with longer rounds, many more of them, and a log that has grown."""
-    plan = Plan(
-        seed,
-        rounds=600,
-        disruptions=24,
-        operations_min=12,
-        operations_max=25,
-        tied_share=0.2,
+async def test_calls_are_linearizable(tmp_path: Path) -> None:
+    """Every history has a legal order, whose writes of unknown outcome are done once or never."""
+    campaign = Campaign(random_of("linearizability"))
+    with Processes() as processes:
+        await campaign.run(processes, tmp_path / "db")
+    parts = [part for history in campaign.histories for part in partitions(history)]
+    began_s = time.monotonic()
+    verdicts = [judge(part) for part in parts]
+    theirs = porcupine.judge_all(porcupine.build(), parts)
+    sys.stdout.write(
+        f"{len(campaign.histories)} rounds, {len(parts)} histories of keys, "
+        f"{dict(campaign.counts)}, not applied {dict(campaign.refused)}, "
+        f"Porcupine gave up {theirs.count(None)}, judged in {time.monotonic() - began_s:.1f} s\n"
     )
-    campaign = Campaign(plan, connect, repeats=connect is ClientSender)
-    await _run(campaign, processes, tmp_path / "db", *flags)
-
-
-@pytest.mark.parametrize("connect", [StaleReader, LosingWriter, DoublingAdder])
-async def test_broken_promise_is_found(
-    processes: Processes, tmp_path: Path, connect: Connect
-) -> None:
-    """Stale reads, lost writes and doubled additions are found in what real servers answer."""
-    plan = Plan(seed=4, rounds=WRONG_ROUNDS, disruptions=0)
-    campaign = Campaign(plan, connect, repeats=False)
-    await campaign.run(processes, tmp_path / "db")
-    judgement = judge_all(campaign.histories)
-    sys.stdout.write(f"{campaign.summary()}\n{judgement.text}: {len(judgement.refused)} refused\n")
-    assert judgement.refused
+    for verdict, is_legal in zip(verdicts, theirs, strict=True):
+        assert verdict.is_linearizable, str(verdict)
+        assert is_legal is not False, f"Porcupine refuses what has this order: {verdict.order}"
+    assert theirs.count(None) <= UNDECIDED_SHARE_MAX * len(parts)
+    assert campaign.refused.keys() <= NOT_APPLIED
+    assert min(campaign.counts[each] for each in ("repeated", "asked again", "unknown")) > 0

@@ -7,7 +7,7 @@ A tied workload also has operations over several keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from random import Random
 from typing import TypeVar
 
@@ -28,8 +28,6 @@ from tests.linearizability.operations import (
     counter_value,
 )
 
-ALL_KINDS = frozenset(Kind)
-UNTIED_KINDS = ALL_KINDS - {Kind.BATCH_GET, Kind.SCAN, Kind.DELETE_RANGE, Kind.WRITE}
 REMEMBERED_SEQS = 3
 
 Value = TypeVar("Value")
@@ -38,12 +36,10 @@ Value = TypeVar("Value")
 class Workload:
     """One round: its keys, and what its clients have learnt about them."""
 
-    def __init__(
-        self, random: Random, prefix: bytes, *, tied: bool = False, kinds: Collection[Kind]
-    ) -> None:
+    def __init__(self, random: Random, prefix: bytes, *, tied: bool = False) -> None:
         """The keys begin with `prefix`, and no other round's do.
 
-        Operations are of `kinds`; those over several keys are drawn only if it is `tied`.
+        Operations over several keys are drawn only if it is `tied`.
         """
         self._random = random
         self._texts = (prefix + b"a", prefix + b"b")
@@ -54,31 +50,24 @@ class Workload:
         self._value_count = 0
         self._values: dict[bytes, list[bytes]] = {key: [] for key in self.keys}
         self._seqs: dict[bytes, list[int]] = {key: [] for key in self.keys}
-        draws: list[tuple[Kind, int, Callable[[], Operation]]] = [
-            (Kind.GET, 28, self.draw_read),
-            (Kind.PUT, 20, self._put),
-            (Kind.PUT, 14, self._put_if),
-            (Kind.DELETE, 6, self._delete),
-            (Kind.DELETE, 4, self._delete_if),
-            (Kind.ADD, 16, self._add),
-            (Kind.TXN, 16, self._txn),
-            (Kind.BATCH_GET, 10 if tied else 0, lambda: self._read_all(Kind.BATCH_GET)),
-            (Kind.SCAN, 6 if tied else 0, lambda: self._read_all(Kind.SCAN)),
-            (Kind.DELETE_RANGE, 3 if tied else 0, self._delete_all),
-            (Kind.WRITE, 20 if tied else 0, self._write),
+        draws: list[tuple[int, Callable[[], Operation]]] = [
+            (28, self.draw_read),
+            (20, self._put),
+            (14, self._put_if),
+            (6, self._delete),
+            (4, self._delete_if),
+            (16, self._add),
+            (16, self._txn),
+            (10 if tied else 0, lambda: self._read_all(Kind.BATCH_GET)),
+            (6 if tied else 0, lambda: self._read_all(Kind.SCAN)),
+            (3 if tied else 0, self._delete_all),
+            (20 if tied else 0, self._write),
         ]
-        possible = [(draw, weight) for kind, weight, draw in draws if kind in kinds]
-        self._draws = [draw for draw, _ in possible]
-        self._weights = [weight for _, weight in possible]
+        self._weights = [weight for weight, _ in draws]
+        self._draws = [draw for _, draw in draws]
 
     def draw(self) -> Operation:
-        """The next operation of some client."""
         return self._random.choices(self._draws, self._weights)[0]()
-
-    def draw_question(self) -> Operation:
-        """A read, or a change that may well be refused: both answer by the state."""
-        draws = (self.draw_read, self.draw_read, self._put_if, self._delete_if)
-        return self._random.choice(draws)()
 
     def last_reads(self) -> list[Operation]:
         """A get of each key, for when all else has ended: what was lost, shows."""
@@ -99,7 +88,6 @@ class Workload:
             self._seqs[key] = sorted([*seqs, seq])[-REMEMBERED_SEQS:]
 
     def _key(self) -> bytes:
-        """One to set or to delete."""
         only_text = self._only_counted or self._random.random() < 0.9
         return self._random.choice(self._texts if only_text else self.keys)
 
@@ -113,7 +101,6 @@ class Workload:
         return value
 
     def draw_read(self) -> Operation:
-        """A read of some key."""
         return Operation(Kind.GET, (Get(self._random.choice(self.keys)),))
 
     def _put(self) -> Operation:

@@ -32,11 +32,11 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.inline_runtime import InlineWorkers
-from tests.sim.clocks import NodeClock
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
 from tests.sim.replicas import draw_reader
 from tests.sim.tiny import draw_collector, draw_compactor, draw_writer
+from tests.sim.world import NodeClock
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from shalekv.format.footer import SstProperties
 from shalekv.manifest.stored import Edit, StoredManifest
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
-from tests.scenarios.sentences import sentence
+from tests.scenarios.reading import sentence
 from tests.scenarios.serving import Put
 from tests.scenarios.stage import OPENER, PROCESS, PUT, SERVER, WITH, WRITER, Stage
 from tests.sim.faults import Span
-from tests.sim.script import Match
+from tests.sim.network import Match
 
 REQUEST = (
     rf"{PROCESS}'s (?:(?P<nth>\d+)(?:st|nd|rd|th) )?"

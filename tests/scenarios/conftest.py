@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite(
-    "tests.scenarios.acts",
-    "tests.scenarios.expectations",
-    "tests.scenarios.jobs",
-    "tests.scenarios.objects",
-    "tests.scenarios.processes",
-    "tests.scenarios.serving",
-    "tests.scenarios.stage",
-    "tests.scenarios.tables",
-    "tests.scenarios.two_phase",
-)
+MODULES = ("acts", "jobs", "objects", "playing", "serving", "stage")
+QUORUM = ("quorum.acts", "quorum.openings", "quorum.stage")
+pytest.register_assert_rewrite(*(f"tests.scenarios.{name}" for name in (*MODULES, *QUORUM)))

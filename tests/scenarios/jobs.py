@@ -8,9 +8,9 @@ from typing import Any
 from shalekv.core.manifest import Snapshot
 from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import ShaleError
-from tests.scenarios.expectations import PAIRS, has_scanned
-from tests.scenarios.processes import ClientProcess, CollectorProcess, CompactorProcess
-from tests.scenarios.sentences import carry_out_sentence, sentence
+from tests.scenarios.objects import PAIRS, has_scanned
+from tests.scenarios.reading import carry_out_sentence, sentence
+from tests.scenarios.serving import ClientProcess, CollectorProcess, CompactorProcess
 from tests.scenarios.stage import ERROR, SERVER, WITH, Stage, read_options
 
 COMPACTOR = r"(?P<process>compactor \d+)"

@@ -3,26 +3,232 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
+from shalekv.errors import ShaleError
+from shalekv.format import names
+from shalekv.format.names import parse_temporary_name
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
-from tests.scenarios import acts, expectations, jobs, objects, tables, two_phase
-from tests.scenarios.reading import Scenario
-from tests.scenarios.sentences import carry_out
-from tests.scenarios.stage import Stage
+from shalekv.store.api import ObjectStore
+from tests.scenarios import acts, jobs, objects
+from tests.scenarios.reading import Scenario, carry_out, sentence, table
+from tests.scenarios.serving import CreatorProcess
+from tests.scenarios.stage import ERROR, Stage
 from tests.sim.faults import Faults
+from tests.sim.network import Match, Plan
 from tests.sim.run import simulate
+from tests.sim.two_phase.records import Change, ObjectChanged
+from tests.sim.two_phase.store import TwoPhaseSimStore
 from tests.sim.world import World
 
-VOCABULARY = (
-    acts,
-    expectations,
-    jobs,
-    objects,
-    tables,
-    two_phase,
-)  # importing them registers their sentences
+CREATOR = r"(?P<process>process \d+)"
+OBJECT = r"(?P<folder>manifest|wal) (?P<object_id>\d+)"
+OF_RECORDS = frozenset({"insert", "find", "commit", "withdraw", "delete_committed"})
+
+
+class ScriptedStores(TwoPhaseSimStore):
+    """The two stores, where each step of a create is one that a scenario can hold."""
+
+    def _plan(self, match: Match, plan: Plan, times: int | None) -> None:
+        network = self._records if match.operation in OF_RECORDS else self._network
+        network.script.add(match, plan, times)
+
+    def remove(self, name: str) -> None:
+        """Somebody deletes an object who does not ask the records."""
+        self._plain.delete(self.node, (name,))
+
+
+def install(world: World) -> None:
+    """Have the world's objects in a store that has no conditional writes."""
+    random = world.random_for("two phases")
+    world.store = ScriptedStores(world.loop, random, world.store.faults, world.runtime_for)
+
+
+def stores(stage: Stage) -> ScriptedStores:
+    """Both stores."""
+    found = stage.world.store
+    assert isinstance(found, ScriptedStores), "this scenario is played on a store with conditions"
+    return found
+
+
+# --- who creates --------------------------------------------------------------------------------
+
+
+@sentence(r"the store has no conditional writes(?:, and no database yet)?")
+async def has_no_conditions(stage: Stage) -> None:
+    """A transactional store decides who creates an object."""
+    stores(stage)
+
+
+@sentence(rf"{CREATOR} writes {OBJECT}")
+async def writes(stage: Stage, process: str, folder: str, object_id: str) -> None:
+    """The process creates it, and waits in the background."""
+    creator = _creator(stage, process)
+    creator.begin_job(creator.create(_name(folder, object_id)))
+
+
+@sentence(rf"{CREATOR} deletes {OBJECT}")
+async def deletes(stage: Stage, process: str, folder: str, object_id: str) -> None:
+    """Object and record go, as when a collector deletes it."""
+    await _begin(stage, process, stores_of(stage, process).delete([_name(folder, object_id)]))
+
+
+@sentence(rf"{CREATOR} recovers")
+async def recovers(stage: Stage, process: str) -> None:
+    """It completes what others have begun."""
+    await _begin(stage, process, stores_of(stage, process).recover())
+
+
+@sentence(rf"{CREATOR} recovers, and knows that {OBJECT} was collected")
+async def recovers_as_collector(stage: Stage, process: str, folder: str, object_id: str) -> None:
+    """It completes what others have begun, and forgets what belongs to that object."""
+    name = _name(folder, object_id)
+    await _begin(stage, process, stores_of(stage, process).recover(lambda each: each == name))
+
+
+@sentence(rf"{CREATOR}: (?P<outcome>done|Created|Exists|Unknown|{ERROR})")
+async def ends(stage: Stage, process: str, outcome: str, error: str | None) -> None:
+    """What became of what the process wanted."""
+    del error  # the outcome says it
+    creator = _creator(stage, process)
+    found = await creator.end()
+    assert found is None or isinstance(found, ShaleError), f"{process} ended with {found!r}"
+    assert (type(found).__name__ if found else creator.told or "done") == outcome
+    creator.told = ""
+
+
+@sentence(rf"{CREATOR} writes {OBJECT}: (?P<outcome>\w+)")
+async def writes_and_waits(
+    stage: Stage, process: str, folder: str, object_id: str, outcome: str
+) -> None:
+    """Both in one line."""
+    await writes(stage, process, folder, object_id)
+    await ends(stage, process, outcome, None)
+
+
+@sentence(rf"{CREATOR} deletes {OBJECT}: done")
+async def deletes_and_waits(stage: Stage, process: str, folder: str, object_id: str) -> None:
+    """Both in one line."""
+    await deletes(stage, process, folder, object_id)
+    await ends(stage, process, "done", None)
+
+
+@sentence(rf"{CREATOR} recovers: done")
+async def recovers_and_waits(stage: Stage, process: str) -> None:
+    """Both in one line."""
+    await recovers(stage, process)
+    await ends(stage, process, "done", None)
+
+
+@sentence(rf"{CREATOR} recovers, and knows that {OBJECT} was collected: done")
+async def recovers_as_collector_and_waits(
+    stage: Stage, process: str, folder: str, object_id: str
+) -> None:
+    """Both in one line."""
+    await recovers_as_collector(stage, process, folder, object_id)
+    await ends(stage, process, "done", None)
+
+
+@sentence(r"the temporary objects of process (?P<number>\d+) are deleted")
+async def loses_sources(stage: Stage, number: str) -> None:
+    """Somebody deletes them who does not ask the records, such as a lifecycle rule of a bucket."""
+    found = [name for name in _temporary(stage) if _owner(stage, name) == f"process {number}"]
+    assert found, "there are none"
+    for name in found:
+        stores(stage).remove(name)
+
+
+def stores_of(stage: Stage, process: str) -> ObjectStore:
+    """The shipped store of a process."""
+    return _creator(stage, process).role
+
+
+async def _begin(stage: Stage, process: str, job: Coroutine[Any, Any, object]) -> None:
+    _creator(stage, process).begin_job(job)
+
+
+def _creator(stage: Stage, name: str) -> CreatorProcess:
+    stores(stage)
+    process = stage.jobs(name)
+    assert isinstance(process, CreatorProcess)
+    return process
+
+
+# --- what is there ------------------------------------------------------------------------------
+
+
+@table(r"(record of )?(manifest|wal)/\S+ (source )?of ")
+async def objects_and_records(stage: Stage, rows: list[str]) -> None:
+    """All objects and records that are there."""
+    both = stores(stage)
+    there = [*both.names(names.MANIFEST_FOLDER), *both.names(names.WAL_FOLDER)]
+    shown = [f"{name} {stage.data(name).decode()}" for name in there]
+    # Temporary names are drawn.
+    shown[:0] = sorted(f"{_shown(name)} {stage.data(name).decode()}" for name in _temporary(stage))
+    for record in both.records():
+        owner, committed = _owner(stage, record.source), str(record.is_committed).lower()
+        shown.append(
+            f"record of {record.destination.name} source of {owner}, committed={committed}"
+        )
+    assert shown == rows
+
+
+@sentence(r"nothing is there")
+async def nothing_is_there(stage: Stage) -> None:
+    """Neither objects nor records."""
+    await objects_and_records(stage, [])
+
+
+@sentence(r"(?P<folder>manifest|wal|levels) has (?P<none>no )?temporary objects")
+async def has_temporary(stage: Stage, folder: str, none: str | None) -> None:
+    """Whether something is there that was not copied to the end."""
+    found = [name for name in _temporary(stage) if name.startswith(f"{folder}/")]
+    assert bool(found) != bool(none)
+
+
+@table(r"record of (manifest|wal|levels)/\S+ (stays|goes)")
+async def records_stay_and_go(stage: Stage, rows: list[str]) -> None:
+    """The records of the folders that are mentioned; gone are those that went since the last."""
+    mentioned = {row.split()[2].partition("/")[0] for row in rows}
+    there = {record.destination.name for record in stores(stage).records()}
+    found = [name for name in {*there, *stage.told_records} if name.split("/")[0] in mentioned]
+    stage.told_records = there
+    shown = {stage.shown(name): name in there for name in found if _is_counted(stage, name)}
+    assert [f"record of {n} {'stays' if shown[n] else 'goes'}" for n in sorted(shown)] == rows
+
+
+def _is_counted(stage: Stage, name: str) -> bool:
+    return not name.startswith(names.WAL_FOLDER) or name >= stage.wal_name(0)
+
+
+def _temporary(stage: Stage) -> list[str]:
+    both = stores(stage)
+    folders = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
+    return [name for folder in folders for name in both.temporary_names(folder)]
+
+
+def _shown(name: str) -> str:
+    """As the seed writes the name of a temporary object."""
+    parsed = parse_temporary_name(name)
+    return name if parsed is None else f"{parsed.destination}.[UUID].[checksum]"
+
+
+def _owner(stage: Stage, source: str) -> str:
+    """Who has put a temporary object; nobody has put what only keeps others out."""
+    for each in stores(stage).happened:
+        if isinstance(each, ObjectChanged) and each.change is Change.PUT and each.name == source:
+            return each.node
+    return "nobody"
+
+
+def _name(folder: str, object_id: str) -> str:
+    return (names.wal_name if folder == "wal" else names.manifest_name)(int(object_id))
+
+
+VOCABULARY = (acts, jobs, objects)  # importing them registers their sentences
 NO_CONDITIONS, NO_DATABASE = "the store has no conditional writes", ", and no database yet"
 LIMIT_S = 259_200.0  # of virtual time: a scenario that waits for what never happens fails
 
@@ -37,7 +243,7 @@ def play(scenario: Scenario, seed: int, *, limit_s: float = LIMIT_S) -> None:
 
     async def main(world: World) -> None:
         if first.startswith(NO_CONDITIONS):
-            two_phase.install(world)
+            install(world)
         stage = Stage(world)
         if not first.endswith(NO_DATABASE):
             creator = world.node("creator")

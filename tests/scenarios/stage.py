@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from shalekv.core.manifest import Manifest
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
+from shalekv.format.names import MANIFEST_FOLDER, WAL_FOLDER
 from shalekv.format.sst import Sst, open_sst
-from tests.scenarios.attempts import Attempts
-from tests.scenarios.processes import (
+from tests.scenarios.serving import (
     ClientProcess,
     CollectorProcess,
     CompactorProcess,
@@ -18,10 +20,97 @@ from tests.scenarios.processes import (
     Jobs,
     Options,
     Process,
+    Put,
+    ReaderProcess,
+    ServingProcess,
+    WriterProcess,
 )
-from tests.scenarios.serving import Put, ReaderProcess, ServingProcess, WriterProcess
-from tests.sim.script import Gate
+from tests.sim.network import Gate
+from tests.sim.trace import Line
 from tests.sim.world import World
+
+# As `tests.sim.network` notes them.
+_ARRIVAL = re.compile(
+    r"create (?P<name>(?P<folder>wal|manifest)/(?P<id>\d{20})\.\w+) of (?P<sender>[^:]+): "
+    r"(?P<outcome>Created|Exists|lost on its way)(?: \((?P<told>[\w ]+)\))?"
+)
+STORES = frozenset({"store", "records"})
+_FOLDERS = (WAL_FOLDER, MANIFEST_FOLDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A create that arrived at the store, or was lost before it."""
+
+    folder: str  # "wal" or "manifest"
+    object_id: int
+    sender: str  # such as "writer 2"
+    epoch: int  # of the sender
+    outcome: str  # "Created", "Exists" or "lost on its way"
+    told: str  # what kept the sender from hearing of the outcome; empty: nothing did
+
+    @property
+    def is_success(self) -> bool:
+        return self.outcome == "Created"
+
+
+class Attempts:
+    """All attempts of one run."""
+
+    def __init__(self, world: World) -> None:
+        """REQUIRES: nothing was sent yet."""
+        self._world = world
+        world.loop.trace.keep_all_events()
+
+    def of(self, folder: str) -> list[Attempt]:
+        return [attempt for attempt in self._all() if attempt.folder == folder]
+
+    def has_fault(self, request: str, fault: str) -> bool:
+        """Whether a request such as "create wal/1.sst of writer 1: " met `fault`."""
+        pattern = f"{request}*{fault}*"
+        return any(fnmatchcase(text, pattern) for text in self.at_store())
+
+    def at_store(self) -> list[str]:
+        """What was noted at the store, of every request that arrived."""
+        return [line.text for line in self._lines if line.node in STORES]
+
+    @property
+    def _lines(self) -> list[Line]:
+        return self._world.loop.trace.events
+
+    def _all(self) -> list[Attempt]:
+        created = (
+            entry
+            for entry in self._world.store.log
+            if entry.operation == "create" and entry.name.startswith(_FOLDERS)
+        )
+        epochs: dict[str, int] = {}  # of each sender
+        attempts = []
+        for line in self._lines:
+            match = _ARRIVAL.fullmatch(line.text) if line.node == "store" else None
+            if match is None:
+                continue
+            sender = match["sender"]
+            if match["outcome"] == "Created":
+                epochs[sender] = _epoch_of(match["folder"], match["name"], next(created).data)
+            attempt = Attempt(
+                folder=match["folder"],
+                object_id=int(match["id"]),
+                sender=sender,
+                epoch=epochs.get(sender, 0),
+                outcome=match["outcome"],
+                told=match["told"] or "",
+            )
+            attempts.append(attempt)
+        return attempts
+
+
+def _epoch_of(folder: str, name: str, data: bytes) -> int:
+    """The writer epoch that stands in an object."""
+    if folder == "manifest":
+        return decode_manifest(name, data).writer_epoch
+    return open_sst(name, data, database_id=None).properties.writer_epoch
+
 
 KINDS: dict[str, type[Process[Any]]] = {
     "writer": WriterProcess,
@@ -64,13 +153,11 @@ class Stage:
         return self.processes[name]
 
     def server(self, name: str) -> ServingProcess[Any]:
-        """A writer or a reader."""
         process = self.processes[name]
         assert isinstance(process, ServingProcess)
         return process
 
     def writer(self, name: str) -> WriterProcess:
-        """A writer."""
         process = self.processes[name]
         assert isinstance(process, WriterProcess)
         return process
@@ -84,14 +171,12 @@ class Stage:
         return process
 
     def begin(self, name: str, options: str | None) -> None:
-        """Let a process begin to open."""
         assert name not in self.processes, f"{name} opened before"
         process = self.processes[name] = KINDS[name.split(maxsplit=1)[0]](self.world, name)
         assert isinstance(process, ServingProcess | CompactorProcess)
         process.begin_open(read_options(options))
 
     def wal_name(self, slot: int) -> str:
-        """The object in a slot of the scenario."""
         return names.wal_name(self.first_slot + slot)
 
     def level_names(self) -> list[str]:
@@ -110,23 +195,19 @@ class Stage:
         return name
 
     def wal(self) -> list[Sst]:
-        """All objects of the WAL, by slot."""
         found = self.world.store.names(names.WAL_FOLDER)
         ours = [name for name in found if names.parse_wal_name(name) is not None]
         return [open_sst(name, self.data(name), database_id=None) for name in ours]
 
     def manifest(self, manifest_id: int) -> Manifest:
-        """A manifest that is in the store."""
         name = names.manifest_name(manifest_id)
         return decode_manifest(name, self.data(name))
 
     def manifest_ids(self) -> list[int]:
-        """The manifests that are in the store."""
         found = map(names.parse_manifest_name, self.world.store.names(names.MANIFEST_FOLDER))
         return [manifest_id for manifest_id in found if manifest_id is not None]
 
     def current(self) -> Manifest:
-        """The manifest with the highest id."""
         return self.manifest(self.manifest_ids()[-1])
 
     def asked_for(self, process: str, request: str, since: int) -> list[str]:
@@ -152,7 +233,6 @@ class Stage:
             assert self.attempts.has_fault(request, fault), f"no {request} was {fault}"
 
     def data(self, name: str) -> bytes:
-        """An object that is in the store."""
         data = self.world.store.data(name)
         assert data is not None, f"{name} is not there"
         return data

@@ -3,18 +3,226 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from random import Random
+from typing import Any
 
+from shalekv.errors import (
+    ConditionFailed,
+    CounterOverflow,
+    KeyExpired,
+    NotACounter,
+    OutcomeUnknown,
+    Overloaded,
+    QuorumUnavailable,
+    SnapshotNotFound,
+    Stopping,
+    StoreUnavailable,
+)
+from shalekv.roles.service import Call
+from shalekv.roles.writer_kv import WriterKv
 from shalekv.v1 import kv_pb2
 from tests.kit.model import watched_keys
-from tests.sim.calls import Calls
 from tests.sim.cluster import Cluster
-from tests.sim.history import Operation, Outcome, WriteRequest
-from tests.sim.invariants.peace import check_i13_reads_are_answered, check_i13_writes_succeed
+from tests.sim.errors import NodeCrashed, Violation
+from tests.sim.history import (
+    Attempt,
+    Got,
+    Operation,
+    Outcome,
+    ReadOp,
+    Refusal,
+    ScanOp,
+    Told,
+    WriteRequest,
+)
+from tests.sim.invariants.catalogue import checks
+from tests.sim.network import Gate
 from tests.sim.requests import KEYS, Requests
-from tests.sim.script import Gate
+
+
+@checks(13, "writers", "database", "two_phase", "quorum")
+def check_i13_one_writer_serves(
+    serving: Collection[str], running: Collection[str], endings: Sequence[str]
+) -> None:
+    """Of the writers that run one is left, and it serves; `endings` tell why others do not."""
+    if len(serving) != 1 or list(running) != list(serving):
+        raise Violation(
+            f"I13: in peace {list(serving)} serve, {list(running)} run; others ended by {endings}"
+        )
+
+
+@checks(13, "writers", "database", "two_phase", "quorum")
+def check_i13_writes_succeed(operation: Operation) -> None:
+    """A write is acknowledged."""
+    last = operation.attempts[-1]
+    if last.outcome is not Outcome.ACKNOWLEDGED:
+        problem = f"I13: in peace {operation} ended as {operation.attempts}"
+        raise Violation(problem, at_us=last.replied_us)
+
+
+@checks(13, "writers", "database", "two_phase", "quorum")
+def check_i13_reads_are_answered(
+    writer: str, answered: tuple[int, int], asked: tuple[int, int]
+) -> None:
+    """As many gets and scans are answered as were asked for."""
+    if answered != asked:
+        raise Violation(f"I13: in peace {writer} answers {answered} gets and scans of {asked}")
+
+
+READ_TIMEOUT_MS = 30_000.0
+REFUSED = (ConditionFailed, NotACounter, CounterOverflow)
+# A refusal, or a read, that could not be confirmed says nothing; nothing was written either. Of a
+# writer that was stopped for so long that its snapshot has expired, what it reads may be gone (I7).
+NOT_APPLIED = (Stopping, Overloaded, StoreUnavailable, SnapshotNotFound, QuorumUnavailable)
+UNKNOWN = (OutcomeUnknown, KeyExpired)
+UNANSWERED = (
+    TimeoutError,
+    NodeCrashed,
+    OutcomeUnknown,
+    QuorumUnavailable,
+    SnapshotNotFound,
+    Stopping,
+    StoreUnavailable,
+)
+_METHODS: dict[type, Callable[[Any], Callable[[Any, Call], Any]]] = {
+    kv_pb2.PutRequest: lambda kv: kv.put,
+    kv_pb2.DeleteRequest: lambda kv: kv.delete,
+    kv_pb2.DeleteRangeRequest: lambda kv: kv.delete_range,
+    kv_pb2.WriteRequest: lambda kv: kv.write,
+    kv_pb2.TxnRequest: lambda kv: kv.txn,
+}
+
+
+class Calls:
+    """Asks the writers of a cluster; one that is gone by then is not asked."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._history = cluster.history
+        self.known: dict[bytes, Got] = {}  # the newest that any client has seen of each key
+
+    async def attempt(self, operation: Operation, name: str, timeout_ms: float) -> None:
+        writer = self._cluster.writers.get(name)
+        if writer is None:
+            return
+        attempt = Attempt(writer.epoch, self._world.loop.now_us)
+        operation.attempts.append(attempt)
+        method = _METHODS[type(operation.request)](writer.kv)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                reply = await self._ask(name, lambda: method(operation.request, Call()))
+        except (TimeoutError, NodeCrashed):
+            return
+        except UNKNOWN as error:
+            attempt.outcome, attempt.reason = Outcome.UNKNOWN, error.reason
+        except NOT_APPLIED as error:
+            attempt.outcome, attempt.reason = Outcome.NOT_APPLIED, error.reason
+        except REFUSED as error:
+            attempt.outcome, attempt.reason = Outcome.REFUSED, error.reason
+            attempt.answer = Refusal(error.reason, getattr(error, "found_seq", None))
+        else:
+            self._take_down(operation, attempt, reply)
+        attempt.replied_us = self._world.loop.now_us
+
+    async def get(self, key: bytes, level: kv_pb2.ReadLevel.ValueType, name: str) -> None:
+        writer, invoked_us = self._cluster.writers.get(name), self._world.loop.now_us
+        if writer is None:
+            return
+        request = kv_pb2.GetRequest(key=key, header=kv_pb2.RequestHeader(read_level=level))
+        kv = writer.kv
+        reply = await self._answer(name, lambda: kv.get(request, Call()))
+        if reply is not None:
+            got, now_us = _got(reply), self._world.loop.now_us
+            self._see(key, got)
+            is_linearizable = level == kv_pb2.READ_LEVEL_LINEARIZABLE
+            self._history.reads.append(
+                ReadOp(
+                    key, is_linearizable, writer.epoch, invoked_us, now_us, got, reply.header.seq
+                )
+            )
+
+    async def scan(self, name: str) -> None:
+        writer, invoked_us = self._cluster.writers.get(name), self._world.loop.now_us
+        if writer is None:
+            return
+        kv = writer.kv
+        found = await self._answer(name, lambda: _scanned(kv))
+        if found is not None:
+            seq, entries = found
+            now_us = self._world.loop.now_us
+            self._history.scans.append(ScanOp(writer.epoch, invoked_us, now_us, seq, entries))
+
+    def _take_down(self, operation: Operation, attempt: Attempt, reply: Any) -> None:
+        in_memory = reply.durability == kv_pb2.DURABILITY_MEMORY
+        attempt.outcome = Outcome.IN_MEMORY if in_memory else Outcome.ACKNOWLEDGED
+        attempt.answer = told(reply)
+        attempt.seq = reply.header.seq
+        attempt.wal_id = reply.header.wal_id if reply.header.HasField("wal_id") else None
+        match operation.request:
+            case kv_pb2.PutRequest(key=key, value=value):
+                self._see(key, Got(value, attempt.seq))
+            case kv_pb2.DeleteRequest(key=key):
+                self._see(key, Got(None, attempt.seq))
+
+    def _see(self, key: bytes, got: Got) -> None:
+        if got.seq > self.known.get(key, Got()).seq:
+            self.known[key] = got
+
+    async def _answer(self, name: str, ask: Callable[[], Any]) -> Any:
+        """What a read is answered; None: nothing, in time."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_MS / 1000):
+                return await self._ask(name, ask)
+        except UNANSWERED:
+            return None
+
+    async def _ask(self, name: str, ask: Callable[[], Any]) -> Any:
+        """The answer of a writer, computed on its node."""
+
+        async def run() -> Any:
+            answer = ask()
+            return await answer if isinstance(answer, Awaitable) else answer
+
+        return await self._world.node(name).run(run())
+
+
+def told(reply: Any) -> Told:
+    """A reply to a write as the model gives it."""
+    match reply:
+        case kv_pb2.WriteReply():
+            return Told(results=tuple(reply.counters))
+        case kv_pb2.TxnReply():
+            return Told(reply.succeeded, tuple(map(_result, reply.results)))
+        case _:
+            return Told()
+
+
+def _result(result: kv_pb2.TxnResult) -> Got | int | None:
+    match result.WhichOneof("result"):
+        case "get":
+            return _got(result.get)
+        case "counter":
+            return result.counter
+        case _:
+            return None
+
+
+def _got(reply: kv_pb2.GetReply) -> Got:
+    return Got(reply.value, reply.seq, reply.expire_at_ms) if reply.found else Got()
+
+
+async def _scanned(kv: WriterKv) -> tuple[int, tuple[tuple[bytes, Got], ...]]:
+    """The number of the view, and all that is in it."""
+    entries: list[tuple[bytes, Got]] = []
+    seq = 0
+    async for reply in kv.scan(kv_pb2.ScanRequest(), Call()):
+        seq = reply.header.seq
+        entries += [(e.key, Got(e.value, e.seq, e.expire_at_ms)) for e in reply.entries]
+    return seq, tuple(entries)
+
 
 ATTEMPTS_MAX = 4
 TTL_SHARES = (0.05, 0.2, 0.6)  # of what is put in a run, that expires
@@ -28,7 +236,6 @@ class Callers:
     """The clients of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """None of them does anything yet."""
         self._cluster = cluster
         self._world = cluster.world
         self._operations = cluster.history.operations
@@ -36,7 +243,6 @@ class Callers:
         self._ttl_share = cluster.world.random_for("expiry").choice(TTL_SHARES)
 
     async def client(self, number: int) -> None:
-        """Use writers at random, until cancelled."""
         random = self._world.random_for(f"client {number}")
         while True:
             await self._world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]) * self._cluster.pace)

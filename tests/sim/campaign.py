@@ -1,13 +1,16 @@
-"""Many seeds, in as many processes as there are cores, and what they came to.
+"""Many seeds, in as many processes as there are cores: a fixed number, or what fits into a time.
 
 Each run is a task of its own: which process takes it, and when, decides nothing about it.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
+import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -15,10 +18,97 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from random import Random
 from typing import TypeVar
 
+import structlog
+
 from tests import workers
-from tests.sim.outcomes import Outcome, Task, run_task, silence_logs
+from tests.sim.errors import UnhandledErrors
+from tests.sim.levels import only_writers, whole_database
+from tests.sim.options import ALL, Options
+from tests.sim.quorum.world import quorum_core
+from tests.sim.run import Failure, Main, attempt
+from tests.sim.safekeepers.chaos import quorum_database
+from tests.sim.two_phase.judge import two_phase_database
+
+PROFILES: Mapping[str, Main[object]] = {
+    "writers": only_writers,
+    "database": whole_database,
+    "two_phase": two_phase_database,
+    "quorum": quorum_database,
+    "quorum_core": quorum_core,  # the pure core alone, without the rest of a database
+}
+
+_NUMBERS = re.compile(r"(?:I\d+|F\d+)(?:, (?:I\d+|F\d+))*")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to run."""
+
+    profile: str
+    seed: int
+    options: Options = ALL
+
+    def __str__(self) -> str:
+        return f"{self.profile} seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it. Equal tasks give equal outcomes, but for `cpu_s`."""
+
+    task: Task
+    trace_hash: str
+    virtual_s: float
+    cpu_s: float
+    steps: int  # callbacks that ran
+    befallen: Counter[str] = field(default_factory=Counter)  # crashes and pauses
+    # Of the failure: two of one kind have one cause, most likely. Empty: all is well.
+    kind: str = ""
+    problem: str = ""  # what failed, in words
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.kind)
+
+
+def run_task(task: Task) -> Outcome:
+    """Run it here and now."""
+    began_s = time.process_time()
+    run = attempt(task.seed, PROFILES[task.profile], options=task.options)
+    cpu_s = time.process_time() - began_s
+    what = (run.trace_hash, run.virtual_s, cpu_s, run.steps, run.befallen)
+    if not isinstance(run, Failure):
+        return Outcome(task, *what)
+    if not isinstance(run.error, Exception):  # somebody wants to stop
+        raise run.error
+    return Outcome(task, *what, kind=kind_of(run.error), problem=f"{run.error!r}")
+
+
+def kind_of(error: BaseException) -> str:
+    """The invariants that an error names, or what sort of error it is (`first_of` several)."""
+    error = first_of(error)
+    numbers = _NUMBERS.match(str(error)) if isinstance(error, AssertionError) else None
+    return numbers.group() if numbers else type(error).__name__
+
+
+def first_of(error: BaseException) -> BaseException:
+    """What went wrong: of several things at once, or that nobody looked at, the first."""
+    while True:
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        elif isinstance(error, UnhandledErrors) and error.__cause__ is not None:
+            error = error.__cause__
+        else:
+            return error
+
+
+def silence_logs() -> None:
+    """Nobody reads what the simulated processes log; formatting it would take longer than they."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,7 +116,20 @@ R = TypeVar("R")
 # Seeds of each profile in a campaign of 2,000: what is quick has more.
 SHARES: Mapping[str, int] = {"writers": 1_500, "database": 220, "two_phase": 120, "quorum": 160}
 
-_AHEAD = 4  # tasks that wait for each process
+# Seeds of the pure core of the quorum WAL for each seed above: a run takes milliseconds.
+CORE_SHARE = 2
+# Shares of the time of a time-boxed campaign.
+WEIGHTS: Mapping[str, float] = {
+    "writers": 0.3,
+    "database": 0.27,
+    "two_phase": 0.15,
+    "quorum": 0.2,
+    "quorum_core": 0.08,
+}
+FAILURES_MAX = 3  # then no more are begun
+
+AHEAD = 4  # tasks that wait for each process
+_GUESSED_CPU_S = 1.0  # of a run, before one of its profile is done
 _TASKS_PER_PROCESS = 200  # on average, then new ones begin: what a process keeps goes with it
 
 
@@ -41,7 +144,6 @@ class Tally:
     failures: list[Outcome] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one more."""
         self.seeds += 1
         self.befallen += outcome.befallen
         self.virtual_s += outcome.virtual_s
@@ -50,7 +152,6 @@ class Tally:
             self.failures.append(outcome)
 
     def merge(self, other: Tally) -> None:
-        """Count what another has counted."""
         self.seeds += other.seeds
         self.befallen += other.befallen
         self.virtual_s += other.virtual_s
@@ -59,7 +160,6 @@ class Tally:
 
     @property
     def speed(self) -> float:
-        """Virtual seconds in a second of one core."""
         return self.virtual_s / self.cpu_s if self.cpu_s else math.inf
 
 
@@ -67,16 +167,17 @@ def run_campaign(
     tasks: Iterable[Task],
     *,
     processes: int | None = None,
-    failures_max: int = 3,
+    failures_max: int = FAILURES_MAX,
     into: dict[str, Tally] | None = None,
     seen: Callable[[Outcome], None] | None = None,
+    ahead: int = AHEAD,
 ) -> dict[str, Tally]:
     """Run all `tasks`, by profile; no more are begun once so many have failed.
 
     `into` has what is done also when this is interrupted, and each outcome is `seen` at once.
     """
     tallies: dict[str, Tally] = {} if into is None else into
-    with closing(spread(run_task, tasks, processes=processes)) as outcomes:
+    with closing(spread(run_task, tasks, processes=processes, ahead=ahead)) as outcomes:
         for outcome in outcomes:
             tallies.setdefault(outcome.task.profile, Tally()).add(outcome)
             if seen is not None:
@@ -118,31 +219,79 @@ def shared(shares: Mapping[str, int], first_seed: int = 0) -> Iterator[Task]:
     return (Task(profile, seed) for _, profile, seed in sorted(order))
 
 
+class TimeBox:
+    """Seeds of all profiles until a time, by their weights; which ones, `random` draws.
+
+    No run is begun that is not expected to end in time; one of each profile is in any case.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        random: Random,
+        tallies: Mapping[str, Tally],
+        weights: Mapping[str, float] = WEIGHTS,
+    ) -> None:
+        """`tallies` tell what the runs have cost so far; the campaign counts them."""
+        self._end_s = time.monotonic() + seconds
+        self._random = random
+        self._tallies = tallies
+        self._weights = weights
+        self._begun: Counter[str] = Counter()
+
+    def tasks(self) -> Iterator[Task]:
+        """One after the other, each drawn when it is asked for."""
+        while self._failure_count() < FAILURES_MAX:
+            profile = min(self._weights, key=lambda each: self._spent_s(each) / self._weights[each])
+            late = time.monotonic() + 2 * self._cpu_s(profile) > self._end_s
+            if late and len(self._begun) == len(self._weights):
+                return
+            self._begun[profile] += 1
+            yield Task(profile, self._random.getrandbits(31))
+
+    def _failure_count(self) -> int:
+        return sum(len(tally.failures) for tally in self._tallies.values())
+
+    def _cpu_s(self, profile: str) -> float:
+        """What a run of this profile takes on average."""
+        tally = self._tallies.get(profile)
+        return tally.cpu_s / tally.seeds if tally else _GUESSED_CPU_S
+
+    def _spent_s(self, profile: str) -> float:
+        """With what the runs that are under way are expected to take."""
+        return self._begun[profile] * self._cpu_s(profile)
+
+
 def spread(
-    function: Callable[[T], R], values: Iterable[T], *, processes: int | None = None
+    function: Callable[[T], R],
+    values: Iterable[T],
+    *,
+    processes: int | None = None,
+    ahead: int = AHEAD,
 ) -> Generator[R, None, None]:
     """The results of a function over many values, in the order in which they are there.
 
-    It runs in other processes, as many at once as there are cores for it unless it is said. If one
-    of them dies, that is raised: `BrokenProcessPool`, with a note of what was under way.
+    It runs in other processes, by default one for each core, for each of which `ahead` values are
+    taken at once. If one of them dies, that is raised: `BrokenProcessPool`, with a note of what was
+    under way.
     """
     count = processes or workers.cores()
     waiting = iter(values)
     # A pool whose processes are replaced while it works may hang (python/cpython#115634).
     for first in waiting:
         part = chain([first], islice(waiting, count * _TASKS_PER_PROCESS - 1))
-        yield from _spread_in_one_pool(function, part, count)
+        yield from _spread_in_one_pool(function, part, count, ahead)
 
 
 def _spread_in_one_pool(
-    function: Callable[[T], R], values: Iterator[T], count: int
+    function: Callable[[T], R], values: Iterator[T], count: int, ahead: int
 ) -> Generator[R, None, None]:
     context = multiprocessing.get_context("spawn")
     under_way: dict[Future[R], T] = {}
     pool = ProcessPoolExecutor(count, context, initializer=_begin)
     try:
         while True:
-            for value in islice(values, count * _AHEAD - len(under_way)):
+            for value in islice(values, count * ahead - len(under_way)):
                 under_way[pool.submit(function, value)] = value
             if not under_way:
                 return

@@ -24,8 +24,8 @@ from shalekv.roles.writer import Writer
 from shalekv.settings import ServeSettings, StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from tests.sim.history import History
+from tests.sim.network import Gate, Match
 from tests.sim.nodes import Node
-from tests.sim.script import Gate, Match
 from tests.sim.stored import Stored
 from tests.sim.tiny import draw_settings, narrowed
 from tests.sim.world import World
@@ -76,7 +76,6 @@ class Cluster:
         return max(0.25, math.sqrt(self.world.store.faults.request_ms.high_ms) / 7)
 
     async def found(self) -> None:
-        """Create the database."""
         admin = self.world.node("admin")
         runtime = self.world.runtime_for(admin)
         await admin.run(create_database(self.store_for(admin), runtime, StoreSettings()))
@@ -90,7 +89,6 @@ class Cluster:
         return None
 
     def stored(self) -> Stored:
-        """What was written by now, decoded."""
         return Stored.read(self.world.store)
 
     def start_writer(self, name: str, settings: ServeSettings) -> None:
@@ -118,7 +116,6 @@ class Cluster:
         return name
 
     def let_go(self, name: str) -> None:
-        """Let a slow opener go on."""
         self.world.note(f"{name} goes on to fence")
         self.slow_openers.pop(name).release()
 
@@ -146,7 +143,6 @@ class Cluster:
                         await self.world.sleep_ms(40.0 * self.pace)
 
     def crash(self, name: str) -> None:
-        """Cut the power of a running writer."""
         self.running[name].crash()
         self._forget(name)
 

@@ -19,7 +19,6 @@ class Span:
             raise ValueError(f"not a range of positive durations: {self}")
 
     def draw(self, random: Random) -> float:
-        """A duration in milliseconds."""
         return self.low_ms * math.pow(self.high_ms / self.low_ms, random.random())
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from shalekv.v1 import kv_pb2
-from tests.sim.objects import EPOCH_MS
+from tests.sim.store import EPOCH_MS
 
 UNKNOWN_EPOCH = -1  # of a writer that did not tell it, or did not answer
 
@@ -94,7 +94,6 @@ class Operation:
 
     @property
     def ttls_ms(self) -> set[int]:
-        """How long the values live that it puts."""
         match self.request:
             case kv_pb2.PutRequest():
                 return {self.request.ttl_ms}
@@ -109,12 +108,10 @@ class Operation:
 
     @property
     def seqs(self) -> set[int]:
-        """The sequence numbers that were told."""
         return {attempt.seq for attempt in self.attempts if attempt.seq}
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether an attempt was acknowledged as durable."""
         return any(each.outcome is Outcome.ACKNOWLEDGED for each in self.attempts)
 
     @property
@@ -173,7 +170,6 @@ class History:
     epoch_ms: int = EPOCH_MS  # what the store's clock showed at the time 0 of all others
 
     def attempts(self, outcome: Outcome) -> list[tuple[Operation, Attempt]]:
-        """All attempts that ended so."""
         return [
             (operation, attempt)
             for operation in self.operations

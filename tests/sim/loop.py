@@ -18,15 +18,58 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context
 from random import Random
 from sys import get_asyncgen_hooks, set_asyncgen_hooks
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
-from tests.sim.burial import bury
 from tests.sim.errors import Deadlock, Livelock, NotSimulated, OutOfTime, SimulationError
 from tests.sim.nodes import Node, current_node
-from tests.sim.ready import NEVER_US, Ready, Timers, to_us
-from tests.sim.refusals import IsolatedLoop
-from tests.sim.tasks import SimFuture, SimHandle, SimTask, describe_waiting
+from tests.sim.tasks import (
+    NEVER_US,
+    Ready,
+    SimFuture,
+    SimHandle,
+    SimTask,
+    Timers,
+    bury,
+    describe_waiting,
+    to_us,
+)
 from tests.sim.trace import KEEP_LINES, Trace
+
+_REFUSED = (
+    # names and connections
+    "getaddrinfo getnameinfo create_connection create_server create_unix_connection "
+    "create_unix_server create_datagram_endpoint connect_accepted_socket start_tls sendfile "
+    # sockets, files and pipes
+    "add_reader remove_reader add_writer remove_writer connect_read_pipe connect_write_pipe "
+    "sock_accept sock_connect sock_recv sock_recv_into sock_recvfrom sock_recvfrom_into "
+    "sock_sendall sock_sendfile sock_sendto "
+    # threads, processes and signals
+    "run_in_executor set_default_executor shutdown_default_executor subprocess_exec "
+    "subprocess_shell add_signal_handler remove_signal_handler "
+    # what would replace parts of the simulation
+    "set_task_factory set_exception_handler"
+).split()
+
+
+class IsolatedLoop(asyncio.BaseEventLoop):
+    """An event loop without an outside world: each of its doors raises `NotSimulated`.
+
+    The refusal comes from the call itself, before anything is awaited.
+    """
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(_loop: IsolatedLoop, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise NotSimulated(name)
+
+    refuse.__name__ = name
+    refuse.__qualname__ = f"IsolatedLoop.{name}"
+    return refuse
+
+
+for _name in _REFUSED:
+    setattr(IsolatedLoop, _name, _refusal(_name))
+
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -63,7 +106,6 @@ class SimLoop(IsolatedLoop):
     # --- time and callbacks --------------------------------------------------------------------
 
     def time(self) -> float:
-        """Virtual seconds since the start of the run."""
         return self.now_us / 1e6
 
     def call_soon(
@@ -116,7 +158,6 @@ class SimLoop(IsolatedLoop):
         return handle
 
     def handle_cancelled(self, handle: SimHandle) -> None:
-        """A handle of this loop was cancelled."""
         if handle.due_us > self.now_us:
             self._timers.count_cancelled()
 
@@ -127,7 +168,6 @@ class SimLoop(IsolatedLoop):
     # --- tasks and futures ---------------------------------------------------------------------
 
     def create_future(self) -> SimFuture[Any]:
-        """A future of the node that calls."""
         self._order += 1
         return SimFuture(self, self._order)
 
@@ -150,7 +190,6 @@ class SimLoop(IsolatedLoop):
         return task
 
     def let_go(self) -> None:
-        """Hold the tasks that are done no longer."""
         self._tasks = [task for task in self._tasks if not task.done()]
 
     def _finalize_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -225,11 +264,9 @@ class SimLoop(IsolatedLoop):
         return "\n".join([f"{what}; {len(waiting)} tasks are not done", *waiting])
 
     def stop(self) -> None:
-        """End the run after the current callback."""
         self._stopped = True
 
     def is_running(self) -> bool:
-        """Whether the run is going on."""
         return self._running
 
     def note(self, text: str, node: Node | None = None) -> None:

@@ -41,11 +41,9 @@ class Options:
     troubles: frozenset[Trouble] = EVERYTHING
 
     def has(self, trouble: Trouble) -> bool:
-        """Whether this is to happen."""
         return trouble in self.troubles
 
     def without(self, trouble: Trouble) -> Options:
-        """The same, less this."""
         return replace(self, troubles=self.troubles - {trouble})
 
 

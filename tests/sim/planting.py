@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from tests.sim.run import Main, simulate
@@ -14,6 +18,49 @@ from tests.sim.run import Main, simulate
 Patch: TypeAlias = tuple[object, str, object]
 
 _MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """The shipped code with one plausible mistake, and what is to notice it."""
+
+    name: str
+    breaks: str  # one sentence: what the code does wrong then
+    patches: Sequence[Patch]
+    profile: str  # of `tests.sim.campaign`
+    invariants: tuple[str, ...]  # that it breaks, as protocol section 7 numbers them
+    # How it shows besides: an invariant that falls with those, or what the shipped code raises when
+    # it meets the damage (see `campaign.kind_of`).
+    also: tuple[str, ...] = ()
+    seeds: int = 60  # so many may be tried
+    hint: int = 0  # the first one: it is known to catch this, and saves time
+    # One that runs of a whole database show too seldom is hunted by this smaller test instead.
+    test: str = ""
+
+    def is_seen_as(self, kind: str) -> bool:
+        """Whether a failure of this kind is due to it."""
+        return not {*self.invariants, *self.also}.isdisjoint(kind.split(", "))
+
+
+@functools.cache
+def rows() -> Mapping[str, tuple[str, str, tuple[str, ...]]]:
+    """The table of mutants in RELIABILITY.md: what each breaks, its profile, its invariants."""
+    page = (Path(__file__).parents[2] / "RELIABILITY.md").read_text()
+    table = page.partition("\n## Mutants\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| `(.*)` \| (.*) \| `(.*)` \| (.*) \|$", table, re.MULTILINE)
+    return {name: (breaks, of, tuple(broken.split(", "))) for name, breaks, of, broken in found}
+
+
+def mutant(
+    name: str,
+    *patches: Patch,
+    also: tuple[str, ...] = (),
+    seeds: int = 60,
+    hint: int = 0,
+    test: str = "",
+) -> Mutant:
+    """The mutant that the table in RELIABILITY.md describes under this name."""
+    return Mutant(name, rows()[name][0], patches, *rows()[name][1:], also, seeds, hint, test)
 
 
 @contextmanager

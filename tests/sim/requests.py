@@ -30,7 +30,6 @@ class Requests:
     ttl_share: float = 0.15  # of what is put, that expires
 
     def draw(self, number: int) -> WriteRequest:
-        """The request of the operation with this number."""
         kinds: dict[Callable[[int], WriteRequest], int] = {
             self.put: 20,
             self.put_if: 18,
@@ -80,30 +79,25 @@ class Requests:
         return request
 
     def put(self, number: int) -> kv_pb2.PutRequest:
-        """Put one key."""
         key = self._key()
         return kv_pb2.PutRequest(key=key, value=_value(number), ttl_ms=self._ttl_ms(key))
 
     def put_if(self, number: int) -> kv_pb2.PutRequest:
-        """Put one key under a condition."""
         request = self.put(number)
         request.precondition.CopyFrom(self._condition(request.key))
         self._draw_level(request.header)
         return request
 
     def delete(self, _number: int) -> kv_pb2.DeleteRequest:
-        """Delete one key."""
         return kv_pb2.DeleteRequest(key=self._key())
 
     def delete_if(self, number: int) -> kv_pb2.DeleteRequest:
-        """Delete one key under a condition."""
         request = self.delete(number)
         request.precondition.CopyFrom(self._condition(request.key))
         self._draw_level(request.header)
         return request
 
     def delete_range(self, _number: int) -> kv_pb2.DeleteRangeRequest:
-        """Delete some keys, or none, by a range."""
         return kv_pb2.DeleteRangeRequest(range=self._range())
 
     def write(self, number: int) -> kv_pb2.WriteRequest:
@@ -115,16 +109,13 @@ class Requests:
         return kv_pb2.WriteRequest(changes=[*changes, self._identifying(number)])
 
     def puts(self, number: int) -> kv_pb2.WriteRequest:
-        """Puts of several keys."""
         keys = self.random.sample(VALUES, 3)
         return kv_pb2.WriteRequest(changes=[self._put_change(number, key) for key in keys])
 
     def add(self, number: int) -> kv_pb2.WriteRequest:
-        """Add to one counter."""
         return kv_pb2.WriteRequest(changes=[self._add(number)])
 
     def txn(self, number: int) -> kv_pb2.TxnRequest:
-        """Compare, then read and change."""
         request = kv_pb2.TxnRequest()
         request.compares.extend(self._compare() for _ in range(self.random.choice([0, 1, 1, 2])))
         request.then.extend(self._branch(number))
@@ -134,7 +125,6 @@ class Requests:
         return request
 
     def _branch(self, number: int) -> list[kv_pb2.TxnOperation]:
-        """Reads only, or changes, too."""
         gets = [
             kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=self.random.choice(KEYS)))
             for _ in range(self.random.randrange(3))

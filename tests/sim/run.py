@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from tests.sim.burial import collect_later, collect_now
 from tests.sim.errors import UnhandledErrors
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.options import ALL, Options
+from tests.sim.tasks import collect_later, collect_now
 from tests.sim.trace import KEEP_LINES, Line, timeline
 from tests.sim.world import World
 
@@ -150,13 +150,12 @@ def _report(seed: int, loop: SimLoop) -> str:
 
 
 def _replay_command(seed: int) -> str:
-    """The command that runs the current test with this seed only."""
+    """The command that runs the current test again."""
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     if not test:
         return f"simulate({seed}, ...)"
-    option = f" --sim-seed {seed}" if "seed" in test.rpartition("[")[2] else ""
     python = os.path.relpath(sys.executable)
-    return f"{shlex.quote(python)} -m pytest {shlex.quote(test)}{option}"
+    return f"{shlex.quote(python)} -m pytest {shlex.quote(test)}"
 
 
 @contextmanager

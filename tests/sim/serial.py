@@ -196,7 +196,6 @@ class _Acknowledged:
     """The greatest number that was acknowledged at each time, by epoch and by key."""
 
     def __init__(self, order: SerialOrder) -> None:
-        """Looks at replies to operations that are in the log."""
         told: dict[tuple[int | None, bytes | None], list[tuple[int, int]]] = {}
         for operation, attempt in order.history.attempts(Outcome.ACKNOWLEDGED):
             placed = order.placed.get(operation.number)

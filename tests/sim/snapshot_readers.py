@@ -6,9 +6,15 @@ too late is told that the snapshot is gone, and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from random import Random
 
+from shalekv.core.entry import Entry
+from shalekv.core.manifest import Snapshot
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.scan import scan_slices
 from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import (
@@ -19,16 +25,106 @@ from shalekv.errors import (
     SnapshotNotFound,
     StoreUnavailable,
 )
-from shalekv.settings import StoreSettings
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation
-from tests.sim.invariants.snapshots import Snapped, check_i7_snapshots_are_one_state
+from tests.sim.history import Got
+from tests.sim.invariants.catalogue import checks
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
 from tests.sim.serial import SerialOrder
-from tests.sim.snapshot_reads import new_views, read_snapshot
+from tests.sim.stored import Stored
 from tests.sim.world import World
+
+LATE_READS = 3  # of snapshots that are over
+
+
+@dataclass(slots=True)
+class Snapped:
+    """A snapshot and what was read of it."""
+
+    snapshot: Snapshot
+    ends_ms: int  # by the store's clock: until then it is promised
+    reads: list[tuple[int, int, tuple[Entry, ...]]] = field(default_factory=list)  # seq, time, all
+    ending: str = ""
+
+
+@checks(7, "database")
+def check_i7_snapshots_are_one_state(order: SerialOrder, snapped: Sequence[Snapped]) -> None:
+    """All reads of one snapshot are equal to the byte, and what the log says.
+
+    Nobody compacts, collects or takes over so that they differ. Who reads too early or too late is
+    judged as it happens (`tests.sim.snapshot_readers`).
+    """
+    for each in snapped:
+        if len(set(each.reads)) > 1:
+            raise Violation(f"I7: {each.snapshot} reads {set(each.reads)}")
+        for seq, now_ms, entries in each.reads[:1]:
+            shown = {e.key: Got(e.value, e.seq, e.expire_at_ms) for e in entries}
+            state = {
+                key: Got(version.value, version.seq, version.expire_at_ms)
+                for key in order.timeline.keys
+                if (version := order.timeline.at(key, seq)).value is not None
+                and not 0 < version.expire_at_ms <= now_ms
+            }
+            if shown != state:
+                raise Violation(f"I7: {each.snapshot} shows {shown}, the log {state} at {seq}")
+
+
+@checks(7, "database")
+def check_i7_what_was_promised_is_in_a_manifest(stored: Stored, snapped: Sequence[Snapped]) -> None:
+    """A snapshot that somebody was given is in a manifest that counts, of the state that it names.
+
+    One that is only in a manifest which was created again under an old id protects nothing (F2).
+    """
+    there = {each.id: each for manifest in stored.manifests for each in manifest.snapshots}
+    for each in snapped:
+        found = there.get(each.snapshot.id)
+        if found is None or found.manifest_id != each.snapshot.manifest_id:
+            raise Violation(f"I7: {each.snapshot} was promised, and manifests have {found}")
+
+
+@checks(7, "database")
+async def check_i7_over_is_over(world: World, stored: Stored, snapped: Sequence[Snapped]) -> None:
+    """Snapshots that the current manifest no longer has are refused with a typed error.
+
+    REQUIRES: nobody edits the manifest any more.
+    """
+    node = world.node("late reader")
+    store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
+    living = {each.id for each in stored.manifests[-1].snapshots}
+    over = [each for each in snapped if each.snapshot.id not in living]
+    for each in over[-LATE_READS:]:
+        try:
+            views = await node.run(new_views(store))
+            answer = await node.run(read_snapshot(views, each.snapshot))
+        except SnapshotNotFound:
+            continue
+        raise Violation(f"I7: {each.snapshot} is over, and answers {answer}")
+
+
+async def read_snapshot(
+    views: SnapshotViews, snapshot: Snapshot
+) -> tuple[int, int, tuple[Entry, ...]]:
+    """The number of the last commit, the logical time, and all entries."""
+    opened = await views.open(snapshot.id)
+    slices = scan_slices(opened.view, start=b"", end=b"", reverse=False, now_ms=opened.now_ms)
+    try:
+        entries = [entry async for each in slices for entry in each]
+    except ObjectNotFound as missing:
+        raise await views.explain(missing, snapshot.id) from missing
+    return opened.view.seq, opened.now_ms, tuple(entries)
+
+
+async def new_views(store: CasStore) -> SnapshotViews:
+    """What a process knows that has just begun."""
+    stored = StoredManifest(store)
+    database_id = (await stored.refresh()).database_id
+    ssts = LevelSsts(store, database_id=database_id, settings=CacheSettings())
+    return SnapshotViews(store, stored, ssts, LimitSettings())
+
 
 READERS = 2
 LIVES_MS = (8_000, 30_000, 30_000)  # of a snapshot, at pace 1
@@ -42,14 +138,12 @@ class SnapshotReaders:
     """The readers of one database."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """None of them reads yet."""
         self._cluster = cluster
         self._world = cluster.world
         self.snapped: list[Snapped] = []
         self.problems: list[str] = []
 
     def lives(self) -> list[Reader]:
-        """What each of them does."""
         return [Reader(self, number) for number in range(READERS)]
 
     def check(self, order: SerialOrder) -> None:
@@ -69,7 +163,6 @@ class Reader:
         self._process_now: tuple[Node, CasStore] | None = None
 
     async def __call__(self, cluster: Cluster) -> None:
-        """Make snapshots and read them, until cancelled."""
         world = cluster.world
         random = world.random_for(self._name)
         while True:
@@ -110,7 +203,6 @@ class Reader:
     async def _use(
         self, store: CasStore, cluster: Cluster, snapped: Snapped, random: Random, ttl_ms: int
     ) -> None:
-        """Read it, renew it, or let it go."""
         clock_ms = cluster.world.store.clock_ms
         called = snapped.snapshot.id.hex()
         drawn = random.random()

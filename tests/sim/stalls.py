@@ -10,22 +10,194 @@ request is held on its way to the store, or its reply on the way back, and its s
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
+from typing import TypeAlias
 
+from shalekv.core.snapshot import find_snapshot, is_expired
 from shalekv.core.sst_table import SstTable
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.engine.collection.plan import Report
+from shalekv.errors import ManifestConflict, ShaleError, StoreUnavailable, Superseded
 from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER, manifest_name, wal_name
 from shalekv.format.names import parse_manifest_name as manifest_id_of
+from shalekv.roles.collector import Collector
+from shalekv.roles.compactor import Compactor
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster
-from tests.sim.janitors import COLLECTORS, COMPACTORS, Janitors
+from tests.sim.errors import Violation
+from tests.sim.invariants.catalogue import checks
+from tests.sim.network import Match
+from tests.sim.nodes import Node
 from tests.sim.options import Trouble
-from tests.sim.script import Match
 from tests.sim.stored import current_manifest
+from tests.sim.tiny import OPEN_TTL_S, draw_collector, draw_compactor
 from tests.sim.workload import WRITER_NAMES
+
+COMPACTORS = ("compactor1", "compactor2")
+COLLECTORS = ("collector1", "collector2")
+ENDS = (Superseded, StoreUnavailable, ManifestConflict)  # how they may end; others fail the run
+PAUSES_MS = (10.0, 1_000.0, 1_000.0, 15_000.0, 60_000.0)  # the longer ones outlast leases
+BETWEEN_MS = (30.0, 1_000.0, 5_000.0)  # two disturbances
+BUSY = (0.5, 2.0, 6.0)  # how much longer that is in some runs, so that trees get deep
+LIFE_MS = 32_000.0  # no lease or snapshot lives longer, at pace 1
+FINISH_MS = 220_000.0  # all that is due is done by then
+Life: TypeAlias = Callable[[Node, Random], Awaitable[None]]
+
+
+class WatchedCollecting(Collecting):
+    """Notes what a collection has done, and fails the run where the role would only log."""
+
+    def __init__(self, store: CasStore, janitors: Janitors, random: Random) -> None:
+        super().__init__(store, draw_collector(random, janitors.pace))
+        self._janitors = janitors
+
+    async def collect(self) -> Report:
+        try:
+            return await super().collect()
+        except ENDS:
+            raise
+        except ShaleError as error:
+            self._janitors.problems.append(f"I8: a collection failed: {error!r}")
+            raise
+
+
+class Janitors:
+    """The compactors and collectors of one database."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.world = cluster.world
+        self.pace = cluster.pace
+        self.running: dict[str, Node] = {}
+        self.problems: list[str] = []
+        cluster.beside.append(self.crash_all)
+
+    async def chaos(self, cluster: Cluster) -> None:
+        """Start, crash, pause and resume them at random moments, until cancelled."""
+        self.pace = cluster.pace  # the faults may have changed
+        random, options = self.world.random_for("janitors"), self.world.options
+        between = random.choice(BUSY)
+        for name in (COMPACTORS[0], COLLECTORS[0]):
+            self.start(name, random)
+        while True:
+            await self.world.sleep_ms(random.choice(BETWEEN_MS) * between * self.pace)
+            name = random.choice([*COMPACTORS, *COLLECTORS])
+            node = self.running.get(name)
+            event = random.choices(["crash", "pause", "resume", "nothing"], [3, 2, 2, 1])[0]
+            pause_ms = random.choice(PAUSES_MS) * self.pace
+            is_wanted = random.random() < 0.3
+            if node is None:
+                is_alone = not any(each in self.running for each in _twins(name))
+                if is_alone or is_wanted:
+                    self.start(name, random)
+            elif event == "crash" and options.has(Trouble.CRASHES):
+                self.crash(name)
+                if random.random() < 0.8:
+                    self.start(name, random)
+            elif event == "pause" and options.has(Trouble.PAUSES):
+                node.pause(pause_ms)
+            elif event == "resume":
+                node.resume()
+
+    def start_twin(self, name: str, random: Random) -> None:
+        """Run another one of the kind of `name` beside it, if none runs."""
+        twin = next(each for each in _twins(name) if each != name)
+        if twin not in self.running:
+            self.start(twin, random)
+
+    def start(self, name: str, random: Random) -> None:
+        """Run a compactor or collector on node `name`, which runs none."""
+        seed = random.getrandbits(64)
+        if not self.world.options.has(Trouble.JANITORS):
+            return
+        node = self.running[name] = self.world.node(name)
+        life = self._compact if name in COMPACTORS else self._collect
+        node.start(self._live(node, life, Random(seed)))
+
+    def crash(self, name: str) -> None:
+        self.running.pop(name).crash()
+
+    def crash_all(self) -> None:
+        for name in list(self.running):
+            self.crash(name)
+
+    async def finish(self) -> None:
+        """Without faults, compact and collect until nothing is due: no garbage is left then."""
+        self.crash_all()
+        random = self.world.random_for("finish")
+        node = self.world.node("finisher")
+        await self.world.sleep_ms(
+            max(0.0, self.world.store.last_arrival_ms - self.world.now_ms)
+            + max(OPEN_TTL_S * 1_000.0, LIFE_MS * self.pace)
+        )  # whatever is late has landed, and all leases and snapshots that are not renewed expire
+        async with asyncio.timeout(FINISH_MS / 1_000):
+            await node.run(self._compact(node, random, is_once=True))
+            store = CasStore(self.world.store_for(node), self.world.runtime_for(node), STORE)
+            await self.world.sleep_ms(10_000.0)  # all is older than what is collected
+            for _ in range(2):  # the first one leaves its own manifest behind
+                await node.run(WatchedCollecting(store, self, random).collect())
+                await self.world.sleep_ms(10_000.0)
+
+    @checks(7, "database")
+    def check_i7_writers_are_protected(self, cluster: Cluster) -> None:
+        """In peace, a living snapshot protects what each serving writer reads."""
+        current = current_manifest(self.world.store)
+        now_s = self.world.store.clock_ms() / 1_000
+        for label, writer in cluster.writers.items():
+            snapshot = find_snapshot(current, writer.engine.levels.current.snapshot_id)
+            if snapshot is None or is_expired(snapshot, now_s):
+                raise Violation(
+                    f"I7: no snapshot in manifest {current.manifest_id} protects what {label} reads"
+                )
+
+    def check(self) -> None:
+        if self.problems:
+            raise Violation(self.problems[0])
+
+    async def _live(self, node: Node, life: Life, random: Random) -> None:
+        ending = "CLOSED"
+        try:
+            await life(node, random)
+        except ENDS as error:
+            ending = error.reason
+        self.world.note(f"{node.label} ends: {ending}")
+        self.world.loop.call_soon(self._bury, node, context=self.world.loop.root.context)
+
+    def _bury(self, node: Node) -> None:
+        if self.running.get(node.name) is node:
+            self.running.pop(node.name).bury()
+
+    async def _compact(self, node: Node, random: Random, *, is_once: bool = False) -> None:
+        compactor = await Compactor.open(
+            self.world.store_for(node),
+            settings=draw_compactor(random, self.pace),
+            runtime=self.world.runtime_for(node),
+            hurry=asyncio.Event(),
+            holder=node.label,
+        )
+        await compactor.run(is_once=is_once)
+        await compactor.close()
+
+    async def _collect(self, node: Node, random: Random) -> None:
+        runtime = self.world.runtime_for(node)
+        store = CasStore(self.world.store_for(node), runtime, STORE)
+        collecting = WatchedCollecting(store, self, random)
+        interval_ms = draw_collector(random, self.pace).collect_interval_ms
+        await Collector([collecting], runtime.clock, interval_ms=interval_ms).run()
+
+
+STORE = StoreSettings()
+
+
+def _twins(name: str) -> tuple[str, ...]:
+    return COMPACTORS if name in COMPACTORS else COLLECTORS
+
 
 READER_NAMES = ("reader0", "reader1")
 REPLICA_NAMES = ("replica1", "replica2")
-BETWEEN_MS = (10.0, 1_000.0, 5_000.0)  # two stalls of one process, at pace 1
+STALLS_BETWEEN_MS = (10.0, 1_000.0, 5_000.0)  # two stalls of one process, at pace 1
 RARE = (1.0, 5.0, 20.0)  # how much longer that is in some runs
 STALLS_MS = (200.0, 3_000.0, 10_000.0, 25_000.0)  # the longer ones outlast leases
 REUSED_MS = 30_000.0  # so long is waited until an id is free again
@@ -59,7 +231,6 @@ class Stalls:
     """Stops processes of one database."""
 
     def __init__(self, cluster: Cluster, janitors: Janitors) -> None:
-        """Nothing is stopped yet."""
         self._cluster = cluster
         self._world = cluster.world
         self._store = cluster.world.store
@@ -77,7 +248,7 @@ class Stalls:
         random = self._world.random_for(f"stalls of {point.node} at {point.operation} {point.name}")
         match = Match(point.operation, point.name, node=point.node)
         while True:
-            between_ms = random.choice(BETWEEN_MS) * random.random() * 2
+            between_ms = random.choice(STALLS_BETWEEN_MS) * random.random() * 2
             await self._world.sleep_ms(between_ms * rare * cluster.pace)
             is_reply = random.random() < 0.3
             stall_ms = random.choice(STALLS_MS) * cluster.pace

@@ -6,19 +6,244 @@ own that never fails: what a node has sent may land after the node has crashed.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from shalekv.store.api import ObjectStore
-from tests.sim.client import SimStoreClient
+from shalekv.errors import StoreUnavailable
+from shalekv.store.api import (
+    NO_METADATA,
+    Created,
+    CreateOutcome,
+    IsCollected,
+    ObjectInfo,
+    ObjectStore,
+    Recovered,
+    StoredObject,
+    Unknown,
+    nothing_is_collected,
+)
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.store.requests import RequestCounts, RequestKind
+from tests.sim.errors import SimulationError
 from tests.sim.faults import Faults
-from tests.sim.network import Network
+from tests.sim.network import Fate, Gate, Match, Network, NoAnswer, Plan
 from tests.sim.nodes import Node
-from tests.sim.objects import Applied, DeleteWatch, Objects
-from tests.sim.script import Fate, Gate, Match, Plan
 
 if TYPE_CHECKING:
     from tests.sim.loop import SimLoop
+
+
+T = TypeVar("T")
+
+URL = "sim://database"
+KINDS = {
+    "create": RequestKind.WRITE,
+    "put": RequestKind.WRITE,
+    "copy": RequestKind.WRITE,
+    "get": RequestKind.READ,
+    "get_range": RequestKind.READ,
+    "head": RequestKind.READ,
+    "now_ms": RequestKind.READ,
+    "list": RequestKind.LIST,
+    "delete": RequestKind.DELETE,
+}
+
+
+class SimStoreClient(ObjectStore):
+    """One client of the store, on one node."""
+
+    def __init__(self, objects: Objects, network: Network, node: Node) -> None:
+        """Use `SimStore.client`."""
+        self.url = URL
+        self.sent = RequestCounts()
+        self._objects = objects
+        self._network = network
+        self._node = node
+        self._closed = False
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        sent, kept = bytes(data), dict(metadata)  # what is sent can't be changed any more
+        create = self._objects.create
+        try:
+            return await self._ask("create", (name,), lambda: create(self._node, name, sent, kept))
+        except NoAnswer as silence:
+            return Unknown(silence.cause)
+
+    async def get(self, name: str) -> StoredObject:
+        return await self._read("get", name, lambda store: store.get(name))
+
+    async def get_range(self, name: str, offset: int, length: int) -> bytes:
+        return await self._read(
+            "get_range", name, lambda store: store.get_range(name, offset, length)
+        )
+
+    async def head(self, name: str) -> ObjectInfo:
+        return await self._read("head", name, lambda store: store.head(name))
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        page_of = self._objects.page
+        after = start_after
+        while True:
+            limit = self._network.faults.page_names
+            try:
+                page = await self._ask("list", (prefix,), lambda: page_of(prefix, after, limit))  # noqa: B023 - the request is served before the next one is made
+            except NoAnswer as silence:
+                raise self._unavailable("list", prefix, silence) from None
+            for info in page:
+                yield info
+            if len(page) < limit:
+                return
+            after = page[-1].name
+
+    async def delete(self, names: Iterable[str]) -> None:
+        sent = tuple(names)
+        delete = self._objects.delete
+        try:
+            await self._ask("delete", sent, lambda: delete(self._node, sent))
+        except NoAnswer as silence:
+            raise self._unavailable("delete", ", ".join(sent[:3]), silence) from None
+
+    async def now_ms(self) -> int:
+        return await self._read("now_ms", "", lambda store: store.now_ms())
+
+    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
+        return Recovered()
+
+    async def close(self) -> None:
+        self._closed = True
+
+    async def _read(
+        self, operation: str, name: str, read: Callable[[MemoryStore], Coroutine[Any, Any, T]]
+    ) -> T:
+        objects = self._objects
+        try:
+            return await self._ask(operation, (name,), lambda: objects.read(read))
+        except NoAnswer as silence:
+            raise self._unavailable(operation, name, silence) from None
+
+    async def _ask(self, operation: str, names: tuple[str, ...], serve: Callable[[], T]) -> T:
+        if self._closed:
+            raise SimulationError(f"{self._node.label} uses its store after closing it")
+        self.sent.add(KINDS[operation])
+        return await self._network.ask(self._node, operation, names, serve)
+
+    def _unavailable(self, operation: str, name: str, silence: NoAnswer) -> StoreUnavailable:
+        return StoreUnavailable(self.url, operation, name, silence.cause)
+
+
+DeleteWatch: TypeAlias = Callable[["Node", tuple[str, ...]], None]
+
+EPOCH_MS = 1_700_000_000_000  # what the store's clock shows when a run starts
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A change that took effect at the store: a create that created, or a delete of one object.
+
+    `node` is the label of the sender, `data` what was created, empty for a delete.
+    """
+
+    at_us: int  # virtual time
+    node: str
+    operation: str  # "create" or "delete"
+    name: str
+    data: bytes
+    clock_ms: int = 0  # what the store's clock told then
+
+    @property
+    def digest(self) -> str:
+        """A short hash of `data`."""
+        return hashlib.blake2b(self.data, digest_size=8).hexdigest()
+
+
+class Objects:
+    """A `MemoryStore`, so that names, ranges, lists and errors are those of the shipped code.
+
+    It also keeps the store's clock, and a log of all that took effect.
+    """
+
+    def __init__(self, loop: SimLoop, node: Node) -> None:
+        """No objects; `node` is the store, for the timeline."""
+        self.log: list[Applied] = []
+        self.delete_watches: list[DeleteWatch] = []
+        self.tick_ms = 1  # the least that its clock tells; stores there are that tell seconds
+        self._loop = loop
+        self._node = node
+        self._clock_ahead_ms = 0
+        self._objects = MemoryObjects()
+        self._made_ms: dict[str, int] = {}
+        self._store = MemoryStore(self.clock_ms, name="sim", objects=self._objects)
+
+    def clock_ms(self) -> int:
+        now_ms = EPOCH_MS + self._clock_ahead_ms + self._loop.now_us // 1000
+        return now_ms - now_ms % self.tick_ms
+
+    def jump_clock_ms(self, ahead_ms: int) -> None:
+        if ahead_ms < 0:
+            raise ValueError(f"a store's clock does not go back by {-ahead_ms} ms")
+        self._clock_ahead_ms += ahead_ms
+
+    def create(
+        self, sender: Node, name: str, data: bytes, metadata: Mapping[str, str]
+    ) -> CreateOutcome:
+        outcome = run_now(self._store.create(name, data, metadata))
+        if isinstance(outcome, Created):
+            self._record(sender, "create", name, data)
+        return outcome
+
+    def delete(self, sender: Node, names: tuple[str, ...]) -> None:
+        for watch in self.delete_watches:
+            watch(sender, names)
+        found = {name: None for name in names if self._objects.find(name)}
+        run_now(self._store.delete(names))
+        for name in found:
+            self._record(sender, "delete", name, b"")
+
+    def read(self, read: Callable[[MemoryStore], Coroutine[Any, Any, T]]) -> T:
+        """What `read` finds."""
+        return run_now(read(self._store))
+
+    def page(self, prefix: str, after: str, limit: int | None) -> list[ObjectInfo]:
+        """The first `limit` objects of a list, all if it is None."""
+        return run_now(self._page(prefix, after, limit))
+
+    def data(self, name: str) -> bytes | None:
+        """The bytes of an object, None if there is none."""
+        found = self._objects.find(name)
+        return None if found is None else found.data
+
+    def first_made_ms(self, name: str) -> int:
+        """When an object was first made, by the store's clock, whatever came of it since."""
+        return self._made_ms[name]
+
+    async def _page(self, prefix: str, after: str, limit: int | None) -> list[ObjectInfo]:
+        found = [info async for info in self._store.list(prefix, start_after=after)]
+        return found[:limit]
+
+    def _record(self, sender: Node, operation: str, name: str, data: bytes) -> None:
+        now_ms = self.clock_ms()
+        if operation == "create":
+            self._made_ms.setdefault(name, now_ms)
+        applied = Applied(self._loop.now_us, sender.label, operation, name, data, now_ms)
+        self.log.append(applied)
+        what = f"{len(data)} bytes {applied.digest}" if operation == "create" else "gone"
+        self._loop.note(f"{name}: {what}", self._node)
+
+
+def run_now(coro: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits."""
+    try:
+        coro.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    coro.close()
+    raise SimulationError("the memory store waited, so its operation was not atomic")
 
 
 class SimStore:
@@ -28,7 +253,6 @@ class SimStore:
     """
 
     def __init__(self, loop: SimLoop, random: Random, faults: Faults) -> None:
-        """An empty store."""
         self.node = Node(loop, "store")
         self._objects = Objects(loop, self.node)
         self._network = Network(loop, self.node, random, faults)
@@ -73,11 +297,9 @@ class SimStore:
         return gate
 
     def lose_request(self, match: Match, *, times: int | None = 1) -> None:
-        """Requests are never applied, and not answered."""
         self._plan(match, Plan(Fate.LOST_REQUEST), times)
 
     def lose_reply(self, match: Match, *, times: int | None = 1) -> None:
-        """Requests are applied, and not answered."""
         self._plan(match, Plan(Fate.LOST_REPLY), times)
 
     def delay(self, match: Match, *, times: int | None = 1) -> None:
@@ -85,7 +307,6 @@ class SimStore:
         self._plan(match, Plan(Fate.LATE_REQUEST), times)
 
     def refuse(self, match: Match, *, times: int | None = 1) -> None:
-        """Requests are refused with an error that passes."""
         self._plan(match, Plan(Fate.REFUSED), times)
 
     def spare(self, match: Match, *, times: int | None = 1) -> None:
@@ -99,7 +320,6 @@ class SimStore:
 
     @property
     def log(self) -> list[Applied]:
-        """What took effect, in order."""
         return self._objects.log
 
     def names(self, prefix: str) -> list[str]:
@@ -119,7 +339,6 @@ class SimStore:
         return self._objects.first_made_ms(name)
 
     def clock_ms(self) -> int:
-        """The store's clock, milliseconds since the Unix epoch."""
         return self._objects.clock_ms()
 
     @property
@@ -132,5 +351,4 @@ class SimStore:
         self._objects.tick_ms = tick_ms
 
     def jump_clock_ms(self, ahead_ms: int) -> None:
-        """Move the store's clock forward at once."""
         self._objects.jump_clock_ms(ahead_ms)

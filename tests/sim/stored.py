@@ -18,9 +18,27 @@ from shalekv.format import names
 from shalekv.format.idempotency import client_key
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
+from shalekv.store.api import ObjectStore
 from tests.sim.errors import SimulationError
-from tests.sim.objects import Applied
-from tests.sim.store import SimStore
+from tests.sim.store import Applied, SimStore
+
+FOLDERS = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
+
+
+async def gather(*stores: ObjectStore) -> Stored:
+    """What the objects of all these stores hold; nobody knows when they had them.
+
+    Of two objects of one name, that of the first store counts. Nobody may write or delete
+    meanwhile.
+    """
+    objects: dict[str, bytes] = {}
+    for store in stores:
+        for folder in FOLDERS:
+            async for info in store.list(folder):
+                if info.name not in objects:
+                    objects[info.name] = (await store.get(info.name)).data
+    return Stored.decode(objects)
+
 
 NEVER_SEEN: Mapping[str, int] = {}
 
@@ -93,7 +111,6 @@ class Stored:
 
     @classmethod
     def read(cls, store: SimStore) -> Stored:
-        """What was written by now."""
         first: dict[str, Applied] = {}
         for each in store.log:
             if each.operation == "create":

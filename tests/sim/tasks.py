@@ -10,15 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+import gc
+import heapq
+import math
+import sys
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
+from random import Random
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.sim.nodes import NODE, current_node
+from tests.sim.nodes import NODE, Node, current_node
 
 if TYPE_CHECKING:
     from tests.sim.loop import SimLoop
+
 
 T = TypeVar("T")
 
@@ -122,7 +130,6 @@ class SimHandle(asyncio.TimerHandle):
         return self.due_us / 1e6
 
     def cancel(self) -> None:
-        """The callback will not run."""
         if not self.is_cancelled:
             self.is_cancelled = True
             self.args = ()
@@ -180,3 +187,161 @@ def describe_waiting(task: SimTask[Any]) -> str:
     if task.node.paused:
         lines[0] = f"{task.node.label} (paused): task {task.get_name()!r} waits in"
     return "\n".join(lines)
+
+
+# A coroutine that awaits in a `finally` block has to be closed once more for each such block.
+_CLOSE_ATTEMPTS = 16
+
+
+def bury(tasks: Iterable[SimTask[Any]]) -> None:
+    """Close the coroutines of all `tasks` that are not done, first created first."""
+    with _silence():
+        for task in tasks:
+            if not task.done():
+                _close(task)
+
+
+@contextmanager
+def collect_later() -> Iterator[None]:
+    """No garbage collection inside; all garbage of the inside is collected at its end.
+
+    A collection runs finalizers, and when it starts depends on what was allocated before the run.
+    What is older than the run is set aside, so that the collection at the end is quick.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        collect_now()
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+def collect_now() -> None:
+    """Collect garbage now, at a moment that is the same in every run."""
+    with _silence():
+        gc.collect()
+
+
+def _close(task: SimTask[Any]) -> None:
+    coro = task.get_coro()
+    for _ in range(_CLOSE_ATTEMPTS):
+        with suppress(BaseException):  # errors after the end of the run are nobody's
+            coro.close()
+            return
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook
+
+
+NEVER_US = 10**18
+_CANCELLED_MIN = 64  # fewer cancelled timers than this are not worth removing
+
+
+class Ready:
+    """The ready callbacks of all nodes, picked at random within the promises of a real loop.
+
+    An entry that is a step of a task stands for itself. An entry that is a plain callback stands
+    for "the next plain callback of that node". A step whose node has an older plain callback runs
+    that one instead and stays; the entry that stood for it then finds nothing and is dropped.
+    """
+
+    def __init__(self, random: Random, kept: list[object]) -> None:
+        """What belongs to crashed nodes goes to `kept`."""
+        self._draw = random.random
+        self._kept = kept
+        self._entries: list[SimHandle] = []
+
+    def push(self, handle: SimHandle) -> None:
+        """`handle`, whose `order` is set, can run."""
+        if not handle.is_step:
+            handle.node.plain.append(handle)
+        self._entries.append(handle)
+
+    def unpark(self, node: Node) -> None:
+        """What was set aside for `node` while it was paused can run."""
+        self._entries += node.parked
+        node.parked.clear()
+
+    def pick(self) -> SimHandle | None:
+        """The next callback to run, or None if no running node has one."""
+        entries = self._entries
+        while entries:
+            index = int(self._draw() * len(entries))
+            handle = entries[index]
+            node = handle.node
+            running = node.alive and not node.paused
+            plain = node.plain
+            blocked = handle.is_step and plain and plain[0].order < handle.order
+            if not running or not blocked:
+                entries[index] = entries[-1]
+                entries.pop()
+            if not running:
+                (node.parked if node.alive else self._kept).append(handle)
+                continue
+            if blocked or not handle.is_step:
+                if not plain:
+                    continue
+                handle = plain.popleft()
+            if not handle.is_cancelled:
+                return handle
+        return None
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+
+class Timers:
+    """The callbacks that wait for their time."""
+
+    def __init__(self, kept: list[object]) -> None:
+        """What belongs to crashed nodes goes to `kept`."""
+        self._kept = kept
+        self._heap: list[tuple[int, int, SimHandle]] = []
+        self._cancelled_count = 0
+
+    def push(self, handle: SimHandle) -> None:
+        """`handle`, whose `due_us` and `order` are set, waits."""
+        heapq.heappush(self._heap, (handle.due_us, handle.order, handle))
+
+    def pop_next(self) -> list[SimHandle]:
+        """All that is due at the earliest moment at which anything is, oldest first."""
+        due: list[SimHandle] = []
+        heap = self._heap
+        while heap and (not due or heap[0][0] == due[0].due_us):
+            handle = heapq.heappop(heap)[2]
+            if handle.is_cancelled:
+                self._cancelled_count -= 1
+            elif handle.node.alive:
+                due.append(handle)
+            else:
+                self._kept.append(handle)
+        return due
+
+    def count_cancelled(self) -> None:
+        """One that waits was cancelled; when most are, they are removed."""
+        self._cancelled_count += 1
+        if self._cancelled_count > max(_CANCELLED_MIN, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if not entry[2].is_cancelled]
+            heapq.heapify(self._heap)
+            self._cancelled_count = 0
+
+    def clear(self) -> None:
+        self._heap.clear()
+
+
+def to_us(seconds: float) -> int:
+    """Whole microseconds, rounded up but for what rounding of floats has added."""
+    return math.ceil(seconds * 1e6 - 1e-3) if seconds < NEVER_US / 1e6 else NEVER_US

@@ -9,17 +9,76 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from shalekv.format import names
-from tests.sim.campaign import Tally, total_of
+from tests.sim.campaign import PROFILES, Outcome, Tally, Task, first_of, run_task, total_of
 from tests.sim.errors import Violation
-from tests.sim.options import ALL, EVERYTHING
-from tests.sim.outcomes import Outcome, Task, first_of
-from tests.sim.profiles import PROFILES
+from tests.sim.options import ALL, EVERYTHING, Options, Trouble
 from tests.sim.run import Failure, attempt
-from tests.sim.shrinking import shrink
 from tests.sim.trace import Line, timeline
+
+RUNS_MAX = 80
+
+
+def shrink(failed: Outcome) -> Outcome:
+    """The outcome of the smallest run that was found to fail like `failed`, maybe that itself."""
+    shrinking = _Shrinking(failed)
+    before = None
+    while shrinking.best is not before:
+        before = shrinking.best
+        shrinking.bisect_steps()
+        for smaller in _MOVES:
+            shrinking.attempt(smaller(shrinking.best.task.options))
+    return shrinking.best
+
+
+class _Shrinking:
+    """The smallest run so far, and what was tried."""
+
+    def __init__(self, failed: Outcome) -> None:
+        self.best = failed
+        self._left = RUNS_MAX
+        self._kinds = {failed.task.options: failed.kind}
+
+    def attempt(self, options: Options) -> bool:
+        """Whether a run with these fails alike; it is the best one then."""
+        if options not in self._kinds and self._left:
+            self._left -= 1
+            outcome = run_task(replace(self.best.task, options=options))
+            self._kinds[options] = outcome.kind
+            if outcome.kind == self.best.kind:
+                self.best = outcome
+        return self._kinds.get(options) == self.best.kind
+
+    def bisect_steps(self) -> None:
+        """The least chaos that is enough, if more of it is never less of a trouble."""
+        options = self.best.task.options
+        enough, too_few = options.chaos_steps, -1
+        while enough - too_few > 1:
+            steps = (enough + too_few) // 2 if too_few >= 0 else 0
+            if self.attempt(replace(options, chaos_steps=steps)):
+                enough = steps
+            else:
+                too_few = steps
+
+
+def _without(trouble: Trouble) -> Callable[[Options], Options]:
+    return lambda options: options.without(trouble)
+
+
+def _clients(fewer: Callable[[int], int]) -> Callable[[Options], Options]:
+    return lambda options: replace(options, clients=max(1, fewer(options.clients)))
+
+
+# Each is tried once in a round, on the smallest run so far, after fewer steps; rounds follow until
+# one has found nothing.
+_MOVES: Sequence[Callable[[Options], Options]] = (
+    *(_without(trouble) for trouble in Trouble),
+    _clients(lambda _: 1),
+    *[_clients(lambda count: count - 1)] * 2,
+)
+
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(".cache/sim")  # of timelines
@@ -32,7 +91,6 @@ _HEADINGS = ("profile", "seeds", "crashes", "pauses", "virtual hours", "x real t
 # Everybody looks for a newer manifest, and asks for the time, again and again.
 _DULL = re.compile(r"list \S+ of \S+: list$|now_ms\b")
 _REPLIED = re.compile(r"\breplied_us=(\d+)")
-_NAMED = re.compile(r"\b(manifest|slot) (\d+)")
 
 
 class Progress:
@@ -45,7 +103,6 @@ class Progress:
         self._began_s = time.monotonic()
 
     def see(self, outcome: Outcome) -> None:
-        """One more is in the tallies."""
         task = outcome.task
         if outcome.has_failed:
             self._say(f"FAILED {task.profile} {task.seed} {outcome.kind}: {replay_command(task)}")
@@ -99,7 +156,7 @@ def tell(failed: Outcome) -> str:
     path = FOLDER / f"{task.profile}-{task.seed}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{timeline(run.events)}\n\n{run.error!r}\n")
-    at_us = moment_of(run.error, run.events)
+    at_us = moment_of(run.error)
     when = f"at {at_us / 1e6:.6f} s" if at_us is not None else f"until {run.virtual_s:.6f} s"
     return "\n".join(
         (
@@ -119,34 +176,19 @@ def tell(failed: Outcome) -> str:
     )
 
 
-def moment_of(error: BaseException, events: Sequence[Line]) -> int | None:
-    """When it went wrong: as the checker says, or when the reply came or the object was made that
-    its text names.
-
-    None: nobody knows better than that it was over then.
-    """
+def moment_of(error: BaseException) -> int | None:
+    """When it went wrong: as the checker says, or when the reply came that it names."""
     error = first_of(error)
     if not isinstance(error, Violation):
         return None
-    if error.at_us is not None:
-        return error.at_us
     replied = _REPLIED.search(str(error))
-    if replied is not None:
-        return int(replied[1])
-    found = _NAMED.search(str(error))
-    if found is None:
-        return None
-    called = names.manifest_name if found[1] == "manifest" else names.wal_name
-    made = f"{called(int(found[2]))}: "
-    return next((each.at_us for each in events if each.text.startswith(made)), None)
+    return int(replied[1]) if error.at_us is None and replied is not None else error.at_us
 
 
 def around(events: Sequence[Line], at_us: int | None) -> Sequence[Line]:
     """The events next to a moment, without what goes on all the time; None: the last ones."""
     telling = [each for each in events if not _DULL.match(each.text)]
-    if at_us is None:
-        return telling[-2 * LINES_SHOWN :]
-    at = sum(each.at_us <= at_us for each in telling)
+    at = len(telling) if at_us is None else sum(each.at_us <= at_us for each in telling)
     return telling[max(0, at - LINES_SHOWN) : at + LINES_SHOWN]
 
 

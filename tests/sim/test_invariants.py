@@ -11,33 +11,31 @@ from typing import TypeAlias
 import pytest
 
 from shalekv.core.sst_table import SstTable
-from shalekv.engine.admission import Admission
 from shalekv.engine.snapshots import Snapshots
-from shalekv.errors import Overloaded
 from shalekv.format import names
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from tests.sim.callers import Callers
-from tests.sim.cluster import Cluster, is_narrow
-from tests.sim.deletions import DeleteGuard, check_i8_levels_are_what_is_named
+from tests.sim.campaign import PROFILES, SHARES
+from tests.sim.cluster import Cluster
 from tests.sim.errors import Violation
 from tests.sim.invariants import catalogue, damage
+from tests.sim.invariants.asked import is_judged
 from tests.sim.invariants.bounds import LARGEST_WRITE_BYTES, Bounds, check_i13_memory_of_writers
 from tests.sim.invariants.damage import check_i12_damage_is_detected
-from tests.sim.invariants.linearizability import TOO_LONG, is_judged, verdicts
-from tests.sim.invariants.snapshots import Snapped, check_i7_over_is_over
-from tests.sim.janitors import Janitors
-from tests.sim.level_states import check_i9_levels_are_the_log
+from tests.sim.level_states import (
+    DeleteGuard,
+    check_i8_levels_are_what_is_named,
+    check_i9_levels_are_the_log,
+)
 from tests.sim.levels import WholeRun, whole_database
-from tests.sim.profiles import PROFILES
 from tests.sim.requests import KEYS
 from tests.sim.run import simulate
 from tests.sim.serial import SerialOrder
+from tests.sim.snapshot_readers import Snapped, check_i7_over_is_over
+from tests.sim.stalls import Janitors
 from tests.sim.stored import Stored
 from tests.sim.world import World
-
-# By what is searched at once: a key, two keys, all that transactions tie together.
-GIVEN_UP_SHARES_MAX = {"keys": 0.06, "pairs": 0.35, "ties": 0.75}
 
 Scene: TypeAlias = Callable[[World, Cluster, Callers], Awaitable[None]]
 
@@ -53,47 +51,13 @@ def test_every_invariant_has_a_checker_with_its_number() -> None:
         assert each.profiles <= set(PROFILES), f"{name} names a profile that is not there"
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", SHARES)
 def test_profiles_call_their_checkers(profile: str) -> None:
     """A run of a profile calls every checker that says so."""
     before = Counter(catalogue.calls)
     judged = next(seed for seed in range(100) if is_judged(seed))
     simulate(judged, PROFILES[profile])
     assert catalogue.uncalled(profile, before) == []
-
-
-def test_most_histories_are_searched_to_the_end() -> None:
-    """What the search for an order gives up is no more than the page says, of each kind."""
-    before = Counter(verdicts)
-    for seed in [seed for seed in range(200) if is_judged(seed)][:20]:
-        simulate(seed, PROFILES["writers"])
-    found = verdicts - before
-    assert found["keys judged"] >= 100
-    for kind, share_max in GIVEN_UP_SHARES_MAX.items():
-        given_up = found[f"{kind} {TOO_LONG}"]
-        assert given_up <= share_max * (given_up + found[f"{kind} judged"]), found
-
-
-def test_writers_wait_and_refuse_for_want_of_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they have little, back-pressure is met often: I13 is about what happens then."""
-    seen: Counter[str] = Counter()
-    wait = Admission.wait
-
-    async def counted(self: Admission, size_bytes: int, *, is_kept: bool = True) -> None:
-        try:
-            await wait(self, size_bytes, is_kept=is_kept)
-        except Overloaded as error:
-            seen[type(error).__name__] += 1
-            raise
-        seen["waited"] += 1
-
-    monkeypatch.setattr(Admission, "wait", counted)
-    narrow = [seed for seed in range(100) if is_narrow(seed)]
-    assert 15 <= len(narrow) <= 35
-    for seed in narrow[:6]:
-        simulate(seed, PROFILES["writers"])
-    assert seen["waited"] >= 50, seen
-    assert seen["QueueFull"] >= 100, seen
 
 
 def play(scene: Scene) -> None:

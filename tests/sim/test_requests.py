@@ -35,19 +35,17 @@ PUTS = 20
 ROLES = ("writer", "compactor", "collector", "reader")
 
 
-class Household:
+class Roles:
     """A writer, a compactor, a collector and a reader at default settings, each with a store of its
     own.
     """
 
     def __init__(self, world: World) -> None:
-        """Nothing runs yet."""
         self.world = world
         self.stores: dict[str, ObjectStore] = {role: world.store_for(role) for role in ROLES}
         self.writer: Writer | None = None
 
     async def start_writer(self, tasks: asyncio.TaskGroup) -> Writer:
-        """Create the database and serve it."""
         settings = ServeSettings(database=DatabaseSettings(url=URL))
         store, runtime = self.stores["writer"], self.world.runtime_for("writer")
         await create_database(store, runtime, settings.store)
@@ -56,7 +54,6 @@ class Household:
         return writer
 
     async def start_others(self, tasks: asyncio.TaskGroup) -> None:
-        """Compact and collect beside the writer."""
         settings = CompactSettings(database=UrlSettings(url=URL))
         compactor = await Compactor.open(
             self.stores["compactor"],
@@ -74,7 +71,6 @@ class Household:
         tasks.create_task(collector.run())
 
     async def start_reader(self, tasks: asyncio.TaskGroup) -> Reader:
-        """Follow the writer."""
         settings = ReadSettings(database=UrlSettings(url=URL))
         reader = await Reader.open(
             self.stores["reader"], settings=settings, runtime=self.world.runtime_for("reader")
@@ -83,7 +79,6 @@ class Household:
         return reader
 
     def sent(self) -> Counter[tuple[str, RequestKind]]:
-        """What each role has sent so far."""
         return Counter(
             {
                 (role, kind): count
@@ -97,7 +92,7 @@ def test_an_idle_database_costs_less_than_a_request_a_second() -> None:
     """Writer, compactor, collector and a reader together stay below 1 request/s."""
 
     async def main(world: World) -> Counter[tuple[str, RequestKind]]:
-        it = Household(world)
+        it = Roles(world)
         async with asyncio.TaskGroup() as tasks:
             writer = await it.start_writer(tasks)
             await it.start_others(tasks)
@@ -124,7 +119,7 @@ def test_a_group_commit_is_one_request() -> None:
     """Whatever is written one after the other costs one request a commit, and nothing else."""
 
     async def main(world: World) -> tuple[Counter[tuple[str, RequestKind]], int]:
-        it = Household(world)
+        it = Roles(world)
         async with asyncio.TaskGroup() as tasks:
             writer = await it.start_writer(tasks)
             before, last = it.sent(), writer.engine.prefix.wal_id or 0
@@ -143,7 +138,7 @@ def test_opening_lists_pages_and_not_objects() -> None:
     """A writer that takes over 100, 1,000 or 2,100 WAL objects sends as many lists as pages ask."""
 
     async def main(world: World, objects: int) -> Counter[RequestKind]:
-        it = Household(world)
+        it = Roles(world)
         async with asyncio.TaskGroup() as tasks:
             first = await it.start_writer(tasks)
             for number in range(objects):

@@ -37,16 +37,13 @@ class Trace:
 
     @property
     def steps(self) -> list[Line]:
-        """The last callbacks that ran."""
         return [Line(*each) for each in self._steps]
 
     @property
     def events(self) -> list[Line]:
-        """The last events."""
         return [Line(*each) for each in self._events]
 
     def keep_all_events(self) -> None:
-        """Forget no event from now on."""
         self._events = deque(self._events)
 
     def step(self, at_us: int, node: str, callback: str) -> None:

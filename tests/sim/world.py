@@ -2,18 +2,129 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from random import Random
+from typing import Any, TypeVar, TypeVarTuple
 
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectStore
-from tests.sim.clocks import NodeClock
-from tests.sim.faults import Faults
+from tests.sim.faults import Faults, Span
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
 from tests.sim.options import ALL, Options
 from tests.sim.store import SimStore
-from tests.sim.workers import SimWorkers
+
+
+class NodeClock(LoopClock):
+    """The clock of one machine; it survives the processes that run there.
+
+    Only what asks this clock sees its error: `asyncio.timeout` and its like follow the loop, and
+    so the true time.
+    """
+
+    def __init__(self, loop: SimLoop, *, offset_ms: float = 0.0, drift_ppm: float = 0.0) -> None:
+        """Ahead of true time by `offset_ms` and `drift_ppm` microseconds per second."""
+        self._loop = loop
+        self._offset_ms = offset_ms
+        self._rate = 1.0 + drift_ppm / 1e6
+
+    def monotonic_ms(self) -> float:
+        return self._loop.time() * 1000.0 * self._rate + self._offset_ms
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        """Wait until this clock has moved by `duration_ms`; a jump does not shorten the wait."""
+        await super().sleep_ms(duration_ms / self._rate)
+
+    def jump_ms(self, ahead_ms: float) -> None:
+        """Move the clock forward at once, as after a suspended machine."""
+        if ahead_ms < 0:
+            raise ValueError(f"a local clock only moves forward, not by {ahead_ms} ms")
+        self._offset_ms += ahead_ms
+
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_DELAY_MS = Span(0.01, 20.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    function: Callable[[], Any]
+    done: asyncio.Future[Any]
+    value: Any = field(default=None)
+    error: Exception | None = field(default=None)
+
+
+class SimWorkers:
+    """The worker threads of one node.
+
+    As with threads, at most so many functions run at once and more wait in order; one that has
+    started runs even if nobody waits for it any more; results come back in any order. The seed
+    decides whether a function reads its arguments at the start of its delay or at the end, since
+    code must not change what a worker reads.
+    """
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        node: Node,
+        random: Random,
+        *,
+        threads: int = 2,
+        delay_ms: Span = _DELAY_MS,
+    ) -> None:
+        """The workers of `node`, whose functions take `delay_ms`."""
+        self._loop = loop
+        self._node = node
+        self._random = random
+        self._delay_ms = delay_ms
+        self._free_count = threads
+        self._waiting: deque[_Job] = deque()
+
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """The result of ``function(*args)``; what it raises is raised here."""
+        job = _Job(lambda: function(*args), self._loop.create_future())
+        self._waiting.append(job)
+        self._start()
+        await job.done
+        if job.error is not None:
+            raise job.error
+        value: T = job.value
+        return value
+
+    def _start(self) -> None:
+        while self._free_count and self._waiting:
+            job = self._waiting.popleft()
+            if job.done.cancelled():
+                continue
+            self._free_count -= 1
+            early = self._random.random() < 0.5
+            if early:
+                _compute(job)
+            delay_s = self._delay_ms.draw(self._random) / 1000
+            context = self._node.context.copy()
+            self._loop.call_later(delay_s, self._finish, job, early, context=context)
+
+    def _finish(self, job: _Job, computed: bool) -> None:  # noqa: FBT001 - a callback's argument
+        if not computed:
+            _compute(job)
+        if not job.done.done():
+            job.done.set_result(None)
+        self._free_count += 1
+        self._start()
+
+
+def _compute(job: _Job) -> None:
+    try:
+        job.value = job.function()
+    except Exception as error:  # noqa: BLE001 - is raised where the result is awaited
+        job.error = error
+
 
 _OFFSET_MS_MAX = 10.0**9
 _DRIFT_PPM_MAX = 500.0
@@ -66,7 +177,6 @@ class World:
         return self._runtimes[node]
 
     def clock_of(self, node: Node | str) -> NodeClock:
-        """The clock of the machine."""
         name = self._resolve(node).name
         if name not in self._clocks:
             random = self.random_for(f"{name}/clock")
@@ -99,11 +209,9 @@ class World:
         return self.loop.now_us / 1000
 
     async def sleep_ms(self, duration_ms: float) -> None:
-        """Wait in virtual time."""
         await LoopClock().sleep_ms(duration_ms)
 
     def note(self, text: str) -> None:
-        """Write a line into the timeline."""
         self.loop.note(text)
 
     def random_for(self, purpose: str) -> Random:

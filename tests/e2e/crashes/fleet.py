@@ -27,8 +27,7 @@ from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import SHALEKV, Processes
 from tests.kit.processes.stalling import MODULE
 from tests.servers.proxy import INTERNAL_ERROR
-from tests.sim.gathering import gather
-from tests.sim.stored import Stored
+from tests.sim.stored import Stored, gather
 
 WITHIN_S = 120.0  # generous: other tests may have the machine
 COLLECT_AGE_MS = 1_000

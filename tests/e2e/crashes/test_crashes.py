@@ -18,8 +18,8 @@ from tests.kit.processes.bucket_troubles import TroubledBucket, troubled_bucket
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of
 from tests.servers.s3 import S3Server
-from tests.sim.checking import check_history
 from tests.sim.history import Outcome
+from tests.sim.levels import check_history
 from tests.sim.requests import COUNTED
 
 WRITER, COMPACTOR, COLLECTOR, READER = Role

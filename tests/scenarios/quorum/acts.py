@@ -14,10 +14,9 @@ from shalekv.core.quorum import membership, switching
 from shalekv.core.quorum.membership import Member
 from shalekv.core.quorum.messages import Append, Elected
 from shalekv.core.quorum.record import Record
-from tests.scenarios.quorum.openings import fills
-from tests.scenarios.quorum.sentences import NODE, NODES, WRITER, sentence
+from tests.scenarios.quorum.openings import NODE, NODES, WRITER, fills, sentence
 from tests.scenarios.quorum.stage import Stage
-from tests.sim.quorum import bucket
+from tests.sim.quorum.safekeeper import complete, trim
 
 PAYLOADS = r"(?P<payloads>[a-z](?: [a-z])*)"
 
@@ -210,7 +209,7 @@ def holds(stage: Stage, node: str, trimmed: str | None, committed: str, in_fligh
 def archives(stage: Stage, nodes: str, nothing: str | None) -> None:
     """Whatever it may, one after the other, and what others have archived once more."""
     for node in nodes.split():
-        found = bucket.complete(stage.nodes[node])
+        found = complete(stage.nodes[node])
         before = dict(stage.judge.archive)
         for each, records in found:
             stage.judge.put(node, each.wal_id, records)
@@ -221,7 +220,7 @@ def archives(stage: Stage, nodes: str, nothing: str | None) -> None:
 def is_trimmed(stage: Stage, nodes: str) -> None:
     """It drops what it sees in the archive."""
     for node in nodes.split():
-        assert bucket.trim(stage.nodes[node], stage.bucket), "there is nothing to drop"
+        assert trim(stage.nodes[node], stage.bucket), "there is nothing to drop"
 
 
 @sentence(r"the archive holds (?P<objects>.+)")

@@ -9,10 +9,8 @@ from shalekv.core.manifest import WalMode
 from shalekv.core.quorum.membership import Member
 from shalekv.core.quorum.messages import ToProposer
 from shalekv.core.quorum.record import Record
-from tests.sim.quorum.bucket import Bucket
-from tests.sim.quorum.disk import Disk
-from tests.sim.quorum.judge import Judge
-from tests.sim.quorum.safekeeper import Safekeeper
+from tests.sim.quorum.judge import Disk, Judge
+from tests.sim.quorum.safekeeper import Bucket, Safekeeper
 from tests.sim.quorum.writer import Stream, Writer
 
 
@@ -20,7 +18,6 @@ class Stage:
     """Safekeepers by letter, writers by number. What the judge knows holds at every moment."""
 
     def __init__(self) -> None:
-        """Nobody is there yet."""
         self.judge = Judge()
         self.nodes: dict[str, Safekeeper] = {}
         self.writers: dict[str, Writer] = {}
@@ -32,8 +29,6 @@ class Stage:
         self._ids = 0
 
     def add_node(self, name: str) -> Safekeeper:
-        """A node that is admitted."""
-
         def send(number: int, message: ToProposer) -> None:
             self._arrived[name, number].back.append(message)
 
@@ -41,12 +36,10 @@ class Stage:
         return self.nodes[name]
 
     def new_id(self) -> bytes:
-        """Of a member."""
         self._ids += 1
         return b"%016d" % self._ids
 
     def begin(self, names: Sequence[str], *, mode: WalMode = WalMode.QUORUM) -> None:
-        """A new database with these safekeepers."""
         members = [self.add_node(name).member for name in names]
         self.bucket = Bucket(members, self.judge, mode)
 
@@ -60,7 +53,6 @@ class Stage:
         return self.writers[name]
 
     def stream(self, writer: Writer, node: str) -> Stream:
-        """The present one."""
         found = [s for s in writer.streams if s.member.address == node and s.is_open]
         assert found, f"{writer.name} has no stream to {node}"
         return found[-1]
@@ -90,7 +82,6 @@ class Stage:
         return message
 
     def ask(self, stream: Stream) -> ToProposer:
-        """The next message arrives, and its answer."""
         self.deliver(stream)
         return self.answer(stream)
 
@@ -114,6 +105,5 @@ class Stage:
                     stream.back.clear()
 
     def fetch(self, member: Member) -> Sequence[Record] | None:
-        """The records that a member has."""
         node = self.nodes[member.address]
         return node.readable() if node.is_up and node.member_id == member.id else None

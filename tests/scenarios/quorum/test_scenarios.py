@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.quorum import acts, openings
-from tests.scenarios.quorum.sentences import play
+from tests.scenarios.quorum.openings import play
 from tests.scenarios.reading import Scenario, parse, scenarios_in
-from tests.sim.quorum.bugs import RULES, UNNUMBERED, Bug, planted
+from tests.sim.planting import planted
+from tests.sim.quorum.bugs import RULES, UNNUMBERED, Bug
 
 VOCABULARY = (acts, openings)  # importing them registers their sentences
 SCENARIOS = scenarios_in(Path(__file__).parent)
@@ -61,7 +62,7 @@ def test_unknown_sentences_are_refused() -> None:
 
 def fails(scenario: Scenario, bug: Bug) -> bool:
     """Whether the scenario notices the bug: by a sentence, or by an invariant."""
-    with planted(bug):
+    with planted(bug()):
         try:
             play(scenario)
         except AssertionError:

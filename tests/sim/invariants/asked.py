@@ -7,13 +7,17 @@ the serial check and of its model (`tests.sim.serial`, `tests.kit.model`) is not
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, combinations
+from random import Random
 
 from shalekv.errors import ConditionFailed
 from shalekv.v1 import kv_pb2
 from tests.kit.model import keys_in
+from tests.linearizability.checker import Undecided, judge, partitions
+from tests.linearizability.model import Comparison, Expiry
 from tests.linearizability.operations import (
     Action,
     Add,
@@ -30,6 +34,7 @@ from tests.linearizability.operations import (
     SeqIs,
     Test,
 )
+from tests.sim.errors import Violation
 from tests.sim.history import (
     UNKNOWN_EPOCH,
     Attempt,
@@ -42,7 +47,7 @@ from tests.sim.history import (
     WriteRequest,
 )
 from tests.sim.history import Operation as Asked
-from tests.sim.invariants.comparing import Comparison, Expiry
+from tests.sim.invariants.catalogue import checks
 from tests.sim.serial import AHEAD_MS
 
 _UNCERTAIN = (Outcome.UNKNOWN, Outcome.IN_MEMORY)
@@ -125,7 +130,6 @@ class Translation:
         return Reply(results, attempt.seq if is_change else None, succeeded)
 
     def operation(self, request: WriteRequest) -> Operation:
-        """What is asked for."""
         match request:
             case kv_pb2.PutRequest():
                 tests = self._conditions(request.precondition, request.key)
@@ -244,3 +248,53 @@ def _branches(keys: Collection[bytes], call: Call) -> Iterator[Call]:
         mine = tuple(action for action in actions if action.key in keys)
         if any(not isinstance(action, Get) for action in mine):
             yield replace(call, operation=Operation(Kind.TXN, mine, needed))
+
+
+STEPS_MAX = 2_000  # what is decided at all is decided by then, as a rule
+JUDGED_SHARE = 0.25  # of the seeds
+
+TOO_LONG = "that take too long"
+
+
+def is_judged(seed: int) -> bool:
+    """Whether the run with this seed is judged by the search, too: it takes its time."""
+    return Random(f"{seed}/linearizability").random() < JUDGED_SHARE
+
+
+@checks(14, "writers", "database")
+def check_i14_linearizable(
+    history: History, keys: Sequence[bytes], *, steps_max: int = STEPS_MAX
+) -> Counter[str]:
+    """Some order of the writes, conditions and linearizable reads explains all that was told.
+
+    With them the committed reads before anybody else had taken over. Each key is judged alone, with
+    its reads; then writes and transactions together, over all keys that they tie, or if that takes
+    too long over any two. A search that takes too long is given up and counted.
+    """
+    translation = Translation(keys)
+    calls = translation.calls(history)
+    reads = translation.reads(history)
+    found: Counter[str] = Counter()
+    for key in keys:
+        part = [*part_of([key], calls), *part_of([key], reads)]
+        found[f"keys {_judge(part, steps_max)}"] += 1
+    for part in partitions(calls):
+        tied = {key for call in part for key in call.operation.keys}
+        if len(tied) == 1:
+            continue
+        outcome = _judge(part, steps_max)
+        found[f"ties {outcome}"] += 1
+        if outcome == TOO_LONG:
+            for pair in combinations(sorted(tied), 2):
+                found[f"pairs {_judge([*part_of(pair, part)], steps_max)}"] += 1
+    return found
+
+
+def _judge(part: Sequence[Call], steps_max: int) -> str:
+    try:
+        verdict = judge(part, steps_max=steps_max)
+    except Undecided:
+        return TOO_LONG
+    if not verdict.is_linearizable:
+        raise Violation(f"I14: {verdict}")
+    return "judged"

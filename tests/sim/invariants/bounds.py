@@ -27,7 +27,6 @@ class Bounds:
     _began_bytes: dict[Writer, int] = field(default_factory=dict)
 
     async def watch(self, cluster: Cluster) -> None:
-        """Look from time to time, until cancelled."""
         while True:
             await cluster.world.sleep_ms(LOOK_MS * cluster.pace)
             for name, writer in cluster.writers.items():

@@ -8,16 +8,75 @@ from dataclasses import replace
 from shalekv.core import expiry, retention
 from shalekv.core.collectable import Listed, Reason, Verdict
 from shalekv.core.compaction import publish
+from shalekv.core.entry import Entry
 from shalekv.core.expiry import expire
 from shalekv.core.manifest import Lease, Manifest, Snapshot
+from shalekv.core.range_tombstones import RangeTombstones
 from shalekv.core.retention import Pins
 from shalekv.core.snapshot import NEVER, find_snapshot
+from shalekv.core.sst_table import SstInfo
 from shalekv.engine import snapshots
 from shalekv.engine.collection import collecting
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.fences import Fences
+from shalekv.engine.levels import ssts
+from shalekv.engine.logical_time import LogicalTime
+from shalekv.format.block import Block
+from shalekv.format.coding import MAX_U64, Piece
+from shalekv.format.columns import Columns
+from shalekv.format.filter import Filter
 from shalekv.manifest.stored import Landed, StoredManifest
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import mutant
+
+_real_columns = Block.columns
+_real_find = Block.find
+_real_may_contain_hash = Filter.may_contain_hash
+
+
+def _all_but_the_last(self: Block) -> Columns:
+    columns = _real_columns(self)
+    count = len(columns.keys)
+    return columns if count == 1 else columns.rows(0, count - 1)
+
+
+def _not_the_last(self: Block, key: bytes, seq: int = MAX_U64) -> Entry | None:
+    return None if len(self) > 1 and key == self.last_key else _real_find(self, key, seq)
+
+
+def _some_are_denied(self: Filter, hashed: int) -> bool:
+    return bool(hashed % 5) and _real_may_contain_hash(self, hashed)
+
+
+def _any_checksum(_self: Piece, _expected: int, _what: str) -> None:
+    """It is taken for right."""
+
+
+def _by_its_lease(info: SstInfo) -> bytes:
+    return info.id[:8]
+
+
+def _clock_time(self: LogicalTime) -> int:
+    return int(self._clock.monotonic_ms() + self._offset_ms) - 30_000
+
+
+def _found_anyhow(_self: RangeTombstones, _key: bytes, found: Entry | None) -> Entry | None:
+    return found
+
+
+FORMAT = (
+    mutant("lose the last entry of a block", (Block, "columns", _all_but_the_last), hint=14),
+    mutant("the last entry of a block is not found", (Block, "find", _not_the_last), hint=3),
+    mutant(
+        "a filter denies a key that is there",
+        (Filter, "may_contain_hash", _some_are_denied),
+        hint=3,
+    ),
+    mutant("ignore a checksum", (Piece, "verify", _any_checksum)),
+    mutant("a cache returns another SST", (ssts, "_key", _by_its_lease), hint=26),
+    mutant("logical time goes back", (LogicalTime, "now_ms", _clock_time), hint=2),
+    mutant("range deletes hide nothing in memory", (RangeTombstones, "latest", _found_anyhow)),
+)
+
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_unless_young = retention._unless_young
@@ -83,91 +142,31 @@ def _nothing_pinned(_manifest: Manifest, *, with_wal: bool = False) -> Iterable[
     return iter(())
 
 
-MUTANTS = (
-    Mutant(
-        "skip F1",
-        "Fences are collected as other objects are.",
-        [(Fences, "among", _no_fences)],
-        "database",
-        ("I3", "I8"),
-    ),
-    Mutant(
-        "skip F2",
-        "An edit of the manifest counts as soon as its object is created.",
-        [(StoredManifest, "_has_landed", _created_is_landed)],
-        "database",
-        ("I5", "I7"),
-        hint=6,
-    ),
-    Mutant(
-        "skip F3",
-        "The collector deletes what has expired without publishing that first.",
-        [(Collecting, "_publish", _publish_nothing)],
-        "database",
-        ("I8",),
-        hint=3,
-    ),
-    Mutant(
+COLLECTION = (
+    mutant("skip F1", (Fences, "among", _no_fences)),
+    mutant("skip F2", (StoredManifest, "_has_landed", _created_is_landed), hint=6),
+    mutant("skip F3", (Collecting, "_publish", _publish_nothing), hint=3),
+    mutant(
         "<= for < in collection: leases",
-        "A lease is dropped in the second until which it lives.",
-        [(expiry, "is_lease_expired", _lease_expired_at_once)],
-        "database",
-        ("I8",),
+        (expiry, "is_lease_expired", _lease_expired_at_once),
         hint=17,
     ),
-    Mutant(
+    mutant(
         "<= for < in collection: snapshots",
-        "A snapshot is dropped in the second until which it lives.",
-        [(expiry, "is_expired", _snapshot_expired_at_once)],
-        "database",
-        ("I7", "I8"),
+        (expiry, "is_expired", _snapshot_expired_at_once),
         hint=11,
     ),
-    Mutant(
-        "<= for < in collection: slots",
-        "Slot c itself is collected.",
-        [(Pins, "first_wal_id", property(_behind_c))],
-        "database",
-        ("I8",),
-    ),
-    Mutant(
-        "<= for < in collection: ages",
-        "What was last modified at the cutoff goes.",
-        [(retention, "_unless_young", _young_is_old)],
-        "database",
-        ("I8",),
-        hint=1,
-    ),
-    Mutant(
-        "the collector ignores leases",
-        "What was written under a lease, and is in no manifest yet, is collected.",
-        [(retention, "protects", _no_lease_protects)],
-        "database",
-        ("I8",),
-        hint=5,
-    ),
-    Mutant(
-        "the collector ignores snapshots",
-        "SSTs and WAL objects that only a snapshot needs are collected.",
-        [(retention, "_pinned", _nothing_pinned)],
-        "database",
-        ("I8",),
-    ),
-    Mutant(
+    mutant("<= for < in collection: slots", (Pins, "first_wal_id", property(_behind_c))),
+    mutant("<= for < in collection: ages", (retention, "_unless_young", _young_is_old), hint=1),
+    mutant("the collector ignores leases", (retention, "protects", _no_lease_protects), hint=5),
+    mutant("the collector ignores snapshots", (retention, "_pinned", _nothing_pinned)),
+    mutant(
         "publish without a lease",
-        "A compactor publishes what was written under a lease that is gone.",
-        [(publish, "check_lease", _any_lease)],
-        "database",
-        ("I8",),
+        (publish, "check_lease", _any_lease),
         also=("ObjectNotFound",),
         hint=39,
     ),
-    Mutant(
-        "a renewal brings back a snapshot",
-        "Who renews a snapshot that is gone gets it back, and what it kept is deleted.",
-        [(snapshots, "renew_snapshot", _renewed_anyhow)],
-        "database",
-        ("I7",),
-        hint=49,
+    mutant(
+        "a renewal brings back a snapshot", (snapshots, "renew_snapshot", _renewed_anyhow), hint=49
     ),
 )

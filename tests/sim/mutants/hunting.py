@@ -13,11 +13,9 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.campaign import PROFILES, first_of, kind_of
 from tests.sim.mutants.registry import MUTANTS
-from tests.sim.outcomes import first_of, kind_of
-from tests.sim.planting import failure, planted
-from tests.sim.profiles import PROFILES
+from tests.sim.planting import Mutant, failure, planted
 
 ROOT = Path(__file__).parents[3]
 # What the output of the test of a mutant must say: whatever else makes it fail is no catch.

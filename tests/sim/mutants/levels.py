@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,15 +15,100 @@ from shalekv.core.entry import NO_EXPIRY
 from shalekv.core.manifest import Manifest
 from shalekv.core.range_tombstones import Fragment, RangeTombstones
 from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import Tree
 from shalekv.engine import tree_keeper
+from shalekv.engine.applying import Applying
 from shalekv.engine.compaction import merging, run, wal_job
 from shalekv.engine.compaction.outputs import Outputs
+from shalekv.engine.following import Follower
+from shalekv.engine.progress import Progress
+from shalekv.engine.replay import read_slot
 from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.format.columns import Columns
 from shalekv.format.section import Section
+from shalekv.format.sst import Sst
 from shalekv.manifest import compacted
+from shalekv.roles.freshness import Freshness
+from shalekv.roles.service import Call
 from shalekv.store.cas import CasStore
-from tests.sim.mutants.mutant import Mutant
+from shalekv.v1 import kv_pb2
+from tests.sim.planting import mutant
+
+# ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
+_real_apply_all = Follower._apply_all
+
+
+async def _apply_as_news(self: Follower) -> None:
+    try:
+        await _real_apply_all(self)
+    finally:
+        self.is_fresh(self._clock.monotonic_ms())
+
+
+async def _read_past_gaps(self: Follower, first: int, count: int) -> tuple[Sequence[Sst], bool]:
+    slots = range(first, first + max(count, 4))
+    database_id = self._stored.current.database_id
+    async with asyncio.TaskGroup() as tasks:
+        reading = [
+            tasks.create_task(read_slot(self._store, wal_id, database_id)) for wal_id in slots
+        ]
+    found: list[Sst] = []
+    for each in (task.result() for task in reading):
+        if isinstance(each, ShaleError) and not isinstance(each, ObjectNotFound):
+            raise each
+        if isinstance(each, Sst):
+            found.append(each)
+    return found, not found
+
+
+def _any_seq(self: Freshness, header: kv_pb2.RequestHeader) -> bool:
+    return self._is_too_stale(header)
+
+
+async def _not_waited(_self: Freshness, _header: kv_pb2.RequestHeader, _call: Call) -> None:
+    """What is there will do."""
+
+
+def _anything(self: Progress, seq: int, wal_id: int | None) -> None:
+    self.seq = self.landed_seq = seq
+    self.wal_id = wal_id
+    self._wake()
+
+
+def _back_to_the_tree(self: Applying, tree: Tree, *, epoch: int, logical_time_ms: int) -> None:
+    _real_jump(self, tree, epoch=epoch, logical_time_ms=logical_time_ms)
+    self._replayed.last_seq = tree.last_seq
+    self._prefix.advance(tree.last_seq, tree.wal_id)
+
+
+_real_jump = Applying.jump
+
+
+async def _leave_what_was_applied(self: TreeKeeper, *, is_forced: bool = False) -> None:
+    """When the snapshot was lost, all is begun anew with the tree that is protected then."""
+    is_lost, jump = self.is_lost, self._jump
+    await _real_keep_forced(self, is_forced=is_forced)
+    if is_lost and jump is not None:
+        jump(self.current.tree)
+
+
+_real_keep_forced = TreeKeeper._keep
+
+REPLICAS = (
+    mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=15),
+    mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=10),
+    mutant("min_seq ignored", (Freshness, "is_due", _any_seq), (Freshness, "reach", _not_waited)),
+    mutant(
+        "a replica goes backwards",
+        (TreeKeeper, "_keep", _leave_what_was_applied),
+        (Applying, "jump", _back_to_the_tree),
+        (Progress, "advance", _anything),
+        test="tests/unit/engine/test_following_random.py::"
+        "test_replicas_show_prefixes_of_the_log_whatever_stops_them[4]",
+    ),
+)
+
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_keep = TreeKeeper.keep
@@ -112,123 +198,46 @@ def _not_cut(self: Outputs, tombstones: RangeTombstones, end: bytes) -> list[Fra
     return [Fragment(f.start, min(f.end, end), f.seq) for f in found if self._start <= f.start]
 
 
-MUTANTS = (
-    Mutant(
-        "drop a tombstone early",
-        "A tombstone is dropped although a level below holds the key.",
-        [(OlderKeys, "may_hold", _nothing_below)],
-        "database",
-        ("I2", "I9"),
-        hint=2,
-    ),
-    Mutant(
-        "drop a range tombstone early",
-        "A range tombstone is dropped although a level below holds keys of it.",
-        [(OlderKeys, "may_hold_any", _no_range_below)],
-        "database",
-        ("I2", "I9"),
-        hint=1,
-    ),
-    Mutant(
-        "resurrect on TTL",
-        "A value that has expired is dropped by a merge, and uncovers an older version.",
-        [(merging, "_expired", _gone_when_expired)],
-        "database",
-        ("I2", "I9"),
-        hint=30,
-    ),
-    Mutant(
-        "expire too early",
-        "A merge takes away values that expire only in a minute.",
-        [(merging, "_expired", _expired_too_early)],
-        "database",
-        ("I9",),
-    ),
-    Mutant(
+LEVELS = (
+    mutant("drop a tombstone early", (OlderKeys, "may_hold", _nothing_below), hint=2),
+    mutant("drop a range tombstone early", (OlderKeys, "may_hold_any", _no_range_below), hint=1),
+    mutant("resurrect on TTL", (merging, "_expired", _gone_when_expired), hint=30),
+    mutant("expire too early", (merging, "_expired", _expired_too_early)),
+    mutant(
         "publish a compaction twice",
-        "Of two compactors with one job both publish: nothing is checked when they do.",
-        [(compacted, "check_compactor", _anybody), (run, "publish", _unchecked)],
-        "database",
-        ("I9",),
+        (compacted, "check_compactor", _anybody),
+        (run, "publish", _unchecked),
         hint=3,
     ),
-    Mutant(
+    mutant(
         "a superseded compactor goes on",
-        "A compactor does not ask whether another one has taken over.",
-        [(compacted, "check_compactor", _anybody), (publish, "check_compactor", _anybody)],
-        "database",
-        ("I9",),
+        (compacted, "check_compactor", _anybody),
+        (publish, "check_compactor", _anybody),
         also=("IllegalState",),
         hint=1,
     ),
-    Mutant(
+    mutant(
         "a result that counts is published again",
-        "A compactor whose edit was followed by another's takes it for one that did not count.",
-        [(run, "is_published", _never_seen), (run, "publish", _unchecked)],
-        "database",
-        ("I9",),
+        (run, "is_published", _never_seen),
+        (run, "publish", _unchecked),
         also=("ObjectNotFound",),
         hint=10,
     ),
-    Mutant(
-        "compaction keeps older versions",
-        "Of two versions of a key in the WAL the older one gets into the levels.",
-        [(wal_job, "newest", _older_wins)],
-        "database",
-        ("I9",),
+    mutant("compaction keeps older versions", (wal_job, "newest", _older_wins)),
+    mutant("records are not compacted", (wal_job, "_write", _points_only), hint=1),
+    mutant(
+        "a range tombstone is lost at a border", (Outputs, "_pieces", _whole_ones_only), hint=10
     ),
-    Mutant(
-        "records are not compacted",
-        "Idempotency records are lost when their WAL objects are compacted.",
-        [(wal_job, "_write", _points_only)],
-        "database",
-        ("I15",),
-        hint=1,
-    ),
-    Mutant(
-        "a range tombstone is lost at a border",
-        "A range tombstone that reaches over the border of two SSTs gets into neither.",
-        [(Outputs, "_pieces", _whole_ones_only)],
-        "database",
-        ("I2", "I9"),
-        hint=10,
-    ),
-    Mutant(
-        "a range tombstone ends at a border",
-        "A range tombstone that reaches over the border of two SSTs is left out of the second.",
-        [(Outputs, "_pieces", _not_cut)],
-        "database",
-        ("I2", "I9"),
-        hint=33,
-    ),
-    Mutant(
+    mutant("a range tombstone ends at a border", (Outputs, "_pieces", _not_cut), hint=33),
+    mutant(
         "forget the snapshot's expiry renewal",
-        "A serving process does not renew its snapshots.",
-        [(TreeKeeper, "is_renewal_due", property(lambda _self: False))],
-        "database",
-        ("I7", "I8"),
+        (TreeKeeper, "is_renewal_due", property(lambda _self: False)),
     ),
-    Mutant(
-        "memory lets go early",
-        "Memory lets go of what a manifest says is compacted before the new levels are read.",
-        [(TreeKeeper, "keep", _drop_at_once)],
-        "database",
-        ("I14",),
-        hint=2,
-    ),
-    Mutant(
-        "a tree without a snapshot",
-        "A new tree is read although no snapshot protects it.",
-        [(TreeKeeper, "_edit", _edit_without_snapshot)],
-        "database",
-        ("I7", "I8"),
-    ),
-    Mutant(
+    mutant("memory lets go early", (TreeKeeper, "keep", _drop_at_once), hint=2),
+    mutant("a tree without a snapshot", (TreeKeeper, "_edit", _edit_without_snapshot)),
+    mutant(
         "a tree newer than its snapshot",
-        "What is read is the tree of the newest manifest, and the snapshot keeps an older one.",
-        [(tree_keeper, "named_manifest", _the_newest_will_do)],
-        "database",
-        ("I7", "I8"),
+        (tree_keeper, "named_manifest", _the_newest_will_do),
         test="tests/unit/engine/test_tree_protected.py::"
         "test_a_tree_is_that_of_the_manifest_that_its_snapshot_names",
     ),

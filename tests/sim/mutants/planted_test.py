@@ -25,7 +25,6 @@ class _NotForEver:
     """Ends tests that wait for ever, at the line that does so."""
 
     def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
-        """Bound each test that is a coroutine."""
         for item in items:
             if isinstance(item, pytest.Function) and iscoroutinefunction(item.obj):
                 item.obj = _in_time(item.obj)

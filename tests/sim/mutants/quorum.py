@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,14 +15,120 @@ from shalekv.core.quorum.archiving import LogObject, complete_objects, is_archiv
 from shalekv.core.quorum.election import Candidacy, Leader
 from shalekv.core.quorum.messages import Health, ToProposer
 from shalekv.core.quorum.record import Ballot
+from shalekv.core.two_phase import Destination, Record
 from shalekv.engine.quorum import opening
 from shalekv.engine.quorum.links import TailPiece
+from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.format.names import parse_temporary_name
 from shalekv.roles.safekeeper import service
 from shalekv.roles.safekeeper.log_objects import LogObjects
 from shalekv.roles.safekeeper.member import Member
 from shalekv.settings import SafekeeperSettings
+from shalekv.store.api import Created, CreateOutcome, Exists, Recovered, Unknown
 from shalekv.store.member_log.log import MemberLog
-from tests.sim.mutants.mutant import Mutant
+from shalekv.store.two_phase.abandoning import Abandoning
+from shalekv.store.two_phase.creating import Creating, _Again
+from shalekv.store.two_phase.recovering import Recovering
+from shalekv.store.two_phase.store import TwoPhaseStore
+from tests.sim.planting import mutant
+
+
+async def commit_first(self: Creating, own: Record) -> CreateOutcome:
+    """The fourth step before the third."""
+    try:
+        is_ours = await self._records.commit(own)
+        await self._plain.copy(own.source, own.destination.name)
+    except ObjectNotFound:
+        return await self._without_source(own)
+    except (StoreUnavailable, StoreRefused) as error:
+        return Unknown(str(error))
+    await self._completing.discard(own.source)
+    return Created() if is_ours else Unknown("")
+
+
+async def believe_in_copy(_self: Creating, _own: Record, _cause: str) -> CreateOutcome:
+    """A copy without an answer is taken for one that was made."""
+    return Created()
+
+
+async def believe_in_insert(_self: Creating, _own: Record, _cause: str) -> None:
+    """An insert without an answer is taken for one that was made."""
+
+
+async def help_nobody(_self: Creating, record: Record | None) -> Exists | _Again:
+    """The object of an open record is not made before it is said to exist."""
+    return Exists() if record is not None else _Again(None)
+
+
+async def take_over_the_living(_self: Creating, record: Record | None) -> Exists | _Again:
+    """A record is taken over although it could be completed."""
+    if record is not None and record.is_committed:
+        return Exists()
+    return _Again(record)
+
+
+async def records_first(self: TwoPhaseStore, names: Iterable[str]) -> None:
+    """Records go, and then their objects."""
+    doomed = tuple(names)
+    temporary = [name for name in doomed if parse_temporary_name(name) is not None]
+    if temporary:
+        await Abandoning(self._plain, self._records, self._runtime.random).delete(temporary)
+    created = [name for name in doomed if parse_temporary_name(name) is None]
+    await self._records.delete_committed([Destination(self.url, name) for name in created])
+    await self._plain.delete(created)
+
+
+async def forget_all(self: Recovering, batch: list[Record]) -> int:
+    """Records that may go do so although their objects are there."""
+    await self._records.delete_committed([record.destination for record in batch])
+    return len(batch)
+
+
+async def complete_nothing(self: Recovering) -> Recovered:
+    """What crashed creates have left half done stays as it is."""
+    return Recovered(forgotten=await self._forget())
+
+
+TWO_PHASE = (
+    mutant(
+        "two phases: commit before the copy",
+        (Creating, "_carry_out", commit_first),
+        seeds=20,
+    ),
+    mutant(
+        "two phases: take an unanswered copy for made",
+        (Creating, "_without_answer", believe_in_copy),
+        seeds=20,
+        hint=1,
+    ),
+    mutant(
+        "two phases: take an unanswered insert for made",
+        (Creating, "_resolve", believe_in_insert),
+        seeds=20,
+        hint=1,
+    ),
+    mutant(
+        "two phases: do not help whoever is first", (Creating, "_give_way", help_nobody), seeds=20
+    ),
+    mutant(
+        "two phases: take over from the living",
+        (Creating, "_give_way", take_over_the_living),
+        seeds=20,
+    ),
+    mutant("two phases: delete records first", (TwoPhaseStore, "delete", records_first), seeds=20),
+    mutant(
+        "two phases: forget a record whose object is there",
+        (Recovering, "_forget_gone", forget_all),
+        seeds=20,
+    ),
+    mutant(
+        "two phases: recover nothing",
+        (Recovering, "recover", complete_nothing),
+        seeds=40,
+        hint=6,
+    ),
+)
+
 
 _carry_out = Member._carry_out  # noqa: SLF001 - what is replaced
 
@@ -100,72 +206,30 @@ def _lowest(self: Candidacy) -> bytes:
     return min(self.votes, key=lambda each: self.votes[each].log.last.rank)
 
 
-MUTANTS = (
-    Mutant(
-        "a safekeeper replies before its sync",
-        "A reply goes out when the message is taken, and not when what it rests on is durable.",
-        [(Member, "_carry_out", _reply_first)],
-        "quorum",
-        ("I11",),
-        seeds=10,
+QUORUM = (
+    mutant("a safekeeper replies before its sync", (Member, "_carry_out", _reply_first), seeds=10),
+    mutant(
+        "a safekeeper does not sync its log", (MemberLog, "flush", _flush_without_sync), seeds=10
     ),
-    Mutant(
-        "a safekeeper does not sync its log",
-        "Records are written, and believed to be durable.",
-        [(MemberLog, "flush", _flush_without_sync)],
-        "quorum",
-        ("I11",),
-        seeds=10,
-    ),
-    Mutant(
-        "a promise is kept in memory only",
-        "A safekeeper that starts again follows a writer that it has promised not to.",
-        [(MemberLog, "_save", _save_nothing)],
-        "quorum",
-        ("I11",),
-        seeds=10,
-    ),
-    Mutant(
-        "one safekeeper is enough",
-        "A record counts as committed when the first member has it.",
-        [(election, "_with_commit", _commit_by_one)],
-        "quorum",
-        ("I1", "I11"),
-        seeds=20,
-    ),
-    Mutant(
+    mutant("a promise is kept in memory only", (MemberLog, "_save", _save_nothing), seeds=10),
+    mutant("one safekeeper is enough", (election, "_with_commit", _commit_by_one), seeds=20),
+    mutant(
         "archive before commit",
-        "A member archives whatever is in its log.",
-        [(LogObjects, "scan", _scan_all), (LogObjects, "waiting", _all_waiting)],
-        "quorum",
-        ("I11",),
+        (LogObjects, "scan", _scan_all),
+        (LogObjects, "waiting", _all_waiting),
         seeds=20,
         hint=1,
     ),
-    Mutant(
+    mutant(
         "open with the archive alone",
-        "A writer does not replay the records that are not archived yet.",
-        [(opening, "_replay_records", _replay_nothing)],
-        "quorum",
-        ("I1", "I11"),
+        (opening, "_replay_records", _replay_nothing),
         seeds=20,
         hint=7,
     ),
-    Mutant(
-        "a tail shows what is not committed",
-        "A replica is sent records that no majority has yet.",
-        [(service, "tail", _tail_all)],
-        "quorum",
-        ("I6",),
-        seeds=20,
-        hint=4,
-    ),
-    Mutant(
+    mutant("a tail shows what is not committed", (service, "tail", _tail_all), seeds=20, hint=4),
+    mutant(
         "the log of the lowest rank wins",
-        "A new writer takes over the log of the voter that has least.",
-        [(Candidacy, "donor_id", property(_lowest))],
-        "quorum",
-        ("I11", "I13"),
+        (Candidacy, "donor_id", property(_lowest)),
         seeds=20,
         hint=6,
     ),

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.sim.mutants import (
-    collection,
-    levels,
-    quorum,
-    replicas,
-    transactions,
-    two_phase,
-    writer,
-)
-from tests.sim.mutants import format as formats
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.mutants import collection, levels, quorum, transactions, writer
+from tests.sim.planting import Mutant
 
 _LAYERS = (
     writer.MUTANTS,
     transactions.MUTANTS,
-    levels.MUTANTS,
-    replicas.MUTANTS,
-    collection.MUTANTS,
-    formats.MUTANTS,
-    two_phase.MUTANTS,
-    quorum.MUTANTS,
+    levels.LEVELS,
+    levels.REPLICAS,
+    collection.COLLECTION,
+    collection.FORMAT,
+    quorum.TWO_PHASE,
+    quorum.QUORUM,
 )
 MUTANTS: Mapping[str, Mutant] = {each.name: each for layer in _LAYERS for each in layer}

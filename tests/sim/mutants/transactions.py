@@ -19,7 +19,7 @@ from shalekv.engine.sorted_runs import Run
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import KeyExpired, ShaleError
 from shalekv.roles.writing import Writing
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_take = CommitQueue.take
@@ -111,101 +111,27 @@ async def _unconfirmed(_self: Writing, future: Any, _commit: Commit) -> Any:
 
 
 MUTANTS = (
-    Mutant(
+    mutant(
         "a transaction overtakes what is in flight",
-        "A transaction begins an object while others are in flight.",
-        [(CommitQueue, "has_to_wait", _front_need_not_wait)],
-        "writers",
-        ("I1", "I14"),
+        (CommitQueue, "has_to_wait", _front_need_not_wait),
         hint=3,
     ),
-    Mutant(
-        "a transaction is taken along",
-        "A transaction goes into an object with what stands before it, while others are in flight.",
-        [(CommitQueue, "take", _taken_along)],
-        "writers",
-        ("I1", "I14"),
-        hint=7,
+    mutant("a transaction is taken along", (CommitQueue, "take", _taken_along), hint=7),
+    mutant("a displaced transaction is not decided again", (Commit, "decide", _decided_once)),
+    mutant("a refusal is told too early", (GroupCommit, "_settle_decided", _told_at_once), hint=1),
+    mutant("a refusal is not confirmed", (Writing, "_confirmed", _unconfirmed), hint=18),
+    mutant(
+        "adds look at what is durable only", (WriterEngine, "_newest_state", _durable_state_only)
     ),
-    Mutant(
-        "a displaced transaction is not decided again",
-        "What was decided stays, although other commits have come before it.",
-        [(Commit, "decide", _decided_once)],
-        "writers",
-        ("I14", "I15"),
-    ),
-    Mutant(
-        "a refusal is told too early",
-        "A refusal is told while what it rests on is in flight.",
-        [(GroupCommit, "_settle_decided", _told_at_once)],
-        "writers",
-        ("I1", "I14"),
-        hint=1,
-    ),
-    Mutant(
-        "a refusal is not confirmed",
-        "A refusal is told without asking whether another writer has taken over.",
-        [(Writing, "_confirmed", _unconfirmed)],
-        "writers",
-        ("I14",),
-        hint=18,
-    ),
-    Mutant(
-        "adds look at what is durable only",
-        "An add, and any condition, does not see what is on its way.",
-        [(WriterEngine, "_newest_state", _durable_state_only)],
-        "writers",
-        ("I14", "I15"),
-    ),
-    Mutant(
-        "conditions miss range deletes in flight",
-        "A condition does not see range deletes that are on their way.",
-        [(Overlay, "add", _points_only)],
-        "writers",
-        ("I14",),
-        hint=2,
-    ),
-    Mutant(
-        "records are not durable",
-        "Idempotency records are remembered, but not made durable.",
-        [(Group, "contents", _without_records)],
-        "writers",
-        ("I15",),
-    ),
-    Mutant(
-        "records of lost slots are kept",
-        "The record of a slot that was lost to a fence stays with what is decided anew.",
-        [(Commit, "resequence", _record_is_kept)],
-        "writers",
-        ("I1", "I15"),
-        hint=32,
-    ),
-    Mutant(
-        "records are not replayed",
-        "Replay forgets idempotency records.",
-        [(replay, "_records", _no_records)],
-        "writers",
-        ("I15",),
-    ),
-    Mutant(
+    mutant("conditions miss range deletes in flight", (Overlay, "add", _points_only), hint=2),
+    mutant("records are not durable", (Group, "contents", _without_records)),
+    mutant("records of lost slots are kept", (Commit, "resequence", _record_is_kept), hint=32),
+    mutant("records are not replayed", (replay, "_records", _no_records)),
+    mutant(
         "requests are registered when durable",
-        "A request on its way is not known: its copy is new, too.",
-        [(Idempotency, "begin", _begin_unseen), (Idempotency, "abandon", lambda *_: None)],
-        "writers",
-        ("I15",),
+        (Idempotency, "begin", _begin_unseen),
+        (Idempotency, "abandon", lambda *_: None),
     ),
-    Mutant(
-        "an expired key is new",
-        "A key that is older than its window is taken for a new one.",
-        [(Idempotency, "find", _new_when_expired)],
-        "writers",
-        ("I15",),
-    ),
-    Mutant(
-        "replay ignores range deletes",
-        "A writer that has replayed its log shows what range deletes have deleted.",
-        [(replay, "Run", _RunWithoutRangeDeletes)],
-        "writers",
-        ("I2", "I14"),
-    ),
+    mutant("an expired key is new", (Idempotency, "find", _new_when_expired)),
+    mutant("replay ignores range deletes", (replay, "Run", _RunWithoutRangeDeletes)),
 )

@@ -23,7 +23,7 @@ from shalekv.format.sst import Sst
 from shalekv.store import claim
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
-from tests.sim.mutants.mutant import Mutant
+from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_claim_attempt = claim._attempt
@@ -145,146 +145,56 @@ async def _drop_nothing(_self: Memtable, _seq: int, _clock: Clock) -> int:
 
 
 MUTANTS = (
-    Mutant(
-        "treat unknown as success",
-        "A create without an answer is taken for one that has created.",
-        [(claim, "_attempt", _unknown_is_success)],
-        "writers",
-        ("I1", "I4"),
-        hint=6,
-    ),
-    Mutant(
+    mutant("treat unknown as success", (claim, "_attempt", _unknown_is_success), hint=6),
+    mutant(
         "treat unknown as failed",
-        "A write whose object may have been created is told not to be applied.",
-        [
-            (claim, "_attempt", _unknown_is_failure),
-            (GroupCommit, "_unknown", _nothing_was_applied),
-        ],
-        "writers",
-        ("I1",),
+        (claim, "_attempt", _unknown_is_failure),
+        (GroupCommit, "_unknown", _nothing_was_applied),
         also=("I13",),
     ),
-    Mutant(
+    mutant(
         "an object that exists is a rival's",
-        "The lost reply of an own success is taken for a rival.",
-        [(claim, "_attempt", _exists_is_a_rival)],
-        "writers",
-        ("I1", "I3"),
+        (claim, "_attempt", _exists_is_a_rival),
         also=("IllegalState",),
         hint=1,
     ),
-    Mutant(
-        "ack before durable",
-        "A write is acknowledged when its object is sent.",
-        [(GroupCommit, "_upload", _told_when_sent)],
-        "writers",
-        ("I1",),
-    ),
-    Mutant(
-        "an opener forgets others' width",
-        "An opener forgets that older writers may have more objects in flight than itself.",
-        [(recover, "claim_epoch", _own_width_only)],
-        "writers",
-        ("I3",),
-    ),
-    Mutant(
+    mutant("ack before durable", (GroupCommit, "_upload", _told_when_sent)),
+    mutant("an opener forgets others' width", (recover, "claim_epoch", _own_width_only)),
+    mutant(
         "fence with one SST when k are needed",
-        "One fence is taken for enough, however many objects may be in flight.",
-        [(FenceRun, "is_complete", property(_one_fence_will_do))],
-        "writers",
-        ("I3",),
+        (FenceRun, "is_complete", property(_one_fence_will_do)),
     ),
-    Mutant(
-        "epoch not bumped",
-        "A writer takes over under the epoch of the writer before it.",
-        [(recover, "claim_epoch", _same_epoch)],
-        "writers",
-        ("I3", "I5"),
-        hint=4,
-    ),
-    Mutant(
-        "reuse a sequence number",
-        "A new writer goes on counting where the log ends.",
-        [(opening_steps, "first_seq_of_writer", _next_number)],
-        "writers",
-        ("I5",),
-        hint=7,
-    ),
-    Mutant(
+    mutant("epoch not bumped", (recover, "claim_epoch", _same_epoch), hint=4),
+    mutant("reuse a sequence number", (opening_steps, "first_seq_of_writer", _next_number), hint=7),
+    mutant(
         "displaced commits keep their numbers",
-        "What an older writer's fence displaces is written behind what has greater numbers.",
-        [(CommitQueue, "put_back", _numbers_stay)],
-        "writers",
-        ("I4",),
+        (CommitQueue, "put_back", _numbers_stay),
         also=("I13",),
         hint=3,
     ),
-    Mutant(
+    mutant(
         "list before manifest",
-        "Fences count by the manifest that was read before the WAL was listed.",
-        [(recover, "check_run_counts", _every_run_counts)],
-        "database",
-        ("I3", "I8"),
+        (recover, "check_run_counts", _every_run_counts),
         test="tests/unit/engine/test_recover.py::test_fences_in_recycled_slots_do_not_count",
     ),
-    Mutant(
+    mutant(
         "replay past a gap",
-        "An opener fences behind all that is there, and replays what it finds before that.",
-        [
-            (WalFolder, "first_gap", property(_behind_all_that_is_there)),
-            (replay, "read_slot", _empty_if_missing),
-        ],
-        "writers",
-        ("I4",),
+        (WalFolder, "first_gap", property(_behind_all_that_is_there)),
+        (replay, "read_slot", _empty_if_missing),
         also=("I13",),
         hint=2,
     ),
-    Mutant(
+    mutant(
         "a newer writer's fence is passed",
-        "A writer that finds a newer writer's fence in its slot takes the next one.",
-        [(group_commit, "judge", _older_than_any)],
-        "writers",
-        ("I3",),
+        (group_commit, "judge", _older_than_any),
         also=("IllegalState",),
         hint=48,
     ),
-    Mutant(
-        "scans see past a gap",
-        "What has landed behind a gap is shown to scans.",
-        [(Prefix, "settle", _past_the_gap)],
-        "writers",
-        ("I14",),
-        hint=2,
+    mutant("scans see past a gap", (Prefix, "settle", _past_the_gap), hint=2),
+    mutant(
+        "linearizable reads are not confirmed", (Ownership, "confirm", _nobody_is_asked), hint=18
     ),
-    Mutant(
-        "linearizable reads are not confirmed",
-        "A writer answers LINEARIZABLE reads without asking whether it was overtaken.",
-        [(Ownership, "confirm", _nobody_is_asked)],
-        "writers",
-        ("I14",),
-        hint=18,
-    ),
-    Mutant(
-        "admission lets everything in",
-        "Nothing waits for room, however many bytes are queued.",
-        [(Admission, "_has_room", _always_room)],
-        "writers",
-        ("I13",),
-        hint=4,
-    ),
-    Mutant(
-        "admission releases nothing",
-        "The bytes of a write stay counted when it has ended.",
-        [(Admission, "release", _release_nothing)],
-        "writers",
-        ("I13",),
-        hint=6,
-    ),
-    Mutant(
-        "memory is never let go of",
-        "What the levels hold stays in memory.",
-        [(Memtable, "drop_through", _drop_nothing)],
-        "database",
-        ("I13",),
-    ),
+    mutant("admission lets everything in", (Admission, "_has_room", _always_room), hint=4),
+    mutant("admission releases nothing", (Admission, "release", _release_nothing), hint=6),
+    mutant("memory is never let go of", (Memtable, "drop_through", _drop_nothing)),
 )

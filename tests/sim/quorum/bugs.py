@@ -6,12 +6,10 @@ planted, since some of them remember what they have seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
-from unittest.mock import patch
 
 from shalekv.core import fencing
 from shalekv.core.manifest import Manifest, WalMode
@@ -30,8 +28,8 @@ from shalekv.core.quorum.messages import (
     VoteRequest,
 )
 from shalekv.core.quorum.record import Ballot, LogShape, Mark, Record
+from tests.sim.planting import Patch
 
-Patch = tuple[object, str, object]
 Bug = Callable[[], Sequence[Patch]]
 
 _vote = acceptor._vote  # noqa: SLF001 - the planted bugs wrap these
@@ -344,16 +342,3 @@ UNNUMBERED: Mapping[str, Bug] = {
     "a refilled member is sound at once": refilled_at_once,
     "who joins late is told an old log": elected_log_is_all,
 }
-
-
-@contextmanager
-def planted(bug: Bug) -> Iterator[None]:
-    """Take a rule out, for as long as the context lasts."""
-    patches = [patch.object(owner, name, wrong) for owner, name, wrong in bug()]
-    for each in patches:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in reversed(patches):
-            each.stop()

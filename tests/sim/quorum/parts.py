@@ -5,19 +5,94 @@ What happens to them is the business of `world`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from random import Random
 from typing import TypeVar
 
 from shalekv.core.quorum.membership import Member
 from shalekv.core.quorum.messages import Health, ToProposer
-from shalekv.core.quorum.record import Record
-from tests.sim.quorum.bucket import Bucket
+from shalekv.core.quorum.record import Ballot, LogShape, Mark, Record
 from tests.sim.quorum.judge import Judge, Violation
-from tests.sim.quorum.safekeeper import Safekeeper
-from tests.sim.quorum.telling import told
+from tests.sim.quorum.safekeeper import Bucket, Safekeeper
 from tests.sim.quorum.writer import Stream, Writer
+
+
+def told(part: object) -> str:
+    """A part of an event, briefly."""
+    match part:
+        case Mark():
+            return f"{part.epoch}.{part.lsn}"
+        case LogShape():
+            runs = (f"{first}-{last.lsn} of epoch {last.epoch}" for first, last in part.sections)
+            return f"[behind {told(part.base)}: {', '.join(runs)}]"
+        case Record():
+            return f"{part.lsn}:{part.payload.decode()}"
+        case Ballot():
+            return f"{part.epoch}/{part.nonce.decode().lstrip('0')}"
+        case tuple():
+            return f"({' '.join(map(told, part))})"
+        case bytes():
+            return part.decode(errors="replace").lstrip("0")
+        case enum.Enum():
+            return str(part.value)
+        case _ if is_dataclass(part) and not isinstance(part, type):
+            values = (f"{each.name}={told(getattr(part, each.name))}" for each in fields(part))
+            return f"{type(part).__name__}({', '.join(values)})"
+    return str(part)
+
+
+_ALWAYS: Mapping[str, float] = {
+    "burst": 30,
+    "write": 15,
+    "arrive_late": 2,
+    "work": 2,
+    "connect": 1,
+    "break_stream": 0.5,
+    "crash": 0.5,
+    "start": 6,
+    "archive": 1,
+    "trim": 1,
+    "look_at_manifest": 1,
+    "broadcast": 0.5,
+    "stop_writer": 0.3,
+    "fill_disk": 0.1,
+}
+_THEMES: Mapping[str, Mapping[str, float]] = {
+    "rivals": {"open": 8, "stop_writer": 2, "archive": 0, "trim": 0, "work": 0},
+    "disks": {"open": 8, "crash": 3, "stop_writer": 1.5, "archive": 0.3, "trim": 0.3},
+    "damages": {"open": 3, "damage": 4, "wipe": 0.5, "crash": 2},
+    "streams": {
+        "open": 2,
+        "connect": 10,
+        "arrive_late": 15,
+        "relay": 4,
+        "broadcast": 4,
+        "break_stream": 2,
+    },
+    "archive": {"open": 4, "archive": 6, "trim": 4, "archive_all": 3, "stop_writer": 1},
+    "members": {"open": 3, "change_members": 8, "look_at_manifest": 3, "wipe": 1},
+    "everything": {
+        "open": 3,
+        "crash": 2,
+        "damage": 1,
+        "wipe": 0.5,
+        "arrive_late": 5,
+        "connect": 3,
+        "relay": 3,
+        "archive": 4,
+        "trim": 4,
+        "archive_all": 0.5,
+        "change_members": 2,
+    },
+}
+
+# The weights of what may happen, by the name of the method of `World` without its underscore.
+THEMES: Mapping[str, Mapping[str, float]] = {
+    theme: {**_ALWAYS, **weights} for theme, weights in _THEMES.items()
+}
+
 
 T = TypeVar("T")
 
@@ -30,7 +105,6 @@ class Parts:
         self.random = Random(seed)
         self.count_max = self.random.choice((1, 2, 1_000))  # records in one append
         self.judge = Judge()
-        self.seen: Counter[str] = Counter()
         self._events: list[tuple[object, ...]] = []
         self._ids = 0
         self._payloads = 0
@@ -71,7 +145,6 @@ class Parts:
         if writer.has_won:
             writer.lead(self._fetch, archive_tip=self.bucket.archive_tip)
             if writer.leader is not None:
-                self.seen["elections"] += 1
                 self._note(writer.name, "leads with", writer.log)
 
     def _claim(self, writer: Writer) -> None:
@@ -85,7 +158,6 @@ class Parts:
         ):
             # It takes the number that another has won: its own edit stands at a recycled id.
             epoch = manifest.writer_epoch
-            self.seen["twins"] += 1
         else:
             self.bucket.claim(epoch, writer.nonce)
         self._note(f"{writer.name} claims epoch {epoch} with nonce {writer.nonce!r}")
@@ -108,7 +180,6 @@ class Parts:
                 node.disconnected(stream.number)
 
     def _stop(self, node: Safekeeper) -> None:
-        self.seen["crashes"] += 1
         node.crash(self.random, is_power_lost=self.random.random() < 0.7)
         self._arrived = {key: s for key, s in self._arrived.items() if key[0] != node.name}
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
-from shalekv.core.quorum import acceptor
+from shalekv.core.manifest import Manifest, WalMode
+from shalekv.core.quorum import acceptor, archiving
 from shalekv.core.quorum.acceptor import (
     AcceptorState,
     Commit,
@@ -23,11 +25,11 @@ from shalekv.core.quorum.acceptor import (
     Truncate,
     Write,
 )
+from shalekv.core.quorum.archiving import LogObject
 from shalekv.core.quorum.membership import Member
 from shalekv.core.quorum.messages import Append, Health, ToAcceptor, ToProposer
 from shalekv.core.quorum.record import Mark, Record
-from tests.sim.quorum.disk import Disk
-from tests.sim.quorum.judge import Judge
+from tests.sim.quorum.judge import Disk, Judge
 
 Send = Callable[[int, ToProposer], None]
 
@@ -57,16 +59,13 @@ class Safekeeper:
 
     @property
     def member(self) -> Member:
-        """As a manifest names it."""
         return Member(self.member_id, self.name)
 
     @property
     def is_up(self) -> bool:
-        """Whether the process runs."""
         return self.state is not None
 
     def open_stream(self) -> int:
-        """The number of a new stream."""
         self.streams += 1
         return self.streams
 
@@ -89,7 +88,6 @@ class Safekeeper:
             self._submit(effects)
 
     def disconnected(self, stream: int) -> None:
-        """A stream has ended."""
         if self.state is not None:
             self.state = acceptor.disconnected(self.state, stream)
 
@@ -105,7 +103,6 @@ class Safekeeper:
         return True
 
     def sync(self) -> None:
-        """Do all that was asked for."""
         while self.work():
             pass
 
@@ -120,7 +117,6 @@ class Safekeeper:
             self.disk.stored = dict(self.disk.cached)
 
     def start(self) -> None:
-        """The process starts on what the disk holds."""
         self.state = self.disk.start(self.member_id)
         self.streams = 0
 
@@ -176,3 +172,68 @@ class Safekeeper:
                 self._send(effect.stream, effect.message)
             case _:
                 pass
+
+
+class Bucket:
+    """Edits of the manifest happen at once, and one after the other."""
+
+    def __init__(
+        self, members: Sequence[Member], judge: Judge, mode: WalMode = WalMode.QUORUM
+    ) -> None:
+        self.judge = judge
+        self.manifest = Manifest(
+            database_id=bytes(16),
+            manifest_id=0,
+            write_id=bytes(16),
+            wal_mode=mode,
+            wal_members=tuple(map(str, members)),
+        )
+
+    def edit(self, change: Callable[[Manifest], Manifest]) -> None:
+        """Replace the manifest. Raises what `change` does."""
+        changed = change(self.manifest)
+        self.manifest = replace(changed, manifest_id=self.manifest.manifest_id + 1)
+
+    def claim(self, epoch: int, nonce: bytes) -> None:
+        self.judge.claimed(epoch)
+        self.edit(lambda m: replace(m, writer_epoch=epoch, writer_nonce=nonce))
+
+    @property
+    def archive_tip(self) -> int | None:
+        return archiving.archive_tip(self.judge.archive, None)
+
+
+def complete(safekeeper: Safekeeper) -> Sequence[tuple[LogObject, Sequence[Record]]]:
+    """The objects of a member's log that may be archived, with their records."""
+    assert safekeeper.state is not None
+    records = safekeeper.readable()
+    objects = archiving.complete_objects(records, safekeeper.state.committed_lsn)
+    by_lsn = {record.lsn: record for record in records}
+    return [
+        (each, [by_lsn[lsn] for lsn in range(each.first_lsn, each.last.lsn + 1)])
+        for each in objects
+    ]
+
+
+def archive(safekeeper: Safekeeper, bucket: Bucket, *, count_max: int = 1_000) -> int:
+    """Put objects that are complete and missing; how many."""
+    tip = bucket.archive_tip
+    found = [(o, r) for o, r in complete(safekeeper) if not archiving.is_archived(o.wal_id, tip)]
+    for each, records in found[:count_max]:
+        bucket.judge.put(safekeeper.name, each.wal_id, records)
+    return len(found[:count_max])
+
+
+def trim(safekeeper: Safekeeper, bucket: Bucket) -> bool:
+    """Drop what the member sees in the archive; whether there was anything."""
+    assert safekeeper.state is not None
+    tip = bucket.archive_tip
+    mark = archiving.trim_mark(
+        (each for each, _ in complete(safekeeper)),
+        seen_wal_id=tip,
+        committed_lsn=safekeeper.state.committed_lsn,
+    )
+    if mark is None or tip is None:
+        return False
+    safekeeper.note_archived(tip, mark)
+    return True

@@ -14,16 +14,16 @@ from shalekv.core.quorum.acceptor import Flush, Truncate
 from shalekv.core.quorum.membership import Member, begin_change, cancel_change
 from shalekv.core.quorum.messages import Append, Health
 from shalekv.errors import Fenced, InvalidRequest
-from tests.sim.quorum import bucket
 from tests.sim.quorum.judge import Violation
-from tests.sim.quorum.parts import Parts
-from tests.sim.quorum.safekeeper import Safekeeper
-from tests.sim.quorum.themes import THEMES
+from tests.sim.quorum.parts import THEMES, Parts
+from tests.sim.quorum.safekeeper import Safekeeper, archive, trim
 from tests.sim.quorum.writer import Writer
+from tests.sim.world import World as SimWorld
 
 STEPS = 160
 WRITERS_MAX = 10
 QUIET_ROUNDS = 400
+EVENTS_NOTED = 60
 
 _CRASHING = ("disks", "everything")
 _CRASHES_BEFORE: Mapping[type, float] = {Truncate: 0.4, Flush: 0.06}
@@ -229,7 +229,6 @@ class World(Parts):
         if lsn is not None:
             node.damage(lsn)
             self._bad.add(node.name)
-            self.seen["damages"] += 1
             self._note(f"record {lsn} of {node.name} goes bad")
 
     def _wipe(self) -> None:
@@ -239,7 +238,6 @@ class World(Parts):
             return
         self._arrived = {key: s for key, s in self._arrived.items() if key[0] != node.name}
         node.wipe(self._new_id())
-        self.seen["wipes"] += 1
         self._note(f"{node.name} has a new disk and is member {node.member_id!r}")
 
     def _fill_disk(self) -> None:
@@ -250,8 +248,7 @@ class World(Parts):
     def _archive(self) -> None:
         node = self._some([node for node in self.nodes if node.is_up])
         if node is not None:
-            count = bucket.archive(node, self.bucket, count_max=self.random.choice((1, 2, 9)))
-            self.seen["archived objects"] += count
+            archive(node, self.bucket, count_max=self.random.choice((1, 2, 9)))
 
     def _archive_all(self) -> None:
         """It is quiet: some hear how far the log is committed, archive all of it, and trim."""
@@ -265,8 +262,8 @@ class World(Parts):
         for node in self.nodes:
             if node.is_up and node.name in names:
                 node.sync()
-                bucket.archive(node, self.bucket)
-                bucket.trim(node, self.bucket)
+                archive(node, self.bucket)
+                trim(node, self.bucket)
         self._note("all is archived and trimmed by", *names)
         if writer is not None and self.random.random() < 0.3:
             writer.ended = "killed"
@@ -276,9 +273,8 @@ class World(Parts):
             self._trim_leader()
             return
         node = self._some([node for node in self.nodes if node.is_up])
-        if node is not None and bucket.trim(node, self.bucket):
+        if node is not None and trim(node, self.bucket):
             assert node.state is not None
-            self.seen["trims"] += 1
             self._note(f"{node.name} is trimmed to {node.state.log.base}")
 
     def _trim_leader(self) -> None:
@@ -314,10 +310,8 @@ class World(Parts):
                 self.bucket.edit(lambda m: begin_change(m, wanted))
             except InvalidRequest:
                 return
-            self.seen["changes begun"] += 1
         elif self.random.random() < 0.3:
             self.bucket.edit(cancel_change)
-            self.seen["changes cancelled"] += 1
         else:
             self._finish_change()
             return
@@ -335,7 +329,6 @@ class World(Parts):
             self.bucket.edit(writer.finish_change)
         except (Fenced, InvalidRequest):
             return
-        self.seen["changes finished"] += 1
         self._note(f"{writer.name} finishes the change: {self.bucket.manifest.wal_members}")
 
     def _end_well(self) -> None:
@@ -352,9 +345,8 @@ class World(Parts):
         last = self._last_writer()
         if last is None:
             return
-        self.seen["good ends"] += 1
         for node in self.nodes:
-            bucket.archive(node, self.bucket)
+            archive(node, self.bucket)
         self.judge.reached(last.records)
 
     def _last_writer(self) -> Writer | None:
@@ -378,7 +370,6 @@ class World(Parts):
         raise Violation(f"I13: no writer can open: {why}")
 
     def _quiet_round(self, writer: Writer) -> None:
-        """Everything arrives, and is flushed."""
         for stream in writer.streams:
             if stream.there:
                 self._deliver_on(stream)
@@ -388,3 +379,14 @@ class World(Parts):
                 writer.send(stream)
         for node in self.nodes:
             node.sync()
+
+
+async def quorum_core(world: SimWorld) -> World:
+    """A profile of the simulation: what breaks a rule is raised, with the last events noted."""
+    core = World(world.seed)
+    try:
+        core.run()
+    finally:
+        for line in core.timeline(EVENTS_NOTED).splitlines():
+            world.note(line)
+    return core

@@ -51,7 +51,6 @@ class Stream:
     back: deque[ToProposer] = field(default_factory=deque)
 
     def send(self, message: ToAcceptor) -> None:
-        """Put a message on its way."""
         self.there.append(message)
 
 
@@ -79,7 +78,6 @@ class Writer:
 
     @property
     def is_live(self) -> bool:
-        """Whether it may do anything more."""
         return not self.ended
 
     @property
@@ -89,7 +87,6 @@ class Writer:
         return WriterId(*self.ballot)
 
     def stream_to(self, member_id: bytes) -> Stream | None:
-        """The latest one that is open."""
         found = (s for s in reversed(self.streams) if s.member.id == member_id and s.is_open)
         return next(found, None)
 
@@ -111,7 +108,6 @@ class Writer:
         return self.ballot is None and self.configuration.is_majority(self.greetings.keys())
 
     def epoch_to_claim(self, manifest: Manifest) -> int:
-        """Above all that it knows of."""
         return epoch_to_claim(manifest.writer_epoch, self.greetings.values())
 
     def claimed(self, epoch: int, manifest: Manifest) -> None:

@@ -163,7 +163,6 @@ class SimCall:
         return self._line
 
     def lost_at_client(self) -> None:
-        """Nothing comes any more."""
         if self._is_over:
             return
         self._end = End(unavailable("the connection is lost"))
@@ -173,7 +172,6 @@ class SimCall:
         self._wake()
 
     def lost_at_server(self) -> None:
-        """Nobody is there any more."""
         self._down.shut()
         if self._served is not None:
             self._served.cancel()
@@ -194,7 +192,6 @@ class _Served:
     def __init__(
         self, methods: grpc.GenericRpcHandler, method: str, up: Pipe[Any], down: Pipe[Any]
     ) -> None:
-        """Begin to answer it, on the node that runs now."""
         self._requests: deque[bytes] = deque()
         self._arrived = asyncio.Event()
         self._up = up
@@ -203,12 +200,10 @@ class _Served:
         self._task = asyncio.get_running_loop().create_task(self._handle(handler))
 
     def take(self, data: bytes) -> None:
-        """A message has come."""
         self._requests.append(data)
         self._arrived.set()
 
     def cancel(self) -> None:
-        """The client has gone."""
         self._task.cancel()
 
     async def write(self, reply: bytes) -> None:
@@ -226,7 +221,6 @@ class _Served:
             await self._arrived.wait()
 
     def end(self, error: grpc.aio.AioRpcError | None) -> None:
-        """Tell how it has ended."""
         self._down.put(End(error))
 
     async def _handle(self, handler: Any) -> None:
@@ -256,15 +250,12 @@ class _Context:
         """Nobody here gives a deadline."""
 
     def peer(self) -> str:
-        """For logs."""
         return "sim"
 
     async def write(self, reply: Any) -> None:
-        """Send a reply."""
         await self._served.write(self._serialize(reply))
 
     async def abort_with_status(self, status: Any) -> NoReturn:
-        """End with an error."""
         error = grpc.aio.AioRpcError(
             status.code,
             grpc.aio.Metadata(),
@@ -279,7 +270,6 @@ class SimChannel:
     """Of `grpc.aio.Channel`, what `GrpcLinks` asks for."""
 
     def __init__(self, wires: Wires, client: Node, listener: Listener) -> None:
-        """It connects when it is asked to."""
         self._wires = wires
         self._client = client
         self._listener = listener
@@ -288,28 +278,23 @@ class SimChannel:
         self._waiting: list[asyncio.Future[None]] = []
 
     def get_state(self, try_to_connect: bool = False) -> State:  # noqa: FBT001, FBT002 - gRPC's own
-        """Whether it is connected."""
         if try_to_connect and self._state is State.IDLE:
             self._become(State.CONNECTING)
             self._call()
         return self._state
 
     async def wait_for_state_change(self, last: State) -> None:
-        """Wait until the state is another one."""
         while self._state is last:
             waiter: asyncio.Future[None] = self._wires.loop.create_future()
             self._waiting.append(waiter)
             await waiter
 
     def stream_stream(self, method: str) -> Callable[[], SimCall]:
-        """A method with streams both ways."""
         return lambda: SimCall(self._line, self._listener, method)
 
     def unary_stream(
         self, method: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]
     ) -> Callable[[Any], _Reading]:
-        """A method with one request and many replies."""
-
         def call(request: Any) -> _Reading:
             return _Reading(SimCall(self._line, self._listener, method), serialize(request), parse)
 
@@ -318,8 +303,6 @@ class SimChannel:
     def unary_unary(
         self, method: str, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]
     ) -> Callable[..., Any]:
-        """A method with one request and one reply."""
-
         async def call(request: Any, timeout: float) -> Any:
             reading = _Reading(
                 SimCall(self._line, self._listener, method), serialize(request), parse
@@ -336,7 +319,6 @@ class SimChannel:
         return call
 
     async def close(self) -> None:
-        """Hang up."""
         if self._line is not None:
             self._line.lose_client()
 
@@ -383,7 +365,6 @@ class _Reading:
         self._parse = parse
 
     async def read(self) -> Any:
-        """The next reply, or EOF."""
         data, self._data = self._data, None
         if data is not None:
             with suppress(asyncio.InvalidStateError):  # reading tells why
@@ -392,5 +373,4 @@ class _Reading:
         return reply if reply is grpc.aio.EOF else self._parse(reply)
 
     def cancel(self) -> bool:
-        """End it."""
         return self._call.cancel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from random import Random
 
 from shalekv.engine.quorum.changing import Changing
@@ -12,9 +11,17 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed
+from tests.sim.levels import whole_database
 from tests.sim.options import Trouble
-from tests.sim.safekeepers.cluster import QuorumCluster
+from tests.sim.requests import KEYS
+from tests.sim.safekeepers.cluster import (
+    QuorumCluster,
+    check_i11_acknowledged_was_on_a_majority,
+    check_i11_archived_is_committed,
+)
 from tests.sim.safekeepers.hosts import Machine
+from tests.sim.serial import SerialOrder
+from tests.sim.world import World
 
 STEPS_MS = (10.0, 300.0, 2_000.0)
 PAUSES_MS = (10.0, 1_000.0, 20_000.0)
@@ -49,8 +56,6 @@ class SafekeeperChaos:
     """Disturbs the machines of one database, and sets everything right in the end."""
 
     def __init__(self, cluster: QuorumCluster) -> None:
-        """Nothing happens yet."""
-        self.seen: Counter[str] = Counter()
         self._cluster = cluster
         self._world = cluster.world
         self._random = self._world.random_for("chaos of safekeepers")
@@ -77,7 +82,6 @@ class SafekeeperChaos:
             self.set_right()
 
     def set_right(self) -> None:
-        """Nothing is cut off, and all machines run."""
         self._cluster.wires.heal()
         for machine in self._cluster.machines.values():
             machine.spare_it()
@@ -109,7 +113,6 @@ class SafekeeperChaos:
                 self._change = tasks.create_task(self._replace(random))
 
     def _disturb(self, event: str, machine: Machine, random: Random) -> None:
-        """End or pause a process."""
         is_kill = random.random() < 0.4 or not self._has(Trouble.DISKS)
         if event == "crash":
             (machine.kill if is_kill else machine.cut_power)()
@@ -145,7 +148,6 @@ class SafekeeperChaos:
         machine.cut_power()
         machine.wipe()
         self._refilling[machine.name] = held.control.identity.member_id
-        self.seen["disks lost"] += 1
         self._world.note(f"{machine.name} has lost its disk")
 
     def _may_lose(self, machine: Machine) -> bool:
@@ -181,11 +183,21 @@ class SafekeeperChaos:
             async with asyncio.timeout(CHANGE_MS / 1_000):
                 await node.run(changing.replace(old, new))
         except (ShaleError, TimeoutError, NodeCrashed) as error:
-            self.seen[f"changes that failed: {type(error).__name__}"] += 1
             self._world.note(f"{new} does not replace {old}: {error}")
             return
-        self.seen["changes begun"] += 1
         self._world.note(f"{new} replaces {old}")
 
     def _has(self, trouble: Trouble) -> bool:
         return self._world.options.has(trouble)
+
+
+async def quorum_database(world: World) -> None:
+    """Run everything at once, then check everything. Raises `Violation`."""
+    cluster = QuorumCluster(world)
+    chaos = SafekeeperChaos(cluster)
+    try:
+        whole = await whole_database(world, cluster, [chaos.run])
+    finally:
+        cluster.witness.check_i11_told_is_on_disk()  # the cause of what may have gone wrong above
+    check_i11_archived_is_committed(whole.stored, world.loop.now_us)
+    check_i11_acknowledged_was_on_a_majority(SerialOrder(cluster.history, whole.stored, KEYS))

@@ -2,20 +2,177 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+from random import Random
+
+from shalekv.core.entry import Entry
 from shalekv.core.quorum.membership import Configuration
+from shalekv.core.quorum.record import Record
 from shalekv.errors import NotAMember, QuorumUnavailable
+from shalekv.format.names import wal_name
 from shalekv.roles.database import Quorum, create_database
-from shalekv.settings import ServeSettings, StoreSettings
+from shalekv.settings import (
+    ArchiveSettings,
+    ArchivingSettings,
+    QuorumSettings,
+    SafekeeperSettings,
+    SafekeeperTransport,
+    SafekeepSettings,
+    ServeSettings,
+    StoreSettings,
+)
 from shalekv.store.api import ObjectStore
 from tests.sim.cluster import ENDS, Cluster
+from tests.sim.errors import Violation
+from tests.sim.history import Outcome
+from tests.sim.invariants.catalogue import checks
 from tests.sim.nodes import Node
-from tests.sim.safekeepers.hosts import Machine, SimLinks, store_of
-from tests.sim.safekeepers.log import committed_pieces
-from tests.sim.safekeepers.tiny import draw_quorum_writer, draw_safekeeper
+from tests.sim.safekeepers.hosts import DATA, URL, Machine, SimLinks, store_of
 from tests.sim.safekeepers.wires import Wires
-from tests.sim.safekeepers.witness import Witness
-from tests.sim.stored import Stored
+from tests.sim.safekeepers.witness import Witness, named
+from tests.sim.serial import SerialOrder
+from tests.sim.stored import Stored, WalObject, wal_object
+from tests.sim.tiny import draw_writer
 from tests.sim.world import World
+
+LATE_US = 60_000_000  # in peace the archive is not further behind
+
+
+def committed_log(witness: Witness) -> list[Record]:
+    """All records that are committed, and before them what is committed by them.
+
+    Of all records that a majority has held, the last one of the newest writer is the end.
+    """
+    majority = [(witness.records[each].mark.rank, each) for each in witness.majority_us]
+    if not majority:
+        return []
+    return witness.chain_to(max(majority)[1])
+
+
+def committed_pieces(witness: Witness, archived: Stored) -> Stored:
+    """The archive, with its log in the pieces in which that became durable.
+
+    Objects that are in no log were put there by a writer without safekeepers.
+    """
+    database_id = archived.manifests[0].database_id
+    pieces: list[WalObject] = []
+    for record in committed_log(witness):
+        if record.payload:
+            durable_us = witness.majority_us.get(named(record))
+            if durable_us is None:
+                raise Violation(f"I11: no majority has ever had record {record.mark}")
+            name = wal_name(record.wal_id)
+            piece = wal_object(record.wal_id, name, record.payload, database_id, durable_us)
+            pieces.append(piece)
+    in_log = {each.wal_id for each in pieces}
+    alone = [each for each in archived.wal if each.wal_id not in in_log]
+    ordered = sorted([*alone, *pieces], key=attrgetter("wal_id"))  # stable
+    return replace(archived, pieces=tuple(ordered))
+
+
+@checks(11, "quorum")
+def check_i11_archived_is_committed(stored: Stored, now_us: int) -> None:
+    """What is in the archive is the log as it was committed, and was so before it was archived."""
+    archived = {each.wal_id: each for each in stored.wal}
+    last_wal_id = max(archived)
+    for wal_id, group in groupby(stored.pieces, key=attrgetter("wal_id")):
+        pieces = list(group)
+        found = archived.get(wal_id)
+        if found is None:
+            age_us = now_us - max(each.landed_us or 0 for each in pieces)
+            if age_us > LATE_US or wal_id < last_wal_id:
+                raise Violation(f"I11: {wal_name(wal_id)} is committed, and not archived")
+            continue
+        if _entries(*pieces) != _entries(found):
+            raise Violation(f"I11: {found} is in the archive, and the log has {pieces}")
+        last = pieces[-1]
+        if (found.epoch, found.logical_time_ms) != (last.epoch, last.logical_time_ms):
+            raise Violation(f"I11: {found} is in the archive, and the log ends it with {last}")
+        committed_us = max(each.landed_us or 0 for each in pieces)
+        if (found.landed_us or 0) < committed_us:
+            raise Violation(
+                f"I11: {wal_name(wal_id)} was archived at {found.landed_us} us, and no majority "
+                f"had all of it before {committed_us} us"
+            )
+
+
+@checks(11, "quorum")
+def check_i11_acknowledged_was_on_a_majority(order: SerialOrder) -> None:
+    """When a client was told of a write, the disks of a majority had it, and so has the log."""
+    for operation, attempt in order.history.attempts(Outcome.ACKNOWLEDGED):
+        placed = order.placed.get(operation.number)
+        if placed is None or placed.commit.seq != attempt.seq:
+            continue  # it was told of another attempt, or has changed nothing
+        durable_us = order.landed_us(placed.commit.wal)
+        if attempt.replied_us is not None and durable_us > attempt.replied_us:
+            raise Violation(f"I11: {operation} was told {attempt}, durable at {durable_us} us")
+
+
+def _entries(*objects: WalObject) -> list[Entry]:
+    """All that is in them, in one order."""
+    return sorted(entry for each in objects for entry in each.all_entries)
+
+
+MUCH_BYTES = 1 << 30
+
+
+def draw_safekeeper(random: Random, pace: float) -> SafekeepSettings:
+    """Those of a node with small files, that looks often at what is archived."""
+    safekeeper = SafekeeperSettings().model_copy(
+        update={
+            "data": str(DATA),
+            "disk_free_bytes_min": random.choice([0, 1]),
+            "segment_bytes": random.choice([1_500, 4_000, 16_000]),
+            "recent_bytes_max": random.choice([0, 2_000, MUCH_BYTES]),
+            "unarchived_bytes_max": random.choice([MUCH_BYTES, MUCH_BYTES, MUCH_BYTES, 30_000]),
+            "append_queue_bytes_max": random.choice([1, 2_000, MUCH_BYTES]),
+            "relay_queue_bytes_max": random.choice([2_000, MUCH_BYTES]),
+            "piece_bytes_max": random.choice([500, MUCH_BYTES]),
+            "tail_heartbeat_ms": random.choice([1_000, 5_000]),
+            "retire_interval_ms": int(random.choice([2_000, 20_000]) * pace),
+        }
+    )
+    archiving = ArchivingSettings().model_copy(
+        update={
+            "archive_parallel_uploads": random.choice([1, 4]),
+            "archive_upload_timeout_ms": int(random.choice([1_000, 20_000]) * pace),
+            "archive_look_interval_ms": int(random.choice([500, 3_000]) * pace),
+            "archive_manifest_interval_ms": int(random.choice([2_000, 20_000]) * pace),
+            "archive_unasked_ms": int(random.choice([1_000, 10_000]) * pace),
+            "archive_pause_ms": random.choice([0, 20]),
+            "archive_read_bytes": random.choice([500, MUCH_BYTES]),
+        }
+    )
+    return SafekeepSettings(
+        database=ArchiveSettings(url=URL), safekeeper=safekeeper, archiving=archiving
+    )
+
+
+def draw_quorum_writer(random: Random) -> ServeSettings:
+    """Those of a writer whose log is in safekeepers."""
+    drawn = draw_writer(random)
+    quorum = QuorumSettings().model_copy(
+        update={
+            "safekeeper_connect_timeout_ms": random.choice([300, 3_000]),
+            "vote_timeout_ms": random.choice([3_000, 15_000]),
+            "quorum_timeout_ms": random.choice([500, 5_000]),
+            "reply_timeout_ms": random.choice([1_000, 10_000]),
+            "parallel_appends": random.choice([1, 8]),
+            "send_queue_bytes_max": random.choice([500, MUCH_BYTES]),
+            "safekeeper_transport": random.choice([*SafekeeperTransport]),
+            "chain_timeout_ms": random.choice([20, 300]),
+            "commit_broadcast": random.choice([False, True]),
+            "held_log_bytes_max": random.choice([20_000, MUCH_BYTES]),
+            "archive_interval_ms": random.choice([0, 50, 300, 2_000]),
+            "archive_object_bytes": random.choice([1_000, MUCH_BYTES]),
+            "archive_takeover_ms": random.choice([500, 5_000]),
+        }
+    )
+    writer = drawn.writer.model_copy(update={"flush_interval_ms": random.choice([0, 0, 10])})
+    return drawn.model_copy(update={"quorum": quorum, "writer": writer})
+
 
 CONNECT_MS = 1_000
 LOOK_MS = 20.0
@@ -29,7 +186,6 @@ class QuorumCluster(Cluster):
     ends = (*ENDS, QuorumUnavailable, NotAMember)
 
     def __init__(self, world: World) -> None:
-        """No machine is switched on yet."""
         super().__init__(world, draw_quorum_writer)
         self.wires = Wires(world, world.random_for("wires"))
         self.witness = Witness(world)
@@ -40,10 +196,8 @@ class QuorumCluster(Cluster):
         for machine in self.machines.values():
             machine.on_synced = self.witness.look
             machine.on_told = self.witness.told
-            machine.on_cut = self.witness.cut
 
     async def found(self) -> None:
-        """Switch on all machines, and create the database."""
         for machine in self.machines.values():
             self.start_machine(machine)
         while any(machine.methods is None for machine in self.machines.values()):
@@ -55,7 +209,6 @@ class QuorumCluster(Cluster):
         await admin.run(create_database(self.store_for(admin), runtime, StoreSettings(), quorum))
 
     def start_machine(self, machine: Machine) -> None:
-        """Run a safekeeper there."""
         machine.start(draw_safekeeper(self._random, self.pace))
 
     def store_for(self, node: Node) -> ObjectStore:
@@ -63,13 +216,11 @@ class QuorumCluster(Cluster):
         return store_of(self.world, node)
 
     def links_for(self, node: Node, settings: ServeSettings | None = None) -> SimLinks:
-        """The way to the safekeepers."""
         quorum = None if settings is None else settings.quorum
         timeout_ms = CONNECT_MS if quorum is None else quorum.safekeeper_connect_timeout_ms
         return SimLinks(self.wires, node, connect_timeout_ms=timeout_ms)
 
     def configuration(self) -> Configuration:
-        """The members by the newest manifest."""
         return self.witness.configurations()[-1]
 
     def stored(self) -> Stored:

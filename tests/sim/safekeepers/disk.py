@@ -13,7 +13,7 @@ from typing import TypeVar, TypeVarTuple
 
 from tests.kit.disks.crashing import CrashingDisk, File, Folder
 from tests.sim.errors import SimulationError
-from tests.sim.workers import SimWorkers
+from tests.sim.world import SimWorkers
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -35,7 +35,6 @@ class MachineDisk(CrashingDisk):
     """A disk that outlives the processes of its machine."""
 
     def __init__(self, before_call: Callable[[str], None] = lambda _: None) -> None:
-        """It is empty."""
         super().__init__(before_call)
         self.on_synced: Callable[[], None] = lambda: None
 
@@ -52,7 +51,6 @@ class MachineDisk(CrashingDisk):
         self.on_synced()
 
     def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
-        """In larger pieces than the disk below."""
         self.before_call("pwrite")
         written = data[:WRITE_BYTES_MAX]
         file = self._file(descriptor)
@@ -61,7 +59,6 @@ class MachineDisk(CrashingDisk):
         return len(written)
 
     def free_bytes(self, path: Path) -> int:
-        """Enough."""
         del path
         return FREE_BYTES
 
@@ -76,7 +73,6 @@ class MachineDisk(CrashingDisk):
         return {name: file.synced for name, file in node.synced.items() if isinstance(file, File)}
 
     def present_files(self, folder: Path) -> dict[str, bytes]:
-        """What a process reads there."""
         found = self._folder(folder).entries.items()
         return {name: bytes(file.data) for name, file in found if isinstance(file, File)}
 
@@ -102,7 +98,6 @@ class Fuse:
     """Ends a process at a call to its file system."""
 
     def __init__(self) -> None:
-        """It does not burn."""
         self._left: int | None = None
         self._counted: Collection[str] = ()
         self._is_blown = False
@@ -113,7 +108,6 @@ class Fuse:
         self._counted = (SYNC_OF_LOG,) if only_syncs else _CHANGES
 
     def put_out(self) -> None:
-        """Burn no more."""
         self._left = None
 
     def before_call(self, operation: str) -> None:

@@ -34,7 +34,6 @@ class SimLinks(GrpcLinks):
     """The shipped links of one process, over the simulated network."""
 
     def __init__(self, wires: Wires, node: Node, *, connect_timeout_ms: int) -> None:
-        """Nobody is called yet."""
         super().__init__(connect_timeout_ms=connect_timeout_ms)
         self._wires = wires
         self._node = node
@@ -48,7 +47,6 @@ class SimLinks(GrpcLinks):
         return channel  # type: ignore[return-value]  # what the links use of one
 
     async def close(self) -> None:
-        """Hang up."""
         for channel in self._sim_channels.values():
             await channel.close()
         self._sim_channels.clear()
@@ -75,7 +73,6 @@ class _WatchedService(SafekeeperService):
         self._on_reply = on_reply
 
     def propose(self) -> Proposing:
-        """A new stream of a writer."""
         proposing = _WatchedProposing(self._node)
         proposing.on_reply = self._on_reply
         return proposing
@@ -85,7 +82,6 @@ class Machine(Listener):
     """One machine: a name, an address, a disk, and at times a process."""
 
     def __init__(self, world: World, wires: Wires, name: str) -> None:
-        """No process runs."""
         self.name = name
         self.address = f"{name}:1"
         self.disk = MachineDisk()
@@ -95,7 +91,6 @@ class Machine(Listener):
         self.safekeeper: Safekeeper | None = None
         self.on_synced: Callable[[Machine], None] = lambda _: None
         self.on_told: Callable[[Machine, ToProposer], None] = lambda _machine, _reply: None
-        self.on_cut: Callable[[MachineDisk, MachineDisk], None] = lambda _before, _after: None
         self._world = world
         self._wires = wires
         self._random = world.random_for(f"machine {name}")
@@ -106,7 +101,6 @@ class Machine(Listener):
 
     @property
     def is_running(self) -> bool:
-        """Whether a process runs, or begins to."""
         return self.node is not None
 
     def start(self, settings: SafekeepSettings) -> None:
@@ -137,7 +131,6 @@ class Machine(Listener):
         self._fuse.light(calls, only_syncs=only_syncs)
 
     def spare_it(self) -> None:
-        """No crash is due any more."""
         self._fuse.put_out()
 
     def wipe(self) -> None:
@@ -146,7 +139,6 @@ class Machine(Listener):
         self.on_synced(self)
 
     def stop(self) -> None:
-        """Ask the process to end."""
         if self.node is not None and self.safekeeper is not None:
             self.is_stopping = True
             self._world.loop.call_soon(self.safekeeper.close, context=self.node.context.copy())
@@ -155,10 +147,9 @@ class Machine(Listener):
         self._forget()
         if not is_kill:
             self.is_powered = False
-            before, after = self.disk, self.disk.after_cut(self._random)
+            after = self.disk.after_cut(self._random)
             assert isinstance(after, MachineDisk)
             self.disk = after
-            self.on_cut(before, after)
             self._world.note(f"the power of {self.name} is cut")
 
     def _forget(self) -> None:

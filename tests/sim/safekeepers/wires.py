@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from tests.sim.errors import NodeCrashed
 from tests.sim.faults import Span
 from tests.sim.nodes import Node
-from tests.sim.ready import to_us
+from tests.sim.tasks import to_us
 
 if TYPE_CHECKING:
     import grpc
@@ -44,7 +44,6 @@ class Wires:
     """All connections of one world."""
 
     def __init__(self, world: World, random: Random) -> None:
-        """Nobody listens yet."""
         self.loop: SimLoop = world.loop
         self.random = random
         self.listeners: dict[str, Listener] = {}  # by address
@@ -78,7 +77,6 @@ class Wires:
             go_on()
 
     def reset_one(self) -> None:
-        """Break a connection, whichever."""
         lines = self._open_lines()
         if lines:
             line = self.random.choice(lines)
@@ -86,15 +84,12 @@ class Wires:
             line.break_off()
 
     def is_cut(self, source: Node, target: Node) -> bool:
-        """Whether nothing goes this way now."""
         return (source.name, target.name) in self._cut
 
     def is_parted(self, one: Node, other: Node) -> bool:
-        """Whether one of the two ways is cut."""
         return self.is_cut(one, other) or self.is_cut(other, one)
 
     def when_healed(self, go_on: Callable[[], None]) -> None:
-        """Call this when cuts are over."""
         self._on_heal.append(go_on)
 
     def power_is_back(self, listener: Listener) -> None:
@@ -106,7 +101,6 @@ class Wires:
     # Its parts.
 
     def connect(self, client: Node, server: Node, on_lost: Callable[[], None]) -> Line:
-        """A new connection between living processes."""
         line = Line(self, client, server, on_lost)
         self._lines = [*self._open_lines(), line]
         self.watch(client)
@@ -114,18 +108,15 @@ class Wires:
         return line
 
     def watch(self, node: Node) -> None:
-        """Notice when the process ends."""
         if node not in self._watched:
             self._watched.add(node)
             self.loop.root.start(self._watch(node))
 
     def later(self, act: Callable[[], None], delay_ms: float | None = None) -> None:
-        """Do this a moment later, on no node."""
         delay_ms = self.draw_ms() if delay_ms is None else delay_ms
         self.loop.call_later(delay_ms / 1_000, act, context=self.loop.root.context)
 
     def draw_ms(self) -> float:
-        """How long something is on its way."""
         return self.latency_ms.draw(self.random)
 
     def _open_lines(self) -> list[Line]:
@@ -162,11 +153,9 @@ class Pipe(Generic[ItemT]):
 
     @property
     def is_full(self) -> bool:
-        """Whether its writer has to wait."""
         return len(self._flying) + self._unread >= WINDOW_ITEMS
 
     def put(self, item: ItemT) -> None:
-        """Send this."""
         if self._is_shut:
             return
         self._flying.append(item)
@@ -180,7 +169,6 @@ class Pipe(Generic[ItemT]):
             await waiter
 
     def was_read(self) -> None:
-        """The target has taken one."""
         self._unread -= 1
         self._wake()
 
@@ -247,17 +235,14 @@ class Line:
 
     @property
     def is_open(self) -> bool:
-        """Whether one of the ends believes in it."""
         has_client = self._has_client and self.client.alive
         return has_client or (self._has_server and self.server.alive)
 
     @property
     def is_usable(self) -> bool:
-        """Whether the client believes in it."""
         return self._has_client
 
     def break_off(self) -> None:
-        """Both ends lose it, each in its time."""
         self.wires.later(self.lose_client)
         self.wires.later(self.lose_server)
 
@@ -277,7 +262,6 @@ class Line:
         wires.later(self.lose_server if node is self.client else self.lose_client, delay_ms)
 
     def lose_client(self) -> None:
-        """The client learns that it is broken."""
         if not self._has_client:
             return
         self._has_client = False
@@ -287,7 +271,6 @@ class Line:
         self._when_reached(self.lose_server)
 
     def lose_server(self) -> None:
-        """The server learns that it is broken."""
         if not self._has_server:
             return
         self._has_server = False

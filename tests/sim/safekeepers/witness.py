@@ -6,7 +6,6 @@ memory of a process says is not asked.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,7 +28,6 @@ from shalekv.store.member_log.scan import SEGMENT_SUFFIX
 from shalekv.store.member_log.slots import CONTROL_NAME, SLOT_OFFSETS
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
-from tests.sim.safekeepers.disk import MachineDisk
 from tests.sim.safekeepers.hosts import DATA, Machine
 from tests.sim.world import World
 
@@ -50,7 +48,6 @@ class Held:
 
     @property
     def last(self) -> Mark:
-        """The end of its log."""
         return next(reversed(self.records.values())).mark if self.records else self.control.base
 
 
@@ -58,9 +55,7 @@ class Witness:
     """Knows since when a majority has held each record."""
 
     def __init__(self, world: World) -> None:
-        """Nothing was seen yet."""
         self.problems: list[str] = []
-        self.seen: Counter[str] = Counter()
         self.records: dict[Named, Record] = {}  # that were ever on a disk for sure
         self.majority_us: dict[Named, int] = {}  # since when a majority has held it
         self.held: dict[str, Held] = {}  # by machine
@@ -88,30 +83,16 @@ class Witness:
                 kept = held.records.get(lsn)
                 if lsn > base_lsn and (kept is None or kept.checksum != record.checksum):
                     self._holders[named(record)].pop(member_id, None)
-                    self.seen["records that were cut"] += 1
         known = {} if before is None else before.records
         for lsn, record in held.records.items():
             if known.get(lsn) is not record:
                 self._note(record, member_id)
-
-    def cut(self, before: MachineDisk, after: MachineDisk) -> None:
-        """The power of a machine was cut: what that has done to segments."""
-        for folder in (DATA / name for name in before.present_folders(DATA)):
-            durable = before.durable_files(folder) or {}
-            left = after.durable_files(folder) or {}
-            for file, data in before.present_files(folder).items():
-                was = durable.get(file, b"")
-                if not file.endswith(SEGMENT_SUFFIX) or data == was:
-                    continue
-                self.seen["segments cut off before their sync"] += 1
-                self.seen["segments torn"] += left.get(file, b"") not in (data, was)
 
     def told(self, machine: Machine, reply: ToProposer) -> None:
         """A safekeeper says this to a writer: it has to be on its disk by now."""
         held = self.held.get(machine.name)
         if not isinstance(reply, Vote | Joined | Appended):
             return
-        self.seen[f"{type(reply).__name__} told"] += 1
         if held is None:
             self.problems.append(f"I11: {machine.name} says {reply} without a log")
             return
@@ -153,7 +134,6 @@ class Witness:
         return found[::-1]
 
     def configurations(self) -> list[Configuration]:
-        """All that were ever in force, oldest first."""
         log = self._world.store.log
         for each in log[self._log_read :]:
             if each.operation != "create" or each.name in self._manifests:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import StoreUnavailable
@@ -14,12 +17,79 @@ from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, RecordStore
 from tests.sim.network import Network, NoAnswer, Refused
 from tests.sim.nodes import Node
-from tests.sim.objects import run_now
-from tests.sim.two_phase.happenings import Happening, RecordChange, RecordChanged
+from tests.sim.store import run_now
 
 if TYPE_CHECKING:
     from shalekv.store.two_phase.memory import Table
     from tests.sim.loop import SimLoop
+
+
+class Change(enum.Enum):
+    """What became of an object."""
+
+    PUT = "put"
+    COPIED = "copied"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectChanged:
+    """An object was put, overwritten by a copy, or deleted; `data` is what it holds then."""
+
+    node: str  # the label of whoever asked for it
+    change: Change
+    name: str
+    data: bytes = b""
+
+
+class RecordChange(enum.Enum):
+    """What became of a record."""
+
+    INSERTED = "inserted"
+    COMMITTED = "committed"
+    TAKEN_OVER = "taken over"
+    WITHDRAWN = "withdrawn"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChanged:
+    """A change of a record took effect."""
+
+    node: str
+    change: RecordChange
+    before: Record | None
+    after: Record | None
+
+    @property
+    def name(self) -> str:
+        either = self.before or self.after
+        return either.destination.name if either is not None else ""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One `create`, on its way: the temporary objects that it has put so far."""
+
+    sources: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A `create` ended. `outcome` is the name of the type that it returned or raised."""
+
+    node: str
+    name: str
+    data: bytes
+    outcome: str
+    sources: tuple[str, ...]
+
+
+Happening: TypeAlias = ObjectChanged | RecordChanged | Told
+
+# The create for which the current task makes its requests.
+CALL: ContextVar[Call] = ContextVar("tests.sim.two_phase.call")
+
 
 T = TypeVar("T")
 
@@ -36,33 +106,27 @@ class RecordTable:
         self._records = MemoryRecords(table=self.rows)
 
     def insert(self, sender: Node, record: Record) -> InsertOutcome:
-        """Apply an insert."""
         apply = partial(self._records.insert, record)
         return self._apply(sender, RecordChange.INSERTED, record.destination, apply)
 
     def commit(self, sender: Node, record: Record) -> bool:
-        """Apply a commit."""
         apply = partial(self._records.commit, record)
         return self._apply(sender, RecordChange.COMMITTED, record.destination, apply)
 
     def take_over(self, sender: Node, record: Record, source: str) -> bool:
-        """Apply a take-over."""
         apply = partial(self._records.take_over, record, source)
         return self._apply(sender, RecordChange.TAKEN_OVER, record.destination, apply)
 
     def withdraw(self, sender: Node, record: Record) -> None:
-        """Apply a withdrawal."""
         apply = partial(self._records.withdraw, record)
         self._apply(sender, RecordChange.WITHDRAWN, record.destination, apply)
 
     def delete_committed(self, sender: Node, destinations: Iterable[Destination]) -> None:
-        """Apply deletes."""
         for each in destinations:
             apply = partial(self._records.delete_committed, [each])
             self._apply(sender, RecordChange.DELETED, each, apply)
 
     def find(self, destination: Destination) -> Record | None:
-        """The record of a destination."""
         return self.rows.get(destination)
 
     def page(self, database: str, after: str, limit: int) -> list[Record]:

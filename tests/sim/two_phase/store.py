@@ -2,30 +2,152 @@
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import Task
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from shalekv.core.two_phase import Record
+from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
 from shalekv.runtime import Runtime
-from shalekv.store.api import ObjectStore
+from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore, PlainStore, StoredObject
+from shalekv.store.two_phase.belonging import BelongingStore
+from shalekv.store.two_phase.records import RecordStore
+from tests.sim.errors import SimulationError
 from tests.sim.faults import Faults
-from tests.sim.network import Network, NoAnswer
+from tests.sim.network import Match, Network, NoAnswer, Plan
 from tests.sim.nodes import Node
-from tests.sim.objects import DeleteWatch
-from tests.sim.script import Match, Plan
-from tests.sim.store import SimStore
-from tests.sim.two_phase.client import SimPlainClient, WatchedStore
-from tests.sim.two_phase.happenings import Happening
-from tests.sim.two_phase.objects import PlainObjects
-from tests.sim.two_phase.records import RecordTable, SimRecords
+from tests.sim.store import DeleteWatch, Objects, SimStore, SimStoreClient, run_now
+from tests.sim.two_phase.records import (
+    CALL,
+    Call,
+    Change,
+    Happening,
+    ObjectChanged,
+    RecordTable,
+    SimRecords,
+    Told,
+)
 
 if TYPE_CHECKING:
-    from shalekv.store.api import StoredObject
     from tests.sim.loop import SimLoop
+
+
+_CHANGES = {"create": Change.COPIED, "copy": Change.COPIED, "put": Change.PUT}
+
+
+class PlainObjects(Objects):
+    """What is told of each change: `log` has what came to be and what went, as for other stores.
+
+    Temporary objects, and copies over what is there, are among what happened and not in `log`. Who
+    made an object is whoever has put its bytes, and not who has helped and copied them.
+    """
+
+    def __init__(self, loop: SimLoop, node: Node, happened: list[Happening]) -> None:
+        super().__init__(loop, node)
+        self._happened = happened
+        self._authors: dict[bytes, Node] = {}  # by what they have put
+
+    def put(self, sender: Node, name: str, data: bytes, metadata: Mapping[str, str]) -> None:
+        run_now(self._store.put(name, data, metadata))
+        self._authors.setdefault(data, sender)
+        self._record(sender, "put", name, data)
+
+    def find(self, source: str) -> StoredObject:
+        """What a copy reads. Raises `ObjectNotFound`."""
+        return run_now(self._store.get(source))
+
+    def land(self, sender: Node, name: str, found: StoredObject) -> None:
+        """Write what a copy has read, over whatever is there."""
+        operation = "create" if self._objects.find(name) is None else "copy"
+        run_now(self._store.put(name, found.data, found.metadata))
+        self._record(sender, operation, name, found.data)
+
+    def _record(self, sender: Node, operation: str, name: str, data: bytes) -> None:
+        if operation in {"create", "delete"} and parse_temporary_name(name) is None:
+            super()._record(self._authors.get(data, sender), operation, name, data)
+        else:
+            self._loop.note(f"{name}: {operation}", self._node)
+        change = _CHANGES.get(operation, Change.DELETED)
+        self._happened.append(ObjectChanged(sender.label, change, name, data))
+
+
+# Applies a copy for a node: None when it is done, a task where it lands later; that tells what
+# went wrong.
+Copy = Callable[[Node, str, str], "Task[str] | None"]
+
+
+class SimPlainClient(SimStoreClient, PlainStore):
+    """One client of a store without conditional writes, on one node."""
+
+    def __init__(self, objects: PlainObjects, network: Network, node: Node, copy: Copy) -> None:
+        """`copy` is how the store copies."""
+        super().__init__(objects, network, node)
+        self._plain = objects
+        self._copy = copy
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> NoReturn:
+        raise SimulationError(f"{name} of {len(data)} bytes, {len(metadata)}: there is no create")
+
+    async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
+        CALL.get().sources.append(name)
+        sent, kept = bytes(data), dict(metadata)  # what is sent can't be changed any more
+        put = self._plain.put
+        try:
+            await self._ask("put", (name,), lambda: put(self._node, name, sent, kept))
+        except NoAnswer as silence:
+            raise self._unavailable("put", name, silence) from None
+
+    async def copy(self, source: str, destination: str) -> None:
+        copy, names = self._copy, (source, destination)
+        try:
+            landing = await self._ask("copy", names, lambda: copy(self._node, *names))
+        except NoAnswer as silence:
+            raise self._unavailable("copy", source, silence) from None
+        problem = "" if landing is None else await asyncio.shield(landing)
+        if problem:
+            raise StoreUnavailable(self.url, "copy", source, problem)
+
+
+class WatchedStore(BelongingStore):
+    """The shipped store of two-phase compare-and-swap; notes what each create was told."""
+
+    def __init__(
+        self,
+        plain: PlainStore,
+        records: RecordStore,
+        runtime: Runtime,
+        node: Node,
+        happened: list[Happening],
+    ) -> None:
+        """For `node`."""
+        super().__init__(plain, records, runtime)
+        self._node = node
+        self._happened = happened
+
+    async def create(
+        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
+    ) -> CreateOutcome:
+        call = Call()
+        token = CALL.set(call)
+        told = "cancelled"
+        try:
+            outcome = await super().create(name, data, metadata)
+            told = type(outcome).__name__
+        except (StoreUnavailable, StoreRefused) as error:
+            told = type(error).__name__
+            raise
+        finally:
+            CALL.reset(token)
+            sources = tuple(call.sources)
+            self._happened.append(Told(self._node.label, name, bytes(data), told, sources))
+        return outcome
+
 
 # What may stand for the create of an object where that is held, or lost: each of its steps.
 _STEPS = {"put": 1, "insert": 3, "copy": 2, "commit": 1}
@@ -97,7 +219,6 @@ class TwoPhaseSimStore(SimStore):
         return [name for name in super().names(prefix) if parse_temporary_name(name) is not None]
 
     def records(self) -> list[Record]:
-        """All records, in the order of their names."""
         return sorted(self.table.rows.values(), key=lambda each: each.destination.name)
 
     def watch_deletes(self, watch: DeleteWatch) -> None:

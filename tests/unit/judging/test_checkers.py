@@ -10,8 +10,18 @@ from shalekv.core.key_range import KeyRange
 from shalekv.core.manifest import Manifest
 from shalekv.format.names import level_name, manifest_name, wal_name
 from tests.judging import remains
-from tests.judging.commits import Between, Commits, Delete, DeleteRange, Put, Told, Violation
-from tests.judging.views import Row, SeenView, SeenViews
+from tests.judging.commits import (
+    Between,
+    Commits,
+    Delete,
+    DeleteRange,
+    Put,
+    Row,
+    SeenView,
+    SeenViews,
+    Told,
+    Violation,
+)
 
 NOW = Between(1_000, 1_001)
 ORPHAN = level_name(bytes.fromhex("0198c0de000170008000000000000001"))

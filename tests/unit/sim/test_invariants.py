@@ -11,22 +11,24 @@ from shalekv.core.entry import Entry, Kind
 from shalekv.core.manifest import Manifest, Snapshot, WalMode
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.v1 import kv_pb2
-from tests.sim.checking import check_history
 from tests.sim.errors import Violation
 from tests.sim.history import Got, Outcome, Seen, Told
-from tests.sim.invariants import answers, log, numbers
+from tests.sim.invariants import answers, log
+from tests.sim.invariants.answers import (
+    check_i2_nothing_comes_back,
+    check_i6_replicas_show_prefixes,
+)
+from tests.sim.invariants.asked import TOO_LONG, check_i14_linearizable
 from tests.sim.invariants.bounds import L0_RUNS_MAX, check_i13_l0
-from tests.sim.invariants.linearizability import TOO_LONG, check_i14_linearizable
-from tests.sim.invariants.replicas import check_i6_replicas_show_prefixes
-from tests.sim.invariants.resurrection import check_i2_nothing_comes_back
-from tests.sim.invariants.snapshots import (
+from tests.sim.level_states import check_i9_published_once
+from tests.sim.levels import check_history
+from tests.sim.serial import SerialOrder
+from tests.sim.snapshot_readers import (
     Snapped,
     check_i7_snapshots_are_one_state,
     check_i7_what_was_promised_is_in_a_manifest,
 )
-from tests.sim.level_states import check_i9_published_once
-from tests.sim.objects import EPOCH_MS
-from tests.sim.serial import SerialOrder
+from tests.sim.store import EPOCH_MS
 from tests.sim.stored import Stored, WalObject
 from tests.unit.sim.told import KEYS, TOLD, Past, attempted
 
@@ -149,51 +151,51 @@ def test_i4_gaps_and_order(past: Past) -> None:
         log.check_i4_slot_order_is_sequence_order(Stored((), wal[::-1]))
 
 
-@pytest.mark.parametrize("name", numbers.RISING)
+@pytest.mark.parametrize("name", log.RISING)
 def test_i5_manifest_goes_back(name: str) -> None:
     """A missing manifest is found, and one in which what must rise goes down."""
     first, second = manifest(0, **{name: 1}), manifest(1, **{name: 2})
-    numbers.check_i5_manifests(Stored((first, second), ()))
+    log.check_i5_manifests(Stored((first, second), ()))
     with pytest.raises(Violation, match=f"^I5: {name} goes down"):
-        numbers.check_i5_manifests(Stored((first, manifest(1)), ()))
+        log.check_i5_manifests(Stored((first, manifest(1)), ()))
     with pytest.raises(Violation, match=r"^I5: manifest 2 follows 0"):
-        numbers.check_i5_manifests(Stored((first, manifest(2, **{name: 2})), ()))
+        log.check_i5_manifests(Stored((first, manifest(2, **{name: 2})), ()))
 
 
 def test_i5_manifest_ids_in_time() -> None:
     """A manifest id that was skipped when it was created is found."""
-    numbers.check_i5_manifest_ids_in_time([0, 1, 2, 1, 3])
+    log.check_i5_manifest_ids_in_time([0, 1, 2, 1, 3])
     with pytest.raises(Violation, match=r"^I5: manifest 3"):
-        numbers.check_i5_manifest_ids_in_time([0, 1, 3, 2])
+        log.check_i5_manifest_ids_in_time([0, 1, 3, 2])
 
 
 def test_i5_logical_time(past: Past) -> None:
     """Logical time that goes back in the log is found, and a manifest that is behind its slots."""
     wal = tuple(past.wal)
-    numbers.check_i5_logical_time_in_the_log(Stored((), wal))
+    log.check_i5_logical_time_in_the_log(Stored((), wal))
     with pytest.raises(Violation, match=r"^I5: slot 1 is of"):
-        numbers.check_i5_logical_time_in_the_log(Stored((), wal[::-1]))
+        log.check_i5_logical_time_in_the_log(Stored((), wal[::-1]))
     behind = manifest(0, wal_id_last_compacted=1, logical_time_ms=wal[1].logical_time_ms - 1)
     with pytest.raises(Violation, match=r"^I5: manifest 0 is of"):
-        numbers.check_i5_logical_time_in_the_log(Stored((behind,), wal))
+        log.check_i5_logical_time_in_the_log(Stored((behind,), wal))
 
 
 def test_i5_a_number_twice(past: Past) -> None:
     """A number that was shown for a write to memory, and again for another one, is found."""
-    numbers.check_i5_numbers_are_issued_once(order_of(past))
+    log.check_i5_numbers_are_issued_once(order_of(past))
     attempted(past.put(b"b"), 1_000, 1_500, seq=2, answer=TOLD)
     past.history.operations[-1].attempts[0].outcome = Outcome.IN_MEMORY
     with pytest.raises(Violation, match=r"^I5: number 2"):
-        numbers.check_i5_numbers_are_issued_once(order_of(past))
+        log.check_i5_numbers_are_issued_once(order_of(past))
 
 
 def test_i5_numbers_of_another_writer(past: Past) -> None:
     """A writer in whose log there are numbers below those that it may issue is found."""
     opened = (manifest(0), manifest(1, writer_epoch=2, writer_first_seq=2))
-    numbers.check_i5_a_writer_issues_numbers_of_its_own(Stored(opened, tuple(past.wal)))
+    log.check_i5_a_writer_issues_numbers_of_its_own(Stored(opened, tuple(past.wal)))
     late = (manifest(0), manifest(1, writer_epoch=2, writer_first_seq=3))
     with pytest.raises(Violation, match=r"^I5: slot 2"):
-        numbers.check_i5_a_writer_issues_numbers_of_its_own(Stored(late, tuple(past.wal)))
+        log.check_i5_a_writer_issues_numbers_of_its_own(Stored(late, tuple(past.wal)))
 
 
 FIRST, SECOND = {b"a": Got(b"v1", 1)}, {b"a": Got(b"v2", 2)}

@@ -16,9 +16,9 @@ from tests.sim.history import (
     Told,
     WriteRequest,
 )
-from tests.sim.invariants import answers, reads
-from tests.sim.objects import EPOCH_MS
+from tests.sim.invariants import answers
 from tests.sim.serial import SerialOrder
+from tests.sim.store import EPOCH_MS
 from tests.sim.stored import Stored, WalObject
 
 KEYS = (b"a", b"b", b"n")
@@ -36,7 +36,6 @@ class Past:
         self.wal: list[WalObject] = []
 
     def asked(self, request: WriteRequest) -> Operation:
-        """An operation that nobody has attempted."""
         operation = Operation(len(self.history.operations) + 1, request)
         self.history.operations.append(operation)
         return operation
@@ -77,14 +76,13 @@ class Past:
         return seq
 
     def check(self) -> None:
-        """Look for violations."""
         order = SerialOrder(self.history, Stored((), tuple(self.wal)), KEYS)
         answers.check_i1_acknowledged_writes_are_in_the_log(order)
         answers.check_i14_commits_are_in_the_order_of_time(order)
         answers.check_i14_answers(order)
         answers.check_i15_one_answer(order)
-        reads.check_i14_reads(order)
-        reads.check_i14_scans(order)
+        answers.check_i14_reads(order)
+        answers.check_i14_scans(order)
 
     def got(self, key: bytes, at_us: int, got: Got, *, epoch: int = 1, level: str = "") -> None:
         """A get that is answered at once, with a header that covers all that has landed."""

@@ -1,7 +1,9 @@
-"""A client that is the Python client, with its repeats and its idempotency keys."""
+"""Operations as calls of the Python client, with its retries and idempotency keys or without."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -21,7 +23,6 @@ from tests.linearizability.operations import (
     SeqIs,
     Test,
 )
-from tests.linearizability.sender import nothing, prefix_of, refusal, scanned
 
 TIMEOUT_MS = 1_500
 ATTEMPT_TIMEOUT_MS = 500
@@ -30,28 +31,34 @@ SHORT_SHARE = 0.1  # of the clients
 NEWEST = api.ReadLevel.LINEARIZABLE
 
 
-class ClientSender:
-    """Implements `sender.Sender` on `shalekv_client.Client`."""
+class Connection:
+    """A client of one server. `send` raises the errors of `shalekv_client`; what is not
+    `NotApplied` leaves the outcome open.
+    """
 
-    def __init__(self, address: str, random: Random) -> None:
-        """Needs a running event loop. Half of the clients use a session for all calls."""
+    def __init__(self, address: str, random: Random, *, retries: bool) -> None:
         is_short = random.random() < SHORT_SHARE
         attempt_ms = random.randint(*SHORT_MS) if is_short else ATTEMPT_TIMEOUT_MS
         policy = api.RetryPolicy(attempt_timeout_ms=attempt_ms)
+        if not retries:
+            policy = replace(policy, attempts_max=1, idempotent=False)
         self._client = api.Client(
             address, timeout_ms=TIMEOUT_MS, retry=policy, coalesce=random.random() < 0.5
         )
 
-    async def send(self, operation: Operation, *, key: bytes) -> Reply:
+    async def send(self, operation: Operation, key: bytes | None) -> Reply:
+        """Send an operation once for its client, with this idempotency key."""
         try:
             return await self._send(operation, key)
-        except (api.ConditionFailed, api.NotACounter) as error:
-            return refusal(error)
+        except api.NotACounter:
+            return Reply(not_a_counter=True)
+        except api.ConditionFailed as error:
+            return Reply(succeeded=False, found_seq=error.found_seq)
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def _send(self, operation: Operation, key: bytes) -> Reply:
+    async def _send(self, operation: Operation, key: bytes | None) -> Reply:
         first = operation.then[0]
         match operation.kind:
             case Kind.GET:
@@ -60,9 +67,9 @@ class ClientSender:
                 values = await self._client.batch_get(operation.keys, read_level=NEWEST)
                 return Reply(tuple(_seen(value) for value in values))
             case Kind.SCAN:
-                scan = self._client.scan(prefix=prefix_of(operation), read_level=NEWEST)
+                scan = self._client.scan(prefix=_prefix_of(operation), read_level=NEWEST)
                 found = {entry.key: Seen(entry.value, entry.seq) async for entry in scan}
-                return Reply(scanned(operation, found))
+                return Reply(_scanned(operation, found))
             case Kind.ADD:
                 assert isinstance(first, Add)
                 total = await self._client.add(first.key, first.delta, idempotency_key=key)
@@ -72,7 +79,7 @@ class ClientSender:
             case _:
                 return await self._change(operation, key)
 
-    async def _change(self, operation: Operation, key: bytes) -> Reply:
+    async def _change(self, operation: Operation, key: bytes | None) -> Reply:
         first = operation.then[0]
         wanted: dict[str, Any] = {"condition": _condition(operation), "idempotency_key": key}
         match operation.kind, first:
@@ -81,7 +88,7 @@ class ClientSender:
             case Kind.DELETE, _:
                 commit = await self._client.delete(first.key, **wanted)
             case Kind.DELETE_RANGE, _:
-                prefix = prefix_of(operation)
+                prefix = _prefix_of(operation)
                 commit = await self._client.delete_range(prefix=prefix, idempotency_key=key)
             case _:
                 changes = [_changed(action) for action in operation.then]
@@ -89,9 +96,9 @@ class ClientSender:
                 sums = iter(commit.counters)
                 results = [next(sums) if isinstance(a, Add) else None for a in operation.then]
                 return Reply(tuple(results), commit.seq)
-        return Reply(nothing(operation), commit.seq)
+        return Reply(_nothing(operation), commit.seq)
 
-    async def _txn(self, operation: Operation, key: bytes) -> Reply:
+    async def _txn(self, operation: Operation, key: bytes | None) -> Reply:
         done = await self._client.txn(
             [_compare(test) for test in operation.tests],
             [_txn_operation(action) for action in operation.then],
@@ -148,3 +155,22 @@ def _changed(action: Action) -> api.Change:
 
 def _txn_operation(action: Action) -> api.TxnOperation:
     return api.Get(action.key) if isinstance(action, Get) else _changed(action)
+
+
+def _prefix_of(operation: Operation) -> bytes:
+    """What the keys of an operation begin with, and no others."""
+    prefix = operation.keys[0][:-1]
+    assert all(key[:-1] == prefix for key in operation.keys), operation
+    return prefix
+
+
+def _scanned(operation: Operation, found: Mapping[bytes, Seen]) -> tuple[Result, ...]:
+    """What a scan has shown of each key; it may show no others."""
+    keys = operation.keys
+    assert found.keys() <= set(keys), f"{operation} shows {found}"
+    return tuple(found.get(key) for key in keys)
+
+
+def _nothing(operation: Operation) -> tuple[Result, ...]:
+    """The results of changes that have none."""
+    return (None,) * len(operation.then)
