@@ -117,11 +117,16 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.FunctionDef):
                     yield f"{module}.{node.name}", node
-                for method in node.body if isinstance(node, ast.ClassDef) else ():
-                    if isinstance(method, ast.FunctionDef) and "classmethod" in map(
-                        ast.unparse, method.decorator_list
-                    ):
-                        yield f"{module}.{node.name}.{method.name}", method
+                elif isinstance(node, ast.ClassDef):
+                    yield from _class_methods(f"{module}.{node.name}", node)
+
+
+def _class_methods(place: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for method in node.body:
+        if not isinstance(method, ast.FunctionDef):
+            continue
+        if "classmethod" in map(ast.unparse, method.decorator_list):
+            yield f"{place}.{method.name}", method
 
 
 def looks_like_a_decoder(place: str, node: ast.FunctionDef) -> bool:
