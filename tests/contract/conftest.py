@@ -1,34 +1,17 @@
-"""Lets the asserts of the contract, which stand in modules of their own, say what they compared.
-
-And the record stores, which more than one of these modules needs.
-"""
+"""Lets the asserts of the contract say what they compared; opens the stores that it is for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-for module in (
-    "bucket_contract",
-    "creating",
-    "listing",
-    "reading",
-    "record_contract",
-    "two_phase_contract",
-):
-    pytest.register_assert_rewrite(f"tests.contract.{module}")
+pytest.register_assert_rewrite("tests.contract.store_contract")
 
-from tests.contract.record_servers import (  # noqa: E402  (after what rewrites their asserts)
-    dynamo_records,
-    maria_records,
-    moto_records,
-    postgres_records,
-    sqlite_records,
-)
+from tests.contract.opening import OpenStore, opener  # noqa: E402  (see above)
 
-__all__ = [
-    "dynamo_records",
-    "maria_records",
-    "moto_records",
-    "postgres_records",
-    "sqlite_records",
-]
+
+@pytest.fixture
+def open_store(kind: str, request: pytest.FixtureRequest) -> Iterator[OpenStore]:
+    """Opens one and the same new database; a module says on which `kind` of store."""
+    yield from opener(kind, request)

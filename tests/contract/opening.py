@@ -1,37 +1,91 @@
-"""What a store must bring to be put to the contract: a way to open it again and again."""
+"""Opens stores and record stores of every kind, on the servers that all tests share."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from shalekv.runtime import Runtime
+from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.api import ObjectInfo, ObjectStore
+from shalekv.store.opening import open_store as open_any
+from shalekv.store.two_phase.records import RecordStore
+from tests.kit.processes.in_process import real_runtime
+from tests.servers.fixtures import BUCKET
 
 OpenStore = Callable[[], ObjectStore]
+OpenRecords = Callable[[], RecordStore]
+
+RECORDS = ("sqlite", "mariadb", "postgres", "dynamodb")
+AT_ONCE = 50
 
 
-class Opening:
-    """The fixtures of the contract. A store adds `open_store`, and passes or does not."""
+def records_settings(kind: str, context: pytest.FixtureRequest, table: str) -> dict[str, Any]:
+    """Where the records of this kind are, and how they are reached; `table` is DynamoDB's."""
+    if kind == "sqlite":
+        return {"records_url": f"sqlite://{context.getfixturevalue('tmp_path')}/records.db"}
+    if kind == "mariadb":
+        return {"records_url": context.getfixturevalue("maria_server").url("mysql")}
+    if kind == "postgres":
+        return {"records_url": context.getfixturevalue("postgres_server").url("postgresql")}
+    server = context.getfixturevalue("dynamo_server")
+    credentials(context, server.access_key, server.secret_key, server.region)
+    return {"records_url": f"dynamodb://{table}", "records_endpoint_url": server.endpoint}
 
-    @pytest.fixture
-    def open_store(self) -> OpenStore:
-        """A function whose every call opens one and the same, at first empty, database."""
-        raise AssertionError("a class that tests a store overrides this fixture")
 
-    @pytest.fixture
-    async def store(self, open_store: OpenStore) -> AsyncIterator[ObjectStore]:
-        """The store under test."""
-        opened = open_store()
-        yield opened
-        await opened.close()
+def credentials(context: pytest.FixtureRequest, key: str, secret: str, region: str) -> None:
+    """Put the credentials of a server that speaks S3 or DynamoDB into the environment."""
+    environment: pytest.MonkeyPatch = context.getfixturevalue("monkeypatch")
+    environment.setenv("AWS_ACCESS_KEY_ID", key)
+    environment.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    environment.setenv("AWS_DEFAULT_REGION", region)
+    environment.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
-    @pytest.fixture
-    async def rival(self, open_store: OpenStore) -> AsyncIterator[ObjectStore]:
-        """Another one on the same database."""
-        opened = open_store()
-        yield opened
-        await opened.close()
+
+def place_of(kind: str, context: pytest.FixtureRequest) -> tuple[str, StoreSettings]:
+    """The URL of a new database on a store of this kind, and the settings that reach it.
+
+    A kind of `RECORDS` is S3 with two-phase compare-and-swap, decided by these records.
+    """
+    if kind == "file":
+        return f"file://{context.getfixturevalue('tmp_path')}/new/database", StoreSettings()
+    if kind == "azure":
+        azure = context.getfixturevalue("azure_server")
+        environment: pytest.MonkeyPatch = context.getfixturevalue("monkeypatch")
+        environment.setenv("AZURE_STORAGE_ACCOUNT_NAME", azure.account)
+        environment.setenv("AZURE_STORAGE_ACCOUNT_KEY", azure.key)
+        return f"az://{BUCKET}/a%20folder/{uuid4()}", StoreSettings(endpoint_url=azure.endpoint)
+    if kind == "google":
+        google = context.getfixturevalue("google_server")
+        bucket = f"bucket-{uuid4()}"
+        google.create_bucket(bucket)
+        return f"gs://{bucket}", StoreSettings(endpoint_url=google.endpoint, anonymous=True)
+    s3 = context.getfixturevalue("moto_server" if kind == "moto" else "s3_server")
+    credentials(context, s3.access_key, s3.secret_key, s3.region)
+    settings: dict[str, Any] = {"endpoint_url": s3.endpoint}
+    if kind in RECORDS:
+        # The credentials of both servers are the same.
+        settings |= {"cas": CasChoice.TWO_PHASE, **records_settings(kind, context, "records")}
+    return f"s3://{BUCKET}/{uuid4()}", StoreSettings(**settings)
+
+
+def opener(kind: str, context: pytest.FixtureRequest) -> Iterator[OpenStore]:
+    """A function whose every call opens one and the same, at first empty, database."""
+    url, settings = place_of(kind, context)
+    with real_runtime() as runtime:
+        yield lambda: open_any(url, runtime, settings)
+
+
+def records_opener(runtime: Runtime, settings: dict[str, Any]) -> OpenRecords:
+    """A function whose every call opens the same records, with connections of its own."""
+    from shalekv.store.two_phase.opening import open_records  # noqa: PLC0415  (drivers are slow)
+
+    chosen = StoreSettings(cas=CasChoice.TWO_PHASE, **settings)
+    return lambda: open_records(runtime, chosen)
 
 
 async def names_in(store: ObjectStore, prefix: str, start_after: str = "") -> list[str]:
@@ -42,3 +96,9 @@ async def names_in(store: ObjectStore, prefix: str, start_after: str = "") -> li
 async def listed(store: ObjectStore, prefix: str, start_after: str = "") -> list[ObjectInfo]:
     """All that a list shows."""
     return [info async for info in store.list(prefix, start_after=start_after)]
+
+
+async def create_many(store: ObjectStore, names: list[str]) -> None:
+    """Create an object of each name, some at a time."""
+    for first in range(0, len(names), AT_ONCE):
+        await asyncio.gather(*(store.create(n, n.encode()) for n in names[first : first + AT_ONCE]))

@@ -1,4 +1,4 @@
-"""Every bit of every object of a database: whoever reads the object tells that it was changed.
+"""Bits of every object of a database: whoever reads the object tells that it was changed.
 
 What nobody reads any more is named here, with the reason. There is no bit of an object that
 somebody reads and that no checksum covers.
@@ -18,14 +18,26 @@ from shalekv.core.manifest import Manifest
 from shalekv.core.tree import SYSTEM_LEVEL
 from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound
 from shalekv.format.names import manifest_name, parse_manifest_name
-from tests.fuzz.databases.answers import Answers, answers, damage, judged
-from tests.fuzz.databases.making import Made, StillPlace, made
-from tests.fuzz.databases.readers import REFUSED, Readers, reachable, read_by
+from tests.fuzz.budget import SOAK_TIMES, attempts, replayable
+from tests.fuzz.database import (
+    REFUSED,
+    Answers,
+    Made,
+    Readers,
+    StillPlace,
+    answers,
+    damage,
+    judged,
+    made,
+    reachable,
+    read_by,
+)
 from tests.fuzz.mutations import flipped
 from tests.kit.engine.backups import verify
 
+BUDGET_S = 1.0  # of each test
 DATABASE, BACKUPS = "database", "backups"
-OPENED_PLACES, CHECKED_EVERY_BYTES = 2, 16
+both = pytest.mark.parametrize("where", [DATABASE, BACKUPS])
 
 # Objects that the database holds and that nobody reads who opens it: why they are harmless.
 UNREAD = {
@@ -111,42 +123,6 @@ async def test_the_database_has_every_kind_of_object() -> None:
     assert await damage(place) == []
 
 
-@pytest.mark.parametrize("where", [DATABASE, BACKUPS])
-def test_every_flipped_bit_is_found_by_its_readers(where: str) -> None:
-    """Every bit of every object: there is none that no checksum covers."""
-    place, read = place_of(where), readers().read
-    for name in place.names():
-        data = place.data(name)
-        assert read(name, data) != REFUSED, name
-        for bit in range(8 * len(data)):
-            assert read(name, flipped(data, bit)) == REFUSED, f"bit {bit} of {name}"
-
-
-async def check_findings(every_bytes: int) -> None:
-    """The deep check finds what a reader would, and nothing where nobody reads (`UNREAD`)."""
-    place = sound().made.place
-    wanted = reachable(place, sound().current)
-    for name in place.names():
-        data, random = place.data(name), Random(name)
-        step = every_bytes if name in wanted else len(data) // 2
-        for at in range(random.randrange(step), len(data), step):
-            bit = 8 * at + random.randrange(8)
-            found = await damage(damaged(DATABASE, name, flipped(data, bit)))
-            assert (name in {each.name for each in found}) == (name in wanted), (name, bit, found)
-
-
-async def test_flipped_bits_are_found_by_checks() -> None:
-    """`fsck --deep` names the object of each flip that a reader of the database would meet."""
-    await check_findings(CHECKED_EVERY_BYTES)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-async def test_many_flipped_bits_are_found_by_checks() -> None:
-    """The same in every byte."""
-    await check_findings(1)
-
-
 async def check_opened(place: StillPlace, what: str, *, is_read: bool) -> None:
     """Whoever opens the database gets an error that says so, or the answers that are right."""
     found = await judged(place, sound().made.snapshot_ids)
@@ -158,43 +134,93 @@ async def check_opened(place: StillPlace, what: str, *, is_read: bool) -> None:
         assert isinstance(found, CorruptObject), f"{what}: {found!r}"
 
 
-async def check_opened_flips(places: int) -> None:
-    """Open the database with some bits of every object flipped."""
-    wanted = read_by(sound().made.place, sound().current, sound().made.snapshot_ids)
-    for name in sound().made.place.names():
-        data, random = sound().made.place.data(name), Random(f"{name} {places}")
-        is_read = name in wanted
-        for _ in range(places if is_read else 1):
-            bit = random.randrange(8 * len(data))
-            place = damaged(DATABASE, name, flipped(data, bit))
-            await check_opened(place, f"bit {bit} of {name}", is_read=is_read)
-
-
-async def test_opening_with_flipped_bits() -> None:
-    """Damage of what is read ends in a typed error, and of what is not it changes no answer."""
-    await check_opened_flips(OPENED_PLACES)
+@both
+def test_flipped_bits_and_cuts_are_found_by_readers(where: str) -> None:
+    """An object with any bit flipped, or without its end or its beginning, is refused."""
+    place, read = place_of(where), readers().read
+    names = list(place.names())
+    for number, random in attempts(f"readers of the {where}", BUDGET_S):
+        name = names[number % len(names)]
+        data = place.data(name)
+        bit, length = random.randrange(8 * len(data)), random.randrange(len(data))
+        with replayable(number):
+            assert read(name, data) != REFUSED, name
+            assert read(name, flipped(data, bit)) == REFUSED, f"bit {bit} of {name}"
+            for cut in (data[:length], data[length + 1 :], data + b"\0"):
+                assert read(name, cut) == REFUSED, (name, length)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-async def test_opening_with_many_flipped_bits() -> None:
-    """The same at many more places."""
-    await check_opened_flips(60)
-
-
-@pytest.mark.parametrize("where", [DATABASE, BACKUPS])
-def test_cuts_are_found(where: str) -> None:
-    """An object that lacks its end or its beginning, or has more bytes than it had, is refused."""
+@both
+def test_every_flipped_bit_is_found_by_its_readers(where: str) -> None:
+    """Every bit of every object: there is none that no checksum covers."""
     place, read = place_of(where), readers().read
     for name in place.names():
         data = place.data(name)
-        for length in range(len(data)):
-            assert read(name, data[:length]) == REFUSED, (name, length)
-            assert read(name, data[length + 1 :]) == REFUSED, (name, length)
-        assert read(name, data + b"\0") == REFUSED, name
+        for bit in range(8 * len(data)):
+            assert read(name, flipped(data, bit)) == REFUSED, f"bit {bit} of {name}"
 
 
-@pytest.mark.parametrize("where", [DATABASE, BACKUPS])
+async def check_finding(number: int, random: Random) -> None:
+    """`fsck --deep` names the object of a flip that a reader would meet, and no other."""
+    place = sound().made.place
+    names = list(place.names())
+    name = names[number % len(names)]
+    data = place.data(name)
+    bit = random.randrange(8 * len(data))
+    found = await damage(damaged(DATABASE, name, flipped(data, bit)))
+    is_wanted = name in reachable(place, sound().current)
+    assert (name in {each.name for each in found}) == is_wanted, (name, bit, found)
+
+
+async def check_opening(number: int, random: Random) -> None:
+    """Damage of what is read ends in a typed error, and of what is not it changes no answer."""
+    place = sound().made.place
+    names = list(place.names())
+    name = names[number % len(names)]
+    bit = random.randrange(8 * len(place.data(name)))
+    changed = damaged(DATABASE, name, flipped(place.data(name), bit))
+    wanted = read_by(place, sound().current, sound().made.snapshot_ids)
+    await check_opened(changed, f"bit {bit} of {name}", is_read=name in wanted)
+
+
+async def check_backup(number: int, random: Random) -> None:
+    """The verification of backups names the object, wherever its bits are flipped."""
+    names = list(sound().made.backups.names())
+    name = names[number % len(names)]
+    data = sound().made.backups.data(name)
+    place = damaged(BACKUPS, name, flipped(data, random.randrange(8 * len(data))))
+    (found,) = await verify(place)
+    assert found.name == name
+
+
+CHECKS = {"fsck": check_finding, "opening": check_opening, "verification": check_backup}
+checks = pytest.mark.parametrize("check", CHECKS)
+
+
+async def check_flips(check: str, budget_s: float) -> None:
+    """Flip bits of each object in turn."""
+    for number, random in attempts(check, budget_s):
+        with replayable(number):
+            await CHECKS[check](number, random)
+
+
+@checks
+async def test_flipped_bits_are_found(check: str) -> None:
+    """By whoever opens the database or checks it, and by whoever verifies its backups."""
+    await check_flips(check, BUDGET_S)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@checks
+async def test_many_flipped_bits_are_found(check: str) -> None:
+    """As above."""
+    await check_flips(check, SOAK_TIMES * BUDGET_S)
+
+
+@both
 def test_swapped_objects_are_found(where: str) -> None:
     """An intact object of the same kind, under the name of another one, is refused."""
     place, read = place_of(where), readers().read
@@ -203,16 +229,6 @@ def test_swapped_objects_are_found(where: str) -> None:
         for other in place.names():
             if other != name and other.startswith(f"{folder}/"):
                 assert read(name, place.data(other)) == REFUSED, (name, other)
-
-
-async def test_damaged_backups_are_found() -> None:
-    """The verification of backups names the object, wherever its bits are flipped."""
-    for name in sound().made.backups.names():
-        data, random = sound().made.backups.data(name), Random(name)
-        for at in range(random.randrange(16), len(data), 16):
-            place = damaged(BACKUPS, name, flipped(data, 8 * at + random.randrange(8)))
-            (found,) = await verify(place)
-            assert found.name == name
 
 
 async def test_a_stale_manifest_under_a_new_name() -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from shalekv.core.quorum.acceptor import Flush, Save, Write
-from shalekv.core.quorum.messages import Health
 from shalekv.format.member_files import HEAD_BYTES
 from shalekv.format.wal_record import encode_record
+from tests.fuzz.budget import attempts, replayable
 from tests.kit.disks.crashing import CrashingDisk
-from tests.kit.disks.member_logs import new_log
-from tests.unit.store.member_log.test_damage import FOLDER, PROMISE, RECORDS, check_found, files
+from tests.kit.disks.member_logs import (
+    FOLDER,
+    RECORDS,
+    SLOT_BYTES,
+    check_found,
+    disk_with_records,
+    files_of,
+)
 
-SLOT_BYTES = 4096
+BUDGET_S = 2.0
 USED_BYTES = 260  # of a slot: what is behind is zeros up to its checksum
 
 # Where a bit may flip, what is found then, and why it is as it must be.
@@ -35,14 +38,7 @@ REGIONS = {
 @cache
 def disk() -> CrashingDisk:
     """With a log of three segments that was closed."""
-    made = CrashingDisk()
-    made.mkdir(FOLDER.parent)
-    log = new_log(FOLDER, filesystem=made)
-    log.perform([Save(PROMISE, Health.SOUND)])
-    for record in RECORDS:
-        log.perform([Write((record,)), Flush()])
-    log.close()
-    return made
+    return disk_with_records()
 
 
 def region(name: str, at: int) -> str:
@@ -54,72 +50,44 @@ def region(name: str, at: int) -> str:
     if at < HEAD_BYTES:
         return "head of a segment"
     first_lsn = int(Path(name).stem)
-    later = [int(Path(other).stem) for other in files(disk()) if other.endswith(".log")]
+    later = [int(Path(other).stem) for other in files_of(disk()) if other.endswith(".log")]
     past = min((lsn for lsn in later if lsn > first_lsn), default=len(RECORDS) + 1)
     held_bytes = sum(len(encode_record(each)) for each in RECORDS[first_lsn - 1 : past - 1])
     return "record" if at < HEAD_BYTES + held_bytes else "behind the last record"
 
 
-def places(name: str, *, is_every_bit: bool) -> Iterator[tuple[int, int]]:
-    """Bytes and bits of a file: all, or one of each byte that says something."""
-    random = Random(name)
+def places(name: str) -> dict[str, list[int]]:
+    """The bytes of a file by region; of a slot those that say something."""
+    found: dict[str, list[int]] = {}
     for at in range(len(disk().bytes_of(FOLDER / name))):
-        said = name.endswith(".log") or at % SLOT_BYTES < USED_BYTES
-        said = said or at % SLOT_BYTES >= SLOT_BYTES - 4
-        if is_every_bit:
-            yield from ((at, bit) for bit in range(8))
-        elif said or at % 16 == 0:
-            yield at, random.randrange(8)
+        is_used = at % SLOT_BYTES < USED_BYTES or at % SLOT_BYTES >= SLOT_BYTES - 4
+        if name.endswith(".log") or is_used:
+            found.setdefault(region(name, at), []).append(at)
+    return found
 
 
-def check_flips(name: str, *, is_every_bit: bool) -> set[str]:
-    """Open the log with bits of a file flipped; which regions they were in."""
-    seen = set()
-    for at, bit in places(name, is_every_bit=is_every_bit):
-        damaged = copy.deepcopy(disk())
-        damaged.bytes_of(FOLDER / name)[at] ^= 1 << bit
-        where = region(name, at)
-        assert check_found(damaged) == REGIONS[where][0], f"bit {bit} of byte {at}: {where}"
-        seen.add(where)
-    return seen
-
-
-def test_a_flipped_bit_in_any_file() -> None:
+def check_flip(name: str, bit: int) -> None:
     """A record that was lost is told, a promise never goes back, and what is read is right."""
-    seen = [check_flips(name, is_every_bit=False) for name in files(disk())]
-    assert set().union(*seen) == {*REGIONS}
+    damaged = copy.deepcopy(disk())
+    damaged.bytes_of(FOLDER / name)[bit // 8] ^= 1 << bit % 8
+    where = region(name, bit // 8)
+    assert check_found(damaged) == REGIONS[where][0], f"bit {bit} of {name}: {where}"
+
+
+def test_flipped_bits_of_any_file() -> None:
+    """Bits of every region of every file, as many as the budget allows."""
+    regions = [(name, *each) for name in files_of(disk()) for each in places(name).items()]
+    assert {where for _, where, _ in regions} == {*REGIONS}
+    for number, random in attempts("members", BUDGET_S):
+        name, _, bytes_ = regions[number % len(regions)]
+        with replayable(number):
+            check_flip(name, 8 * random.choice(bytes_) + random.randrange(8))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", files(disk()))
+@pytest.mark.parametrize("name", files_of(disk()))
 def test_every_flipped_bit_of_any_file(name: str) -> None:
-    """The same for every bit."""
-    check_flips(name, is_every_bit=True)
-
-
-def test_files_that_changed_places() -> None:
-    """A file of the member under the name of another one is not taken for it."""
-    for name in files(disk()):
-        for other in files(disk()):
-            if name != other:
-                damaged = copy.deepcopy(disk())
-                damaged.bytes_of(FOLDER / name)[:] = disk().bytes_of(FOLDER / other)
-                expected = "unknown" if name == "control" else "damaged"
-                assert check_found(damaged) == expected, (name, other)
-
-
-def test_an_older_file_that_is_put_back() -> None:
-    """An older `synced` claims less, which is harmless; an older segment is missed."""
-    older = CrashingDisk()
-    older.mkdir(FOLDER.parent)
-    log = new_log(FOLDER, filesystem=older)
-    log.perform([Save(PROMISE, Health.SOUND)])
-    for record in RECORDS[:2]:
-        log.perform([Write((record,)), Flush()])
-    log.close()
-    segment = files(older)[0]
-    for name, expected in (("synced", "all"), (segment, "damaged")):
-        damaged = copy.deepcopy(disk())
-        damaged.bytes_of(FOLDER / name)[:] = older.bytes_of(FOLDER / name)
-        assert check_found(damaged) == expected, name
+    """Each bit of a file."""
+    for bit in range(8 * len(disk().bytes_of(FOLDER / name))):
+        check_flip(name, bit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shalekv.core.two_phase import Record
@@ -24,14 +24,17 @@ from tests.kit.inline_runtime import gathered
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
 
-OpenStore = Callable[[], MemoryStore]
-
 
 class Careful(MemoryStore):
     """Breaks none. All that are given the same objects are views of one database."""
 
     def __init__(self, objects: MemoryObjects) -> None:
         super().__init__(lambda: NOW_MS, name="tried", objects=objects)
+        self.seen: set[str] = set()  # what was read, or listed
+        self.looks = 0  # at the clock
+
+
+Kind = Callable[[MemoryObjects], Careful]
 
 
 class IgnoresConditions(Careful):
@@ -73,14 +76,10 @@ class LooksThenWrites(Careful):
 class ReadsTooEarly(Careful):
     """Does not find an object when it is first read."""
 
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(objects)
-        self._read: set[str] = set()
-
     async def get(self, name: str) -> StoredObject:
         found = await super().get(name)
-        if name not in self._read:
-            self._read.add(name)
+        if name not in self.seen:
+            self.seen.add(name)
             raise ObjectNotFound(self.url, "get", name, "no object has this name")
         return found
 
@@ -92,43 +91,6 @@ class ReadsTheDeleted(Careful):
         doomed = tuple(names)
         if len(doomed) > 1:
             await super().delete(doomed)
-
-
-class ListsTooEarly(Careful):
-    """Does not show an object in the first list that it belongs to."""
-
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(objects)
-        self._listed: set[str] = set()
-
-    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in super().list(prefix, start_after=start_after):
-            if info.name in self._listed:
-                yield info
-            self._listed.add(info.name)
-
-
-class ListsBackwards(Careful):
-    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        for info in reversed(await gathered(super().list(prefix, start_after=start_after))):
-            yield info
-
-
-class ListsByLetters(Careful):
-    """Orders names as a dictionary does: a before B."""
-
-    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        found = await gathered(super().list(prefix, start_after=start_after))
-        for info in sorted(found, key=lambda info: info.name.lower()):
-            yield info
-
-
-class ListsOnePage(Careful):
-    """Shows no more than 1,000 objects."""
-
-    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        for info in (await gathered(super().list(prefix, start_after=start_after)))[:1_000]:
-            yield info
 
 
 class ListsAll(Careful):
@@ -148,65 +110,6 @@ class CutsRanges(Careful):
         return found if len(found) == length else found[:-1]
 
 
-class HidesTheEmpty(Careful):
-    """Takes objects without bytes for none."""
-
-    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in super().list(prefix, start_after=start_after):
-            if info.size_bytes:
-                yield info
-
-
-class CutsTheLarge(Careful):
-    """Keeps no more than a megabyte."""
-
-    async def get(self, name: str) -> StoredObject:
-        found = await super().get(name)
-        return replace(found, data=found.data[: 1 << 20])
-
-
-class LosesMetadata(Careful):
-    """As stores may."""
-
-    async def get(self, name: str) -> StoredObject:
-        return replace(await super().get(name), metadata=NO_METADATA)
-
-
-class ChangesMetadata(Careful):
-    async def get(self, name: str) -> StoredObject:
-        found = await super().get(name)
-        return replace(found, metadata={key: f"{value}0" for key, value in found.metadata.items()})
-
-
-class TellsNoTime(Careful):
-    async def now_ms(self) -> int:
-        raise StoreUnavailable(self.url, "now", "clock", "the reply has no Date")
-
-
-class StepsBack(Careful):
-    """Its clock goes back by an hour for a moment."""
-
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(objects)
-        self._looks = 0
-
-    async def now_ms(self) -> int:
-        self._looks += 1
-        return NOW_MS - HOUR_MS if self._looks == 2 else NOW_MS
-
-
-class GoesBack(Careful):
-    """Its clock goes back by an hour with every look."""
-
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(objects)
-        self._looks = 0
-
-    async def now_ms(self) -> int:
-        self._looks += 1
-        return NOW_MS - self._looks * HOUR_MS
-
-
 class DatesByAnotherClock(Careful):
     """Objects are an hour older than its clock says."""
 
@@ -222,6 +125,8 @@ class KeepsTheFirst(Careful):
 
 
 class CopiesBytesAlone(Careful):
+    """Copies no metadata."""
+
     async def copy(self, source: str, destination: str) -> None:
         await self.put(destination, (await self.get(source)).data)
 
@@ -232,3 +137,60 @@ class InsertsTwice(MemoryRecords):
     async def insert(self, record: Record) -> InsertOutcome:
         self._table[record.destination] = record
         return Inserted()
+
+
+def lists(change: Callable[[Careful, Sequence[ObjectInfo]], Iterable[ObjectInfo]]) -> Kind:
+    """Stores that show something else than is there."""
+
+    class Lists(Careful):
+        async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+            found = await gathered(super().list(prefix, start_after=start_after))
+            for info in change(self, found):
+                yield info
+
+    return Lists
+
+
+def gets(change: Callable[[StoredObject], StoredObject]) -> Kind:
+    """Stores that give something else than is there."""
+
+    class Gets(Careful):
+        async def get(self, name: str) -> StoredObject:
+            return change(await super().get(name))
+
+    return Gets
+
+
+def tells(clock_ms: Callable[[int], int | None]) -> Kind:
+    """Stores with this clock, by the number of the look; None: no answer."""
+
+    class Tells(Careful):
+        async def now_ms(self) -> int:
+            self.looks += 1
+            now_ms = clock_ms(self.looks)
+            if now_ms is None:
+                raise StoreUnavailable(self.url, "now", "clock", "the reply has no Date")
+            return now_ms
+
+    return Tells
+
+
+def _too_early(store: Careful, found: Sequence[ObjectInfo]) -> Iterable[ObjectInfo]:
+    shown = [info for info in found if info.name in store.seen]
+    store.seen.update(info.name for info in found)
+    return shown
+
+
+ListsTooEarly = lists(_too_early)  # not in the first list that an object belongs to
+ListsBackwards = lists(lambda _, found: found[::-1])
+ListsByLetters = lists(lambda _, found: sorted(found, key=lambda info: info.name.lower()))
+ListsOnePage = lists(lambda _, found: found[:1_000])
+HidesTheEmpty = lists(lambda _, found: [info for info in found if info.size_bytes])
+CutsTheLarge = gets(lambda found: replace(found, data=found.data[: 1 << 20]))
+LosesMetadata = gets(lambda found: replace(found, metadata=NO_METADATA))  # as stores may
+ChangesMetadata = gets(
+    lambda found: replace(found, metadata={key: f"{v}0" for key, v in found.metadata.items()})
+)
+TellsNoTime = tells(lambda _: None)
+StepsBack = tells(lambda look: NOW_MS - HOUR_MS if look == 2 else NOW_MS)
+GoesBack = tells(lambda look: NOW_MS - look * HOUR_MS)

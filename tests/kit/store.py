@@ -33,6 +33,7 @@ class Request(NamedTuple):
     number: int  # from 0 on
     operation: str  # the name of the method of `ObjectStore`
     name: str  # of the object, or the folder of a list; empty where there is none
+    data: bytes = b""  # of a create
 
 
 class Lost(Exception):
@@ -95,7 +96,9 @@ class FaultyStore(ObjectStore):
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
     ) -> CreateOutcome:
         try:
-            return await self._pass("create", name, lambda: self.inner.create(name, data, metadata))
+            return await self._pass(
+                "create", name, lambda: self.inner.create(name, data, metadata), data
+            )
         except Lost as lost:
             return Unknown(str(lost))
 
@@ -139,8 +142,10 @@ class FaultyStore(ObjectStore):
         except Lost as lost:
             raise StoreUnavailable(self.url, operation, name, str(lost)) from lost
 
-    async def _pass(self, operation: str, name: str, call: Callable[[], Awaitable[R]]) -> R:
-        request = Request(len(self.requests), operation, name)
+    async def _pass(
+        self, operation: str, name: str, call: Callable[[], Awaitable[R]], data: bytes = b""
+    ) -> R:
+        request = Request(len(self.requests), operation, name, data)
         self.requests.append(request)
         await self.before(request)
         answer = await call()

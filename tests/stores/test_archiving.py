@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from shalekv.errors import IllegalState
 from shalekv.format import names
 from shalekv.runtime import Runtime
-from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.api import ObjectStore
-from shalekv.store.local import LocalStore
-from shalekv.store.opening import open_store as open_any
 from tests.contract.opening import OpenStore
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.quorum.held_log import (
@@ -29,10 +24,9 @@ from tests.kit.quorum.held_log import (
     put_manifest,
     running,
 )
-from tests.servers.fixtures import BUCKET
-from tests.servers.s3 import S3Server
 
 OBJECTS = 6
+pytestmark = pytest.mark.parametrize("kind", ["file", "s3", "sqlite"])
 
 
 @pytest.fixture
@@ -42,71 +36,12 @@ def runtime() -> Iterator[Runtime]:
         yield runtime
 
 
-class ArchivingSuite:
-    """What holds on every store."""
-
-    @pytest.fixture
-    def open_store(self) -> OpenStore:
-        """One more store on the same objects."""
-        raise AssertionError("a class that tests a store overrides this fixture")
-
-    @pytest.fixture
-    async def store(self, open_store: OpenStore) -> AsyncIterator[ObjectStore]:
-        """One with a manifest that names three members."""
-        async with opened(open_store) as (store,):
-            await put_manifest(store, manifest_of(0, A, B, C))
-            yield store
-
-    async def test_archivers_that_race_agree(
-        self, store: ObjectStore, open_store: OpenStore, runtime: Runtime
-    ) -> None:
-        """Three that archive at once make each object once, as the log says, and trim it (CE16)."""
-        written = Written()
-        records = written.write("".join(f"{n}{n}-{n}." for n in range(OBJECTS)))
-        logs = [HeldLog(each, appointed=each) for each in (A, B, C)]
-        for log in logs:
-            log.append(records, committed_lsn=len(records))
-        async with opened(open_store, 3) as stores:
-            archivers = [
-                archiver_of(log, each, runtime) for log, each in zip(logs, stores, strict=True)
-            ]
-            async with running(*archivers):
-                for log in logs:
-                    await log.reached(archived=OBJECTS - 1, trimmed_lsn=len(records))
-        assert [each.alarm for each in archivers] == [None] * 3
-        for wal_id in range(OBJECTS):
-            assert (await store.get(names.wal_name(wal_id))).data == written.object(wal_id)
-
-    async def test_another_goes_on_where_one_has_ended(
-        self, store: ObjectStore, open_store: OpenStore, runtime: Runtime
-    ) -> None:
-        """A member takes over from one that is gone, and trims what that one has archived."""
-        written = Written()
-        one, other = HeldLog(A, appointed=A), HeldLog(B, appointed=A)
-        first, more = written.write("00.1."), written.write("22.3.4")
-        for log in (one, other):
-            log.append(first, committed_lsn=3)
-        async with opened(open_store, 2) as stores:
-            async with running(archiver_of(one, stores[0], runtime)):
-                await one.reached(archived=1, trimmed_lsn=3)
-            other.append(more, committed_lsn=7)
-            async with running(archiver_of(other, stores[1], runtime)):
-                await other.reached(archived=3, trimmed_lsn=6)
-        assert (await store.get(names.wal_name(3))).data == written.object(3)
-
-    async def test_other_bytes_are_an_alarm(self, store: ObjectStore, runtime: Runtime) -> None:
-        """An object of another history is left as it is, and so is the log."""
-        foreign, written = Written(epoch=2), Written()
-        foreign.write("0.")
-        await store.create(names.wal_name(0), foreign.object(0))
-        log = HeldLog(A, appointed=A)
-        log.append(written.write("0.1."), committed_lsn=2)
-        archiver = archiver_of(log, store, runtime)
-        async with running(archiver):
-            await log.archiving.told(problem=True)
-        assert isinstance(archiver.alarm, IllegalState)
-        assert log.trims == []
-        assert (await store.get(names.wal_name(0))).data == foreign.object(0)
+@pytest.fixture
+async def store(open_store: OpenStore) -> AsyncIterator[ObjectStore]:
+    """One with a manifest that names three members."""
+    async with opened(open_store) as (store,):
+        await put_manifest(store, manifest_of(0, A, B, C))
+        yield store
 
 
 @asynccontextmanager
@@ -120,38 +55,55 @@ async def opened(open_store: OpenStore, count: int = 1) -> AsyncIterator[list[Ob
             await store.close()
 
 
-class TestOnFiles(ArchivingSuite):
-    @pytest.fixture
-    def open_store(self, tmp_path: Path, runtime: Runtime) -> OpenStore:
-        """Stores on one folder."""
-        return lambda: LocalStore(tmp_path / "database", runtime)
+async def test_archivers_that_race_agree(
+    store: ObjectStore, open_store: OpenStore, runtime: Runtime
+) -> None:
+    """Three that archive at once make each object once, as the log says, and trim it (CE16)."""
+    written = Written()
+    records = written.write("".join(f"{n}{n}-{n}." for n in range(OBJECTS)))
+    logs = [HeldLog(each, appointed=each) for each in (A, B, C)]
+    for log in logs:
+        log.append(records, committed_lsn=len(records))
+    async with opened(open_store, 3) as stores:
+        archivers = [
+            archiver_of(log, each, runtime) for log, each in zip(logs, stores, strict=True)
+        ]
+        async with running(*archivers):
+            for log in logs:
+                await log.reached(archived=OBJECTS - 1, trimmed_lsn=len(records))
+    assert [each.alarm for each in archivers] == [None] * 3
+    for wal_id in range(OBJECTS):
+        assert (await store.get(names.wal_name(wal_id))).data == written.object(wal_id)
 
 
-class TestOnSimulatedS3(ArchivingSuite):
-    @pytest.fixture
-    def open_store(
-        self, moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, runtime: Runtime
-    ) -> OpenStore:
-        """On moto."""
-        for name, value in moto_server.environment.items():
-            monkeypatch.setenv(name, value)
-        settings = StoreSettings(endpoint_url=moto_server.endpoint)
-        url = f"s3://{BUCKET}/{uuid4()}"
-        return lambda: open_any(url, runtime, settings)
+async def test_another_goes_on_where_one_has_ended(
+    store: ObjectStore, open_store: OpenStore, runtime: Runtime
+) -> None:
+    """A member takes over from one that is gone, and trims what that one has archived."""
+    written = Written()
+    one, other = HeldLog(A, appointed=A), HeldLog(B, appointed=A)
+    first, more = written.write("00.1."), written.write("22.3.4")
+    for log in (one, other):
+        log.append(first, committed_lsn=3)
+    async with opened(open_store, 2) as stores:
+        async with running(archiver_of(one, stores[0], runtime)):
+            await one.reached(archived=1, trimmed_lsn=3)
+        other.append(more, committed_lsn=7)
+        async with running(archiver_of(other, stores[1], runtime)):
+            await other.reached(archived=3, trimmed_lsn=6)
+    assert (await store.get(names.wal_name(3))).data == written.object(3)
 
 
-class TestOnTwoPhases(ArchivingSuite):
-    @pytest.fixture
-    def open_store(
-        self, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Runtime
-    ) -> OpenStore:
-        """On versitygw without conditions, by records in a file."""
-        for name, value in s3_server.environment.items():
-            monkeypatch.setenv(name, value)
-        settings = StoreSettings(
-            cas=CasChoice.TWO_PHASE,
-            records_url=f"sqlite://{tmp_path}/records.db",
-            endpoint_url=s3_server.endpoint,
-        )
-        url = f"s3://{BUCKET}/{uuid4()}"
-        return lambda: open_any(url, runtime, settings)
+async def test_other_bytes_are_an_alarm(store: ObjectStore, runtime: Runtime) -> None:
+    """An object of another history is left as it is, and so is the log."""
+    foreign, written = Written(epoch=2), Written()
+    foreign.write("0.")
+    await store.create(names.wal_name(0), foreign.object(0))
+    log = HeldLog(A, appointed=A)
+    log.append(written.write("0.1."), committed_lsn=2)
+    archiver = archiver_of(log, store, runtime)
+    async with running(archiver):
+        await log.archiving.told(problem=True)
+    assert isinstance(archiver.alarm, IllegalState)
+    assert log.trims == []
+    assert (await store.get(names.wal_name(0))).data == foreign.object(0)

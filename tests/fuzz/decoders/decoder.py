@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from hypothesis import strategies as st
-
 from shalekv.errors import CorruptObject
 
 Decode = Callable[[bytes], object]
@@ -39,7 +37,6 @@ class Decoder:
     refused: object = ()  # what it returns instead of raising an error, where it does
     is_sealed: bool = False  # a checksum covers every bit
     reseal: Reseal | None = None  # makes the checksums of a forged encoding match
-    encodings: st.SearchStrategy[tuple[bytes, object]] | None = None  # and what they decode to
     is_compressed: bool = False
     found: Sequence[bytes] = ()  # what ends badly where a check is missing
 

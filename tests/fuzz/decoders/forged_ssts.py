@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 from shalekv.format.coding import crc32c
+from tests.kit import forging
 
 INDEX_OFFSET_AT, INDEX_LEN_AT = 168, 176
 FILTER_OFFSET_AT, FILTER_LEN_AT = 152, 160
@@ -43,9 +44,7 @@ def resealed(data: bytes) -> bytes:
 
 def resealed_footer(data: bytes, footer_at: int = 0) -> bytes:
     """`data` with the checksum of a footer that begins there."""
-    if len(data) < TAIL_BYTES:
-        return data
-    return data[:-12] + U32.pack(crc32c(data[footer_at:-12])) + data[-8:]
+    return forging.resealed_footer(data, footer_at) if len(data) >= TAIL_BYTES else data
 
 
 def number_at(layout: struct.Struct, data: bytes, at: int) -> int:

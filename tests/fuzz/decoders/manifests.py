@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from google.protobuf.message import DecodeError
-from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.leasing import ElectionLease
@@ -28,30 +27,15 @@ from shalekv.format.sst_message import info_message, info_of, table_message, tab
 from shalekv.v1 import manifest_pb2
 from tests.fuzz.decoders.decoder import Decoder
 from tests.kit.forging import resealed_manifest
-from tests.kit.manifests import FULL, MANIFEST_ID, NAME, manifests, some_info
+from tests.kit.manifests import FULL, MANIFEST_ID, NAME, some_info
 from tests.kit.samples import WAL_NAME
-from tests.unit.format.test_load_record import load, loads
+from tests.unit.format.test_load_record import load
 from tests.unit.format.test_names import BACKUP, MANIFEST
 
 SMALL = replace(MANIFEST, manifest_id=MANIFEST_ID)
 RECORD = IdempotencyRecord(b"hash of request!", 7, ReplyKind.WRITE, b"\x10\x05")
 LEASE = ElectionLease("there:7654", b"nonce of holder!", 3_000, is_released=False)
 LEASE_ID = 41
-
-records = st.builds(
-    IdempotencyRecord,
-    st.binary(min_size=16, max_size=16),
-    st.integers(0, 2**64 - 1),
-    st.sampled_from(ReplyKind),
-    st.binary(max_size=40),
-)
-leases = st.builds(
-    ElectionLease,
-    st.text(max_size=20),
-    st.binary(min_size=16, max_size=16),
-    st.integers(1, 86_400_000),
-    is_released=st.booleans(),
-)
 
 
 def _resealed_envelope(data: bytes) -> bytes:
@@ -95,14 +79,12 @@ DECODERS = (
         samples=[encode_manifest(FULL), encode_manifest(SMALL)],
         is_sealed=True,
         reseal=_resealed_envelope,
-        encodings=st.builds(lambda each: (encode_manifest(each), each), manifests),
     ),
     Decoder(
         name="message of a manifest",
         covers=(decode_message,),
         decode=lambda data: decode_message(Piece(NAME, 20, data)),
         samples=[encode_message(FULL), encode_message(SMALL)],
-        encodings=st.builds(lambda each: (encode_message(each), each), manifests),
     ),
     Decoder(
         name="table of SSTs",
@@ -123,14 +105,12 @@ DECODERS = (
         covers=(decode_load,),
         decode=_load,
         samples=[_load_bytes(load_entry(load(), 9))],
-        encodings=st.builds(lambda each: (_load_bytes(load_entry(each, 9)), each), loads()),
     ),
     Decoder(
         name="idempotency record",
         covers=(decode_record,),
         decode=lambda data: decode_record(WAL_NAME, data),
         samples=[encode_record(RECORD)],
-        encodings=st.builds(lambda each: (encode_record(each), each), records),
     ),
     Decoder(
         name="key of an idempotency record",
@@ -138,7 +118,6 @@ DECODERS = (
         decode=client_key,
         samples=[record_key(b"k" * 64)],
         errors=(ValueError,),
-        encodings=st.builds(lambda key: (record_key(key), key), st.binary(min_size=1, max_size=64)),
     ),
     Decoder(
         name="backup",
@@ -159,6 +138,5 @@ DECODERS = (
         refused=None,
         is_sealed=True,
         reseal=_resealed_lease,
-        encodings=st.builds(lambda each: (encode_lease(LEASE_ID, each), each), leases),
     ),
 )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from google.protobuf.message import DecodeError, Message
-from hypothesis import strategies as st
 
 from shalekv.core.quorum.messages import (
     Append,
@@ -21,11 +20,9 @@ from shalekv.core.quorum.messages import (
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.errors import CorruptObject, InvalidRequest
 from shalekv.format.coding import crc32c
 from shalekv.format.member_files import (
-    URL_BYTES_MAX,
     Control,
     MemberIdentity,
     SegmentHead,
@@ -57,35 +54,13 @@ from shalekv.format.wal_record import (
     check_record,
     decode_record,
     encode_record,
-    make_record,
 )
 from shalekv.v1 import safekeeper_pb2 as wire
 from tests.fuzz.decoders.decoder import Decoder
-from tests.kit.manifests import ids, u32s, u64s
 from tests.unit.format.test_quorum_messages import BALLOT, BASE, BOUNDARY, ID, RECORD, SHAPE, TARGET
 
 FILE = "/data/member/a file"
 URL = "s3://bucket/" + "päth" * 40
-ballots = st.builds(Ballot, u64s, ids)
-marks = st.builds(Mark, u64s, u64s, u32s, st.none() | u64s, st.booleans())
-identities = st.builds(
-    MemberIdentity,
-    ids,
-    ids,
-    st.text(max_size=URL_BYTES_MAX // 4),
-    ids,
-)
-controls = st.builds(Control, identities, ballots, st.sampled_from(Health), u64s, marks, u64s, u64s)
-heads = st.builds(SegmentHead, ids, u64s, u64s)
-synceds = st.builds(Synced, u64s, u64s, u64s, u32s, u64s)
-records = st.builds(
-    make_record,
-    st.builds(Mark, st.integers(0, 2**64 - 2), u64s, u32s),
-    epoch=u64s,
-    wal_id=u64s,
-    ends_object=st.booleans(),
-    payload=st.binary(max_size=60),
-)
 
 TO_ACCEPTOR = (
     Greet(),
@@ -183,7 +158,6 @@ DECODERS = (
         found=[_resealed_slot(_control(URL)[:136] + b"\xff" + _control(URL)[137:])],  # of the URL
         is_sealed=True,
         reseal=_resealed_slot,
-        encodings=st.builds(lambda each: (encode_control(each), each), controls),
     ),
     Decoder(
         name="synced",
@@ -192,7 +166,6 @@ DECODERS = (
         samples=[encode_synced(Synced(1, 2, 3, 4, 5))],
         is_sealed=True,
         reseal=_resealed_slot,
-        encodings=st.builds(lambda each: (encode_synced(each), each), synceds),
     ),
     Decoder(
         name="head of a segment",
@@ -201,7 +174,6 @@ DECODERS = (
         samples=[encode_head(SegmentHead(ID, 1, 2))],
         is_sealed=True,
         reseal=_resealed_slot,
-        encodings=st.builds(lambda each: (encode_head(each), each), heads),
     ),
     Decoder(
         name="record of the quorum WAL",
@@ -210,7 +182,6 @@ DECODERS = (
         samples=[*map(encode_record, (RECORD, BOUNDARY))],
         is_sealed=True,
         reseal=_resealed_record,
-        encodings=st.builds(lambda each: (encode_record(each), each), records),
     ),
     _message(
         "what a writer says",

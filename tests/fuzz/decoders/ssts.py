@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hypothesis import strategies as st
-
 from shalekv.core.entry import Entry
 from shalekv.format.block import Block
 from shalekv.format.block_frame import Codec
@@ -20,15 +18,11 @@ from shalekv.format.statistics import statistics, weights
 from tests.fuzz.decoders.decoder import Decoder
 from tests.fuzz.decoders.forged_ssts import resealed
 from tests.kit.samples import (
-    DATABASE_ID,
     LEVEL_NAME,
     WAL_NAME,
-    points,
     properties,
     put,
-    ranges,
     sample,
-    system,
 )
 from tests.unit.format.test_load_record import load
 
@@ -76,30 +70,6 @@ def rows(block: Block) -> Iterator[object]:
     yield block.columns()
 
 
-@st.composite
-def _ssts(draw: st.DrawFn) -> tuple[bytes, object]:
-    """Any SST that stands in the WAL, and what its writer was given."""
-    entries, tombstones, records = draw(points), draw(ranges), draw(system)
-    codec = draw(st.sampled_from(Codec))
-    bits = draw(st.none() | st.sampled_from([4.0, 10.0]))
-    data = encode_sst(
-        properties(),
-        entries,
-        tombstones,
-        records,
-        block_bytes=draw(st.integers(1, 200)),
-        codec=codec,
-        filter_bits_per_key=bits,
-    )
-    return data, (entries, tombstones, records)
-
-
-def _sections(data: bytes) -> object:
-    sst = open_sst(WAL_NAME, data, database_id=DATABASE_ID)
-    sst.audit()
-    return [*sst.entries()], [*sst.range_tombstones()], [*sst.system_entries()]
-
-
 DECODERS = (
     Decoder(
         name="SST of the WAL",
@@ -116,15 +86,6 @@ DECODERS = (
         decode=lambda data: read_sst(LEVEL_NAME, data),
         samples=[*LEVEL_SSTS, UNNUMBERED],
         reseal=resealed,
-        is_compressed=True,
-        is_sealed=True,
-    ),
-    Decoder(
-        name="SST, as it was written",
-        covers=(open_sst,),
-        decode=_sections,
-        samples=WAL_SSTS,
-        encodings=_ssts(),
         is_compressed=True,
         is_sealed=True,
     ),

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import strategies as st
-
 from shalekv.cli.child_reports import parse_report, report_line
 from shalekv.cli.keys import Encoding
 from shalekv.cli.loading.state import LoadState, StateMismatch, read_state, write_state
@@ -36,7 +34,6 @@ from shalekv_client.changes import to_message
 from shalekv_client.tokens import InvalidToken
 from tests.fuzz.decoders.decoder import Decoder
 from tests.fuzz.decoders.names_of_objects import text_of
-from tests.kit.manifests import ids, u64s
 from tests.kit.samples import DATABASE_ID, SST_ID
 
 KEYS = KeyRange(b"a", b"q")
@@ -45,8 +42,6 @@ LIMITS = BatchLimits(count_max=4, bytes_max=64)
 NOW_MS = 1_700_000_000_000
 PART = Part(DATABASE_ID, SST_ID, 4096, 11)
 STATE = LoadState("0" * 32, {"path": "a.tsv"}, "d" * 32, line=7, offset_bytes=99, rows=6)
-
-tokens = st.builds(PageToken, u64s | ids, st.binary(min_size=1, max_size=40))
 
 
 def _request(view: int | bytes) -> kv_pb2.ScanRequest:
@@ -186,7 +181,6 @@ DECODERS = (
         errors=(InvalidRequest,),
         is_sealed=True,
         reseal=_resealed_token,
-        encodings=tokens.map(lambda each: (_encoded(each), each)),
     ),
     Decoder(
         name="part of the cache on disk",

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from shalekv.store.filesystem import FileStatus, FileSystem, ListedFile
+from shalekv.store.filesystem import FileSystem
+
+PIECE_BYTES = 1_000  # the most that one call reads or writes
+_NOTED = (
+    "create open open_folder open_update allocate sync_data fsync link unlink mkdir rename append "
+    "touch touch_open list_files"
+).split()
 
 
 class FailingFileSystem(FileSystem):
@@ -23,87 +31,40 @@ class FailingFileSystem(FileSystem):
         """Have no call fail any more."""
         self._failures.clear()
 
-    def create(self, path: Path) -> int:
-        self._call("create")
-        return super().create(path)
-
-    def open(self, path: Path) -> int:
-        self._call("open")
-        return super().open(path)
-
-    def open_folder(self, path: Path) -> int:
-        self._call("open_folder")
-        return super().open_folder(path)
-
     def write(self, descriptor: int, data: memoryview) -> int:
-        self._call("write")
-        return super().write(descriptor, data[:1000])
-
-    def open_update(self, path: Path) -> int:
-        self._call("open_update")
-        return super().open_update(path)
+        self.note("write")
+        return super().write(descriptor, data[:PIECE_BYTES])
 
     def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
-        self._call("pwrite")
-        return super().pwrite(descriptor, data[:1000], offset)
+        self.note("pwrite")
+        return super().pwrite(descriptor, data[:PIECE_BYTES], offset)
 
-    def allocate(self, descriptor: int, size_bytes: int) -> None:
-        self._call("allocate")
-        super().allocate(descriptor, size_bytes)
-
-    def sync_data(self, descriptor: int) -> None:
-        self._call("sync_data")
-        super().sync_data(descriptor)
-
-    def fsync(self, descriptor: int) -> None:
-        self._call("fsync")
-        super().fsync(descriptor)
-
-    def link(self, existing: Path, new: Path) -> None:
-        self._call("link")
-        super().link(existing, new)
-
-    def unlink(self, path: Path) -> None:
-        self._call("unlink")
-        super().unlink(path)
-
-    def mkdir(self, path: Path) -> None:
-        self._call("mkdir")
-        super().mkdir(path)
-
-    def rename(self, existing: Path, new: Path) -> None:
-        self._call("rename")
-        super().rename(existing, new)
-
-    def append(self, path: Path, data: bytes) -> FileStatus:
-        self._call("append")
-        return super().append(path, data)
-
-    def touch(self, path: Path) -> FileStatus:
-        self._call("touch")
-        return super().touch(path)
-
-    def touch_open(self, descriptor: int) -> None:
-        self._call("touch_open")
-        super().touch_open(descriptor)
-
-    def list_files(self, path: Path) -> list[ListedFile]:
-        self._call("list_files")
-        return super().list_files(path)
+    def pread(self, descriptor: int, length: int, offset: int) -> bytes:
+        self.note("pread")
+        return super().pread(descriptor, min(length, PIECE_BYTES), offset)
 
     def may_write(self, folder: Path) -> bool:
         return "may_write" not in self._failures and super().may_write(folder)
 
-    def pread(self, descriptor: int, length: int, offset: int) -> bytes:
-        self._call("pread")
-        return super().pread(descriptor, min(length, 1000), offset)
-
-    def _call(self, call: str) -> None:
+    def note(self, call: str) -> None:
+        """Note a call, and raise if it is to fail."""
         self.calls.append(call)
         error, after = self._failures.get(call, (0, 0))
-        if not error:
-            return
-        if after:
+        if error and after:
             self._failures[call] = (error, after - 1)
-            return
-        raise OSError(error, os.strerror(error))
+        elif error:
+            raise OSError(error, os.strerror(error))
+
+
+def _noted(name: str) -> Callable[..., Any]:
+    real = getattr(FileSystem, name)
+
+    def call(self: FailingFileSystem, *arguments: Any) -> Any:
+        self.note(name)
+        return real(self, *arguments)
+
+    return call
+
+
+for _name in _NOTED:
+    setattr(FailingFileSystem, _name, _noted(_name))

@@ -1,21 +1,27 @@
-"""Logs with records, for the tests beside this file."""
+"""Logs of members of a quorum, with records, and what a damaged one must say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from shalekv.core.quorum.acceptor import Flush, Write
-from shalekv.core.quorum.record import Mark, Record
+from shalekv.core.quorum.acceptor import Flush, Reset, Save, Write
+from shalekv.core.quorum.messages import Health
+from shalekv.core.quorum.record import Ballot, Mark, Record
+from shalekv.errors import CorruptObject
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.wal_record import make_record
 from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileSystem
 from shalekv.store.member_log.files import Files
 from shalekv.store.member_log.log import MemberLog
 from shalekv.store.member_log.opening import create_log, open_log
+from tests.kit.disks.crashing import CrashingDisk
 
+FOLDER = Path("/data/member")
 SEGMENT_BYTES = 512
+SLOT_BYTES = 4096  # of the files `control` and `synced`
 IDENTITY = MemberIdentity(b"d" * 16, b"m" * 16, "s3://bucket/db", b"r" * 16)
+PROMISE = Ballot(7, b"n" * 16)
 ALL = 1 << 30
 
 
@@ -41,6 +47,9 @@ def payloads(count: int, size_bytes: int = 100) -> list[bytes]:
     return [bytes([number % 251]) * size_bytes for number in range(count)]
 
 
+RECORDS = records_after(Mark(), payloads(7), epoch=1)
+
+
 def new_log(
     folder: Path,
     *,
@@ -48,8 +57,7 @@ def new_log(
     segment_bytes: int = SEGMENT_BYTES,
 ) -> MemberLog:
     """An empty one."""
-    files = Files(filesystem, "test")
-    return create_log(files, folder, IDENTITY, segment_bytes=segment_bytes)
+    return create_log(Files(filesystem, "test"), folder, IDENTITY, segment_bytes=segment_bytes)
 
 
 def old_log(
@@ -70,3 +78,52 @@ def write(log: MemberLog, records: Iterable[Record]) -> None:
 def held(log: MemberLog) -> list[Record]:
     """All records that can be read, from the base that was found on."""
     return log.read(log.recovered.log.base.lsn + 1, ALL, ALL)
+
+
+def new_disk() -> CrashingDisk:
+    """A disk in memory with the folder above `FOLDER`."""
+    disk = CrashingDisk()
+    disk.mkdir(FOLDER.parent)
+    disk.fsync(disk.open_folder(Path("/")))
+    return disk
+
+
+def disk_with_records(count: int = len(RECORDS)) -> CrashingDisk:
+    """A disk with a log that was closed: `PROMISE`, and so many of `RECORDS`, one by one."""
+    disk = new_disk()
+    log = new_log(FOLDER, filesystem=disk)
+    log.perform([Save(PROMISE, Health.SOUND)])
+    for record in RECORDS[:count]:
+        write(log, [record])
+    log.close()
+    return disk
+
+
+def files_of(disk: CrashingDisk) -> list[str]:
+    """The names of all files of the log."""
+    return sorted(file.name for file in disk.list_files(FOLDER))
+
+
+def check_found(disk: CrashingDisk) -> str:
+    """Open a log whose files were damaged: "all" its records are there, it says that it is
+    "damaged", or it is "unknown" which member it was. No record is wrong, and no promise.
+    """
+    try:
+        log = old_log(FOLDER, filesystem=disk)
+    except CorruptObject:
+        return "unknown"
+    found = log.read(1, ALL, ALL)
+    assert found == list(RECORDS[: len(found)])
+    assert log.recovered.log.last.lsn == len(found)
+    assert log.recovered.promise == PROMISE
+    if log.recovered.health is not Health.DAMAGED:
+        assert log.recovered.health is Health.SOUND
+        assert len(found) == len(RECORDS)
+        return "all"
+    again = old_log(FOLDER, filesystem=disk)
+    assert again.recovered.health is Health.DAMAGED
+    again.perform([Reset(RECORDS[3].mark), Save(PROMISE, Health.REFILLING), Flush()])
+    write(again, RECORDS[4:])
+    assert again.read(5, ALL, ALL) == list(RECORDS[4:])
+    assert again.durable_lsn == len(RECORDS)
+    return "damaged"

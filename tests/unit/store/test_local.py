@@ -11,17 +11,11 @@ from random import Random
 import pytest
 
 from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
-from shalekv.runtime import Runtime
 from shalekv.store.api import Created, Exists
 from shalekv.store.filesystem import FileSystem, FolderEntry
 from shalekv.store.local import LocalStore
 from tests.kit.disks.failing import FailingFileSystem
-from tests.kit.inline_runtime import (
-    InlineClock,
-    InlineWorkers,
-    finish,
-    inline_runtime,
-)
+from tests.kit.inline_runtime import finish, inline_runtime
 
 
 @pytest.fixture
@@ -36,51 +30,47 @@ def store(root: Path) -> LocalStore:
     return LocalStore(root, inline_runtime())
 
 
-async def names(store: LocalStore, prefix: str = "wal/", start_after: str = "") -> list[str]:
+def names(store: LocalStore, prefix: str = "wal/", start_after: str = "") -> list[str]:
     """The names that a list shows."""
-    return [info.name async for info in store.list(prefix, start_after=start_after)]
+
+    async def listed() -> list[str]:
+        return [info.name async for info in store.list(prefix, start_after=start_after)]
+
+    return finish(listed())
 
 
 async def test_an_object_is_a_file(store: LocalStore, root: Path) -> None:
-    """An object is a file of its name with its bytes, and nothing is left beside it."""
-    await store.create("wal/1.sst", b"bytes")
-    assert (root / "wal" / "1.sst").read_bytes() == b"bytes"
-    assert [path.name for path in (root / "wal").iterdir()] == ["1.sst"]
-    await store.create("wal/1.sst", b"other")
-    assert [path.name for path in (root / "wal").iterdir()] == ["1.sst"]
-
-
-async def test_reads_make_no_folder(store: LocalStore, root: Path) -> None:
-    """Reading, listing and deleting in a database that is not there make nothing."""
-    assert await names(store) == []
+    """An object is a file of its name with its bytes, and nothing is left beside it; reading,
+    listing and deleting in a database that is not there make no folder.
+    """
+    assert names(store) == []
     with pytest.raises(ObjectNotFound):
         await store.get("wal/1.sst")
     await store.delete(["wal/1.sst"])
     assert not root.parent.exists()
+    for body in (b"bytes", b"other"):
+        await store.create("wal/1.sst", body)
+        assert (root / "wal" / "1.sst").read_bytes() == b"bytes"
+        assert [path.name for path in (root / "wal").iterdir()] == ["1.sst"]
 
 
 def test_foreign_files_are_shown_and_can_be_deleted(store: LocalStore, root: Path) -> None:
     """A list shows the files of others, of any name, so that a collector can delete them."""
     finish(store.create("wal/1.sst", b""))
     foreign = [
-        b"README",
-        b"1.sst.0123.tmp",
-        b".hidden",
-        b"\xff\xfe",
-        b"a\nb",
-        255 * b"x",
+        *(b"README", b"1.sst.0123.tmp", b".hidden", b"\xff\xfe", b"a\nb", 255 * b"x"),
         "😀".encode(),
     ]
     for name in foreign:
         (root / "wal" / os.fsdecode(name)).write_bytes(name)
-    shown = finish(names(store))
+    shown = names(store)
     assert [os.fsencode(name) for name in shown] == sorted(
         [b"wal/1.sst", *(b"wal/" + name for name in foreign)]
     )
     for after, last in enumerate(shown):
-        assert finish(names(store, start_after=last)) == shown[after + 1 :]
+        assert names(store, start_after=last) == shown[after + 1 :]
     finish(store.delete(shown))
-    assert finish(names(store)) == []
+    assert names(store) == []
 
 
 def test_only_files_are_objects(store: LocalStore, root: Path, tmp_path: Path) -> None:
@@ -93,13 +83,13 @@ def test_only_files_are_objects(store: LocalStore, root: Path, tmp_path: Path) -
     os.mkfifo(root / "wal" / "pipe")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(root / "wal" / "socket"))
-        assert finish(names(store)) == ["wal/1.sst"]
+        assert names(store) == ["wal/1.sst"]
         for name in ("folder", "link", "all", "pipe", "socket", "1.sst/below", 250 * "long"):
             with pytest.raises(ObjectNotFound):
                 finish(store.get(f"wal/{name}"))
     finish(store.delete(["wal/folder", "wal/1.sst/below", "wal/none"]))
     assert (root / "wal" / "folder").is_dir()
-    assert finish(names(store)) == ["wal/1.sst"]
+    assert names(store) == ["wal/1.sst"]
 
 
 def test_a_linked_folder_is_followed(store: LocalStore, root: Path, tmp_path: Path) -> None:
@@ -108,12 +98,12 @@ def test_a_linked_folder_is_followed(store: LocalStore, root: Path, tmp_path: Pa
     root.mkdir(parents=True)
     (root / "levels").symlink_to(tmp_path / "large disk")
     assert finish(store.create("levels/1.sst", b"x")) == Created()
-    assert finish(names(store, "levels/")) == ["levels/1.sst"]
+    assert names(store, "levels/") == ["levels/1.sst"]
     assert (tmp_path / "large disk" / "1.sst").read_bytes() == b"x"
 
 
 class Overtaken(FileSystem):
-    """While somebody lists, who stands still behind the names, others replace every object."""
+    """While a list stands still behind the names, others replace every object."""
 
     def __init__(self, steps: list[tuple[str, str]]) -> None:
         """Each step is a name that goes, and the one that has come before it goes."""
@@ -137,25 +127,19 @@ def test_a_page_is_of_one_moment(root: Path, kept: list[str]) -> None:
     (root / "wal").mkdir(parents=True)
     for name in [*kept, "2"]:
         (root / "wal" / name).write_bytes(b"x")
-    shown = finish(names(LocalStore(root, inline_runtime(), filesystem=filesystem)))
+    shown = names(LocalStore(root, inline_runtime(), filesystem=filesystem))
     assert shown == [f"wal/{name}" for name in [*kept, "4"]]
 
 
-async def test_temporary_names_are_drawn_from_the_runtime(root: Path) -> None:
-    """The random part of a temporary name comes from the runtime, so that a seed repeats it."""
-    disk = FailingFileSystem()
-    disk.fail("unlink", errno.EACCES)
-    await LocalStore(root, inline_runtime(5), filesystem=disk).create("wal/1.sst", b"x")
-    (temporary,) = (path.name for path in (root / "wal").glob("*.tmp"))
-    random_part = f"{Random(5).getrandbits(64):016x}"
-    assert temporary == f"1.sst.{random_part}.tmp"
-
-
 async def test_a_taken_temporary_name_is_left_alone(root: Path) -> None:
-    """A temporary file that is there is never written to: it may be an object's second name."""
+    """A temporary name is drawn from the runtime; a file that has it is never written to: it may
+    be an object's second name.
+    """
     disk = FailingFileSystem()
     disk.fail("unlink", errno.EACCES)
     await LocalStore(root, inline_runtime(5), filesystem=disk).create("wal/1.sst", b"first")
+    (temporary,) = (path.name for path in (root / "wal").glob("*.tmp"))
+    assert temporary == f"1.sst.{Random(5).getrandbits(64):016x}.tmp"
     store = LocalStore(root, inline_runtime(5))
     with pytest.raises(StoreUnavailable):
         await store.create("wal/1.sst", b"second")
@@ -163,37 +147,31 @@ async def test_a_taken_temporary_name_is_left_alone(root: Path) -> None:
     assert await store.create("wal/1.sst", b"second") == Exists()
 
 
-async def test_a_second_name_is_synced_once(root: Path) -> None:
-    """A file with a second name, as some backups make them, costs one sync and not one a read."""
+async def test_syncs_are_few(root: Path) -> None:
+    """Once its folder is known, an object costs one sync of the file and one of the folder; one
+    with a second name, as some backups make them, costs one sync more, and not one a read.
+    """
     disk = FailingFileSystem()
     store = LocalStore(root, inline_runtime(), filesystem=disk)
     await store.create("wal/1.sst", b"x")
+    disk.calls.clear()
+    await store.create("wal/2.sst", b"")
+    assert disk.calls == ["open_folder", "create", "fsync", "link", "fsync", "unlink"]
+    assert await store.create("wal/2.sst", b"") == Exists()
     (root / "backup").mkdir()
     os.link(root / "wal" / "1.sst", root / "backup" / "1.sst")
     disk.calls.clear()
     for _ in range(3):
         await store.get_range("wal/1.sst", 0, 1)
         await store.head("wal/1.sst")
-        await names(store)
+        names(store)
     assert disk.calls.count("fsync") == 1
     await store.delete(["wal/1.sst"])
     assert await store.create("wal/1.sst", b"y") == Created()
 
 
-async def test_a_create_costs_two_syncs(root: Path) -> None:
-    """Once its folder is known, an object costs one sync of the file and one of the folder."""
-    disk = FailingFileSystem()
-    store = LocalStore(root, inline_runtime(), filesystem=disk)
-    await store.create("wal/1.sst", b"")
-    disk.calls.clear()
-    await store.create("wal/2.sst", b"")
-    assert disk.calls == ["open_folder", "create", "fsync", "link", "fsync", "unlink"]
-    assert await store.create("wal/2.sst", b"") == Exists()
-
-
 @pytest.mark.parametrize("root", [Path("data"), Path("./data"), Path("/data/../etc")])
 def test_the_folder_is_absolute(root: Path) -> None:
     """A folder that depends on where the process was started is refused."""
-    runtime = Runtime(InlineClock(), Random(0), InlineWorkers())
     with pytest.raises(InvalidUrl):
-        LocalStore(root, runtime)
+        LocalStore(root, inline_runtime())

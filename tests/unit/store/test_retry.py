@@ -8,16 +8,16 @@ from shalekv.errors import InvalidSetting, ObjectNotFound, StoreUnavailable
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.retry import Backoff, RetryingStore
 from tests.kit.inline_runtime import InlineClock, gathered, inline_runtime
-from tests.kit.lossy_store import Fate, LossyStore
+from tests.kit.scripted_store import Fate, ScriptedStore
 
 NAMES = [f"wal/{number}" for number in range(6)]
 READS = ("get", "get_range", "head", "list", "now_ms")
 
 
 @pytest.fixture
-async def lossy() -> LossyStore:
+async def inner() -> ScriptedStore:
     """A store with some objects; its script is empty."""
-    store = LossyStore()
+    store = ScriptedStore()
     for name in NAMES:
         await store.create(name, name.encode())
     return store
@@ -39,88 +39,70 @@ async def read(store: ObjectStore, kind: str) -> object:
 
 
 @pytest.mark.parametrize("kind", READS)
-async def test_a_read_is_repeated(lossy: LossyStore, kind: str) -> None:
-    """A read that is refused fewer times than there are attempts gives its result."""
-    clock = InlineClock()
-    store = RetryingStore(lossy, inline_runtime(clock=clock), attempts=4)
+async def test_a_read_is_repeated(inner: ScriptedStore, kind: str) -> None:
+    """A read that is refused fewer times than there are attempts gives its result, after waits
+    that are told; one that always is raises what the store raised.
+    """
+    clock, heard = InlineClock(), list[int]()
+    store = RetryingStore(
+        inner,
+        inline_runtime(clock=clock),
+        attempts=4,
+        listener=lambda attempts, _error: heard.append(attempts),
+    )
     expected = await read(store, kind)
     assert clock.waits_ms == []
-    lossy.reads = [Fate.REFUSED] * 3
+    inner.reads = [Fate.REFUSED] * 3
     assert await read(store, kind) == expected
+    assert heard == [1, 2, 3]
     assert len(clock.waits_ms) == 3
     assert clock.waits_ms == sorted(clock.waits_ms)
-
-
-@pytest.mark.parametrize("kind", READS)
-async def test_attempts_are_bounded(lossy: LossyStore, kind: str) -> None:
-    """A read that is refused at every attempt raises what the store raised."""
-    store = RetryingStore(lossy, inline_runtime(), attempts=4)
-    lossy.reads = [Fate.REFUSED] * 4
+    inner.reads = [Fate.REFUSED] * 4
     with pytest.raises(StoreUnavailable, match="the script says so"):
         await read(store, kind)
-    assert lossy.reads == []
+    assert inner.reads == []
 
 
-async def test_a_list_goes_on_where_it_failed(lossy: LossyStore) -> None:
-    """A list that fails again and again in between shows each object once and starts anew.
+async def test_a_list_goes_on_where_it_failed(inner: ScriptedStore) -> None:
+    """A list that fails again and again in between shows each object once.
 
     Failures count in a row: an object that is shown proves that the store is back.
     """
-    store = RetryingStore(lossy, inline_runtime(), attempts=2)
-    lossy.reads = [Fate.REFUSED, Fate.ANSWERED] * len(NAMES)
+    store = RetryingStore(inner, inline_runtime(), attempts=2)
+    inner.reads = [Fate.REFUSED, Fate.ANSWERED] * len(NAMES)
     assert await read(store, "list") == NAMES
 
 
-async def test_what_is_missing_is_not_repeated(lossy: LossyStore) -> None:
-    """An answer is an answer: a missing object is told at once."""
+async def test_what_is_not_repeated(inner: ScriptedStore) -> None:
+    """A missing object is told at once, and a create is never repeated, whatever becomes of it."""
     clock = InlineClock()
-    store = RetryingStore(lossy, inline_runtime(clock=clock))
+    store = RetryingStore(inner, inline_runtime(clock=clock))
     with pytest.raises(ObjectNotFound):
         await store.get("wal/none")
-    assert clock.waits_ms == []
-
-
-async def test_creates_are_passed_on(lossy: LossyStore) -> None:
-    """A create is never repeated here, whatever becomes of it."""
-    store = RetryingStore(lossy, inline_runtime())
-    lossy.creates = [Fate.REQUEST_LOST, Fate.REFUSED]
+    inner.creates = [Fate.REQUEST_LOST, Fate.REFUSED]
     assert isinstance(await store.create("wal/new", b""), Unknown)
     with pytest.raises(StoreUnavailable):
         await store.create("wal/new", b"")
     assert await store.create("wal/new", b"") == Created()
+    assert clock.waits_ms == []
 
 
-async def test_deletes_take_any_names(lossy: LossyStore) -> None:
-    """Names that can be gone through only once are all deleted."""
-    store = RetryingStore(lossy, inline_runtime())
+async def test_deletes_take_any_names(inner: ScriptedStore) -> None:
+    """Names that can be gone through only once are all deleted, also by a repetition."""
+    store = RetryingStore(inner, inline_runtime())
+    inner.fail("delete")
     await store.delete(name for name in NAMES[:4])
     assert await read(store, "list") == NAMES[4:]
     await store.close()
 
 
-async def test_the_listener_hears_of_refused_reads(lossy: LossyStore) -> None:
-    """Each wait is told, for single reads and for lists."""
-    heard: list[int] = []
-    store = RetryingStore(
-        lossy, inline_runtime(), listener=lambda attempts, _error: heard.append(attempts)
-    )
-    for kind in ("get", "list"):
-        lossy.reads = [Fate.REFUSED] * 2
-        await read(store, kind)
-    assert heard == [1, 2, 1, 2]
-
-
 @pytest.mark.parametrize(("first_ms", "longest_ms"), [(0, 1), (-1, 1), (2, 1)])
 def test_waits_must_grow(first_ms: float, longest_ms: float) -> None:
-    """A backoff that could spin, or shrink, is refused."""
+    """A backoff that could spin or shrink is refused, and so are no attempts at all."""
     with pytest.raises(InvalidSetting):
         Backoff(first_ms=first_ms, longest_ms=longest_ms)
-
-
-def test_there_is_an_attempt() -> None:
-    """No attempts at all are refused."""
     with pytest.raises(InvalidSetting):
-        RetryingStore(LossyStore(), inline_runtime(), attempts=0)
+        RetryingStore(ScriptedStore(), inline_runtime(), attempts=0)
 
 
 def test_waits_stay_finite() -> None:

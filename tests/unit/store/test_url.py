@@ -119,9 +119,7 @@ def test_secrets_are_refused_and_not_repeated(text: str) -> None:
 @pytest.mark.parametrize("text", ["s3://bucket", "gs://bucket/a/b%20c", "az://container/x"])
 def test_a_bucket_url_leads_to_itself(text: str) -> None:
     """What a bucket URL is shown as is the URL that leads there."""
-    url = parse_url(text)
-    assert str(url) == text
-    assert parse_url(str(url)) == url
+    assert str(parse_url(text)) == text
 
 
 async def test_a_file_url_opens_a_folder(tmp_path: Path) -> None:

@@ -1,41 +1,44 @@
-"""Processes share a folder while others damage it, and are killed: nothing wrong is served."""
+"""Caches share a folder while others damage it: nothing wrong is served."""
 
 from __future__ import annotations
 
-import json
-import os
+import asyncio
 import shutil
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
 import pytest
 from structlog.testing import capture_logs
 
+from shalekv.clock import LoopClock
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_folder import FOLDER
-from tests.kit.disks.cache_folders import files, finds, kept, open_cache, part, taken_bytes
-from tests.unit.store.disk_cache.hammering import PARTS, shared_part
+from shalekv.store.disk_cache_part import Part
+from tests.kit.disks.cache_folders import (
+    BYTES_MAX,
+    data_of,
+    files,
+    finds,
+    kept,
+    open_cache,
+    part,
+    taken_bytes,
+)
+from tests.kit.seeds import random_of
 
-BYTES_MAX = 1 << 20
-CHILDREN = 3
-SLACK_BYTES = CHILDREN * BYTES_MAX // 16
-DAMAGES = 1  # for each line that a child prints
-KILLS = 0.1  # ... and the share of these upon which one is killed
+CACHES = 3
+PARTS = 400
+ROUNDS, ROUNDS_OF_SOAK = 600, 40_000
+SLACK_BYTES = CACHES * BYTES_MAX // 16
 FLIPS, CUTS, UNLINKS, SWAPS = 0.4, 0.6, 0.8, 0.98  # the rest deletes a folder
 
-Child = subprocess.Popen[bytes]
 
-
-def start(path: Path, seed: int, rounds: int, fifo: Path) -> Child:
-    """A process that hammers the folder. It tells of it in a pipe, which ends with the last one."""
-    module = "tests.unit.store.disk_cache.hammering"
-    arguments = [str(path), str(BYTES_MAX), str(seed), str(rounds)]
-    command = [sys.executable, "-m", module, *arguments]
-    with fifo.open("wb") as told:
-        return subprocess.Popen(command, stdout=told)
+def shared_part(number: int) -> Part:
+    """One of those that all caches use: some of a page, some of many."""
+    return part(number, 500 + 67 * number)
 
 
 def damage(path: Path, random: Random) -> None:
@@ -46,11 +49,9 @@ def damage(path: Path, random: Random) -> None:
     victim, other, dice = random.choice(found), random.choice(found), random.random()
     try:
         if dice < FLIPS:
-            with victim.open("r+b") as file:
-                data = bytearray(file.read())
-                data[random.randrange(len(data))] ^= 1 << random.randrange(8)
-                file.seek(0)
-                file.write(data)
+            data = bytearray(victim.read_bytes())
+            data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+            victim.write_bytes(data)
         elif dice < CUTS:
             with victim.open("r+b") as file:
                 file.truncate(random.randrange(victim.stat().st_size))
@@ -61,63 +62,43 @@ def damage(path: Path, random: Random) -> None:
         else:
             shutil.rmtree(path / FOLDER if random.random() < 0.1 else victim.parent)
     except (OSError, ValueError):
-        pass  # a process was faster
+        pass  # a cache was faster
 
 
-def campaign(path: Path, *, seed: int, rounds: int, kills: int) -> list[dict[str, int]]:
-    """Children hammer, are damaged, and are killed so many times: what the survivors count."""
-    fifo = path.with_name(f"{path.name}-told")
-    os.mkfifo(fifo)
-    reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # which waits for no writer
-    children = [start(path, seed + number, rounds, fifo) for number in range(CHILDREN)]
-    os.set_blocking(reading, True)
-    try:
-        with open(reading, encoding="ascii") as lines:  # noqa: PTH123 - a descriptor, not a path
-            counters = _damage_and_kill(path, Random(seed), lines, children, fifo, rounds, kills)
-        assert [child.wait() for child in children] == [0] * CHILDREN  # they found nothing wrong
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    return counters
+async def hammer(cache: DiskCache, path: Path, random: Random, rounds: int) -> None:
+    """Find parts, most of them those that others use too, keep what is not there, and damage."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(cache.run())
+        for number in range(rounds):
+            wanted = shared_part(int(PARTS * random.random() ** 2))
+            if not await finds(cache, wanted):
+                cache.keep(wanted, data_of(wanted))
+            if number % 20 == 0:
+                damage(path, random)
+                assert taken_bytes(path) <= BYTES_MAX + SLACK_BYTES
+        running.cancel()
 
 
-def _damage_and_kill(
-    path: Path,
-    random: Random,
-    lines: Iterable[str],
-    children: list[Child],
-    fifo: Path,
-    rounds: int,
-    kills: int,
-) -> list[dict[str, int]]:
-    counters: list[dict[str, int]] = []
-    for line in lines:
-        if line.startswith("{"):
-            counters.append(json.loads(line))
-            continue
-        for _ in range(DAMAGES):
-            damage(path, random)
-        assert taken_bytes(path) <= BYTES_MAX + SLACK_BYTES
-        if kills and random.random() < KILLS:
-            kills -= 1
-            children.append(start(path, random.getrandbits(32), rounds, fifo))
-            victim = children.pop(0)
-            victim.kill()
-            victim.wait()
-    assert not kills
-    return counters
-
-
-async def finish(path: Path, counters: list[dict[str, int]]) -> None:
-    """Much was found, damage was seen, and what is left is right."""
+async def share(path: Path, rounds: int) -> None:
+    """Caches with threads of their own share a folder that is damaged all the time."""
+    workers = [ThreadWorkers(2) for _ in range(CACHES)]
+    randoms = [random_of(f"{path.name} {number}") for number in range(CACHES)]
+    caches = [
+        DiskCache(path, BYTES_MAX, Runtime(LoopClock(), random, each))
+        for random, each in zip(randoms, workers, strict=True)
+    ]
+    with capture_logs():
+        async with asyncio.TaskGroup() as tasks:
+            for cache, random in zip(caches, randoms, strict=True):
+                tasks.create_task(hammer(cache, path, random, rounds))
+    for each in workers:
+        each.close()
     total = Counter[str]()
-    for each in counters:
-        total.update(each)
-    assert len(counters) >= CHILDREN
+    for cache in caches:
+        total.update(asdict(cache.counters))
     assert total["hits"] > total["misses"] / 10
     assert min(total["written"], total["damaged"]) > 0
-    cache = open_cache(path, bytes_max=BYTES_MAX)
+    cache = open_cache(path)
     with capture_logs():
         for number in range(PARTS):
             await finds(cache, shared_part(number))
@@ -125,34 +106,26 @@ async def finish(path: Path, counters: list[dict[str, int]]) -> None:
     assert taken_bytes(path) <= BYTES_MAX
 
 
-async def test_processes_share_a_damaged_folder(tmp_path: Path) -> None:
-    """Three processes and one that flips, cuts, swaps and deletes; four of them are killed."""
-    await finish(tmp_path, campaign(tmp_path, seed=1, rounds=2_000, kills=4))
+async def test_a_damaged_folder_is_shared(tmp_path: Path) -> None:
+    """Three caches and what flips, cuts, swaps and deletes: all that is found is right."""
+    await share(tmp_path, ROUNDS)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(100, 110))
-async def test_processes_share_a_damaged_folder_for_long(tmp_path: Path, seed: int) -> None:
-    """The same with more kills."""
-    await finish(tmp_path, campaign(tmp_path, seed=seed, rounds=40_000, kills=40))
-
-
-async def test_what_one_process_keeps_another_finds(tmp_path: Path) -> None:
-    """Two caches of one folder find each other's parts at once, and count what both hold."""
-    one, two = open_cache(tmp_path, seed=1), open_cache(tmp_path, seed=2)
-    await kept(one, part(1))
-    assert await finds(two, part(1))
-    await kept(two, part(2))
-    assert await finds(one, part(2))
-    assert two.counters.held_bytes == 2 * 8_192
+async def test_a_damaged_folder_is_shared_for_long(tmp_path: Path) -> None:
+    """As above."""
+    await share(tmp_path, ROUNDS_OF_SOAK)
 
 
 async def test_the_bound_is_that_of_all_together(tmp_path: Path) -> None:
-    """Caches that write by turns stay within one bound."""
+    """Caches that write by turns find each other's parts at once, and stay within one bound."""
     caches = [open_cache(tmp_path, seed=seed) for seed in range(4)]
     for number in range(400):
         await kept(caches[number % 4], part(number))
+        assert await finds(caches[(number + 1) % 4], part(number))
+        if number == 1:
+            assert caches[1].counters.held_bytes == 2 * 8_192
         if number % 4 == 0:
             assert taken_bytes(tmp_path) <= BYTES_MAX
     assert min(cache.counters.written for cache in caches) == 100

@@ -96,18 +96,12 @@ async def test_a_read_only_folder_still_serves(tmp_path: Path) -> None:
     assert len(logs) == 1
     assert await finds(cache, part(1))
     assert not await finds(cache, part(2))
-
-
-async def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
-    """A path that is no folder is logged, and everything is a miss."""
-    path = tmp_path / "file"
-    path.write_bytes(b"")
-    cache = open_cache(path)
+    (tmp_path / "file").write_bytes(b"")
+    cache = open_cache(tmp_path / "file")  # which is no folder
     with capture_logs() as logs:
         await kept(cache, part(1))
     assert len(logs) == 1
     assert not await finds(cache, part(1))
-    assert path.read_bytes() == b""
 
 
 async def test_the_folder_may_be_deleted_at_any_time(tmp_path: Path) -> None:
@@ -140,7 +134,7 @@ async def test_the_bound_holds_although_the_tally_was_deleted_or_cut(tmp_path: P
     tally.unlink()
     await kept(cache, *(part(number) for number in range(200, 300)))
     assert taken_bytes(tmp_path) <= BYTES_MAX
-    for number in range(300, 1_000):
+    for number in range(300, 600):
         tally.write_bytes(b"")
         await kept(cache, part(number))
         if number % 10 == 0:

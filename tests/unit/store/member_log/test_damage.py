@@ -1,122 +1,65 @@
-"""Bits that rot, files that are cut or lost while a node is down: no wrong record, no silent loss.
+"""Files that are cut, lost, exchanged or unreadable: no wrong record, and no silent loss.
 
-What is found is one of three: everything; a log that says it is damaged; or a member that nobody
-knows any more.
+Flipped bits are the business of `tests/fuzz`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import errno
 from pathlib import Path
 
 import pytest
 
 from shalekv.core.quorum.acceptor import Flush, Reset, Save, Write
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.record import Ballot, Mark, Record
+from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.errors import CorruptObject
-from shalekv.store.member_log.log import MemberLog
+from shalekv.store.filesystem import FileSystem
 from tests.kit.disks.crashing import CrashingDisk
-from tests.kit.disks.member_logs import ALL, new_log, old_log, payloads, records_after
-
-FOLDER = Path("/data/member")
-PROMISE = Ballot(7, b"n" * 16)
-RECORDS = records_after(Mark(), payloads(7), epoch=1)
-TRIMMED = RECORDS[1].mark
-SLOT_BYTES = 4096
-
-Damage = Callable[[bytearray], None]
+from tests.kit.disks.member_logs import (
+    ALL,
+    FOLDER,
+    PROMISE,
+    RECORDS,
+    SLOT_BYTES,
+    check_found,
+    disk_with_records,
+    files_of,
+    held,
+    new_log,
+    old_log,
+    write,
+)
 
 
 @pytest.fixture(scope="module")
-def disk() -> CrashingDisk:
+def sound() -> CrashingDisk:
     """With a log of three segments that was closed."""
-    made = CrashingDisk()
-    made.mkdir(FOLDER.parent)
-    log = new_log(FOLDER, filesystem=made)
-    log.perform([Save(PROMISE, Health.SOUND)])
-    for record in RECORDS:
-        log.perform([Write((record,)), Flush()])
-    log.close()
-    return made
+    return disk_with_records()
 
 
-def files(disk: CrashingDisk) -> list[str]:
-    """The names of all files of the log."""
-    return sorted(file.name for file in disk.list_files(FOLDER))
-
-
-def check_found(disk: CrashingDisk) -> str:
-    """Open the log, and judge what is found: which of the three it is."""
-    try:
-        log = old_log(FOLDER, filesystem=disk)
-    except CorruptObject:
-        return "unknown"
-    found = log.read(1, ALL, ALL)
-    assert found == list(RECORDS[: len(found)])
-    assert log.recovered.log.last.lsn == len(found)
-    assert log.recovered.promise == PROMISE
-    if log.recovered.health is Health.DAMAGED:
-        again = old_log(FOLDER, filesystem=disk)
-        assert again.recovered.health is Health.DAMAGED
-        refill(again)
-        return "damaged"
-    assert log.recovered.health is Health.SOUND
-    assert len(found) == len(RECORDS)
-    return "all"
-
-
-def refill(log: MemberLog) -> None:
-    """Have a damaged log filled by a leader, and find that in turn."""
-    base = RECORDS[3].mark
-    log.perform([Reset(base), Save(PROMISE, Health.REFILLING), Flush()])
-    log.perform([Write(RECORDS[4:]), Flush()])
-    assert log.read(5, ALL, ALL) == list(RECORDS[4:])
-    assert log.durable_lsn == len(RECORDS)
-
-
-@pytest.mark.parametrize("bit", [0, 3, 7])
-def test_a_flipped_bit_in_a_segment(disk: CrashingDisk, bit: int) -> None:
-    """A bit that flips anywhere in a segment harms nothing, or the log says that it is damaged."""
-    outcomes = set()
-    for name in files(disk):
-        if not name.endswith(".log"):
-            continue
-        for offset in range(len(disk.bytes_of(FOLDER / name))):
-            damaged = copy.deepcopy(disk)
-            damaged.bytes_of(FOLDER / name)[offset] ^= 1 << bit
-            outcomes.add(check_found(damaged))
-    assert outcomes == {"all", "damaged"}
-
-
-@pytest.mark.parametrize("name", ["control", "synced"])
-def test_a_flipped_bit_in_a_slot(disk: CrashingDisk, name: str) -> None:
-    """A bit that flips in one slot of a small file harms nothing: the other one says the same."""
-    for begin in (0, SLOT_BYTES):
-        for offset in (*range(begin, begin + 260), begin + SLOT_BYTES // 2, begin + SLOT_BYTES - 1):
-            damaged = copy.deepcopy(disk)
-            damaged.bytes_of(FOLDER / name)[offset] ^= 4
-            assert check_found(damaged) == "all"
+@pytest.fixture
+def disk(sound: CrashingDisk) -> CrashingDisk:
+    """One to be damaged."""
+    return copy.deepcopy(sound)
 
 
 @pytest.mark.parametrize(("name", "outcome"), [("control", "unknown"), ("synced", "damaged")])
 def test_both_slots_are_damaged(disk: CrashingDisk, name: str, outcome: str) -> None:
     """Without any slot a promise is not guessed, and what was durable is taken for lost."""
     for begin in (0, SLOT_BYTES):
-        disk = copy.deepcopy(disk)
         disk.bytes_of(FOLDER / name)[begin + 9] ^= 1
     assert check_found(disk) == outcome
 
 
-def test_a_file_is_cut(disk: CrashingDisk) -> None:
+def test_a_file_is_cut(sound: CrashingDisk) -> None:
     """A file that is cut at any length harms nothing, or the log says so."""
     outcomes: dict[str, set[str]] = {}
-    for name in files(disk):
-        size_bytes = len(disk.bytes_of(FOLDER / name))
-        step = 1 if name.endswith(".log") else 97
-        for length in range(0, size_bytes, step):
-            damaged = copy.deepcopy(disk)
+    for name in files_of(sound):
+        size_bytes = len(sound.bytes_of(FOLDER / name))
+        for length in range(0, size_bytes, 7 if name.endswith(".log") else 397):
+            damaged = copy.deepcopy(sound)
             del damaged.bytes_of(FOLDER / name)[length:]
             outcomes.setdefault(name, set()).add(check_found(damaged))
     assert outcomes.pop("control") == {"unknown", "all"}
@@ -124,28 +67,40 @@ def test_a_file_is_cut(disk: CrashingDisk) -> None:
     assert all("damaged" in found <= {"damaged", "all"} for found in outcomes.values())
 
 
-def test_a_file_is_gone(disk: CrashingDisk) -> None:
-    """A file that is gone is missed."""
-    for name in files(disk):
-        damaged = copy.deepcopy(disk)
+def test_a_file_is_gone_or_another(sound: CrashingDisk) -> None:
+    """A file that is gone is missed, and one under the name of another is not taken for it."""
+    for name in files_of(sound):
+        expected = "unknown" if name == "control" else "damaged"
+        damaged = copy.deepcopy(sound)
         damaged.unlink(FOLDER / name)
-        assert check_found(damaged) == ("unknown" if name == "control" else "damaged")
+        assert check_found(damaged) == expected
+        for other in files_of(sound):
+            if name != other:
+                damaged = copy.deepcopy(sound)
+                damaged.bytes_of(FOLDER / name)[:] = sound.bytes_of(FOLDER / other)
+                assert check_found(damaged) == expected, (name, other)
+
+
+def test_an_older_file_that_is_put_back(sound: CrashingDisk) -> None:
+    """An older `synced` claims less, which is harmless; an older segment is missed."""
+    older = disk_with_records(2)
+    for name, expected in (("synced", "all"), (files_of(older)[0], "damaged")):
+        damaged = copy.deepcopy(sound)
+        damaged.bytes_of(FOLDER / name)[:] = older.bytes_of(FOLDER / name)
+        assert check_found(damaged) == expected, name
 
 
 def test_a_record_of_another_place(disk: CrashingDisk) -> None:
     """An intact record in the place of another one is not believed."""
-    damaged = copy.deepcopy(disk)
-    data = damaged.bytes_of(FOLDER / files(disk)[0])
+    data = disk.bytes_of(FOLDER / files_of(disk)[0])
     data[64:212], data[212:360] = data[212:360], data[64:212]
-    assert check_found(damaged) == "damaged"
+    assert check_found(disk) == "damaged"
 
 
 def test_a_bit_rots_while_the_node_runs(disk: CrashingDisk) -> None:
     """A record that was changed on the disk is refused when it is read, and those beside it not."""
-    rotten = copy.deepcopy(disk)
-    log = old_log(FOLDER, filesystem=rotten)
-    first = files(rotten)[0]
-    rotten.bytes_of(FOLDER / first)[70] ^= 1
+    log = old_log(FOLDER, filesystem=disk)
+    disk.bytes_of(FOLDER / files_of(disk)[0])[70] ^= 1
     with pytest.raises(CorruptObject):
         log.read(1, 1, ALL)
     assert log.read(2, 3, ALL) == list(RECORDS[1:3])
@@ -153,17 +108,92 @@ def test_a_bit_rots_while_the_node_runs(disk: CrashingDisk) -> None:
 
 def test_an_old_segment_does_not_return(disk: CrashingDisk) -> None:
     """A segment of before a reset is no part of the log, even if its records would follow."""
-    changed = copy.deepcopy(disk)
-    log = old_log(FOLDER, filesystem=changed)
-    old = {name: bytes(changed.bytes_of(FOLDER / name)) for name in files(changed)}
+    log = old_log(FOLDER, filesystem=disk)
+    old = {name: bytes(disk.bytes_of(FOLDER / name)) for name in files_of(disk)}
     log.perform([Reset(Mark()), Flush()])
-    kept: list[Record] = list(RECORDS[:3])
-    log.perform([Write(tuple(kept)), Flush()])
+    write(log, RECORDS[:3])
     log.close()
     for name, data in old.items():
-        if name.endswith(".log") and name not in files(changed):
-            changed.close(changed.create(FOLDER / name))
-            changed.bytes_of(FOLDER / name).extend(data)
-    again = old_log(FOLDER, filesystem=changed)
+        if name.endswith(".log") and name not in files_of(disk):
+            disk.close(disk.create(FOLDER / name))
+            disk.bytes_of(FOLDER / name).extend(data)
+    again = old_log(FOLDER, filesystem=disk)
     assert again.recovered.health is Health.SOUND
-    assert again.read(1, ALL, ALL) == kept
+    assert again.read(1, ALL, ALL) == list(RECORDS[:3])
+
+
+class BadSectors(FileSystem):
+    """A real file system that cannot read some bytes of the files with one name."""
+
+    def __init__(self, name: str, *offsets: int) -> None:
+        self._name = name
+        self._offsets = offsets
+        self._bad: set[int] = set()  # descriptors of such files
+
+    def open(self, path: Path) -> int:
+        return self._opened(path, super().open(path))
+
+    def open_update(self, path: Path) -> int:
+        return self._opened(path, super().open_update(path))
+
+    def close(self, descriptor: int) -> None:
+        self._bad.discard(descriptor)
+        super().close(descriptor)
+
+    def pread(self, descriptor: int, length: int, offset: int) -> bytes:
+        is_hit = any(offset <= bad < offset + length for bad in self._offsets)
+        if descriptor in self._bad and is_hit:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().pread(descriptor, length, offset)
+
+    def _opened(self, path: Path, descriptor: int) -> int:
+        if path.name == self._name:
+            self._bad.add(descriptor)
+        return descriptor
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a log of several segments on a real disk that was closed."""
+    log = new_log(tmp_path / "member")
+    log.perform([Save(PROMISE, Health.SOUND), Write(RECORDS), Flush()])
+    log.close()
+    return tmp_path / "member"
+
+
+@pytest.mark.parametrize("number", [0, 1, -1])
+@pytest.mark.parametrize("offset", [0, 70, 500])
+def test_bad_sectors_in_a_segment(folder: Path, number: int, offset: int) -> None:
+    """A log of which any part cannot be read is damaged; a leader fills it again."""
+    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".log")
+    log = old_log(folder, filesystem=BadSectors(names[number], offset))
+    assert log.recovered.health is Health.DAMAGED
+    log.perform([Reset(Mark()), Save(PROMISE, Health.REFILLING), Write(RECORDS[:3]), Flush()])
+    log.close()
+    again = old_log(folder)
+    assert again.recovered.health is Health.REFILLING
+    assert again.recovered.promise == PROMISE
+    assert held(again) == list(RECORDS[:3])
+
+
+@pytest.mark.parametrize("name", ["control", "synced"])
+def test_bad_sectors_in_slots(folder: Path, name: str) -> None:
+    """Without one slot the other says the same, and what is saved then is found; without both, a
+    promise is not guessed, and what was durable is taken for lost.
+    """
+    for offset in (0, SLOT_BYTES):
+        log = old_log(folder, filesystem=BadSectors(name, offset))
+        assert log.recovered.health is Health.SOUND
+        higher = Ballot(log.recovered.promise.epoch + 1, b"h" * 16)
+        log.perform([Save(higher, Health.SOUND)])
+        log.close()
+        again = old_log(folder)
+        assert again.recovered.promise == higher
+        assert held(again) == list(RECORDS)
+        again.close()
+    bad = BadSectors(name, 0, SLOT_BYTES)
+    if name == "control":
+        with pytest.raises(CorruptObject):
+            old_log(folder, filesystem=bad)
+    else:
+        assert old_log(folder, filesystem=bad).recovered.health is Health.DAMAGED

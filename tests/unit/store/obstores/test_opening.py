@@ -14,8 +14,9 @@ from shalekv.settings import StoreSettings
 from shalekv.store.obstores.opening import open_bucket
 from shalekv.store.url import BucketUrl, Provider
 from tests.kit.inline_runtime import inline_runtime
-from tests.unit.store.obstores.opened import AZURE_KEY, BOTH, open_at
-from tests.unit.store.obstores.scripted_server import Reply, scripted
+from tests.kit.s3.scripted_server import Reply, scripted
+from tests.unit.store.obstores.conftest import AZURE_KEY
+from tests.unit.store.obstores.test_answers import BOTH, open_at
 
 
 @pytest.mark.parametrize(("provider", "extra"), [("gs", "gcs"), ("az", "azure")])
@@ -82,12 +83,13 @@ def open_at_google(endpoint: str) -> object:
 @pytest.mark.usefixtures("azure_account")
 async def test_keys_of_the_environment_are_used() -> None:
     """Requests to Azure are signed with the key of the environment, which is not sent."""
-    async with scripted(Reply(201)) as server:
+    async with scripted(lambda _: Reply(201)) as server:
         store = open_at(Provider.AZURE, server.endpoint)
         await store.create("wal/1.sst", b"x")
-        assert server.asked == ["PUT /bucket/database/wal/1.sst"]
-        assert server.heads[0].count("\r\nauthorization: SharedKey account:") == 1
-        assert AZURE_KEY not in server.heads[0]
+        (request,) = server.requests
+        assert (request.method, request.target) == ("PUT", "/bucket/database/wal/1.sst")
+        assert request.headers["authorization"].startswith("SharedKey account:")
+        assert AZURE_KEY not in str(request.headers)
         await store.close()
 
 
@@ -97,7 +99,7 @@ async def test_a_token_that_is_not_issued(
 ) -> None:
     """Without a token nothing was created: the error is of the credentials, and certain."""
     answer = json.dumps({"error": "invalid_grant", "error_description": "S3CRET"})
-    async with scripted(Reply(status, answer)) as server:
+    async with scripted(lambda _: Reply(status, answer.encode())) as server:
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
         monkeypatch.setenv("AZURE_STORAGE_CLIENT_ID", "id")
         monkeypatch.setenv("AZURE_STORAGE_CLIENT_SECRET", "S3CRET")
@@ -106,7 +108,7 @@ async def test_a_token_that_is_not_issued(
         store = open_at(Provider.AZURE, server.endpoint)
         with pytest.raises(kind, match=f"no token .* {status} invalid_grant.*clock") as raised:
             await store.create("wal/1.sst", b"x")
-        assert server.asked == ["POST /tenant/oauth2/v2.0/token"]
+        assert [request.target for request in server.requests] == ["/tenant/oauth2/v2.0/token"]
         assert "S3CRET" not in str(raised.value)
         await store.close()
 
@@ -119,9 +121,9 @@ async def test_a_file_with_a_token_that_is_missing(
     monkeypatch.setenv("AZURE_STORAGE_CLIENT_ID", "id")
     monkeypatch.setenv("AZURE_STORAGE_TENANT_ID", "tenant")
     monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(tmp_path / "none"))
-    async with scripted(Reply(201)) as server:
+    async with scripted(lambda _: Reply(201)) as server:
         store = open_at(Provider.AZURE, server.endpoint)
         with pytest.raises(StoreRefused, match="no token"):
             await store.create("wal/1.sst", b"x")
-        assert server.asked == []
+        assert server.requests == []
         await store.close()

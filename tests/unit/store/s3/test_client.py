@@ -52,8 +52,10 @@ async def test_it_is_opened_once() -> None:
     await give_back(shared)
 
 
-async def test_a_store_that_is_closed_leaves_the_others() -> None:
-    """A store goes on when one beside it is closed, though they share connections."""
+async def test_closing() -> None:
+    """A store goes on when one beside it is closed, though they share connections; it may be
+    closed twice, and unused, and is not used afterwards.
+    """
     async with scripted(lambda _: found(b"x")) as server:
         async with opened(server.endpoint) as stays:
             async with opened(server.endpoint) as leaves:
@@ -61,12 +63,8 @@ async def test_a_store_that_is_closed_leaves_the_others() -> None:
                 await stays.get("wal/1")
             assert (await stays.get("wal/1")).data == b"x"
         assert server.connections == 1
-
-
-async def test_closing() -> None:
-    """A store may be closed twice, and unused; afterwards it is not used."""
-    async with scripted(lambda _: found(b"x")) as server:
         store = new_store(server.endpoint)
+        assert store.sent.total == 0
         await store.close()
         await store.close()
         with pytest.raises(RuntimeError, match="after it was closed"):

@@ -1,4 +1,4 @@
-"""Credentials that come from somewhere: whatever fails there, nothing was sent to the store."""
+"""Credentials of the environment, of profiles and of programs; what fails there sends nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tests.kit.s3.credential_program import (
     saying,
 )
 from tests.kit.s3.opening import opened
-from tests.kit.s3.scripted_server import Reply, refused, scripted, stored
+from tests.kit.s3.scripted_server import Reply, found, refused, scripted, stored
+
+NO_OBJECT = refused(404, "NoSuchKey")
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +39,22 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
 
 async def test_they_are_looked_for_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A process that has found no credentials finds those that come later."""
+    """Without credentials nothing is sent, and the error says where they are looked for; those
+    that come later are found, and whoever is anonymous needs none.
+    """
     file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     async with scripted(lambda _: stored()) as server, opened(server.endpoint) as s3:
-        with pytest.raises(StoreRefused, match="no credentials"):
-            await s3.create("wal/1", b"x")
+        for call in (s3.create("wal/1", b"x"), s3.get("wal/1")):
+            with pytest.raises(StoreRefused, match=r"no credentials were found.*--anonymous"):
+                await call
+        assert s3.sent.total == len(server.requests) == 0
+        async with opened(server.endpoint, anonymous=True) as anonymous:
+            assert await anonymous.create("wal/1", b"x") == Created()
+            assert "authorization" not in server.requests[0].headers
         file.write_text(KEYS)
         assert await s3.create("wal/1", b"x") == Created()
-        assert len(server.requests) == 1
+        assert "authorization" in server.requests[1].headers
 
 
 @pytest.mark.parametrize("text", FAILING)
@@ -67,7 +76,7 @@ async def test_a_renewal_that_fails(program: Program, caplog: pytest.LogCaptureF
     """What was good and is too old is renewed before a request, and a failure is not told in the
     program's own words, which may hold secrets.
     """
-    soon = datetime.now(UTC) + timedelta(seconds=5)  # botocore renews earlier than that
+    soon = datetime.now(UTC) + timedelta(minutes=5)  # botocore renews earlier than that
     program(saying({**STALE, "Expiration": soon.isoformat()}))
     async with scripted(lambda _: stored()) as server, opened(server.endpoint) as s3:
         assert await s3.create("wal/1", b"x") == Created()
@@ -82,33 +91,55 @@ async def test_a_renewal_that_fails(program: Program, caplog: pytest.LogCaptureF
     ("reply", "raised"),
     [
         (refused(412, "PreconditionFailed"), StoreRefused),
-        (refused(404, "NoSuchKey"), StoreRefused),
+        (NO_OBJECT, StoreRefused),
         (refused(400, "ExpiredTokenException"), StoreRefused),
         (Reply(404, b"<html>"), StoreUnavailable),
+        (None, StoreRefused),  # the file with the token is missing
     ],
 )
 async def test_answers_of_another_service(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reply: Reply, raised: type[StoreError]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reply: Reply | None, raised: type[StoreError]
 ) -> None:
     """What the source of credentials answers is no answer of the store: no object exists by it."""
     token = tmp_path / "token"
-    token.write_text("a token")
+    if reply is not None:
+        token.write_text("a token")
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/writer")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    async with scripted(lambda _: reply) as source, scripted(lambda _: stored()) as server:
+    async with (
+        scripted(lambda _: reply or NO_OBJECT) as source,
+        scripted(lambda _: stored()) as server,
+    ):
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", source.endpoint)
         async with opened(server.endpoint) as s3:
             with pytest.raises(raised, match="source of credentials"):
                 await s3.create("wal/1", b"x")
-        assert source.requests
+        assert bool(source.requests) == (reply is not None)
         assert not server.requests
 
 
-async def test_a_token_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A file that is named and is not there is to be mended, and is no broken connection."""
-    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/writer")
-    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "none"))
-    async with scripted(lambda _: stored()) as server, opened(server.endpoint) as s3:
-        with pytest.raises(StoreRefused, match="source of credentials"):
-            await s3.create("wal/1", b"x")
+async def test_each_store_has_the_credentials_of_its_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment counts where no profile is set; one that is missing sends nothing."""
+    file = tmp_path / "credentials"
+    profile = "[{0}]\naws_access_key_id = key-of-{0}\naws_secret_access_key = secret\n"
+    file.write_text(profile.format("one") + profile.format("other"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-of-nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    async with (
+        scripted(lambda _: found(b"x")) as server,
+        opened(server.endpoint, aws_profile="one") as one,
+        opened(server.endpoint, aws_profile="other") as other,
+        opened(server.endpoint, aws_profile="missing") as missing,
+        opened(server.endpoint) as neither,
+    ):
+        for store in (one, other, neither, one):
+            await store.get("wal/1")
+        with pytest.raises(StoreRefused, match="profile not found"):
+            await missing.get("wal/1")
+        signed = [request.headers["authorization"] for request in server.requests]
+    keys = [each.partition("Credential=")[2].partition("/")[0] for each in signed]
+    assert keys == ["key-of-one", "key-of-other", "key-of-nobody", "key-of-one"]

@@ -23,15 +23,16 @@ def opened(objects: MemoryObjects, table: Table) -> BelongingStore:
     return BelongingStore(plain, MemoryRecords(table=table), inline_runtime(len(table)))
 
 
-async def test_a_new_database_has_no_records_yet() -> None:
-    """Where there is no manifest, any records will do."""
-    assert await opened(MemoryObjects(), {}).create(manifest_name(0), b"0") == Created()
-
-
 async def test_its_own_records_are_recognised() -> None:
-    """Another process with the same records creates and recovers."""
+    """Where there is no manifest, any records will do; another process with the same records
+    creates and recovers. The manifest is looked for once.
+    """
     objects, table = MemoryObjects(), Table()
-    await opened(objects, table).create(manifest_name(0), b"0")
+    store = opened(objects, table)
+    assert await store.create(manifest_name(0), b"0") == Created()
+    before = store.sent.by_kind[RequestKind.LIST]
+    assert await store.create(wal_name(1), b"0") == Created()
+    assert store.sent.by_kind[RequestKind.LIST] == before
     assert await opened(objects, table).create(wal_name(0), b"wal") == Created()
     assert (await opened(objects, table).recover()).completed == 0
 
@@ -66,12 +67,3 @@ async def test_a_manifest_that_goes_meanwhile_is_no_stranger() -> None:
     plain = MemoryStore(lambda: 0, name="db", objects=objects)
     late = BelongingStore(plain, Late(table=table), inline_runtime(9))
     assert await late.create(manifest_name(2), b"2") == Created()
-
-
-async def test_it_is_asked_once() -> None:
-    """Only the first create looks for the manifest."""
-    store = opened(MemoryObjects(), Table())
-    await store.create(manifest_name(0), b"0")
-    before = store.sent.by_kind[RequestKind.LIST]
-    await store.create(wal_name(0), b"0")
-    assert store.sent.by_kind[RequestKind.LIST] == before

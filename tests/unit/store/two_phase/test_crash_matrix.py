@@ -1,7 +1,8 @@
 """Whatever crashes where, a create in two phases has one winner, and leaves nothing behind (I10).
 
 Before and after each of the five steps of the owner; the owner resumes, or never does; a rival
-creates the same name, or recovers, in that moment or step by step at once with the owner.
+creates the same name, or recovers, in that moment or step by step at once with the owner. A
+deletion that crashes leaves nothing that a later one does not find.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from shalekv.format.names import manifest_name, parse_temporary_name, wal_name
+from shalekv.format.names import manifest_name, wal_name
 from shalekv.store.api import Created, Exists, Recovered, Unknown
 from shalekv.store.claim import Claimed, ClaimOutcome, Taken, claim
-from tests.unit.store.two_phase.collection import collect
-from tests.unit.store.two_phase.world import Process, World
+from tests.unit.store.two_phase.world import Process, World, collect, sweep
 
 NAMES = (manifest_name(7), wal_name(7))
 OURS = b"write id 1: ours"
 THEIRS = b"write id 2: theirs"
+REQUESTS_MAX = 12  # of a deletion
 
 # Where the owner stands still: before each of its requests, and after the last one.
 STEPS = ("put", "insert", "copy", "landing", "commit", "delete", "")
@@ -28,6 +29,11 @@ names = pytest.mark.parametrize("name", NAMES)
 stalls = pytest.mark.parametrize("stalled_at", range(len(STEPS)), ids=lambda i: STEPS[i] or "end")
 
 Rival = Callable[[World, str], Coroutine[Any, Any, Any]]
+
+
+def folder_of(name: str) -> str:
+    """Where the object is."""
+    return name.partition("/")[0] + "/"
 
 
 async def creates(world: World, name: str) -> object:
@@ -47,16 +53,12 @@ async def recovers(world: World, _name: str) -> Recovered:
 
 async def collects(world: World, name: str) -> Recovered:
     """A collector to which every temporary object is old."""
-    return await collect(world.open(), name.partition("/")[0] + "/")
+    return await collect(world.open(), folder_of(name))
 
 
 async def sweeps(world: World, name: str) -> None:
     """A collector that has just the temporary objects in mind."""
-    store = world.open()
-    listed = [info.name async for info in store.list(name.partition("/")[0] + "/")]
-    doomed = [each for each in listed if parse_temporary_name(each) is not None]
-    if doomed:
-        await store.delete(doomed)
+    await sweep(world.open(), folder_of(name))
 
 
 rivals = pytest.mark.parametrize("rival", [creates, claims, recovers, collects])
@@ -77,11 +79,19 @@ def check_nothing_is_left(world: World, name: str) -> None:
     Process(collects(world, name)).finish()
     data = world.data(name)
     assert data in (OURS, THEIRS, None)
-    assert world.temporary(name.partition("/")[0] + "/") == []
+    assert world.temporary(folder_of(name)) == []
     record = world.record(name)
     assert (record is not None and record.is_committed) == (data is not None)
     if data is None:
         assert record is None
+
+
+def check_all_is_forgotten(world: World, name: str) -> None:
+    """When the name is collected, neither an object nor a record remains."""
+    for _ in range(2):
+        Process(collect(world.open(), folder_of(name), lambda _name: True)).finish()
+    assert [info.name for info in world.objects.page(folder_of(name), "")] == []
+    assert world.table == {}
 
 
 @names
@@ -125,24 +135,65 @@ def test_the_owner_never_resumes(name: str, stalled_at: int, rival: Rival) -> No
 @names
 @stalls
 def test_a_crash_alone(name: str, stalled_at: int) -> None:
-    """A collection completes what is decided and removes what is not, with no rival about."""
+    """A collection completes what is decided and removes what is not, with no rival about; when
+    the name is collected too, neither an object nor a record remains.
+    """
     world = World()
     owner_stalled(world, name, stalled_at).crash()
     check_nothing_is_left(world, name)
     assert world.data(name) == (OURS if stalled_at >= DECIDED else None)
+    check_all_is_forgotten(world, name)
+    world = World()
+    owner_stalled(world, name, stalled_at).crash()
+    check_all_is_forgotten(world, name)
+
+
+def crash_after(process: Process, requests: int) -> bool:
+    """Have it make so many requests, and no more; whether it could have made another one."""
+    for _ in range(requests):
+        if not process.is_done:
+            process.step()
+    could = not process.is_done
+    process.crash()
+    return could
 
 
 @names
 @stalls
-def test_a_collected_name_is_forgotten(name: str, stalled_at: int) -> None:
-    """When the name is collected too, neither an object nor a record remains."""
-    world = World()
-    owner_stalled(world, name, stalled_at).crash()
-    folder = name.partition("/")[0] + "/"
-    for _ in range(2):
-        Process(collect(world.open(), folder, lambda _name: True)).finish()
-    assert [info.name for info in world.objects.page(folder, "")] == []
-    assert world.table == {}
+@pytest.mark.parametrize("is_alive", [True, False], ids=["resumes", "crashed"])
+def test_a_deletion_of_temporary_objects_crashes(
+    name: str, stalled_at: int, *, is_alive: bool
+) -> None:
+    """After each of its requests, the name has one winner, and nothing is left when it is swept."""
+    for requests in range(REQUESTS_MAX):
+        world = World()
+        owner = owner_stalled(world, name, stalled_at)
+        could_go_on = crash_after(Process(sweeps(world, name)), requests)
+        if is_alive:
+            owner.finish()
+        else:
+            owner.crash()
+        told = Process(claims(world, name)).finish()
+        assert told in (Claimed(), Taken(OURS))
+        assert told == Taken(OURS) or stalled_at < DECIDED
+        check_nothing_is_left(world, name)
+        if not could_go_on:
+            return
+    pytest.fail("the deletion never ended")
+
+
+@names
+def test_a_deletion_of_an_object_crashes(name: str) -> None:
+    """After each of its requests, object and record are both there, or go with the next one."""
+    for requests in range(REQUESTS_MAX):
+        world = World()
+        owner_stalled(world, name, len(STEPS) - 1)
+        could_go_on = crash_after(Process(world.open().delete([name])), requests)
+        assert (world.record(name) is not None) or world.data(name) is None
+        check_all_is_forgotten(world, name)
+        if not could_go_on:
+            return
+    pytest.fail("the deletion never ended")
 
 
 def interleavings(name: str, begin: Callable[[], tuple[World, list[Process]]]) -> int:
@@ -189,12 +240,12 @@ def check_all(world: World, name: str, processes: list[Process]) -> None:
     assert world.data(name) == data
 
 
-@names
 @pytest.mark.parametrize(
     ("rival", "least"), [(creates, 1_500), (claims, 2_000), (recovers, 100), (sweeps, 800)]
 )
-def test_both_at_once(name: str, rival: Rival, least: int) -> None:
+def test_both_at_once(rival: Rival, least: int) -> None:
     """In every order of the requests of owner and rival there is one winner, and no orphan."""
+    name = NAMES[1]
 
     def begin() -> tuple[World, list[Process]]:
         world = World()

@@ -11,13 +11,18 @@ import pytest
 
 from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import InvalidRequest, StoreUnavailable
-from shalekv.format.names import parse_temporary_name, temporary_name, wal_name
+from shalekv.format.names import temporary_name, wal_name
 from shalekv.store.api import Created, Exists, Recovered, Unknown
 from shalekv.store.claim import Claimed, Taken, claim
-from shalekv.store.requests import RequestKind
-from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.unit.store.two_phase.collection import collect
-from tests.unit.store.two_phase.world import Fate, Fates, Process, World
+from tests.unit.store.two_phase.world import (
+    Fate,
+    Fates,
+    Process,
+    World,
+    all_answered,
+    collect,
+    sweep,
+)
 
 NAME = wal_name(7)
 OURS = b"write id 1: ours"
@@ -25,24 +30,14 @@ THEIRS = b"write id 2: theirs"
 LOST = (Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.LATE)
 
 
-async def sweep(store: TwoPhaseStore) -> None:
-    """Delete every temporary object, however young."""
-    listed = [info.name async for info in store.list("wal/")]
-    doomed = [name for name in listed if parse_temporary_name(name) is not None]
-    if doomed:
-        await store.delete(doomed)
-
-
-def creating(world: World, data: bytes, fates: Fates | None = None) -> Process:
+def creating(world: World, data: bytes, fates: Fates = all_answered) -> Process:
     """A process that creates the name once."""
-    store = world.open() if fates is None else world.open(fates)
-    return Process(store.create(NAME, data))
+    return Process(world.open(fates).create(NAME, data))
 
 
-def claiming(world: World, data: bytes, fates: Fates | None = None) -> Process:
+def claiming(world: World, data: bytes, fates: Fates = all_answered) -> Process:
     """A process that claims it."""
-    store = world.open() if fates is None else world.open(fates)
-    return Process(claim(store, NAME, data, runtime=world.runtime))
+    return Process(claim(world.open(fates), NAME, data, runtime=world.runtime))
 
 
 def sweeping(world: World) -> Process:
@@ -58,15 +53,6 @@ def in_order(request: str, fates: Sequence[Fate]) -> Fates:
         return remaining.pop(0) if made == request and remaining else Fate.ANSWERED
 
     return fate
-
-
-def test_all_goes_well() -> None:
-    """A create without rivals is two puts, two writes of records and one delete; no read."""
-    world = World()
-    store = world.open()
-    assert Process(store.create(NAME, OURS)).finish() == Created()
-    counts = {kind: count for kind, count in store.sent.by_kind.items() if count}
-    assert counts == {RequestKind.WRITE: 2, RequestKind.RECORD_WRITE: 2, RequestKind.DELETE: 1}
 
 
 @pytest.mark.parametrize("paused_at", ["find", "insert", "delete", "withdraw"])
@@ -194,23 +180,20 @@ def test_a_lost_reply(request_name: str, fate: Fate, *, is_taken: bool) -> None:
     while world.landings:
         world.land(world.landings[0])
     assert world.data(NAME) == (THEIRS if is_taken else OURS)
-    Process(collect(world.open(), "wal/")).finish()
+    Process(collect(world.open())).finish()
     assert world.temporary("wal/") == []
 
 
-@pytest.mark.parametrize("request_name", ["commit", "delete"])
 @pytest.mark.parametrize("fate", LOST)
-def test_success_is_told_after_the_copy(request_name: str, fate: Fate) -> None:
-    """A step after the copy that fails makes no failure of the create."""
-    world = World()
-    assert creating(world, OURS, in_order(request_name, [fate])).finish() == Created()
-    assert Process(world.open().recover()).finish().unfinished == 0
-    assert world.data(NAME) == OURS
-
-
-@pytest.mark.parametrize("fate", LOST)
-def test_nothing_was_created_when_the_first_put_fails(fate: Fate) -> None:
-    """Without an answer to the first step there is no record, and trying again may help."""
+def test_what_a_create_is_told(fate: Fate) -> None:
+    """A step after the copy that fails makes no failure of the create; without an answer to the
+    first step there is no record, and trying again may help.
+    """
+    for request_name in ("commit", "delete"):
+        world = World()
+        assert creating(world, OURS, in_order(request_name, [fate])).finish() == Created()
+        assert Process(world.open().recover()).finish().unfinished == 0
+        assert world.data(NAME) == OURS
     world = World()
     owner = creating(world, OURS, in_order("put", [fate]))
     with pytest.raises(StoreUnavailable):
@@ -234,17 +217,15 @@ def test_a_source_that_was_deleted_by_hand() -> None:
 
 
 def test_a_dead_record_is_unfinished_until_it_is_wanted() -> None:
-    """Recovery leaves a record that nobody can complete to whoever wants the name."""
+    """Recovery leaves a record that nobody can complete to whoever wants the name; that of a
+    collected name is forgotten.
+    """
     world = World()
     world.table[Destination("memory://stepped", NAME)] = dead_record()
     assert Process(world.open().recover()).finish() == Recovered(unfinished=1)
     assert Process(world.open().recover(lambda _name: False)).finish() == Recovered(unfinished=1)
     assert creating(world, OURS).finish() == Created()
     assert Process(world.open().recover()).finish() == Recovered()
-
-
-def test_a_dead_record_of_a_collected_name_is_forgotten() -> None:
-    """Nobody wants it any more."""
     world = World()
     world.table[Destination("memory://stepped", NAME)] = dead_record()
     assert Process(world.open().recover(lambda _name: True)).finish() == Recovered(forgotten=1)
@@ -301,21 +282,8 @@ def test_a_fence_keeps_a_stalled_writer_out_for_ever() -> None:
     stalled.until("insert")
     assert claiming(world, THEIRS).finish() == Claimed()
     for _ in range(2):
-        Process(collect(world.open(), "wal/", lambda name: name != NAME)).finish()
+        Process(collect(world.open(), is_collected=lambda name: name != NAME)).finish()
     assert stalled.finish() == Taken(THEIRS)
-
-
-def test_recovery_of_what_is_being_created() -> None:
-    """Recovery may take every step of an owner that is alive, which then is told the truth."""
-    for request in ("copy", "landing", "commit", "delete"):
-        world = World()
-        owner = creating(world, OURS)
-        owner.until(request)
-        recovered = Process(world.open().recover()).finish()
-        assert recovered == Recovered(completed=0 if request == "delete" else 1)
-        assert owner.finish() == Created()
-        assert world.data(NAME) == OURS
-        assert world.temporary("wal/") == []
 
 
 def test_names_of_temporary_objects_are_not_created() -> None:

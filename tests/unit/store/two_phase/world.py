@@ -19,7 +19,7 @@ from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import StoreUnavailable
 from shalekv.format.names import parse_temporary_name
 from shalekv.runtime import Runtime
-from shalekv.store.api import NO_METADATA, ObjectInfo, StoredObject
+from shalekv.store.api import NO_METADATA, ObjectInfo, Recovered, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.requests import RequestKind
 from shalekv.store.two_phase.memory import MemoryRecords, Table
@@ -152,6 +152,28 @@ class Process:
         """Let it never go on."""
         self._coroutine.close()
         self.is_done = True
+
+
+async def sweep(store: TwoPhaseStore, folder: str = "wal/") -> None:
+    """Delete every temporary object, however young."""
+    listed = [info.name async for info in store.list(folder)]
+    doomed = [name for name in listed if parse_temporary_name(name) is not None]
+    if doomed:
+        await store.delete(doomed)
+
+
+async def collect(
+    store: TwoPhaseStore,
+    folder: str = "wal/",
+    is_collected: Callable[[str], bool] = lambda _name: False,
+) -> Recovered:
+    """What a collector does: recover, delete what is temporary or collected, and recover again."""
+    await store.recover(is_collected)
+    await sweep(store, folder)
+    doomed = [info.name async for info in store.list(folder) if is_collected(info.name)]
+    if doomed:
+        await store.delete(doomed)
+    return await store.recover(is_collected)
 
 
 class SteppedStore(MemoryStore):

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
-from shalekv.errors import StoreUnavailable
 from shalekv.settings import StoreSettings
-from shalekv.store.api import NO_METADATA, CreateOutcome
-from shalekv.store.local import LocalStore
 from shalekv.store.memory import MemoryObjects
 from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.verify.scratch import FOLDER
 from shalekv.store.verify.verdict import Passed, Told, Unanswered
 from shalekv.store.verify.verifying import verification
 from tests.kit import careless_stores as careless
-from tests.kit.careless_stores import Careful
+from tests.kit.careless_stores import Careful, Kind
 from tests.kit.inline_runtime import gathered, inline_runtime
+from tests.kit.store import FaultyStore, Request
 from tests.unit.store.verify.trying import EFFORT, Tried, tried, two_phases
 
 
@@ -32,22 +28,6 @@ async def test_a_careful_store_passes() -> None:
     assert trial.left == []
     assert await gathered(Careful(objects).list(FOLDER)) == []
     assert await gathered(Careful(objects).list("levels/")) == []
-
-
-def files_in(folder: Path) -> list[str]:
-    """All files below it."""
-    return [path.name for path in folder.rglob("*") if path.is_file()]
-
-
-async def test_the_local_store_passes(tmp_path: Path) -> None:
-    """The store in a folder passes; that it keeps no metadata is told, and allowed."""
-    runtime = inline_runtime(1)
-    trial = Tried(lambda: LocalStore(tmp_path, runtime))
-    await trial.run()
-    assert trial.failed == set()
-    assert isinstance(trial.verdicts.pop("metadata"), Told)
-    assert all(isinstance(verdict, Passed) for verdict in trial.verdicts.values())
-    assert files_in(tmp_path) == ["clock"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +58,7 @@ async def test_the_local_store_passes(tmp_path: Path) -> None:
         (careless.DatesByAnotherClock, "store-clock", "protection by snapshots"),
     ],
 )
-async def test_careless_stores_fail(kind: type[Careful], check: str, guarantee: str) -> None:
+async def test_careless_stores_fail(kind: Kind, check: str, guarantee: str) -> None:
     """A store that breaks a promise fails the check of it, by which the lost guarantee is told."""
     trial = await tried(kind)
     assert check in trial.failed, trial.verdicts
@@ -95,7 +75,7 @@ async def test_careless_stores_fail(kind: type[Careful], check: str, guarantee: 
         (careless.TellsNoTime, {"store-clock"}),
     ],
 )
-async def test_nothing_else_fails(kind: type[Careful], checks: set[str]) -> None:
+async def test_nothing_else_fails(kind: Kind, checks: set[str]) -> None:
     """A store fails the checks of what it breaks, and passes the others."""
     assert (await tried(kind)).failed == checks
 
@@ -128,36 +108,23 @@ async def test_two_phases_pass_without_conditions() -> None:
         (careless.CopiesBytesAlone, MemoryRecords, "put-and-copy"),
     ],
 )
-async def test_two_phases_fail(
-    kind: type[Careful], records: type[MemoryRecords], check: str
-) -> None:
+async def test_two_phases_fail(kind: Kind, records: type[MemoryRecords], check: str) -> None:
     """Records that two may win, and puts and copies that do not replace, are found."""
     trial = Tried(two_phases(kind, records))
     await trial.run()
     assert check in trial.failed, trial.verdicts
 
 
-class Held(Careful):
-    """Keeps the second create of a race waiting, and tells when it does."""
-
-    def __init__(self, objects: MemoryObjects, arrived: asyncio.Event) -> None:
-        super().__init__(objects)
-        self._arrived = arrived
-
-    async def create(
-        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-    ) -> CreateOutcome:
-        outcome = await super().create(name, data, metadata)
-        if "race-000003" in name:
-            self._arrived.set()
-            await asyncio.Event().wait()
-        return outcome
-
-
 async def test_what_was_made_is_deleted_when_it_is_cancelled() -> None:
-    """Whoever stops the checks half-way leaves nothing in the store."""
+    """Checks that are stopped half-way leave nothing in the store."""
     objects, arrived = MemoryObjects(), asyncio.Event()
-    trial = Tried(lambda: Held(objects, arrived))
+
+    async def hold(request: Request) -> None:
+        if request.operation == "create" and "race-000003" in request.name:
+            arrived.set()
+            await asyncio.Event().wait()
+
+    trial = Tried(lambda: FaultyStore(Careful(objects), after=hold))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(trial.run())
         await arrived.wait()
@@ -167,40 +134,30 @@ async def test_what_was_made_is_deleted_when_it_is_cancelled() -> None:
     assert trial.left == []
 
 
-class NeverDeletes(Careful):
-    """Refuses to."""
-
-    async def delete(self, names: object) -> None:
-        del names
-        raise StoreUnavailable(self.url, "delete", FOLDER, "no permission")
-
-
-async def test_what_cannot_be_deleted_is_told() -> None:
-    """Of a store that deletes nothing, all that was left in it is named."""
+@pytest.mark.parametrize("operation", ["create", "delete"])
+async def test_a_store_that_does_not_answer_is_not_called_unfit(operation: str) -> None:
+    """What could not be asked is no failure of the store, and no success either; what cannot be
+    deleted is named.
+    """
     objects = MemoryObjects()
-    trial = await tried(NeverDeletes, objects)
-    assert isinstance(trial.verdicts["read-after-delete"], Unanswered)
-    there = {info.name for info in await gathered(Careful(objects).list(FOLDER))}
-    assert there
-    assert there <= set(trial.left)
 
+    def open_one() -> FaultyStore:
+        store = FaultyStore(Careful(objects))
+        store.fail(operation, times=1_000_000)
+        return store
 
-class Down(Careful):
-    """Does not answer."""
-
-    async def create(
-        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-    ) -> CreateOutcome:
-        del data, metadata
-        raise StoreUnavailable(self.url, "create", name, "no answer")
-
-
-async def test_a_store_that_does_not_answer_is_not_called_unfit() -> None:
-    """What could not be asked is no failure of the store, and no success either."""
-    trial = await tried(Down)
+    trial = Tried(open_one)
+    await trial.run()
     assert trial.failed == set()
-    assert isinstance(trial.verdicts["create-races"], Unanswered)
-    assert isinstance(trial.verdicts["second-create"], Unanswered)
+    unanswered = {name for name, each in trial.verdicts.items() if isinstance(each, Unanswered)}
+    there = {info.name for info in await gathered(Careful(objects).list(FOLDER))}
+    if operation == "create":
+        assert unanswered >= {"create-races", "second-create"}
+        assert not there
+    else:
+        assert "read-after-delete" in unanswered
+        assert there
+        assert there <= set(trial.left)
 
 
 async def test_runs_do_not_disturb_each_other() -> None:

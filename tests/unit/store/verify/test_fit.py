@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from random import Random
 
@@ -12,16 +11,17 @@ from shalekv.errors import StoreUnavailable, StoreUnfit
 from shalekv.format import names
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
-from shalekv.store.api import NO_METADATA, CreateOutcome, Unknown
 from shalekv.store.memory import MemoryObjects
 from shalekv.store.requests import RequestKind
 from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.verify.fit import check_fit
 from shalekv.store.verify.scratch import FOLDER
 from tests.kit import careless_stores as careless
-from tests.kit.careless_stores import Careful
+from tests.kit.careless_stores import Careful, Kind
 from tests.kit.inline_runtime import gathered, inline_runtime
-from tests.kit.lossy_store import Fate, LossyStore
+from tests.kit.scripted_store import Fate, ScriptedStore
+from tests.kit.seeds import random_of
+from tests.kit.store import FaultyStore, Lost, Request
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
 from tests.sim.world import World
@@ -50,7 +50,7 @@ async def test_what_it_costs() -> None:
         (careless.TellsNoTime, "protection by snapshots"),
     ],
 )
-async def test_no_database_is_created_on_an_unfit_store(kind: type[Careful], told: str) -> None:
+async def test_no_database_is_created_on_an_unfit_store(kind: Kind, told: str) -> None:
     """What is refused is told with the guarantee that is lost, and nothing is left there."""
     objects = MemoryObjects()
     store = kind(objects)
@@ -84,43 +84,31 @@ async def test_lost_replies_do_not_look_like_an_unfit_store() -> None:
     """A create of our own whose reply was lost, or that comes late, is no broken promise."""
     for fate in (Fate.REPLY_LOST, Fate.LATE, Fate.REQUEST_LOST, Fate.REFUSED):
         for before in range(14):
-            store = LossyStore()
-            await store.now_ms()  # which is 0 at first
+            store = ScriptedStore()
             store.creates = [Fate.ANSWERED] * before + [fate]
             await check_fit(store, inline_runtime(), StoreSettings())
 
 
-class LandsAfterTheDelete(Careful):
-    """Of two creates of one name the second has no answer, and lands when the first is deleted."""
-
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(objects)
-        self._creates = 0
-        self._late: list[tuple[str, bytes]] = []
-
-    async def create(
-        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-    ) -> CreateOutcome:
-        self._creates += 1
-        if self._creates == 2:
-            self._late.append((name, data))
-            return Unknown("no answer")
-        return await super().create(name, data, metadata)
-
-    async def delete(self, names: Iterable[str]) -> None:
-        await super().delete(names)
-        while self._late:
-            await super().create(*self._late.pop())
-
-
 async def test_a_late_create_does_not_look_like_a_lost_delete() -> None:
     """What lands after its name was deleted is the network's doing, and not the store's."""
-    objects = MemoryObjects()
-    await check_fit(LandsAfterTheDelete(objects), inline_runtime(), StoreSettings())
+    objects, late = MemoryObjects(), list[Request]()
+
+    async def lose(request: Request) -> None:
+        if request.operation == "create" and len(store.asked("create")) == 2:
+            late.append(request)
+            raise Lost("no answer")
+
+    async def land(request: Request) -> None:
+        if request.operation == "delete" and late:
+            each = late.pop()
+            await Careful(objects).create(each.name, each.data)
+
+    store = FaultyStore(Careful(objects), before=lose, after=land)
+    await check_fit(store, inline_runtime(), StoreSettings())
     assert await gathered(Careful(objects).list(FOLDER)) == []
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(6))
 def test_faults_do_not_look_like_an_unfit_store(seed: int) -> None:
     """However requests are lost, late and refused, a store that keeps its promises is not refused.
 
@@ -132,4 +120,5 @@ def test_faults_do_not_look_like_an_unfit_store(seed: int) -> None:
         with suppress(StoreUnavailable):
             await check_fit(world.store_for("admin"), world.runtime_for("admin"), settings)
 
+    seed = random_of(f"fit {seed}").getrandbits(32)
     simulate(seed, main, faults=Faults.swarm(Random(seed)))

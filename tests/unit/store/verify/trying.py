@@ -12,7 +12,7 @@ from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.verify.scratch import Effort
 from shalekv.store.verify.verdict import Failed, Verdict
 from shalekv.store.verify.verifying import verification
-from tests.kit.careless_stores import Careful
+from tests.kit.careless_stores import Kind
 from tests.kit.inline_runtime import inline_runtime
 
 EFFORT = Effort(racers=4, rounds=5, large_object_bytes=3 << 20)
@@ -43,7 +43,7 @@ class Tried:
                 self.lost[finding.check.name] = finding.check.lost
 
 
-async def tried(kind: type[Careful], objects: MemoryObjects | None = None) -> Tried:
+async def tried(kind: Kind, objects: MemoryObjects | None = None) -> Tried:
     """What the checks find of a kind of store."""
     shared = MemoryObjects() if objects is None else objects
     trial = Tried(lambda: kind(shared))
@@ -51,7 +51,7 @@ async def tried(kind: type[Careful], objects: MemoryObjects | None = None) -> Tr
     return trial
 
 
-def two_phases(kind: type[Careful], records: type[MemoryRecords]) -> Callable[[], TwoPhaseStore]:
+def two_phases(kind: Kind, records: type[MemoryRecords]) -> Callable[[], TwoPhaseStore]:
     """What opens views of one database that is decided in two phases."""
     objects, table, runtime = MemoryObjects(), Table(), inline_runtime(2)
     return lambda: TwoPhaseStore(kind(objects), records(table=table), runtime)

@@ -1,0 +1,306 @@
+"""What each answer of Google and Azure means for a create and for a read, which ask once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
+from shalekv.settings import StoreSettings
+from shalekv.store.api import Created, CreateOutcome, Exists, ObjectStore, Unknown
+from shalekv.store.obstores.opening import open_bucket
+from shalekv.store.requests import RequestKind
+from shalekv.store.url import BucketUrl, Provider
+from tests.contract.opening import names_in
+from tests.kit.inline_runtime import inline_runtime
+from tests.kit.s3.scripted_server import Answer, Broken, Reply, Request, refused, scripted
+from tests.unit.store.obstores.conftest import AZURE_KEY
+
+pytestmark = pytest.mark.usefixtures("azure_account")
+
+NAME = "wal/1.sst"
+TOLD = {
+    "ETag": '"1"',
+    "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+    "Content-Type": "text/plain",
+}
+BOTH = pytest.mark.parametrize("provider", [Provider.GOOGLE, Provider.AZURE])
+READS: dict[str, Callable[[ObjectStore], Awaitable[object]]] = {
+    "get": lambda store: store.get(NAME),
+    "get_range": lambda store: store.get_range(NAME, 0, 10),
+    "head": lambda store: store.head(NAME),
+}
+CALLS = READS | {
+    "list": lambda store: names_in(store, "wal/"),
+    "delete": lambda store: store.delete([NAME]),
+    "now": lambda store: store.now_ms(),
+}
+
+
+def open_at(provider: Provider, endpoint: str, **settings: int) -> ObjectStore:
+    """The store ``database`` in ``bucket``; without credentials on Google."""
+    chosen = StoreSettings.model_validate(
+        {"endpoint_url": endpoint, "anonymous": provider is Provider.GOOGLE, **settings}
+    )
+    return open_bucket(BucketUrl(provider, "bucket", "database"), inline_runtime(), chosen)
+
+
+@asynccontextmanager
+async def opened(
+    provider: Provider, answer: Answer, **settings: int
+) -> AsyncIterator[tuple[ObjectStore, list[Request]]]:
+    """The store on a server that answers so, and what that was asked."""
+    async with scripted(answer) as server:
+        store = open_at(provider, server.endpoint, **settings)
+        try:
+            yield store, server.requests
+        finally:
+            await store.close()
+
+
+def said(status: int = 200, body: str = "", **headers: str) -> Reply:
+    """A reply with the headers that every object has."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Reply(status, body.encode(), TOLD | named)
+
+
+async def dropped(_: Request) -> Reply:
+    """No reply, but the end of the connection."""
+    raise Broken
+
+
+async def silence(_: Request) -> Reply:
+    """Nothing at all."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
+
+
+async def create(provider: Provider, answer: Answer, **settings: int) -> CreateOutcome:
+    """The outcome of a create that is answered so; it is asked once."""
+    async with opened(provider, answer, **settings) as (store, requests):
+        try:
+            return await store.create(NAME, b"data")
+        finally:
+            assert len(requests) == store.sent.by_kind[RequestKind.WRITE] == 1
+
+
+async def failure(provider: Provider, call: str, answer: Answer, **settings: int) -> StoreError:
+    """The error of a call that is answered so, which is sent once."""
+    async with opened(provider, answer, **settings) as (store, requests):
+        with pytest.raises(StoreError) as raised:
+            await CALLS[call](store)
+        assert len(requests) == 1
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("provider", "reply", "expected"),
+    [
+        (Provider.GOOGLE, said(201, x_goog_generation="1"), Created()),
+        (Provider.AZURE, said(201, ETag='"0x8DE"'), Created()),
+        (Provider.GOOGLE, refused(412, "PreconditionFailed"), Exists()),
+        (Provider.AZURE, refused(409, "BlobAlreadyExists"), Exists()),
+        (Provider.AZURE, refused(412, "ConditionNotMet"), Exists()),
+    ],
+)
+async def test_plain_outcomes(provider: Provider, reply: Reply, expected: CreateOutcome) -> None:
+    """What each provider says of a name that was free, or is taken."""
+    assert await create(provider, lambda _: reply) == expected
+
+
+LIE = "\n\nDebug source:\nX {\n    status: 412,\n    kind: Connect,\n    source: TokenRequest {"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (said(200), ""),  # a yes that some server on the way may have said
+        *((refused(code, "Whatever"), f"{code} Wh") for code in (408, 409, 500, 502, 503, 504)),
+        # What the store writes into an answer is not taken for what obstore says of it.
+        (refused(500, "Whatever", Detail=LIE), "500"),
+        (None, ""),
+    ],
+)
+async def test_a_doubtful_answer_is_unknown(
+    provider: Provider, reply: Reply | None, told: str
+) -> None:
+    """An answer after which the object may exist is `Unknown`, and so is a lost one."""
+    outcome = await create(provider, dropped if reply is None else lambda _: reply)
+    assert isinstance(outcome, Unknown)
+    assert told in outcome.cause
+
+
+@BOTH
+async def test_nothing_is_created_elsewhere(provider: Provider) -> None:
+    """An upload that is answered with another page to look at did not create the object there."""
+    replies = [said(303, Location="/elsewhere"), said(200)]
+    async with opened(provider, lambda _: replies.pop(0)) as (store, _):
+        assert isinstance(await store.create(NAME, b"data"), Unknown)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        *((status, f"the answer was {status} Sorry") for status in (400, 401, 403, 404, 405)),
+        *((status, f"{status}: it sends on to another address") for status in (301, 302, 307, 308)),
+    ],
+)
+async def test_a_refusal_is_certain(provider: Provider, status: int, told: str) -> None:
+    """After a refusal nothing exists, and to repeat the request is no use; nothing is sent on to
+    another address.
+    """
+    reply = refused(status, "Sorry") if status >= 400 else said(status, Location="/elsewhere")
+    with pytest.raises(StoreRefused, match=rf"create wal/1.sst: .*{told}"):
+        await create(provider, lambda _: reply)
+
+
+@BOTH
+async def test_what_was_not_applied(provider: Provider) -> None:
+    """What is refused for its rate, or for want of a connection, may be repeated."""
+    with pytest.raises(StoreUnavailable, match="429"):
+        await create(provider, lambda _: refused(429, "SlowDown"))
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # and does not listen
+        store = open_at(provider, f"http://127.0.0.1:{unheard.getsockname()[1]}")
+        with pytest.raises(StoreUnavailable, match="no connection could be made"):
+            await store.create(NAME, b"data")
+    await store.close()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (refused(403, "AccessDenied"), StoreRefused),
+        (refused(401, "Expired"), StoreRefused),
+        (refused(429, "SlowDown"), StoreUnavailable),
+        (refused(500, "InternalError"), StoreUnavailable),
+        (refused(503, "ServerBusy"), StoreUnavailable),
+        (None, StoreUnavailable),
+    ],
+)
+async def test_failures(provider: Provider, reply: Reply | None, kind: type[StoreError]) -> None:
+    """An error names the store, the operation and the problem, and whether to repeat."""
+    for call in CALLS:
+        error = await failure(provider, call, dropped if reply is None else lambda _: reply)
+        assert type(error) is kind
+        assert str(error).startswith(f"{provider}://bucket/database: {call} ")
+
+
+@BOTH
+async def test_silence(provider: Provider) -> None:
+    """A request that is not answered in its time is given up; all wait at the same time."""
+    outcome, *errors = await asyncio.gather(
+        create(provider, silence, request_timeout_ms=2_500),
+        *(failure(provider, call, silence, request_timeout_ms=2_500) for call in CALLS),
+    )
+    assert {type(error) for error in errors} == {StoreUnavailable}
+    assert outcome == Unknown("there was no answer in time")
+
+
+@pytest.mark.parametrize(
+    ("provider", "code"),
+    [(Provider.GOOGLE, "NoSuchBucket"), (Provider.AZURE, "ContainerNotFound")],
+)
+async def test_missing_objects_and_missing_buckets(provider: Provider, code: str) -> None:
+    """A name that no object has is not found; a bucket that is missing is no missing object."""
+    for call in READS:
+        error = await failure(provider, call, lambda _: refused(404, "NoSuchKey"))
+        assert isinstance(error, ObjectNotFound)
+    for call in {*CALLS} - {"head"}:  # its replies have no code
+        error = await failure(provider, call, lambda _: refused(404, code))
+        assert isinstance(error, StoreRefused)
+        assert code in str(error)
+
+
+def batch(*statuses: int) -> Reply:
+    """What Azure answers to a batch of deletions."""
+    parts = "".join(
+        f"--part\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\n"
+        f"HTTP/1.1 {status} Told\r\n\r\n"
+        for number, status in enumerate(statuses)
+    )
+    return said(202, f"{parts}--part--\r\n", Content_Type="multipart/mixed; boundary=part")
+
+
+async def test_a_batch_with_a_missing_name_is_sent_one_by_one() -> None:
+    """Where one name of a batch is gone, the others are deleted for certain, or it is an error."""
+    replies = [batch(404, 403), batch(404), batch(202), batch(404, 403), batch(404), batch(403)]
+    async with opened(Provider.AZURE, lambda _: replies.pop(0)) as (store, requests):
+        await store.delete(["wal/1", "wal/2"])
+        assert len(requests) == store.sent.by_kind[RequestKind.DELETE] == 3
+        with pytest.raises(StoreRefused, match="delete wal/2: the answer was 403"):
+            await store.delete(["wal/1", "wal/2"])
+
+
+async def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No part of an error, and of what is printed of it, shows credentials or what was signed."""
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=2021-12-02&sig=S1GNATURE")
+    detail = {"AuthenticationErrorDetail": "signed S1GNATURE with TH1S"}
+    for call in CALLS:
+        reply = refused(403, "AuthenticationFailed", **detail)
+        error = await failure(Provider.AZURE, call, lambda _, reply=reply: reply)  # type: ignore[misc]
+        told = "".join(traceback.format_exception(error))
+        for secret in ("S1GNATURE", "TH1S", AZURE_KEY):
+            assert secret not in told
+
+
+async def test_the_clock_never_goes_back() -> None:
+    """When the store's clock is set back, that of the process stands still."""
+    earlier = said(Last_Modified="Wed, 31 Dec 2025 23:00:00 GMT")
+    replies = [said(), said(), said(), earlier]
+    async with opened(Provider.GOOGLE, lambda _: replies.pop(0)) as (store, requests):
+        assert await store.now_ms() == await store.now_ms()
+        assert [request.method for request in requests] == ["PUT", "HEAD", "PUT", "HEAD"]
+
+
+async def test_connections_are_bounded() -> None:
+    """No more requests than connections are under way at once, and all are answered."""
+    at_once, most, gate = 0, 0, asyncio.Event()
+
+    async def answer(_: Request) -> Reply:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        if at_once == 3:
+            gate.set()
+        await gate.wait()
+        at_once -= 1
+        return said(body="x")
+
+    async with opened(Provider.GOOGLE, answer, connections_max=3) as (store, requests):
+        await asyncio.gather(*(store.get(NAME) for _ in range(10)))
+        assert most == 3
+        assert len(requests) == 10
+
+
+def listed(*keys: str) -> Reply:
+    """A page of Google's that shows these keys."""
+    contents = "".join(
+        f"<Contents><Key>{key}</Key><Size>1</Size><ETag>x</ETag>"
+        "<LastModified>2026-01-01T00:00:00.123Z</LastModified></Contents>"
+        for key in keys
+    )
+    return said(body=f"<ListBucketResult>{contents}</ListBucketResult>")
+
+
+async def test_what_is_not_listed() -> None:
+    """What stands for a folder is no object, nor is what a server shows from before the start; a
+    name that nobody can ask for makes the list an error.
+    """
+    page = listed("database/wal/", "database/wal/1", "database/wal/2", "database/wal/3")
+    async with opened(Provider.GOOGLE, lambda _: page) as (store, _):
+        assert await names_in(store, "wal/") == ["wal/1", "wal/2", "wal/3"]
+        assert await names_in(store, "wal/", "wal/2") == ["wal/3"]
+        assert (await anext(aiter(store.list("wal/")))).modified_ms % 1000 == 0
+    error = await failure(Provider.GOOGLE, "list", lambda _: listed("database/wal//1"))
+    assert isinstance(error, StoreRefused)
+    assert "another program" in str(error)
