@@ -112,7 +112,7 @@ MUTANTS = (
         ],
         "database",
         ("I6",),
-        test="tests/unit/engine/test_following_random.py::"
-        "test_replicas_show_prefixes_of_the_log_whatever_stops_them[4]",
+        test="tests/unit/engine/test_reader_engine.py::"
+        "test_lost_snapshot_takes_nothing_back_and_is_made_again",
     ),
 )

@@ -9,7 +9,7 @@ from shalekv.engine.collection.collecting import Collecting
 from shalekv.format.election import encode_lease
 from shalekv.format.names import ELECTION_FOLDER, election_name
 from shalekv.roles.database import create_database
-from shalekv.roles.electors.bucket import BucketElector, BucketLease
+from shalekv.roles.electors.bucket import BucketLease
 from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
@@ -80,13 +80,3 @@ async def test_what_a_crash_left_half_done_is_deleted_with_the_leases() -> None:
     for _ in range(3 * KEPT):
         assert await lease.renew() is None
     assert half_done not in bucket.leases()
-
-
-async def test_an_election_comes_before_the_database() -> None:
-    """Who is elected may create the database: leases are no remains of another one."""
-    bucket = Bucket()
-    elector = BucketElector(bucket.cas(), holder="a", ttl_ms=3_000, told=lambda _: None)
-    await elector.campaign()
-    store = bucket.cas()
-    await create_database(store.reads, store.runtime, StoreSettings())
-    assert bucket.leases() == [election_name(0)]

@@ -15,7 +15,7 @@ from shalekv.format import names
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.requests import RequestKind
-from tests.kit.engine.collection import AGE_S, TTL_S, Ground
+from tests.kit.engine.collection import TTL_S, Ground
 
 
 async def compacted(c: int = 4) -> Ground:
@@ -140,17 +140,6 @@ async def own_manifest(ground: Ground, stored: StoredManifest, epoch: int) -> Fe
     await ground.edit(lambda m: replace(m, writer_epoch=own.epoch, writer_nonce=own.nonce))
     await stored.refresh()
     return FencedManifest(stored, own)
-
-
-async def test_consumers_are_listed_by_name() -> None:
-    """Leases of jobs and of the retention are none of them."""
-    ground = await compacted()
-    await ground.lease(wal_id_min=5)
-    await ground.collecting(wal_retention_s=AGE_S).collect()
-    for name in ("two", "one"):
-        await ground.consumers().hold(name, 6)
-    found = await ground.consumers().list()
-    assert [(each.name, each.lease.wal_id_min) for each in found] == [("one", 6), ("two", 6)]
 
 
 @pytest.mark.parametrize("name", ["", " x", "x\n", "x" * (NAME_CHARS_MAX + 1)])

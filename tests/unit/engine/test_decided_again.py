@@ -10,13 +10,11 @@ from shalekv.core.transaction import (
     Delete,
     DeleteRange,
     ExistsCompare,
-    Get,
     Put,
-    Read,
     SeqCompare,
 )
 from shalekv.engine.commit import Receipt
-from shalekv.errors import ConditionFailed, NotACounter
+from shalekv.errors import ConditionFailed
 from tests.kit.engine.commits import read
 from tests.kit.engine.running_log import OLDER, RunningLog, Told, quiesce, running
 from tests.kit.states import counter
@@ -96,39 +94,6 @@ async def test_counter_counts_on(meets_fence_first: bool) -> None:  # noqa: FBT0
         assert receipt.seq > 101
         assert [entry.seq for entry in log.entries_of(12)] == [receipt.seq]
         assert newest_of(log) == [(b"n", counter(41))]
-
-
-async def test_counter_that_is_none_any_more_is_refused() -> None:
-    """An add that had its place in the log is refused when what comes before it is no counter."""
-    async with running(RunningLog(k=2)) as log:
-        await fenced(log)
-        added = log.transact(Put(b"x", b"1"), Add(b"n", 1))
-        await behind(log, b"n", b"words")
-        await displaced(log, first=False)
-        assert isinstance(await added.refusal(), NotACounter)
-        assert log.newest(b"x", b"n") == [None, b"words"]
-
-
-@ORDERS
-async def test_other_branch_is_taken(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Comparison, reads and changes are those of the new place; the old ones leave no trace."""
-    async with running(RunningLog(k=2)) as log:
-        await fenced(log)
-        transacted = log.transact(
-            Get(b"a"),
-            Put(b"then", b"1"),
-            compares=ABSENT,
-            otherwise=[Get(b"a"), Put(b"else", b"1")],
-        )
-        await behind(log, b"a", b"other")
-        assert log.newest(b"then", b"else") == [b"1", None]
-        await displaced(log, first=meets_fence_first)
-        (await log.store.arrived(3)).release()
-        (result, _) = await transacted.results()
-        assert isinstance(result, Read)
-        assert result.entry is not None
-        assert (result.entry.value, result.entry.seq) == (b"other", 101)
-        assert newest_of(log) == [(b"a", b"other"), (b"else", b"1")]
 
 
 @ORDERS
@@ -212,17 +177,3 @@ async def test_number_of_a_lost_slot_is_no_ones() -> None:
         refusal = await swap.refusal()
         assert isinstance(refusal, ConditionFailed)
         assert refusal.found_seq == (await shown.receipt()).seq > 100
-
-
-async def test_transaction_that_is_alone_decides_the_same_again() -> None:
-    """At k = 1 nothing can come between: a displaced counter counts what it has counted."""
-    async with running(RunningLog()) as log:
-        await fenced(log)
-        added = [log.transact(Add(b"n", 1))]
-        held = await log.store.arrived(1)
-        added += [log.transact(Add(b"n", 1)), log.transact(Add(b"n", 1))]
-        held.release()
-        log.store.let_go()
-        assert [await each.results() for each in added] == [[1], [2], [3]]
-        receipts = [await each.receipt() for each in added]
-        assert [(each.seq, each.wal_id) for each in receipts] == [(103, 11), (104, 11), (105, 11)]

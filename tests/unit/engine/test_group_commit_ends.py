@@ -15,11 +15,9 @@ from shalekv.errors import (
     IllegalState,
     NotACounter,
     OutcomeUnknown,
-    ShaleError,
     Stopping,
     StoreBroken,
 )
-from shalekv.format import names
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import (
     NEWER,
@@ -99,16 +97,6 @@ async def test_broken_disk_leaves_writes_unknown() -> None:
         assert isinstance(await sent.outcome(), OutcomeUnknown)
         assert isinstance(await queued.outcome(), StoreBroken)
         assert isinstance(log.log.stopped_by, StoreBroken)
-
-
-async def test_damaged_object_in_the_slot_stops_the_log() -> None:
-    """What cannot be read is nobody's: the writes are unknown, and the error names the object."""
-    async with running(RunningLog()) as log:
-        await log.store.free.create(names.wal_name(10), b"rubbish")
-        write = log.write(b"a")
-        (await log.store.arrived(1)).release()
-        assert isinstance(await write.outcome(), OutcomeUnknown)
-        assert names.wal_name(10) in str(log.log.stopped_by)
 
 
 async def test_close_makes_durable_what_was_accepted() -> None:
@@ -205,38 +193,6 @@ async def test_bug_in_an_upload_settles_everything() -> None:
         assert isinstance(await write.outcome(), OutcomeUnknown)
     assert isinstance(await queued.outcome(), Stopping)
     log.check_settled()
-
-
-async def test_stop_reports_each_lost_write_once() -> None:
-    """`stop` fails what is queued at once, lets uploads end, and a second error changes nothing."""
-    async with running(RunningLog()) as log:
-        sent = log.write(b"a")
-        held = await log.store.arrived(1)
-        queued = [log.write(b"b"), log.write(b"c")]
-        reason = Fenced("polled", own_epoch=5, newer_epoch=7)
-        log.log.stop(reason)
-        log.log.stop(Stopping("later"))
-        assert [write.told for write in queued] == [[reason], [reason]]
-        assert sent.told == []
-        held.release()
-        assert await sent.receipt() == Receipt(seq=100, wal_id=10)
-        assert log.log.stopped_by is reason
-
-
-async def test_reads_of_the_prefix_end_with_the_log() -> None:
-    """Who waits for a gap to close is told when it never will."""
-    async with running(RunningLog(k=2)) as log:
-        await log.fill(10, NEWER)
-        log.write(b"a")
-        await log.store.arrived(1)
-        log.write(b"b")
-        (await log.store.arrived(2)).release()
-        await quiesce()
-        covering = asyncio.create_task(log.prefix.cover(log.prefix.landed_seq))
-        await quiesce()
-        log.store.held[0].release()
-        with pytest.raises(ShaleError):
-            await covering
 
 
 async def test_error_of_a_stopped_log_does_not_grow() -> None:

@@ -13,15 +13,14 @@ from shalekv.core.transaction import (
     Compare,
     Decision,
     ExistsCompare,
-    Get,
     Operation,
     Put,
     Transaction,
 )
-from shalekv.engine.commit import RECORD_BYTES, Claim, Receipt
+from shalekv.engine.commit import RECORD_BYTES, Claim
 from shalekv.engine.idempotency import Idempotency, Pending, Remembered
 from shalekv.errors import ConditionFailed, KeyReused, OutcomeUnknown, Stopping
-from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, decode_record, record_key
+from shalekv.format.idempotency import ReplyKind, decode_record, record_key
 from tests.kit.engine.running_log import (
     LOGICAL_TIME_MS,
     OLDER,
@@ -140,51 +139,6 @@ async def test_record_is_remembered_before_anybody_is_told() -> None:
         assert [type(each) for each in found] == [Remembered]
 
 
-async def test_other_content_is_refused_and_the_first_goes_on() -> None:
-    """A key under way belongs to its request; what it does is done."""
-    async with running(RunningLog()) as log:
-        requests = Requests(log)
-        told = requests.waiting(b"k", Add(b"n", 1))
-        with pytest.raises(KeyReused):
-            requests.send(b"k", Add(b"n", 2))
-        log.store.let_go()
-        await told.receipt()
-        with pytest.raises(KeyReused):
-            requests.send(b"k", Add(b"n", 2))
-        assert log.newest(b"n") == [counter(1)]
-
-
-async def test_refused_condition_leaves_no_record() -> None:
-    """A request that was refused has not used its key: the same one is decided anew."""
-    async with running(RunningLog()) as log:
-        requests = Requests(log)
-        log.write(b"a", b"other")
-        await log.store.arrived(1)
-        refused = requests.waiting(b"k", Put(b"a", b"mine"), compares=ABSENT)
-        behind = log.write(b"b")
-        copy = requests.waiting(b"k", Put(b"a", b"mine"), compares=ABSENT)
-        log.store.let_go()
-        for each in (refused, copy):
-            assert isinstance(await each.refusal(), ConditionFailed)
-        await behind.receipt()
-        assert log.contents_of(11).records == []
-        assert not requests.knows(b"k")
-        gone = log.transact(Put(b"x", b"1"), Put(b"a", b"2"))
-        await gone.receipt()
-        again = requests.waiting(b"k", Put(b"a", b"mine"), compares=ABSENT)
-        assert isinstance(await again.refusal(), ConditionFailed)
-
-
-async def test_what_changes_nothing_leaves_no_record() -> None:
-    """A repeat of a request that only read is decided anew, by the state of its own time."""
-    async with running(RunningLog()) as log:
-        requests = Requests(log)
-        told = requests.waiting(b"k", Get(b"a"))
-        receipt = await told.receipt()
-        assert receipt.record is None
-        assert not requests.knows(b"k")
-
-
 async def test_displaced_request_is_remembered_at_its_last_place() -> None:
     """One record remains of two slots: with the number and the object that became durable."""
     async with running(RunningLog(k=2)) as log:
@@ -227,23 +181,6 @@ async def test_request_that_loses_its_slot_and_its_condition_leaves_no_record() 
         assert not requests.knows(b"k")
 
 
-async def test_request_that_loses_its_slot_and_changes_nothing_leaves_no_record() -> None:
-    """The other branch, taken at the new place, is empty: what is told has no record, either."""
-    async with running(RunningLog(k=2)) as log:
-        await log.fill(10, OLDER)
-        requests = Requests(log)
-        mine = requests.send(b"k", Put(b"a", b"mine"), compares=ABSENT, otherwise=[])
-        await log.store.arrived(1)
-        log.write(b"a", b"other")
-        await log.store.arrived(2)
-        log.store.let_go()
-        assert isinstance(mine, Told)
-        receipt = await mine.receipt()
-        assert (receipt.seq, receipt.wal_id, receipt.record) == (101, 11, None)
-        assert not requests.knows(b"k")
-        assert len(requests.idempotency) == 0
-
-
 async def test_lost_requests_are_forgotten() -> None:
     """What was not applied, or is unknown, may be sent again under its key to the next writer."""
     log = RunningLog()
@@ -259,19 +196,3 @@ async def test_lost_requests_are_forgotten() -> None:
     assert not requests.knows(b"sent")
     assert not requests.knows(b"queued")
     assert log.admission.queued_bytes == 0
-
-
-async def test_records_of_an_object_are_in_the_order_of_their_keys() -> None:
-    """Many requests share an object: every record is in it, whatever order they came in."""
-    async with running(RunningLog()) as log:
-        requests = Requests(log)
-        log.write(b"first")
-        await log.store.arrived(1)
-        names = [b"z", b"b", b"aa", b"a" * 64, b"\xff"]
-        told = [requests.waiting(name, Put(name, b"1")) for name in names]
-        log.store.let_go()
-        receipts: list[Receipt] = [await each.receipt() for each in told]
-        records = log.contents_of(11).records
-        assert [entry.key for entry in records] == sorted(record_key(name) for name in names)
-        assert {entry.seq for entry in records} == {receipt.seq for receipt in receipts}
-        assert isinstance(decode_record("", records[0].value), IdempotencyRecord)

@@ -6,7 +6,7 @@ import pytest
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import Change, DeleteRange, EmptyCompare, Put, Transaction
+from shalekv.core.transaction import Change, DeleteRange, Transaction
 from shalekv.engine.commit import Commit
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.newest_state import NewestState
@@ -73,36 +73,6 @@ def tombstones(count: int) -> list[Change]:
     return [tombstone(b"%06d" % number) for number in range(count)]
 
 
-def test_newest_version_of_a_key_is_seen() -> None:
-    """Not durable before durable; deleted or expired is nothing."""
-    layers = Layers()
-    layers.land(put(b"a", b"1"), put(b"b", b"1"), put(b"c", b"1", NOW_MS), put(b"d", b"1"))
-    layers.queue(put(b"a", b"2"), tombstone(b"b"), put(b"e", b"2", NOW_MS + 1))
-    layers.delete_range(KeyRange(b"d", b"e"), is_durable=False)
-    layers.queue(put(b"f", b"3", NOW_MS))
-    state = layers.state()
-    found = {key: state.visible(key) for key in (b"a", b"b", b"c", b"d", b"e", b"f", b"g")}
-    assert {key: entry.value for key, entry in found.items() if entry} == {b"a": b"2", b"e": b"2"}
-
-
-@pytest.mark.parametrize("is_durable", [True, False])
-def test_range_has_the_keys_that_are_in_it(is_durable: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """From its start on and before its end, wherever the key is; an empty range has none."""
-    layers = Layers()
-    (layers.land if is_durable else layers.queue)(put(b"m"))
-    for start, end, expected in (
-        (b"", b"", True),
-        (b"m", b"", True),
-        (b"", b"m", False),
-        (b"m", b"m\x00", True),
-        (b"m\x00", b"", False),
-        (b"l", b"m", False),
-        (b"m", b"m", False),
-        (b"n", b"a", False),
-    ):
-        assert layers.state().has_keys(KeyRange(start, end)) is expected, (start, end)
-
-
 def test_key_that_lies_only_below_a_deletion_is_none() -> None:
     """A durable key that a queued commit deletes, alone or with its range, leaves nothing."""
     layers = Layers()
@@ -155,13 +125,3 @@ def test_range_that_was_deleted_as_a_whole_costs_nothing(is_durable: bool) -> No
     assert not layers.is_costly()
     layers.queue(put(b"000007"))
     assert layers.state().has_keys(ALL)
-
-
-def test_costly_range_refuses_the_transaction() -> None:
-    """The refusal names the limit and the setting, and nothing is done."""
-    layers = Layers()
-    layers.land(*tombstones(COMPARE_COUNT_MAX + 1))
-    decision = Transaction([Put(b"a", b"1")], [EmptyCompare(ALL)], []).decide(layers.state())
-    assert isinstance(decision.refusal, RangeTooCostly)
-    assert f"compare_count_max is {COMPARE_COUNT_MAX}" in str(decision.refusal)
-    assert not decision.writes

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from random import Random
 
-import pytest
-
-from shalekv.core.fencing import Occupant
 from shalekv.core.manifest import Manifest
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.recover import open_log
-from shalekv.engine.wal import occupant_of
 from shalekv.errors import Fenced
 from shalekv.format import names
-from shalekv.format.sst import open_sst
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from tests.sim.faults import Faults
 from tests.sim.run import simulate
 from tests.sim.world import World
 
@@ -38,42 +31,6 @@ async def is_owner(opened: OpenedLog) -> bool:
     except Fenced:
         return False
     return True
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(20))
-def test_one_of_several_openers_owns_the_log(seed: int, k: int) -> None:
-    """Whatever their order and the store's faults: one owner, k fences of his in a row, no gap.
-
-    Whoever else believes to have opened hears at its next look that it was fenced.
-    """
-
-    async def main(world: World) -> None:
-        runtime = world.runtime_for("creator")
-        await create_database(world.store_for("creator"), runtime, StoreSettings())
-
-        async def open_on(node: str) -> OpenedLog:
-            await world.sleep_ms(world.rng.uniform(0, 200))
-            settings = WriterSettings(max_parallel_writes=k, open_timeout_ms=3_600_000)
-            return await open_log(cas_of(world, node), settings, address=node)
-
-        openings = [world.node(node).run(open_on(node)) for node in ("a", "b", "c")]
-        results = await asyncio.gather(*openings, return_exceptions=True)
-        assert all(isinstance(result, OpenedLog | Fenced) for result in results), results
-        opened = [result for result in results if isinstance(result, OpenedLog)]
-        (owner,) = [each for each in opened if await is_owner(each)]
-        slots = [names.parse_wal_name(name) for name in world.store.names(names.WAL_FOLDER)]
-        assert slots == list(range(len(slots)))
-        assert len({each.first_seq for each in opened}) == len(opened)
-        database_id = owner.manifest.current.database_id
-        for slot in range(owner.last_wal_id - k + 1, owner.last_wal_id + 1):
-            name = names.wal_name(slot)
-            data = world.store.data(name)
-            assert data is not None
-            found = occupant_of(open_sst(name, data, database_id=database_id))
-            assert found == Occupant(owner.manifest.own, is_fence=True)
-
-    simulate(seed, main, faults=Faults.swarm(Random(seed)))
 
 
 async def merge_all_but_the_last(world: World, stored: StoredManifest) -> None:

@@ -7,8 +7,7 @@ from shalekv.core.transaction import DeleteRange, Operation, Put, Transaction
 from shalekv.engine.commit import Commit, Group
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.overlay import Overlay
-from tests.kit.engine.commits import is_put, put, read, run_of, unsettled
-from tests.kit.inline_runtime import InlineClock, finish
+from tests.kit.engine.commits import is_put, put, run_of, unsettled
 from tests.kit.states import DictState
 
 
@@ -44,29 +43,6 @@ def land(memtable: Memtable, overlay: Overlay, commit: Commit) -> None:
 def seen(overlay: Overlay, *keys: bytes) -> list[bytes]:
     """Those of `keys` that a read at UNCOMMITTED finds."""
     return [key for key in keys if is_put(overlay.get(key))]
-
-
-def test_range_delete_hides_what_is_durable_and_what_is_not() -> None:
-    """And not what was put after it, in its own commit or a later one."""
-    overlay = Overlay(durable(b"a", b"b", b"c", b"d"))
-    overlay.add(transacted(2, Put(b"b", b"2")))
-    overlay.add(transacted(3, DeleteRange(KeyRange(b"a", b"d")), Put(b"a", b"3")))
-    overlay.add(transacted(4, Put(b"c", b"4")))
-    assert seen(overlay, b"a", b"b", b"c", b"d") == [b"a", b"c", b"d"]
-
-
-def test_range_delete_hides_through_its_landing() -> None:
-    """Durable now, it has the same effect from the memtable: no read sees what it has deleted."""
-    memtable = durable(b"a", b"b")
-    overlay = Overlay(memtable)
-    commits = [delete_range(2, b"a", b"b"), delete_range(3, b"b", b"c"), delete_range(4, b"", b"")]
-    for commit in commits:
-        overlay.add(commit)
-    assert len(overlay.range_tombstones) == 3
-    for left, commit in zip((2, 1, 0), commits, strict=True):
-        land(memtable, overlay, commit)
-        assert seen(overlay, b"a", b"b") == []
-        assert len(overlay.range_tombstones) == left
 
 
 def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
@@ -124,13 +100,3 @@ def test_rebuilt_overlay_knows_only_what_it_is_given() -> None:
     overlay.add(lost)
     assert seen(overlay, b"a", b"b") == []
     assert [entry.seq for entry in overlay.range_tombstones] == [3, 9]
-
-
-def test_runs_of_the_overlay_delete_in_scans() -> None:
-    """A view with the overlay on top of it reads what gets see."""
-    memtable = durable(b"a", b"b", b"c")
-    overlay = Overlay(memtable)
-    overlay.add(transacted(2, DeleteRange(KeyRange(b"a", b"c")), Put(b"b", b"2")))
-    runs = finish(overlay.runs(InlineClock(), max_seq=2))
-    assert read(memtable.view(1, 0).below(runs)) == [(b"b", b"2"), (b"c", b"v")]
-    assert read(memtable.view(1, 0)) == [(b"a", b"v"), (b"b", b"v"), (b"c", b"v")]

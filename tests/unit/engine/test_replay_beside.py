@@ -17,12 +17,11 @@ from shalekv.format import names
 from shalekv.format.idempotency import (
     IdempotencyRecord,
     ReplyKind,
-    decode_record,
     encode_record,
     record_key,
 )
 from shalekv.settings import WriterSettings
-from tests.kit.engine.commits import is_put, put, read, unsettled
+from tests.kit.engine.commits import put, unsettled
 from tests.kit.engine.databases import Database, contents
 from tests.kit.states import DictState
 from tests.kit.store import STORE_NOW_MS
@@ -52,53 +51,6 @@ def engine_of(opened: OpenedLog, window_s: int = 86_400) -> WriterEngine:
     """The engine of an opening; it does not run."""
     settings = WriterSettings(flush_interval_ms=0, idempotency_window_s=window_s)
     return WriterEngine(opened, settings, LoopClock())
-
-
-async def test_range_deletes_are_replayed() -> None:
-    """What an earlier object holds is deleted, what a later one holds is not."""
-    database = await Database.created()
-    own = (await database.open()).manifest.own
-    await database.fill(1, own, 1, put(b"a", b"1"), put(b"b", b"1"), put(b"c", b"1"))
-    await database.fill_with(2, own, commit(2, delete_range(b"a", b"c")))
-    await database.fill(3, own, 3, put(b"b", b"3"))
-    opened = await database.open()
-    assert contents(opened) == [(b"b", b"3"), (b"c", b"1")]
-    assert not is_put(opened.memtable.get(b"a"))
-    assert (opened.last_seq, opened.memtable.range_tombstone_count) == (3, 1)
-
-
-async def test_order_inside_an_object_is_that_of_its_commits() -> None:
-    """Put, deleted and put again in one object; and what stands after the range in its commit."""
-    database = await Database.created()
-    own = (await database.open()).manifest.own
-    await database.fill_with(
-        1,
-        own,
-        commit(1, Put(b"a", b"1"), Put(b"b", b"1"), Put(b"c", b"1")),
-        commit(2, Put(b"a", b"2"), delete_range(b"a", b"c"), Put(b"b", b"2")),
-        commit(3, Put(b"a", b"3"), delete_range(b"c", b"")),
-    )
-    opened = await database.open()
-    assert contents(opened) == [(b"a", b"3"), (b"b", b"2")]
-    found = {key: opened.memtable.get(key) for key in (b"a", b"b", b"c")}
-    assert {key: entry and entry.seq for key, entry in found.items()} == {
-        b"a": 3,
-        b"b": 2,
-        b"c": 3,
-    }
-    assert not is_put(found[b"c"])
-
-
-@pytest.mark.parametrize("keys", [(b"", b""), (b"\x00", b""), (b"", b"\xff\xff")])
-async def test_everything_is_deleted(keys: tuple[bytes, bytes]) -> None:
-    """A range without bounds is one, after a restart, too."""
-    database = await Database.created()
-    own = (await database.open()).manifest.own
-    await database.fill(1, own, 1, put(b"\x00"), put(b"m"), put(b"\xff" * 2, b"last"))
-    await database.fill_with(2, own, commit(2, delete_range(*keys)))
-    left = [(b"\xff" * 2, b"last")] if keys[1] else []
-    assert contents(await database.open()) == left
-    assert contents(await database.open()) == left
 
 
 async def test_many_objects_with_range_deletes_are_merged_as_they_are_read() -> None:
@@ -135,18 +87,6 @@ async def test_records_are_replayed_and_answer_repeats() -> None:
         record = IdempotencyRecord(HASH, wal_id, ReplyKind.WRITE, b"reply %d" % seq)
         assert idempotency.find(key, HASH) == Remembered(seq, record)
     assert idempotency.find(b"new", HASH) is None
-
-
-async def test_later_record_of_a_key_counts() -> None:
-    """A key that was used again when it had been forgotten belongs to its last request."""
-    database = await Database.created()
-    own = (await database.open()).manifest.own
-    for number in (1, 2, 3):
-        await database.fill_with(number, own, commit(number, Put(b"a", b""), key=b"k"))
-    idempotency = engine_of(await database.open()).idempotency
-    found = idempotency.find(b"k", HASH)
-    assert isinstance(found, Remembered)
-    assert (found.seq, found.record.wal_id, len(idempotency)) == (3, 3, 1)
 
 
 async def test_record_that_expired_while_nobody_served_has_expired() -> None:
@@ -195,23 +135,3 @@ async def test_record_of_a_later_version_is_refused() -> None:
     assert await first.slots.create(1, WalContents(points, (), records), position=0) is None
     with pytest.raises(UnsupportedVersion, match=names.wal_name(1)):
         await database.open()
-
-
-async def test_parts_of_an_object_are_what_its_commits_did() -> None:
-    """Points, range tombstones and records, each by key and then from the newest on."""
-    database = await Database.created()
-    first = await database.open()
-    await database.fill_with(
-        1,
-        first.manifest.own,
-        commit(1, Put(b"b", b"1"), delete_range(b"m", b"p"), key=b"z"),
-        commit(2, Put(b"b", b"2"), Put(b"a", b"2")),
-        commit(3, delete_range(b"m", b"n"), delete_range(b"c", b"d"), key=b"y"),
-    )
-    opened = await database.open()
-    assert [decode_record("", entry.value).reply for entry in opened.records] == [
-        b"reply 1",
-        b"reply 3",
-    ]
-    assert read(opened.memtable.view(3, 1)) == [(b"a", b"2"), (b"b", b"2")]
-    assert opened.memtable.range_tombstone_count == 3

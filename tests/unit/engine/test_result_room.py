@@ -14,20 +14,6 @@ LARGE = SMALL_BYTES + 1
 FOR_EVER = 600_000
 
 
-def test_each_gets_what_is_left() -> None:
-    """Up to what it wishes, and what it needs in any case."""
-    room = ResultRoom(100)
-    assert room.take(10, 60) == 60
-    assert room.take(10, 60) == 40
-    assert room.take(10, 60) == 10
-    assert (room.used_bytes, room.free_bytes) == (110, 0)
-    room.give_back(60)
-    room.give_back(40)
-    room.count(5)
-    room.count(-15)
-    assert room.used_bytes == 0
-
-
 async def test_what_is_small_never_waits() -> None:
     """Clients that take nothing stop nobody."""
     room = ResultRoom(LARGE)

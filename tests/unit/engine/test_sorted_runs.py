@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.range_tombstones import NONE
 from shalekv.engine.sorted_runs import (
-    ENTRY_OVERHEAD_BYTES,
     MERGE_FAN_IN,
     MERGE_RUNS_MAX,
     Run,
@@ -98,17 +97,6 @@ def slice_count(runs: list[Run], target: int, *, reverse: bool = False) -> int:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_short_runs_do_not_make_slices_short(reverse: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """A long run beside many of a few entries each is still read in long slices."""
-    long = run_of({b"%06d" % number for number in range(10_000)}, 1)
-    short = [
-        run_of({b"%06d" % (number * 150 + part * 300) for part in range(3)}, 2 + number)
-        for number in range(60)
-    ]
-    assert slice_count([long, *short], 1_000, reverse=reverse) <= 20
-
-
-@pytest.mark.parametrize("reverse", [False, True])
 def test_runs_one_behind_the_other_are_read_in_long_slices(reverse: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """What was written in the order of its keys is read run by run, and not in parts of each."""
     runs = [
@@ -122,15 +110,6 @@ def test_runs_that_fit_are_read_at_once() -> None:
     """Runs that hold no more than a slice together are one slice, however many they are."""
     runs = [run_of({b"%03d" % number}, number) for number in range(1, 65)]
     assert slice_count(runs, 64) == 1
-
-
-def test_run_accounts_for_keys_values_and_overhead() -> None:
-    """The size of a run is its keys, its values, and the overhead of each entry."""
-    run = Run.from_newest(
-        {b"key": Entry(b"key", 1, Kind.PUT, b"value"), b"k": _tombstone(b"k")}, max_seq=2
-    )
-    assert run.keys == [b"k", b"key"]
-    assert run.size_bytes == 3 + 5 + 1 + 2 * ENTRY_OVERHEAD_BYTES
 
 
 @given(key_sets=RUNS.filter(bool), target=st.integers(1, 50))
@@ -149,28 +128,12 @@ def test_merged_run_is_that_of_the_newest(key_sets: list[set[bytes]], target: in
     )
 
 
-def test_tier_is_the_power_of_the_fan_in() -> None:
-    """Merging as many runs of one tier as the fan-in makes a run of the next, without overlap."""
-    longest = [4 * MERGE_FAN_IN**tier for tier in range(6)]
-    for tier, length in enumerate(longest):
-        assert tier_of(length) == tier
-        assert tier_of(length + 1) == tier + 1
-        if tier:
-            assert tier_of(MERGE_FAN_IN * (longest[tier - 1] + 1)) == tier + 1
-
-
 def test_equal_runs_are_merged_at_the_fan_in() -> None:
     """Fewer runs of a tier than the fan-in stay; so many become one, and no older ones."""
     assert pick_merge([]) is None
     assert pick_merge([0] * (MERGE_FAN_IN - 1)) is None
     assert pick_merge([3] + [0] * MERGE_FAN_IN) == slice(1, 1 + MERGE_FAN_IN)
     assert pick_merge([2] + [1] * (MERGE_FAN_IN - 1) + [0] * (MERGE_FAN_IN - 1)) is None
-
-
-def test_long_run_is_not_copied_for_a_few_short_ones() -> None:
-    """Short runs behind a long one are merged with each other, not with the long one."""
-    assert pick_merge([6] + [0] * (MERGE_FAN_IN - 1)) is None
-    assert pick_merge([6] + [0] * MERGE_FAN_IN) == slice(1, 1 + MERGE_FAN_IN)
 
 
 def test_short_run_before_a_longer_one_is_merged_into_it() -> None:
@@ -227,7 +190,3 @@ def tier_of(length: int) -> int:
 def range_of(length: int) -> list[bytes]:
     """As many keys, which are never looked at."""
     return [b""] * length
-
-
-def _tombstone(key: bytes) -> Entry:
-    return Entry(key, 2, Kind.TOMBSTONE)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import pytest
-
 from shalekv.core.manifest import Manifest, Snapshot
 from shalekv.core.snapshot import find_snapshot, has_snapshot, remove_snapshots
 from shalekv.core.sst_table import SstInfo, SstTable
@@ -18,7 +16,6 @@ from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
-from shalekv.errors import Fenced
 from shalekv.format import names
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
@@ -136,17 +133,6 @@ async def test_new_tree_is_read_when_its_snapshot_stands() -> None:
     assert is_protected(keeping, before, manifest)
 
 
-async def test_tree_that_cannot_be_protected_is_not_read() -> None:
-    """When the edit fails, what is read stays as it is."""
-    keeping = await Keeping.opened()
-    before = keeping.keeper.current
-    await keeping.compact(1, slot=keeping.slot)
-    await keeping.database.edit(lambda m: replace(m, writer_epoch=2, writer_nonce=b"r" * 16))
-    with pytest.raises(Fenced):
-        await keeping.keeper.keep()
-    assert keeping.keeper.current is before
-
-
 async def test_snapshot_of_an_old_tree_goes_with_its_last_reader() -> None:
     """It stays as long as a view holds the tree, whatever else is kept meanwhile."""
     keeping = await Keeping.opened()
@@ -161,16 +147,6 @@ async def test_snapshot_of_an_old_tree_goes_with_its_last_reader() -> None:
         assert has_snapshot(await keeping.keep(), old_id)
         views.pop()
     assert not has_snapshot(await keeping.keep(), old_id)
-
-
-async def test_snapshots_of_trees_that_nobody_reads_do_not_add_up() -> None:
-    """After many trees only that of the last one is left, and what is not ours."""
-    keeping = await Keeping.opened()
-    for number in range(1, 6):
-        await keeping.compact(number, slot=keeping.slot)
-        await keeping.keep()
-    manifest = await keeping.keep()
-    assert [s.id for s in manifest.snapshots] == [FOREIGN.id, keeping.keeper.current.snapshot_id]
 
 
 async def test_snapshots_are_renewed_in_time() -> None:
@@ -225,15 +201,6 @@ async def test_lost_snapshot_leads_to_another() -> None:
     assert is_protected(keeping, current, manifest)
     assert keeping.keeper.protects(current)
     assert not has_snapshot(manifest, lost.snapshot_id)
-
-
-async def test_levels_that_are_the_same_are_not_read_anew() -> None:
-    """Other edits of the manifest take none of this process."""
-    keeping = await Keeping.opened()
-    before = keeping.keeper.current
-    edited = await keeping.database.edit(lambda m: replace(m, gc_cutoff_ms=1))
-    assert await keeping.keep() == edited
-    assert keeping.keeper.current is before
 
 
 async def test_levels_ahead_of_the_prefix_are_not_read() -> None:
@@ -302,21 +269,6 @@ async def test_memory_is_let_go_when_nothing_rests_on_an_older_tree() -> None:
     assert keeper.leaving_seq == 0
     assert newest.base is keeper.base  # which holds back nothing: all of it is looked up there
     letting_go.cancel()
-
-
-async def test_memory_may_be_let_go_of_from_the_moment_a_tree_is_read() -> None:
-    """From its installation until memory has let go of what the tree holds, nobody decides by that
-    part of memory, nor by the answers of the tree before.
-    """
-    keeping = await Keeping.opened()
-    keeper = keeping.keeper
-    base, nothing = keeper.base, keeper.nothing
-    await keeping.compact(1, slot=keeping.slot)
-    await keeping.keep()
-    assert keeper.leaving_seq == 60
-    assert keeper.base is not base
-    assert keeper.nothing is not nothing
-    assert keeper.nothing.base is keeper.base
 
 
 async def test_close_removes_all_that_is_ours() -> None:

@@ -7,8 +7,6 @@ from random import Random
 from typing import TypeVar, TypeVarTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.fencing import Occupant
@@ -71,15 +69,6 @@ async def test_object_says_whose_it_is() -> None:
     assert sst.properties.logical_time_ms == LOGICAL_TIME_MS
     assert len(set(sst.properties.write_id)) > 1
     assert list(sst.entries()) == entries_of(2)
-
-
-@pytest.mark.parametrize("count", [0, 1])
-async def test_taken_slot_tells_its_owner(count: int) -> None:
-    """Who comes second hears who was first, and whether that is a fence."""
-    store = MemoryStore(lambda: 0)
-    await slots_on(store, OLDER).create(3, WalContents(entries_of(count)))
-    found = await slots_on(store, OWN).create(3, WalContents(entries_of(1)))
-    assert found == Occupant(OLDER, is_fence=count == 0)
 
 
 async def test_parts_of_an_object_stand_beside_each_other() -> None:
@@ -182,18 +171,6 @@ async def test_list_tells_which_slots_are_filled() -> None:
     assert await list_wal(cas, 2) == WalFolder(2, frozenset({2, 4}))
     assert (await list_wal(cas, 0)).first_gap == 3
     assert (await list_wal(cas, 5)).first_gap == 5
-
-
-@given(
-    landed=st.sets(st.integers(0, 3)),
-    k=st.integers(1, 4),
-    done=st.integers(0, 10),
-)
-def test_slots_in_flight_are_not_missed(landed: set[int], k: int, done: int) -> None:
-    """No gap that a writer with k objects in flight can leave is taken for a missing object."""
-    filled = frozenset([*range(done), *(done + slot for slot in landed if slot < k)])
-    folder = WalFolder(0, filled)
-    assert not folder.misses_an_object(width=k, last_seen=done - 1 if done else None)
 
 
 def test_slot_that_was_filled_is_missed() -> None:

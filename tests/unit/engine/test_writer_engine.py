@@ -83,15 +83,6 @@ async def test_close_ends_when_all_is_durable() -> None:
     await check_no_tasks()
 
 
-async def test_idle_engine_closes_at_once() -> None:
-    """With nothing to make durable, `close` ends everything."""
-    running = await Running.opened()
-    await quiesce()
-    running.engine.close()
-    await running.task
-    await check_no_tasks()
-
-
 def test_close_gives_up_after_its_grace() -> None:
     """Uploads that nobody answers end as unknown, what waits as not applied, `run` as an error."""
 
@@ -109,21 +100,6 @@ def test_close_gives_up_after_its_grace() -> None:
         assert isinstance(await queued.outcome(), Stopping)
         assert running.engine.admission.queued_bytes == 0
         await check_no_tasks()
-
-    in_virtual_time(main)
-
-
-def test_unknown_upload_at_the_end_of_the_grace_is_an_error() -> None:
-    """Even with an empty queue: `run` returns only if all that was accepted is durable."""
-
-    async def main(_: World) -> None:
-        running = await Running.opened()
-        sent = running.write(b"a")
-        await running.store.arrived(1)
-        running.engine.close()
-        with pytest.raises(Stopping, match="what it had not sent"):  # and of this nobody knows
-            await running.task
-        assert isinstance(await sent.outcome(), OutcomeUnknown)
 
     in_virtual_time(main)
 

@@ -15,8 +15,7 @@ from shalekv_spark.place import Place
 from shalekv_spark.scanning.partitions import Wanted
 from shalekv_spark.scanning.planning import Reading, plan_from
 from shalekv_spark.scanning.view import open_view, pin_existing
-from tests.unit.engine.test_loads_random import KEYS
-from tests.unit.engine.test_snapshot_views_random import AgingDatabase, Snapped, SnapshotRun
+from tests.unit.spark_scan.histories import KEYS, AgingDatabase, Snapped, SnapshotRun
 
 STEPS_COUNT = 35
 PLACE = Place("file:///nowhere")  # what tasks are told; the test reads from another store

@@ -9,10 +9,11 @@ import pytest
 from shalekv.core.manifest import Manifest
 from shalekv.core.quorum.messages import Health
 from shalekv.engine.quorum.changing import Changing, survey
-from shalekv.errors import DatabaseExists, DatabaseMismatch, InvalidRequest, QuorumUnavailable
+from shalekv.errors import DatabaseMismatch, InvalidRequest, QuorumUnavailable
 from tests.kit.engine.databases import Database
 from tests.kit.quorum.log import Ground, Writing, contents, in_virtual_time, until
 from tests.kit.quorum.nodes import Nodes
+from tests.kit.virtual_time import virtual_time
 
 
 async def _ground(*, members: int = 3, count: int = 6) -> Ground:
@@ -39,80 +40,71 @@ async def _finished(ground: Ground, writing: Writing) -> list[str]:
     return _addresses((await ground.database.manifest()).wal_members)
 
 
-def test_members_are_added_and_removed() -> None:
+@virtual_time(5)
+async def test_members_are_added_and_removed() -> None:
     """From three to five and back, under a writer; those who left can't elect anybody."""
-
-    async def main() -> None:
-        ground = await _ground()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            joint = await _changing(ground).add(["n4:1", "n5:1"])
-            assert _addresses(joint.wal_members_next) == [f"n{n}:1" for n in range(1, 6)]
-            await writing.put(b"b")
-            assert len(await _finished(ground, writing)) == 5
-            await writing.put(b"c")
-            await _changing(ground).remove(["n1:1", "n2:1"])
-            assert await _finished(ground, writing) == ["n3:1", "n4:1", "n5:1"]
-            await writing.put(b"d")
-        ground.nodes["n4:1"].stop()
-        ground.nodes["n5:1"].stop()
-        with pytest.raises(QuorumUnavailable, match="1 of 3"):
-            await ground.open()
-        ground.nodes["n5:1"].start()
-        assert len(contents(await ground.open())) == 4
-
-    in_virtual_time(main)
+    ground = await _ground()
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+        joint = await _changing(ground).add(["n4:1", "n5:1"])
+        assert _addresses(joint.wal_members_next) == [f"n{n}:1" for n in range(1, 6)]
+        await writing.put(b"b")
+        assert len(await _finished(ground, writing)) == 5
+        await writing.put(b"c")
+        await _changing(ground).remove(["n1:1", "n2:1"])
+        assert await _finished(ground, writing) == ["n3:1", "n4:1", "n5:1"]
+        await writing.put(b"d")
+    ground.nodes["n4:1"].stop()
+    ground.nodes["n5:1"].stop()
+    with pytest.raises(QuorumUnavailable, match="1 of 3"):
+        await ground.open()
+    ground.nodes["n5:1"].start()
+    assert len(contents(await ground.open())) == 4
 
 
-def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> None:
+@virtual_time(5)
+async def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> None:
     """It has another id then, and is filled; one that has its log is not replaced by itself."""
-
-    async def main() -> None:
-        ground = await _ground()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            with pytest.raises(InvalidRequest, match="has its log: there is nothing to replace"):
-                await _changing(ground).replace("n2:1", "n2:1")
-            for link in writing.links.links:
-                if link.node.address == "n2:1":
-                    link.break_off()
-            ground.nodes["n2:1"].wipe()
-            await writing.put(b"b")
-            assert not ground.nodes["n2:1"].logs
+    ground = await _ground()
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+        with pytest.raises(InvalidRequest, match="has its log: there is nothing to replace"):
             await _changing(ground).replace("n2:1", "n2:1")
-            assert await _finished(ground, writing) == ["n1:1", "n2:1", "n3:1"]
-            ground.nodes["n3:1"].stop()
-            await writing.put(b"c")
-            assert ground.log("n2:1").state.health is Health.SOUND
-        ground.nodes["n1:1"].stop()
-        ground.nodes["n3:1"].start()
-        assert len(contents(await ground.open())) == 3
+        for link in writing.links.links:
+            if link.node.address == "n2:1":
+                link.break_off()
+        ground.nodes["n2:1"].wipe()
+        await writing.put(b"b")
+        assert not ground.nodes["n2:1"].logs
+        await _changing(ground).replace("n2:1", "n2:1")
+        assert await _finished(ground, writing) == ["n1:1", "n2:1", "n3:1"]
+        ground.nodes["n3:1"].stop()
+        await writing.put(b"c")
+        assert ground.log("n2:1").state.health is Health.SOUND
+    ground.nodes["n1:1"].stop()
+    ground.nodes["n3:1"].start()
+    assert len(contents(await ground.open())) == 3
 
-    in_virtual_time(main)
 
-
-def test_two_changes_at_once_are_refused() -> None:
+@virtual_time(1)
+async def test_two_changes_at_once_are_refused() -> None:
     """The second one asks nobody for room, and is told of the first; cancelled, it may begin."""
-
-    async def main() -> None:
-        ground = await _ground()
-        changing = _changing(ground)
-        with pytest.raises(InvalidRequest, match="no change is under way"):
-            await changing.cancel()
-        await changing.add(["n4:1"])
-        for change in (
-            changing.add(["n5:1"]),
-            changing.remove(["n1:1"]),
-            changing.replace("n1:1", "n5:1"),
-        ):
-            with pytest.raises(InvalidRequest, match=r"a change to .*n4:1 is under way"):
-                await change
-        assert not ground.nodes["n5:1"].logs
-        cancelled = await changing.cancel()
-        assert cancelled.wal_members_next == ()
-        await changing.replace("n1:1", "n4:1")
-
-    in_virtual_time(main, orders=1)
+    ground = await _ground()
+    changing = _changing(ground)
+    with pytest.raises(InvalidRequest, match="no change is under way"):
+        await changing.cancel()
+    await changing.add(["n4:1"])
+    for change in (
+        changing.add(["n5:1"]),
+        changing.remove(["n1:1"]),
+        changing.replace("n1:1", "n5:1"),
+    ):
+        with pytest.raises(InvalidRequest, match=r"a change to .*n4:1 is under way"):
+            await change
+    assert not ground.nodes["n5:1"].logs
+    cancelled = await changing.cancel()
+    assert cancelled.wal_members_next == ()
+    await changing.replace("n1:1", "n4:1")
 
 
 def test_what_makes_no_sense_is_refused() -> None:
@@ -147,34 +139,17 @@ def test_what_makes_no_sense_is_refused() -> None:
     in_virtual_time(main, orders=1)
 
 
-def test_a_node_that_has_another_log_is_not_taken() -> None:
-    """What its log is of use for is decided by hand."""
-
-    async def main() -> None:
-        ground = await Ground.created(4)
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-        await ground.database.edit(lambda m: replace(m, wal_members=m.wal_members[:3]))
-        with pytest.raises(DatabaseExists):
-            await _changing(ground).replace("n3:1", "n4:1")
-
-    in_virtual_time(main, orders=1)
-
-
-def test_a_survey_tells_who_is_there() -> None:
+@virtual_time(1)
+async def test_a_survey_tells_who_is_there() -> None:
     """One that is down, one that was made anew, one that has nothing."""
-
-    async def main() -> None:
-        ground = await _ground()
-        members = [ground.member(f"n{n}:1") for n in (1, 2, 3)]
-        ground.nodes["n1:1"].stop()
-        ground.nodes["n2:1"].wipe()
-        ground.nodes["n2:1"].admit(ground.place, b"again")
-        ground.nodes["n3:1"].wipe()
-        surveyed = await survey(ground.links(), ground.database_id, members)
-        down, anew, empty = (each.problem for each in surveyed)
-        assert down.startswith("does not answer")
-        assert "is another member by now" in anew
-        assert "does not have this database" in empty
-
-    in_virtual_time(main, orders=1)
+    ground = await _ground()
+    members = [ground.member(f"n{n}:1") for n in (1, 2, 3)]
+    ground.nodes["n1:1"].stop()
+    ground.nodes["n2:1"].wipe()
+    ground.nodes["n2:1"].admit(ground.place, b"again")
+    ground.nodes["n3:1"].wipe()
+    surveyed = await survey(ground.links(), ground.database_id, members)
+    down, anew, empty = (each.problem for each in surveyed)
+    assert down.startswith("does not answer")
+    assert "is another member by now" in anew
+    assert "does not have this database" in empty

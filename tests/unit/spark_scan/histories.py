@@ -1,9 +1,11 @@
-"""Loads among all else that a writer and a compactor do: every read is what a dictionary says."""
+"""Histories of a writer, a compactor, a collector and snapshots, with what each must show."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -13,28 +15,38 @@ from shalekv.core.compaction.jobs import WalJob
 from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.manifest import Manifest
 from shalekv.core.transaction import Change, DeleteRange, Transaction
 from shalekv.core.tree import Tree
+from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.commit import changes_bytes
 from shalekv.engine.compaction.leases import Leases
 from shalekv.engine.compaction.run import Compactions
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.view import View
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.snapshot_views import SnapshotViews
+from shalekv.engine.snapshots import Snapshots
 from shalekv.engine.writer_engine import WriterEngine
+from shalekv.errors import SnapshotNotFound
 from shalekv.manifest.compacted import CompactedManifest
 from shalekv.manifest.stored import StoredManifest
-from shalekv.settings import LevelCodec, LevelSettings, StoreSettings, WriterSettings
+from shalekv.settings import (
+    CacheSettings,
+    CollectorSettings,
+    LevelCodec,
+    LevelSettings,
+    LimitSettings,
+    StoreSettings,
+    WriterSettings,
+)
 from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
 from tests.kit.engine.compaction import SplitParts, merge_job, small_settings
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import file_of
 from tests.kit.engine.running_log import Told, yielding_runtime
-from tests.kit.inline_runtime import gathered
+from tests.kit.store import STORE_NOW_MS
 
 KEYS = [b"%02d" % n for n in range(12)]
 NONCE = b"compactor-nonce!"
-STEPS_COUNT = 40
 TRANSACTION_BYTES = 5_000
 # Two or three keys to a file.
 LEVELS = LevelSettings.model_construct(
@@ -50,7 +62,6 @@ class Run:
         self.database = database
         self.random = Random(seed)
         self.expected: dict[bytes, bytes] = {}
-        self.views: list[tuple[View, dict[bytes, bytes]]] = []
         self.engine: WriterEngine
         self.running: asyncio.Task[None]
         self.compactions: Compactions
@@ -66,7 +77,6 @@ class Run:
         opened = await self.database.open()
         self.engine = WriterEngine(opened, settings, LoopClock(), levels=LEVELS)
         self.running = asyncio.create_task(self.engine.run(stop_grace_ms=NEVER_MS))
-        self.views.clear()
 
     async def close(self) -> None:
         """Close it in order."""
@@ -180,38 +190,77 @@ class Run:
         await self.close()
         await self.open()
 
-    async def hold_view(self) -> None:
-        """A scan that stays open."""
-        self.views.append((await self.engine.committed_view(), dict(self.expected)))
 
-    async def check(self) -> None:
-        """Gets, scans, and views that were taken before, show what they must."""
-        for key in KEYS:
-            found = self.engine.committed(key) or await self.engine.levels.current.find(key)
-            value = found.value if found is not None and found.kind is Kind.PUT else None
-            assert value == self.expected.get(key), key
-        for view, expected in [*self.views, (await self.engine.committed_view(), self.expected)]:
-            reverse = self.random.random() < 0.5
-            slices = scan_slices(view, start=b"", end=b"", reverse=reverse, now_ms=1)
-            entries = [entry for part in await gathered(slices) for entry in part]
-            shown = [(entry.key, entry.value) for entry in entries]
-            assert shown == sorted(expected.items(), reverse=reverse)
+LATER_MS = 2_000  # enough for the collector, and not for leases and snapshots
 
 
-@pytest.mark.parametrize("seed", range(12))
-async def test_reads_are_those_of_a_dictionary(seed: int) -> None:
-    """Through loads, compactions and take-overs nothing is lost and nothing comes back (I2, I9)."""
-    run = Run(await Database.created(seed), seed)
-    await run.open()
-    await run.compactor()
-    steps = [run.write, run.write, run.delete_range, run.write_batch, run.ingest]
-    steps += [run.compact, run.compact, run.compact, run.hold_view, run.reopen]
-    for _ in range(STEPS_COUNT):
-        await run.random.choice(steps)()
-        await run.check()
-    while (await run.stored.refresh()).first_uncompacted_wal_id <= (await run.database.wal())[-1]:
-        await run.compact()
-    await run.check()
-    await run.close()
-    manifest: Manifest = await run.database.manifest()
-    assert manifest.pending_loads == ()
+@dataclass(frozen=True, slots=True)
+class Snapped:
+    """A snapshot, and what it must show."""
+
+    snapshot_id: bytes
+    expected: dict[bytes, bytes]
+
+
+class AgingDatabase(Database):
+    """One whose store has a clock that can be moved."""
+
+    now_ms = STORE_NOW_MS
+
+    def another_store(self) -> MemoryStore:
+        """As of any database."""
+        return MemoryStore(lambda: self.now_ms, objects=self.objects)
+
+
+class SnapshotRun(Run):
+    """A history in which snapshots are made, read and deleted."""
+
+    def __init__(self, database: AgingDatabase, seed: int) -> None:
+        super().__init__(database, seed)
+        self.aging = database
+        self.cas = CasStore(database.store, yielding_runtime(seed), StoreSettings())
+        self.snapped: list[Snapped] = []
+        self.lasting: SnapshotViews  # of a process that goes on
+
+    async def new_views(self) -> SnapshotViews:
+        """What a process has that begins now."""
+        cas = CasStore(self.database.store, yielding_runtime(), StoreSettings())
+        database_id = (await self.database.manifest()).database_id
+        ssts = LevelSsts(cas, database_id=database_id, settings=CacheSettings())
+        return SnapshotViews(cas, StoredManifest(cas), ssts, LimitSettings())
+
+    async def snap(self) -> None:
+        """A snapshot of what is there."""
+        created = await Snapshots(self.cas).create(ttl_ms=None)
+        self.snapped.append(Snapped(created.id, dict(self.expected)))
+
+    async def share(self) -> None:
+        """Another one of what one of them shows."""
+        if self.snapped:
+            shared = self.random.choice(self.snapped)
+            created = await Snapshots(self.cas).share(shared.snapshot_id.hex(), ttl_ms=None)
+            self.snapped.append(Snapped(created.id, shared.expected))
+
+    async def delete(self) -> None:
+        """One of them goes, and is not read any more by those who look."""
+        if len(self.snapped) > 2:
+            gone = self.snapped.pop(self.random.randrange(len(self.snapped)))
+            await Snapshots(self.cas).delete(gone.snapshot_id.hex())
+            with pytest.raises(SnapshotNotFound):
+                await (await self.new_views()).open(gone.snapshot_id)
+
+    async def collect(self) -> None:
+        """Everything goes that nothing keeps."""
+        self.aging.now_ms += LATER_MS
+        settings = CollectorSettings(collect_age_s=1, foreign_age_s=1)
+        await Collecting(self.cas, settings).collect()
+
+    async def check_snapshots(self) -> None:
+        """All of them show what they must, to a process that knows them and to a new one."""
+        for views in (self.lasting, await self.new_views()):
+            for each in self.snapped:
+                await self.check_snapshot(views, each)
+
+    @abstractmethod
+    async def check_snapshot(self, views: SnapshotViews, snapped: Snapped) -> None:
+        """Compare what a snapshot shows with what it must."""
