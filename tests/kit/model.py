@@ -153,6 +153,7 @@ def writes(request: WriteRequest, answer: Told | Refusal) -> bool:
     """Whether it takes a place in the log: refusals, reads and deletes of empty ranges do not."""
     if isinstance(answer, Refusal):
         return False
+    changes: list[kv_pb2.Change] = []
     match request:
         case kv_pb2.PutRequest() | kv_pb2.DeleteRequest():
             return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shalekv.errors import ShaleError
@@ -24,7 +24,10 @@ def check_reply(reply: Any, told: Told) -> None:
         assert tuple(reply.counters) == told.results
     elif isinstance(reply, kv_pb2.TxnReply):
         assert reply.succeeded is told.succeeded
-        shown = {"get": lambda each: got(each.get), "counter": lambda each: each.counter}
+        shown: dict[str, Callable[[Any], Got | int]] = {
+            "get": lambda each: got(each.get),
+            "counter": lambda each: each.counter,
+        }
         kinds = [each.WhichOneof("result") for each in reply.results]
         results = zip(kinds, reply.results, strict=True)
         assert told.results == tuple(kind and shown[kind](each) for kind, each in results)

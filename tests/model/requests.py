@@ -130,6 +130,7 @@ def with_seqs(request: Any, seqs: Sequence[int]) -> Any:
             if compare.HasField("seq"):
                 compare.seq = known[compare.seq % len(known)]
     elif isinstance(request, kv_pb2.PutRequest | kv_pb2.DeleteRequest):
-        if request.precondition.HasField("seq_equals"):
-            request.precondition.seq_equals = known[request.precondition.seq_equals % len(known)]
+        condition = request.precondition
+        if condition.HasField("seq_equals"):
+            condition.seq_equals = known[condition.seq_equals % len(known)]
     return request

@@ -229,7 +229,7 @@ MUTANTS = (
         [(tree_keeper, "named_manifest", _the_newest_will_do)],
         "database",
         ("I7", "I8"),
-        test="tests/unit/engine/test_tree_protected.py::"
+        test="tests/unit/engine/test_tree_keeper.py::"
         "test_a_tree_is_that_of_the_manifest_that_its_snapshot_names",
     ),
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -20,8 +19,6 @@ from shalekv.engine.admission import Admission
 from shalekv.errors import MemtableFull, QueueFull, Stopping
 from shalekv.settings import WriterSettings
 from tests.kit.virtual_time import virtual_time
-from tests.sim.run import simulate
-from tests.sim.world import World
 
 QUEUED_MAX = 1 << 20
 WAITING_MAX = 1_000
@@ -59,16 +56,6 @@ async def admit(admission: Admission, size_bytes: int) -> None:
         await admission.wait(size_bytes)
 
 
-def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `main` with some orders of what is ready, and without waiting for its time-outs."""
-
-    async def run(_: World) -> None:
-        await main()
-
-    for seed in range(10):
-        simulate(seed, run)
-
-
 @virtual_time(10)
 async def test_memtable_is_full_at_its_bound() -> None:
     """Queue and memtable together hold `memtable_bytes_max`; past it writes wait, then go."""
@@ -102,27 +89,19 @@ async def test_memtable_that_shrinks_lets_writes_in() -> None:
     assert admission.queued_bytes == 1
 
 
-def test_memtable_that_fills_refuses_those_in_line() -> None:
-    """Who has waited for the queue is still refused when the memtable has filled up meanwhile."""
-
-    async def main() -> None:
-        held = [0]
-        admission = admission_of(lambda: held[0])
-        assert admission.try_admit(QUEUED_MAX)
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(refused_as_full(admission))
-            await quiesce()
-            held[0] = MEMTABLE_MAX
-            admission.release(QUEUED_MAX)
-        assert waiting.result()
-        assert (admission.queued_bytes, admission.waiting_bytes) == (0, 0)
-
-    async def refused_as_full(admission: Admission) -> bool:
-        with pytest.raises(MemtableFull):
-            await admission.wait(10)
-        return True
-
-    in_virtual_time(main)
+@virtual_time(10)
+async def test_memtable_that_fills_refuses_those_in_line() -> None:
+    """What has waited for the queue is still refused when the memtable has filled up meanwhile."""
+    held = [0]
+    admission = admission_of(lambda: held[0])
+    assert admission.try_admit(QUEUED_MAX)
+    waiting = asyncio.create_task(admission.wait(10))
+    await quiesce()
+    held[0] = MEMTABLE_MAX
+    admission.release(QUEUED_MAX)
+    with pytest.raises(MemtableFull):
+        await waiting
+    assert (admission.queued_bytes, admission.waiting_bytes) == (0, 0)
 
 
 async def test_line_is_full_at_its_bound() -> None:

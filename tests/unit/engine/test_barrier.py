@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import Add, DeleteRange, ExistsCompare, Get, Put, Read, Transaction
+from shalekv.core.transaction import Add, DeleteRange, ExistsCompare, Get, Put, Read
 from shalekv.engine.commit import Receipt
-from shalekv.errors import ConditionFailed, Stopping
+from shalekv.errors import ConditionFailed
 from tests.kit.engine.running_log import RunningLog, Transacted, quiesce, running
 
 WIDTHS = pytest.mark.parametrize("k", [1, 2, 4])
@@ -127,13 +127,3 @@ async def test_writes_behind_a_transaction_go_on_beside_it(k: int) -> None:
         log.store.held[0].release()
         (await log.store.arrived(3)).release()
         assert [*await added.results(), *await again.results()] == [1, 2]
-
-
-async def test_stopped_log_refuses_transactions_and_gives_back_their_bytes() -> None:
-    """After the end nothing is decided for anybody, and nothing stays admitted."""
-    log = RunningLog()
-    assert log.admission.try_admit(2_000)
-    log.log.stop(Stopping("the end"))
-    with pytest.raises(Stopping, match="the end"):
-        log.log.transact(Transaction([Get(b"a")]), lambda _: None, size_bytes=2_000)
-    assert log.admission.queued_bytes == 0

@@ -13,8 +13,9 @@ from shalekv.core.transaction import (
     Put,
     SeqCompare,
 )
-from shalekv.engine.commit import Receipt
+from shalekv.engine.commit import Claim, Receipt
 from shalekv.errors import ConditionFailed
+from shalekv.format.idempotency import ReplyKind, decode_record, record_key
 from tests.kit.engine.commits import read
 from tests.kit.engine.running_log import OLDER, RunningLog, Told, quiesce, running
 from tests.kit.states import counter
@@ -144,24 +145,6 @@ async def test_queue_is_decided_again_in_its_order() -> None:
         assert log.newest(b"a", b"n") == [b"first", counter(44)]
 
 
-@pytest.mark.parametrize("first_to_fail", [0, 1])
-async def test_order_of_submission_is_kept_when_both_are_displaced(first_to_fail: int) -> None:
-    """Two objects that lose their slots go on as they came: the put-if-absent wins after all."""
-    async with running(RunningLog(k=2)) as log:
-        await fenced(log)
-        await log.fill(11, OLDER)
-        mine = log.transact(Put(b"a", b"mine"), compares=ABSENT)
-        other = await behind(log, b"b", b"other")
-        blind = log.write(b"a", b"blind")
-        for number in (first_to_fail, 1 - first_to_fail):
-            log.store.held[number].release()
-            await quiesce()
-        log.store.let_go()
-        receipts = [await each.receipt() for each in (mine, other, blind)]
-        assert receipts == sorted(receipts, key=lambda receipt: receipt.seq)
-        assert newest_of(log) == [(b"a", b"blind"), (b"b", b"other")]
-
-
 async def test_number_of_a_lost_slot_is_no_ones() -> None:
     """A condition on a number that was shown before a displacement does not hold afterwards."""
     async with running(RunningLog(k=2)) as log:
@@ -177,3 +160,47 @@ async def test_number_of_a_lost_slot_is_no_ones() -> None:
         refusal = await swap.refusal()
         assert isinstance(refusal, ConditionFailed)
         assert refusal.found_seq == (await shown.receipt()).seq > 100
+
+
+def claim_of(key: bytes) -> Claim:
+    """The idempotency key of a request, whose reply names what was counted."""
+    return Claim(
+        key,
+        b"h" * 16,
+        99_000,
+        ReplyKind.WRITE,
+        lambda decision: repr(decision and decision.results).encode(),
+    )
+
+
+async def test_displaced_request_is_remembered_at_its_last_place() -> None:
+    """One record remains of two slots: with the number, the object and the reply that became
+    durable (I15).
+    """
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        told = log.transact(Add(b"n", 1), claim=claim_of(b"k"))
+        await behind(log, b"n", counter(40))
+        log.store.let_go()
+        receipt = await told.receipt()
+        (entry,) = log.contents_of(12).records
+        assert entry == receipt.record
+        record = decode_record("", entry.value)
+        assert (entry.key, entry.seq, entry.expire_at_ms) == (record_key(b"k"), receipt.seq, 99_000)
+        assert (record.wal_id, record.reply) == (12, b"[41]")
+
+
+async def test_request_that_loses_its_slot_and_its_condition_leaves_no_record() -> None:
+    """Its record was made for a slot that it did not get: it goes into no other object."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        shares = log.write(b"x")
+        mine = log.transact(Put(b"a", b"mine"), compares=ABSENT, claim=claim_of(b"k"))
+        await behind(log, b"a", b"other")
+        log.store.held[1].release()
+        log.store.let_go()
+        assert isinstance(await mine.refusal(), ConditionFailed)
+        assert (await shares.receipt()).wal_id == 12
+        contents = log.contents_of(12)
+        assert [entry.key for entry in contents.points] == [b"x"]
+        assert contents.records == []

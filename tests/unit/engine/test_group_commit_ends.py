@@ -9,10 +9,9 @@ import pytest
 
 from shalekv.core.transaction import Add, Put, Transaction
 from shalekv.engine.below import Base, Below
-from shalekv.engine.commit import Receipt, changes_bytes
+from shalekv.engine.commit import Receipt
 from shalekv.errors import (
     Fenced,
-    IllegalState,
     NotACounter,
     OutcomeUnknown,
     Stopping,
@@ -22,32 +21,12 @@ from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import (
     NEWER,
     OLDER,
-    OWN,
     TRANSACTION_BYTES,
     RunningLog,
     Told,
     quiesce,
     running,
 )
-
-
-async def test_newer_writer_ends_the_log() -> None:
-    """Fenced: what lost its slot and what is queued was not applied, and nothing more is taken."""
-    async with running(RunningLog()) as log:
-        await log.fill(10, NEWER)
-        lost = log.write(b"a")
-        held = await log.store.arrived(1)
-        queued = log.write(b"b")
-        held.release()
-        for write in (lost, queued):
-            outcome = await write.outcome()
-            assert isinstance(outcome, Fenced)
-            assert (outcome.own_epoch, outcome.newer_epoch) == (5, 6)
-        assert isinstance(log.log.stopped_by, Fenced)
-        with pytest.raises(Fenced):
-            log.admission.try_admit(1)
-        await quiesce()
-        assert len(log.store.held) == 1
 
 
 async def test_uploads_in_flight_end_by_themselves_after_a_fence() -> None:
@@ -69,22 +48,6 @@ async def test_uploads_in_flight_end_by_themselves_after_a_fence() -> None:
         assert isinstance(await writes[3].outcome(), Fenced)
         assert read(log.memtable.view(102, 13)) == [(b"1", b"v"), (b"2", b"v")]
         assert (log.prefix.seq, log.prefix.wal_id) == (102, 13)
-
-
-@pytest.mark.parametrize(
-    ("owner", "message"), [(OLDER, "data of the older epoch 4"), (OWN, "same epoch 5")]
-)
-async def test_foreign_data_in_a_slot_is_illegal(owner: object, message: str) -> None:
-    """Data of a fenced writer, or of our own epoch, in a slot of ours: stop, applied nothing."""
-    async with running(RunningLog()) as log:
-        assert isinstance(owner, type(OWN))
-        await log.fill(10, owner, [put(b"x")])
-        write = log.write(b"a")
-        (await log.store.arrived(1)).release()
-        outcome = await write.outcome()
-        assert isinstance(outcome, IllegalState)
-        assert message in str(outcome)
-        assert log.log.stopped_by is outcome
 
 
 async def test_broken_disk_leaves_writes_unknown() -> None:
@@ -158,22 +121,6 @@ async def test_cancelled_log_settles_everything_once(closes_first: bool) -> None
     assert isinstance(await sent.outcome(), OutcomeUnknown)
     assert isinstance(await queued.outcome(), Stopping)
     assert not log.log.is_closing
-    log.check_settled()
-
-
-async def test_log_whose_task_has_ended_accepts_nothing() -> None:
-    """Nothing is ever queued where nobody will flush it, not even by who was admitted before."""
-    log = RunningLog()
-    task = asyncio.create_task(log.log.run())
-    await quiesce()
-    task.cancel()
-    await asyncio.wait([task])
-    change = put(b"a")
-    log.admission.queued_bytes = changes_bytes([change])
-    with pytest.raises(Stopping):
-        log.admission.try_admit(1)
-    with pytest.raises(Stopping):
-        log.log.submit([change], lambda _: None)
     log.check_settled()
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
-from shalekv.engine.commit import Claim
+from shalekv.engine.commit import Claim, Receipt
 from shalekv.engine.idempotency import Idempotency, Remembered
 from shalekv.engine.sorted_runs import entries_bytes
-from shalekv.errors import KeyExpired
+from shalekv.errors import KeyExpired, Stopping
 from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
 
 WINDOW_MS = 1_000
@@ -116,6 +116,21 @@ def test_claim_that_was_abandoned_is_new_again() -> None:
     assert keys.idempotency.find(b"k", HASH) is pending
     keys.idempotency.abandon(claim)
     assert keys.state_of(b"k") == "new"
+
+
+def test_record_is_remembered_before_anybody_is_told() -> None:
+    """A caller that hears of the commit and asks at once finds it done; a lost one is forgotten."""
+    keys, found = Keys(), list[str]()
+    record = keys.land(b"other")._replace(key=record_key(b"k"))
+    for outcome, expected in (
+        (Stopping("lost"), "new"),
+        (Receipt(7, 1, record=record), "remembered"),
+    ):
+        claim = Claim(b"k", HASH, 0, ReplyKind.PUT, lambda _: b"")
+        pending = keys.idempotency.begin(claim, lambda _: found.append(keys.state_of(b"k")))
+        assert keys.state_of(b"k") == "pending"
+        pending.settle(outcome)
+        assert found[-1] == keys.state_of(b"k") == expected
 
 
 def test_key_that_was_used_again_counts_once_and_for_longer() -> None:

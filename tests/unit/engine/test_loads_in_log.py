@@ -7,16 +7,12 @@ import asyncio
 import pytest
 
 from shalekv.core.entry import Entry, Kind
-from shalekv.core.fencing import WriterId
 from shalekv.core.loads import CommittedLoad
 from shalekv.core.manifest import PendingLoad
 from shalekv.engine.commit import RECORD_BYTES, Claim, WalContents
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.replay import Replayed, replay
 from shalekv.errors import (
-    Fenced,
-    IllegalState,
-    ShaleError,
     UnsupportedVersion,
 )
 from shalekv.format import names
@@ -34,7 +30,6 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.running_log import (
     DATABASE_ID,
-    NEWER,
     OLDER,
     OWN,
     RunningLog,
@@ -149,20 +144,6 @@ async def test_a_record_of_the_request_lands_with_the_load() -> None:
     assert decode_record("", record.value).wal_id == 10
     assert receipt.record == record
     assert len([*sst.control_entries()]) == 1
-
-
-@pytest.mark.parametrize(("owner", "error"), [(NEWER, Fenced), (OWN, IllegalState)])
-async def test_a_load_that_loses_its_slot_is_lost(owner: WriterId, error: type[ShaleError]) -> None:
-    """A load whose slot another writer has is told so, and never lands."""
-    log = LoadingLog()
-    async with running(log):
-        told = log.ingest(load(info(0)))
-        held = await log.store.arrived(1)
-        await log.fill(10, owner)
-        held.release()
-        assert isinstance(await told.refusal(), error)
-        assert not log.log.is_loading
-    assert log.landed == []
 
 
 async def test_loads_are_replayed_in_their_place() -> None:

@@ -22,8 +22,6 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.running_log import OWN, quiesce, yielding_runtime
 from tests.kit.store import FaultyStore, Request
-from tests.sim.run import simulate
-from tests.sim.world import World
 
 NEVER_MS = 3_600_000
 MANIFEST = Manifest(
@@ -179,19 +177,3 @@ async def test_end_of_the_watch_is_told_to_those_in_a_look() -> None:
                 await asking
         with pytest.raises(Stopping, match="shutting down"):
             await watch.ownership.confirm()
-
-
-def test_idle_writer_looks_at_every_poll() -> None:
-    """Without any reads, another writer is noticed within one poll."""
-
-    async def main(world: World) -> None:
-        async with watching(poll_ms=5_000) as watch:
-            for poll in range(1, 4):
-                await world.sleep_ms(4_999)
-                assert len(watch.store.looks) == poll - 1
-                await world.sleep_ms(2)
-                assert len(watch.store.looks) == poll
-                watch.store.answer()
-                await quiesce()
-
-    simulate(1, main)

@@ -105,19 +105,6 @@ async def test_cover_waits_for_the_gap_to_close() -> None:
     await covering[11]
 
 
-async def test_failure_is_told_to_all_who_wait() -> None:
-    """When the prefix will not grow any more, who waits for it gets the reason, and who comes."""
-    follower = Follower()
-    follower.add()
-    covering = asyncio.create_task(follower.prefix.cover(7))
-    await asyncio.sleep(0)
-    follower.prefix.fail(FENCED)
-    for waiting in (covering, follower.prefix.cover(7)):
-        with pytest.raises(Fenced):
-            await waiting
-    await follower.prefix.cover(5)
-
-
 @pytest.mark.parametrize("error", [None, FENCED])
 async def test_cancelled_waiter_harms_nobody(error: ShaleError | None) -> None:
     """A read that is cancelled while it waits ends no other, and is not remembered."""

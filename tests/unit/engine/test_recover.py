@@ -12,14 +12,15 @@ from shalekv.core.fencing import SEQ_GAP, Occupant, WriterId
 from shalekv.core.manifest import CasMode, Manifest, WalMode
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.recover import open_log
 from shalekv.engine.wal import occupant_of
-from shalekv.errors import (
-    DatabaseMismatch,
-    Fenced,
-    ManifestConflict,
-)
+from shalekv.errors import DatabaseMismatch, Fenced, ManifestConflict
 from shalekv.format import names
 from shalekv.format.sst import open_sst
+from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.database import create_database
+from shalekv.settings import StoreSettings, WriterSettings
+from shalekv.store.cas import CasStore
 from tests.kit.engine.commits import put
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import quiesce
@@ -55,22 +56,6 @@ def occupant(database: Database, manifest: Manifest, wal_id: int) -> Occupant:
     """Who has a slot."""
     name = names.wal_name(wal_id)
     return occupant_of(open_sst(name, database.data(name), database_id=manifest.database_id))
-
-
-async def test_fresh_database_is_opened() -> None:
-    """The first opening takes epoch 1, one fence, and the sequence numbers from 1 on."""
-    database = await Database.created()
-    opened = await database.open()
-    assert own(opened).epoch == 1
-    assert (opened.first_seq, opened.last_seq, opened.last_wal_id) == (1, 0, 0)
-    assert (opened.objects_replayed, opened.memtable.key_count) == (0, 0)
-    manifest = await database.manifest()
-    assert occupant(database, manifest, 0) == Occupant(own(opened), is_fence=True)
-    assert (manifest.writer_epoch, manifest.writer_nonce) == (1, own(opened).nonce)
-    assert (manifest.writer_address, manifest.writer_first_seq) == ("here:1", 1)
-    (snapshot,) = manifest.snapshots
-    assert (manifest.wal_id_last_seen, snapshot.id) == (0, opened.held.snapshot_id)
-    assert snapshot.manifest_id == opened.held.tree.manifest_id == manifest.manifest_id
 
 
 async def test_numbers_go_on_far_above_all_that_may_have_been_shown() -> None:
@@ -165,22 +150,6 @@ def test_conflicts_for_too_long_are_told() -> None:
     simulate(0, main)
 
 
-async def test_opener_with_a_recycled_epoch_is_fenced_before_it_serves() -> None:
-    """Of two openers with one epoch number, the one that the manifest does not show is fenced.
-
-    However it came to believe in its claim: its fences do not count, and it touches no data.
-    """
-    database = await Database.created()
-    store = HeldStore(database.objects)
-    opening = asyncio.create_task(database.open(store))
-    fence = await store.arrived(1)
-    claim = await database.manifest()
-    await database.edit(lambda m: replace(m, writer_nonce=b"r" * 16))
-    fence.release()
-    with pytest.raises(Fenced, match=f"manifest {claim.manifest_id + 1} belongs to epoch 1"):
-        await opening
-
-
 async def test_fences_in_recycled_slots_do_not_count() -> None:
     """Fences at slots that were compacted and collected meanwhile are made again behind c (I3)."""
     database = await Database.created()
@@ -228,3 +197,50 @@ async def test_cancelled_opening_leaves_nothing_behind() -> None:
         await quiesce()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert contents(await database.open()) == []
+
+
+def cas_of(world: World, node: str) -> CasStore:
+    """The store as `node` reaches it; it does not give up reading."""
+    settings = StoreSettings(read_attempts=1_000)
+    return CasStore(world.store_for(node), world.runtime_for(node), settings)
+
+
+async def is_owner(opened: OpenedLog) -> bool:
+    """Whether the manifest still shows this opening."""
+    try:
+        await opened.manifest.refresh()
+    except Fenced:
+        return False
+    return True
+
+
+async def merge_all_but_the_last(world: World, stored: StoredManifest) -> None:
+    """Say of all WAL objects but the last one that they are compacted, again and again."""
+    while True:
+        await world.sleep_ms(1.0)
+        c = len(world.store.names(names.WAL_FOLDER)) - 2
+        if c < (await stored.refresh()).first_uncompacted_wal_id:
+            continue
+
+        def merge(manifest: Manifest, c: int = c) -> Manifest:
+            return replace(manifest, wal_id_last_compacted=c)
+
+        await stored.edit(merge, lambda m, c=c: m.wal_id_last_compacted == c)  # type: ignore[misc]
+
+
+def test_an_opening_ends_although_its_fences_are_merged_at_once() -> None:
+    """A writer that needs many fences opens beside a compactor that merges each of them (I13)."""
+
+    async def main(world: World) -> None:
+        runtime = world.runtime_for("creator")
+        await create_database(world.store_for("creator"), runtime, StoreSettings())
+        compactor = world.node("compactor")
+        stored = StoredManifest(cas_of(world, "compactor"))
+        compactor.start(merge_all_but_the_last(world, stored))
+        settings = WriterSettings(max_parallel_writes=16, open_timeout_ms=3_600_000)
+        async with asyncio.timeout(60):
+            opened = await world.node("a").run(open_log(cas_of(world, "a"), settings, address="a"))
+        assert await is_owner(opened)
+        assert opened.manifest.current.fence_width == settings.max_parallel_writes
+
+    simulate(0, main)

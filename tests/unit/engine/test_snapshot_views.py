@@ -15,7 +15,6 @@ from shalekv.core.origins import fix_pin
 from shalekv.core.snapshot import find_snapshot
 from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.scan import scan_slices
-from shalekv.engine.snapshot_seqs import SnapshotSeqs
 from shalekv.engine.snapshot_views import CLOCK_MS, LOOK_MS, SnapshotViews
 from shalekv.engine.snapshots import Snapshots
 from shalekv.engine.view import OpenView
@@ -202,20 +201,6 @@ async def test_store_that_is_away_ends_no_reads() -> None:
         await views.open(created.id)
 
 
-async def test_missing_object_is_explained() -> None:
-    """Of a snapshot that is gone nothing else is said; of one that lives, that it is damaged."""
-    ground = await filled()
-    created = await ground.snapshots().create(ttl_ms=None)
-    views = await views_of(ground)
-    missing = ObjectNotFound("memory://", "get", "levels/x", "is not there")
-    assert await views.explain(missing, created.id) is missing
-    await ground.store.delete([names.wal_name(1)])
-    with pytest.raises(ObjectNotFound, match=names.wal_name(1)):
-        await views.open(created.id)
-    await ground.snapshots().delete(created.id.hex())
-    assert isinstance(await views.explain(missing, created.id), SnapshotNotFound)
-
-
 async def test_replaced_manifest_is_noticed() -> None:
     """A snapshot that knows the checksum of its manifest does not read another."""
     ground = await filled()
@@ -231,18 +216,6 @@ async def test_replaced_manifest_is_noticed() -> None:
     views = await views_of(ground)
     with pytest.raises(IllegalState, match=name):
         await views.open(shared.id)
-
-
-async def test_those_who_ask_at_once_share_one_load() -> None:
-    """Each object is read once, and the state is one and the same."""
-    ground = await filled(5)
-    created = await ground.snapshots().create(ttl_ms=None)
-    store = FaultyStore(ground.store)
-    views = await views_of(ground, store)
-    opened = await asyncio.gather(*(views.open(created.id) for _ in range(10)))
-    assert {id(each) for each in opened} == {id(opened[0])}
-    wal = store.asked("get", names.WAL_FOLDER)
-    assert sorted(wal) == [names.wal_name(number) for number in range(5)]
 
 
 async def test_loader_that_is_cancelled_hands_over() -> None:
@@ -368,24 +341,6 @@ async def test_what_had_expired_is_not_shown_again() -> None:
 async def _put_until(ground: Ground, key: bytes, expire_at_ms: int) -> None:
     ground.last_seq += 1
     await ground._fill([Entry(key, ground.last_seq, Kind.PUT, b"v", expire_at_ms)])  # noqa: SLF001
-
-
-async def test_sequence_number_of_each_snapshot() -> None:
-    """That of the last commit that it holds: in its WAL, before its fences, or in its levels."""
-    ground = await filled(2)
-    created = [await ground.snapshots().create(ttl_ms=None)]
-    for _ in range(3):
-        await ground.fence()
-    created.append(await ground.snapshots().create(ttl_ms=None))
-    await ground.wal()
-    created.append(await ground.snapshots().create(ttl_ms=None))
-    manifest = await ground.manifest()
-    seqs = SnapshotSeqs(cas_of(ground))
-    views = await views_of(ground)
-    for expected, each in zip((2, 2, 3), created, strict=True):
-        assert (await seqs.of(manifest, [each]))[each.id] == expected
-        assert (await views.open(each.id)).view.seq == expected
-    assert set((await seqs.of(manifest, created)).values()) == {2, 3}
 
 
 async def test_gap_is_waited_for() -> None:

@@ -134,20 +134,6 @@ async def test_late_relays() -> None:
 
 
 @virtual_time(3)
-async def test_member_without_room_leaves_the_chain() -> None:
-    """The others go on, and it is filled when there is room again."""
-    ground = await Ground.created()
-    for full in ground.logs():
-        async with ground.writing(**CHAIN) as writing:
-            await chained(ground, writing)
-            full.has_room = False
-            for number in range(10):
-                await writing.put(b"k%02d" % number, VALUE)
-            full.has_room = True
-            await settled(ground, writing)
-
-
-@virtual_time(3)
 async def test_commit_point_is_broadcast() -> None:
     """A member that the writer tells late hears of the commit from another one."""
     for is_on in (True, False):

@@ -16,7 +16,6 @@ from shalekv.core.quorum.record import Mark, Record
 from shalekv.engine.commit import WalContents
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.quorum.objects import (
-    MERGED_BLOCK_BYTES,
     last_properties,
     object_bytes,
     says_the_same,
@@ -192,26 +191,6 @@ def test_bytes_never_change() -> None:
     payloads = [payload_of(drawn(random, seq), seq) for seq in range(1, 30)]
     merged = object_bytes(NAME, records_of(payloads))
     assert hashlib.sha256(merged).hexdigest() == BYTES_SHA256
-
-
-def test_merged_blocks_have_a_size_of_their_own() -> None:
-    """Neither settings nor the blocks of the records decide how large the merged blocks are."""
-    values = [Entry(b"%06d" % n, 1, Kind.PUT, b"v" * 90) for n in range(2_000)]
-    more = [entry._replace(seq=2) for entry in values]
-    one, other = (
-        object_bytes(
-            NAME,
-            records_of(
-                [
-                    payload_of(WalContents(part), n, block_bytes=block_bytes)
-                    for n, part in enumerate([values, more])
-                ]
-            ),
-        )
-        for block_bytes in (64, 1 << 20)
-    )
-    assert one == other
-    assert len(opened(one).index) == -(-2 * 2_000 * 96 // MERGED_BLOCK_BYTES)
 
 
 def test_records_that_make_no_object_are_refused() -> None:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 
 import pytest
 
-from shalekv.core.quorum.membership import Configuration
 from shalekv.core.quorum.messages import VoteRequest
 from shalekv.core.quorum.record import Ballot, Record
 from shalekv.engine.quorum.archive import Archive
-from shalekv.engine.quorum.electing import gather_votes
 from shalekv.engine.quorum.links import DatabasePlace, Link
-from shalekv.engine.quorum.proposing.peer import Way
-from shalekv.errors import Fenced, LogBehindArchive, NotAMember, QuorumUnavailable
-from shalekv.settings import QuorumSettings
+from shalekv.errors import QuorumUnavailable
 from tests.kit.quorum.links import InProcessLinks
-from tests.kit.quorum.log import Ground, contents, runtime, until
+from tests.kit.quorum.log import Ground, contents, until
 from tests.kit.virtual_time import virtual_time
 
 
@@ -73,59 +68,12 @@ async def test_who_does_not_answer_is_named() -> None:
 
 
 @virtual_time(5)
-async def test_wiped_safekeeper_is_no_member() -> None:
-    """One that has lost its disk has another id: it is passed over, a majority of such is told."""
-    ground = await Ground.created()
-    async with ground.writing() as writing:
-        await writing.put(b"a")
-    for address in ("n1:1", "n2:1"):
-        ground.nodes[address].wipe()
-        ground.nodes[address].admit(ground.place, b"again" * 4)
-        if address == "n1:1":
-            assert await _reopened(ground) == [(b"a", b"v")]
-            assert ground.log(address).state.log.last.lsn == 0
-    with pytest.raises(NotAMember, match=r"n1:1.*n2:1"):
-        await ground.open()
-
-
-@virtual_time(5)
 async def test_epoch_is_above_all_promises() -> None:
     """Safekeepers may have promised more than the manifest knows of (CE14)."""
     ground = await Ground.created()
     for kept in ground.logs():
         _promise(kept.state.member_id, ground, Ballot(7, b"x" * 16))
     assert (await ground.open()).manifest.own.epoch == 8
-
-
-@virtual_time(5)
-async def test_twin_of_an_epoch_is_refused() -> None:
-    """Of two openers that won one epoch, at a recycled manifest id, one is fenced (CE14)."""
-    ground = await Ground.created()
-    way = Way(ground.links(), ground.place, QuorumSettings(), runtime(1))
-    configuration = Configuration.of(await ground.database.manifest())
-    won = await gather_votes(way, configuration, Ballot(1, b"a" * 16))
-    assert won.is_won
-    with pytest.raises(Fenced):
-        await gather_votes(way, configuration, Ballot(1, b"b" * 16))
-
-
-@virtual_time(5)
-async def test_log_behind_the_archive_is_refused() -> None:
-    """A majority that was restored from old copies must not begin a second history (CE13)."""
-    ground = await Ground.created()
-    async with ground.writing() as writing:
-        await writing.put(b"a")
-        await writing.slots.archive()
-        copies = {kept: (kept.state, [*kept.records]) for kept in ground.logs()}
-        for key in (b"b", b"c"):
-            await writing.put(key)
-            await writing.slots.archive()
-    for kept in ground.logs()[:2]:
-        kept.state, kept.records = copies[kept]
-        kept.state = replace(kept.state, leader=None)
-    ground.nodes["n3:1"].stop()
-    with pytest.raises(LogBehindArchive):
-        await ground.open()
 
 
 class _Disturbing(InProcessLinks):

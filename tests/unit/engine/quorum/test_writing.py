@@ -117,20 +117,6 @@ def _last_lsn(ground: Ground) -> int:
 
 
 @virtual_time(5)
-async def test_commit_point_is_told_at_once() -> None:
-    """An idle writer does not keep to itself that its last write is committed."""
-    ground = await Ground.created()
-    async with ground.writing() as writing:
-        await writing.put(b"a")
-        lsn = writing.committed_lsn
-        now_ms = asyncio.get_running_loop().time()
-        await until(lambda: all(k.state.committed_lsn >= lsn for k in ground.logs()))
-        assert asyncio.get_running_loop().time() - now_ms <= 0.005
-        appends = [each for kept in ground.logs() for each in kept.appends]
-        assert any(not each.records and each.committed_lsn >= lsn for each in appends)
-
-
-@virtual_time(5)
 async def test_memory_for_what_is_not_archived_is_bounded() -> None:
     """Without an archive writes wait behind the bound, are refused then, and go on with it."""
     ground = await Ground.created()

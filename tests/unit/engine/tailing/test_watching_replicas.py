@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,20 +15,20 @@ from shalekv.roles.engine_watches import watches_of
 from shalekv.roles.reader_kv import reader_header
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
-from tests.kit.engine.replica import in_virtual_time, pass_s, running
+from tests.kit.engine.replica import running
 from tests.kit.serving.watchers import TIMELESS, WatchClient
 from tests.kit.virtual_time import virtual_time
-from tests.unit.engine.tailing.ground import QuorumGround, steps
+from tests.unit.engine.tailing.cluster import QuorumCluster, steps
 
 READS_MAX = 20  # of the log, until a watch is told by the feed
 
 
 @asynccontextmanager
 async def watching(
-    ground: QuorumGround, engine: ReaderEngine, **fields: Any
+    cluster: QuorumCluster, engine: ReaderEngine, **fields: Any
 ) -> AsyncIterator[WatchClient]:
     """A client with a watch of everything."""
-    cas = CasStore(ground.another_store(), ground.local_runtime(), StoreSettings())
+    cas = CasStore(cluster.another_store(), cluster.local_runtime(), StoreSettings())
 
     def header(seq: int, wal_id: int | None) -> Any:
         return reader_header(engine, seq, wal_id)
@@ -44,49 +44,6 @@ async def watching(
             task.cancel()
 
 
-async def values(client: WatchClient, count: int) -> Sequence[bytes]:
-    """Those of the next commits, each of which sets one key."""
-    commits = [await client.commit() for _ in range(count)]
-    return [commit.changes[0].entry.value for commit in commits]
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_watch_that_catches_up_while_the_log_grows_misses_nothing(seed: int) -> None:
-    """Each commit comes once and in order, however objects grow and end while they are read."""
-
-    async def main() -> None:
-        ground = await QuorumGround.opened(seed=seed)
-        engine = await ground.replica(poll_interval_ms=100, manifest_interval_ms=500)
-        random = ground.local_runtime().random
-        async with running(engine):
-            await steps(lambda: engine.is_told)
-
-            async def write() -> None:
-                for number in range(200):
-                    await ground.put(a=b"%d" % number)
-                    if random.random() < 0.3:
-                        ground.seal()
-                    if random.random() < 0.1:
-                        await ground.archive(trims=random.random() < 0.5)
-                    if random.random() < 0.05:
-                        random.choice(ground.keepers).break_tails()
-                    for _ in range(random.randrange(12)):
-                        await asyncio.sleep(0)
-
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(write())
-                for _ in range(10):
-                    await asyncio.sleep(0)
-                async with watching(ground, engine, start_seq=1) as client:
-                    await client.opened()
-                    async with asyncio.timeout(60):
-                        told = await values(client, 200)
-            assert told == [b"%d" % number for number in range(200)]
-            await pass_s(1)
-
-    in_virtual_time(main, seed)
-
-
 @pytest.mark.parametrize("wants_previous", [False, True])
 @virtual_time(seed=1)
 async def test_watch_catches_up_although_commits_never_pause(
@@ -95,8 +52,8 @@ async def test_watch_catches_up_although_commits_never_pause(
     """Commits come whenever the end of the log is read: the feed has the watch nevertheless, after
     a few reads, and each commit is told once.
     """
-    ground = await QuorumGround.opened()
-    engine = await ground.replica()
+    cluster = await QuorumCluster.opened()
+    engine = await cluster.replica()
     async with running(engine):
         await steps(lambda: engine.is_told)
         puts = reads = 0
@@ -104,7 +61,7 @@ async def test_watch_catches_up_although_commits_never_pause(
 
         async def put() -> None:
             nonlocal puts
-            seq = await ground.put(a=b"%d" % puts)
+            seq = await cluster.put(a=b"%d" % puts)
             puts += 1
             await steps(lambda: engine.prefix.seq >= seq)
 
@@ -119,7 +76,7 @@ async def test_watch_catches_up_although_commits_never_pause(
         monkeypatch.setattr(engine, "held_object", held_while_commits_come)
         await put()
         fields = {"start_seq": 1, "previous_value": wants_previous}
-        async with watching(ground, engine, **fields) as client:
+        async with watching(cluster, engine, **fields) as client:
             await client.opened()
             while not engine.feed.audience.count:
                 await asyncio.sleep(0)
