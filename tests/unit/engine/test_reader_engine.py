@@ -10,6 +10,7 @@ import pytest
 from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import DatabaseNotFound, ObjectNotFound, SnapshotNotFound, Stopping, WrongObject
 from shalekv.format import names
+from shalekv.format.sst import open_sst
 from tests.kit.engine.replica import TTL_S, AskedStore, ReplicaGround, get, pass_s, running, scan
 from tests.kit.virtual_time import virtual_time
 
@@ -223,3 +224,19 @@ async def test_those_who_wait_are_told_of_the_end() -> None:
         await engine.prefix.cover(7)
     assert await engine.ended() is None
     engine.check_serving()  # what was applied is still answered
+
+
+@virtual_time(seed=1)
+async def test_object_that_the_levels_hold_is_not_applied_again() -> None:
+    """Objects that were read before the log went on behind the levels change nothing."""
+    ground = await ReplicaGround.created()
+    engine = await ground.join()
+    await ground.put(a=b"1")
+    name = names.wal_name(0)
+    found = open_sst(name, ground.data(name), database_id=None)
+    await ground.compact()
+    await engine.manifest.refresh()
+    await engine.levels.move()
+    engine.applying.apply_object(found)
+    assert (engine.prefix.seq, engine.memtable.key_count) == (1, 0)
+    assert await get(engine, b"a") == b"1"
