@@ -358,7 +358,6 @@ async def test_gap_is_waited_for() -> None:
                 await fill()
             late.clear()
 
-    cas = cas_of(ground)
     cas = CasStore(
         ground.store, Runtime(Waiting(ground), Random(1), InlineWorkers()), StoreSettings()
     )
