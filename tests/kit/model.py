@@ -46,6 +46,14 @@ class Timeline:
         self.keys = tuple(keys)
         self._versions: dict[bytes, list[Version]] = {key: [NOTHING] for key in keys}
 
+    @classmethod
+    def of(cls, keys: Sequence[bytes], commits: Mapping[int, Left]) -> Timeline:
+        """That of these commits, each by its number."""
+        timeline = cls(keys)
+        for seq in sorted(commits):
+            timeline.append(seq, commits[seq])
+        return timeline
+
     def append(self, seq: int, left: Left) -> None:
         """The commit `seq`, which is above all before it, leaves this."""
         for key, (value, expire_at_ms) in left.items():
@@ -94,6 +102,11 @@ class Moment:
             return Got()
         return Got(version.value, version.seq, version.expire_at_ms)
 
+    def visible(self) -> dict[bytes, Got]:
+        """All that can be read, by key."""
+        found = {key: self.got(key) for key in self.timeline.keys}
+        return {key: got for key, got in found.items() if got.value is not None}
+
     def keys_in(self, keys: kv_pb2.KeyRange) -> list[bytes]:
         """All keys of a range, whether they have a value or not."""
         return keys_in(self.timeline.keys, keys)
@@ -134,6 +147,31 @@ def rests_on_state(request: WriteRequest) -> bool:
                 each.HasField("get") or each.change.HasField("add") for each in request.then
             )
             return reads or bool(request.compares)
+
+
+def writes(request: WriteRequest, answer: Told | Refusal) -> bool:
+    """Whether it takes a place in the log: refusals, reads and deletes of empty ranges do not."""
+    if isinstance(answer, Refusal):
+        return False
+    changes: list[kv_pb2.Change] = []
+    match request:
+        case kv_pb2.PutRequest() | kv_pb2.DeleteRequest():
+            return True
+        case kv_pb2.DeleteRangeRequest():
+            return not _is_empty(request.range)
+        case kv_pb2.WriteRequest():
+            changes = list(request.changes)
+        case kv_pb2.TxnRequest():
+            taken = request.then if answer.succeeded else request.otherwise
+            changes = [each.change for each in taken if each.HasField("change")]
+    return any(
+        not (each.HasField("delete_range") and _is_empty(each.delete_range.range))
+        for each in changes
+    )
+
+
+def _is_empty(keys: kv_pb2.KeyRange) -> bool:
+    return bool(keys.end) and keys.start >= keys.end
 
 
 def keys_of(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes]:

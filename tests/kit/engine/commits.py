@@ -15,7 +15,7 @@ from shalekv.engine.scan import scan_slices
 from shalekv.engine.sorted_runs import Run
 from shalekv.engine.view import View
 from shalekv.errors import ShaleError
-from tests.kit.inline_runtime import finish, gathered
+from tests.kit.inline_runtime import InlineClock, finish, gathered
 
 NOW_MS = 1_000
 
@@ -47,6 +47,31 @@ def group_of(wal_id: int, *commits: Commit) -> Group:
 def run_of(seq: int, *changes: Change) -> Run:
     """The run of a group of one commit."""
     return group_of(0, commit_of(seq, *changes)).run
+
+
+def range_delete(seq: int, *ranges: tuple[bytes, bytes]) -> Run:
+    """The run of a commit that deletes these ranges."""
+    tombstones = [Entry(start, seq, Kind.RANGE_TOMBSTONE, end) for start, end in ranges]
+    return Run.from_newest({}, max_seq=seq, range_tombstones=tombstones)
+
+
+def landed(*runs: Run, into: Memtable | None = None) -> Memtable:
+    """A memtable in which these runs have landed in their order, without a gap."""
+    memtable = Memtable() if into is None else into
+    for run in runs:
+        memtable.land(run)
+        memtable.extend_prefix(run)
+    return memtable
+
+
+def drop(memtable: Memtable, seq: int) -> int:
+    """Let go of what the levels hold up to a number; how many segments went."""
+    return finish(memtable.drop_through(seq, InlineClock()))
+
+
+def merge(memtable: Memtable) -> None:
+    """Merge all runs that are due."""
+    finish(memtable.merge_runs(InlineClock()))
 
 
 def read(

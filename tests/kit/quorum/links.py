@@ -6,8 +6,9 @@ Each writer has links of its own, so that one can be cut off from nodes that oth
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 from shalekv.core.quorum.messages import Append, ToAcceptor, ToProposer
 from shalekv.core.quorum.record import Record
@@ -20,6 +21,8 @@ from shalekv.engine.quorum.links import (
 )
 from shalekv.errors import InvalidRequest, NotAMember, RecordTrimmed
 from tests.kit.quorum.nodes import KeptLog, Node, Nodes
+
+HEARTBEAT_S = 1.0  # of a tail
 
 
 class InProcessLink:
@@ -83,6 +86,8 @@ class InProcessLinks:
         self.links: list[InProcessLink] = []
         self.sent: dict[str, list[ToAcceptor]] = {}  # by address: all that was sent
         self.fetch_count = 0
+        self.status_count = 0
+        self.tails = Counter[str]()  # that are read, by address
 
     def cut(self, *addresses: str) -> None:
         """From now on these are not reached; without any, none is."""
@@ -128,16 +133,22 @@ class InProcessLinks:
         kept = (await self._reach(address)).log(database_id)
         first_lsn = kept.first_lsn_of(first_wal_id)
         sent_lsn = None if first_lsn is None else first_lsn - 1
-        while True:
-            if sent_lsn is None or sent_lsn < kept.state.log.base.lsn:
-                raise RecordTrimmed(f"object {first_wal_id} is only in the archive any more")
-            moved = kept.moved
-            committed_lsn = kept.state.committed_lsn
-            records = kept.after(sent_lsn, committed_lsn)
-            yield TailPiece(records, committed_lsn)
-            sent_lsn += len(records)
-            await moved.wait()
-            await self._reach(address)
+        self.tails[address] += 1
+        try:
+            while True:
+                if sent_lsn is None or sent_lsn < kept.state.log.base.lsn:
+                    raise RecordTrimmed(f"object {first_wal_id} is only in the archive any more")
+                moved = kept.moved
+                committed_lsn = kept.state.committed_lsn
+                records = kept.after(sent_lsn, committed_lsn)
+                yield TailPiece(records, committed_lsn)
+                sent_lsn += len(records)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await moved.wait()
+                await self._reach(address)
+        finally:
+            self.tails[address] -= 1
 
     async def admit(self, address: str, place: DatabasePlace, request_id: bytes) -> bytes:
         """Make room for a log."""
@@ -145,6 +156,7 @@ class InProcessLinks:
 
     async def status(self, address: str, database_id: bytes = b"") -> NodeStatus:
         """What a node holds."""
+        self.status_count += 1
         node = await self._reach(address)
         logs = [node.log(database_id)] if database_id else [*node.logs.values()]
         return NodeStatus("test", [kept.status() for kept in logs], 1 << 40)

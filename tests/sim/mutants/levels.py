@@ -104,8 +104,8 @@ REPLICAS = (
         (TreeKeeper, "_keep", _leave_what_was_applied),
         (Applying, "jump", _back_to_the_tree),
         (Progress, "advance", _anything),
-        test="tests/unit/engine/test_following_random.py::"
-        "test_replicas_show_prefixes_of_the_log_whatever_stops_them[4]",
+        test="tests/unit/engine/test_reader_engine.py::"
+        "test_lost_snapshot_takes_nothing_back_and_is_made_again",
     ),
 )
 
@@ -238,7 +238,7 @@ LEVELS = (
     mutant(
         "a tree newer than its snapshot",
         (tree_keeper, "named_manifest", _the_newest_will_do),
-        test="tests/unit/engine/test_tree_protected.py::"
+        test="tests/unit/engine/test_tree_keeper.py::"
         "test_a_tree_is_that_of_the_manifest_that_its_snapshot_names",
     ),
 )

@@ -1,25 +1,103 @@
-"""The election in the bucket, in virtual time."""
+"""The election in the bucket, in virtual time, and beside all else that is there."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 
 from shalekv.core.leasing import KEPT, ElectionLease
+from shalekv.engine.collection.collecting import Collecting
 from shalekv.format.election import encode_lease
 from shalekv.format.names import ELECTION_FOLDER, election_name, parse_election_name
-from shalekv.roles.electors.bucket import BucketElector
-from shalekv.settings import StoreSettings
-from shalekv.store.api import NO_METADATA, CreateOutcome
+from shalekv.roles.database import create_database
+from shalekv.roles.electors.bucket import BucketElector, BucketLease
+from shalekv.roles.electors.tenure import Tenure
+from shalekv.settings import CollectorSettings, StoreSettings
+from shalekv.store.api import NO_METADATA, Created, CreateOutcome
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.engine.running_log import yielding_runtime
+from tests.kit.store import STORE_NOW_MS
 from tests.sim.faults import Faults
+from tests.sim.nodes import Node
 from tests.sim.run import simulate
 from tests.sim.world import World
-from tests.unit.election.candidates import TTL_MS, Candidates
+
+TTL_MS = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """One process held the lease, by true time."""
+
+    name: str
+    from_ms: float
+    to_ms: float
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Candidates:
+    """All who campaign in one bucket."""
+
+    world: World
+    reigning: dict[str, float] = field(default_factory=dict)  # since when
+    reigns: list[Reign] = field(default_factory=list)
+    told: dict[str, str] = field(default_factory=dict)  # what each was told of the holder
+    most: int = 0  # that held the lease at one moment
+
+    def elector(self, name: str) -> BucketElector:
+        """The elector of a process."""
+        node = self.world.node(name)
+        runtime = self.world.runtime_for(node)
+        store = CasStore(self.world.store_for(node), runtime, StoreSettings())
+        return BucketElector(
+            store, holder=name, ttl_ms=TTL_MS, told=lambda holder: self._told(name, holder)
+        )
+
+    def start(self, name: str) -> Node:
+        """A process that campaigns for ever, and holds the lease as long as it can."""
+        node = self.world.node(name)
+        node.start(self._campaign(name))
+        return node
+
+    def crash(self, name: str) -> None:
+        """It is gone, and with it what it held."""
+        self.world.crash(name)
+        self._over(name, "crashed")
+
+    def began(self, name: str) -> None:
+        """It holds the lease from now on."""
+        self.reigning[name] = self.world.now_ms
+        self.most = max(self.most, len(self.reigning))
+
+    def _over(self, name: str, why: str) -> None:
+        if name in self.reigning:
+            began_ms = self.reigning.pop(name)
+            self.reigns.append(Reign(name, began_ms, self.world.now_ms, why))
+
+    async def _campaign(self, name: str) -> None:
+        elector = self.elector(name)
+        while True:
+            tenure: Tenure = await elector.campaign()
+            self.began(name)
+            self._over(name, await tenure.keep())
+
+    def _told(self, name: str, holder: str) -> None:
+        self.told[name] = holder
+
+    async def reigns_somebody(self) -> str:
+        """Wait until somebody holds the lease: who."""
+        while not self.reigning:
+            await self.world.sleep_ms(10)
+        return next(iter(self.reigning))
+
 
 SEEDS = range(6)
 HELD = ElectionLease("there", bytes(16), TTL_MS)
@@ -30,23 +108,6 @@ async def ids(world: World) -> list[int | None]:
     """The ids of all leases in the bucket."""
     listed = world.store_for("looker").list(ELECTION_FOLDER)
     return [parse_election_name(info.name) async for info in listed]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_one_is_elected_and_stays(seed: int) -> None:
-    """Of several that begin at once, one holds the lease for long; the others know who."""
-
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        for name in "abc":
-            candidates.start(name)
-        await world.sleep_ms(MINUTES_MS)
-        assert candidates.reigns == []
-        (winner,) = candidates.reigning
-        assert candidates.told == dict.fromkeys("abc", winner)
-        assert len(await ids(world)) <= 2 * KEPT + 1
-
-    simulate(seed, main)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -68,26 +129,6 @@ def test_a_crash_is_followed_by_another_holder(seed: int) -> None:
             assert TTL_MS / 2 < waited_ms < 1.4 * TTL_MS
             candidates.start(holder)
         assert candidates.most == 1
-
-    simulate(seed, main)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_pause_loses_the_lease(seed: int) -> None:
-    """A holder that stood still knows as soon as it goes on, and another one reigns; never two."""
-
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        for name in "ab":
-            candidates.start(name)
-        for _ in range(5):
-            holder = await candidates.reigns_somebody()
-            await world.sleep_ms(world.rng.uniform(0, 3 * TTL_MS))
-            world.pause(holder, 10 * TTL_MS)
-            await world.sleep_ms(10 * TTL_MS + 100)
-            assert [reign.name for reign in candidates.reigns[-1:]] == [holder]
-            assert holder not in candidates.reigning
-            assert len(candidates.reigning) == 1
 
     simulate(seed, main)
 
@@ -157,27 +198,6 @@ async def test_who_creates_behind_others_is_not_elected() -> None:
     assert "there" in told[told.index("there") + 1 :]  # seen again, after it came behind
 
 
-def test_a_lease_that_is_created_again_does_not_count() -> None:
-    """A lease below the highest is not renewed into one: the next name is taken, or behind."""
-
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        candidates.start("a")
-        await world.sleep_ms(50 * TTL_MS)
-        store = world.store_for("late")
-        await store.create(election_name(3), b"created too late")
-        await world.sleep_ms(50 * TTL_MS)
-        assert list(candidates.reigning) == ["a"]
-        candidates.crash("a")
-        candidates.start("b")
-        await world.sleep_ms(2 * TTL_MS)
-        assert list(candidates.reigning) == ["b"]
-        await world.sleep_ms(20 * TTL_MS)
-        assert 3 not in await ids(world)
-
-    simulate(1, main)
-
-
 def test_what_cannot_be_read_is_waited_out() -> None:
     """An object that is no lease holds candidates up for one TTL, as any lease."""
 
@@ -238,15 +258,64 @@ def test_a_rough_store_delays_elections_and_no_more(seed: int) -> None:
     simulate(seed, main, faults=Faults.rough())
 
 
-def test_names_of_a_bucket_lease_are_not_deleted_while_current() -> None:
-    """However many were found, the newest `KEPT` stay beside the current one."""
+RENEWALS = 200
+LEASE = ElectionLease("a", bytes(16), 3_000)
+OLD_MS = 10**9  # all that is there is older than a collector has to wait for
 
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        candidates.start("a")
-        for _ in range(100):
-            await world.sleep_ms(TTL_MS / 3)
-            found = [each for each in await ids(world) if each is not None]
-            assert len(found) >= min(found[-1], KEPT) + 1
 
-    simulate(1, main)
+class Bucket:
+    """A bucket without conditional writes: records decide who has created an object."""
+
+    def __init__(self) -> None:
+        self.objects = MemoryObjects()
+        self.table: Table = {}
+        self.now_ms = STORE_NOW_MS
+        self._seeds = Random(1)
+
+    def cas(self) -> CasStore:
+        """As one more process sees it."""
+        runtime = yielding_runtime(self._seeds.getrandbits(32))
+        plain = MemoryStore(lambda: self.now_ms, objects=self.objects)
+        store = TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)
+        return CasStore(store, runtime, StoreSettings())
+
+    def leases(self) -> list[str]:
+        """The names in the folder of the election."""
+        return [info.name for info in self.objects.page(ELECTION_FOLDER, "")]
+
+
+async def test_records_of_leases_do_not_pile_up() -> None:
+    """Where a create leaves a record, it goes with the lease; what a crash has left of a deletion
+    the collector forgets, and the leases that are there it leaves alone.
+    """
+    bucket = Bucket()
+    store = bucket.cas()
+    await create_database(store.reads, store.runtime, StoreSettings())
+    records_before = len(bucket.table)
+    assert await store.reads.create(election_name(0), encode_lease(0, LEASE)) == Created()
+    lease = BucketLease(store, LEASE, 0, bucket.leases())
+    for _ in range(RENEWALS):
+        assert await lease.renew() is None
+    left = bucket.leases()
+    assert KEPT < len(left) <= 2 * KEPT + 1
+    assert len(bucket.table) == records_before + len(left)
+    crashed = MemoryStore(lambda: bucket.now_ms, objects=bucket.objects)
+    await crashed.delete(left[:3])
+    bucket.now_ms += OLD_MS
+    await Collecting(bucket.cas(), CollectorSettings(wal_retention_s=0)).collect()
+    assert bucket.leases() == left[3:]
+    assert len(bucket.table) == records_before + len(left[3:])
+    assert await lease.renew() is None
+
+
+async def test_what_a_crash_left_half_done_is_deleted_with_the_leases() -> None:
+    """A temporary object of two-phase compare-and-swap goes with the lease that it was to be."""
+    bucket = Bucket()
+    store = bucket.cas()
+    half_done = f"{election_name(3)}.{'0' * 8}-0000-4000-8000-{'0' * 12}.00000000"
+    plain = MemoryStore(lambda: bucket.now_ms, objects=bucket.objects)
+    await plain.create(half_done, b"half done")
+    lease = BucketLease(store, LEASE, 0, bucket.leases())
+    for _ in range(3 * KEPT):
+        assert await lease.renew() is None
+    assert half_done not in bucket.leases()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -19,8 +18,7 @@ from hypothesis.stateful import (
 from shalekv.engine.admission import Admission
 from shalekv.errors import MemtableFull, QueueFull, Stopping
 from shalekv.settings import WriterSettings
-from tests.sim.run import simulate
-from tests.sim.world import World
+from tests.kit.virtual_time import virtual_time
 
 QUEUED_MAX = 1 << 20
 WAITING_MAX = 1_000
@@ -58,56 +56,17 @@ async def admit(admission: Admission, size_bytes: int) -> None:
         await admission.wait(size_bytes)
 
 
-def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `main` with some orders of what is ready, and without waiting for its time-outs."""
-
-    async def run(_: World) -> None:
-        await main()
-
-    for seed in range(10):
-        simulate(seed, run)
-
-
-def test_queue_is_full_at_its_bound() -> None:
-    """Writes are let in up to the last byte of `queued_bytes_max`, and not one more."""
-    admission = admission_of()
-    assert admission.try_admit(QUEUED_MAX - 1)
-    assert not admission.try_admit(2)
-    assert admission.try_admit(1)
-    assert not admission.try_admit(1)
-    admission.release(1)
-    assert admission.try_admit(1)
-    assert admission.queued_bytes == QUEUED_MAX
-
-
-async def test_oversize_write_goes_in_alone() -> None:
-    """A write that is larger than the queue is let in when the queue is empty, and then nothing."""
-    admission = admission_of(waiting_bytes_max=2 * QUEUED_MAX)
-    assert admission.try_admit(1)
-    large = asyncio.create_task(admit(admission, QUEUED_MAX + 1))
-    await quiesce()
-    assert not large.done()
-    admission.release(1)
-    await large
-    assert not admission.try_admit(1)
-    admission.release(QUEUED_MAX + 1)
-    assert admission.queued_bytes == 0
-
-
-def test_memtable_is_full_at_its_bound() -> None:
+@virtual_time(10)
+async def test_memtable_is_full_at_its_bound() -> None:
     """Queue and memtable together hold `memtable_bytes_max`; past it writes wait, then go."""
-
-    async def main() -> None:
-        admission = admission_of(lambda: MEMTABLE_MAX - 100)
-        assert admission.try_admit(60)
-        assert not admission.try_admit(41)
-        with pytest.raises(MemtableFull, match="not compacted") as caught:
-            await admission.wait(41)
-        assert caught.value.retry_after_ms == WriterSettings().retry_after_ms
-        assert admission.try_admit(40)
-        assert (admission.queued_bytes, admission.waiting_bytes) == (100, 0)
-
-    in_virtual_time(main)
+    admission = admission_of(lambda: MEMTABLE_MAX - 100)
+    assert admission.try_admit(60)
+    assert not admission.try_admit(41)
+    with pytest.raises(MemtableFull, match="not compacted") as caught:
+        await admission.wait(41)
+    assert caught.value.retry_after_ms == WriterSettings().retry_after_ms
+    assert admission.try_admit(40)
+    assert (admission.queued_bytes, admission.waiting_bytes) == (100, 0)
 
 
 def test_write_larger_than_the_memtable_is_refused_at_once() -> None:
@@ -130,27 +89,19 @@ async def test_memtable_that_shrinks_lets_writes_in() -> None:
     assert admission.queued_bytes == 1
 
 
-def test_memtable_that_fills_refuses_those_in_line() -> None:
-    """Who has waited for the queue is still refused when the memtable has filled up meanwhile."""
-
-    async def main() -> None:
-        held = [0]
-        admission = admission_of(lambda: held[0])
-        assert admission.try_admit(QUEUED_MAX)
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(refused_as_full(admission))
-            await quiesce()
-            held[0] = MEMTABLE_MAX
-            admission.release(QUEUED_MAX)
-        assert waiting.result()
-        assert (admission.queued_bytes, admission.waiting_bytes) == (0, 0)
-
-    async def refused_as_full(admission: Admission) -> bool:
-        with pytest.raises(MemtableFull):
-            await admission.wait(10)
-        return True
-
-    in_virtual_time(main)
+@virtual_time(10)
+async def test_memtable_that_fills_refuses_those_in_line() -> None:
+    """What has waited for the queue is still refused when the memtable has filled up meanwhile."""
+    held = [0]
+    admission = admission_of(lambda: held[0])
+    assert admission.try_admit(QUEUED_MAX)
+    waiting = asyncio.create_task(admission.wait(10))
+    await quiesce()
+    held[0] = MEMTABLE_MAX
+    admission.release(QUEUED_MAX)
+    with pytest.raises(MemtableFull):
+        await waiting
+    assert (admission.queued_bytes, admission.waiting_bytes) == (0, 0)
 
 
 async def test_line_is_full_at_its_bound() -> None:
@@ -167,102 +118,30 @@ async def test_line_is_full_at_its_bound() -> None:
     assert (admission.queued_bytes, admission.waiting_bytes) == (WAITING_MAX, 0)
 
 
-async def test_line_is_first_in_first_out() -> None:
-    """A small write does not overtake a large one that waits, not even if it would fit."""
-    admission = full_admission()
-    order: list[int] = []
-
-    async def enter(size_bytes: int) -> None:
-        await admit(admission, size_bytes)
-        order.append(size_bytes)
-
-    async with asyncio.TaskGroup() as tasks:
-        for size_bytes in (300, 100, 200):
-            tasks.create_task(enter(size_bytes))
-        await quiesce()
-        admission.release(150)
-        await quiesce()
-        assert order == []
-        assert not admission.try_admit(1)
-        admission.release(250)
-        await quiesce()
-        assert order == [300, 100]
-        admission.release(200)
-    assert order == [300, 100, 200]
-
-
-def test_wait_ends_after_its_time() -> None:
+@virtual_time(10)
+async def test_wait_ends_after_its_time() -> None:
     """A write waits for `queue_wait_ms` and is then refused; its place goes to the next."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        admission = full_admission(queue_wait_ms=500)
-        began = loop.time()
-        with pytest.raises(QueueFull, match="no room within 500 ms"):
-            await admission.wait(10)
-        assert loop.time() - began == pytest.approx(0.5)
-        assert admission.waiting_bytes == 0
-        admission.release(QUEUED_MAX)
-        assert admission.try_admit(QUEUED_MAX)
-
-    in_virtual_time(main)
-
-
-def test_next_in_line_is_let_in_when_the_first_gives_up() -> None:
-    """Who was only kept out by the one before is let in when that one's time is over."""
-
-    async def main() -> None:
-        admission = full_admission(queue_wait_ms=500)
-        admission.release(50)
-        large = asyncio.create_task(admission.wait(100))
-        await asyncio.wait([large], timeout=0.3)
-        small = asyncio.create_task(admission.wait(50))
-        await small
-        with pytest.raises(QueueFull):
-            await large
-        assert (admission.queued_bytes, admission.waiting_bytes) == (QUEUED_MAX, 0)
-
-    in_virtual_time(main)
-
-
-def test_room_that_comes_with_the_time_out_is_not_lost() -> None:
-    """Room that is given at the very moment of a time-out is used or given back."""
-
-    async def main() -> None:
-        admission = full_admission(queue_wait_ms=500)
-        asyncio.get_running_loop().call_later(0.5, admission.release, QUEUED_MAX)
-        (refusal,) = await asyncio.gather(admission.wait(10), return_exceptions=True)
-        assert refusal is None or isinstance(refusal, QueueFull)
-        await quiesce()
-        assert admission.queued_bytes == (10 if refusal is None else 0)
-        assert admission.waiting_bytes == 0
-
-    in_virtual_time(main)
-
-
-async def test_wait_that_begins_when_there_is_room_is_over_at_once() -> None:
-    """Between the refusal and the wait room may have come, and nobody will say so again."""
-    admission = full_admission()
-    assert not admission.try_admit(10)
-    admission.release(QUEUED_MAX)
-    await admission.wait(10)
-    assert admission.queued_bytes == 10
-
-
-async def test_close_tells_everybody() -> None:
-    """Who waits, who comes, and who was about to wait when it closed: all get the reason."""
-    admission = full_admission()
-    waiting = asyncio.create_task(admission.wait(10))
-    await quiesce()
-    reason = Stopping("closed")
-    admission.close(reason)
-    with pytest.raises(Stopping, match="closed"):
-        await waiting
-    with pytest.raises(Stopping, match="closed"):
+    loop = asyncio.get_running_loop()
+    admission = full_admission(queue_wait_ms=500)
+    began = loop.time()
+    with pytest.raises(QueueFull, match="no room within 500 ms"):
         await admission.wait(10)
-    with pytest.raises(Stopping, match="closed"):
-        admission.try_admit(10)
-    assert (admission.queued_bytes, admission.waiting_bytes) == (QUEUED_MAX, 0)
+    assert loop.time() - began == pytest.approx(0.5)
+    assert admission.waiting_bytes == 0
+    admission.release(QUEUED_MAX)
+    assert admission.try_admit(QUEUED_MAX)
+
+
+@virtual_time(10)
+async def test_room_that_comes_with_the_time_out_is_not_lost() -> None:
+    """Room that is given at the very moment of a time-out is used or given back."""
+    admission = full_admission(queue_wait_ms=500)
+    asyncio.get_running_loop().call_later(0.5, admission.release, QUEUED_MAX)
+    (refusal,) = await asyncio.gather(admission.wait(10), return_exceptions=True)
+    assert refusal is None or isinstance(refusal, QueueFull)
+    await quiesce()
+    assert admission.queued_bytes == (10 if refusal is None else 0)
+    assert admission.waiting_bytes == 0
 
 
 def test_error_that_is_raised_often_does_not_grow() -> None:

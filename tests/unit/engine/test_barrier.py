@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import Add, DeleteRange, ExistsCompare, Get, Put, Read, Transaction
+from shalekv.core.transaction import Add, DeleteRange, ExistsCompare, Get, Put, Read
 from shalekv.engine.commit import Receipt
-from shalekv.errors import ConditionFailed, Fenced, OutcomeUnknown, Stopping
-from shalekv.format import names
-from tests.kit.engine.running_log import NEWER, RunningLog, Transacted, quiesce, running
-from tests.kit.states import counter
+from shalekv.errors import ConditionFailed
+from tests.kit.engine.running_log import RunningLog, Transacted, quiesce, running
 
 WIDTHS = pytest.mark.parametrize("k", [1, 2, 4])
 NOTHING = DeleteRange(KeyRange(b"a", b"a"))
@@ -99,20 +95,6 @@ async def test_idle_log_answers_at_once_what_writes_nothing() -> None:
         assert log.admission.queued_bytes == 0
 
 
-async def test_unconditional_writes_share_the_object_of_a_transaction() -> None:
-    """What is queued before a transaction and behind it goes into one object with it."""
-    async with running(RunningLog()) as log:
-        await fly(log, 1)
-        queued = [log.write(b"a"), log.transact(Add(b"n", 1)), log.write(b"b")]
-        queued += [log.transact(Add(b"n", 1)), log.write(b"c")]
-        log.store.held[0].release()
-        (await log.store.arrived(2)).release()
-        receipts = [await each.receipt() for each in queued]
-        assert [(each.seq, each.wal_id) for each in receipts] == [(101 + n, 11) for n in range(5)]
-        assert log.memtable.get(b"n") is not None
-        assert log.newest(b"n") == [counter(2)]
-
-
 @pytest.mark.parametrize("k", [2, 4])
 async def test_write_before_a_transaction_goes_alone_while_others_are_in_flight(k: int) -> None:
     """The barrier is before the transaction: what is queued before it takes the next slot."""
@@ -145,92 +127,3 @@ async def test_writes_behind_a_transaction_go_on_beside_it(k: int) -> None:
         log.store.held[0].release()
         (await log.store.arrived(3)).release()
         assert [*await added.results(), *await again.results()] == [1, 2]
-
-
-async def test_read_inside_an_object_has_the_view_before_it() -> None:
-    """The number of a read tells what it has seen: not a write that only shares its object."""
-    async with running(RunningLog()) as log:
-        await fly(log, 1)
-        log.write(b"a", b"old")
-        read = log.transact(Get(b"a"))
-        refused = put_if_absent(log, b"a")
-        newer = log.write(b"a", b"new")
-        log.store.held[0].release()
-        (await log.store.arrived(2)).release()
-        receipt = await read.receipt()
-        assert (receipt.seq, receipt.wal_id) == (101, 11)
-        assert (await newer.receipt()).seq == 104
-        (result,) = await read.results()
-        assert isinstance(result, Read)
-        assert result.entry is not None
-        assert (result.entry.value, result.entry.seq) == (b"old", 101)
-        assert isinstance(await refused.refusal(), ConditionFailed)
-
-
-async def test_transactions_see_all_that_was_submitted_before_them() -> None:
-    """Durable, in flight or queued, range deletes included: the newest state decides."""
-    async with running(RunningLog()) as log:
-        counted = [log.transact(Add(b"n", 1)) for _ in range(3)]
-        await log.store.arrived(1)
-        log.transact(DeleteRange(KeyRange(b"m", b"o")), Put(b"o", b"1"))
-        counted += [log.transact(Add(b"n", 10)) for _ in range(2)]
-        first, second = put_if_absent(log, b"o"), put_if_absent(log, b"p")
-        log.store.let_go()
-        assert [await each.results() for each in counted] == [[1], [2], [3], [10], [20]]
-        assert isinstance(await first.refusal(), ConditionFailed)
-        assert await second.results() == [None]
-        assert log.newest(b"n", b"o", b"p") == [counter(20), b"1", b"mine"]
-
-
-async def test_what_waits_for_a_lost_write_hears_of_the_loss() -> None:
-    """A refusal that rests on a write which a newer writer has fenced off is never told."""
-    async with running(RunningLog(k=2)) as log:
-        await log.fill(10, NEWER)
-        await fly(log, 1)
-        waiting = [put_if_absent(log, b"in flight 0"), log.transact(Get(b"a"))]
-        log.store.held[0].release()
-        for told in waiting:
-            assert isinstance(await told.refusal(), Fenced)
-
-
-async def test_refusal_in_an_object_of_unknown_fate_is_unknown() -> None:
-    """A log that is cancelled tells neither the refusal that shares an object nor a success."""
-    log = RunningLog()
-    task = asyncio.create_task(log.log.run())
-    await fly(log, 1)
-    log.write(b"a")
-    shares = put_if_absent(log, b"a")
-    log.store.held[0].release()
-    await log.store.arrived(2)
-    queued = put_if_absent(log, b"a")
-    task.cancel()
-    await asyncio.wait([task])
-    assert isinstance(await shares.refusal(), OutcomeUnknown)
-    assert isinstance(await queued.refusal(), Stopping)
-    log.check_settled()
-
-
-async def test_close_answers_what_writes_nothing() -> None:
-    """A log that is closed ends when the refusals that wait for its last object are told."""
-    log = RunningLog()
-    async with running(log):
-        await fly(log, 1)
-        refused, read = put_if_absent(log, b"in flight 0"), log.transact(Get(b"in flight 0"))
-        log.log.close()
-        await quiesce()
-        assert (refused.told, read.told) == ([], [])
-        log.store.held[0].release()
-        assert isinstance(await refused.refusal(), ConditionFailed)
-        assert (await read.receipt()).seq == 100
-    assert log.log.is_closing
-    assert [held.name for held in log.store.held] == [names.wal_name(10)]
-
-
-async def test_stopped_log_refuses_transactions_and_gives_back_their_bytes() -> None:
-    """After the end nothing is decided for anybody, and nothing stays admitted."""
-    log = RunningLog()
-    assert log.admission.try_admit(2_000)
-    log.log.stop(Stopping("the end"))
-    with pytest.raises(Stopping, match="the end"):
-        log.log.transact(Transaction([Get(b"a")]), lambda _: None, size_bytes=2_000)
-    assert log.admission.queued_bytes == 0

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shalekv.core.fencing import WriterId
-from shalekv.engine.consumer_leases import NAME_CHARS_MAX, ConsumerLeases, consumers_of
-from shalekv.errors import Fenced, InvalidRequest, WalUnprotected
+from shalekv.engine.consumer_leases import NAME_CHARS_MAX
+from shalekv.errors import InvalidRequest, WalUnprotected
 from shalekv.format import names
-from shalekv.manifest.fenced import FencedManifest
-from shalekv.manifest.stored import StoredManifest
 from shalekv.store.requests import RequestKind
-from tests.kit.engine.collection import AGE_S, TTL_S, Ground
+from tests.kit.engine.collection import TTL_S, Ground
 
 
 async def compacted(c: int = 4) -> Ground:
@@ -118,39 +114,6 @@ async def test_hold_that_changes_nothing_edits_nothing() -> None:
     assert lease is not None
     assert (lease.wal_id_min, lease.holder) == (5, "consumer mirror")
     assert lease.expire_time_s >= ground.now_s + TTL_S
-
-
-async def test_writer_holds_leases_as_long_as_it_owns_the_manifest() -> None:
-    """A writer edits its own manifest; once another has taken over, it is told so."""
-    ground = await compacted()
-    cas = ground.cas()
-    stored = StoredManifest(cas)
-    own = await own_manifest(ground, stored, epoch=1)
-    consumers = ConsumerLeases(cas, own, TTL_S)
-    await consumers.hold("mirror", 4)
-    assert [each.name for each in consumers_of(await ground.manifest())] == ["mirror"]
-    await own_manifest(ground, StoredManifest(ground.cas()), epoch=2)
-    with pytest.raises(Fenced):
-        await consumers.hold("mirror", 6)
-
-
-async def own_manifest(ground: Ground, stored: StoredManifest, epoch: int) -> FencedManifest:
-    """The manifest of the writer of this epoch."""
-    own = WriterId(epoch, bytes([epoch]) * 16)
-    await ground.edit(lambda m: replace(m, writer_epoch=own.epoch, writer_nonce=own.nonce))
-    await stored.refresh()
-    return FencedManifest(stored, own)
-
-
-async def test_consumers_are_listed_by_name() -> None:
-    """Leases of jobs and of the retention are none of them."""
-    ground = await compacted()
-    await ground.lease(wal_id_min=5)
-    await ground.collecting(wal_retention_s=AGE_S).collect()
-    for name in ("two", "one"):
-        await ground.consumers().hold(name, 6)
-    found = await ground.consumers().list()
-    assert [(each.name, each.lease.wal_id_min) for each in found] == [("one", 6), ("two", 6)]
 
 
 @pytest.mark.parametrize("name", ["", " x", "x\n", "x" * (NAME_CHARS_MAX + 1)])

@@ -10,13 +10,12 @@ from shalekv.core.transaction import (
     Delete,
     DeleteRange,
     ExistsCompare,
-    Get,
     Put,
-    Read,
     SeqCompare,
 )
-from shalekv.engine.commit import Receipt
-from shalekv.errors import ConditionFailed, NotACounter
+from shalekv.engine.commit import Claim, Receipt
+from shalekv.errors import ConditionFailed
+from shalekv.format.idempotency import ReplyKind, decode_record, record_key
 from tests.kit.engine.commits import read
 from tests.kit.engine.running_log import OLDER, RunningLog, Told, quiesce, running
 from tests.kit.states import counter
@@ -98,39 +97,6 @@ async def test_counter_counts_on(meets_fence_first: bool) -> None:  # noqa: FBT0
         assert newest_of(log) == [(b"n", counter(41))]
 
 
-async def test_counter_that_is_none_any_more_is_refused() -> None:
-    """An add that had its place in the log is refused when what comes before it is no counter."""
-    async with running(RunningLog(k=2)) as log:
-        await fenced(log)
-        added = log.transact(Put(b"x", b"1"), Add(b"n", 1))
-        await behind(log, b"n", b"words")
-        await displaced(log, first=False)
-        assert isinstance(await added.refusal(), NotACounter)
-        assert log.newest(b"x", b"n") == [None, b"words"]
-
-
-@ORDERS
-async def test_other_branch_is_taken(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Comparison, reads and changes are those of the new place; the old ones leave no trace."""
-    async with running(RunningLog(k=2)) as log:
-        await fenced(log)
-        transacted = log.transact(
-            Get(b"a"),
-            Put(b"then", b"1"),
-            compares=ABSENT,
-            otherwise=[Get(b"a"), Put(b"else", b"1")],
-        )
-        await behind(log, b"a", b"other")
-        assert log.newest(b"then", b"else") == [b"1", None]
-        await displaced(log, first=meets_fence_first)
-        (await log.store.arrived(3)).release()
-        (result, _) = await transacted.results()
-        assert isinstance(result, Read)
-        assert result.entry is not None
-        assert (result.entry.value, result.entry.seq) == (b"other", 101)
-        assert newest_of(log) == [(b"a", b"other"), (b"else", b"1")]
-
-
 @ORDERS
 async def test_refusal_becomes_a_write(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A delete-if-present that shared a lost object finds a value at its new place, and deletes."""
@@ -179,24 +145,6 @@ async def test_queue_is_decided_again_in_its_order() -> None:
         assert log.newest(b"a", b"n") == [b"first", counter(44)]
 
 
-@pytest.mark.parametrize("first_to_fail", [0, 1])
-async def test_order_of_submission_is_kept_when_both_are_displaced(first_to_fail: int) -> None:
-    """Two objects that lose their slots go on as they came: the put-if-absent wins after all."""
-    async with running(RunningLog(k=2)) as log:
-        await fenced(log)
-        await log.fill(11, OLDER)
-        mine = log.transact(Put(b"a", b"mine"), compares=ABSENT)
-        other = await behind(log, b"b", b"other")
-        blind = log.write(b"a", b"blind")
-        for number in (first_to_fail, 1 - first_to_fail):
-            log.store.held[number].release()
-            await quiesce()
-        log.store.let_go()
-        receipts = [await each.receipt() for each in (mine, other, blind)]
-        assert receipts == sorted(receipts, key=lambda receipt: receipt.seq)
-        assert newest_of(log) == [(b"a", b"blind"), (b"b", b"other")]
-
-
 async def test_number_of_a_lost_slot_is_no_ones() -> None:
     """A condition on a number that was shown before a displacement does not hold afterwards."""
     async with running(RunningLog(k=2)) as log:
@@ -214,15 +162,45 @@ async def test_number_of_a_lost_slot_is_no_ones() -> None:
         assert refusal.found_seq == (await shown.receipt()).seq > 100
 
 
-async def test_transaction_that_is_alone_decides_the_same_again() -> None:
-    """At k = 1 nothing can come between: a displaced counter counts what it has counted."""
-    async with running(RunningLog()) as log:
+def claim_of(key: bytes) -> Claim:
+    """The idempotency key of a request, whose reply names what was counted."""
+    return Claim(
+        key,
+        b"h" * 16,
+        99_000,
+        ReplyKind.WRITE,
+        lambda decision: repr(decision and decision.results).encode(),
+    )
+
+
+async def test_displaced_request_is_remembered_at_its_last_place() -> None:
+    """One record remains of two slots: with the number, the object and the reply that became
+    durable (I15).
+    """
+    async with running(RunningLog(k=2)) as log:
         await fenced(log)
-        added = [log.transact(Add(b"n", 1))]
-        held = await log.store.arrived(1)
-        added += [log.transact(Add(b"n", 1)), log.transact(Add(b"n", 1))]
-        held.release()
+        told = log.transact(Add(b"n", 1), claim=claim_of(b"k"))
+        await behind(log, b"n", counter(40))
         log.store.let_go()
-        assert [await each.results() for each in added] == [[1], [2], [3]]
-        receipts = [await each.receipt() for each in added]
-        assert [(each.seq, each.wal_id) for each in receipts] == [(103, 11), (104, 11), (105, 11)]
+        receipt = await told.receipt()
+        (entry,) = log.contents_of(12).records
+        assert entry == receipt.record
+        record = decode_record("", entry.value)
+        assert (entry.key, entry.seq, entry.expire_at_ms) == (record_key(b"k"), receipt.seq, 99_000)
+        assert (record.wal_id, record.reply) == (12, b"[41]")
+
+
+async def test_request_that_loses_its_slot_and_its_condition_leaves_no_record() -> None:
+    """Its record was made for a slot that it did not get: it goes into no other object."""
+    async with running(RunningLog(k=2)) as log:
+        await fenced(log)
+        shares = log.write(b"x")
+        mine = log.transact(Put(b"a", b"mine"), compares=ABSENT, claim=claim_of(b"k"))
+        await behind(log, b"a", b"other")
+        log.store.held[1].release()
+        log.store.let_go()
+        assert isinstance(await mine.refusal(), ConditionFailed)
+        assert (await shares.receipt()).wal_id == 12
+        contents = log.contents_of(12)
+        assert [entry.key for entry in contents.points] == [b"x"]
+        assert contents.records == []

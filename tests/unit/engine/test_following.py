@@ -1,13 +1,15 @@
-"""Following the log: which answers count, and what is never skipped (I4, I6)."""
+"""Following the log: which answers count, gaps, and when a replica looks (I4, I6)."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from shalekv.engine.following import CORRUPT_LOOKS
-from shalekv.errors import BadMagic
+from shalekv.engine.following import CORRUPT_LOOKS, EMPTY_LOOKS, NEVER_MS
+from shalekv.engine.reader_engine import ReaderEngine
+from shalekv.errors import BadMagic, StoreUnavailable
 from shalekv.format import names
 from tests.kit.engine.replica import (
     TTL_S,
@@ -15,134 +17,312 @@ from tests.kit.engine.replica import (
     ReplicaGround,
     all_shown,
     get,
-    in_virtual_time,
     pass_s,
     running,
+    scan,
 )
+from tests.kit.virtual_time import virtual_time
 
 
-def test_what_is_there_is_applied_in_order_more_of_it_at_once() -> None:
+@virtual_time(seed=1)
+async def test_what_is_there_is_applied_in_order_more_of_it_at_once() -> None:
     """One request for each object, twice as many at once each time, and one for the end."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        store = AskedStore(ground)
-        engine = await ground.join(store, reader_parallel_reads=4)
-        for number in range(9):
-            await ground.put(a=b"%d" % number)
-        store.forget()
-        async with running(engine):
-            await engine.catch_up()
-        assert (engine.prefix.seq, engine.prefix.wal_id) == (9, 8)
-        assert sorted(store.gets) == [names.wal_name(n) for n in range(11)]  # 1 + 2 + 4 + 4
-        assert store.gets[0] == names.wal_name(0)
-        assert store.lists == []
-        assert await get(engine, b"a") == b"8"
-        assert engine.follower.counts.applied == 9
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    store = AskedStore(ground)
+    engine = await ground.join(store, reader_parallel_reads=4)
+    for number in range(9):
+        await ground.put(a=b"%d" % number)
+    store.forget()
+    async with running(engine):
+        await engine.catch_up()
+    assert (engine.prefix.seq, engine.prefix.wal_id) == (9, 8)
+    assert sorted(store.gets) == [names.wal_name(n) for n in range(11)]  # 1 + 2 + 4 + 4
+    assert store.gets[0] == names.wal_name(0)
+    assert store.lists == []
+    assert await get(engine, b"a") == b"8"
+    assert engine.follower.counts.applied == 9
 
 
 @pytest.mark.parametrize(
     ("snapshot", "is_sure", "lists"), [("own", True, 0), ("own", False, 1), ("none", False, 1)]
 )
-def test_answers_count_under_a_manifest_that_protects(
+@virtual_time(seed=1)
+async def test_answers_count_under_a_manifest_that_protects(
     *, snapshot: str, is_sure: bool, lists: int
 ) -> None:
     """A snapshot that may be over is looked for after each answer; a sure one costs nothing."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        store = AskedStore(ground)
-        engine = await ground.join(store, snapshot=snapshot, poll_interval_idle_ms=3_600_000)
-        if not is_sure:
-            await pass_s(TTL_S - 1.5)
-        store.forget()
-        running_follower = asyncio.create_task(engine.follower.run())
-        await engine.catch_up()
-        running_follower.cancel()
-        assert store.gets == [names.wal_name(0)]
-        assert store.lists == [names.MANIFEST_FOLDER] * lists
-        assert engine.staleness_ms == 0
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    store = AskedStore(ground)
+    engine = await ground.join(store, snapshot=snapshot, poll_interval_idle_ms=3_600_000)
+    if not is_sure:
+        await pass_s(TTL_S - 1.5)
+    store.forget()
+    running_follower = asyncio.create_task(engine.follower.run())
+    await engine.catch_up()
+    running_follower.cancel()
+    assert store.gets == [names.wal_name(0)]
+    assert store.lists == [names.MANIFEST_FOLDER] * lists
+    assert engine.staleness_ms == 0
 
 
 @pytest.mark.parametrize("snapshot", ["own", "none"])
-def test_slot_that_was_collected_is_not_the_end_of_the_log(snapshot: str) -> None:
+@virtual_time(seed=1)
+async def test_slot_that_was_collected_is_not_the_end_of_the_log(snapshot: str) -> None:
     """A replica that slept while its next slot was collected goes on behind the levels."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        engine = await ground.join(snapshot=snapshot)
-        for number in range(2, 5):
-            await ground.put(a=b"%d" % number)
-        await pass_s(TTL_S + 1)
-        await ground.compact()
-        await ground.collect()
-        await ground.put(b=b"5")
-        following = asyncio.create_task(engine.follower.run())
-        await engine.catch_up()
-        following.cancel()
-        assert await all_shown(engine) == {b"a": b"4", b"b": b"5"}
-        assert (engine.prefix.seq, engine.prefix.wal_id) == (5, 4)
-        assert engine.staleness_ms == 0
-        assert engine.follower.counts.applied == 1
-
-    in_virtual_time(main)
-
-
-def test_answer_from_before_a_stop_does_not_count() -> None:
-    """A slot is there, or not, when the reply is given; what has happened since decides (F3)."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        store = AskedStore(ground)
-        engine = await ground.join(store)
-
-        async def stop(_: str) -> None:
-            store.after_get = store.before_get
-            await ground.put(a=b"2")
-            await pass_s(TTL_S + 1)
-            await ground.compact()
-            await ground.collect()
-
-        store.after_get = stop
-        following = asyncio.create_task(engine.follower.run())
-        await engine.catch_up()
-        following.cancel()
-        assert await all_shown(engine) == {b"a": b"2"}
-        assert engine.staleness_ms <= 1
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    engine = await ground.join(snapshot=snapshot)
+    for number in range(2, 5):
+        await ground.put(a=b"%d" % number)
+    await pass_s(TTL_S + 1)
+    await ground.compact()
+    await ground.collect()
+    await ground.put(b=b"5")
+    following = asyncio.create_task(engine.follower.run())
+    await engine.catch_up()
+    following.cancel()
+    assert await all_shown(engine) == {b"a": b"4", b"b": b"5"}
+    assert (engine.prefix.seq, engine.prefix.wal_id) == (5, 4)
+    assert engine.staleness_ms == 0
+    assert engine.follower.counts.applied == 1
 
 
 @pytest.mark.parametrize("damaged_looks", [CORRUPT_LOOKS - 1, CORRUPT_LOOKS])
-def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_looks: int) -> None:
+@virtual_time(seed=1)
+async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_looks: int) -> None:
     """What was damaged on its way is read again; what is damaged in the store is never skipped."""
+    ground = await ReplicaGround.created()
+    engine = await ground.join()
+    await ground.put(a=b"1")
+    name = names.wal_name(0)
+    whole = ground.data(name)
+    await ground.overwrite(name, b"X" * len(whole))
+    running_engine = asyncio.create_task(engine.run())
+    for _ in range(damaged_looks):
+        await engine.follower.look()
+    if damaged_looks == CORRUPT_LOOKS:
+        with pytest.raises(BadMagic):
+            await asyncio.wait_for(running_engine, TTL_S)
+        with pytest.raises(BadMagic):
+            engine.check_serving()
+        return
+    await ground.overwrite(name, whole)
+    await engine.catch_up()
+    assert await all_shown(engine) == {b"a": b"1"}
+    engine.close()
+    await running_engine
 
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        engine = await ground.join()
+
+async def behind_a_gap(ground: ReplicaGround, **settings: Any) -> tuple[ReaderEngine, AskedStore]:
+    """A replica of a writer of epoch 2 with four objects in flight, whose next one is missing."""
+    await ground.take_over(k=4)
+    await ground.put(a=b"1")
+    store = AskedStore(ground)
+    engine = await ground.join(store, **settings)
+    ground.slot += 1
+    await ground.put(c=b"3")
+    return engine, store
+
+
+@virtual_time(seed=1)
+async def test_gap_is_waited_for_and_told() -> None:
+    """What stands behind a gap is not shown, and may be acknowledged: the state grows old."""
+    ground = await ReplicaGround.created()
+    engine, store = await behind_a_gap(ground)
+    following = asyncio.create_task(engine.follower.run())
+    await engine.catch_up()
+    assert await all_shown(engine) == {b"a": b"1"}
+    follower = engine.follower
+    assert (follower.is_in_gap, follower.counts.gaps) == (True, 1)
+    assert engine.staleness_ms == NEVER_MS  # it has never seen the end of the log
+    await pass_s(2)
+    store.forget()
+    await engine.catch_up()
+    assert (store.gets, store.lists) == ([names.wal_name(1)], [names.WAL_FOLDER])
+    assert (follower.counts.gaps, follower.gap_ms) == (1, 2_000)
+    following.cancel()
+
+
+@virtual_time(seed=1)
+async def test_gap_that_is_filled_is_behind_us_and_the_next_one_counts() -> None:
+    """Two gaps are two, also when one look fills the first and finds the second."""
+    ground = await ReplicaGround.created()
+    await ground.take_over(k=4)
+    engine = await ground.join()
+    missing = ground.commit(a=b"1")
+    ground.slot += 1
+    await ground.put(b=b"2")
+    following = asyncio.create_task(engine.follower.run())
+    await engine.catch_up()
+    await pass_s(1)
+    ground.slot += 1
+    await ground.put(d=b"4")
+    await ground.fill_with(0, ground.writer, missing)
+    await engine.catch_up()
+    follower = engine.follower
+    assert await all_shown(engine) == {b"a": b"1", b"b": b"2"}
+    assert (follower.is_in_gap, follower.counts.gaps, follower.counts.gap_ms) == (True, 2, 1e3)
+    await pass_s(2)
+    await engine.catch_up()
+    assert (follower.counts.gaps, follower.gap_ms) == (2, 3_000)
+    following.cancel()
+
+
+@virtual_time(seed=1)
+async def test_writer_that_is_not_known_yet_may_leave_gaps() -> None:
+    """After an object of a newer epoch than the manifest that was seen, the log is listed."""
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    store = AskedStore(ground)
+    engine = await ground.join(store)
+    await ground.take_over(k=4)
+    await ground.put(b=b"2")
+    ground.slot += 1
+    await ground.put(d=b"4")
+    await pass_s(1)
+    following = asyncio.create_task(engine.follower.run())
+    await engine.catch_up()
+    following.cancel()
+    assert engine.manifest.current.max_parallel_writes == 1
+    assert engine.follower.is_in_gap
+    assert engine.staleness_ms == 1_000  # since it has joined
+
+
+MIB = 1 << 20
+
+
+@virtual_time(seed=1)
+async def test_looks_are_paced_by_what_happens() -> None:
+    """Every interval while something is written, then ever more seldom."""
+    ground = await ReplicaGround.created()
+    store = AskedStore(ground)
+    settings = {"poll_interval_min_ms": 20, "poll_interval_idle_ms": 1_000}
+    engine = await ground.join(store, poll_interval_ms=250, **settings)
+    store.forget()
+    following = asyncio.create_task(engine.follower.run())
+    await pass_s(0.25 * EMPTY_LOOKS + 0.01)
+    assert len(store.gets) == EMPTY_LOOKS + 1
+    await pass_s(10)
+    assert engine.follower.interval_ms == 1_000
+    assert len(store.gets) <= EMPTY_LOOKS + 1 + 12
+    await ground.put(a=b"1")
+    await engine.catch_up()
+    assert engine.follower.interval_ms == 250
+    following.cancel()
+
+
+@virtual_time(seed=1)
+async def test_look_that_began_before_does_not_answer_who_asks_now() -> None:
+    """What was written before the question is seen by the answer."""
+    ground = await ReplicaGround.created()
+    store = AskedStore(ground)
+    engine = await ground.join(store)
+
+    async def write_late(_: str) -> None:
+        store.after_get = store.before_get
         await ground.put(a=b"1")
-        name = names.wal_name(0)
-        whole = ground.data(name)
-        await ground.overwrite(name, b"X" * len(whole))
-        running_engine = asyncio.create_task(engine.run())
-        for _ in range(damaged_looks):
-            await engine.follower.look()
-        if damaged_looks == CORRUPT_LOOKS:
-            with pytest.raises(BadMagic):
-                await asyncio.wait_for(running_engine, TTL_S)
-            with pytest.raises(BadMagic):
-                engine.check_serving()
-            return
-        await ground.overwrite(name, whole)
-        await engine.catch_up()
-        assert await all_shown(engine) == {b"a": b"1"}
-        engine.close()
-        await running_engine
+        asked.append(asyncio.create_task(engine.catch_up()))
+        await pass_s(1)
 
-    in_virtual_time(main)
+    asked: list[asyncio.Task[None]] = []
+    store.after_get = write_late
+    following = asyncio.create_task(engine.follower.run())
+    await engine.catch_up()
+    assert engine.prefix.seq == 0
+    await asked[0]
+    assert engine.prefix.seq == 1
+    following.cancel()
+
+
+@virtual_time(seed=1)
+async def test_who_waits_for_a_commit_does_not_wait_for_an_idle_look() -> None:
+    """An idle replica looks often again as soon as somebody waits for what is on its way."""
+    ground = await ReplicaGround.created()
+    engine = await ground.join(poll_interval_ms=250, poll_interval_idle_ms=60_000)
+    following = asyncio.create_task(engine.follower.run())
+    await pass_s(600)
+    await engine.catch_up()
+    waiting = asyncio.create_task(engine.prefix.cover(1))
+    await pass_s(1)
+    await ground.put(a=b"1")
+    began_s = asyncio.get_running_loop().time()
+    await waiting
+    assert asyncio.get_running_loop().time() - began_s <= 0.25
+    following.cancel()
+
+
+@pytest.mark.parametrize("snapshot", ["own", "none"])
+@virtual_time(seed=1)
+async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(snapshot: str) -> None:
+    """What there is no room for is in the levels some time: the log goes on behind them."""
+    ground = await ReplicaGround.created()
+    engine = await ground.join(
+        snapshot=snapshot, reader_memtable_bytes_max=MIB, reader_parallel_reads=1
+    )
+    for number in range(8):
+        await ground.put(**{f"k{number}": b"v" * (MIB // 4)})
+    async with running(engine):
+        await engine.catch_up()
+        assert engine.follower.is_full
+        applied = engine.prefix.seq
+        assert applied < 8
+        await pass_s(7)
+        await engine.catch_up()
+        assert engine.prefix.seq == applied
+        assert engine.staleness_ms >= 7_000
+        await ground.compact()
+        await engine.catch_up()
+        await engine.catch_up()
+        assert engine.prefix.seq == 8
+        assert not engine.follower.is_full
+        assert engine.staleness_ms < 1_000
+        assert len(await scan(engine)) == 8
+        assert engine.memory_bytes < MIB // 2
+
+
+@virtual_time(seed=1)
+async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> None:
+    """By lapsed time: an object that is applied makes nothing fresher, the end behind it does."""
+    ground = await ReplicaGround.created()
+    store = AskedStore(ground)
+    engine = await ground.join(store)
+
+    async def slow(_: str) -> None:
+        await pass_s(3)
+
+    assert engine.staleness_ms == 0
+    await pass_s(5)
+    assert engine.staleness_ms == 5_000
+    store.before_get = slow
+    following = asyncio.create_task(engine.follower.run())
+    await engine.catch_up()
+    assert engine.staleness_ms == 3_000
+    await ground.put(a=b"1")
+    await engine.catch_up()
+    assert engine.staleness_ms == 3_000  # the look at what came next
+    following.cancel()
+
+
+@virtual_time(seed=1)
+async def test_store_that_does_not_answer_makes_the_state_grow_old() -> None:
+    """Nobody who looks is told less than before, or hangs; it goes on when the store does."""
+    ground = await ReplicaGround.created()
+    store = AskedStore(ground)
+    engine = await ground.join(store)
+
+    async def away(name: str) -> None:
+        raise StoreUnavailable(store.url, "get", name, "away")
+
+    following = asyncio.create_task(engine.follower.run())
+    await engine.catch_up()
+    store.before_get = away
+    since_s = asyncio.get_running_loop().time()
+    await pass_s(4)
+    await engine.catch_up()
+    assert engine.follower.is_cut_off
+    assert engine.staleness_ms / 1_000 >= asyncio.get_running_loop().time() - since_s >= 4
+    store.before_get = store.after_get
+    await engine.catch_up()
+    assert not engine.follower.is_cut_off
+    assert engine.staleness_ms == 0
+    following.cancel()

@@ -68,20 +68,6 @@ async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
         }
 
 
-async def test_enough_bytes_do_not_wait_for_the_spacing() -> None:
-    """A queue that reaches `flush_bytes` is flushed at once, however long the spacing is."""
-    three = 3 * changes_bytes([put(b"0")])
-    async with running(RunningLog(interval_ms=1e9, flush_bytes=three)) as log:
-        log.write(b"0")
-        (await log.store.arrived(1)).release()
-        for number in (1, 2, 3):
-            await quiesce()
-            assert len(log.store.held) == 1
-            log.write(b"%d" % number)
-        (await log.store.arrived(2)).release()
-        assert [(await write.receipt()).wal_id for write in log.writes] == [10, 11, 11, 11]
-
-
 def test_objects_are_spaced() -> None:
     """A stream of writes makes no more than one object in each interval, and the first at once."""
 
@@ -131,14 +117,6 @@ async def test_object_takes_no_more_than_flush_bytes() -> None:
         assert [receipt.wal_id for receipt in receipts] == [10, 11, 11, 11, 12, 12, 13, 14]
 
 
-async def test_lost_reply_is_no_rival() -> None:
-    """An upload whose reply was lost is recognised as ours and acknowledged, once."""
-    async with running(RunningLog()) as log:
-        write = log.write(b"a", b"1")
-        (await log.store.arrived(1)).lose_reply()
-        assert await write.receipt() == Receipt(seq=100, wal_id=10)
-
-
 async def test_unknown_upload_is_sent_again_with_the_same_bytes() -> None:
     """An upload that has a slot is repeated until it lands, so that no gap is left behind."""
     async with running(RunningLog()) as log:
@@ -151,21 +129,6 @@ async def test_unknown_upload_is_sent_again_with_the_same_bytes() -> None:
         assert (first.name, first.data) == (second.name, second.data) == (third.name, third.data)
         third.release()
         assert await write.receipt() == Receipt(seq=100, wal_id=10)
-
-
-async def test_older_fence_moves_the_group_to_the_next_slot() -> None:
-    """At k = 1, a slow opener's fence costs a slot and new numbers, and no write."""
-    async with running(RunningLog()) as log:
-        await log.fill(10, OLDER)
-        writes = [log.write(b"a", b"1")]
-        held = await log.store.arrived(1)
-        writes += [log.write(b"a", b"2"), log.write(b"b", b"1")]
-        held.release()
-        (await log.store.arrived(2)).release()
-        receipts = [await write.receipt() for write in writes]
-        assert receipts == [Receipt(seq=103 + number, wal_id=11) for number in range(3)]
-        assert read(log.memtable.view(105, 11)) == [(b"a", b"2"), (b"b", b"1")]
-        assert (log.prefix.seq, log.prefix.wal_id) == (105, 11)
 
 
 async def test_displaced_group_gets_numbers_above_what_landed_behind_it() -> None:
@@ -224,20 +187,6 @@ async def test_uncommitted_reads_see_the_newest_through_a_displacement(k: int) -
         await asyncio.gather(*(write.receipt() for write in log.writes))
         assert len(log.log.overlay) == 0
         assert newest(log) == {b"a": b"2" if k == 1 else b"1", b"b": b"1"}
-
-
-async def test_uncommitted_reads_do_not_go_back_at_a_displacement() -> None:
-    """What has landed ahead of its turn stays newer than what is still in flight before it."""
-    async with running(RunningLog(k=3)) as log:
-        await log.fill(11, OLDER)
-        for key, value in ((b"a", b"1"), (b"b", b"1"), (b"a", b"2")):
-            log.write(key, value)
-            await quiesce()
-        log.store.held[2].release()
-        await quiesce()
-        log.store.held[1].release()
-        await quiesce()
-        assert newest(log) == {b"a": b"2", b"b": b"1"}
 
 
 def newest(log: RunningLog) -> dict[bytes, bytes]:

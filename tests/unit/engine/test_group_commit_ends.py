@@ -9,47 +9,24 @@ import pytest
 
 from shalekv.core.transaction import Add, Put, Transaction
 from shalekv.engine.below import Base, Below
-from shalekv.engine.commit import Receipt, changes_bytes
+from shalekv.engine.commit import Receipt
 from shalekv.errors import (
     Fenced,
-    IllegalState,
     NotACounter,
     OutcomeUnknown,
-    ShaleError,
     Stopping,
     StoreBroken,
 )
-from shalekv.format import names
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import (
     NEWER,
     OLDER,
-    OWN,
     TRANSACTION_BYTES,
     RunningLog,
     Told,
     quiesce,
     running,
 )
-
-
-async def test_newer_writer_ends_the_log() -> None:
-    """Fenced: what lost its slot and what is queued was not applied, and nothing more is taken."""
-    async with running(RunningLog()) as log:
-        await log.fill(10, NEWER)
-        lost = log.write(b"a")
-        held = await log.store.arrived(1)
-        queued = log.write(b"b")
-        held.release()
-        for write in (lost, queued):
-            outcome = await write.outcome()
-            assert isinstance(outcome, Fenced)
-            assert (outcome.own_epoch, outcome.newer_epoch) == (5, 6)
-        assert isinstance(log.log.stopped_by, Fenced)
-        with pytest.raises(Fenced):
-            log.admission.try_admit(1)
-        await quiesce()
-        assert len(log.store.held) == 1
 
 
 async def test_uploads_in_flight_end_by_themselves_after_a_fence() -> None:
@@ -73,22 +50,6 @@ async def test_uploads_in_flight_end_by_themselves_after_a_fence() -> None:
         assert (log.prefix.seq, log.prefix.wal_id) == (102, 13)
 
 
-@pytest.mark.parametrize(
-    ("owner", "message"), [(OLDER, "data of the older epoch 4"), (OWN, "same epoch 5")]
-)
-async def test_foreign_data_in_a_slot_is_illegal(owner: object, message: str) -> None:
-    """Data of a fenced writer, or of our own epoch, in a slot of ours: stop, applied nothing."""
-    async with running(RunningLog()) as log:
-        assert isinstance(owner, type(OWN))
-        await log.fill(10, owner, [put(b"x")])
-        write = log.write(b"a")
-        (await log.store.arrived(1)).release()
-        outcome = await write.outcome()
-        assert isinstance(outcome, IllegalState)
-        assert message in str(outcome)
-        assert log.log.stopped_by is outcome
-
-
 async def test_broken_disk_leaves_writes_unknown() -> None:
     """When a sync has failed, what was in flight is unknown, and what was queued was not sent."""
     async with running(RunningLog()) as log:
@@ -99,16 +60,6 @@ async def test_broken_disk_leaves_writes_unknown() -> None:
         assert isinstance(await sent.outcome(), OutcomeUnknown)
         assert isinstance(await queued.outcome(), StoreBroken)
         assert isinstance(log.log.stopped_by, StoreBroken)
-
-
-async def test_damaged_object_in_the_slot_stops_the_log() -> None:
-    """What cannot be read is nobody's: the writes are unknown, and the error names the object."""
-    async with running(RunningLog()) as log:
-        await log.store.free.create(names.wal_name(10), b"rubbish")
-        write = log.write(b"a")
-        (await log.store.arrived(1)).release()
-        assert isinstance(await write.outcome(), OutcomeUnknown)
-        assert names.wal_name(10) in str(log.log.stopped_by)
 
 
 async def test_close_makes_durable_what_was_accepted() -> None:
@@ -173,22 +124,6 @@ async def test_cancelled_log_settles_everything_once(closes_first: bool) -> None
     log.check_settled()
 
 
-async def test_log_whose_task_has_ended_accepts_nothing() -> None:
-    """Nothing is ever queued where nobody will flush it, not even by who was admitted before."""
-    log = RunningLog()
-    task = asyncio.create_task(log.log.run())
-    await quiesce()
-    task.cancel()
-    await asyncio.wait([task])
-    change = put(b"a")
-    log.admission.queued_bytes = changes_bytes([change])
-    with pytest.raises(Stopping):
-        log.admission.try_admit(1)
-    with pytest.raises(Stopping):
-        log.log.submit([change], lambda _: None)
-    log.check_settled()
-
-
 async def test_bug_in_an_upload_settles_everything() -> None:
     """An error that nobody foresaw ends the log loudly, and no caller waits for ever."""
     log = RunningLog(k=2)
@@ -205,38 +140,6 @@ async def test_bug_in_an_upload_settles_everything() -> None:
         assert isinstance(await write.outcome(), OutcomeUnknown)
     assert isinstance(await queued.outcome(), Stopping)
     log.check_settled()
-
-
-async def test_stop_reports_each_lost_write_once() -> None:
-    """`stop` fails what is queued at once, lets uploads end, and a second error changes nothing."""
-    async with running(RunningLog()) as log:
-        sent = log.write(b"a")
-        held = await log.store.arrived(1)
-        queued = [log.write(b"b"), log.write(b"c")]
-        reason = Fenced("polled", own_epoch=5, newer_epoch=7)
-        log.log.stop(reason)
-        log.log.stop(Stopping("later"))
-        assert [write.told for write in queued] == [[reason], [reason]]
-        assert sent.told == []
-        held.release()
-        assert await sent.receipt() == Receipt(seq=100, wal_id=10)
-        assert log.log.stopped_by is reason
-
-
-async def test_reads_of_the_prefix_end_with_the_log() -> None:
-    """Who waits for a gap to close is told when it never will."""
-    async with running(RunningLog(k=2)) as log:
-        await log.fill(10, NEWER)
-        log.write(b"a")
-        await log.store.arrived(1)
-        log.write(b"b")
-        (await log.store.arrived(2)).release()
-        await quiesce()
-        covering = asyncio.create_task(log.prefix.cover(log.prefix.landed_seq))
-        await quiesce()
-        log.store.held[0].release()
-        with pytest.raises(ShaleError):
-            await covering
 
 
 async def test_error_of_a_stopped_log_does_not_grow() -> None:

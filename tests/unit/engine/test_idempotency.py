@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
-from shalekv.engine.commit import Claim
+from shalekv.engine.commit import Claim, Receipt
 from shalekv.engine.idempotency import Idempotency, Remembered
 from shalekv.engine.sorted_runs import entries_bytes
-from shalekv.errors import KeyExpired, KeyReused
+from shalekv.errors import KeyExpired, Stopping
 from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
 
 WINDOW_MS = 1_000
@@ -48,22 +48,6 @@ def uuid7(made_ms: int, *, version: int = 7, variant: int = 0b10) -> bytes:
     """A UUID that was made at this time."""
     rest = bytes((version << 4, 1, variant << 6, *range(7)))
     return made_ms.to_bytes(6, "big") + rest
-
-
-def test_key_that_was_never_seen_is_new() -> None:
-    """Any bytes but an old UUID of version 7 can begin a request."""
-    keys = Keys()
-    for key in (b"k", b"x" * 64, bytes(16), uuid7(START_MS)):
-        assert keys.state_of(key) == "new"
-
-
-def test_repeat_gets_the_first_reply() -> None:
-    """Sequence number, object and reply are those of the first request."""
-    keys = Keys()
-    keys.land(b"k", 7)
-    record = IdempotencyRecord(HASH, 12, ReplyKind.WRITE, b"reply")
-    assert keys.idempotency.find(b"k", HASH) == Remembered(7, record)
-    assert keys.state_of(b"kk") == "new"
 
 
 def test_key_lives_for_one_window_and_is_known_as_expired_for_another() -> None:
@@ -124,27 +108,6 @@ def test_what_is_no_uuid_of_version_7_has_no_age(key: bytes) -> None:
     assert Keys().state_of(key) == "new"
 
 
-def test_uuid_that_is_remembered_is_answered_whatever_its_age() -> None:
-    """A client whose clock is late gets its reply, too, as long as there is one."""
-    keys = Keys()
-    keys.land(uuid7(OLD_MS))
-    assert keys.state_of(uuid7(OLD_MS)) == "remembered"
-
-
-def test_other_content_is_refused_as_long_as_the_key_is_known() -> None:
-    """Under way, remembered or expired: the key belongs to the first request."""
-    keys = Keys()
-    claim = Claim(b"pending", HASH, 0, ReplyKind.PUT, lambda _: b"")
-    keys.idempotency.begin(claim, lambda _: None)
-    keys.land(b"k")
-    for key in (b"pending", b"k"):
-        with pytest.raises(KeyReused):
-            keys.idempotency.find(key, OTHER_HASH)
-    keys.now_ms += WINDOW_MS
-    with pytest.raises(KeyReused):
-        keys.idempotency.find(b"k", OTHER_HASH)
-
-
 def test_claim_that_was_abandoned_is_new_again() -> None:
     """A request that could not be submitted has not used its key."""
     keys = Keys()
@@ -153,6 +116,21 @@ def test_claim_that_was_abandoned_is_new_again() -> None:
     assert keys.idempotency.find(b"k", HASH) is pending
     keys.idempotency.abandon(claim)
     assert keys.state_of(b"k") == "new"
+
+
+def test_record_is_remembered_before_anybody_is_told() -> None:
+    """A caller that hears of the commit and asks at once finds it done; a lost one is forgotten."""
+    keys, found = Keys(), list[str]()
+    record = keys.land(b"other")._replace(key=record_key(b"k"))
+    for outcome, expected in (
+        (Stopping("lost"), "new"),
+        (Receipt(7, 1, record=record), "remembered"),
+    ):
+        claim = Claim(b"k", HASH, 0, ReplyKind.PUT, lambda _: b"")
+        pending = keys.idempotency.begin(claim, lambda _: found.append(keys.state_of(b"k")))
+        assert keys.state_of(b"k") == "pending"
+        pending.settle(outcome)
+        assert found[-1] == keys.state_of(b"k") == expected
 
 
 def test_key_that_was_used_again_counts_once_and_for_longer() -> None:

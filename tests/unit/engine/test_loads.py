@@ -18,10 +18,8 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.core.transaction import Change
 from shalekv.engine.batch_files import Authorship, encode_batch
 from shalekv.engine.loads import Loaded
-from shalekv.errors import InvalidRequest, LeaseLost, LoadUnknown, Overloaded
-from shalekv.format.names import level_name
+from shalekv.errors import InvalidRequest, LeaseLost, LoadUnknown
 from shalekv.format.sst import open_sst
-from shalekv.settings import WriterSettings
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import (
     SETTINGS,
@@ -228,17 +226,6 @@ async def test_files_hold_what_a_load_may(entries: list[Entry], ranges: list[Ent
             await writer.loads.ingest("x", [info])
 
 
-async def test_files_of_another_database_are_refused() -> None:
-    """A file belongs to the database that it says, and to no other that has a copy of it."""
-    database, other = await Database.created(), await Database.created(seed=9)
-    foreign = await file_of(other, 1, [Entry(b"a", 0, Kind.PUT)])
-    name = level_name(foreign.id)
-    await database.store.create(name, other.data(name))
-    async with loading(database) as writer:
-        with pytest.raises(InvalidRequest, match="database"):
-            await writer.loads.ingest("x", [foreign])
-
-
 async def test_what_may_be_collected_is_not_loaded() -> None:
     """Files older than what a collector has deleted are refused, and nothing stays pending (F3)."""
     database = await Database.created()
@@ -250,21 +237,6 @@ async def test_what_may_be_collected_is_not_loaded() -> None:
         await quiesce()
     assert (await database.manifest()).pending_loads == ()
     assert await loads_in_wal(database) == []
-
-
-async def test_a_load_that_finds_no_room_is_not_registered() -> None:
-    """What is refused because too much is queued leaves no trace, and may come again."""
-    database = await Database.created()
-    infos = await _two_files(database)
-    queued_bytes = WriterSettings().queued_bytes_max
-    async with loading(database) as writer:
-        assert writer.admission.try_admit(queued_bytes)
-        with pytest.raises(Overloaded):
-            await writer.loads.ingest("x", infos)
-        assert writer.store.creates == 0
-        writer.admission.release(queued_bytes)
-        assert not (await writer.loads.ingest("x", infos)).already_applied
-        assert writer.admission.queued_bytes == 0
 
 
 def test_files_are_cut_by_their_size() -> None:

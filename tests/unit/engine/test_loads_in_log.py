@@ -7,18 +7,12 @@ import asyncio
 import pytest
 
 from shalekv.core.entry import Entry, Kind
-from shalekv.core.fencing import WriterId
 from shalekv.core.loads import CommittedLoad
 from shalekv.core.manifest import PendingLoad
 from shalekv.engine.commit import RECORD_BYTES, Claim, WalContents
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.replay import Replayed, replay
 from shalekv.errors import (
-    Fenced,
-    IllegalState,
-    OutcomeUnknown,
-    ShaleError,
-    Stopping,
     UnsupportedVersion,
 )
 from shalekv.format import names
@@ -36,7 +30,6 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.running_log import (
     DATABASE_ID,
-    NEWER,
     OLDER,
     OWN,
     RunningLog,
@@ -118,22 +111,6 @@ async def test_a_load_is_alone(k: int) -> None:
     assert sst.footer.contents.entry_count == 1
 
 
-async def test_commits_are_not_joined_with_a_load() -> None:
-    """What waits together with a load shares no object with it."""
-    log = LoadingLog(flush_bytes=1 << 20)
-    async with running(log):
-        log.write(b"first")
-        held = await log.store.arrived(1)
-        tolds = [log.write(b"a"), log.write(b"b")]
-        loads = [log.ingest(load(info(0))), log.ingest(load(info(1), load_id="load-2"))]
-        tolds.append(log.write(b"c"))
-        held.release()
-        log.store.let_go()
-        slots = [(await told.receipt()).wal_id for told in (*tolds[:2], *loads, tolds[2])]
-    assert slots == [11, 11, 12, 13, 14]
-    assert [each.load_id for each in log.landed] == ["load-1", "load-2"]
-
-
 @WIDTHS
 async def test_a_displaced_load_gets_another_number(k: int) -> None:
     """When a slow opener's fence took its slot, the record has the number of its new place."""
@@ -167,35 +144,6 @@ async def test_a_record_of_the_request_lands_with_the_load() -> None:
     assert decode_record("", record.value).wal_id == 10
     assert receipt.record == record
     assert len([*sst.control_entries()]) == 1
-
-
-@pytest.mark.parametrize(("owner", "error"), [(NEWER, Fenced), (OWN, IllegalState)])
-async def test_a_load_that_loses_its_slot_is_lost(owner: WriterId, error: type[ShaleError]) -> None:
-    """A load whose slot another writer has is told so, and never lands."""
-    log = LoadingLog()
-    async with running(log):
-        told = log.ingest(load(info(0)))
-        held = await log.store.arrived(1)
-        await log.fill(10, owner)
-        held.release()
-        assert isinstance(await told.refusal(), error)
-        assert not log.log.is_loading
-    assert log.landed == []
-
-
-async def test_an_unknown_outcome_is_told() -> None:
-    """When the log ends while nobody knows what became of the object, that is what is told."""
-    log = LoadingLog()
-    running_log = asyncio.create_task(log.log.run())
-    told = log.ingest(load(info(0)))
-    await log.store.arrived(1)
-    running_log.cancel()
-    await asyncio.wait([running_log])
-    assert isinstance(await told.refusal(), OutcomeUnknown)
-    assert not log.log.is_loading
-    with pytest.raises(Stopping):
-        log.ingest(load(info(0)))
-    assert not log.log.is_loading
 
 
 async def test_loads_are_replayed_in_their_place() -> None:

@@ -1,62 +1,52 @@
-"""The memtable: what gets and scans see while objects land and runs are merged."""
+"""The memtable: what is accounted, merged and dropped, and what range deletes cost.
+
+What reads show is the subject of `test_memtable_model`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from random import Random
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.core.entry import Entry, Kind
+from shalekv.core.range_tombstones import FRAGMENT_BYTES
 from shalekv.engine.memtable import Memtable
-from shalekv.engine.sorted_runs import MERGE_FAN_IN, Run
-from tests.kit.engine.commits import commit_of, group_of, put, read, run_of, tombstone
+from shalekv.engine.sorted_runs import MERGE_FAN_IN, SKIPS_MAX, Run
+from tests.kit.engine.commits import drop, landed, merge, put, range_delete, read, run_of, slices_of
 from tests.kit.inline_runtime import InlineClock, finish
-from tests.sim.run import simulate
-from tests.sim.world import World
+from tests.kit.virtual_time import virtual_time
+
+COUNT = 50_000
+VALUE = bytes(1_000)
+DIRECTIONS = pytest.mark.parametrize("reverse", [False, True])
 
 
-def landed(*runs_in_order: tuple[int, bytes, bytes]) -> Memtable:
-    """A memtable in whose prefix each (seq, key, value) is a run of its own."""
-    memtable = Memtable()
-    for seq, key, value in runs_in_order:
-        run = run_of(seq, put(key, value))
-        memtable.land(run)
-        memtable.extend_prefix(run)
-    return memtable
+def key_of(number: int) -> bytes:
+    """A key; keys are in the order of their numbers."""
+    return b"%06d" % number
 
 
-def test_get_sees_the_newest_that_landed() -> None:
-    """Objects may land in any order: the greater sequence number wins, tombstones included."""
-    memtable = Memtable()
-    memtable.land(run_of(2, put(b"a", b"2"), put(b"b", b"2")))
-    memtable.land(run_of(1, put(b"a", b"1"), put(b"c", b"1")))
-    memtable.land(run_of(3, tombstone(b"b")))
-    found = {key: memtable.get(key) for key in (b"a", b"b", b"c", b"d")}
-    assert {key: entry and entry.seq for key, entry in found.items()} == {
-        b"a": 2,
-        b"b": 3,
-        b"c": 1,
-        b"d": None,
-    }
-    assert memtable.key_count == 3
+def many(seq: int, count: int = COUNT) -> Run:
+    """One run of many keys."""
+    entries = {key_of(n): Entry(key_of(n), seq, Kind.PUT, b"v") for n in range(count)}
+    return Run.from_newest(entries, max_seq=seq)
 
 
-def test_scans_see_the_prefix_only() -> None:
-    """What has landed ahead of its turn is shown to gets and not to scans."""
-    memtable = landed((1, b"a", b"1"))
-    ahead = run_of(3, put(b"a", b"3"))
-    memtable.land(ahead)
-    assert read(memtable.view(1, 0)) == [(b"a", b"1")]
-    memtable.extend_prefix(ahead)
-    assert read(memtable.view(3, 1)) == [(b"a", b"3")]
+def filled(*seqs: int, key: bytes | None = None) -> Memtable:
+    """A memtable with a run for each number, of a key of its own unless one is given."""
+    return landed(*(run_of(seq, put(b"%d" % seq if key is None else key, VALUE)) for seq in seqs))
+
+
+# --- accounting --------------------------------------------------------------------------------
 
 
 def test_bytes_are_counted_from_the_landing_on() -> None:
-    """Memory is accounted when an object lands, ahead of its turn or not, and once only."""
+    """Memory is accounted when an object lands, ahead of its turn or not, and once only; of range
+    tombstones each part of the key space, with its bounds and its overhead.
+    """
     memtable = Memtable()
     first, second = run_of(1, put(b"a", b"12345")), run_of(2, put(b"b"))
     memtable.land(second)
@@ -65,111 +55,98 @@ def test_bytes_are_counted_from_the_landing_on() -> None:
     memtable.extend_prefix(first)
     memtable.extend_prefix(second)
     assert memtable.size_bytes == first.size_bytes + second.size_bytes
+    memtable = Memtable()
+    for seq in (2, 3):
+        memtable.land(range_delete(seq, *[(b"a", b"c"), (b"x", b"")][: 4 - seq]))
+        assert memtable.size_bytes == 2 * FRAGMENT_BYTES + 3
+    assert memtable.range_tombstone_count == 2
 
 
 def test_merging_shrinks_what_is_accounted() -> None:
     """Versions that a newer one shadows are gone after a merge, and so are their bytes."""
-    memtable = landed(*((seq, b"k", b"%03d" % seq) for seq in range(1, MERGE_FAN_IN + 1)))
+    memtable = landed(*(run_of(n, put(b"k", b"%03d" % n)) for n in range(1, MERGE_FAN_IN + 1)))
     one_bytes = memtable.size_bytes // MERGE_FAN_IN
-    finish(memtable.merge_runs(InlineClock()))
+    merge(memtable)
     assert (memtable.run_count, memtable.size_bytes) == (1, one_bytes)
-    assert read(memtable.view(MERGE_FAN_IN, 0)) == [(b"k", b"%03d" % MERGE_FAN_IN)]
 
 
-def test_fence_leaves_nothing() -> None:
-    """An empty object adds neither runs nor bytes."""
-    memtable = Memtable()
-    empty = Run.from_newest({}, max_seq=1)
-    memtable.land(empty)
-    memtable.extend_prefix(empty)
-    assert (memtable.run_count, memtable.size_bytes, memtable.key_count) == (0, 0, 0)
+def test_merges_drop_what_is_hidden_and_memory_falls() -> None:
+    """Deleted entries leave the runs and the newest of each key, and so do their bytes."""
+    puts = [run_of(seq, *(put(b"%d/%d" % (seq, n)) for n in range(50))) for seq in range(1, 8)]
+    memtable = landed(*puts)
+    full_bytes = memtable.size_bytes
+    landed(range_delete(8, (b"1", b"7")), into=memtable)
+    assert memtable.key_count == 350
+    held = memtable.view(8, 1)
+    landed(run_of(9, *(put(b"7/%d" % n, b"new") for n in range(50))), into=memtable)
+    merge(memtable)
+    assert (memtable.run_count, memtable.key_count) == (1, 50)
+    assert memtable.size_bytes < full_bytes / 6
+    assert len(read(memtable.view(9, 2))) == len(read(held)) == 50
 
 
-OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(b"abcdefgh"), st.sampled_from([b"1", b"2", None])), max_size=60
-)
+def test_dropped_runs_count_while_a_view_has_them() -> None:
+    """They count once, however many views have them, until the last of those is gone."""
+    memtable = filled(1, 2)
+    size_bytes = memtable.size_bytes
+    views = [memtable.view(2, 0) for _ in range(2)]
+    assert memtable.held_bytes == 0
+    drop(memtable, 2)
+    assert (memtable.size_bytes, memtable.held_bytes) == (0, size_bytes)
+    views.pop()
+    assert memtable.held_bytes == size_bytes
+    views.pop()
+    assert memtable.held_bytes == 0
 
 
-@given(
-    operations=OPERATIONS,
-    views_at=st.sets(st.integers(0, 60)),
-    merges_at=st.sets(st.integers(0, 60)),
-)
-def test_views_do_not_change(
-    operations: list[tuple[int, bytes | None]], views_at: set[int], merges_at: set[int]
-) -> None:
-    """A view reads the state of its moment for ever, whatever lands and is merged after it."""
-    memtable, model = Memtable(), dict[bytes, bytes]()
-    views = []
-    for seq, (letter, value) in enumerate(operations, 1):
-        key = bytes([letter])
-        run = run_of(seq, tombstone(key) if value is None else put(key, value))
-        memtable.land(run)
-        memtable.extend_prefix(run)
-        if value is None:
-            model.pop(key, None)
-        else:
-            model[key] = value
-        if seq in merges_at:
-            finish(memtable.merge_runs(InlineClock()))
-        if seq in views_at:
-            views.append((memtable.view(seq, seq), sorted(model.items())))
-    finish(memtable.merge_runs(InlineClock()))
-    for view, expected in views:
-        assert read(view) == expected
-        assert read(view, reverse=True) == expected[::-1]
+def test_merged_runs_count_while_views_from_before_and_after_have_them() -> None:
+    """A view from before a merge has all the entries, though the run that was made is gone; both
+    have the same entries.
+    """
+    memtable = filled(1, 2)
+    size_bytes = memtable.size_bytes
+    before = memtable.view(2, 0)
+    memtable.close_segment()
+    merge(memtable)
+    assert memtable.held_bytes == 0  # of the same entries
+    after = memtable.view(2, 0)
+    drop(memtable, 2)
+    assert memtable.held_bytes == size_bytes
+    del after
+    assert memtable.held_bytes == size_bytes
+    del before
+    assert memtable.held_bytes == 0
 
 
-def test_runs_are_merged_while_writes_go_on() -> None:
-    """Runs that land during a merge stay newer than its result, and are merged in their turn."""
-
-    async def main(world: World) -> None:
-        memtable, model, random = Memtable(), dict[bytes, bytes](), Random(world.seed)
-        async with asyncio.TaskGroup() as tasks:
-            merging = tasks.create_task(memtable.merge_when_due(LoopClock()))
-            for seq in range(1, 400):
-                batch = {random.randbytes(2): b"%d" % seq for _ in range(random.choice([1, 30]))}
-                run = run_of(seq, *(put(key, value) for key, value in batch.items()))
-                memtable.land(run)
-                memtable.extend_prefix(run)
-                model |= batch
-                await asyncio.sleep(0)
-            assert read(memtable.view(399, 0)) == sorted(model.items())
-            await world.sleep_ms(1)
-            assert memtable.run_count < 3 * MERGE_FAN_IN
-            assert read(memtable.view(399, 0)) == sorted(model.items())
-            merging.cancel()
-
-    for seed in range(5):
-        simulate(seed, main)
+def test_versions_that_only_a_view_has_count_before_anything_is_dropped() -> None:
+    """A merge leaves out what is overwritten; a view from before it has that still."""
+    memtable = filled(1, 2, key=b"k")
+    one_bytes = memtable.size_bytes // 2
+    view = memtable.view(2, 0)
+    memtable.close_segment()
+    merge(memtable)
+    assert (memtable.size_bytes, memtable.held_bytes) == (one_bytes, one_bytes)
+    drop(memtable, 2)
+    assert memtable.held_bytes == 2 * one_bytes
+    del view
+    assert memtable.held_bytes == 0
 
 
-def test_runs_that_land_during_a_long_merge_are_kept() -> None:
-    """A merge of many slices replaces what it has merged, and nothing that came meanwhile."""
+def test_runs_that_were_set_aside_count_too() -> None:
+    """What lay below a load is dropped as everything else is."""
+    memtable = filled(1, 2)
+    size_bytes = memtable.size_bytes
+    memtable.set_aside(3)
+    view = memtable.aside(3)
+    landed(run_of(4, put(b"4", VALUE)), into=memtable)
+    kept_bytes = memtable.size_bytes - size_bytes
+    drop(memtable, 3)
+    assert (memtable.size_bytes, memtable.held_bytes) == (kept_bytes, size_bytes)
+    del view
+    assert memtable.held_bytes == 0
 
-    async def main(_: World) -> None:
-        memtable, model = Memtable(), dict[bytes, bytes]()
 
-        def land(seq: int, *keys: bytes) -> None:
-            run = run_of(seq, *(put(key, b"%d" % seq) for key in keys))
-            memtable.land(run)
-            memtable.extend_prefix(run)
-            model.update(dict.fromkeys(keys, b"%d" % seq))
-
-        async with asyncio.TaskGroup() as tasks:
-            merging = tasks.create_task(memtable.merge_when_due(LoopClock()))
-            for seq in range(1, MERGE_FAN_IN + 1):
-                land(seq, *(b"%04d" % (number * seq) for number in range(1_500)))
-            for seq in range(20, 23):
-                await asyncio.sleep(0)
-                land(seq, b"%04d" % seq, b"new %d" % seq)
-            await asyncio.wait([merging], timeout=1)
-            assert memtable.run_count <= 4
-            merging.cancel()
-        assert read(memtable.view(22, 0)) == sorted(model.items())
-
-    for seed in range(5):
-        simulate(seed, main)
+# --- merging and dropping ----------------------------------------------------------------------
 
 
 async def test_many_small_objects_leave_few_runs() -> None:
@@ -178,42 +155,33 @@ async def test_many_small_objects_leave_few_runs() -> None:
     async with asyncio.TaskGroup() as tasks:
         merging = tasks.create_task(memtable.merge_when_due(LoopClock()))
         for seq in range(3_000):
-            run = run_of(seq, put(b"%04d" % (seq * 7919 % 10_000)))
-            memtable.land(run)
-            memtable.extend_prefix(run)
+            landed(run_of(seq, put(b"%04d" % (seq * 7919 % 10_000))), into=memtable)
             assert memtable.run_count <= 60
             await asyncio.sleep(0)
         merging.cancel()
 
 
-def test_two_who_merge_at_the_same_time_drop_nothing() -> None:
+@virtual_time(5)
+async def test_two_who_merge_at_the_same_time_drop_nothing() -> None:
     """What lands while two tasks merge the same runs is in every scan afterwards."""
+    memtable = Memtable()
+    seqs = iter(range(1, 1_000))
 
-    async def main(world: World) -> None:
-        del world
-        memtable = Memtable()
-        seqs = iter(range(1, 1_000))
+    def land(count: int) -> list[bytes]:
+        """A run of so many keys of its own."""
+        seq = next(seqs)
+        keys = [b"%d-%d" % (seq, number) for number in range(count)]
+        landed(run_of(seq, *(put(key) for key in keys)), into=memtable)
+        return keys
 
-        def land(count: int) -> list[bytes]:
-            """A run of so many keys of its own."""
-            seq = next(seqs)
-            keys = [b"%d-%d" % (seq, number) for number in range(count)]
-            run = run_of(seq, *(put(key) for key in keys))
-            memtable.land(run)
-            memtable.extend_prefix(run)
-            return keys
-
-        expected = [key for _ in range(MERGE_FAN_IN) for key in land(1_000)]
-        clock = LoopClock()
-        async with asyncio.TaskGroup() as tasks:
-            merging = [tasks.create_task(memtable.merge_runs(clock)) for _ in range(2)]
-            while not all(task.done() for task in merging):
-                expected += land(1) if memtable.key_count < MERGE_FAN_IN * 1_010 else []
-                await clock.sleep_ms(0)
-        assert [key for key, _ in read(memtable.view(1_000, None))] == sorted(expected)
-
-    for seed in range(5):
-        simulate(seed, main)
+    expected = [key for _ in range(MERGE_FAN_IN) for key in land(1_000)]
+    clock = LoopClock()
+    async with asyncio.TaskGroup() as tasks:
+        merging = [tasks.create_task(memtable.merge_runs(clock)) for _ in range(2)]
+        while not all(task.done() for task in merging):
+            expected += land(1) if memtable.key_count < MERGE_FAN_IN * 1_010 else []
+            await clock.sleep_ms(0)
+    assert [key for key, _ in read(memtable.view(1_000, None))] == sorted(expected)
 
 
 class Watching(InlineClock):
@@ -233,15 +201,92 @@ def test_what_is_being_dropped_hides_nothing() -> None:
     """While segments are dropped, a range delete of one hides no put after it that is gone already:
     either memory shows the put, or it says nothing.
     """
-    memtable = Memtable()
-    commit = commit_of(1)
-    commit.range_tombstones = [Entry(b"a", 1, Kind.RANGE_TOMBSTONE, b"z")]
-    for run in (group_of(0, commit).run, run_of(2, put(b"k", b"after"))):
-        memtable.land(run)
-        memtable.extend_prefix(run)
+    memtable = landed(range_delete(1, (b"a", b"z")), run_of(2, put(b"k", b"after")))
     memtable.close_segment()
     seen: list[Entry | None] = []
     finish(memtable.drop_through(2, Watching(lambda: seen.append(memtable.get(b"k")))))
     assert seen
     assert {entry and entry.seq for entry in seen} <= {2, None}
     assert memtable.get(b"k") is None
+
+
+def test_segments_go_from_the_oldest_on_when_the_levels_hold_all_of_them() -> None:
+    """One that has a commit above stays whole, and what is newer with it."""
+    memtable = Memtable()
+    for seqs in ((1, 2), (3, 4), (5,)):
+        landed(*(run_of(seq, put(b"%d" % seq)) for seq in seqs), into=memtable)
+        memtable.close_segment()
+    assert [drop(memtable, seq) for seq in (1, 3)] == [0, 1]
+    assert [memtable.get(b"%d" % seq) is None for seq in range(1, 6)] == [True] * 2 + [False] * 3
+    assert drop(memtable, 5) == 2
+    assert memtable.key_count == 0
+
+
+def test_segment_that_grows_is_dropped_unless_something_is_ahead() -> None:
+    """What has landed ahead is in its dictionary, so it must stay for the runs to come."""
+    memtable = landed(run_of(1, put(b"a")))
+    ahead = run_of(3, put(b"c"))
+    memtable.land(ahead)
+    assert drop(memtable, 1) == 0
+    assert memtable.get(b"c") is not None
+    landed(run_of(2, put(b"b")), into=memtable)
+    memtable.extend_prefix(ahead)
+    assert drop(memtable, 3) == 1
+    assert (memtable.key_count, memtable.size_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_range_deletes_are_rebuilt_after_a_drop(*, is_ahead: bool) -> None:
+    """Those of dropped segments go, those that are left stay, and so do those that are ahead."""
+    memtable = landed(range_delete(1, (b"a", b"c")))
+    memtable.close_segment()
+    landed(range_delete(2, (b"d", b"f")), run_of(3, put(b"z")), into=memtable)
+    last = range_delete(4, (b"g", b""))
+    memtable.land(last)
+    if not is_ahead:
+        memtable.extend_prefix(last)
+    before_bytes = memtable.size_bytes
+    assert memtable.range_tombstone_count == 3
+    assert drop(memtable, 1) == 1
+    assert memtable.range_tombstone_count == 2
+    assert memtable.size_bytes < before_bytes
+    found = {key: memtable.get(key) for key in (b"b", b"e", b"z")}
+    seqs = {key: entry and entry.seq for key, entry in found.items()}
+    assert seqs == {b"b": None, b"e": 2, b"z": 4}
+    assert read(memtable.view(3, 0)) == ([(b"z", b"v")] if is_ahead else [])
+
+
+# --- what range deletes cost -------------------------------------------------------------------
+
+
+@DIRECTIONS
+def test_deleted_keys_are_stepped_over_at_once(*, reverse: bool) -> None:
+    """However many keys of a run were deleted, a scan looks at a handful of slices."""
+    memtable = landed(many(1), range_delete(2, (key_of(10), key_of(COUNT - 10))))
+    slices = slices_of(memtable.view(2, 1), reverse=reverse)
+    assert len(slices) <= 2
+    assert sum(map(len, slices)) == 20
+    everything = landed(many(1), range_delete(2, (b"", b"")))
+    assert len(slices_of(everything.view(2, 1), reverse=reverse)) <= 1
+
+
+@DIRECTIONS
+def test_what_was_put_again_is_found_among_the_deleted(*, reverse: bool) -> None:
+    """Later puts, one here and one there, cost no more than they are."""
+    again = [put(key_of(n), b"new") for n in range(0, COUNT, COUNT // 10)]
+    memtable = landed(many(1), range_delete(2, (b"0", b"1")), run_of(3, *again))
+    slices = slices_of(memtable.view(3, 2), reverse=reverse)
+    found = [entry.key for entries in slices for entry in entries]
+    assert found == sorted((change.key for change in again), reverse=reverse)
+    assert len(slices) <= 2
+
+
+@DIRECTIONS
+def test_thousands_of_range_deletes_are_stepped_over_in_slices(*, reverse: bool) -> None:
+    """Where each range delete hides one key, others get their turns between some of them."""
+    count = 10 * SKIPS_MAX
+    small = [range_delete(2 + n, (key_of(n), key_of(n + 1))) for n in range(count)]
+    memtable = landed(many(1, count), *small)
+    slices = slices_of(memtable.view(2 + count, 1), reverse=reverse)
+    assert not any(slices)
+    assert len(slices) >= 5

@@ -1,14 +1,19 @@
-"""What is not durable yet: range deletes that come and go over the memtable."""
+"""What is not durable yet, over the memtable: range deletes, and the newest state."""
 
 from __future__ import annotations
 
+import pytest
+
+from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import DeleteRange, Operation, Put, Transaction
+from shalekv.core.transaction import Change, DeleteRange, Operation, Put, Transaction
 from shalekv.engine.commit import Commit, Group
 from shalekv.engine.memtable import Memtable
+from shalekv.engine.newest_state import NewestState
 from shalekv.engine.overlay import Overlay
-from tests.kit.engine.commits import is_put, put, read, run_of, unsettled
-from tests.kit.inline_runtime import InlineClock, finish
+from shalekv.engine.sorted_runs import Run
+from shalekv.errors import RangeTooCostly
+from tests.kit.engine.commits import NOW_MS, commit_of, is_put, put, run_of, tombstone, unsettled
 from tests.kit.states import DictState
 
 
@@ -44,29 +49,6 @@ def land(memtable: Memtable, overlay: Overlay, commit: Commit) -> None:
 def seen(overlay: Overlay, *keys: bytes) -> list[bytes]:
     """Those of `keys` that a read at UNCOMMITTED finds."""
     return [key for key in keys if is_put(overlay.get(key))]
-
-
-def test_range_delete_hides_what_is_durable_and_what_is_not() -> None:
-    """And not what was put after it, in its own commit or a later one."""
-    overlay = Overlay(durable(b"a", b"b", b"c", b"d"))
-    overlay.add(transacted(2, Put(b"b", b"2")))
-    overlay.add(transacted(3, DeleteRange(KeyRange(b"a", b"d")), Put(b"a", b"3")))
-    overlay.add(transacted(4, Put(b"c", b"4")))
-    assert seen(overlay, b"a", b"b", b"c", b"d") == [b"a", b"c", b"d"]
-
-
-def test_range_delete_hides_through_its_landing() -> None:
-    """Durable now, it has the same effect from the memtable: no read sees what it has deleted."""
-    memtable = durable(b"a", b"b")
-    overlay = Overlay(memtable)
-    commits = [delete_range(2, b"a", b"b"), delete_range(3, b"b", b"c"), delete_range(4, b"", b"")]
-    for commit in commits:
-        overlay.add(commit)
-    assert len(overlay.range_tombstones) == 3
-    for left, commit in zip((2, 1, 0), commits, strict=True):
-        land(memtable, overlay, commit)
-        assert seen(overlay, b"a", b"b") == []
-        assert len(overlay.range_tombstones) == left
 
 
 def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
@@ -126,11 +108,96 @@ def test_rebuilt_overlay_knows_only_what_it_is_given() -> None:
     assert [entry.seq for entry in overlay.range_tombstones] == [3, 9]
 
 
-def test_runs_of_the_overlay_delete_in_scans() -> None:
-    """A view with the overlay on top of it reads what gets see."""
-    memtable = durable(b"a", b"b", b"c")
-    overlay = Overlay(memtable)
-    overlay.add(transacted(2, DeleteRange(KeyRange(b"a", b"c")), Put(b"b", b"2")))
-    runs = finish(overlay.runs(InlineClock(), max_seq=2))
-    assert read(memtable.view(1, 0).below(runs)) == [(b"b", b"2"), (b"c", b"v")]
-    assert read(memtable.view(1, 0)) == [(b"a", b"v"), (b"b", b"v"), (b"c", b"v")]
+COMPARE_COUNT_MAX = 3_000
+ALL = KeyRange(b"", b"")
+
+
+class Layers:
+    """What is durable, and what lies over it."""
+
+    def __init__(self) -> None:
+        self.memtable = Memtable()
+        self.overlay = Overlay(self.memtable)
+        self.seq = 0
+
+    def state(self) -> NewestState:
+        """The newest of all of it."""
+        return NewestState(self.overlay, self.memtable.view(self.seq, 0), NOW_MS, COMPARE_COUNT_MAX)
+
+    def land(self, *changes: Change) -> None:
+        """A durable commit."""
+        self.seq += 1
+        self.land_run(run_of(self.seq, *changes))
+
+    def land_run(self, run: Run) -> None:
+        """A durable object."""
+        self.memtable.land(run)
+        self.memtable.extend_prefix(run)
+
+    def queue(self, *changes: Change) -> None:
+        """A commit that is not durable."""
+        self.seq += 1
+        self.overlay.add(commit_of(self.seq, *changes))
+
+    def delete_range(self, keys: KeyRange, *, is_durable: bool) -> None:
+        """A range delete."""
+        self.seq += 1
+        commit = Commit.of(Transaction([DeleteRange(keys)]), self.seq, unsettled, size_bytes=0)
+        commit.decide(DictState())
+        if is_durable:
+            tombstones = commit.range_tombstones
+            self.land_run(Run.from_newest({}, max_seq=self.seq, range_tombstones=tombstones))
+        else:
+            self.overlay.add(commit)
+
+    def is_costly(self, keys: KeyRange = ALL) -> bool:
+        """Whether a comparison of the range is refused; the range is empty."""
+        try:
+            assert not self.state().has_keys(keys)
+        except RangeTooCostly:
+            return True
+        return False
+
+
+def tombstones(count: int) -> list[Change]:
+    """Deletes of so many keys."""
+    return [tombstone(b"%06d" % number) for number in range(count)]
+
+
+def test_key_that_lies_only_below_a_deletion_is_none() -> None:
+    """A durable key that a queued commit deletes, alone or with its range, leaves nothing."""
+    layers = Layers()
+    layers.land(put(b"a"), put(b"b"))
+    layers.queue(tombstone(b"a"))
+    assert layers.state().has_keys(ALL)
+    layers.delete_range(KeyRange(b"b", b"c"), is_durable=False)
+    assert not layers.state().has_keys(ALL)
+    layers.queue(put(b"b"))
+    assert layers.state().has_keys(ALL)
+
+
+def test_deleted_keys_are_looked_at_up_to_the_limit() -> None:
+    """As many as `compare_count_max` are looked at, one more is too many, durable or not."""
+    for land_count in (0, 1_000, COMPARE_COUNT_MAX - 2):
+        layers = Layers()
+        both = tombstones(COMPARE_COUNT_MAX - 2)
+        layers.land(*both[:land_count], tombstone(b"a"))
+        layers.queue(*both[land_count:], tombstone(b"b"))
+        assert not layers.is_costly()
+        layers.queue(tombstone(b"z"))
+        assert layers.is_costly()
+        assert not layers.is_costly(KeyRange(b"000001", b""))
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_range_that_was_deleted_as_a_whole_costs_nothing(is_durable: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """A million deleted keys, of a range delete that is durable or on its way, are one step."""
+    layers = Layers()
+    layers.seq = 1
+    entries = {b"%06d" % n: Entry(b"%06d" % n, 1, Kind.PUT) for n in range(5 * COMPARE_COUNT_MAX)}
+    layers.land_run(Run.from_newest(entries, max_seq=1))
+    assert layers.state().has_keys(ALL)
+    layers.delete_range(KeyRange(b"0", b"1"), is_durable=is_durable)
+    assert not layers.is_costly()
+    layers.queue(put(b"000007"))
+    assert layers.state().has_keys(ALL)

@@ -18,12 +18,10 @@ from shalekv.format.manifest import encode_manifest
 from shalekv.manifest.fenced import FencedManifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import StoreSettings
-from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.running_log import OWN, quiesce, yielding_runtime
-from tests.sim.run import simulate
-from tests.sim.world import World
+from tests.kit.store import FaultyStore, Request
 
 NEVER_MS = 3_600_000
 MANIFEST = Manifest(
@@ -35,21 +33,18 @@ MANIFEST = Manifest(
 )
 
 
-class AskedStore(MemoryStore):
-    """Counts the lists that are sent, and answers each when the test says so."""
+class Looks(FaultyStore):
+    """Answers each list when the test says so."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: 0)
+        super().__init__(MemoryStore(lambda: 0), before=self._hold)
         self.looks: list[asyncio.Future[None]] = []
         self.is_answering = True
 
-    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        if not self.is_answering:
-            answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.looks.append(answer)
-            await answer
-        async for info in super().list(prefix, start_after=start_after):
-            yield info
+    async def _hold(self, request: Request) -> None:
+        if request.operation == "list" and not self.is_answering:
+            self.looks.append(asyncio.get_running_loop().create_future())
+            await self.looks[-1]
 
     def answer(self, error: Exception | None = None) -> None:
         """Answer the list that was sent last."""
@@ -65,9 +60,7 @@ class AskedStore(MemoryStore):
 class Watch:
     """An `Ownership` that runs, on a store that answers when it is told to."""
 
-    def __init__(
-        self, store: AskedStore, ownership: Ownership, task: asyncio.Task[ShaleError]
-    ) -> None:
+    def __init__(self, store: Looks, ownership: Ownership, task: asyncio.Task[ShaleError]) -> None:
         self.store = store
         self.ownership = ownership
         self.task = task
@@ -82,7 +75,7 @@ class Watch:
 @asynccontextmanager
 async def watching(*, poll_ms: int = NEVER_MS, attempts: int = 1) -> AsyncIterator[Watch]:
     """Watch a database that is ours; cancelled at the end."""
-    store = AskedStore()
+    store = Looks()
     await store.put_manifest(MANIFEST)
     cas = CasStore(store, yielding_runtime(), StoreSettings(read_attempts=attempts))
     stored = StoredManifest(cas)
@@ -94,17 +87,6 @@ async def watching(*, poll_ms: int = NEVER_MS, attempts: int = 1) -> AsyncIterat
         await quiesce()
         yield Watch(store, ownership, task)
         task.cancel()
-
-
-async def test_look_is_sent_after_the_question() -> None:
-    """Nobody asks the store before somebody asks us, and the answer is for who asked before it."""
-    async with watching() as watch:
-        assert watch.store.looks == []
-        asking = await watch.confirm()
-        assert len(watch.store.looks) == 1
-        assert not asking.done()
-        watch.store.answer()
-        await asking
 
 
 async def test_question_during_a_look_waits_for_the_next() -> None:
@@ -120,19 +102,6 @@ async def test_question_during_a_look_waits_for_the_next() -> None:
         assert len(watch.store.looks) == 2
         watch.store.answer()
         await second
-
-
-async def test_look_is_shared() -> None:
-    """However many reads wait, they cost one list."""
-    async with watching() as watch:
-        opener = await watch.confirm()
-        waiting = [await watch.confirm() for _ in range(10)]
-        watch.store.answer()
-        await opener
-        await quiesce()
-        watch.store.answer()
-        await asyncio.gather(*waiting)
-        assert len(watch.store.looks) == 2
 
 
 async def test_take_over_is_told_to_those_who_asked_and_to_all_later() -> None:
@@ -208,29 +177,3 @@ async def test_end_of_the_watch_is_told_to_those_in_a_look() -> None:
                 await asking
         with pytest.raises(Stopping, match="shutting down"):
             await watch.ownership.confirm()
-
-
-async def test_bug_during_a_look_is_told_to_nobody_as_an_answer() -> None:
-    """An unforeseen error ends the watch, and who waits hears that it ended."""
-    with pytest.raises(ExceptionGroup):  # noqa: PT012 - it is raised when the watch is left
-        async with watching() as watch:
-            asking = await watch.confirm()
-            watch.store.answer(ZeroDivisionError())
-            with pytest.raises(Stopping):
-                await asking
-
-
-def test_idle_writer_looks_at_every_poll() -> None:
-    """Without any reads, another writer is noticed within one poll."""
-
-    async def main(world: World) -> None:
-        async with watching(poll_ms=5_000) as watch:
-            for poll in range(1, 4):
-                await world.sleep_ms(4_999)
-                assert len(watch.store.looks) == poll - 1
-                await world.sleep_ms(2)
-                assert len(watch.store.looks) == poll
-                watch.store.answer()
-                await quiesce()
-
-    simulate(1, main)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shalekv.engine.commit import Group
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.prefix import Prefix
-from shalekv.errors import Fenced, ShaleError, Stopping
+from shalekv.errors import Fenced, ShaleError
 from tests.kit.engine.commits import commit_of, group_of, put, read
 
 FENCED = Fenced("fenced", own_epoch=1, newer_epoch=2)
@@ -45,14 +45,6 @@ class Follower:
         """What a scan of the prefix sees."""
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
         return [key for key, _ in read(view)]
-
-
-def test_first_slot_follows_the_last() -> None:
-    """Slots are counted on from the last that is durable, or from 0 in an empty log."""
-    assert Prefix(Memtable(), seq=0, wal_id=None).next_wal_id == 0
-    follower = Follower()
-    assert [follower.add().wal_id for _ in range(3)] == [10, 11, 12]
-    assert follower.prefix.next_wal_id == 13
 
 
 def test_shared_object_is_whole_when_all_its_groups_are() -> None:
@@ -113,19 +105,6 @@ async def test_cover_waits_for_the_gap_to_close() -> None:
     await covering[11]
 
 
-async def test_failure_is_told_to_all_who_wait() -> None:
-    """When the prefix will not grow any more, who waits for it gets the reason, and who comes."""
-    follower = Follower()
-    follower.add()
-    covering = asyncio.create_task(follower.prefix.cover(7))
-    await asyncio.sleep(0)
-    follower.prefix.fail(FENCED)
-    for waiting in (covering, follower.prefix.cover(7)):
-        with pytest.raises(Fenced):
-            await waiting
-    await follower.prefix.cover(5)
-
-
 @pytest.mark.parametrize("error", [None, FENCED])
 async def test_cancelled_waiter_harms_nobody(error: ShaleError | None) -> None:
     """A read that is cancelled while it waits ends no other, and is not remembered."""
@@ -141,16 +120,3 @@ async def test_cancelled_waiter_harms_nobody(error: ShaleError | None) -> None:
     results = await asyncio.gather(gone, stays, return_exceptions=True)
     assert isinstance(results[0], asyncio.CancelledError)
     assert results[1] is error
-
-
-async def test_waiters_that_left_are_forgotten() -> None:
-    """While the store is down, reads that come and give up do not pile up."""
-    follower = Follower()
-    follower.add()
-    for _ in range(3):
-        waiting = asyncio.create_task(follower.prefix.cover(7))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-    assert follower.prefix.waiting_count == 0
-    follower.prefix.fail(Stopping("the end"))

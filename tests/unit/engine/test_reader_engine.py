@@ -1,4 +1,4 @@
-"""A replica: what protects it, and that it never shows less than before (I6)."""
+"""A replica: how it begins, what protects it, and that it never shows less than before (I6)."""
 
 from __future__ import annotations
 
@@ -8,207 +8,235 @@ from dataclasses import replace
 import pytest
 
 from shalekv.core.snapshot import find_snapshot
-from shalekv.errors import (
-    DatabaseNotFound,
-    NotTheWriter,
-    ObjectNotFound,
-    SnapshotNotFound,
-    Stopping,
-    WrongObject,
-)
+from shalekv.errors import DatabaseNotFound, ObjectNotFound, SnapshotNotFound, Stopping, WrongObject
 from shalekv.format import names
-from tests.kit.engine.replica import (
-    TTL_S,
-    AskedStore,
-    ReplicaGround,
-    get,
-    in_virtual_time,
-    pass_s,
-    running,
-    scan,
-)
+from shalekv.format.sst import open_sst
+from tests.kit.engine.replica import TTL_S, AskedStore, ReplicaGround, get, pass_s, running, scan
+from tests.kit.virtual_time import virtual_time
+
+
+@virtual_time(seed=1)
+async def test_joining_reads_the_manifest_before_the_log_and_is_protected() -> None:
+    """The snapshot knows the last object before the first gap, and all up to it is shown."""
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    await ground.put(b=b"1")
+    ground.slot += 1  # a gap
+    await ground.put(c=b"1")
+    store = AskedStore(ground)
+    engine = await ground.join(store)
+    assert store.lists.index(names.MANIFEST_FOLDER) < store.lists.index(names.WAL_FOLDER)
+    assert store.lists.count(names.WAL_FOLDER) == 1
+    manifest = await ground.manifest()
+    snapshot = find_snapshot(manifest, engine.held.snapshot_id)
+    assert snapshot is not None
+    assert snapshot.manifest_id == manifest.manifest_id
+    assert manifest.wal_id_last_seen == 1
+    assert await scan(engine) == [(b"a", b"1"), (b"b", b"1")]
+    assert (engine.prefix.seq, engine.prefix.wal_id, engine.epoch) == (2, 1, 1)
+
+
+@virtual_time(seed=1)
+async def test_joining_begins_again_when_another_edit_came_first() -> None:
+    """What was listed under an older manifest may be gone: the log is listed once more."""
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    store = AskedStore(ground)
+
+    async def compact_once(prefix: str) -> None:
+        if prefix == names.WAL_FOLDER and store.lists.count(prefix) == 1:
+            await ground.compact()
+
+    store.before_list = compact_once
+    engine = await ground.join(store)
+    assert store.lists.count(names.WAL_FOLDER) == 2
+    assert engine.held.tree.wal_id == 0
+    assert engine.memtable.key_count == 0
+    assert await scan(engine) == [(b"a", b"1")]
+    assert engine.epoch == 1  # of object c, which the collector keeps for this
+
+
+@virtual_time(seed=1)
+async def test_snapshot_is_renewed_while_the_log_is_loaded() -> None:
+    """A replay that lasts longer than a snapshot lives loses nothing."""
+    ground = await ReplicaGround.created()
+    for number in range(6):
+        await ground.put(**{f"k{number}": b"1"})
+    store = AskedStore(ground)
+
+    async def slow(name: str) -> None:
+        if name.startswith(names.WAL_FOLDER):
+            await pass_s(TTL_S / 3)
+
+    store.before_get = slow
+    joining = asyncio.create_task(ground.join(store, reader_parallel_reads=1))
+    await pass_s(TTL_S + 5)
+    await ground.compact()
+    await ground.collect()
+    engine = await joining
+    assert len(await scan(engine)) == 6
+    assert engine.levels.lost_count == 0
+
+
+@virtual_time(seed=1)
+async def test_joining_fails_when_the_log_is_lost() -> None:
+    """Without a snapshot what was listed may be deleted while it is read: join again."""
+    ground = await ReplicaGround.created()
+    for number in range(4):
+        await ground.put(**{f"k{number}": b"1"})
+    store = AskedStore(ground)
+
+    async def compact_and_collect(name: str) -> None:
+        if name == names.wal_name(0):
+            await ground.compact()
+            await ground.collect()
+
+    store.before_get = compact_and_collect
+    with pytest.raises(ObjectNotFound):
+        await ground.join(store, snapshot="none", reader_parallel_reads=1)
+    assert len(asyncio.all_tasks()) == 1
 
 
 @pytest.mark.parametrize("is_at_once", [False, True])
-def test_going_on_behind_the_levels_shows_nothing_older(*, is_at_once: bool) -> None:
+@virtual_time(seed=1)
+async def test_going_on_behind_the_levels_shows_nothing_older(*, is_at_once: bool) -> None:
     """Whoever waits for a commit that only the levels have never sees what memory had (I6)."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"old", b=b"old")
-        engine = await ground.join()
-        shown = await engine.committed_view()
-        await ground.put(a=b"new")
-        await ground.compact()
-        await pass_s(TTL_S + 1)
-        await ground.collect()
-        await engine.manifest.refresh()
-        if is_at_once:  # before any other task may let go of what is in memory
-            await engine.levels.keep()
-            assert await get(engine, b"a") == b"new"
-        async with running(engine):
-            await engine.prefix.cover(2)
-            assert await get(engine, b"a") == b"new"
-            assert await scan(engine) == [(b"a", b"new"), (b"b", b"old")]
-            assert engine.prefix.seq == 2
-            assert engine.levels.lost_count == 1
-            assert engine.memtable.size_bytes == 0
-            entry = shown.get(b"a")  # of a scan that began before
-            assert entry is not None
-            assert entry.value == b"old"
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"old", b=b"old")
+    engine = await ground.join()
+    shown = await engine.committed_view()
+    await ground.put(a=b"new")
+    await ground.compact()
+    await pass_s(TTL_S + 1)
+    await ground.collect()
+    await engine.manifest.refresh()
+    if is_at_once:  # before any other task may let go of what is in memory
+        await engine.levels.keep()
+        assert await get(engine, b"a") == b"new"
+    async with running(engine):
+        await engine.prefix.cover(2)
+        assert await get(engine, b"a") == b"new"
+        assert await scan(engine) == [(b"a", b"new"), (b"b", b"old")]
+        assert engine.prefix.seq == 2
+        assert engine.levels.lost_count == 1
+        assert engine.memtable.size_bytes == 0
+        entry = shown.get(b"a")  # of a scan that began before
+        assert entry is not None
+        assert entry.value == b"old"
 
 
-def test_going_on_behind_the_levels_goes_on_in_time() -> None:
-    """Epoch and logical time are those of the levels: what has expired there is not shown."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        engine = await ground.join()
-        await pass_s(5)
-        await ground.take_over()
-        await ground.put(a=b"2")
-        manifest = await ground.compact()
-        await ground.edit(lambda m: replace(m, logical_time_ms=m.logical_time_ms + 7))
-        before_ms = engine.time.now_ms()
-        await engine.manifest.refresh()
-        await engine.levels.move()
-        assert engine.epoch == 2
-        assert engine.time.now_ms() == max(before_ms, manifest.logical_time_ms + 7)
-
-    in_virtual_time(main)
-
-
-def test_lost_snapshot_is_made_again_and_removed_at_the_end() -> None:
-    """A replica that was away for long protects itself again; one that ends leaves nothing."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        engine = await ground.join()
-        first = engine.held.snapshot_id
-        await pass_s(TTL_S + 1)
-        await ground.edit(lambda m: replace(m, snapshots=()))
-        async with running(engine):
-            await ground.put(b=b"1")
-            await engine.catch_up()
-            assert engine.held.snapshot_id != first
-            assert find_snapshot(await ground.manifest(), engine.held.snapshot_id)
-            assert await scan(engine) == [(b"a", b"1"), (b"b", b"1")]
-        await engine.leave()
-        assert (await ground.manifest()).snapshots == ()
-
-    in_virtual_time(main)
+@virtual_time(seed=1)
+async def test_lost_snapshot_takes_nothing_back_and_is_made_again() -> None:
+    """A replica that was away shows what it has shown, protects itself anew, and leaves nothing."""
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    await ground.compact()
+    await ground.put(a=b"2")
+    engine = await ground.join()
+    first = engine.held.snapshot_id
+    await pass_s(TTL_S + 1)
+    await ground.edit(lambda m: replace(m, snapshots=()))
+    await engine.manifest.refresh()
+    await engine.levels.keep()
+    assert (engine.prefix.seq, await get(engine, b"a")) == (2, b"2")
+    assert engine.held.snapshot_id != first
+    assert find_snapshot(await ground.manifest(), engine.held.snapshot_id)
+    async with running(engine):
+        await ground.put(b=b"1")
+        await engine.catch_up()
+        assert await scan(engine) == [(b"a", b"2"), (b"b", b"1")]
+    await engine.leave()
+    assert (await ground.manifest()).snapshots == ()
 
 
-def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -> None:
+@virtual_time(seed=1)
+async def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -> None:
     """A read whose objects are gone begins again in levels that are there, whatever was applied."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        await ground.compact()
-        store = AskedStore(ground)
-        engine = await ground.join(store, snapshot="none")
-        held = engine.held
-        await ground.put(a=b"2")
-        await ground.compact()
-        await ground.collect()
-        with pytest.raises(ObjectNotFound) as missing:
-            await held.find(b"a")
-        reason = await engine.explain(missing.value, held)
-        assert isinstance(reason, SnapshotNotFound)
-        assert await get(engine, b"a") == b"2"
-        newer = engine.held
-        await engine.explain(missing.value, held)
-        assert engine.held is newer  # which was not lost
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    await ground.compact()
+    store = AskedStore(ground)
+    engine = await ground.join(store, snapshot="none")
+    held = engine.held
+    await ground.put(a=b"2")
+    await ground.compact()
+    await ground.collect()
+    with pytest.raises(ObjectNotFound) as missing:
+        await held.find(b"a")
+    reason = await engine.explain(missing.value, held)
+    assert isinstance(reason, SnapshotNotFound)
+    assert await get(engine, b"a") == b"2"
+    newer = engine.held
+    await engine.explain(missing.value, held)
+    assert engine.held is newer  # which was not lost
 
 
-def test_refused_writes_look_for_the_writer_but_not_each() -> None:
-    """A thousand writes that are refused in a second cost some lists of the manifest, not more."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        store = AskedStore(ground)
-        engine = await ground.join(store, poll_interval_ms=250)
-        async with running(engine):
-            await pass_s(1)
-            store.forget()
-            await ground.edit(lambda m: replace(m, writer_address="there:1"))
-            for _ in range(1_000):
-                engine.refusal("a put")
-                await pass_s(0.001)
-            assert store.lists.count(names.MANIFEST_FOLDER) <= 5
-            with pytest.raises(NotTheWriter) as refused:
-                await engine.confirm()
-            assert refused.value.writer_address == "there:1"
-
-    in_virtual_time(main)
-
-
-def test_new_epoch_in_the_log_makes_the_manifest_be_read() -> None:
+@virtual_time(seed=1)
+async def test_new_epoch_in_the_log_makes_the_manifest_be_read() -> None:
     """Who follows a writer that was replaced hears from its first object where the new one is."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        engine = await ground.join(poll_interval_ms=250)
-        async with running(engine):
-            await ground.take_over()
-            await ground.edit(lambda m: replace(m, writer_address="there:2"))
-            await ground.put(a=b"2")
-            await pass_s(1)
-            assert (engine.epoch, engine.writer_address) == (2, "there:2")
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    engine = await ground.join(poll_interval_ms=250)
+    async with running(engine):
+        await ground.take_over()
+        await ground.edit(lambda m: replace(m, writer_address="there:2"))
+        await ground.put(a=b"2")
+        await pass_s(1)
+        assert (engine.epoch, engine.writer_address) == (2, "there:2")
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
-def test_database_that_is_gone_ends_the_reader(*, is_made_again: bool) -> None:
+@virtual_time(seed=1)
+async def test_database_that_is_gone_ends_the_reader(*, is_made_again: bool) -> None:
     """A replica does not call an empty bucket, or another database, the end of the log."""
-
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        await ground.put(a=b"1")
-        engine = await ground.join()
-        for name in (names.MANIFEST_FOLDER, names.WAL_FOLDER):
-            for info in ground.objects.page(name, ""):
-                ground.objects.remove(info.name)
-        if is_made_again:
-            other = await ReplicaGround.created(seed=1)
-            for manifest in other.objects.page(names.MANIFEST_FOLDER, ""):
-                await ground.store.create(manifest.name, other.data(manifest.name))
-        with pytest.raises((DatabaseNotFound, WrongObject)):
-            async with asyncio.timeout(2 * TTL_S):
-                await engine.run()
-        assert await engine.ended() is not None
-        with pytest.raises((DatabaseNotFound, WrongObject)):
-            engine.check_serving()
-        written = [info.name for info in ground.objects.page(names.MANIFEST_FOLDER, "")]
-        assert written == [names.manifest_name(n) for n in (0, 1) if is_made_again]
-
-    in_virtual_time(main)
+    ground = await ReplicaGround.created()
+    await ground.put(a=b"1")
+    engine = await ground.join()
+    for name in (names.MANIFEST_FOLDER, names.WAL_FOLDER):
+        for info in ground.objects.page(name, ""):
+            ground.objects.remove(info.name)
+    if is_made_again:
+        other = await ReplicaGround.created(seed=1)
+        for manifest in other.objects.page(names.MANIFEST_FOLDER, ""):
+            await ground.store.create(manifest.name, other.data(manifest.name))
+    with pytest.raises((DatabaseNotFound, WrongObject)):
+        async with asyncio.timeout(2 * TTL_S):
+            await engine.run()
+    assert await engine.ended() is not None
+    with pytest.raises((DatabaseNotFound, WrongObject)):
+        engine.check_serving()
+    written = [info.name for info in ground.objects.page(names.MANIFEST_FOLDER, "")]
+    assert written == [names.manifest_name(n) for n in (0, 1) if is_made_again]
 
 
-def test_those_who_wait_are_told_of_the_end() -> None:
+@virtual_time(seed=1)
+async def test_those_who_wait_are_told_of_the_end() -> None:
     """A replica that stops ends waiting for commits, and looks end at once from then on."""
+    ground = await ReplicaGround.created()
+    engine = await ground.join()
+    async with running(engine):
+        waiting = asyncio.create_task(engine.prefix.cover(7))
+        await pass_s(1)
+    with pytest.raises(Stopping):
+        await waiting
+    await engine.catch_up()
+    with pytest.raises(Stopping):
+        await engine.prefix.cover(7)
+    assert await engine.ended() is None
+    engine.check_serving()  # what was applied is still answered
 
-    async def main() -> None:
-        ground = await ReplicaGround.created()
-        engine = await ground.join()
-        async with running(engine):
-            waiting = asyncio.create_task(engine.prefix.cover(7))
-            await pass_s(1)
-        with pytest.raises(Stopping):
-            await waiting
-        await engine.catch_up()
-        with pytest.raises(Stopping):
-            await engine.prefix.cover(7)
-        assert await engine.ended() is None
-        engine.check_serving()  # what was applied is still answered
 
-    in_virtual_time(main)
+@virtual_time(seed=1)
+async def test_object_that_the_levels_hold_is_not_applied_again() -> None:
+    """Objects that were read before the log went on behind the levels change nothing."""
+    ground = await ReplicaGround.created()
+    engine = await ground.join()
+    await ground.put(a=b"1")
+    name = names.wal_name(0)
+    found = open_sst(name, ground.data(name), database_id=None)
+    await ground.compact()
+    await engine.manifest.refresh()
+    await engine.levels.move()
+    engine.applying.apply_object(found)
+    assert (engine.prefix.seq, engine.memtable.key_count) == (1, 0)
+    assert await get(engine, b"a") == b"1"

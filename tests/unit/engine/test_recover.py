@@ -12,17 +12,15 @@ from shalekv.core.fencing import SEQ_GAP, Occupant, WriterId
 from shalekv.core.manifest import CasMode, Manifest, WalMode
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.recover import open_log
 from shalekv.engine.wal import occupant_of
-from shalekv.errors import (
-    DatabaseMismatch,
-    DatabaseNotFound,
-    Fenced,
-    IllegalState,
-    ManifestConflict,
-    ManifestVersionExists,
-)
+from shalekv.errors import DatabaseMismatch, Fenced, ManifestConflict
 from shalekv.format import names
 from shalekv.format.sst import open_sst
+from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.database import create_database
+from shalekv.settings import StoreSettings, WriterSettings
+from shalekv.store.cas import CasStore
 from tests.kit.engine.commits import put
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import quiesce
@@ -60,30 +58,6 @@ def occupant(database: Database, manifest: Manifest, wal_id: int) -> Occupant:
     return occupant_of(open_sst(name, database.data(name), database_id=manifest.database_id))
 
 
-async def test_no_database_is_told() -> None:
-    """Where there is no manifest, opening creates nothing and says so."""
-    database = Database()
-    with pytest.raises(DatabaseNotFound):
-        await database.open()
-    assert await database.wal() == []
-
-
-async def test_fresh_database_is_opened() -> None:
-    """The first opening takes epoch 1, one fence, and the sequence numbers from 1 on."""
-    database = await Database.created()
-    opened = await database.open()
-    assert own(opened).epoch == 1
-    assert (opened.first_seq, opened.last_seq, opened.last_wal_id) == (1, 0, 0)
-    assert (opened.objects_replayed, opened.memtable.key_count) == (0, 0)
-    manifest = await database.manifest()
-    assert occupant(database, manifest, 0) == Occupant(own(opened), is_fence=True)
-    assert (manifest.writer_epoch, manifest.writer_nonce) == (1, own(opened).nonce)
-    assert (manifest.writer_address, manifest.writer_first_seq) == ("here:1", 1)
-    (snapshot,) = manifest.snapshots
-    assert (manifest.wal_id_last_seen, snapshot.id) == (0, opened.held.snapshot_id)
-    assert snapshot.manifest_id == opened.held.tree.manifest_id == manifest.manifest_id
-
-
 async def test_numbers_go_on_far_above_all_that_may_have_been_shown() -> None:
     """Each writer begins 2**32 above what is durable and above where the last one began (I5)."""
     database = await Database.created()
@@ -109,27 +83,6 @@ async def test_as_many_fences_as_older_writers_may_have_in_flight(k: int) -> Non
     assert lowered.last_wal_id == 2 * k - 1
     await database.open(k=1)
     assert await database.wal() == list(range(2 * k + 1))
-
-
-async def test_opening_that_died_keeps_its_width() -> None:
-    """The width of an opening that was never finished still counts for the next one."""
-    database = await Database.created()
-    await database.edit(lambda m: replace(m, writer_epoch=1, writer_nonce=b"x" * 16, fence_width=3))
-    opened = await database.open(k=1)
-    assert opened.last_wal_id == 2
-
-
-async def test_data_in_the_way_begins_the_run_again_and_is_replayed() -> None:
-    """What an older writer got in behind a gap counts, and the fences follow it without a gap."""
-    database = await Database.created()
-    first = await database.open(k=2)
-    await database.fill(2, own(first), 1, put(b"a", b"1"))
-    await database.fill(4, own(first), 3, put(b"a", b"3"))  # slot 3 is still on its way
-    second = await database.open(k=2)
-    assert await database.wal() == list(range(7))
-    assert occupant(database, await database.manifest(), 3) == Occupant(own(second), is_fence=True)
-    assert contents(second) == [(b"a", b"3")]
-    assert (second.last_seq, second.last_wal_id) == (3, 6)
 
 
 async def test_logical_time_does_not_go_back() -> None:
@@ -183,35 +136,6 @@ async def test_levels_that_appear_during_the_opening_are_read() -> None:
     assert (tree.wal_id, [run.ssts[0].id for run in tree.runs]) == (1, [LEVELS[0].id])
 
 
-async def test_conflict_without_retry_is_told() -> None:
-    """An opening that was asked not to retry ends when another process edits the manifest first."""
-    database = await Database.created()
-    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    opening = asyncio.create_task(database.open(store, retry=False))
-    held = await store.arrived(1)
-    rival = await database.open()
-    held.release()
-    with pytest.raises(ManifestVersionExists):
-        await opening
-    assert (await database.manifest()).writer_nonce == own(rival).nonce
-
-
-async def test_conflict_is_retried() -> None:
-    """Otherwise the opening goes on from a fresh list, and fences whoever was first."""
-    database = await Database.created()
-    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    opening = asyncio.create_task(database.open(store))
-    held = await store.arrived(1)
-    rival = await database.open()
-    held.release()
-    await store.arrived(2)
-    store.let_go()
-    opened = await opening
-    assert (own(rival).epoch, own(opened).epoch) == (1, 2)
-    with pytest.raises(Fenced):
-        await rival.manifest.refresh()
-
-
 def test_conflicts_for_too_long_are_told() -> None:
     """An opening that never wins gives up after its time, with an error of its own."""
 
@@ -224,88 +148,6 @@ def test_conflicts_for_too_long_are_told() -> None:
         assert world.now_ms - began_ms == pytest.approx(500, abs=1)
 
     simulate(0, main)
-
-
-async def test_claim_at_a_recycled_id_does_not_count() -> None:
-    """A stalled opener wins a manifest id that was collected, and with it nothing (F2).
-
-    Both openings have claimed epoch 1, each with its nonce. The stalled one finds out by a list
-    before it writes anything, takes a later epoch, and fences the other one.
-    """
-    database = await Database.created()
-    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    opening = asyncio.create_task(database.open(store))
-    stalled = await store.arrived(1)
-    rival = await database.open()
-    await database.fill(1, own(rival), 1, put(b"a", b"1"))
-    manifest_id = rival.manifest.current.manifest_id
-    await database.remove(*(names.manifest_name(number) for number in range(manifest_id)))
-    stalled.release()  # creates manifest 1 a second time, with epoch 1 and another nonce
-    await store.arrived(2)
-    assert database.data(names.manifest_name(1)) == stalled.data
-    assert database.manifest_at(1).writer_epoch == own(rival).epoch == 1
-    store.let_go()
-    opened = await opening
-    assert own(opened).epoch == 2
-    assert contents(opened) == [(b"a", b"1")]
-    assert opened.last_wal_id == 2
-
-
-async def test_opener_with_a_recycled_epoch_is_fenced_before_it_serves() -> None:
-    """Of two openers with one epoch number, the one that the manifest does not show is fenced.
-
-    However it came to believe in its claim: its fences do not count, and it touches no data.
-    """
-    database = await Database.created()
-    store = HeldStore(database.objects)
-    opening = asyncio.create_task(database.open(store))
-    fence = await store.arrived(1)
-    claim = await database.manifest()
-    await database.edit(lambda m: replace(m, writer_nonce=b"r" * 16))
-    fence.release()
-    with pytest.raises(Fenced, match=f"manifest {claim.manifest_id + 1} belongs to epoch 1"):
-        await opening
-
-
-async def test_newer_writer_in_the_slot_ends_the_opening() -> None:
-    """An opener that meets a newer writer's fence was overtaken, and stops (outcome 4)."""
-    database = await Database.created()
-    store = HeldStore(database.objects)
-    opening = asyncio.create_task(database.open(store))
-    fence = await store.arrived(1)
-    rival = await database.open()
-    fence.release()
-    with pytest.raises(Fenced, match="slot 0 belongs to epoch 2"):
-        await opening
-    assert (await database.manifest()).writer_nonce == own(rival).nonce
-
-
-async def test_own_epoch_in_other_hands_ends_the_opening() -> None:
-    """A fence with our epoch and another nonce is a state that must not be (outcome 3)."""
-    database = await Database.created()
-    store = HeldStore(database.objects)
-    opening = asyncio.create_task(database.open(store))
-    fence = await store.arrived(1)
-    await database.fill(0, WriterId(1, b"r" * 16))
-    fence.release()
-    with pytest.raises(IllegalState, match="slot 0 was written by another writer"):
-        await opening
-
-
-async def test_upload_that_lands_during_the_opening_is_replayed() -> None:
-    """An older writer's upload that takes the slot of a fence counts; the fence goes behind it."""
-    database = await Database.created()
-    first = await database.open()
-    store = HeldStore(database.objects)
-    opening = asyncio.create_task(database.open(store))
-    fence = await store.arrived(1)
-    await database.fill(1, own(first), 1, put(b"a", b"1"))
-    fence.release()
-    await store.arrived(2)
-    store.let_go()
-    opened = await opening
-    assert contents(opened) == [(b"a", b"1")]
-    assert opened.last_wal_id == 2
 
 
 async def test_fences_in_recycled_slots_do_not_count() -> None:
@@ -355,3 +197,50 @@ async def test_cancelled_opening_leaves_nothing_behind() -> None:
         await quiesce()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert contents(await database.open()) == []
+
+
+def cas_of(world: World, node: str) -> CasStore:
+    """The store as `node` reaches it; it does not give up reading."""
+    settings = StoreSettings(read_attempts=1_000)
+    return CasStore(world.store_for(node), world.runtime_for(node), settings)
+
+
+async def is_owner(opened: OpenedLog) -> bool:
+    """Whether the manifest still shows this opening."""
+    try:
+        await opened.manifest.refresh()
+    except Fenced:
+        return False
+    return True
+
+
+async def merge_all_but_the_last(world: World, stored: StoredManifest) -> None:
+    """Say of all WAL objects but the last one that they are compacted, again and again."""
+    while True:
+        await world.sleep_ms(1.0)
+        c = len(world.store.names(names.WAL_FOLDER)) - 2
+        if c < (await stored.refresh()).first_uncompacted_wal_id:
+            continue
+
+        def merge(manifest: Manifest, c: int = c) -> Manifest:
+            return replace(manifest, wal_id_last_compacted=c)
+
+        await stored.edit(merge, lambda m, c=c: m.wal_id_last_compacted == c)  # type: ignore[misc]
+
+
+def test_an_opening_ends_although_its_fences_are_merged_at_once() -> None:
+    """A writer that needs many fences opens beside a compactor that merges each of them (I13)."""
+
+    async def main(world: World) -> None:
+        runtime = world.runtime_for("creator")
+        await create_database(world.store_for("creator"), runtime, StoreSettings())
+        compactor = world.node("compactor")
+        stored = StoredManifest(cas_of(world, "compactor"))
+        compactor.start(merge_all_but_the_last(world, stored))
+        settings = WriterSettings(max_parallel_writes=16, open_timeout_ms=3_600_000)
+        async with asyncio.timeout(60):
+            opened = await world.node("a").run(open_log(cas_of(world, "a"), settings, address="a"))
+        assert await is_owner(opened)
+        assert opened.manifest.current.fence_width == settings.max_parallel_writes
+
+    simulate(0, main)

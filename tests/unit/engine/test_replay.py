@@ -1,50 +1,41 @@
-"""Replay: every version that counts, in order, or an error that names what is wrong."""
+"""Replay: all that counts, in order, or an error that names what is wrong."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from shalekv.clock import LoopClock
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.fencing import WriterId
-from shalekv.engine.commit import WalContents
+from shalekv.core.key_range import KeyRange
+from shalekv.core.transaction import DeleteRange, Operation, Put, Transaction
+from shalekv.engine.commit import Claim, Commit, WalContents
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.replay import Replayed, replay
+from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import (
     CorruptObject,
     IllegalState,
     ObjectNotFound,
-    WrongObject,
+    UnsupportedVersion,
 )
 from shalekv.format import names
-from shalekv.settings import StoreSettings
+from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from tests.kit.engine.commits import put, tombstone
+from tests.kit.engine.commits import put, tombstone, unsettled
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import yielding_runtime
+from tests.kit.states import DictState
+from tests.kit.store import STORE_NOW_MS
 
 
 def own(opened: OpenedLog) -> WriterId:
     """The name of an opening."""
     return opened.manifest.own
-
-
-async def test_what_was_written_is_replayed() -> None:
-    """A later opening has every version that counts: the newest of each key, deletes included."""
-    database = await Database.created()
-    first = await database.open()
-    await database.fill(1, own(first), 1, put(b"a", b"1"), put(b"b", b"1"), put(b"c", b"1"))
-    await database.fill(2, own(first), 2, put(b"b", b"2"), tombstone(b"c"))
-    await database.fill(3, own(first), 7, put(b"a", b"7"))
-    second = await database.open()
-    assert own(second).epoch == 2
-    assert contents(second) == [(b"a", b"7"), (b"b", b"2")]
-    assert (second.last_seq, second.last_wal_id, second.objects_replayed) == (7, 4, 4)
 
 
 async def test_versions_in_one_object_are_replayed_newest_first() -> None:
@@ -97,47 +88,6 @@ async def test_slots_out_of_order_are_illegal() -> None:
         await database.open()
 
 
-@settings(max_examples=60)
-@given(wal_id=st.integers(0, 3), position=st.floats(0, 1), bit=st.integers(0, 7))
-def test_flipped_bit_is_told(wal_id: int, position: float, bit: int) -> None:
-    """One bit that has changed anywhere in the WAL: an error that names the object (I12)."""
-    asyncio.run(_flip(wal_id, position, bit))
-
-
-async def _flip(wal_id: int, position: float, bit: int) -> None:
-    database = await four_objects()
-    name = names.wal_name(wal_id)
-    data = bytearray(database.data(name))
-    data[min(int(position * len(data)), len(data) - 1)] ^= 1 << bit
-    await database.overwrite(name, bytes(data))
-    with pytest.raises(CorruptObject, match=name):
-        await database.open()
-
-
-async def test_cut_object_is_told() -> None:
-    """An object that is shorter than it was: an error that names it (I12)."""
-    database = await four_objects()
-    await database.overwrite(names.wal_name(2), database.data(names.wal_name(2))[:-1])
-    with pytest.raises(CorruptObject, match=names.wal_name(2)):
-        await database.open()
-
-
-async def test_object_in_the_wrong_slot_is_told() -> None:
-    """An intact object under another's name is not replayed (I12)."""
-    database = await four_objects()
-    await database.overwrite(names.wal_name(2), database.data(names.wal_name(1)))
-    with pytest.raises(WrongObject, match=names.wal_name(2)):
-        await database.open()
-
-
-async def test_object_of_another_database_is_told() -> None:
-    """An intact object of another database is not replayed (I12)."""
-    database, other = await four_objects(), await four_objects(seed=1)
-    await database.overwrite(names.wal_name(2), other.data(names.wal_name(2)))
-    with pytest.raises(WrongObject, match=names.wal_name(2)):
-        await database.open()
-
-
 async def test_first_error_in_slot_order_is_told() -> None:
     """Of several damaged objects the first is named, however the reads come back."""
     database = await four_objects()
@@ -185,3 +135,85 @@ async def four_objects(seed: int = 0) -> Database:
     await database.fill(2, own(first), 2, put(b"b", b"2"), tombstone(b"c"))
     await database.fill(3, own(first), 7, put(b"a", b"7"))
     return database
+
+
+HASH = b"h" * 16
+EXPIRE_AT_MS = STORE_NOW_MS + 1_000
+
+
+def commit(
+    seq: int, *operations: Operation, key: bytes = b"", request_hash: bytes = HASH
+) -> Commit:
+    """A commit that does these operations, some for a request with an idempotency key."""
+    reply = b"reply %d" % seq
+    claim = Claim(key, request_hash, EXPIRE_AT_MS, ReplyKind.WRITE, lambda _: reply)
+    transaction = Transaction(operations)
+    made = Commit.of(transaction, seq, unsettled, size_bytes=0, claim=claim if key else None)
+    made.decide(DictState(now_ms=STORE_NOW_MS))
+    return made
+
+
+def delete_range(start: bytes, end: bytes) -> DeleteRange:
+    """An operation that deletes a range."""
+    return DeleteRange(KeyRange(start, end))
+
+
+def engine_of(opened: OpenedLog, window_s: int = 86_400) -> WriterEngine:
+    """The engine of an opening; it does not run."""
+    settings = WriterSettings(flush_interval_ms=0, idempotency_window_s=window_s)
+    return WriterEngine(opened, settings, LoopClock())
+
+
+async def test_many_objects_with_range_deletes_are_merged_as_they_are_read() -> None:
+    """What was deleted early is not in memory at the end of a long replay."""
+    database = await Database.created()
+    own = (await database.open()).manifest.own
+    for number in range(1, 100):
+        key = b"%03d" % number
+        operations = [Put(key, b"v")]
+        if number % 10 == 0:
+            await database.fill_with(
+                number, own, commit(number, delete_range(b"", key), Put(key, b"v"))
+            )
+        else:
+            await database.fill_with(number, own, commit(number, *operations))
+    opened = await database.open()
+    expected = [(b"%03d" % number, b"v") for number in range(90, 100)]
+    assert contents(opened) == expected
+    assert opened.memtable.key_count < 30
+
+
+async def test_records_count_as_memory() -> None:
+    """What the engine holds, and lets writes in by, has the records in it."""
+    database = await Database.created()
+    own = (await database.open()).manifest.own
+    await database.fill_with(1, own, commit(1, Put(b"a", b""), key=b"k"))
+    engine = engine_of(await database.open())
+    assert engine.idempotency.size_bytes > 0
+    assert engine.memory_bytes == engine.memtable.size_bytes + engine.idempotency.size_bytes
+
+
+async def test_numbers_of_records_are_in_the_order_of_slots() -> None:
+    """A record that is older than the slot before it is as illegal as a put (I4)."""
+    database = await Database.created()
+    first = await database.open()
+    await database.fill(1, first.manifest.own, 5, put(b"a"))
+    value = encode_record(IdempotencyRecord(HASH, 2, ReplyKind.WRITE, b""))
+    records = [Entry(record_key(b"k"), 4, Kind.PUT, value, EXPIRE_AT_MS)]
+    points = [Entry(b"b", 6, Kind.PUT)]
+    assert await first.slots.create(2, WalContents(points, (), records), position=0) is None
+    with pytest.raises(IllegalState, match=names.wal_name(2)):
+        await database.open()
+
+
+async def test_record_of_a_later_version_is_refused() -> None:
+    """A record that cannot be read could not answer its repeat: the object is named (I12)."""
+    database = await Database.created()
+    first = await database.open()
+    value = bytearray(encode_record(IdempotencyRecord(HASH, 1, ReplyKind.WRITE, b"")))
+    value[24] = 200  # the kind of the reply
+    records = [Entry(record_key(b"k"), 1, Kind.PUT, bytes(value), EXPIRE_AT_MS)]
+    points = [Entry(b"a", 1, Kind.PUT)]
+    assert await first.slots.create(1, WalContents(points, (), records), position=0) is None
+    with pytest.raises(UnsupportedVersion, match=names.wal_name(1)):
+        await database.open()

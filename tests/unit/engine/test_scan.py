@@ -1,17 +1,176 @@
-"""Scans of one view: range, direction, expiry, and how much is done at once."""
+"""Sorted runs and scans: what a merge yields, and what it costs."""
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shalekv.core.entry import Entry, Kind
 from shalekv.core.transaction import Change
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX
+from shalekv.engine.sorted_runs import (
+    MERGE_FAN_IN,
+    MERGE_RUNS_MAX,
+    Run,
+    merge_slice,
+    open_cursors,
+    pick_merge,
+)
 from shalekv.engine.view import View
-from tests.kit.engine.commits import NOW_MS, put, read, run_of, slices_of, tombstone
+from tests.kit.engine.commits import put, run_of, slices_of, tombstone
 
-KEYS = st.binary(min_size=1, max_size=3)
+KEYS = st.binary(min_size=1, max_size=2)
+BOUNDS = st.binary(max_size=2)
+FEW_KEYS = st.sampled_from([bytes([letter]) for letter in b"abcdefghijklmnop"])
+RUNS = st.lists(st.sets(st.one_of(FEW_KEYS, KEYS), max_size=40), max_size=12)
+
+
+def run_with(keys: set[bytes], seq: int) -> Run:
+    """A run with these keys, all of commit `seq`."""
+    return Run.from_newest(
+        {key: Entry(key, seq, Kind.PUT, b"%d" % seq) for key in keys}, max_seq=seq
+    )
+
+
+def runs_of(key_sets: list[set[bytes]]) -> list[Run]:
+    """Runs from oldest to newest."""
+    return [run_with(keys, seq) for seq, keys in enumerate(key_sets, 1)]
+
+
+def in_range(key: bytes, start: bytes, end: bytes) -> bool:
+    """Whether a scan of this range sees the key."""
+    return key >= start and (not end or key < end)
+
+
+def newest_of(runs: list[Run], start: bytes = b"", end: bytes = b"") -> list[Entry]:
+    """What a merge should yield, the slow way."""
+    newest = {entry.key: entry for run in runs for entry in run.entries}
+    return [newest[key] for key in sorted(newest) if in_range(key, start, end)]
+
+
+@given(key_sets=RUNS, start=BOUNDS, end=BOUNDS, target=st.integers(1, 50), reverse=st.booleans())
+def test_slices_add_up_to_the_newest_of_each_key(
+    key_sets: list[set[bytes]],
+    start: bytes,
+    end: bytes,
+    target: int,
+    reverse: bool,  # noqa: FBT001 - a direction that is drawn
+) -> None:
+    """Slice by slice, in either direction, a merge yields each key of the range once, newest."""
+    runs = runs_of(key_sets)
+    cursors = open_cursors(runs, start, end)
+    merged: list[Entry] = []
+    while cursors:
+        entries = merge_slice(cursors, target, reverse=reverse)
+        assert entries
+        merged += entries
+    expected = newest_of(runs, start, end)
+    assert merged == (expected[::-1] if reverse else expected)
+    assert merge_slice(cursors, target, reverse=reverse) == []
+
+
+@given(key_sets=RUNS, target=st.integers(1, 50), reverse=st.booleans())
+def test_slice_reads_a_bounded_number_of_entries(
+    key_sets: list[set[bytes]],
+    target: int,
+    reverse: bool,  # noqa: FBT001 - a direction that is drawn
+) -> None:
+    """No slice reads more than twice its target and one entry of each run, wherever keys lie."""
+    cursors = open_cursors(runs_of(key_sets), b"", b"")
+    while cursors:
+        before = sum(cursor.high - cursor.low for cursor in cursors)
+        allowed = 2 * target + len(cursors)
+        merge_slice(cursors, target, reverse=reverse)
+        after = sum(cursor.high - cursor.low for cursor in cursors)
+        assert 0 < before - after <= allowed
+
+
+def slice_count(runs: list[Run], target: int, *, reverse: bool = False) -> int:
+    """In how many slices runs are merged."""
+    cursors = open_cursors(runs, b"", b"")
+    count = 0
+    while cursors:
+        merge_slice(cursors, target, reverse=reverse)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_runs_one_behind_the_other_are_read_in_long_slices(reverse: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """What was written in the order of its keys is read run by run, and not in parts of each."""
+    runs = [
+        run_with({b"%02d%06d" % (number, row) for row in range(5_000)}, number)
+        for number in range(1, 20)
+    ]
+    assert slice_count(runs, 1_000, reverse=reverse) <= 150
+
+
+def test_equal_runs_are_merged_at_the_fan_in() -> None:
+    """Fewer runs of a tier than the fan-in stay; so many become one, and no older ones."""
+    assert pick_merge([]) is None
+    assert pick_merge([0] * (MERGE_FAN_IN - 1)) is None
+    assert pick_merge([3] + [0] * MERGE_FAN_IN) == slice(1, 1 + MERGE_FAN_IN)
+    assert pick_merge([2] + [1] * (MERGE_FAN_IN - 1) + [0] * (MERGE_FAN_IN - 1)) is None
+
+
+def test_short_run_before_a_longer_one_is_merged_into_it() -> None:
+    """Tiers never rise towards the newest: else runs of one entry between batches pile up."""
+    assert pick_merge([5, 0, 0, 3]) == slice(1, 4)
+    assert pick_merge([5, 3, 0, 3]) == slice(2, 4)
+    assert pick_merge([0, 3, 0, 3]) == slice(0, 4)
+
+
+def test_merge_takes_a_bounded_number_of_runs() -> None:
+    """When runs have piled up, they are merged some at a time."""
+    assert pick_merge([0] * 1_000) == slice(0, MERGE_RUNS_MAX)
+
+
+@given(
+    lengths=st.lists(
+        st.one_of(st.integers(1, 3), st.integers(1, 40), st.integers(1, 3_000)),
+        min_size=1,
+        max_size=400,
+    ),
+    pending_max=st.integers(1, 100),
+)
+def test_merging_is_amortised(lengths: list[int], pending_max: int) -> None:
+    """Whatever lengths land, each entry is copied O(log n) times and few runs remain.
+
+    Runs land as numbers only, several between two merges as they do while a long merge goes on.
+    """
+    runs: list[tuple[int, Counter[int]]] = []  # length, and how many entries by times copied
+    for number, length in enumerate(lengths, 1):
+        runs.append((length, Counter({0: length})))
+        if number % pending_max and number < len(lengths):
+            continue
+        while (picked := pick_merge([tier_of(length) for length, _ in runs])) is not None:
+            inputs = runs[picked]
+            assert len(inputs) > 1
+            copies: Counter[int] = Counter()
+            for _, before in inputs:
+                copies.update({times + 1: count for times, count in before.items()})
+            runs[picked] = [(sum(length for length, _ in inputs), copies)]
+        tiers = [tier_of(length) for length, _ in runs]
+        assert tiers == sorted(tiers, reverse=True)
+        assert len(runs) < MERGE_FAN_IN * (tiers[0] + 1)
+    tier_count = tier_of(sum(lengths)) + 1
+    assert max(times for _, copies in runs for times in copies) <= 2 * tier_count + 2
+    mean = sum(t * n for _, copies in runs for t, n in copies.items()) / sum(lengths)
+    assert mean <= tier_count + 1
+
+
+def tier_of(length: int) -> int:
+    """The tier of a run of that length."""
+    return Run(range_of(length), (), 0, 0).tier
+
+
+def range_of(length: int) -> list[bytes]:
+    """As many keys, which are never looked at."""
+    return [b""] * length
 
 
 def view_of(*changes_by_commit: list[Change]) -> View:
@@ -23,36 +182,6 @@ def view_of(*changes_by_commit: list[Change]) -> View:
             memtable.land(run)
             memtable.extend_prefix(run)
     return memtable.view(len(changes_by_commit), None)
-
-
-@given(
-    keys=st.sets(KEYS, max_size=30),
-    start=st.binary(max_size=3),
-    end=st.binary(max_size=3),
-    reverse=st.booleans(),
-)
-def test_range_is_half_open(keys: set[bytes], start: bytes, end: bytes, *, reverse: bool) -> None:
-    """A scan reads from `start` on and before `end`; an empty bound is none."""
-    view = view_of([put(key) for key in keys])
-    expected = sorted(key for key in keys if key >= start and (not end or key < end))
-    found = [key for key, _ in read(view, start=start, end=end, reverse=reverse)]
-    assert found == (expected[::-1] if reverse else expected)
-
-
-def test_deleted_and_expired_are_not_read() -> None:
-    """A tombstone, and a value from its moment of expiry on, hide what is older (I2)."""
-    view = view_of(
-        [put(b"a"), put(b"b"), put(b"c"), put(b"d")],
-        [tombstone(b"a"), put(b"b", b"new", NOW_MS), put(b"c", b"new", NOW_MS + 1)],
-    )
-    assert read(view) == [(b"c", b"new"), (b"d", b"v")]
-    assert read(view, now_ms=NOW_MS - 1) == [(b"b", b"new"), (b"c", b"new"), (b"d", b"v")]
-
-
-def test_scan_of_nothing_has_no_slices() -> None:
-    """An empty range is read in no steps at all."""
-    slices = slices_of(view_of([]))
-    assert slices == []
 
 
 def test_slices_grow_to_a_bound() -> None:

@@ -9,39 +9,98 @@ from random import Random
 
 import pytest
 
+from shalekv.clock import LoopClock
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.origins import fix_pin
 from shalekv.core.snapshot import find_snapshot
-from shalekv.engine.snapshot_seqs import SnapshotSeqs
-from shalekv.engine.snapshot_views import LOOK_MS
+from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.scan import scan_slices
+from shalekv.engine.snapshot_views import CLOCK_MS, LOOK_MS, SnapshotViews
 from shalekv.engine.snapshots import Snapshots
+from shalekv.engine.view import OpenView
 from shalekv.errors import (
     IllegalState,
     ObjectNotFound,
-    Overloaded,
     SnapshotNotFound,
     StoreUnavailable,
 )
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
-from shalekv.settings import StoreSettings
-from shalekv.store.api import NO_METADATA, CreateOutcome
+from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
+from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore
 from shalekv.store.cas import CasStore
 from tests.kit.engine.collection import Ground
-from tests.kit.engine.interrupted_store import InterruptedStore
-from tests.kit.inline_runtime import InlineWorkers
-from tests.unit.engine.snapshot_ground import (
-    CountedStore,
-    GroundClock,
-    cas_of,
-    filled,
-    keys,
-    shown,
-    views_of,
-)
+from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.store import FaultyStore, Request, nothing
 
 HOUR_MS = 3_600_000
+Shown = list[tuple[bytes, bytes]]
+
+
+class GroundClock(LoopClock):
+    """Our own clock, which goes as the store's does; waits take no time."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self.jumped_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds since some moment."""
+        return self._ground.now_ms - 1_000_000 + self.jumped_ms
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        """Let other tasks run, and time pass."""
+        self._ground.now_ms += round(duration_ms)
+        await asyncio.sleep(0)
+
+
+def cas_of(ground: Ground, store: ObjectStore | None = None) -> CasStore:
+    """The store as one more process sees it."""
+    runtime = Runtime(GroundClock(ground), Random(ground.random.random()), InlineWorkers())
+    return CasStore(store or ground.store, runtime, StoreSettings())
+
+
+async def views_of(
+    ground: Ground, store: ObjectStore | None = None, **limits: int
+) -> SnapshotViews:
+    """One more process that reads snapshots."""
+    cas = cas_of(ground, store)
+    database_id = (await ground.manifest()).database_id
+    ssts = LevelSsts(cas, database_id=database_id, settings=CacheSettings())
+    return SnapshotViews(cas, StoredManifest(cas), ssts, LimitSettings.model_validate(limits))
+
+
+async def shown(opened: OpenView) -> Shown:
+    """All that a scan shows."""
+    slices = scan_slices(opened.view, start=b"", end=b"", reverse=False, now_ms=opened.now_ms)
+    return [(entry.key, entry.value) for part in await gathered(slices) for entry in part]
+
+
+async def filled(count: int = 3) -> Ground:
+    """A database with so many commits in the WAL."""
+    ground = await Ground.created()
+    await ground.wal(count)
+    return ground
+
+
+def keys(count: int) -> Shown:
+    """What so many commits of a `Ground` leave."""
+    return [(b"k%d" % number, b"v") for number in range(1, count + 1)]
+
+
+def reads_held(store: FaultyStore) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold reads of the WAL: what tells that one has come, and what lets them go on."""
+    asked, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: Request) -> None:
+        if request.operation == "get" and request.name.startswith(names.WAL_FOLDER):
+            asked.set()
+            await may_go_on.wait()
+
+    store.before = hold
+    return asked, may_go_on
 
 
 async def test_snapshot_shows_its_levels_and_wal_for_ever() -> None:
@@ -59,16 +118,6 @@ async def test_snapshot_shows_its_levels_and_wal_for_ever() -> None:
         assert await shown(opened) == keys(3)
         assert (opened.view.seq, opened.view.wal_id) == (3, 2)
         assert opened.now_ms == first.now_ms
-
-
-async def test_snapshot_of_a_server_is_read_as_well() -> None:
-    """One without a name shows what its manifest says: here, nothing but the levels."""
-    ground = await filled()
-    compacted = await ground.compact(2)
-    created = await ground.snapshots().create(ttl_ms=None)
-    opened = await (await views_of(ground)).open(created.id)
-    assert [key for key, _ in await shown(opened)] == [compacted.first_key]
-    assert opened.view.wal_id == 2
 
 
 async def test_read_after_expiry_is_refused() -> None:
@@ -104,30 +153,21 @@ async def test_renewed_snapshot_goes_on() -> None:
     assert await views.open(created.id) is opened
 
 
-async def test_new_snapshot_is_found_at_once() -> None:
-    """A process that has just looked does not say of a newer one that it is not there."""
-    ground = await filled()
-    views = await views_of(ground)
-    for _ in range(3):
-        created = await ground.snapshots().create(ttl_ms=10_000)
-        await views.open(created.id)
-
-
 async def test_deletion_is_noticed_soon() -> None:
     """Within a few seconds, and by who has deleted it at once; nobody looks more often."""
     ground = await filled()
     first = await ground.snapshots().create(ttl_ms=None)
     second = await ground.snapshots().create(ttl_ms=None)
-    store = CountedStore(ground.store)
+    store = FaultyStore(ground.store)
     views = await views_of(ground, store)
     for each in (first, second):
         await views.open(each.id)
     await ground.snapshots().delete(first.id.hex())
-    asked = store.requests
+    asked = len(store.requests)
     ground.pass_time((LOOK_MS - 1) / 1_000)
     for _ in range(10):
         await views.open(first.id)
-    assert store.requests == asked
+    assert len(store.requests) == asked
     ground.pass_time(0.001)
     with pytest.raises(SnapshotNotFound):
         await views.open(first.id)
@@ -142,33 +182,23 @@ async def test_store_that_is_away_ends_no_reads() -> None:
     """What is known of a snapshot counts until the store answers again."""
     ground = await filled()
     created = await ground.snapshots().create(ttl_ms=600_000)
-    store = CountedStore(ground.store)
+    store = FaultyStore(ground.store)
     views = await views_of(ground, store)
     await views.open(created.id)
-    store.is_away = True
+
+    async def away(request: Request) -> None:
+        raise StoreUnavailable(store.url, request.operation, "", "away")
+
+    store.before = away
     for _ in range(3):
         ground.pass_time(5)
         await views.open(created.id)
     ground.pass_time(600)
     with pytest.raises(StoreUnavailable):
         await views.open(created.id)
-    store.is_away = False
+    store.before = nothing
     with pytest.raises(SnapshotNotFound):
         await views.open(created.id)
-
-
-async def test_missing_object_is_explained() -> None:
-    """Of a snapshot that is gone nothing else is said; of one that lives, that it is damaged."""
-    ground = await filled()
-    created = await ground.snapshots().create(ttl_ms=None)
-    views = await views_of(ground)
-    missing = ObjectNotFound("memory://", "get", "levels/x", "is not there")
-    assert await views.explain(missing, created.id) is missing
-    await ground.store.delete([names.wal_name(1)])
-    with pytest.raises(ObjectNotFound, match=names.wal_name(1)):
-        await views.open(created.id)
-    await ground.snapshots().delete(created.id.hex())
-    assert isinstance(await views.explain(missing, created.id), SnapshotNotFound)
 
 
 async def test_replaced_manifest_is_noticed() -> None:
@@ -188,31 +218,19 @@ async def test_replaced_manifest_is_noticed() -> None:
         await views.open(shared.id)
 
 
-async def test_those_who_ask_at_once_share_one_load() -> None:
-    """Each object is read once, and the state is one and the same."""
-    ground = await filled(5)
-    created = await ground.snapshots().create(ttl_ms=None)
-    store = CountedStore(ground.store)
-    views = await views_of(ground, store)
-    opened = await asyncio.gather(*(views.open(created.id) for _ in range(10)))
-    assert {id(each) for each in opened} == {id(opened[0])}
-    wal = [name for name in store.gets if name.startswith(names.WAL_FOLDER)]
-    assert sorted(wal) == [names.wal_name(number) for number in range(5)]
-
-
 async def test_loader_that_is_cancelled_hands_over() -> None:
     """The others who wait get the state all the same."""
     ground = await filled(5)
     created = await ground.snapshots().create(ttl_ms=None)
-    store = CountedStore(ground.store)
+    store = FaultyStore(ground.store)
     views = await views_of(ground, store)
     await views.check(created.id)
-    store.may_get.clear()
+    asked, may_go_on = reads_held(store)
     first, second = (asyncio.create_task(views.open(created.id)) for _ in range(2))
-    await store.asked_for_wal.wait()
+    await asked.wait()
     first.cancel()
     await asyncio.sleep(0)
-    store.may_get.set()
+    may_go_on.set()
     assert await shown(await second) == keys(5)
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -222,32 +240,32 @@ async def test_states_are_bounded_by_count() -> None:
     """Beyond `snapshot_view_count_max` that goes which was read longest ago, and comes again."""
     ground = await filled()
     ids = [(await ground.snapshots().create(ttl_ms=None)).id for _ in range(3)]
-    store = CountedStore(ground.store)
+    store = FaultyStore(ground.store)
     views = await views_of(ground, store, snapshot_view_count_max=2)
     for snapshot_id in ids:
         await views.open(snapshot_id)
-    read = len(store.gets)
+    read = len(store.asked("get"))
     for snapshot_id in ids[1:]:
         await views.open(snapshot_id)
-    assert len(store.gets) == read
+    assert len(store.asked("get")) == read
     assert await shown(await views.open(ids[0])) == keys(3)
-    assert len(store.gets) > read
+    assert len(store.asked("get")) > read
 
 
 async def test_large_state_is_read_and_not_kept() -> None:
     """It is there for as long as somebody reads it, once for all of them."""
     ground = await filled(4_000)
     created = await ground.snapshots().create(ttl_ms=None)
-    store = CountedStore(ground.store)
+    store = FaultyStore(ground.store)
     views = await views_of(ground, store, snapshot_view_bytes_max=1 << 20)
     opened = await views.open(created.id)
     assert views.held_bytes == 0
-    read = len(store.gets)
+    read = len(store.asked("get"))
     assert await views.open(created.id) is opened
-    assert len(store.gets) == read
+    assert len(store.asked("get")) == read
     del opened
     assert len(await shown(await views.open(created.id))) == 4_000
-    assert len(store.gets) > read
+    assert len(store.asked("get")) > read
 
 
 async def test_collected_meanwhile_is_never_a_short_answer() -> None:
@@ -263,8 +281,8 @@ async def test_collected_meanwhile_is_never_a_short_answer() -> None:
         await ground.compact(1)
         last_seq = ground.last_seq
 
-        async def lose(number: int, ground: Ground = ground, at: int = at) -> None:
-            if number == at:
+        async def lose(request: Request, ground: Ground = ground, at: int = at) -> None:
+            if request.number == at:
                 await ground.wal()
                 await ground.compact(4)
                 await ground.merge()
@@ -273,7 +291,7 @@ async def test_collected_meanwhile_is_never_a_short_answer() -> None:
                 ground.last_wal_id = 0
                 await ground.wal(3)
 
-        store = InterruptedStore(ground.store, lose)
+        store = FaultyStore(ground.store, before=lose)
         views = await views_of(ground, store)
         try:
             opened = await views.open(created.id)
@@ -283,7 +301,7 @@ async def test_collected_meanwhile_is_never_a_short_answer() -> None:
             seen.add("whole")
             assert await shown(opened) == keys(4)
             assert opened.view.seq == last_seq
-        if store.requests <= at:
+        if len(store.requests) <= at:
             break
         at += 1
     assert at > 8
@@ -294,14 +312,14 @@ async def test_snapshot_that_lets_go_of_its_log_meanwhile_is_gone() -> None:
     """One that keeps SSTs alone from some moment on, for a clone, is not read from then on."""
     ground = await filled(4)
     created = await ground.snapshots().create(ttl_ms=5_000)
-    store = CountedStore(ground.store)
+    store = FaultyStore(ground.store)
     views = await views_of(ground, store)
     await views.check(created.id)
-    store.may_get.clear()
+    asked, may_go_on = reads_held(store)
     opening = asyncio.create_task(views.open(created.id))
-    await store.asked_for_wal.wait()
+    await asked.wait()
     await ground.edit(lambda m: fix_pin(m, created.id, now_s=0))
-    store.may_get.set()
+    may_go_on.set()
     with pytest.raises(SnapshotNotFound):
         await opening
 
@@ -325,24 +343,6 @@ async def _put_until(ground: Ground, key: bytes, expire_at_ms: int) -> None:
     await ground._fill([Entry(key, ground.last_seq, Kind.PUT, b"v", expire_at_ms)])  # noqa: SLF001
 
 
-async def test_sequence_number_of_each_snapshot() -> None:
-    """That of the last commit that it holds: in its WAL, before its fences, or in its levels."""
-    ground = await filled(2)
-    created = [await ground.snapshots().create(ttl_ms=None)]
-    for _ in range(3):
-        await ground.fence()
-    created.append(await ground.snapshots().create(ttl_ms=None))
-    await ground.wal()
-    created.append(await ground.snapshots().create(ttl_ms=None))
-    manifest = await ground.manifest()
-    seqs = SnapshotSeqs(cas_of(ground))
-    views = await views_of(ground)
-    for expected, each in zip((2, 2, 3), created, strict=True):
-        assert (await seqs.of(manifest, [each]))[each.id] == expected
-        assert (await views.open(each.id)).view.seq == expected
-    assert set((await seqs.of(manifest, created)).values()) == {2, 3}
-
-
 async def test_gap_is_waited_for() -> None:
     """What is acknowledged behind a gap is in the snapshot, unless nobody fills it in time."""
     ground = await filled(2)
@@ -358,7 +358,6 @@ async def test_gap_is_waited_for() -> None:
                 await fill()
             late.clear()
 
-    cas = cas_of(ground)
     cas = CasStore(
         ground.store, Runtime(Waiting(ground), Random(1), InlineWorkers()), StoreSettings()
     )
@@ -386,13 +385,16 @@ def _filler(ground: Ground, wal_id: int) -> Callable[[], Awaitable[CreateOutcome
     return fill
 
 
-async def test_snapshots_are_bounded_by_count() -> None:
-    """Those that have expired do not count."""
+async def test_clock_that_jumps_ends_no_snapshot() -> None:
+    """The store is asked for the time before a snapshot is said to have expired."""
     ground = await filled()
-    snapshots = ground.snapshots()
-    await snapshots.create(ttl_ms=1_000)
-    await snapshots.create(ttl_ms=None)
-    with pytest.raises(Overloaded, match="snapshot_count_max is 2"):
-        await snapshots.create(ttl_ms=None, count_max=2)
-    ground.pass_time(3)
-    await snapshots.create(ttl_ms=None, count_max=2)
+    created = await ground.snapshots().create(ttl_ms=10_000)
+    views = await views_of(ground)
+    await views.open(created.id)
+    clock = views.store.runtime.clock
+    assert isinstance(clock, GroundClock)
+    clock.jumped_ms += CLOCK_MS / 2
+    assert (await views.check(created.id)).id == created.id
+    missed = ObjectNotFound(ground.store.url, "get", "wal/1", "it is not there")
+    clock.jumped_ms += CLOCK_MS / 2
+    assert await views.explain(missed, created.id) is missed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 import pytest
@@ -13,9 +12,8 @@ from shalekv.engine.snapshots import NAME_CHARS_MAX
 from shalekv.errors import IllegalState, InvalidRequest, SnapshotExists, SnapshotNotFound
 from shalekv.format import names
 from shalekv.format.coding import crc32c
-from shalekv.store.api import NO_METADATA, CreateOutcome
 from tests.kit.engine.collection import Ground
-from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.store import FaultyStore, Request
 
 
 async def test_snapshot_names_the_manifest_that_creates_it() -> None:
@@ -56,50 +54,20 @@ async def test_wal_is_listed_again_when_another_edits_first() -> None:
     """
     ground = await Ground.created()
     await ground.wal(2)
-    lists: list[str] = []
 
-    class Conflicting(InterruptedStore):
-        async def create(
-            self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-        ) -> CreateOutcome:
-            if len(lists) < 3:
-                lists.append(name)
-                await ground.wal(1)
-                await ground.compact(ground.last_wal_id)
-                ground.pass_time()
-                await ground.collecting().collect()
-            return await super().create(name, data, metadata)
+    async def conflict(request: Request) -> None:
+        if request.operation == "create" and len(store.asked("create")) <= 3:
+            await ground.wal(1)
+            await ground.compact(ground.last_wal_id)
+            ground.pass_time()
+            await ground.collecting().collect()
 
-    created = await ground.snapshots(Conflicting(ground.store, nothing)).create(ttl_ms=None)
+    store = FaultyStore(ground.store, before=conflict)
+    created = await ground.snapshots(store).create(ttl_ms=None)
     manifest = await ground.manifest()
     assert [s.id for s in manifest.snapshots] == [created.id]
     assert created.manifest_id == manifest.manifest_id
     assert manifest.wal_id_last_seen == ground.last_wal_id == 4
-
-
-async def test_what_was_seen_never_goes_back() -> None:
-    """Whatever is compacted meanwhile: `wal_id_last_seen` is that of a list after the manifest."""
-    at = 0
-    while True:
-        ground = await Ground.created()
-        await ground.wal(2)
-
-        async def compact(number: int, ground: Ground = ground, at: int = at) -> None:
-            if number == at:
-                await ground.wal(2)
-                await ground.compact(ground.last_wal_id)
-
-        store = InterruptedStore(ground.store, compact)
-        await ground.snapshots(store).create(ttl_ms=None)
-        manifest = await ground.manifest()
-        if store.requests <= at:
-            break
-        assert manifest.wal_id_last_seen is not None
-        (created,) = manifest.snapshots
-        if created.manifest_id == manifest.manifest_id:  # nothing was compacted after it
-            assert manifest.wal_id_last_seen == ground.last_wal_id
-        at += 1
-    assert at > 5
 
 
 async def test_shared_snapshot_names_the_same_manifest() -> None:
@@ -139,19 +107,6 @@ async def test_expired_snapshot_is_not_shared_or_renewed() -> None:
             await late
 
 
-async def test_expired_snapshot_whose_manifest_is_gone_is_not_found() -> None:
-    """Its manifest may be deleted: nothing is wrong with the database then."""
-    ground = await Ground.created()
-    created = await ground.snapshots().create(name="short", ttl_ms=1_000)
-    await ground.merge()
-    ground.pass_time()
-    await ground.store.delete([names.manifest_name(created.manifest_id)])
-    with pytest.raises(SnapshotNotFound):
-        await ground.snapshots().share("short", ttl_ms=None)
-    (listed,) = await ground.snapshots().list()
-    assert listed.manifest is None
-
-
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_snapshot_that_is_collected_meanwhile_is_no_damage(*, is_shared: bool) -> None:
     """Whoever has seen it, and finds its manifest gone, looks at the current manifest again."""
@@ -162,19 +117,19 @@ async def test_snapshot_that_is_collected_meanwhile_is_no_damage(*, is_shared: b
         await ground.merge()
         ground.pass_time(5)
 
-        async def expire(number: int, ground: Ground = ground, at: int = at) -> None:
-            if number == at:
+        async def expire(request: Request, ground: Ground = ground, at: int = at) -> None:
+            if request.number == at:
                 ground.pass_time()
                 await ground.collecting().collect()
 
-        store = InterruptedStore(ground.store, expire)
+        store = FaultyStore(ground.store, before=expire)
         late = ground.snapshots(store)
         if is_shared:
             with suppress(SnapshotNotFound):
                 await late.share("short", ttl_ms=None)
         else:
             await late.list()
-        if store.requests <= at:
+        if len(store.requests) <= at:
             break
         at += 1
     assert at > 3
@@ -185,21 +140,15 @@ async def test_edit_at_a_recycled_id_does_not_count(edit: str) -> None:
     """What was created at a manifest id that had been deleted is done again (F2)."""
     ground = await Ground.created()
     first = await ground.snapshots().create(name="first", ttl_ms=60_000)
-    creates = 0
 
-    class Late(InterruptedStore):
-        async def create(
-            self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-        ) -> CreateOutcome:
-            nonlocal creates
-            creates += 1
-            if creates == 1:
-                for _ in range(2):
-                    await ground.merge()
-                await ground.store.delete([name])  # as a collector does in the end
-            return await super().create(name, data, metadata)
+    async def recycle(request: Request) -> None:
+        if request.operation == "create" and len(store.asked("create")) == 1:
+            for _ in range(2):
+                await ground.merge()
+            await ground.store.delete([request.name])  # as a collector does in the end
 
-    snapshots = ground.snapshots(Late(ground.store, nothing))
+    store = FaultyStore(ground.store, before=recycle)
+    snapshots = ground.snapshots(store)
     done: Snapshot | None = None
     match edit:
         case "create":
@@ -210,13 +159,9 @@ async def test_edit_at_a_recycled_id_does_not_count(edit: str) -> None:
             done = await snapshots.renew("first", ttl_ms=None)
         case _:
             await snapshots.delete("first")
-    assert creates == 2
+    assert len(store.asked("create")) == 2
     expected = {"create": (first, done), "share": (first, done), "renew": (done,), "delete": ()}
     assert (await ground.manifest()).snapshots == expected[edit]
-
-
-async def nothing(_number: int) -> None:
-    """What interrupts no request."""
 
 
 async def test_snapshot_is_renewed_and_deleted_by_id_or_name() -> None:

@@ -1,11 +1,9 @@
-"""The tree that is read: protected before it is read, for as long as it is read, and no longer."""
+"""The tree that is read: protected before it is read, for as long as it is, and no longer."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-
-import pytest
 
 from shalekv.core.manifest import Manifest, Snapshot
 from shalekv.core.snapshot import find_snapshot, has_snapshot, remove_snapshots
@@ -18,10 +16,23 @@ from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.engine.view import View
-from shalekv.errors import Fenced
 from shalekv.format import names
+from shalekv.manifest.stored import StoredManifest
+from shalekv.roles.compactor import Compactor
+from shalekv.runtime import Runtime
+from shalekv.settings import CompactorSettings, CompactSettings, StoreSettings, UrlSettings
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import Database
+from tests.kit.engine.interposed import InterposedStore
 from tests.kit.engine.running_log import quiesce
+from tests.kit.processes.in_process import (
+    memory_store,
+    put_at,
+    real_runtime,
+    running,
+    serve_settings,
+)
 from tests.kit.store import STORE_NOW_MS, HeldStore
 
 TTL_S = 300
@@ -136,17 +147,6 @@ async def test_new_tree_is_read_when_its_snapshot_stands() -> None:
     assert is_protected(keeping, before, manifest)
 
 
-async def test_tree_that_cannot_be_protected_is_not_read() -> None:
-    """When the edit fails, what is read stays as it is."""
-    keeping = await Keeping.opened()
-    before = keeping.keeper.current
-    await keeping.compact(1, slot=keeping.slot)
-    await keeping.database.edit(lambda m: replace(m, writer_epoch=2, writer_nonce=b"r" * 16))
-    with pytest.raises(Fenced):
-        await keeping.keeper.keep()
-    assert keeping.keeper.current is before
-
-
 async def test_snapshot_of_an_old_tree_goes_with_its_last_reader() -> None:
     """It stays as long as a view holds the tree, whatever else is kept meanwhile."""
     keeping = await Keeping.opened()
@@ -161,16 +161,6 @@ async def test_snapshot_of_an_old_tree_goes_with_its_last_reader() -> None:
         assert has_snapshot(await keeping.keep(), old_id)
         views.pop()
     assert not has_snapshot(await keeping.keep(), old_id)
-
-
-async def test_snapshots_of_trees_that_nobody_reads_do_not_add_up() -> None:
-    """After many trees only that of the last one is left, and what is not ours."""
-    keeping = await Keeping.opened()
-    for number in range(1, 6):
-        await keeping.compact(number, slot=keeping.slot)
-        await keeping.keep()
-    manifest = await keeping.keep()
-    assert [s.id for s in manifest.snapshots] == [FOREIGN.id, keeping.keeper.current.snapshot_id]
 
 
 async def test_snapshots_are_renewed_in_time() -> None:
@@ -194,20 +184,6 @@ async def test_snapshots_are_renewed_in_time() -> None:
     assert keeping.keeper.current is current
 
 
-async def test_snapshot_of_a_load_is_renewed_while_somebody_reads_it() -> None:
-    """It lives as long as its pin is held, and goes then."""
-    keeping = await Keeping.opened()
-    pin = Pin(b"p" * 16)
-    pinned = Snapshot(pin.snapshot_id, 1, NOW_S + TTL_S)
-    await keeping.database.edit(lambda m: replace(m, snapshots=(*m.snapshots, pinned)))
-    keeping.keeper.keep_pin(pin)
-    await keeping.pass_s(TTL_S / 2)
-    await keeping.keep()
-    assert await keeping.expiry_s(pin) == NOW_S + TTL_S * 3 // 2
-    del pin
-    assert not has_snapshot(await keeping.keep(), pinned.id)
-
-
 async def test_lost_snapshot_leads_to_another() -> None:
     """Who was stopped for long reads the current levels under a new snapshot; the lost one, whose
     objects may be gone, does not come back, though it is still held.
@@ -225,32 +201,6 @@ async def test_lost_snapshot_leads_to_another() -> None:
     assert is_protected(keeping, current, manifest)
     assert keeping.keeper.protects(current)
     assert not has_snapshot(manifest, lost.snapshot_id)
-
-
-async def test_levels_that_are_the_same_are_not_read_anew() -> None:
-    """Other edits of the manifest take none of this process."""
-    keeping = await Keeping.opened()
-    before = keeping.keeper.current
-    edited = await keeping.database.edit(lambda m: replace(m, gc_cutoff_ms=1))
-    assert await keeping.keep() == edited
-    assert keeping.keeper.current is before
-
-
-async def test_levels_ahead_of_the_prefix_are_not_read() -> None:
-    """A slot may be compacted before we hear that it landed: its tree comes when we have."""
-    keeping = await Keeping.opened()
-    before, slot = keeping.keeper.current, keeping.slot + 1
-    await keeping.compact(1, slot=slot)
-    seen = await keeping.database.manifest()
-    following = asyncio.create_task(keeping.keeper.keep())
-    await quiesce()
-    is_over, keeping.prefix.wal_id = following.done(), slot
-    await following
-    assert is_over
-    assert await keeping.database.manifest() == seen
-    assert keeping.keeper.current is before
-    await keeping.keep()
-    assert keeping.keeper.current.tree.wal_id == slot
 
 
 async def test_levels_that_come_ahead_of_the_prefix_meanwhile_wait_for_it() -> None:
@@ -304,21 +254,6 @@ async def test_memory_is_let_go_when_nothing_rests_on_an_older_tree() -> None:
     letting_go.cancel()
 
 
-async def test_memory_may_be_let_go_of_from_the_moment_a_tree_is_read() -> None:
-    """From its installation until memory has let go of what the tree holds, nobody decides by that
-    part of memory, nor by the answers of the tree before.
-    """
-    keeping = await Keeping.opened()
-    keeper = keeping.keeper
-    base, nothing = keeper.base, keeper.nothing
-    await keeping.compact(1, slot=keeping.slot)
-    await keeping.keep()
-    assert keeper.leaving_seq == 60
-    assert keeper.base is not base
-    assert keeper.nothing is not nothing
-    assert keeper.nothing.base is keeper.base
-
-
 async def test_close_removes_all_that_is_ours() -> None:
     """The snapshots of the current tree and of older ones go, though somebody holds them."""
     keeping = await Keeping.opened()
@@ -327,3 +262,54 @@ async def test_close_removes_all_that_is_ours() -> None:
     assert has_snapshot(await keeping.keep(), old.snapshot_id)
     await keeping.keeper.close()
     assert (await keeping.database.manifest()).snapshots == (FOREIGN,)
+
+
+DEADLINE_S = 60
+
+
+async def compact(store: ObjectStore, runtime: Runtime) -> None:
+    """Compact what is in the log, and publish it."""
+    settings = CompactSettings(
+        database=UrlSettings(url=store.url), compactor=CompactorSettings(wal_trigger_age_ms=0)
+    )
+    hurry = asyncio.Event()
+    compactor = await Compactor.open(store, settings=settings, runtime=runtime, hurry=hurry)
+    await compactor.run(is_once=True)
+    await compactor.close()
+
+
+async def test_a_tree_is_that_of_the_manifest_that_its_snapshot_names() -> None:
+    """When a compactor publishes right behind the edit that makes a snapshot, the edit has landed,
+    and its result is a newer manifest: the writer still reads by the one that the snapshot names.
+    """
+    store = memory_store()
+    settings = serve_settings(writer={"fence_poll_ms": 3_600_000})
+    with real_runtime() as runtime, real_runtime(seed=2) as other:
+        is_served, overtaken = False, asyncio.Event()
+
+        async def after(operation: str, name: str) -> None:
+            is_edit = operation == "create" and name.startswith(names.MANIFEST_FOLDER)
+            if is_served and is_edit and not overtaken.is_set():
+                overtaken.set()
+                await compact(store, other)
+
+        behind = InterposedStore(store, after=after)
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            running(behind, settings, runtime) as writer,
+        ):
+            levels = writer.engine.levels
+            await put_at(writer, b"first", b"")
+            before = levels.current
+            await compact(store, other)
+            await put_at(writer, b"second", b"")
+            is_served = True
+            await writer.engine.ownership.confirm()  # it looks, and follows what it sees
+            while levels.current is before:
+                await runtime.clock.sleep_ms(1)
+            assert overtaken.is_set()
+            held = levels.current
+            stored = StoredManifest(CasStore(store, other, StoreSettings()))
+            snapshot = find_snapshot(await stored.refresh(), held.snapshot_id)
+            assert snapshot is not None
+            assert held.tree.manifest_id == snapshot.manifest_id < stored.current.manifest_id

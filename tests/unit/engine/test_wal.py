@@ -1,4 +1,4 @@
-"""WAL slots: what is written into one, whose it is, and which are filled."""
+"""WAL slots: what is written into one, by which codec, and which are filled."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from random import Random
 from typing import TypeVar, TypeVarTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.fencing import Occupant
@@ -18,17 +16,20 @@ from shalekv.engine.wal import (
     ENCODE_INLINE_COUNT,
     WalFolder,
     WalSlots,
+    encode_wal,
     list_wal,
 )
 from shalekv.errors import WrongObject
 from shalekv.format import names
+from shalekv.format.block_frame import Codec
 from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
 from shalekv.format.sst import open_sst
 from shalekv.runtime import Runtime
-from shalekv.settings import StoreSettings
+from shalekv.settings import StoreSettings, WalCodec
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.commits import nothing_compacted
+from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import (
     DATABASE_ID,
     LOGICAL_TIME_MS,
@@ -38,6 +39,7 @@ from tests.kit.engine.running_log import (
     slots_on,
 )
 from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.samples import RANGES, SYSTEM, properties
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -73,15 +75,6 @@ async def test_object_says_whose_it_is() -> None:
     assert list(sst.entries()) == entries_of(2)
 
 
-@pytest.mark.parametrize("count", [0, 1])
-async def test_taken_slot_tells_its_owner(count: int) -> None:
-    """Who comes second hears who was first, and whether that is a fence."""
-    store = MemoryStore(lambda: 0)
-    await slots_on(store, OLDER).create(3, WalContents(entries_of(count)))
-    found = await slots_on(store, OWN).create(3, WalContents(entries_of(1)))
-    assert found == Occupant(OLDER, is_fence=count == 0)
-
-
 async def test_parts_of_an_object_stand_beside_each_other() -> None:
     """Range tombstones and records are in it with the rest; without puts it is no fence."""
     store = MemoryStore(lambda: 0)
@@ -113,18 +106,31 @@ async def test_slot_of_another_database_is_nobodys() -> None:
         await other.create(3, WalContents())
 
 
+def records_of(count: int) -> list[Entry]:
+    """Some records of idempotency keys in order."""
+    return [Entry(record_key(b"%06d" % n), 7, Kind.PUT, bytes(40)) for n in range(count)]
+
+
+def ranges_of(count: int) -> list[Entry]:
+    """Some range tombstones in order."""
+    return [Entry(b"%06d" % n, 7, Kind.RANGE_TOMBSTONE, b"%06dx" % n) for n in range(count)]
+
+
 @pytest.mark.parametrize(
-    ("entries", "jobs"),
+    ("contents", "jobs"),
     [
-        (entries_of(ENCODE_INLINE_COUNT), 0),
-        (entries_of(ENCODE_INLINE_COUNT + 1), 1),
-        (entries_of(10, ENCODE_INLINE_BYTES // 10 - 6), 0),
-        (entries_of(10, ENCODE_INLINE_BYTES // 10), 1),
+        (WalContents(entries_of(ENCODE_INLINE_COUNT)), 0),
+        (WalContents(entries_of(ENCODE_INLINE_COUNT + 1)), 1),
+        (WalContents(entries_of(10, ENCODE_INLINE_BYTES // 10 - 6)), 0),
+        (WalContents(entries_of(10, ENCODE_INLINE_BYTES // 10)), 1),
+        (WalContents(entries_of(1), ranges_of(ENCODE_INLINE_COUNT - 1)), 0),
+        (WalContents(entries_of(1), ranges_of(ENCODE_INLINE_COUNT)), 1),
+        (WalContents(entries_of(1), (), records_of(ENCODE_INLINE_COUNT - 1)), 0),
+        (WalContents(entries_of(1), (), records_of(ENCODE_INLINE_COUNT)), 1),
     ],
-    ids=["many", "too many", "large", "too large"],
 )
-async def test_large_object_is_encoded_off_the_loop(entries: list[Entry], jobs: int) -> None:
-    """Many entries, or many bytes, are encoded by a worker, and make the same object."""
+async def test_large_object_is_encoded_off_the_loop(contents: WalContents, jobs: int) -> None:
+    """Many entries of any part, or many bytes, are encoded by a worker, to the same object."""
     store, workers = MemoryStore(lambda: 0), CountingWorkers()
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), workers), StoreSettings())
     slots = WalSlots(
@@ -135,40 +141,11 @@ async def test_large_object_is_encoded_off_the_loop(entries: list[Entry], jobs: 
         now_ms=lambda: 0,
         last_compacted=nothing_compacted,
     )
-    assert await slots.create(0, WalContents(entries)) is None
+    assert await slots.create(0, contents) is None
     assert workers.jobs == jobs
     stored = await store.get(names.wal_name(0))
-    assert list(open_sst(names.wal_name(0), stored.data, database_id=None).entries()) == entries
-
-
-@pytest.mark.parametrize("part", [0, 1, 2])
-async def test_all_parts_count_for_the_worker(part: int) -> None:
-    """Where the many entries of an object stand does not matter: a worker encodes them."""
-    store, workers = MemoryStore(lambda: 0), CountingWorkers()
-    cas = CasStore(store, Runtime(YieldingClock(), Random(1), workers), StoreSettings())
-    slots = WalSlots(
-        cas,
-        OWN,
-        database_id=DATABASE_ID,
-        block_bytes=4_096,
-        now_ms=lambda: 0,
-        last_compacted=nothing_compacted,
-    )
-    points, ranges, records = [], [], []
-    for number in range(ENCODE_INLINE_COUNT - 1):
-        key = b"%06d" % number
-        match part:
-            case 0:
-                points.append(Entry(key, 7, Kind.PUT))
-            case 1:
-                ranges.append(Entry(key, 7, Kind.RANGE_TOMBSTONE, key + b"x"))
-            case _:
-                records.append(Entry(record_key(key), 7, Kind.PUT, bytes(40)))
-    points.append(Entry(b"z", 7, Kind.PUT))
-    assert await slots.create(0, WalContents(points, ranges, records)) is None
-    points.append(Entry(b"zz", 7, Kind.PUT))
-    assert await slots.create(1, WalContents(points, ranges, records)) is None
-    assert workers.jobs == 1
+    found = open_sst(names.wal_name(0), stored.data, database_id=None)
+    assert list(found.entries()) == contents.points
 
 
 async def test_list_tells_which_slots_are_filled() -> None:
@@ -184,18 +161,6 @@ async def test_list_tells_which_slots_are_filled() -> None:
     assert (await list_wal(cas, 5)).first_gap == 5
 
 
-@given(
-    landed=st.sets(st.integers(0, 3)),
-    k=st.integers(1, 4),
-    done=st.integers(0, 10),
-)
-def test_slots_in_flight_are_not_missed(landed: set[int], k: int, done: int) -> None:
-    """No gap that a writer with k objects in flight can leave is taken for a missing object."""
-    filled = frozenset([*range(done), *(done + slot for slot in landed if slot < k)])
-    folder = WalFolder(0, filled)
-    assert not folder.misses_an_object(width=k, last_seen=done - 1 if done else None)
-
-
 def test_slot_that_was_filled_is_missed() -> None:
     """A gap before what was seen, or too far before what is there, was filled once."""
     assert WalFolder(0, frozenset({0, 2})).misses_an_object(width=1, last_seen=None)
@@ -204,3 +169,39 @@ def test_slot_that_was_filled_is_missed() -> None:
     assert WalFolder(0, frozenset({0, 3})).misses_an_object(width=2, last_seen=0)
     assert WalFolder(3, frozenset()).misses_an_object(width=1, last_seen=3)
     assert not WalFolder(3, frozenset()).misses_an_object(width=1, last_seen=2)
+
+
+ENTRIES = [Entry(b"key %04d" % n, 7, Kind.PUT, b"value %04d" % n * 9) for n in range(500)]
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_wal_object_comes_back(codec: Codec) -> None:
+    """Points, range tombstones and records come back whatever the codec, from fewer bytes."""
+    parts = WalContents(ENTRIES, RANGES, SYSTEM)
+    data = encode_wal(properties(names.wal_name(1)), parts, 4_096, codec)
+    sst = open_sst(names.wal_name(1), data, database_id=None)
+    sst.audit()
+    assert list(sst.entries()) == ENTRIES
+    assert list(sst.range_tombstones()) == RANGES
+    assert list(sst.system_entries()) == SYSTEM
+    plain = encode_wal(properties(names.wal_name(1)), parts, 4_096)
+    assert (data == plain) == (codec is Codec.NONE)
+    assert len(data) < len(plain) / 2 or codec is Codec.NONE
+
+
+async def test_objects_of_all_codecs_are_replayed() -> None:
+    """A WAL whose writers compressed differently is replayed whole, by a writer of any setting."""
+    database = await Database.created()
+    expected: dict[bytes, bytes] = {}
+    for number, codec in enumerate([*WalCodec, *reversed(WalCodec)]):
+        opened = await database.open(wal_codec=codec)
+        assert contents(opened) == sorted(expected.items())
+        seq = opened.first_seq
+        entries = [
+            Entry(b"key %04d" % n, seq, Kind.PUT, b"%d" % number * 50) for n in range(number, 99)
+        ]
+        wal_id = opened.last_wal_id + 1
+        assert await opened.slots.create(wal_id, WalContents(entries), position=0) is None
+        assert database.data(names.wal_name(wal_id))[0] == Codec[codec.name]
+        expected |= {entry.key: entry.value for entry in entries}
+    assert contents(await database.open()) == sorted(expected.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +17,7 @@ from tests.kit.engine.commits import put, read
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Write, quiesce
 from tests.kit.store import HeldStore
-from tests.sim.run import simulate
-from tests.sim.world import World
+from tests.kit.virtual_time import virtual_time
 
 GRACE_MS = 1_000
 
@@ -56,10 +54,9 @@ class Running:
         await self.database.edit(lambda m: replace(m, writer_epoch=9, writer_nonce=b"r" * 16))
 
 
-def in_virtual_time(main: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    """Run `main` in some orders of what is ready."""
-    for seed in range(10):
-        simulate(seed, main)
+def now_ms() -> float:
+    """Virtual time."""
+    return asyncio.get_running_loop().time() * 1_000
 
 
 async def check_no_tasks() -> None:
@@ -83,116 +80,80 @@ async def test_close_ends_when_all_is_durable() -> None:
     await check_no_tasks()
 
 
-async def test_idle_engine_closes_at_once() -> None:
-    """With nothing to make durable, `close` ends everything."""
+@virtual_time(10)
+async def test_close_gives_up_after_its_grace() -> None:
+    """Uploads that nobody answers end as unknown, what waits as not applied, `run` as an error."""
     running = await Running.opened()
-    await quiesce()
+    sent = running.write(b"a")
+    await running.store.arrived(1)
+    queued = running.write(b"b")
+    began_ms = now_ms()
     running.engine.close()
-    await running.task
+    with pytest.raises(Stopping, match="stopped before"):
+        await running.task
+    assert now_ms() - began_ms == pytest.approx(GRACE_MS)
+    assert isinstance(await sent.outcome(), OutcomeUnknown)
+    assert isinstance(await queued.outcome(), Stopping)
+    assert running.engine.admission.queued_bytes == 0
     await check_no_tasks()
 
 
-def test_close_gives_up_after_its_grace() -> None:
-    """Uploads that nobody answers end as unknown, what waits as not applied, `run` as an error."""
-
-    async def main(world: World) -> None:
-        running = await Running.opened()
-        sent = running.write(b"a")
-        await running.store.arrived(1)
-        queued = running.write(b"b")
-        began_ms = world.now_ms
-        running.engine.close()
-        with pytest.raises(Stopping, match="stopped before"):
-            await running.task
-        assert world.now_ms - began_ms == pytest.approx(GRACE_MS)
-        assert isinstance(await sent.outcome(), OutcomeUnknown)
-        assert isinstance(await queued.outcome(), Stopping)
-        assert running.engine.admission.queued_bytes == 0
-        await check_no_tasks()
-
-    in_virtual_time(main)
-
-
-def test_unknown_upload_at_the_end_of_the_grace_is_an_error() -> None:
-    """Even with an empty queue: `run` returns only if all that was accepted is durable."""
-
-    async def main(_: World) -> None:
-        running = await Running.opened()
-        sent = running.write(b"a")
-        await running.store.arrived(1)
-        running.engine.close()
-        with pytest.raises(Stopping, match="what it had not sent"):  # and of this nobody knows
-            await running.task
-        assert isinstance(await sent.outcome(), OutcomeUnknown)
-
-    in_virtual_time(main)
-
-
-def test_take_over_is_noticed_by_an_idle_writer() -> None:
+@virtual_time(10)
+async def test_take_over_is_noticed_by_an_idle_writer() -> None:
     """Within one poll an idle writer knows that it was fenced, and its run ends with that."""
-
-    async def main(world: World) -> None:
-        running = await Running.opened(fence_poll_ms=5_000)
-        await running.take_over()
-        await world.sleep_ms(4_000)
-        assert not running.task.done()
-        await world.sleep_ms(1_100)
-        with pytest.raises(Fenced):
-            await running.task
-        with pytest.raises(Fenced):
-            running.engine.check_serving()
-        await check_no_tasks()
-
-    in_virtual_time(main)
+    running = await Running.opened(fence_poll_ms=5_000)
+    await running.take_over()
+    await LoopClock().sleep_ms(4_000)
+    assert not running.task.done()
+    await LoopClock().sleep_ms(1_100)
+    with pytest.raises(Fenced):
+        await running.task
+    with pytest.raises(Fenced):
+        running.engine.check_serving()
+    await check_no_tasks()
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_uploads_get_their_grace_after_a_take_over(is_answered: bool) -> None:  # noqa: FBT001 - a parameter of the test
+@virtual_time(10)
+async def test_uploads_get_their_grace_after_a_take_over(is_answered: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """What is in flight when the poll notices is acknowledged if it lands in time, else unknown."""
-
-    async def main(world: World) -> None:
-        running = await Running.opened(fence_poll_ms=100)
-        sent = running.write(b"a")
-        held = await running.store.arrived(1)
-        queued = running.write(b"b")
-        await running.take_over()
-        assert isinstance(await queued.outcome(), Fenced)
-        await world.sleep_ms(GRACE_MS / 2)
-        if is_answered:
-            held.release()
-        with pytest.raises(Fenced):
-            await running.task
-        expected = Receipt if is_answered else OutcomeUnknown
-        assert isinstance(await sent.outcome(), expected)
-        await check_no_tasks()
-
-    in_virtual_time(main)
+    running = await Running.opened(fence_poll_ms=100)
+    sent = running.write(b"a")
+    held = await running.store.arrived(1)
+    queued = running.write(b"b")
+    await running.take_over()
+    assert isinstance(await queued.outcome(), Fenced)
+    await LoopClock().sleep_ms(GRACE_MS / 2)
+    if is_answered:
+        held.release()
+    with pytest.raises(Fenced):
+        await running.task
+    expected = Receipt if is_answered else OutcomeUnknown
+    assert isinstance(await sent.outcome(), expected)
+    await check_no_tasks()
 
 
 @pytest.mark.parametrize("patience", range(1, 12))
-def test_cancelled_engine_leaves_nothing_behind(patience: int) -> None:
+@virtual_time(10)
+async def test_cancelled_engine_leaves_nothing_behind(patience: int) -> None:
     """Whenever its task is cancelled: everything is settled, and no task goes on."""
-
-    async def main(_world: World) -> None:
-        running = await Running.opened(max_parallel_writes=2)
-        writes = [running.write(b"%d" % number) for number in range(3)]
-        confirming = asyncio.create_task(running.engine.ownership.confirm())
-        for _ in range(patience):
-            await asyncio.sleep(0)
-        running.task.cancel()
-        await asyncio.wait([running.task])
-        if running.engine.log.stopped_by is None:
-            return  # cancelled before its first step: nothing has run
-        for write in writes:
-            assert isinstance(await write.outcome(), OutcomeUnknown | Stopping)
-        assert running.engine.admission.queued_bytes == 0
-        await asyncio.wait([confirming])
-        assert confirming.exception() is None or isinstance(confirming.exception(), Stopping)
-        with pytest.raises(Stopping):
-            running.engine.check_serving()
-        await check_no_tasks()
-
-    in_virtual_time(main)
+    running = await Running.opened(max_parallel_writes=2)
+    writes = [running.write(b"%d" % number) for number in range(3)]
+    confirming = asyncio.create_task(running.engine.ownership.confirm())
+    for _ in range(patience):
+        await asyncio.sleep(0)
+    running.task.cancel()
+    await asyncio.wait([running.task])
+    if running.engine.log.stopped_by is None:
+        return  # cancelled before its first step: nothing has run
+    for write in writes:
+        assert isinstance(await write.outcome(), OutcomeUnknown | Stopping)
+    assert running.engine.admission.queued_bytes == 0
+    await asyncio.wait([confirming])
+    assert confirming.exception() is None or isinstance(confirming.exception(), Stopping)
+    with pytest.raises(Stopping):
+        running.engine.check_serving()
+    await check_no_tasks()
 
 
 async def test_views_are_of_one_moment() -> None:

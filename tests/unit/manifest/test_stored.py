@@ -9,10 +9,8 @@ import pytest
 
 from shalekv.core.manifest import Manifest
 from shalekv.errors import (
-    BadChecksum,
     DatabaseNotFound,
     IllegalState,
-    ManifestVersionExists,
     ObjectNotFound,
     WrongObject,
 )
@@ -25,7 +23,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce, yielding_runtime
-from tests.kit.store import HeldStore
+from tests.kit.store import FaultyStore, HeldStore, Request
 
 
 def stored_in(store: ObjectStore) -> StoredManifest:
@@ -43,15 +41,6 @@ def has_epoch(epoch: int) -> bool:
     raise AssertionError(f"the edit to epoch {epoch} was the highest")
 
 
-async def test_highest_id_is_current() -> None:
-    """Of all manifests that are listed, the one with the highest id is read."""
-    database = await Database.created()
-    edits = [await database.edit(raised_epoch) for _ in range(12)]
-    await database.store.create("manifest/notes.txt", b"not ours")
-    assert await stored_in(database.store).refresh() == edits[-1]
-    assert edits[-1].manifest_id == 12
-
-
 async def test_nothing_there_is_no_database() -> None:
     """An empty folder is an error that says so, and so is asking before reading."""
     stored = stored_in(Database().store)
@@ -59,17 +48,6 @@ async def test_nothing_there_is_no_database() -> None:
         await stored.refresh()
     with pytest.raises(DatabaseNotFound):
         _ = stored.current
-
-
-async def test_damaged_manifest_is_told() -> None:
-    """A manifest whose bytes have changed is not read."""
-    database = await Database.created()
-    name = names.manifest_name(0)
-    data = bytearray(database.data(name))
-    data[-1] ^= 1
-    await database.overwrite(name, bytes(data))
-    with pytest.raises(BadChecksum, match=name):
-        await stored_in(database.store).refresh()
 
 
 async def test_manifest_of_another_database_is_told() -> None:
@@ -96,85 +74,25 @@ async def test_state_that_went_back_is_told() -> None:
     assert stored.current.last_compacted_seq == 40
 
 
-async def test_manifest_that_is_collected_meanwhile_is_no_error() -> None:
-    """When the listed manifest is gone, there is a newer one: list again."""
+@pytest.mark.parametrize("is_replaced", [True, False])
+async def test_listed_manifest_is_gone(*, is_replaced: bool) -> None:
+    """When it was collected, there is a newer one: list again. A store that lists it again and
+    never has it is not asked for ever.
+    """
     database = await Database.created()
-    store = Vanishing(database)
-    store.then_edit = True
-    assert (await stored_in(store).refresh()).manifest_id == 1
 
+    async def vanish(request: Request) -> None:
+        if request.operation == "get" and request.name == names.manifest_name(0):
+            if is_replaced:
+                await database.edit(raised_epoch)
+            raise ObjectNotFound(store.url, "get", request.name, "collected")
 
-async def test_manifest_that_is_listed_and_never_there_is_told() -> None:
-    """A store that lists an object again that it does not have is not asked for ever."""
-    database = await Database.created()
+    store = FaultyStore(database.store, before=vanish)
+    if is_replaced:
+        assert (await stored_in(store).refresh()).manifest_id == 1
+        return
     with pytest.raises(ObjectNotFound):
-        await stored_in(Vanishing(database)).refresh()
-
-
-class Vanishing(MemoryStore):
-    """Lists manifest 0 and does not have it; may make manifest 1 when it is asked for that."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(lambda: 0, objects=database.objects)
-        self.database = database
-        self.then_edit = False
-
-    async def get(self, name: str) -> StoredObject:
-        if name == names.manifest_name(0):
-            if self.then_edit:
-                self.then_edit = False
-                await self.database.edit(raised_epoch)
-            raise ObjectNotFound(self.url, "get", name, "collected")
-        return await super().get(name)
-
-
-async def test_edit_is_made_on_the_current_manifest() -> None:
-    """An edit creates the next id with a write id of its own, and becomes current."""
-    database = await Database.created()
-    stored = stored_in(database.store)
-    edited = await stored.edit(raised_epoch, lambda m: has_epoch(m.compactor_epoch))
-    assert (edited.manifest_id, edited.compactor_epoch) == (1, 1)
-    assert edited.write_id != database.manifest_at(0).write_id
-    assert edited == stored.current == await database.manifest()
-
-
-async def test_conflict_is_met_on_a_fresh_manifest() -> None:
-    """Whoever comes second makes the edit again on what the first one has made."""
-    database = await Database.created()
-    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    editing = asyncio.create_task(
-        stored_in(store).edit(raised_epoch, lambda m: has_epoch(m.compactor_epoch))
-    )
-    held = await store.arrived(1)
-    await database.edit(raised_epoch)
-    held.release()
-    (await store.arrived(2)).release()
-    edited = await editing
-    assert (edited.manifest_id, edited.compactor_epoch) == (2, 2)
-
-
-async def test_conflict_without_retry_is_told() -> None:
-    """Who does not want to retry hears that another was first, and which manifest that is."""
-    database = await Database.created()
-    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    editing = asyncio.create_task(stored_in(store).edit(raised_epoch, lambda _: False, retry=False))
-    held = await store.arrived(1)
-    await database.edit(raised_epoch)
-    held.release()
-    with pytest.raises(ManifestVersionExists, match=names.manifest_name(1)):
-        await editing
-
-
-async def test_lost_reply_of_our_own_edit_is_no_conflict() -> None:
-    """An edit that took effect and was not answered is recognised, and made once."""
-    database = await Database.created()
-    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    editing = asyncio.create_task(
-        stored_in(store).edit(raised_epoch, lambda m: has_epoch(m.compactor_epoch))
-    )
-    (await store.arrived(1)).lose_reply()
-    assert (await editing).compactor_epoch == 1
-    assert (await database.manifest()).manifest_id == 1
+        await stored_in(store).refresh()
 
 
 async def test_edit_that_another_followed_counts_if_it_is_contained() -> None:
@@ -258,31 +176,21 @@ async def test_what_was_seen_does_not_go_back() -> None:
     """A read that is overtaken by a newer one does not make the older manifest current again."""
     database = await Database.created()
     await database.edit(raised_epoch)
-    store = SlowToRead(database)
-    stored = stored_in(store)
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def hold_first(request: Request) -> None:
+        if request.operation == "get" and not asked.is_set():
+            asked.set()
+            await answer.wait()
+
+    stored = stored_in(FaultyStore(database.store, after=hold_first))
     slow = asyncio.create_task(stored.refresh())
-    await store.asked.wait()
+    await asked.wait()
     newest = await database.edit(raised_epoch)
     assert await stored.refresh() == newest
-    store.answer.set()
+    answer.set()
     assert await slow == newest
     assert stored.current == newest
-
-
-class SlowToRead(MemoryStore):
-    """Answers the first read when it is told to."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(lambda: 0, objects=database.objects)
-        self.asked = asyncio.Event()
-        self.answer = asyncio.Event()
-
-    async def get(self, name: str) -> StoredObject:
-        found = await super().get(name)
-        if not self.asked.is_set():
-            self.asked.set()
-            await self.answer.wait()
-        return found
 
 
 async def test_edit_may_give_up() -> None:

@@ -8,7 +8,8 @@ from shalekv.clock import LoopClock
 from shalekv.core.quorum.messages import Append
 from shalekv.engine.quorum.links import LinkBroken, NodeStatus
 from tests.kit.quorum.links import InProcessLinks
-from tests.kit.quorum.log import Ground, Writing, in_virtual_time, until
+from tests.kit.quorum.log import Ground, Writing, until
+from tests.kit.virtual_time import virtual_time
 
 CHAIN: dict[str, Any] = {"safekeeper_transport": "chain", "chain_timeout_ms": 100}
 VALUE = bytes(1_000)
@@ -49,167 +50,98 @@ async def chained(ground: Ground, writing: Writing) -> None:
     await settled(ground, writing)
 
 
-def test_idle_writer_hears_of_the_archive() -> None:
+@virtual_time(3)
+async def test_idle_writer_hears_of_the_archive() -> None:
     """A write that waits for the archive is told without another one, by what members say."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(WithoutStatus(ground.nodes)) as writing:
-            await writing.put(b"a")
-            await writing.slots.archive()
-            report = writing.slots.report()
-            assert report is not None
-            assert report.archived_wal_id is not None
-
-    in_virtual_time(main, orders=3)
+    ground = await Ground.created()
+    async with ground.writing(WithoutStatus(ground.nodes)) as writing:
+        await writing.put(b"a")
+        await writing.slots.archive()
+        report = writing.slots.report()
+        assert report is not None
+        assert report.archived_wal_id is not None
 
 
-def test_writer_sends_each_record_once() -> None:
+@virtual_time(3)
+async def test_writer_sends_each_record_once() -> None:
     """With five safekeepers in a chain it sends a fifth of the bytes, and all have all records."""
-
-    async def main() -> None:
-        sent = {}
-        for way in ("direct", "chain"):
-            ground = await Ground.created(5)
-            async with ground.writing(safekeeper_transport=way) as writing:
-                await chained(ground, writing)
-                before = sent_bytes(writing)
-                for number in range(20):
-                    await writing.put(b"k%02d" % number, VALUE)
-                await settled(ground, writing)
-                sent[way] = sent_bytes(writing) - before
-                relayed = [record_bytes(log.relayed) for log in ground.logs()]
-                assert (sum(size > 20 * len(VALUE) for size in relayed)) == 4 * (way == "chain")
-        # An object that is ended for its time has an empty record more, or not.
-        assert sent["direct"] == 5 * sent["chain"] > 5 * 20 * len(VALUE)
-
-    in_virtual_time(main, orders=3)
-
-
-def test_chain_that_is_cut() -> None:
-    """Nobody passes on anything any more: writes go on, directly, and the log is whole."""
-
-    async def main() -> None:
+    sent = {}
+    for way in ("direct", "chain"):
         ground = await Ground.created(5)
-        async with ground.writing(**CHAIN) as writing:
-            await chained(ground, writing)
-            addresses = [node.address for node in ground.nodes]
-            ground.nodes.cut_ways = {(a, b) for a in addresses for b in addresses}
-            for number in range(20):
-                await writing.put(b"k%02d" % number, VALUE)
-            await settled(ground, writing)
-            ground.nodes.cut_ways.clear()
-            await LoopClock().sleep_ms(BARRED_MS)
+        async with ground.writing(safekeeper_transport=way) as writing:
             await chained(ground, writing)
             before = sent_bytes(writing)
-            await writing.put(b"z", VALUE)
-            await settled(ground, writing)
-            assert sent_bytes(writing) - before < 2 * len(VALUE)  # the chain stands again
-
-    in_virtual_time(main, orders=3)
-
-
-def test_member_of_the_chain_is_lost() -> None:
-    """The first, or one in the middle: those behind it are reached directly, and no write fails."""
-
-    async def main() -> None:
-        for lost in (0, 2):
-            ground = await Ground.created(5)
-            async with ground.writing(**CHAIN) as writing:
-                await chained(ground, writing)
-                [*ground.nodes][lost].stop()
-                for number in range(20):
-                    await writing.put(b"k%02d" % number, VALUE)
-                [*ground.nodes][lost].start()
-                await settled(ground, writing)
-                assert len(await writing.contents()) == 22
-
-    in_virtual_time(main, orders=3)
-
-
-def test_head_that_answers_nothing() -> None:
-    """A first member that takes records, and neither answers nor passes on, stops nobody."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(**CHAIN) as writing:
-            await chained(ground, writing)
-            addresses = [node.address for node in ground.nodes]
-            ground.nodes.cut_ways = {(a, b) for a in addresses for b in addresses}
-            [head] = [n for n in ground.nodes if record_bytes(ground.log(n.address).relayed) == 0]
-            head.hold()
             for number in range(20):
                 await writing.put(b"k%02d" % number, VALUE)
-            head.let_go()
             await settled(ground, writing)
+            sent[way] = sent_bytes(writing) - before
+            relayed = [record_bytes(log.relayed) for log in ground.logs()]
+            assert (sum(size > 20 * len(VALUE) for size in relayed)) == 4 * (way == "chain")
+    # An object that is ended for its time has an empty record more, or not.
+    assert sent["direct"] == 5 * sent["chain"] > 5 * 20 * len(VALUE)
 
-    in_virtual_time(main, orders=3)
+
+@virtual_time(3)
+async def test_chain_that_is_cut() -> None:
+    """Nobody passes on anything any more: writes go on, directly, and the log is whole."""
+    ground = await Ground.created(5)
+    async with ground.writing(**CHAIN) as writing:
+        await chained(ground, writing)
+        addresses = [node.address for node in ground.nodes]
+        ground.nodes.cut_ways = {(a, b) for a in addresses for b in addresses}
+        for number in range(20):
+            await writing.put(b"k%02d" % number, VALUE)
+        await settled(ground, writing)
+        ground.nodes.cut_ways.clear()
+        await LoopClock().sleep_ms(BARRED_MS)
+        await chained(ground, writing)
+        before = sent_bytes(writing)
+        await writing.put(b"z", VALUE)
+        await settled(ground, writing)
+        assert sent_bytes(writing) - before < 2 * len(VALUE)  # the chain stands again
 
 
-def test_late_relays() -> None:
+@virtual_time(3)
+async def test_late_relays() -> None:
     """What is passed on late, more than once and out of order changes nothing: not while its writer
     leads, and not after the next one was elected.
     """
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(**CHAIN) as old:
-            await chained(ground, old)
-            ground.nodes.late = []
-            for number in range(5):
-                await old.put(b"k%02d" % number, VALUE)
-            await settled(ground, old)
-            for relay in [*reversed(ground.nodes.late), *ground.nodes.late]:
+    ground = await Ground.created()
+    async with ground.writing(**CHAIN) as old:
+        await chained(ground, old)
+        ground.nodes.late = []
+        for number in range(5):
+            await old.put(b"k%02d" % number, VALUE)
+        await settled(ground, old)
+        for relay in [*reversed(ground.nodes.late), *ground.nodes.late]:
+            relay()
+        await old.put(b"y")
+        late, ground.nodes.late = ground.nodes.late, None
+        assert late
+        old.links.cut()
+        lost = old.write(b"lost", VALUE)
+        async with ground.writing() as new:
+            await new.put(b"z")
+            logs = [log.state.log for log in ground.logs()]
+            for relay in late:
                 relay()
-            await old.put(b"y")
-            late, ground.nodes.late = ground.nodes.late, None
-            assert late
-            old.links.cut()
-            lost = old.write(b"lost", VALUE)
-            async with ground.writing() as new:
-                await new.put(b"z")
-                logs = [log.state.log for log in ground.logs()]
-                for relay in late:
-                    relay()
-                assert [log.state.log for log in ground.logs()] == logs
-                await settled(ground, new)
-                keys = [key for key, _ in await new.contents()]
-                assert keys[-2:] == [b"y", b"z"]
-                assert len({log.state.log.last for log in ground.logs()}) == 1
-            await lost.refusal()
-
-    in_virtual_time(main, orders=3)
+            assert [log.state.log for log in ground.logs()] == logs
+            await settled(ground, new)
+            keys = [key for key, _ in await new.contents()]
+            assert keys[-2:] == [b"y", b"z"]
+            assert len({log.state.log.last for log in ground.logs()}) == 1
+        await lost.refusal()
 
 
-def test_member_without_room_leaves_the_chain() -> None:
-    """The others go on, and it is filled when there is room again."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        for full in ground.logs():
-            async with ground.writing(**CHAIN) as writing:
-                await chained(ground, writing)
-                full.has_room = False
-                for number in range(10):
-                    await writing.put(b"k%02d" % number, VALUE)
-                full.has_room = True
-                await settled(ground, writing)
-
-    in_virtual_time(main, orders=3)
-
-
-def test_commit_point_is_broadcast() -> None:
+@virtual_time(3)
+async def test_commit_point_is_broadcast() -> None:
     """A member that the writer tells late hears of the commit from another one."""
-
-    async def main() -> None:
-        for is_on in (True, False):
-            ground = await Ground.created()
-            async with ground.writing(commit_broadcast=is_on) as writing:
-                await writing.put(b"a")
-                await settled(ground, writing)
-                await LoopClock().sleep_ms(SETTLE_MS)
-                told = [append for log in ground.logs() for append in log.relayed]
-                assert bool(told) is is_on
-                assert not any(append.records for append in told)
-
-    in_virtual_time(main, orders=3)
+    for is_on in (True, False):
+        ground = await Ground.created()
+        async with ground.writing(commit_broadcast=is_on) as writing:
+            await writing.put(b"a")
+            await settled(ground, writing)
+            await LoopClock().sleep_ms(SETTLE_MS)
+            told = [append for log in ground.logs() for append in log.relayed]
+            assert bool(told) is is_on
+            assert not any(append.records for append in told)

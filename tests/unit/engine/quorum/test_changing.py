@@ -1,18 +1,27 @@
-"""Changes of members as they are asked for: who is asked, what is refused, and in which words."""
+"""Changes of members: who is asked, what is refused, and what goes on under a writer."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from shalekv.core.manifest import Manifest
+from shalekv.core.quorum.membership import Member, begin_change, cancel_change
 from shalekv.core.quorum.messages import Health
 from shalekv.engine.quorum.changing import Changing, survey
-from shalekv.errors import DatabaseExists, DatabaseMismatch, InvalidRequest, QuorumUnavailable
+from shalekv.errors import (
+    DatabaseMismatch,
+    Fenced,
+    InvalidRequest,
+    OutcomeUnknown,
+    QuorumUnavailable,
+)
 from tests.kit.engine.databases import Database
 from tests.kit.quorum.log import Ground, Writing, contents, in_virtual_time, until
 from tests.kit.quorum.nodes import Nodes
+from tests.kit.virtual_time import virtual_time
 
 
 async def _ground(*, members: int = 3, count: int = 6) -> Ground:
@@ -39,80 +48,71 @@ async def _finished(ground: Ground, writing: Writing) -> list[str]:
     return _addresses((await ground.database.manifest()).wal_members)
 
 
-def test_members_are_added_and_removed() -> None:
+@virtual_time(5)
+async def test_members_are_added_and_removed() -> None:
     """From three to five and back, under a writer; those who left can't elect anybody."""
-
-    async def main() -> None:
-        ground = await _ground()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            joint = await _changing(ground).add(["n4:1", "n5:1"])
-            assert _addresses(joint.wal_members_next) == [f"n{n}:1" for n in range(1, 6)]
-            await writing.put(b"b")
-            assert len(await _finished(ground, writing)) == 5
-            await writing.put(b"c")
-            await _changing(ground).remove(["n1:1", "n2:1"])
-            assert await _finished(ground, writing) == ["n3:1", "n4:1", "n5:1"]
-            await writing.put(b"d")
-        ground.nodes["n4:1"].stop()
-        ground.nodes["n5:1"].stop()
-        with pytest.raises(QuorumUnavailable, match="1 of 3"):
-            await ground.open()
-        ground.nodes["n5:1"].start()
-        assert len(contents(await ground.open())) == 4
-
-    in_virtual_time(main)
+    ground = await _ground()
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+        joint = await _changing(ground).add(["n4:1", "n5:1"])
+        assert _addresses(joint.wal_members_next) == [f"n{n}:1" for n in range(1, 6)]
+        await writing.put(b"b")
+        assert len(await _finished(ground, writing)) == 5
+        await writing.put(b"c")
+        await _changing(ground).remove(["n1:1", "n2:1"])
+        assert await _finished(ground, writing) == ["n3:1", "n4:1", "n5:1"]
+        await writing.put(b"d")
+    ground.nodes["n4:1"].stop()
+    ground.nodes["n5:1"].stop()
+    with pytest.raises(QuorumUnavailable, match="1 of 3"):
+        await ground.open()
+    ground.nodes["n5:1"].start()
+    assert len(contents(await ground.open())) == 4
 
 
-def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> None:
+@virtual_time(5)
+async def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> None:
     """It has another id then, and is filled; one that has its log is not replaced by itself."""
-
-    async def main() -> None:
-        ground = await _ground()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            with pytest.raises(InvalidRequest, match="has its log: there is nothing to replace"):
-                await _changing(ground).replace("n2:1", "n2:1")
-            for link in writing.links.links:
-                if link.node.address == "n2:1":
-                    link.break_off()
-            ground.nodes["n2:1"].wipe()
-            await writing.put(b"b")
-            assert not ground.nodes["n2:1"].logs
+    ground = await _ground()
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+        with pytest.raises(InvalidRequest, match="has its log: there is nothing to replace"):
             await _changing(ground).replace("n2:1", "n2:1")
-            assert await _finished(ground, writing) == ["n1:1", "n2:1", "n3:1"]
-            ground.nodes["n3:1"].stop()
-            await writing.put(b"c")
-            assert ground.log("n2:1").state.health is Health.SOUND
-        ground.nodes["n1:1"].stop()
-        ground.nodes["n3:1"].start()
-        assert len(contents(await ground.open())) == 3
+        for link in writing.links.links:
+            if link.node.address == "n2:1":
+                link.break_off()
+        ground.nodes["n2:1"].wipe()
+        await writing.put(b"b")
+        assert not ground.nodes["n2:1"].logs
+        await _changing(ground).replace("n2:1", "n2:1")
+        assert await _finished(ground, writing) == ["n1:1", "n2:1", "n3:1"]
+        ground.nodes["n3:1"].stop()
+        await writing.put(b"c")
+        assert ground.log("n2:1").state.health is Health.SOUND
+    ground.nodes["n1:1"].stop()
+    ground.nodes["n3:1"].start()
+    assert len(contents(await ground.open())) == 3
 
-    in_virtual_time(main)
 
-
-def test_two_changes_at_once_are_refused() -> None:
+@virtual_time(1)
+async def test_two_changes_at_once_are_refused() -> None:
     """The second one asks nobody for room, and is told of the first; cancelled, it may begin."""
-
-    async def main() -> None:
-        ground = await _ground()
-        changing = _changing(ground)
-        with pytest.raises(InvalidRequest, match="no change is under way"):
-            await changing.cancel()
-        await changing.add(["n4:1"])
-        for change in (
-            changing.add(["n5:1"]),
-            changing.remove(["n1:1"]),
-            changing.replace("n1:1", "n5:1"),
-        ):
-            with pytest.raises(InvalidRequest, match=r"a change to .*n4:1 is under way"):
-                await change
-        assert not ground.nodes["n5:1"].logs
-        cancelled = await changing.cancel()
-        assert cancelled.wal_members_next == ()
-        await changing.replace("n1:1", "n4:1")
-
-    in_virtual_time(main, orders=1)
+    ground = await _ground()
+    changing = _changing(ground)
+    with pytest.raises(InvalidRequest, match="no change is under way"):
+        await changing.cancel()
+    await changing.add(["n4:1"])
+    for change in (
+        changing.add(["n5:1"]),
+        changing.remove(["n1:1"]),
+        changing.replace("n1:1", "n5:1"),
+    ):
+        with pytest.raises(InvalidRequest, match=r"a change to .*n4:1 is under way"):
+            await change
+    assert not ground.nodes["n5:1"].logs
+    cancelled = await changing.cancel()
+    assert cancelled.wal_members_next == ()
+    await changing.replace("n1:1", "n4:1")
 
 
 def test_what_makes_no_sense_is_refused() -> None:
@@ -147,34 +147,117 @@ def test_what_makes_no_sense_is_refused() -> None:
     in_virtual_time(main, orders=1)
 
 
-def test_a_node_that_has_another_log_is_not_taken() -> None:
-    """What its log is of use for is decided by hand."""
-
-    async def main() -> None:
-        ground = await Ground.created(4)
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-        await ground.database.edit(lambda m: replace(m, wal_members=m.wal_members[:3]))
-        with pytest.raises(DatabaseExists):
-            await _changing(ground).replace("n3:1", "n4:1")
-
-    in_virtual_time(main, orders=1)
-
-
-def test_a_survey_tells_who_is_there() -> None:
+@virtual_time(1)
+async def test_a_survey_tells_who_is_there() -> None:
     """One that is down, one that was made anew, one that has nothing."""
+    ground = await _ground()
+    members = [ground.member(f"n{n}:1") for n in (1, 2, 3)]
+    ground.nodes["n1:1"].stop()
+    ground.nodes["n2:1"].wipe()
+    ground.nodes["n2:1"].admit(ground.place, b"again")
+    ground.nodes["n3:1"].wipe()
+    surveyed = await survey(ground.links(), ground.database_id, members)
+    down, anew, empty = (each.problem for each in surveyed)
+    assert down.startswith("does not answer")
+    assert "is another member by now" in anew
+    assert "does not have this database" in empty
 
-    async def main() -> None:
-        ground = await _ground()
-        members = [ground.member(f"n{n}:1") for n in (1, 2, 3)]
-        ground.nodes["n1:1"].stop()
-        ground.nodes["n2:1"].wipe()
-        ground.nodes["n2:1"].admit(ground.place, b"again")
-        ground.nodes["n3:1"].wipe()
-        surveyed = await survey(ground.links(), ground.database_id, members)
-        down, anew, empty = (each.problem for each in surveyed)
-        assert down.startswith("does not answer")
-        assert "is another member by now" in anew
-        assert "does not have this database" in empty
 
-    in_virtual_time(main, orders=1)
+async def _admitted(*, first: int, count: int) -> Ground:
+    """A database with the first of the nodes as its members; all have made room."""
+    ground = await Ground.created(count)
+    await ground.database.edit(lambda m: replace(m, wal_members=m.wal_members[:first]))
+    return ground
+
+
+def _members(ground: Ground, *numbers: int) -> tuple[Member, ...]:
+    return tuple(ground.member(f"n{number}:1") for number in numbers)
+
+
+async def _see_manifest(writing: Writing) -> None:
+    """As the watch for another writer does, sooner."""
+    await writing.opened.manifest.refresh()
+
+
+@virtual_time(5)
+async def test_members_are_exchanged_while_writes_go_on() -> None:
+    """Nothing is lost, and the old members are not needed afterwards."""
+    ground = await _admitted(first=3, count=6)
+    async with ground.writing() as writing:
+        for number in range(5):
+            await writing.put(b"a%d" % number)
+        await writing.slots.archive()
+        next_members = _members(ground, 4, 5, 6)
+        await ground.database.edit(partial(begin_change, members=next_members))
+        await _see_manifest(writing)
+        for number in range(5):
+            await writing.put(b"b%d" % number)
+        await until(lambda: writing.opened.manifest.current.wal_generation == 3)
+        manifest = await ground.database.manifest()
+        assert manifest.wal_members == tuple(map(str, next_members))
+        assert manifest.wal_members_next == ()
+        for node in [*ground.nodes][:3]:
+            node.stop()
+        await writing.put(b"c")
+        report = writing.slots.report()
+        assert report is not None
+        assert {each.address for each in report.members} == {"n4:1", "n5:1", "n6:1"}
+    assert len(contents(await ground.open())) == 11
+
+
+@virtual_time(5)
+async def test_change_waits_for_a_majority_of_the_next_members() -> None:
+    """Without them nothing is committed and the change is not finished; cancelled, all goes on."""
+    ground = await _admitted(first=3, count=5)
+    ground.nodes["n4:1"].stop()
+    ground.nodes["n5:1"].stop()
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+        next_members = _members(ground, 3, 4, 5)
+        await ground.database.edit(partial(begin_change, members=next_members))
+        await _see_manifest(writing)
+        await until(lambda: _generation(writing) == 2)
+        write = writing.write(b"b")
+        await until(lambda: ground.log("n1:1").state.log.last.lsn > writing.committed_lsn)
+        assert not write.told
+        assert (await ground.database.manifest()).wal_members_next
+        await ground.database.edit(cancel_change)
+        await _see_manifest(writing)
+        await write.receipt()
+        assert _generation(writing) == 3
+
+
+def _generation(writing: Writing) -> int:
+    report = writing.slots.report()
+    assert report is not None
+    return report.generation
+
+
+@virtual_time(5)
+async def test_members_of_another_writer_are_not_followed() -> None:
+    """They may have promised nothing to anybody: they would take what a writer that was fenced has
+    in flight. So it ends with the manifest that it finds, before it looks who is a member.
+    """
+    ground = await _admitted(first=3, count=6)
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+        ground.nodes["n2:1"].stop()
+        ground.nodes["n3:1"].stop()
+        in_flight = writing.write(b"b")
+        await until(lambda: ground.log("n1:1").state.log.last.lsn > writing.committed_lsn)
+        others = tuple(map(str, _members(ground, 4, 5, 6)))
+        await ground.database.edit(
+            lambda m: replace(
+                m,
+                writer_epoch=m.writer_epoch + 1,
+                writer_nonce=bytes(16),
+                wal_members=others,
+                wal_generation=m.wal_generation + 1,
+            )
+        )
+        with pytest.raises(Fenced):
+            await _see_manifest(writing)
+        assert isinstance(await in_flight.refusal(), OutcomeUnknown)
+        await until(lambda: writing.ended_by is not None)
+        assert isinstance(writing.ended_by, Fenced)
+    assert [ground.log(f"n{n}:1").state.log.last.lsn for n in (4, 5, 6)] == [0, 0, 0]

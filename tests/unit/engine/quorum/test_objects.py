@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from random import Random
 
 import pytest
@@ -13,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
-from shalekv.core.loads import CommittedLoad
 from shalekv.core.quorum.record import Mark, Record
 from shalekv.engine.commit import WalContents
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.quorum.objects import (
-    MERGED_BLOCK_BYTES,
     last_properties,
     object_bytes,
     says_the_same,
@@ -29,11 +26,9 @@ from shalekv.errors import BadStructure, CorruptObject, Truncated, WrongObject
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
-from shalekv.format.load_record import load_entry
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.wal_record import make_record
 from tests.kit.samples import properties
-from tests.unit.format.test_load_record import load
 
 WAL_ID = 7
 NAME = names.wal_name(WAL_ID)
@@ -188,14 +183,6 @@ def test_one_payload_is_the_object() -> None:
     assert object_bytes(NAME, records_of([b"", payload, b""])) == payload
 
 
-def test_a_load_is_its_record() -> None:
-    """A load stands alone in its object, and is replayed from it."""
-    payload = payload_of(WalContents(control=[load_entry(load(), 5)]), 0)
-    object_ = object_bytes(NAME, records_of([payload, b""]))
-    (found,) = replayed([object_]).loads
-    assert isinstance(found, CommittedLoad)
-
-
 def test_bytes_never_change() -> None:
     """The same records make the same bytes in every version: safekeepers of two versions archive
     side by side. Whoever makes this test fail has made them contradict each other.
@@ -204,36 +191,6 @@ def test_bytes_never_change() -> None:
     payloads = [payload_of(drawn(random, seq), seq) for seq in range(1, 30)]
     merged = object_bytes(NAME, records_of(payloads))
     assert hashlib.sha256(merged).hexdigest() == BYTES_SHA256
-
-
-def test_merged_blocks_have_a_size_of_their_own() -> None:
-    """Neither settings nor the blocks of the records decide how large the merged blocks are."""
-    values = [Entry(b"%06d" % n, 1, Kind.PUT, b"v" * 90) for n in range(2_000)]
-    more = [entry._replace(seq=2) for entry in values]
-    one, other = (
-        object_bytes(
-            NAME,
-            records_of(
-                [
-                    payload_of(WalContents(part), n, block_bytes=block_bytes)
-                    for n, part in enumerate([values, more])
-                ]
-            ),
-        )
-        for block_bytes in (64, 1 << 20)
-    )
-    assert one == other
-    assert len(opened(one).index) == -(-2 * 2_000 * 96 // MERGED_BLOCK_BYTES)
-
-
-@pytest.mark.parametrize("codec", list(Codec))
-def test_the_codec_is_that_of_the_records(codec: Codec) -> None:
-    """What the writer compresses stays compressed."""
-    payloads = [
-        payload_of(WalContents([Entry(b"k%d" % seq, seq, Kind.PUT, b"v" * 500)]), seq, codec=codec)
-        for seq in (1, 2)
-    ]
-    assert object_bytes(NAME, records_of(payloads))[0] == codec
 
 
 def test_records_that_make_no_object_are_refused() -> None:
@@ -273,11 +230,3 @@ def test_objects_are_the_same_whatever_compressed_them() -> None:
     assert not says_the_same(NAME, one, payload_of(fewer, 0))
     assert not says_the_same(NAME, one, one[:-1])
     assert not says_the_same(NAME, one, bytes([one[0], 7]) + one[2:])
-
-
-def test_records_stand_in_the_order_of_their_numbers() -> None:
-    """Of versions of a key the newest comes first, whichever record it came with."""
-    versions = [[Entry(b"k", seq, Kind.PUT, b"%d" % seq)] for seq in (1, 2, 3)]
-    payloads = [payload_of(WalContents(each), n) for n, each in enumerate(versions)]
-    merged = opened(object_bytes(NAME, records_of(payloads)))
-    assert list(map(attrgetter("seq"), merged.entries())) == [3, 2, 1]

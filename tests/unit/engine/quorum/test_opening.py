@@ -3,206 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 
 import pytest
 
-from shalekv.core.quorum.membership import Configuration
 from shalekv.core.quorum.messages import VoteRequest
 from shalekv.core.quorum.record import Ballot, Record
 from shalekv.engine.quorum.archive import Archive
-from shalekv.engine.quorum.electing import gather_votes
 from shalekv.engine.quorum.links import DatabasePlace, Link
-from shalekv.engine.quorum.proposing.peer import Way
-from shalekv.errors import Fenced, LogBehindArchive, NotAMember, QuorumUnavailable
-from shalekv.settings import QuorumSettings
+from shalekv.errors import QuorumUnavailable
 from tests.kit.quorum.links import InProcessLinks
-from tests.kit.quorum.log import Ground, contents, in_virtual_time, runtime, until
-
-
-def test_fresh_database_is_opened() -> None:
-    """The first opening takes epoch 1, one fence in the safekeepers, and object 0."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        opened = await ground.open()
-        assert opened.manifest.own.epoch == 1
-        assert (opened.first_seq, opened.last_seq, opened.last_wal_id) == (1, 0, 0)
-        assert sum(kept.state.log.last.lsn == 1 for kept in ground.logs()) >= 2
-        manifest = await ground.database.manifest()
-        assert (manifest.writer_epoch, manifest.wal_id_last_seen) == (1, None)
-        assert len(manifest.snapshots) == 1
-
-    in_virtual_time(main)
+from tests.kit.quorum.log import Ground, contents, until
+from tests.kit.virtual_time import virtual_time
 
 
 @pytest.mark.parametrize("is_archived", [False, True])
-def test_what_was_acknowledged_is_there_after_an_opening(*, is_archived: bool) -> None:
+@virtual_time(5)
+async def test_what_was_acknowledged_is_there_after_an_opening(*, is_archived: bool) -> None:
     """The next writer has it, from the archive what is there and from the safekeepers the rest."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as first:
-            for number in range(5):
-                await first.put(b"k%d" % number, b"%d" % number)
+    ground = await Ground.created()
+    async with ground.writing() as first:
+        for number in range(5):
+            await first.put(b"k%d" % number, b"%d" % number)
+        await first.slots.archive()
+        for number in range(5, 10):
+            await first.put(b"k%d" % number, b"%d" % number)
+        if is_archived:
             await first.slots.archive()
-            for number in range(5, 10):
-                await first.put(b"k%d" % number, b"%d" % number)
-            if is_archived:
-                await first.slots.archive()
-        opened = await ground.open()
-        assert contents(opened) == [(b"k%d" % n, b"%d" % n) for n in range(10)]
-        assert opened.manifest.own.epoch == 2
-        async with ground.writing() as third:
-            assert len(await third.contents()) == 10
-            await third.put(b"more")
-
-    in_virtual_time(main)
+    opened = await ground.open()
+    assert contents(opened) == [(b"k%d" % n, b"%d" % n) for n in range(10)]
+    assert opened.manifest.own.epoch == 2
+    async with ground.writing() as third:
+        assert len(await third.contents()) == 10
+        await third.put(b"more")
 
 
-def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None:
+@virtual_time(5)
+async def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None:
     """Records of objects that are in the archive already are not applied a second time."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        for kept in ground.logs():
-            kept.can_archive = False
-        async with ground.writing(archive_interval_ms=0) as writing:
-            for key in (b"a", b"b", b"c"):
-                await writing.put(key)
-        ahead = max(ground.logs(), key=lambda kept: kept.state.log.last.lsn)
-        archive = Archive(ground.cas(), ground.database_id, upload_timeout_ms=1_000)
-        await archive.look()
-        for wal_id in (0, 1, 2):
-            await archive.add(wal_id, [each for each in ahead.records if each.wal_id == wal_id])
-        opened = await ground.open()
-        assert contents(opened) == [(b"a", b"v"), (b"b", b"v"), (b"c", b"v")]
-        assert opened.slots.report().archived_wal_id == 2  # type: ignore[union-attr]
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    for kept in ground.logs():
+        kept.can_archive = False
+    async with ground.writing(archive_interval_ms=0) as writing:
+        for key in (b"a", b"b", b"c"):
+            await writing.put(key)
+    ahead = max(ground.logs(), key=lambda kept: kept.state.log.last.lsn)
+    archive = Archive(ground.cas(), ground.database_id, upload_timeout_ms=1_000)
+    await archive.look()
+    for wal_id in (0, 1, 2):
+        await archive.add(wal_id, [each for each in ahead.records if each.wal_id == wal_id])
+    opened = await ground.open()
+    assert contents(opened) == [(b"a", b"v"), (b"b", b"v"), (b"c", b"v")]
+    assert opened.slots.report().archived_wal_id == 2  # type: ignore[union-attr]
 
 
-def test_a_minority_may_be_gone() -> None:
-    """Two of five are neither asked twice nor missed."""
-
-    async def main() -> None:
-        ground = await Ground.created(5)
-        ground.nodes["n1:1"].stop()
-        ground.nodes["n4:1"].hold()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-        assert await _reopened(ground) == [(b"a", b"v")]
-
-    in_virtual_time(main)
-
-
-def test_who_does_not_answer_is_named() -> None:
+@virtual_time(5)
+async def test_who_does_not_answer_is_named() -> None:
     """Without a majority nothing is claimed, and the error says who is missing and why."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        ground.nodes["n1:1"].stop()
-        ground.nodes["n3:1"].hold()
-        with pytest.raises(QuorumUnavailable, match=r"1 of 3 .*n1:1 \(.*\); n3:1 \(.*500 ms\)"):
-            await ground.open()
-        assert (await ground.database.manifest()).writer_epoch == 0
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    ground.nodes["n1:1"].stop()
+    ground.nodes["n3:1"].hold()
+    with pytest.raises(QuorumUnavailable, match=r"1 of 3 .*n1:1 \(.*\); n3:1 \(.*500 ms\)"):
+        await ground.open()
+    assert (await ground.database.manifest()).writer_epoch == 0
 
 
-def test_wiped_safekeeper_is_no_member() -> None:
-    """One that has lost its disk has another id: it is passed over, a majority of such is told."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-        for address in ("n1:1", "n2:1"):
-            ground.nodes[address].wipe()
-            ground.nodes[address].admit(ground.place, b"again" * 4)
-            if address == "n1:1":
-                assert await _reopened(ground) == [(b"a", b"v")]
-                assert ground.log(address).state.log.last.lsn == 0
-        with pytest.raises(NotAMember, match=r"n1:1.*n2:1"):
-            await ground.open()
-
-    in_virtual_time(main)
-
-
-def test_epoch_is_above_all_promises() -> None:
+@virtual_time(5)
+async def test_epoch_is_above_all_promises() -> None:
     """Safekeepers may have promised more than the manifest knows of (CE14)."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        for kept in ground.logs():
-            _promise(kept.state.member_id, ground, Ballot(7, b"x" * 16))
-        assert (await ground.open()).manifest.own.epoch == 8
-
-    in_virtual_time(main)
-
-
-def test_twin_of_an_epoch_is_refused() -> None:
-    """Of two openers that won one epoch, at a recycled manifest id, one is fenced (CE14)."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        way = Way(ground.links(), ground.place, QuorumSettings(), runtime(1))
-        configuration = Configuration.of(await ground.database.manifest())
-        won = await gather_votes(way, configuration, Ballot(1, b"a" * 16))
-        assert won.is_won
-        with pytest.raises(Fenced):
-            await gather_votes(way, configuration, Ballot(1, b"b" * 16))
-
-    in_virtual_time(main)
-
-
-def test_log_behind_the_archive_is_refused() -> None:
-    """A majority that was restored from old copies must not begin a second history (CE13)."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            await writing.slots.archive()
-            copies = {kept: (kept.state, [*kept.records]) for kept in ground.logs()}
-            for key in (b"b", b"c"):
-                await writing.put(key)
-                await writing.slots.archive()
-        for kept in ground.logs()[:2]:
-            kept.state, kept.records = copies[kept]
-            kept.state = replace(kept.state, leader=None)
-        ground.nodes["n3:1"].stop()
-        with pytest.raises(LogBehindArchive):
-            await ground.open()
-
-    in_virtual_time(main)
-
-
-def test_tail_of_a_writer_that_is_gone_is_all_or_nothing() -> None:
-    """What only one safekeeper has is taken over if it is asked, and is gone for ever if not."""
-
-    async def main(asked: str, left: str, *, is_kept: bool) -> None:
-        ground = await Ground.created()
-        links = ground.links()
-        async with ground.writing(links) as writing:
-            await writing.put(b"a")
-            links.cut("n2:1", "n3:1")
-            write = writing.write(b"lone")
-            await until(lambda: any(b"lone" in r.payload for r in ground.log("n1:1").records))
-            links.cut()
-            ground.nodes[left].stop()
-            expected = [(b"a", b"v"), (b"lone", b"v")] if is_kept else [(b"a", b"v")]
-            assert await _reopened(ground) == expected
-            ground.nodes[left].start()
-            ground.nodes[asked].stop()
-            assert await _reopened(ground) == expected
-            ground.nodes[asked].start()
-            links.heal()
-            assert isinstance(await write.refusal(), Exception)
-        assert isinstance(writing.ended_by, Fenced)
-
-    in_virtual_time(lambda: main("n2:1", "n3:1", is_kept=True))
-    in_virtual_time(lambda: main("n2:1", "n1:1", is_kept=False))
+    ground = await Ground.created()
+    for kept in ground.logs():
+        _promise(kept.state.member_id, ground, Ballot(7, b"x" * 16))
+    assert (await ground.open()).manifest.own.epoch == 8
 
 
 class _Disturbing(InProcessLinks):
@@ -242,44 +113,38 @@ class _Disturbing(InProcessLinks):
 
 
 @pytest.mark.parametrize("what", ["archive", "stop", "trim"])
-def test_donor_may_change_after_its_vote(what: str) -> None:
+@virtual_time(5)
+async def test_donor_may_change_after_its_vote(what: str) -> None:
     """What it has archived and trimmed since is read there; if it is lost, another one is asked."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        opened = await ground.open()
-        async with ground.writing(is_killed=True) as writing:
-            for key in (b"a", b"b", b"c"):
-                await writing.put(key)
-        async with ground.writing(
-            is_killed=True
-        ) as writing:  # its fence completes the object before it
-            await writing.put(b"d")
-        links = _Disturbing(ground, what=what)
-        opened = await ground.open(links)
-        assert [key for key, _ in contents(opened)] == [b"a", b"b", b"c", b"d"]
-        assert links.is_trimmed == (what == "trim")
-        assert len(links.donors) >= {"archive": 1, "stop": 2, "trim": 0}[what]
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    opened = await ground.open()
+    async with ground.writing(is_killed=True) as writing:
+        for key in (b"a", b"b", b"c"):
+            await writing.put(key)
+    async with ground.writing(
+        is_killed=True
+    ) as writing:  # its fence completes the object before it
+        await writing.put(b"d")
+    links = _Disturbing(ground, what=what)
+    opened = await ground.open(links)
+    assert [key for key, _ in contents(opened)] == [b"a", b"b", b"c", b"d"]
+    assert links.is_trimmed == (what == "trim")
+    assert len(links.donors) >= {"archive": 1, "stop": 2, "trim": 0}[what]
 
 
-def test_damaged_member_is_filled_and_votes_again() -> None:
+@virtual_time(5)
+async def test_damaged_member_is_filled_and_votes_again() -> None:
     """It counts for nothing, is emptied and filled by the next writer, and is sound after that."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-        ground.log("n2:1").damage()
-        async with ground.writing() as writing:
-            await writing.put(b"b")
-            last_lsn = writing.committed_lsn
-            await until(lambda: ground.log("n2:1").state.log.last.lsn >= last_lsn)
-        ground.nodes["n1:1"].stop()
-        assert await _reopened(ground) == [(b"a", b"v"), (b"b", b"v")]
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+    ground.log("n2:1").damage()
+    async with ground.writing() as writing:
+        await writing.put(b"b")
+        last_lsn = writing.committed_lsn
+        await until(lambda: ground.log("n2:1").state.log.last.lsn >= last_lsn)
+    ground.nodes["n1:1"].stop()
+    assert await _reopened(ground) == [(b"a", b"v"), (b"b", b"v")]
 
 
 async def _reopened(ground: Ground) -> list[tuple[bytes, bytes]]:

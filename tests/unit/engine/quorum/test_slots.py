@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-import pytest
-
 from shalekv.clock import LoopClock
 from shalekv.core.entry import Entry, Kind
+from shalekv.core.quorum.record import Mark, Record
 from shalekv.engine.commit import WalContents
+from shalekv.engine.quorum.proposing.held_records import HeldRecords
 from shalekv.engine.quorum.slots import QuorumSlots
-from shalekv.errors import Fenced, Stopping
+from shalekv.errors import Stopping
 from shalekv.format import names
 from shalekv.format.sst import open_sst
+from shalekv.format.wal_record import make_record
 from shalekv.settings import KIB
 from tests.kit.engine.commits import keys_of
-from tests.kit.quorum.log import Ground, in_virtual_time, until
+from tests.kit.quorum.log import Ground
+from tests.kit.virtual_time import virtual_time
 
 
 def group(*keys: bytes, size: int = 1) -> WalContents:
@@ -33,24 +35,21 @@ async def opened_slots(ground: Ground) -> QuorumSlots:
     return slots
 
 
-def test_loads_are_alone_in_their_object() -> None:
+@virtual_time(5)
+async def test_loads_are_alone_in_their_object() -> None:
     """What comes before a load ends there, and what follows begins an object."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        slots = await opened_slots(ground)
-        taken = [slots.take(100, is_load=is_load) for is_load in (False, False, True, True, False)]
-        assert taken == [1, 1, 2, 3, 4]
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(slots.run())
-            for position, wal_id in enumerate(taken):
-                contents = group(b"k%d" % wal_id)
-                assert await slots.create(wal_id, contents, position=position) is None
-            ends = {r.wal_id: r.ends_object for r in ground.log(await _ahead(ground)).records}
-            assert (ends[2], ends[3]) == (True, True)
-            running.cancel()
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    slots = await opened_slots(ground)
+    taken = [slots.take(100, is_load=is_load) for is_load in (False, False, True, True, False)]
+    assert taken == [1, 1, 2, 3, 4]
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(slots.run())
+        for position, wal_id in enumerate(taken):
+            contents = group(b"k%d" % wal_id)
+            assert await slots.create(wal_id, contents, position=position) is None
+        ends = {r.wal_id: r.ends_object for r in ground.log(await _ahead(ground)).records}
+        assert (ends[2], ends[3]) == (True, True)
+        running.cancel()
 
 
 async def _ahead(ground: Ground) -> str:
@@ -58,128 +57,86 @@ async def _ahead(ground: Ground) -> str:
     return max(ground.nodes.nodes, key=lambda address: ground.log(address).state.log.last.lsn)
 
 
-def test_records_stand_in_the_order_of_their_groups() -> None:
+@virtual_time(5)
+async def test_records_stand_in_the_order_of_their_groups() -> None:
     """A group whose encoding takes long is not overtaken by one that was taken later."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        slots = await opened_slots(ground)
-        large = group(*(b"large%07d" % n for n in range(5_000)))
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(slots.run())
-            first, second = slots.take(1, is_load=False), slots.take(1, is_load=False)
-            creating = tasks.create_task(slots.create(first, large, position=0))
-            await slots.create(second, group(b"small"), position=1)
-            await creating
-            running.cancel()
-        payloads = [r.payload for r in ground.log(await _ahead(ground)).records]
-        assert b"large0000001" in payloads[1]
-        assert b"small" in payloads[2]
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    slots = await opened_slots(ground)
+    large = group(*(b"large%07d" % n for n in range(5_000)))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(slots.run())
+        first, second = slots.take(1, is_load=False), slots.take(1, is_load=False)
+        creating = tasks.create_task(slots.create(first, large, position=0))
+        await slots.create(second, group(b"small"), position=1)
+        await creating
+        running.cancel()
+    payloads = [r.payload for r in ground.log(await _ahead(ground)).records]
+    assert b"large0000001" in payloads[1]
+    assert b"small" in payloads[2]
 
 
-def test_group_that_is_given_up_holds_nobody_up() -> None:
-    """A call that is cancelled before its turn leaves no gap in the order."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        slots = await opened_slots(ground)
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(slots.run())
-            wal_ids = [slots.take(1, is_load=False) for _ in range(3)]
-            given_up, last = [
-                tasks.create_task(slots.create(wal_ids[n], group(b"%d" % n), position=n))
-                for n in (1, 2)
-            ]
-            await LoopClock().sleep_ms(1)
-            given_up.cancel()
-            await LoopClock().sleep_ms(1)
-            await slots.create(wal_ids[0], group(b"0"), position=0)
-            await last
-            running.cancel()
-        kept = ground.log(await _ahead(ground))
-        payloads = [record.payload for record in kept.records if record.payload]
-        assert len(payloads) == 3
-
-    in_virtual_time(main)
-
-
-def test_held_and_archived_objects_say_the_same() -> None:
+@virtual_time(5)
+async def test_held_and_archived_objects_say_the_same() -> None:
     """What has landed is read from memory until it is an object of the store, then from there."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(archive_interval_ms=60_000) as writing:
-            receipts = [await writing.put(key) for key in (b"a", b"b", b"c")]
-            assert [each.wal_id for each in receipts] == [1, 1, 1]
-            held = await writing.slots.held(1)
-            assert held is not None
-            assert keys_of([*held.entries()]) == [b"a", b"b", b"c"]
-            assert await ground.database.wal() in ([], [0])
-            await writing.slots.archive(1)
-            assert await writing.slots.held(1) is None
-            assert await ground.database.wal() == [0, 1]
-            data = ground.database.data(names.wal_name(1))
-            found = open_sst(names.wal_name(1), data, database_id=ground.database_id)
-            assert [*found.entries()] == [*held.entries()]
-            await writing.slots.archive()  # there is nothing more
-            assert (await writing.put(b"d")).wal_id == 2
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    async with ground.writing(archive_interval_ms=60_000) as writing:
+        receipts = [await writing.put(key) for key in (b"a", b"b", b"c")]
+        assert [each.wal_id for each in receipts] == [1, 1, 1]
+        held = await writing.slots.held(1)
+        assert held is not None
+        assert keys_of([*held.entries()]) == [b"a", b"b", b"c"]
+        assert await ground.database.wal() in ([], [0])
+        await writing.slots.archive(1)
+        assert await writing.slots.held(1) is None
+        assert await ground.database.wal() == [0, 1]
+        data = ground.database.data(names.wal_name(1))
+        found = open_sst(names.wal_name(1), data, database_id=ground.database_id)
+        assert [*found.entries()] == [*held.entries()]
+        await writing.slots.archive()  # there is nothing more
+        assert (await writing.put(b"d")).wal_id == 2
 
 
-def test_object_that_somebody_has_waited_for_ends_without_him() -> None:
+@virtual_time(5)
+async def test_object_that_somebody_has_waited_for_ends_without_him() -> None:
     """Who waits for the archive and gives up, while an earlier record is not in the log yet, leaves
     no object behind that nobody ends.
     """
+    ground = await Ground.created()
+    async with ground.writing(archive_interval_ms=60_000, held_log_bytes_max=256 * KIB) as writing:
+        await writing.put(b"a")
+        for kept in ground.logs():
+            kept.can_archive = False
+        writes = []
+        for n in range(9):
+            writes.append(writing.write(b"k%02d" % n, bytes(40 * KIB)))
+            await LoopClock().sleep_ms(20)
+        assert not writes[-1].told
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(writing.slots.archive(writing.engine.log.next_wal_id - 1))
+            await LoopClock().sleep_ms(20)
+            waiting.cancel()
+        for kept in ground.logs():
+            kept.can_archive = True
+        last = max([(await write.receipt()).wal_id or 0 for write in writes])
+        async with asyncio.timeout(5):
+            while last not in await ground.database.wal():
+                await LoopClock().sleep_ms(5)
 
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(
-            archive_interval_ms=60_000, held_log_bytes_max=256 * KIB
-        ) as writing:
+
+@virtual_time(5)
+async def test_closing_tells_who_waits_for_the_archive() -> None:
+    """A writer that is closed leaves nobody waiting for objects that nobody of it will see."""
+    ground = await Ground.created()
+    async with asyncio.TaskGroup() as tasks:
+        async with ground.writing() as writing:
             await writing.put(b"a")
             for kept in ground.logs():
                 kept.can_archive = False
-            writes = []
-            for n in range(9):
-                writes.append(writing.write(b"k%02d" % n, bytes(40 * KIB)))
-                await LoopClock().sleep_ms(20)
-            assert not writes[-1].told
-            async with asyncio.TaskGroup() as tasks:
-                waiting = tasks.create_task(
-                    writing.slots.archive(writing.engine.log.next_wal_id - 1)
-                )
-                await LoopClock().sleep_ms(20)
-                waiting.cancel()
-            for kept in ground.logs():
-                kept.can_archive = True
-            last = max([(await write.receipt()).wal_id or 0 for write in writes])
-            async with asyncio.timeout(5):
-                while last not in await ground.database.wal():
-                    await LoopClock().sleep_ms(5)
-
-    in_virtual_time(main)
-
-
-def test_closing_tells_who_waits_for_the_archive() -> None:
-    """A writer that is closed leaves nobody waiting for objects that nobody of it will see."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with asyncio.TaskGroup() as tasks:
-            async with ground.writing() as writing:
-                await writing.put(b"a")
-                for kept in ground.logs():
-                    kept.can_archive = False
-                waiting = tasks.create_task(_stopping(writing.slots.archive()))
-                await LoopClock().sleep_ms(300)
-            async with asyncio.timeout(5):
-                assert await waiting
-                assert await _stopping(writing.slots.archive())
-
-    in_virtual_time(main)
+            waiting = tasks.create_task(_stopping(writing.slots.archive()))
+            await LoopClock().sleep_ms(300)
+        async with asyncio.timeout(5):
+            assert await waiting
+            assert await _stopping(writing.slots.archive())
 
 
 async def _stopping(archiving: Awaitable[None]) -> bool:
@@ -190,86 +147,49 @@ async def _stopping(archiving: Awaitable[None]) -> bool:
     return False
 
 
-def test_object_ends_in_time_without_another_write() -> None:
-    """The last write of a burst is in the archive an interval later, nobody having asked for it."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(archive_interval_ms=100) as writing:
-            await writing.put(b"a")
-            began_s = asyncio.get_running_loop().time()
-            wal: list[int] = []
-            while 1 not in wal:
-                await LoopClock().sleep_ms(5)
-                wal = await ground.database.wal()
-            assert asyncio.get_running_loop().time() - began_s < 0.5
-
-    in_virtual_time(main)
-
-
-def test_objects_end_with_their_size() -> None:
+@virtual_time(5)
+async def test_objects_end_with_their_size() -> None:
     """Records share an object up to its size, whatever the interval."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(
-            archive_interval_ms=600_000, archive_object_bytes=36 * KIB
-        ) as writing:
-            receipts = [await writing.put(b"k%02d" % n, bytes(10 * KIB)) for n in range(9)]
-            assert [each.wal_id for each in receipts] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    async with ground.writing(
+        archive_interval_ms=600_000, archive_object_bytes=36 * KIB
+    ) as writing:
+        receipts = [await writing.put(b"k%02d" % n, bytes(10 * KIB)) for n in range(9)]
+        assert [each.wal_id for each in receipts] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-def test_report_tells_how_far_each_member_is() -> None:
-    """Who follows, who does not and why, and how much is not archived."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as writing:
-            ground.nodes["n2:1"].stop()
-            await writing.put(b"a")
-            await writing.slots.archive()
-            await until(lambda: not writing.slots.report().members[1].is_connected)  # type: ignore[union-attr]
-            report = writing.slots.report()
-            assert report is not None
-            assert (report.generation, report.last_wal_id, report.archived_wal_id) == (1, 1, 1)
-            assert (report.problem, report.unarchived_bytes) == ("", 0)
-            assert [each.is_connected for each in report.members] == [True, False, True]
-            assert "not reached" in report.members[1].problem
-            ground.nodes["n2:1"].start()
-
-    in_virtual_time(main)
+PAYLOAD = bytes(1_000)
 
 
-def test_what_ends_the_log_is_told_to_all_who_wait() -> None:
-    """Those who wait for a majority, for the archive, and those who come later."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        links = ground.links()
-        opened = await ground.open(links)
-        slots = opened.slots
-        slots.begin(opened.last_wal_id + 1)
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(_error_of(slots.run()))
-            await LoopClock().sleep_ms(100)
-            await ground.open()
-            creating = tasks.create_task(
-                _error_of(slots.create(slots.take(1, is_load=False), group(b"a"), position=0))
-            )
-            archiving = tasks.create_task(_error_of(slots.archive()))
-        for task in (running, creating, archiving):
-            assert isinstance(task.result(), Fenced)
-        with pytest.raises(Fenced):
-            slots.check_available()
-
-    in_virtual_time(main)
+def records(*wal_ids: int) -> list[Record]:
+    """Records that follow each other, of these objects."""
+    made: list[Record] = []
+    last = Mark()
+    for wal_id in wal_ids:
+        record = make_record(last, epoch=1, wal_id=wal_id, ends_object=False, payload=PAYLOAD)
+        made.append(record)
+        last = record.mark
+    return made
 
 
-async def _error_of(running: object) -> BaseException | None:
-    try:
-        await running  # type: ignore[misc]
-    except Fenced as error:
-        return error
-    return None
+def test_objects_are_let_go_as_a_whole() -> None:
+    """What is archived and needed by nobody goes, up to the end of an object, never further."""
+    held = HeldRecords(Mark(), records(0, 0, 1, 1, 2))
+    held.archived(1, committed_lsn=5)
+    held.drop(needed_lsn=3, bytes_max=1 << 20)
+    assert (held.base.lsn, held.last_lsn) == (2, 5)
+    held.drop(needed_lsn=0, bytes_max=0)
+    assert held.base.lsn == 4
+    assert held.unarchived_bytes == held.size_bytes > len(PAYLOAD)
+
+
+def test_what_is_not_archived_stays() -> None:
+    """However much it is, and whether or not all members have it; nor what is not committed."""
+    held = HeldRecords(Mark(), records(0, 1, 2))
+    held.archived(2, committed_lsn=1)
+    held.drop(needed_lsn=3, bytes_max=0)
+    assert held.base.lsn == 1
+    assert [record.lsn for record in held.after(1, bytes_max=1)] == [2]
+    assert [record.lsn for record in held.after(1, bytes_max=1 << 20)] == [2, 3]
+    assert [record.lsn for record in held.of_object(2, committed_lsn=3)] == [3]
+    assert held.of_object(2, committed_lsn=2) == []

@@ -29,6 +29,7 @@ from tests.kit.quorum.log import (
     runtime,
 )
 from tests.kit.quorum.nodes import Nodes
+from tests.kit.virtual_time import virtual_time
 
 FIRST, OTHERS = ["n1:1", "n2:1", "n3:1"], ["n4:1", "n5:1", "n6:1"]
 REQUESTS_MAX = 200  # of one switch
@@ -109,26 +110,23 @@ async def _check_sound(ground: Ground) -> None:
     assert last_seen is None or last_seen in await ground.database.wal()
 
 
-def test_a_database_goes_through_the_modes() -> None:
+@virtual_time(5)
+async def test_a_database_goes_through_the_modes() -> None:
     """To safekeepers, back, and to other safekeepers: all that was written is there each time."""
-
-    async def main() -> None:
-        ground = await _object_store_ground()
-        await _write(ground, b"a")
-        switched = await _to_quorum(ground, FIRST, ground.cas())
-        assert switched.wal_mode is WalMode.QUORUM
-        await _check(ground, {b"a"})
-        await _write(ground, b"b", b"c")
-        switched = await _to_object_store(ground, ground.cas())
-        assert (switched.wal_mode, switched.wal_members) == (WalMode.OBJECT_STORE, ())
-        assert not any(node.logs for node in ground.nodes)
-        await _check(ground, set(b"a b c".split()))
-        await _write(ground, b"d")
-        await _to_quorum(ground, OTHERS, ground.cas())
-        await _write(ground, b"e")
-        await _check(ground, set(b"a b c d e".split()))
-
-    in_virtual_time(main)
+    ground = await _object_store_ground()
+    await _write(ground, b"a")
+    switched = await _to_quorum(ground, FIRST, ground.cas())
+    assert switched.wal_mode is WalMode.QUORUM
+    await _check(ground, {b"a"})
+    await _write(ground, b"b", b"c")
+    switched = await _to_object_store(ground, ground.cas())
+    assert (switched.wal_mode, switched.wal_members) == (WalMode.OBJECT_STORE, ())
+    assert not any(node.logs for node in ground.nodes)
+    await _check(ground, set(b"a b c".split()))
+    await _write(ground, b"d")
+    await _to_quorum(ground, OTHERS, ground.cas())
+    await _write(ground, b"e")
+    await _check(ground, set(b"a b c d e".split()))
 
 
 async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio.Event) -> None:
@@ -148,31 +146,28 @@ async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio
 
 
 @pytest.mark.parametrize("target", [WalMode.QUORUM, WalMode.OBJECT_STORE])
-def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
+@virtual_time(5)
+async def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
     """It serves while it is switched: what it acknowledged is kept, and then it ends."""
-
-    async def main() -> None:
-        if target is WalMode.QUORUM:
-            ground = await _object_store_ground()
-            switch: Switch = partial(_to_quorum, ground, FIRST)
-        else:
-            ground = await Ground.created()
-            switch = partial(_to_object_store, ground)
-        told: set[bytes] = set()
-        begun = asyncio.Event()
-        async with _writing(ground) as writing, asyncio.TaskGroup() as tasks:
-            tasks.create_task(_put_until_refused(writing, told, begun))
-            await begun.wait()
-            assert (await switch(ground.cas())).wal_mode is target
-            after = len(told)
-            await _write(ground, b"new")
-        assert len(told) == after
-        assert isinstance(writing.ended_by, Fenced)
-        found = {key for key, _ in contents(await _open(ground))}
-        assert found >= told | {b"new"}
-        await _check_sound(ground)
-
-    in_virtual_time(main)
+    if target is WalMode.QUORUM:
+        ground = await _object_store_ground()
+        switch: Switch = partial(_to_quorum, ground, FIRST)
+    else:
+        ground = await Ground.created()
+        switch = partial(_to_object_store, ground)
+    told: set[bytes] = set()
+    begun = asyncio.Event()
+    async with _writing(ground) as writing, asyncio.TaskGroup() as tasks:
+        tasks.create_task(_put_until_refused(writing, told, begun))
+        await begun.wait()
+        assert (await switch(ground.cas())).wal_mode is target
+        after = len(told)
+        await _write(ground, b"new")
+    assert len(told) == after
+    assert isinstance(writing.ended_by, Fenced)
+    found = {key for key, _ in contents(await _open(ground))}
+    assert found >= told | {b"new"}
+    await _check_sound(ground)
 
 
 async def _prepared(target: WalMode) -> tuple[Ground, Switch]:
@@ -270,44 +265,24 @@ def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode, *, takes_ef
     in_virtual_time(main, orders=1)
 
 
-def test_what_cannot_be_switched_is_left_as_it_is() -> None:
+@virtual_time(1)
+async def test_what_cannot_be_switched_is_left_as_it_is() -> None:
     """A node that does not answer, too few of them, and an archive that does not come."""
+    ground = await _object_store_ground()
+    before = await ground.database.manifest()
+    ground.nodes["n2:1"].stop()
+    with pytest.raises(QuorumUnavailable, match="n2:1 does not answer"):
+        await _to_quorum(ground, FIRST, ground.cas())
+    for addresses in ([], ["n1:1", "n1:1"]):
+        with pytest.raises(InvalidRequest):
+            await _to_quorum(ground, addresses, ground.cas())
+    assert await ground.database.manifest() == before
+    with pytest.raises(DatabaseMismatch, match="object-store already"):
+        await switch_to_object_store(ground.cas(), ground.links())
 
-    async def main() -> None:
-        ground = await _object_store_ground()
-        before = await ground.database.manifest()
-        ground.nodes["n2:1"].stop()
-        with pytest.raises(QuorumUnavailable, match="n2:1 does not answer"):
-            await _to_quorum(ground, FIRST, ground.cas())
-        for addresses in ([], ["n1:1", "n1:1"]):
-            with pytest.raises(InvalidRequest):
-                await _to_quorum(ground, addresses, ground.cas())
-        assert await ground.database.manifest() == before
-        with pytest.raises(DatabaseMismatch, match="object-store already"):
-            await switch_to_object_store(ground.cas(), ground.links())
-
-        ground = await Ground.created()
-        await _write(ground, b"a")
-        with pytest.raises(QuorumUnavailable, match="archived nothing for 60 s"):
-            await switch_to_object_store(ground.cas(), ground.links())
-        assert (await ground.database.manifest()).wal_mode is WalMode.QUORUM
-        await _check(ground, {b"a"})
-
-    in_virtual_time(main, orders=1)
-
-
-def test_nothing_is_taken_for_seen_that_is_not_archived() -> None:
-    """The manifest names no object as seen before it is in the bucket, whoever opens how often."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        for key in (b"a", b"b", b"c"):
-            await _write(ground, key)
-            await _check_sound(ground)
-        await ground.archive()
-        for key in (b"d", b"e"):
-            await _write(ground, key)
-            await _check_sound(ground)
-        await _check(ground, set(b"a b c d e".split()))
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    await _write(ground, b"a")
+    with pytest.raises(QuorumUnavailable, match="archived nothing for 60 s"):
+        await switch_to_object_store(ground.cas(), ground.links())
+    assert (await ground.database.manifest()).wal_mode is WalMode.QUORUM
+    await _check(ground, {b"a"})

@@ -9,10 +9,11 @@ import pytest
 from shalekv.clock import LoopClock
 from shalekv.core.quorum.messages import Elected
 from shalekv.engine.commit import Receipt
-from shalekv.errors import Fenced, LogFull, OutcomeUnknown, QuorumUnavailable, ShaleError
+from shalekv.errors import LogFull, OutcomeUnknown, QuorumUnavailable, ShaleError
 from shalekv.settings import KIB
 from tests.kit.engine.running_log import Write
-from tests.kit.quorum.log import Ground, Writing, in_virtual_time, until
+from tests.kit.quorum.log import Ground, Writing, until
+from tests.kit.virtual_time import virtual_time
 
 
 async def waits_for(writing: Writing) -> asyncio.Future[None]:
@@ -22,71 +23,27 @@ async def waits_for(writing: Writing) -> asyncio.Future[None]:
     return future
 
 
-def test_writer_that_is_cut_off_is_fenced() -> None:
-    """Another writer takes over; what the old one has sent ends as unknown, and it stops."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        links = ground.links()
-        async with ground.writing(links) as old:
-            await old.put(b"a")
-            links.cut()
-            lost = old.write(b"lost")
-            async with ground.writing() as new:
-                await new.put(b"b")
-                links.heal()
-                assert isinstance(await lost.refusal(), OutcomeUnknown)
-                await new.put(b"c")
-                assert [key for key, _ in await new.contents()] == [b"a", b"b", b"c"]
-            await until(lambda: old.ended_by is not None)
-            assert isinstance(old.ended_by, Fenced)
-            assert old.ended_by.newer_epoch == 2
-
-    in_virtual_time(main)
-
-
-def test_lost_majority_comes_back() -> None:
+@virtual_time(5)
+async def test_lost_majority_comes_back() -> None:
     """Calls end as unknown in time, new writes are refused, and all goes on by itself."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            for address in ("n1:1", "n2:1"):
-                ground.nodes[address].hold()
-            write = writing.write(b"b")
-            waiting = await waits_for(writing)
-            with pytest.raises(OutcomeUnknown):
-                await waiting
-            with pytest.raises(QuorumUnavailable, match="no majority"):
-                writing.write(b"c")
-            assert not write.told
-            assert [key for key, _ in await writing.contents()] == [b"a"]
-            ground.nodes["n1:1"].let_go()
-            assert isinstance(await write.outcome(), Receipt)
-            await writing.put(b"d")
-            assert [key for key, _ in await writing.contents()] == [b"a", b"b", b"d"]
-            ground.nodes["n2:1"].let_go()
-
-    in_virtual_time(main)
-
-
-def test_idle_writer_without_majority_refuses() -> None:
-    """It does not take a write first to find out that nobody is there."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            for node in [*ground.nodes][:2]:
-                node.stop()
-            await until(lambda: _refuses(writing, QuorumUnavailable))
-            for node in ground.nodes:
-                node.start()
-            await until(lambda: not _refuses(writing, QuorumUnavailable))
-            await writing.put(b"b")
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+        for address in ("n1:1", "n2:1"):
+            ground.nodes[address].hold()
+        write = writing.write(b"b")
+        waiting = await waits_for(writing)
+        with pytest.raises(OutcomeUnknown):
+            await waiting
+        with pytest.raises(QuorumUnavailable, match="no majority"):
+            writing.write(b"c")
+        assert not write.told
+        assert [key for key, _ in await writing.contents()] == [b"a"]
+        ground.nodes["n1:1"].let_go()
+        assert isinstance(await write.outcome(), Receipt)
+        await writing.put(b"d")
+        assert [key for key, _ in await writing.contents()] == [b"a", b"b", b"d"]
+        ground.nodes["n2:1"].let_go()
 
 
 def _refuses(writing: Writing, why: type[ShaleError]) -> bool:
@@ -98,205 +55,124 @@ def _refuses(writing: Writing, why: type[ShaleError]) -> bool:
     return False
 
 
-def test_slow_member_is_not_waited_for_and_catches_up() -> None:
+@virtual_time(5)
+async def test_slow_member_is_not_waited_for_and_catches_up() -> None:
     """A member that answers nothing gets no more than its queue holds, and the rest later."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        slow = ground.log("n3:1")
-        async with ground.writing(send_queue_bytes_max=64 * KIB) as writing:
-            await writing.put(b"a")
-            await until(lambda: slow.state.log.last.lsn >= 2)
-            ground.nodes["n3:1"].hold()
-            for number in range(20):
-                await writing.put(b"k%02d" % number, bytes(10 * KIB))
-            behind = slow.state.log.last.lsn
-            assert behind < writing.committed_lsn - 5
-            ground.nodes["n3:1"].let_go()
-            await until(lambda: slow.state.log.last.lsn >= writing.committed_lsn)
-            elected = [m for m in writing.links.sent["n3:1"] if isinstance(m, Elected)]
-            assert len(elected) <= 2
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    slow = ground.log("n3:1")
+    async with ground.writing(send_queue_bytes_max=64 * KIB) as writing:
+        await writing.put(b"a")
+        await until(lambda: slow.state.log.last.lsn >= 2)
+        ground.nodes["n3:1"].hold()
+        for number in range(20):
+            await writing.put(b"k%02d" % number, bytes(10 * KIB))
+        behind = slow.state.log.last.lsn
+        assert behind < writing.committed_lsn - 5
+        ground.nodes["n3:1"].let_go()
+        await until(lambda: slow.state.log.last.lsn >= writing.committed_lsn)
+        elected = [m for m in writing.links.sent["n3:1"] if isinstance(m, Elected)]
+        assert len(elected) <= 2
 
 
-def test_member_behind_the_memory_of_the_writer_begins_anew() -> None:
+@virtual_time(5)
+async def test_member_behind_the_memory_of_the_writer_begins_anew() -> None:
     """What it misses is in the archive: its log is reset to what follows there, and goes on."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        gone = ground.log("n3:1")
-        async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
-            await writing.put(b"a")
-            ground.nodes["n3:1"].stop()
-            for number in range(40):
-                await writing.put(b"k%02d" % number, bytes(20 * KIB))
-            await writing.slots.archive()
-            ground.nodes["n3:1"].start()
-            await until(lambda: gone.state.log.last.lsn >= writing.committed_lsn)
-            assert gone.state.log.base.lsn > 2
-            await writing.put(b"z")
-        ground.nodes["n1:1"].stop()
-        async with ground.writing() as writing:
-            assert len(await writing.contents()) == 42
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    gone = ground.log("n3:1")
+    async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
+        await writing.put(b"a")
+        ground.nodes["n3:1"].stop()
+        for number in range(40):
+            await writing.put(b"k%02d" % number, bytes(20 * KIB))
+        await writing.slots.archive()
+        ground.nodes["n3:1"].start()
+        await until(lambda: gone.state.log.last.lsn >= writing.committed_lsn)
+        assert gone.state.log.base.lsn > 2
+        await writing.put(b"z")
+    ground.nodes["n1:1"].stop()
+    async with ground.writing() as writing:
+        assert len(await writing.contents()) == 42
 
 
-def test_full_majority_refuses_and_goes_on_by_itself() -> None:
+@virtual_time(5)
+async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
     """Writes are refused with a delay to wait while a majority has no room."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            for address in ("n1:1", "n2:1"):
-                ground.log(address).has_room = False
-            writes = [writing.write(b"b%d" % number) for number in range(3)]
-            await until(lambda: _refuses(writing, LogFull))
-            ground.log("n2:1").has_room = True
-            for write in writes:
-                await write.receipt()
-            await writing.put(b"c")
-            ground.log("n1:1").has_room = True
-            await until(lambda: ground.log("n1:1").state.log.last.lsn >= writing.committed_lsn)
-
-    in_virtual_time(main)
-
-
-def test_appends_are_pipelined_in_order() -> None:
-    """Several groups are on their way at once, and become durable in their order."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(parallel_appends=4) as writing:
-            await writing.put(b"first")
-            for node in ground.nodes:
-                node.hold()
-            writes = []
-            for number in range(4):
-                writes.append(writing.write(b"k%d" % number))
-                await until(lambda n=number: _last_lsn(ground) >= 3 + n)  # type: ignore[misc]
-            assert writing.engine.log.objects_in_flight == 4
-            assert not any(write.told for write in writes)
-            for node in ground.nodes:
-                node.let_go()
-            told = [(await write.receipt()).seq for write in writes]
-            assert told == sorted(told)
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+        for address in ("n1:1", "n2:1"):
+            ground.log(address).has_room = False
+        writes = [writing.write(b"b%d" % number) for number in range(3)]
+        await until(lambda: _refuses(writing, LogFull))
+        ground.log("n2:1").has_room = True
+        for write in writes:
+            await write.receipt()
+        await writing.put(b"c")
+        ground.log("n1:1").has_room = True
+        await until(lambda: ground.log("n1:1").state.log.last.lsn >= writing.committed_lsn)
 
 
 def _last_lsn(ground: Ground) -> int:
     return max(kept.state.log.last.lsn for kept in ground.logs())
 
 
-def test_commit_point_is_told_at_once() -> None:
-    """An idle writer does not keep to itself that its last write is committed."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            lsn = writing.committed_lsn
-            now_ms = asyncio.get_running_loop().time()
-            await until(lambda: all(k.state.committed_lsn >= lsn for k in ground.logs()))
-            assert asyncio.get_running_loop().time() - now_ms <= 0.005
-            appends = [each for kept in ground.logs() for each in kept.appends]
-            assert any(not each.records and each.committed_lsn >= lsn for each in appends)
-
-    in_virtual_time(main)
-
-
-def test_memory_for_what_is_not_archived_is_bounded() -> None:
+@virtual_time(5)
+async def test_memory_for_what_is_not_archived_is_bounded() -> None:
     """Without an archive writes wait behind the bound, are refused then, and go on with it."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
-            await writing.put(b"a")
-            ground.let_archive(False)
-            writes: list[Write] = []
-            while not any(not write.told for write in writes[-3:-1]):
-                writes.append(writing.write(b"k%02d" % len(writes), bytes(64 * KIB)))
-                await LoopClock().sleep_ms(20)
-            await until(lambda: _refuses(writing, LogFull))
-            report = writing.slots.report()
-            assert report is not None
-            assert 256 * KIB <= report.unarchived_bytes < 330 * KIB
-            ground.let_archive(True)
-            for write in writes:
-                await write.receipt()
-            assert not _refuses(writing, LogFull)
-
-    in_virtual_time(main)
-
-
-def test_who_waits_for_room_is_told_in_time() -> None:
-    """Writes that wait because nothing is archived end as unknown when new ones are refused."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
-            await writing.put(b"a")
-            ground.let_archive(False)
-            writes = []
-            for n in range(9):
-                writes.append(writing.write(b"k%02d" % n, bytes(64 * KIB)))
-                await LoopClock().sleep_ms(20)
-            call = await waits_for(writing)
-            with pytest.raises(OutcomeUnknown):
-                async with asyncio.timeout(5):
-                    await call
-            assert not all(write.told for write in writes)
-            assert _refuses(writing, LogFull)
-            ground.let_archive(True)
-            for write in writes:
-                await write.receipt()
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
+        await writing.put(b"a")
+        ground.let_archive(False)
+        writes: list[Write] = []
+        while not any(not write.told for write in writes[-3:-1]):
+            writes.append(writing.write(b"k%02d" % len(writes), bytes(64 * KIB)))
+            await LoopClock().sleep_ms(20)
+        await until(lambda: _refuses(writing, LogFull))
+        report = writing.slots.report()
+        assert report is not None
+        assert 256 * KIB <= report.unarchived_bytes < 330 * KIB
+        ground.let_archive(True)
+        for write in writes:
+            await write.receipt()
+        assert not _refuses(writing, LogFull)
 
 
 @pytest.mark.parametrize(("pause_ms", "waiting"), [(250, 1), (30, 5)])
-def test_stop_without_room_leaves_a_log_that_can_be_archived(pause_ms: int, waiting: int) -> None:
+@virtual_time(2)
+async def test_stop_without_room_leaves_a_log_that_can_be_archived(
+    pause_ms: int, waiting: int
+) -> None:
     """Groups that wait for room when the writer stops are given up. What ends objects waits behind
     them: it ends none that no record has begun, since nobody could ever archive that.
     """
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
-            await writing.put(b"a")
-            await writing.slots.archive()
-            ground.let_archive(False)
-            writes: list[Write] = []
-            while sum(not write.told for write in writes) < waiting:
-                writes.append(writing.write(b"b%02d" % len(writes), bytes(40 * KIB)))
-                await LoopClock().sleep_ms(pause_ms)
-            await LoopClock().sleep_ms(500)
-        told = {write.changes[0].key for write in writes if isinstance(write.told[0], Receipt)}
-        ground.let_archive(True)
-        async with ground.writing() as writing:
-            await writing.put(b"c")
-            await writing.slots.archive()
-            assert {b"a", b"c"} | told <= {key for key, _ in await writing.contents()}
-
-    in_virtual_time(main, orders=2)
+    ground = await Ground.created()
+    async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
+        await writing.put(b"a")
+        await writing.slots.archive()
+        ground.let_archive(False)
+        writes: list[Write] = []
+        while sum(not write.told for write in writes) < waiting:
+            writes.append(writing.write(b"b%02d" % len(writes), bytes(40 * KIB)))
+            await LoopClock().sleep_ms(pause_ms)
+        await LoopClock().sleep_ms(500)
+    told = {write.changes[0].key for write in writes if isinstance(write.told[0], Receipt)}
+    ground.let_archive(True)
+    async with ground.writing() as writing:
+        await writing.put(b"c")
+        await writing.slots.archive()
+        assert {b"a", b"c"} | told <= {key for key, _ in await writing.contents()}
 
 
-def test_another_archiver_is_appointed() -> None:
+@virtual_time(5)
+async def test_another_archiver_is_appointed() -> None:
     """One that archives nothing although something waits is passed over after a while."""
-
-    async def main() -> None:
-        ground = await Ground.created()
-        async with ground.writing() as writing:
-            await writing.put(b"a")
-            await until(lambda: any(kept.is_archiver for kept in ground.logs()))
-            (lazy,) = [kept for kept in ground.logs() if kept.is_archiver]
-            lazy.can_archive = False
-            await writing.put(b"b")
-            await until(lambda: any(k.is_archiver for k in ground.logs() if k is not lazy))
-            await writing.slots.archive()
-            await until(lambda: not lazy.is_archiver)
-
-    in_virtual_time(main)
+    ground = await Ground.created()
+    async with ground.writing() as writing:
+        await writing.put(b"a")
+        await until(lambda: any(kept.is_archiver for kept in ground.logs()))
+        (lazy,) = [kept for kept in ground.logs() if kept.is_archiver]
+        lazy.can_archive = False
+        await writing.put(b"b")
+        await until(lambda: any(k.is_archiver for k in ground.logs() if k is not lazy))
+        await writing.slots.archive()
+        await until(lambda: not lazy.is_archiver)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,20 +15,20 @@ from shalekv.roles.engine_watches import watches_of
 from shalekv.roles.reader_kv import reader_header
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
-from tests.kit.engine.replica import in_virtual_time, pass_s, running
+from tests.kit.engine.replica import running
 from tests.kit.serving.watchers import TIMELESS, WatchClient
-from tests.unit.engine.tailing.ground import QuorumGround, shown, steps
+from tests.kit.virtual_time import virtual_time
+from tests.unit.engine.tailing.cluster import QuorumCluster, steps
 
-VALUES = 9
 READS_MAX = 20  # of the log, until a watch is told by the feed
 
 
 @asynccontextmanager
 async def watching(
-    ground: QuorumGround, engine: ReaderEngine, **fields: Any
+    cluster: QuorumCluster, engine: ReaderEngine, **fields: Any
 ) -> AsyncIterator[WatchClient]:
     """A client with a watch of everything."""
-    cas = CasStore(ground.another_store(), ground.local_runtime(), StoreSettings())
+    cas = CasStore(cluster.another_store(), cluster.local_runtime(), StoreSettings())
 
     def header(seq: int, wal_id: int | None) -> Any:
         return reader_header(engine, seq, wal_id)
@@ -44,138 +44,47 @@ async def watching(
             task.cancel()
 
 
-async def values(client: WatchClient, count: int) -> Sequence[bytes]:
-    """Those of the next commits, each of which sets one key."""
-    commits = [await client.commit() for _ in range(count)]
-    return [commit.changes[0].entry.value for commit in commits]
-
-
-def test_watch_is_told_at_once() -> None:
-    """A commit that a tail brings is on its way to watches before any time has passed."""
-
-    async def main() -> None:
-        ground = await QuorumGround.opened()
-        engine = await ground.replica()
-        async with running(engine):
-            await steps(lambda: engine.is_told)
-            async with watching(ground, engine) as client:
-                await client.opened()
-                began_s = asyncio.get_running_loop().time()
-                for number in range(3):
-                    await ground.put(a=b"%d" % number)
-                    assert await values(client, 1) == [b"%d" % number]
-                assert asyncio.get_running_loop().time() == began_s
-
-    in_virtual_time(main)
-
-
-@pytest.mark.parametrize("first", range(1, VALUES + 1))
-def test_watch_begins_anywhere_in_the_log(first: int) -> None:
-    """Archived, whole and not archived, or in the object that is open: it is told all after."""
-
-    async def main() -> None:
-        ground = await QuorumGround.opened()
-        engine = await ground.replica()
-        async with running(engine):
-            await steps(lambda: engine.is_told)
-            for number in range(1, VALUES + 1):
-                seq = await ground.put(a=b"%d" % number)
-                await shown(engine, seq)
-                if number in (2, 4, 6):
-                    ground.seal()
-                if number == 5:
-                    await ground.archive(trims=True)
-            async with watching(ground, engine, start_seq=first) as client:
-                await client.opened()
-                expected = [b"%d" % number for number in range(first, VALUES + 1)]
-                assert await values(client, len(expected)) == expected
-                await ground.put(a=b"next")
-                assert await values(client, 1) == [b"next"]
-
-    in_virtual_time(main)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_watch_that_catches_up_while_the_log_grows_misses_nothing(seed: int) -> None:
-    """Each commit comes once and in order, however objects grow and end while they are read."""
-
-    async def main() -> None:
-        ground = await QuorumGround.opened(seed=seed)
-        engine = await ground.replica(poll_interval_ms=100, manifest_interval_ms=500)
-        random = ground.local_runtime().random
-        async with running(engine):
-            await steps(lambda: engine.is_told)
-
-            async def write() -> None:
-                for number in range(200):
-                    await ground.put(a=b"%d" % number)
-                    if random.random() < 0.3:
-                        ground.seal()
-                    if random.random() < 0.1:
-                        await ground.archive(trims=random.random() < 0.5)
-                    if random.random() < 0.05:
-                        random.choice(ground.keepers).break_tails()
-                    for _ in range(random.randrange(12)):
-                        await asyncio.sleep(0)
-
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(write())
-                for _ in range(10):
-                    await asyncio.sleep(0)
-                async with watching(ground, engine, start_seq=1) as client:
-                    await client.opened()
-                    async with asyncio.timeout(60):
-                        told = await values(client, 200)
-            assert told == [b"%d" % number for number in range(200)]
-            await pass_s(1)
-
-    in_virtual_time(main, seed)
-
-
 @pytest.mark.parametrize("wants_previous", [False, True])
-def test_watch_catches_up_although_commits_never_pause(
+@virtual_time(seed=1)
+async def test_watch_catches_up_although_commits_never_pause(
     monkeypatch: pytest.MonkeyPatch, *, wants_previous: bool
 ) -> None:
     """Commits come whenever the end of the log is read: the feed has the watch nevertheless, after
     a few reads, and each commit is told once.
     """
+    cluster = await QuorumCluster.opened()
+    engine = await cluster.replica()
+    async with running(engine):
+        await steps(lambda: engine.is_told)
+        puts = reads = 0
+        held_object = engine.held_object
 
-    async def main() -> None:
-        ground = await QuorumGround.opened()
-        engine = await ground.replica()
-        async with running(engine):
-            await steps(lambda: engine.is_told)
-            puts = reads = 0
-            held_object = engine.held_object
+        async def put() -> None:
+            nonlocal puts
+            seq = await cluster.put(a=b"%d" % puts)
+            puts += 1
+            await steps(lambda: engine.prefix.seq >= seq)
 
-            async def put() -> None:
-                nonlocal puts
-                seq = await ground.put(a=b"%d" % puts)
-                puts += 1
-                await steps(lambda: engine.prefix.seq >= seq)
-
-            async def held_while_commits_come(wal_id: int) -> Sst | None:
-                nonlocal reads
-                reads += 1
-                await put()
-                held = await held_object(wal_id)
-                await put()
-                return held
-
-            monkeypatch.setattr(engine, "held_object", held_while_commits_come)
+        async def held_while_commits_come(wal_id: int) -> Sst | None:
+            nonlocal reads
+            reads += 1
             await put()
-            fields = {"start_seq": 1, "previous_value": wants_previous}
-            async with watching(ground, engine, **fields) as client:
-                await client.opened()
-                while not engine.feed.audience.count:
-                    await asyncio.sleep(0)
-                    assert reads <= READS_MAX
-                await put()
-                told = [await client.commit() for _ in range(puts)]
-            values = [commit.changes[0].entry.value for commit in told]
-            assert values == [b"%d" % number for number in range(puts)]
-            if wants_previous:
-                before = [commit.changes[0].previous.value for commit in told]
-                assert before == [b"", *values[:-1]]
+            held = await held_object(wal_id)
+            await put()
+            return held
 
-    in_virtual_time(main)
+        monkeypatch.setattr(engine, "held_object", held_while_commits_come)
+        await put()
+        fields = {"start_seq": 1, "previous_value": wants_previous}
+        async with watching(cluster, engine, **fields) as client:
+            await client.opened()
+            while not engine.feed.audience.count:
+                await asyncio.sleep(0)
+                assert reads <= READS_MAX
+            await put()
+            told = [await client.commit() for _ in range(puts)]
+        values = [commit.changes[0].entry.value for commit in told]
+        assert values == [b"%d" % number for number in range(puts)]
+        if wants_previous:
+            before = [commit.changes[0].previous.value for commit in told]
+            assert before == [b"", *values[:-1]]

@@ -50,21 +50,6 @@ def put(key: bytes, seq: int) -> Entry:
     return Entry(key, seq, Kind.PUT, b"v")
 
 
-def test_feed_is_idle_while_nobody_watches() -> None:
-    """An engine need build nothing before somebody joins, nor when the last one has left."""
-    feed = new_feed()
-    assert feed.is_idle
-    ear = Ear(feed, b"a")
-    asking = Ear(feed, b"a", wants_previous=True)
-    assert not feed.is_idle
-    assert feed.wants_previous
-    feed.leave(asking)
-    feed.leave(asking)
-    assert not feed.wants_previous
-    feed.leave(ear)
-    assert feed.is_idle
-
-
 def test_commits_of_an_object_are_told_apart_and_in_order() -> None:
     """Each commit of an object is told by itself, in the order of their numbers."""
     feed = new_feed()
@@ -84,14 +69,6 @@ def test_who_has_enough_leaves_between_two_commits() -> None:
     assert [each.seq for each in slow.told] == [8]
     assert slow.behind == [(9, 4)]
     assert [each.seq for each in quick.told] == [8, 9, 10]
-
-
-def test_watches_of_one_range_share_what_they_are_told() -> None:
-    """A commit is made once for all watches of a range, so that it is encoded once."""
-    feed = new_feed()
-    ears = [Ear(feed, b"a") for _ in range(3)]
-    feed.applied(AppliedObject(4, 8, [put(b"a", 8)]), None)
-    assert len({id(ear.told[0]) for ear in ears}) == 1
 
 
 def test_jump_of_the_engine_sends_all_to_the_store() -> None:

@@ -92,20 +92,6 @@ def costs(index: RangeIndex[int], keys: list[bytes]) -> int:
     return index.probes - before
 
 
-def test_a_change_costs_the_same_among_many_prefixes_that_it_does_not_match() -> None:
-    """With ten thousand prefixes that do not match, a key is looked up as often as with one."""
-    few: RangeIndex[int] = RangeIndex()
-    few.add(KeyRange(b"own/", b"own0"), 0)
-    many: RangeIndex[int] = RangeIndex()
-    many.add(KeyRange(b"own/", b"own0"), 0)
-    for number in range(MANY):
-        prefix = b"%04d" % number
-        many.add(KeyRange(prefix, prefix_end(prefix)), number)
-    keys = [b"own/%d" % number for number in range(100)]
-    assert costs(many, keys) == costs(few, keys)
-    assert many.matching(b"own/1") == [0]
-
-
 def test_a_change_costs_a_logarithm_among_many_ranges_that_it_does_not_match() -> None:
     """Ten thousand ranges of any shape cost some twenty nodes for a key, not ten thousand."""
     index: RangeIndex[int] = RangeIndex()

@@ -1,4 +1,4 @@
-"""One database and the writers that come and go: what is held, lands, is lost, and read.
+"""One writer after another of one database, and what the model knows of them.
 
 Uploads are held until the machine lets them go, in any order, so that writes are durable, in
 memory, or lost in a crash when the machine says so. A writer that is taken over lives on as a
@@ -8,16 +8,22 @@ zombie, whose late uploads and writes must change nothing. Time passes when the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
+from shalekv.clock import LoopClock
 from shalekv.core.entry import Kind
-from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import Delete, DeleteRange
 from shalekv.errors import Fenced
 from shalekv.format.idempotency import client_key
 from shalekv.format.sst import open_sst
@@ -35,17 +41,67 @@ from shalekv.settings import (
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.running_log import quiesce
-from tests.kit.inline_runtime import InlineWorkers, gathered
+from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.model import Left, Moment, Timeline
 from tests.kit.store import STORE_NOW_MS, HeldCreate, HeldStore
-from tests.model.oracle import Effect, State, Version, contains, do, state_after, visible
-from tests.model.strategies import ALL_KEYS, BOUNDS, KEYS, RANGES
-from tests.model.writers import Asked, ModelClock, Running, check_found, check_scan
-
-WINDOW_S = 60  # of idempotency keys
-LEVELS = st.sampled_from(
-    [kv_pb2.READ_LEVEL_COMMITTED, kv_pb2.READ_LEVEL_LINEARIZABLE, kv_pb2.READ_LEVEL_UNCOMMITTED]
+from tests.model.replies import check_refusal, check_reply
+from tests.model.requests import (
+    ALL_KEYS,
+    KEYS,
 )
+from tests.sim.history import Refusal, Told
+
+WINDOW_MS = 60_000  # of idempotency keys
 CALL = Call(peer="model")
+
+
+class ModelClock(LoopClock):
+    """A clock that shows what the machine sets; waits take the time that they take."""
+
+    def __init__(self) -> None:
+        self._now_ms = 0
+
+    def monotonic_ms(self) -> float:
+        """What was set."""
+        return self._now_ms
+
+    def pass_time(self, duration_ms: int) -> None:
+        """Time passes, for whoever looks at it."""
+        self._now_ms += duration_ms
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A write whose caller waits, or waited, for the answer."""
+
+    seq: int
+    told: Told | Refusal  # by the model
+    writes: bool
+    rests_on_state: bool
+    durability: Any
+    answer: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that was sent with an idempotency key."""
+
+    request: Any
+    asked: Asked
+    expire_at_ms: int
+
+
+@dataclass(slots=True)
+class Running:
+    """A writer and what the model knows of it."""
+
+    writer: Writer
+    store: HeldStore
+    task: asyncio.Task[None]
+    pending: dict[int, Left] = field(default_factory=dict)  # not durable, by sequence number
+    resting: set[int] = field(default_factory=set)  # those that rest on all before them
+    asked: list[Asked] = field(default_factory=list)  # not answered
+    shown_seq: dict[int, int] = field(default_factory=dict)  # by read level
 
 
 class WriterMachine(RuleBasedStateMachine):
@@ -57,10 +113,11 @@ class WriterMachine(RuleBasedStateMachine):
         self.clock = ModelClock()
         self.objects = MemoryObjects()
         self.seeds = Random(5)
-        self.landed: dict[int, Sequence[Effect]] = {}  # by sequence number
+        self.landed: dict[int, Left] = {}  # by sequence number
         self.last_seq = 0
         self.is_holding = False  # uploads
         self.zombies: list[Running] = []
+        self.sent: dict[bytes, Sent] = {}  # the last request with each idempotency key
         self.now: Running
 
     @initialize(k=st.integers(1, 3))
@@ -71,16 +128,16 @@ class WriterMachine(RuleBasedStateMachine):
         self.open(k)
 
     def runtime(self) -> Runtime:
-        """What one more process runs on."""
+        """A runtime for one more process."""
         return Runtime(self.clock, Random(self.seeds.getrandbits(64)), InlineWorkers())
 
     def now_ms(self) -> int:
-        """The time of the store, which all processes go by."""
+        """The time of the store, by which all processes go."""
         return STORE_NOW_MS + int(self.clock.monotonic_ms())
 
-    @rule(duration_ms=st.sampled_from([1, 10, 1_000]))
+    @rule(duration_ms=st.sampled_from([1, 10, 1_000, WINDOW_MS // 3, WINDOW_MS, 2 * WINDOW_MS]))
     def pass_time(self, duration_ms: int) -> None:
-        """Time passes; nothing wakes up by itself in so little of it."""
+        """Values and idempotency keys expire; nothing wakes up by itself."""
         self.clock.pass_time(duration_ms)
 
     # --- openings ------------------------------------------------------------------------------
@@ -92,7 +149,7 @@ class WriterMachine(RuleBasedStateMachine):
         serve = ServeSettings(
             database=DatabaseSettings(url="memory://model"),
             writer=WriterSettings(
-                max_parallel_writes=k, flush_bytes=4_096, idempotency_window_s=WINDOW_S
+                max_parallel_writes=k, flush_bytes=4_096, idempotency_window_s=WINDOW_MS // 1_000
             ),
             limits=LimitSettings(scan_message_bytes=1_024),
         )
@@ -104,7 +161,7 @@ class WriterMachine(RuleBasedStateMachine):
 
     @rule(k=st.integers(1, 3), data=st.data())
     def crash(self, k: int, data: st.DataObject) -> None:
-        """The process dies; of its uploads some take effect, and nobody hears of it."""
+        """The process dies; some of its uploads take effect, unheard."""
         for held in self.now.store.waiting:
             if data.draw(st.booleans(), label=f"{held.name} takes effect"):
                 held.apply()
@@ -175,9 +232,8 @@ class WriterMachine(RuleBasedStateMachine):
             self.all_landed()
 
     def has_landed(self, held: HeldCreate) -> None:
-        """The model learns from an object's bytes which commits are in it; they are as they were.
-
-        Raises if one of them is not what was asked for, or rests on one that is not durable.
+        """Learn from an object which commits are in it, and check that they are as they were asked
+        for, and that none rests on one that is not durable.
         """
         sst = open_sst(held.name, held.data, database_id=None)
         points, ranges = list(sst.entries()), list(sst.range_tombstones())
@@ -185,91 +241,36 @@ class WriterMachine(RuleBasedStateMachine):
         not_durable = self.now.pending.keys() - set(seqs)
         for seq in seqs:
             assert seq not in self.now.resting or all(other > seq for other in not_durable)
-            effects = self.now.pending.pop(seq)
-            expected: State = {}
-            do(expected, effects, seq)
-            found = {e.key: Version(seq, e.value, e.expire_at_ms) for e in points if e.seq == seq}
-            deleted = [KeyRange(entry.key, entry.value) for entry in ranges if entry.seq == seq]
-            wanted = [effect.keys for effect in effects if isinstance(effect, DeleteRange)]
+            left = self.now.pending.pop(seq)
+            found = {e.key: e for e in points if e.seq == seq}
+            deleted = [(e.key, e.value) for e in ranges if e.seq == seq]
             for key in ALL_KEYS:
-                if key in expected:
-                    assert found.pop(key) == expected[key]
-                assert any(contains(keys, key) for keys in deleted) == any(
-                    contains(keys, key) for keys in wanted
-                )
-            assert found.keys() <= {e.key for e in effects if isinstance(e, Delete)}
-            assert all(e.kind is Kind.TOMBSTONE for e in points if e.key in found and e.seq == seq)
-            self.landed[seq] = effects
+                point = found.pop(key, None)
+                is_deleted = any(s <= key and (not end or key < end) for s, end in deleted)
+                if key not in left:
+                    assert point is None
+                    assert not is_deleted
+                elif point is not None and point.kind is Kind.PUT:
+                    assert left[key] == (point.value, point.expire_at_ms)
+                else:
+                    assert left[key] == (None, 0)
+                    assert point is not None or is_deleted
+            assert not found
+            self.landed[seq] = left
         for record in sst.system_entries():
             assert record.seq in self.landed
-            self.record_landed(client_key(record.key), record.seq)
-
-    def record_landed(self, idempotency_key: bytes, seq: int) -> None:
-        """A machine that sends keys looks at them."""
+            assert self.sent[client_key(record.key)].asked.seq == record.seq
 
     def all_landed(self) -> None:
         """Nothing is held: everything is durable."""
         self.landed |= self.now.pending
         self.now.pending.clear()
 
-    # --- reads ---------------------------------------------------------------------------------
-
-    @rule(key=KEYS, level=LEVELS)
-    def get(self, key: bytes, level: Any) -> None:
-        """One key is read."""
-        request = kv_pb2.GetRequest(header=kv_pb2.RequestHeader(read_level=level), key=key)
-        if self.waits(level):
-            self.check_waits(self.now.writer.kv.get, request)
-            return
-        reply = self.ask(self.now.writer.kv.get, request)
-        check_found(reply, self.visible(level).get(key))
-        self.check_header(reply.header, level, [reply.seq])
-
-    @rule(keys=st.lists(KEYS, min_size=1, max_size=4), level=LEVELS)
-    def batch_get(self, keys: list[bytes], level: Any) -> None:
-        """Some keys are read at one moment."""
-        request = kv_pb2.BatchGetRequest(header=kv_pb2.RequestHeader(read_level=level), keys=keys)
-        if self.waits(level):
-            self.check_waits(self.now.writer.kv.batch_get, request)
-            return
-        reply = self.ask(self.now.writer.kv.batch_get, request)
-        found = self.visible(level)
-        for key, result in zip(keys, reply.results, strict=True):
-            check_found(result, found.get(key))
-        self.check_header(reply.header, level, [each.seq for each in reply.results])
-
-    @rule(
-        level=LEVELS,
-        keys=RANGES,
-        prefix=BOUNDS,
-        reverse=st.booleans(),
-        limit=st.integers(0, 4),
-        limit_bytes=st.sampled_from([0, 0, 1, 5, 701]),
-    )
-    def scan(self, level: Any, keys: KeyRange, prefix: bytes, **limits: Any) -> None:
-        """A range is read, either way, to its end or to a limit."""
-        if self.waits(level):
-            return
-        if prefix:
-            keys = KeyRange(b"", b"")
-        request = kv_pb2.ScanRequest(
-            header=kv_pb2.RequestHeader(read_level=level),
-            range=kv_pb2.KeyRange(start=keys.start, end=keys.end, prefix=prefix),
-            **limits,
-        )
-        replies = self.loop.run_until_complete(gathered(self.now.writer.kv.scan(request, CALL)))
-        check_scan(replies, request, self.visible(level))
-        for reply in replies:
-            self.check_header(reply.header, level, [entry.seq for entry in reply.entries])
-
-    def visible(self, level: Any) -> State:
+    def moment(self, level: Any = kv_pb2.READ_LEVEL_UNCOMMITTED) -> Moment:
         """What a read at this level sees."""
         is_newest = level == kv_pb2.READ_LEVEL_UNCOMMITTED
-        return visible(self.newest() if is_newest else state_after(self.landed), self.now_ms())
-
-    def newest(self) -> State:
-        """Everything, durable or not."""
-        return state_after(self.landed | self.now.pending)
+        commits = self.landed | self.now.pending if is_newest else self.landed
+        return Moment(Timeline.of(ALL_KEYS, commits), self.last_seq, self.now_ms())
 
     # --- calls and replies ---------------------------------------------------------------------
 
@@ -308,33 +309,33 @@ class WriterMachine(RuleBasedStateMachine):
     def check_header(self, header: kv_pb2.ReplyHeader, level: int, seqs: list[int]) -> None:
         """The number in a header covers what is shown, and never goes down at one level."""
         assert header.epoch == self.now.writer.epoch
-        assert header.seq >= max(seqs, default=0)
-        assert header.seq >= self.now.shown_seq.get(level, 0)
+        assert header.seq >= max([self.now.shown_seq.get(level, 0), *seqs])
         self.now.shown_seq[level] = header.seq
 
     def check_replies(self, running: Running) -> None:
-        """Exactly those are answered of whom all that they rest on is durable."""
+        """Exactly those are answered of which all that they rest on is durable."""
         for asked in list(running.asked):
-            if asked.effects:
+            if asked.writes:
                 is_due = asked.seq not in running.pending
             else:
                 is_due = all(seq > asked.seq for seq in running.pending)
             if asked.answer.done():
-                assert is_due or not (asked.effects or asked.rests_on_state)
+                assert is_due or not (asked.writes or asked.rests_on_state)
                 self.check_answer(asked)
                 running.asked.remove(asked)
             else:
                 assert not is_due
 
     def check_answer(self, asked: Asked) -> None:
-        """The answer is what the oracle says, with the number of the commit, or of its view."""
-        if asked.refused is not None:
-            assert type(asked.answer.exception()) is asked.refused
+        """The answer is the model's, with the number of the commit, or of its view."""
+        if isinstance(asked.told, Refusal):
+            check_refusal(asked.answer.exception(), asked.told)
             return
         reply = asked.answer.result()
         before = max((seq for seq in self.landed if seq < asked.seq), default=0)
-        assert reply.header.seq == (asked.seq if asked.effects else before)
-        asked.check(reply)
+        assert reply.header.seq == (asked.seq if asked.writes else before)
+        assert reply.durability == asked.durability
+        check_reply(reply, asked.told)
 
     @invariant()
     def replies_tell_what_is_durable(self) -> None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.election import Candidacy, Leader
-from shalekv.core.quorum.membership import Configuration
-from shalekv.core.quorum.messages import Append, Appended, Joined, Vote, VoteRequest
+from shalekv.core.quorum.membership import Configuration, Member
+from shalekv.core.quorum.messages import (
+    Append,
+    Appended,
+    Joined,
+    ToAcceptor,
+    ToProposer,
+    Vote,
+    VoteRequest,
+)
 from shalekv.core.quorum.record import Ballot, Record
 from shalekv.engine.commit import Commit, WalContents
 from shalekv.engine.levels.ssts import LevelSsts
+from shalekv.engine.quorum.archive import Archive
 from shalekv.engine.quorum.links import DatabasePlace
 from shalekv.engine.quorum.objects import object_bytes
 from shalekv.engine.reader_engine import ReaderEngine
@@ -32,32 +41,62 @@ from tests.kit.engine.replica import (
     opened,
     store_now_ms,
 )
-from tests.unit.engine.tailing.safekeepers import LocalLinks, Safekeeper
+from tests.kit.quorum.links import InProcessLinks
+from tests.kit.quorum.nodes import UPLOAD_TIMEOUT_MS, KeptLog, Node, Nodes
 
+Reply = TypeVar("Reply", bound=ToProposer)
+STREAM = 0  # of the writer; those of others have greater numbers
 STEPS_MAX = 100  # turns of the loop within which what is committed is seen
 
 
-class QuorumGround(ReplicaGround):
-    """The database, and three safekeepers."""
+@dataclass(slots=True, eq=False)
+class Keeper:
+    """One safekeeper of the cluster."""
 
-    keepers: list[Safekeeper]
-    links: LocalLinks
+    node: Node
+    kept: KeptLog
+    hears: bool = True  # the writer reaches it
+
+    @property
+    def member(self) -> Member:
+        """Its name in the manifest."""
+        return Member(self.kept.state.member_id, self.node.address)
+
+    def receive(self, message: ToAcceptor, wanted: type[Reply]) -> Reply:
+        """Take a message of the writer; the reply of this kind."""
+        replies: list[ToProposer] = []
+        self.kept.replies[STREAM] = replies.append
+        self.kept.receive(STREAM, message)
+        return [each for each in replies if isinstance(each, wanted)][-1]
+
+
+class QuorumCluster(ReplicaGround):
+    """The database, and safekeepers, of which the first three are its members."""
+
+    keepers: list[Keeper]
+    others: list[Keeper]
+    links: InProcessLinks
     leader: Leader
     database_id: bytes
 
     @classmethod
-    async def opened(cls, seed: int = 0, *, count: int = 3, is_quorum: bool = True) -> QuorumGround:
+    async def opened(cls, seed: int = 0, *, is_quorum: bool = True) -> QuorumCluster:
         """A new database with a writer; its log is still in the bucket unless `is_quorum`."""
-        ground = await cls.created(seed)
-        assert isinstance(ground, QuorumGround)
-        ground.keepers = [Safekeeper(number + 1) for number in range(count)]
-        ground.database_id = (await ground.manifest()).database_id
-        ground.links = LocalLinks(
-            ground.keepers, DatabasePlace(ground.database_id, ground.store.url)
-        )
+        cluster = await cls.created(seed)
+        assert isinstance(cluster, QuorumCluster)
+        nodes = Nodes(6)
+        cluster.database_id = (await cluster.manifest()).database_id
+        nodes.admit_all(DatabasePlace(cluster.database_id, cluster.store.url))
+        all_keepers = [Keeper(node, node.log(cluster.database_id)) for node in nodes]
+        cluster.keepers, cluster.others = all_keepers[:3], all_keepers[3:]
+        cluster.links = InProcessLinks(nodes)
         if is_quorum:
-            await ground.switch()
-        return ground
+            await cluster.switch()
+        return cluster
+
+    def tails(self, keeper: Keeper) -> int:
+        """How many tails of it are read."""
+        return self.links.tails[keeper.node.address]
 
     async def switch(self) -> None:
         """Move the log to the safekeepers, as another writer: first a fence in the bucket."""
@@ -74,7 +113,7 @@ class QuorumGround(ReplicaGround):
         )
         await self.elect()
 
-    def keeper(self, member_id: bytes) -> Safekeeper:
+    def keeper(self, member_id: bytes) -> Keeper:
         """The safekeeper that is this member."""
         return next(each for each in self.keepers if each.member.id == member_id)
 
@@ -85,15 +124,14 @@ class QuorumGround(ReplicaGround):
         ballot = Ballot(self.writer.epoch, self.writer.nonce)
         candidacy = Candidacy(ballot, Configuration.of(manifest))
         for keeper in self._heard():
-            vote = keeper.receive(VoteRequest(keeper.member.id, ballot))
-            if isinstance(vote, Vote):
-                candidacy = candidacy.voted(keeper.member.id, vote)
+            vote = keeper.receive(VoteRequest(keeper.member.id, ballot), Vote)
+            candidacy = candidacy.voted(keeper.member.id, vote)
         assert candidacy.is_won
         self.leader = Leader.of(candidacy)
         donor = self.keeper(candidacy.donor_id)
-        self._log = dict(donor.records)
+        self._log = {record.lsn: record for record in donor.kept.records}
         for keeper in self._heard():
-            assert isinstance(keeper.receive(self.leader.elected(keeper.member.id)), Joined)
+            keeper.receive(self.leader.elected(keeper.member.id), Joined)
         wal_id = max(self.leader.log.last.next_wal_id, self.slot + 1)
         self.append(self._sst(wal_id, WalContents()), wal_id=wal_id, ends_object=True)
 
@@ -139,7 +177,7 @@ class QuorumGround(ReplicaGround):
         """Tell all that hear how far the log is committed, and what they have missed."""
         for keeper in self._heard():
             self._send(keeper)
-            keeper.receive(Append(self.leader.ballot, (), self.leader.committed_lsn))
+            keeper.kept.receive(STREAM, Append(self.leader.ballot, (), self.leader.committed_lsn))
 
     async def archive(self, *, trims: bool = False) -> int:
         """Archive all complete objects; the next one. With `trims` the safekeepers forget them."""
@@ -153,18 +191,18 @@ class QuorumGround(ReplicaGround):
             if is_complete and wal_id not in filled:
                 name = names.wal_name(wal_id)
                 assert await self.store.create(name, object_bytes(name, records)) == Created()
-            if is_complete and trims:
-                for keeper in self._heard():
-                    if keeper.state.committed_lsn >= records[-1].lsn:
-                        keeper.trim(wal_id, records[-1].mark)
+        if trims:
+            cas = CasStore(self.another_store(), self.local_runtime(), StoreSettings())
+            archive = Archive(cas, self.database_id, upload_timeout_ms=UPLOAD_TIMEOUT_MS)
+            for keeper in self._heard():
+                await keeper.kept.see(archive)
         return max(await self.wal(), default=-1) + 1
 
-    async def set_members(self, keepers: Sequence[Safekeeper]) -> Manifest:
+    async def set_members(self, keepers: Sequence[Keeper]) -> Manifest:
         """Others are the members from now on, with all that the log has."""
         for keeper in keepers:
             if keeper not in self.keepers:
-                self.links.add(keeper)
-                keeper.receive(self.leader.elected(keeper.member.id))
+                keeper.receive(self.leader.elected(keeper.member.id), Joined)
         self.keepers = [*keepers]
         manifest = await self.edit(
             lambda m: replace(
@@ -187,19 +225,18 @@ class QuorumGround(ReplicaGround):
 
         return await opened(cas, reader, open_ssts, self.links)
 
-    def _heard(self) -> list[Safekeeper]:
+    def _heard(self) -> list[Keeper]:
         return [keeper for keeper in self.keepers if keeper.hears]
 
-    def _send(self, keeper: Safekeeper) -> None:
-        if keeper.state.leader is None or keeper.state.promise != self.leader.ballot:
-            joined = keeper.receive(self.leader.elected(keeper.member.id))
-            assert isinstance(joined, Joined)
-        last_lsn = keeper.state.log.last.lsn
+    def _send(self, keeper: Keeper) -> None:
+        state = keeper.kept.state
+        if state.leader is None or state.promise != self.leader.ballot:
+            keeper.receive(self.leader.elected(keeper.member.id), Joined)
+        last_lsn = keeper.kept.state.log.last.lsn
         missing = tuple(r for lsn, r in sorted(self._log.items()) if lsn > last_lsn)
         if missing:
-            reply = keeper.receive(Append(self.leader.ballot, missing, self.leader.committed_lsn))
-            assert isinstance(reply, Appended)
-            last_lsn = reply.flushed_lsn
+            append = Append(self.leader.ballot, missing, self.leader.committed_lsn)
+            last_lsn = keeper.receive(append, Appended).flushed_lsn
         self.leader = self.leader.acknowledged(keeper.member.id, last_lsn)
 
     def _sst(self, wal_id: int, contents: WalContents) -> bytes:

@@ -1,4 +1,4 @@
-"""Room for results: what is small never waits, what is large does, and nothing is lost."""
+"""Those who wait for a reply or for room, and logical time, which never goes back."""
 
 from __future__ import annotations
 
@@ -6,26 +6,54 @@ import asyncio
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.patience import Patience
 from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
-from shalekv.errors import Overloaded
+from shalekv.errors import OutcomeUnknown, Overloaded
+from tests.kit.inline_runtime import InlineClock, finish
+
+
+def waits() -> asyncio.Future[int]:
+    """What a call waits for."""
+    return asyncio.get_running_loop().create_future()
+
+
+async def test_all_who_wait_are_told_once() -> None:
+    """When no answer is to be expected they hear that nobody knows, and nothing afterwards."""
+    patience = Patience()
+    early, late, last = waits(), waits(), waits()
+    for future in (early, late, last):
+        patience.begin(future)
+    assert patience.end(early)
+    early.set_result(1)
+    patience.lose()
+    assert not patience.end(late)
+    for future in (late, last):
+        with pytest.raises(OutcomeUnknown):
+            await future
+    assert (await early, len(patience)) == (1, 0)
+
+
+async def test_callers_who_have_gone_are_let_be() -> None:
+    """A call that was cancelled, or ended before it began to wait, is not counted."""
+    patience = Patience()
+    gone, done = waits(), waits()
+    patience.begin(gone)
+    gone.cancel()
+    done.set_result(1)
+    patience.begin(done)
+    assert len(patience) == 1
+    patience.lose()
+    assert gone.cancelled()
+    assert not patience.end(gone)
+    assert await done == 1
+
 
 LARGE = SMALL_BYTES + 1
 FOR_EVER = 600_000
-
-
-def test_each_gets_what_is_left() -> None:
-    """Up to what it wishes, and what it needs in any case."""
-    room = ResultRoom(100)
-    assert room.take(10, 60) == 60
-    assert room.take(10, 60) == 40
-    assert room.take(10, 60) == 10
-    assert (room.used_bytes, room.free_bytes) == (110, 0)
-    room.give_back(60)
-    room.give_back(40)
-    room.count(5)
-    room.count(-15)
-    assert room.used_bytes == 0
 
 
 async def test_what_is_small_never_waits() -> None:
@@ -99,3 +127,25 @@ async def test_room_is_never_lost_or_given_twice(seed: int) -> None:
             if random.random() < 0.3:
                 random.choice(users).cancel()
     assert (held_bytes, room.used_bytes) == (0, 0)
+
+
+@given(
+    store_now_ms=st.integers(0, 2_000),
+    steps=st.lists(st.one_of(st.integers(0, 500), st.integers(-2_000, -1)), max_size=20),
+)
+def test_time_never_goes_back(store_now_ms: int, steps: list[int]) -> None:
+    """Whatever floors are met, in the manifest or in WAL objects, no later time is less (I5).
+
+    A positive step is time that passes, a negative one a floor.
+    """
+    clock = InlineClock()
+    time = LogicalTime(clock, store_now_ms=store_now_ms, floor_ms=1_000)
+    shown = time.now_ms()
+    assert shown >= max(store_now_ms, 1_000)
+    for step in steps:
+        if step >= 0:
+            finish(clock.sleep_ms(step))
+        else:
+            time.raise_to(-step)
+        assert time.now_ms() >= max(shown, -step)
+        shown = time.now_ms()

@@ -1,0 +1,136 @@
+"""What clients ask for: changes of few keys, so that they meet, and conditions on them.
+
+A sequence number in a condition says which of those that are there is meant (`with_seqs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from shalekv.v1 import kv_pb2
+
+ALL_KEYS = [b"a", b"ab", b"abc", b"b", b"b\xff", b"b\xff\xff", b"c", b"\xff", b"\xff\xff"]
+MEMORY, DURABLE = kv_pb2.DURABILITY_MEMORY, kv_pb2.DURABILITY_DURABLE
+METHODS = {
+    kv_pb2.PutRequest: "put",
+    kv_pb2.DeleteRequest: "delete",
+    kv_pb2.DeleteRangeRequest: "delete_range",
+    kv_pb2.WriteRequest: "write",
+    kv_pb2.TxnRequest: "txn",
+}
+
+KEYS = st.sampled_from(ALL_KEYS)
+BOUNDS = st.just(b"") | KEYS
+RANGES = st.tuples(BOUNDS, BOUNDS).map(
+    lambda pair: dict(zip(("start", "end"), sorted(pair) if pair[1] else pair, strict=True))
+)
+VALUES = st.sampled_from([b"", b"1", b"2", b"x" * 700, bytes(8), b"\xff" * 7 + b"\x7f"])
+LIVES_MS = st.sampled_from([0, 0, 0, 1, 10, 1_000])
+IDEMPOTENCY_KEYS = st.sampled_from([b"", b"", b"k1", b"k2"])
+SEQS = st.integers(0, 8)
+
+PLAIN = st.one_of(
+    st.fixed_dictionaries({"put": st.fixed_dictionaries({"key": KEYS, "value": VALUES})}),
+    st.fixed_dictionaries(
+        {"put": st.fixed_dictionaries({"key": KEYS, "value": VALUES, "ttl_ms": LIVES_MS})}
+    ),
+    st.fixed_dictionaries({"delete": st.fixed_dictionaries({"key": KEYS})}),
+)
+CHANGES = st.one_of(
+    PLAIN,
+    # All keys are deleted by a call of its own.
+    st.builds(
+        lambda keys: {"delete_range": {"range": keys}},
+        RANGES.filter(lambda each: any(each.values())),
+    ),
+    st.builds(
+        lambda key, delta: {"add": {"key": key, "delta": delta}},
+        KEYS,
+        st.sampled_from([1, -1, 5, 2**62]),
+    ),
+)
+_OPERATIONS = st.lists(
+    st.builds(lambda change: {"change": change}, CHANGES)
+    | st.builds(lambda key: {"get": {"key": key}}, KEYS),
+    max_size=4,
+)
+_OPERATORS = st.sampled_from(
+    [
+        kv_pb2.Compare.OPERATOR_EQUAL,
+        kv_pb2.Compare.OPERATOR_NOT_EQUAL,
+        kv_pb2.Compare.OPERATOR_LESS,
+        kv_pb2.Compare.OPERATOR_GREATER,
+    ]
+)
+_COMPARES = st.one_of(
+    st.fixed_dictionaries({"key": KEYS, "seq": SEQS, "operator": _OPERATORS}),
+    st.fixed_dictionaries({"key": KEYS, "value": VALUES, "operator": _OPERATORS}),
+    st.fixed_dictionaries({"key": KEYS, "exists": st.booleans()}),
+    st.fixed_dictionaries({"range_empty": RANGES}),
+)
+_CONDITIONS: Any = st.one_of(
+    st.none(),
+    st.just({"absent": True}),
+    st.just({"present": True}),
+    st.fixed_dictionaries({"seq_equals": SEQS}),
+)
+
+
+def one_key_requests(durabilities: Any) -> Any:
+    """Puts and deletes, some on a condition."""
+    common: Any = {"key": KEYS, "precondition": _CONDITIONS, "durability": durabilities}
+    return st.builds(kv_pb2.DeleteRequest, **common) | st.builds(
+        kv_pb2.PutRequest, value=VALUES, ttl_ms=LIVES_MS, **common
+    )
+
+
+def batch_requests(durabilities: Any) -> Any:
+    """Several changes in one commit, to some keys more than once; deletes of ranges, or of all."""
+    changes: Any = st.lists(PLAIN, min_size=1, max_size=5) | st.lists(
+        CHANGES, min_size=1, max_size=5
+    )
+    return st.builds(kv_pb2.WriteRequest, changes=changes, durability=durabilities) | st.builds(
+        lambda keys, durability: kv_pb2.DeleteRangeRequest(
+            range=kv_pb2.KeyRange(**keys), all=not any(keys.values()), durability=durability
+        ),
+        RANGES,
+        durabilities,
+    )
+
+
+def txn_requests(durabilities: Any) -> Any:
+    """Comparisons, and two branches."""
+    compares: Any = st.lists(_COMPARES, max_size=2)
+    return st.builds(
+        kv_pb2.TxnRequest,
+        compares=compares,
+        then=_OPERATIONS,
+        otherwise=_OPERATIONS,
+        durability=durabilities,
+    ).filter(lambda each: bool(each.compares or each.then or each.otherwise))
+
+
+SCANS = st.builds(
+    kv_pb2.ScanRequest,
+    range=RANGES | st.builds(lambda prefix: {"prefix": prefix}, BOUNDS),
+    reverse=st.booleans(),
+    limit=st.integers(0, 4),
+    limit_bytes=st.sampled_from([0, 0, 1, 5, 701]),
+)
+
+
+def with_seqs(request: Any, seqs: Sequence[int]) -> Any:
+    """The request, whose conditions name sequence numbers that are there."""
+    known = sorted({1, *seqs} - {0})
+    if isinstance(request, kv_pb2.TxnRequest):
+        for compare in request.compares:
+            if compare.HasField("seq"):
+                compare.seq = known[compare.seq % len(known)]
+    elif isinstance(request, kv_pb2.PutRequest | kv_pb2.DeleteRequest):
+        condition = request.precondition
+        if condition.HasField("seq_equals"):
+            condition.seq_equals = known[condition.seq_equals % len(known)]
+    return request
