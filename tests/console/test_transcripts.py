@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from shalekv.engine.snapshots import Snapshots
 from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from tests.console.transcript import Session
 from tests.kit.processes.child import Child
@@ -52,6 +54,9 @@ async def _fill(url: str) -> None:
         async with running(store, serve_settings(), runtime) as writer:
             for key in (b"a", b"b", b"c"):
                 await put_at(writer, key, b"value of " + key)
+        snapshots = Snapshots(CasStore(store, runtime, StoreSettings()))
+        for view in await snapshots.list():  # it would expire while transcripts are played
+            await snapshots.delete(view.snapshot.id.hex())
         await store.close()
 
 

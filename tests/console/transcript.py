@@ -1,7 +1,7 @@
-"""Console transcripts: commands and what they print, played and compared.
+r"""Console transcripts: commands and what they print, played and compared.
 
     # A comment. An empty line separates commands.
-    $ printf 'a\\t1\\n' | shalekv load
+    $ printf 'a\t1\n' | shalekv load
     loaded 1 row, <any>
 
     $ SHALEKV_ADDR=$NOWHERE shalekv get a
@@ -10,9 +10,10 @@
     ? 9
 
 Standard output comes first, with an arrow for each TAB; lines of standard error have a `! ` before
-them, but no reminder of the usage; `? 9` is an exit code other than 0. `shalekv` runs within this process, unless the line
-begins with `$$`; any other program is started. `PLACEHOLDERS` are the placeholders; `<id=hex>`
-keeps what it matches as `$id` for the lines below; a line `...` stands for any lines.
+them, but no reminder of the usage; `? 9` is an exit code other than 0. `shalekv` runs within this
+process, unless the line begins with `$$`; any other program is started. `<int>` and the other
+`PLACEHOLDERS` stand for what varies; `<id=hex>` keeps it as `$id` for the lines below. A line `...`
+stands for any lines.
 """
 
 from __future__ import annotations
@@ -45,13 +46,21 @@ PLACEHOLDERS: Mapping[str, str] = {
 }
 # What varies from run to run, and is written as a placeholder when a transcript is updated.
 _VARYING = (
-    *((rf"(?<![\w-]){PLACEHOLDERS[kind]}(?![\w-])", f"<{kind}>") for kind in ("time", "uuid", "backup")),
-    (r"(\bseq[ \N{RIGHTWARDS ARROW}]|\"(?:seq|wal_id|expire_at_ms)\": )\d+", r"\1<int>"),
+    *(
+        (rf"(?<![\w-]){PLACEHOLDERS[kind]}(?![\w-])", f"<{kind}>")
+        for kind in ("time", "uuid", "backup")
+    ),
+    (r"(\bseq[ \N{RIGHTWARDS ARROW}]|\"(?:seq|wal_id|expire_at_ms)\": ?)\d+", r"\1<int>"),
+    (r"(?<![\w$-])(?!0{32})[0-9a-f]{32}(?!\w)", "<hex>"),
     (r"in [\d.]+ s \([\d.,]+", "in <number> s (<number>"),
 )
 _USAGE = re.compile(r"\AUsage: shalekv.*\nTry .*\n\n")
 _PLACEHOLDER = re.compile(rf"<(?:(\w+)=)?({'|'.join(PLACEHOLDERS)})>")
-_TAB, _EMPTY, _NO_END = "\N{RIGHTWARDS ARROW}", "\N{SYMBOL FOR NEWLINE}", "\N{SYMBOL FOR END OF TEXT}"
+_TAB, _EMPTY, _NO_END = (
+    "\N{RIGHTWARDS ARROW}",
+    "\N{SYMBOL FOR NEWLINE}",
+    "\N{SYMBOL FOR END OF TEXT}",
+)
 _ANY_LINES = "..."
 
 
@@ -84,7 +93,7 @@ class Session:
             if not line.startswith(("$ ", "$$ ")):
                 continue
             begin = at
-            while at < len(lines) and lines[at] and not lines[at].startswith(("$", "#")):
+            while at < len(lines) and lines[at]:
                 at += 1
             sign, _, command = line.partition(" ")
             step = Step(begin, command, sign == "$$", lines[begin:at])
