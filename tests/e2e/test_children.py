@@ -126,17 +126,6 @@ async def test_a_compactor_elsewhere_is_not_fought(processes: Processes, tmp_pat
     assert await other.stop() == 0, other.report()
 
 
-async def test_wrong_settings_of_children_are_told_once(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """By the server, which reads all of them before it starts anything."""
-    url = f"file://{tmp_path}/db"
-    server = processes.start_serve(url, "--wal-trigger-bytes", "0")
-    assert await server.exited() == 2, server.report()
-    assert server.stderr().count("--wal-trigger-bytes") == 1
-    assert "child process" not in server.stderr()
-
-
 async def test_memory_and_switches(processes: Processes, tmp_path: Path) -> None:
     """memory:// has no children, and says why; each of them can be switched off."""
     server = await processes.serve("memory://x")

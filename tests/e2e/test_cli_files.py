@@ -7,8 +7,6 @@ import csv
 import gzip
 import io
 import json
-import os
-import random
 import signal
 import sys
 from pathlib import Path
@@ -16,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from shalekv_client import Batch, Client, Put
-from tests.e2e.cli import output, run
+from shalekv_client import Client
+from tests.e2e.cli import output
 from tests.kit.processes.child import EXIT_S, Child
 from tests.kit.processes.processes import Processes
 
@@ -120,75 +118,3 @@ async def test_a_load_waits_for_a_server_that_is_started_again(
     assert await load.exited() == 0, load.report()
     expected = {key.encode(): value.encode() for key, value in pairs()[:40_000]}
     assert await stored(server) == expected
-
-
-@pytest.mark.parametrize("suffix", ["ndjson", "ndjson.gz", "csv", "tsv"])
-async def test_binary_data_goes_through_a_file(
-    processes: Processes, tmp_path: Path, suffix: str
-) -> None:
-    """Dump and load are a round trip, byte by byte, between two databases."""
-    chance = random.Random(suffix)
-    put = {
-        chance.randbytes(chance.randint(1, 40)): chance.randbytes(chance.randint(0, 200))
-        for _ in range(5_000)
-    }
-    first = await processes.serve(f"file://{tmp_path}/first")
-    second = await processes.serve(f"file://{tmp_path}/second")
-    async with Client(first.listen) as client:
-        await client.write(Batch(Put(key, value) for key, value in put.items()))
-    path = tmp_path / f"all.{suffix}"
-    flags = ["--escaped"] if suffix == "tsv" else []
-    dump = await run(processes, first, "dump", "--output", str(path), *flags)
-    assert await dump.exited() == 0, dump.report()
-    assert dump.stderr().startswith(f"dumped {len(put):,} rows at seq ")
-    await output(processes, second, "load", str(path), *flags)
-    assert await stored(second) == put
-
-
-async def test_a_pipe_connects_two_databases(processes: Processes, tmp_path: Path) -> None:
-    """`dump | load`, without an option but the addresses, keeps bytes and expiry."""
-    first = await processes.serve(f"file://{tmp_path}/first")
-    second = await processes.serve(f"file://{tmp_path}/second")
-    await output(processes, first, "put", "--hex", "00ff", "0a0d09", "--ttl", "1h")
-    await output(processes, first, "put", "a", "alpha")
-    pipe = f"shalekv dump --addr {first.listen} | shalekv load --addr {second.listen}"
-    shell = await processes.run(
-        "-c",
-        f"set -o pipefail; {pipe}",
-        program="/bin/bash",
-        env=shell_path(),
-    )
-    assert await shell.exited() == 0, shell.report()
-    async with Client(first.listen) as one, Client(second.listen) as other:
-        for key in (b"\x00\xff", b"a"):
-            was, now = await one.get(key), await other.get(key)
-            assert was is not None
-            assert now is not None
-            assert was.value == now.value
-            assert (was.expire_at_ms is None) == (now.expire_at_ms is None)
-
-
-def shell_path() -> dict[str, str]:
-    """The environment in which a shell finds the commands of this one."""
-    return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-
-
-async def test_a_dump_is_one_moment(processes: Processes, tmp_path: Path) -> None:
-    """While two keys change together, a dump never has one of them without the other."""
-    server = await processes.serve(f"file://{tmp_path}/db")
-    filler = b"".join(b"k%06d\t%s\n" % (number, b"x" * 100) for number in range(20_000))
-    await output(processes, server, "load", stdin=filler)
-    async with Client(server.listen) as client:
-        dumps = [processes.start("dump", env={"SHALEKV_ADDR": server.listen}) for _ in range(3)]
-        number = 0
-        while any(dump.running for dump in dumps):
-            number += 1
-            value = b"%d" % number
-            await client.write(Batch().put(b"a", value).put(b"z", value))
-    for dump in dumps:
-        assert await dump.exited() == 0, dump.report()
-        rows = [json.loads(line) for line in dump.stdout().splitlines()]
-        ends = {row["key"]: row["value"] for row in rows if row["key"] in {"a", "z"}}
-        assert ends.get("a") == ends.get("z")
-        assert len(rows) == 20_000 + len(ends)
-    sys.stdout.write(f"{number} commits beside 3 dumps\n")

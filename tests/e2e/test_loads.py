@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from shalekv.format.sst_message import info_message
 from shalekv.v1 import admin_pb2, admin_pb2_grpc
 from shalekv_client import Absent, Add, Client, ConditionFailed, Delete, Durability, Put, SeqEquals
 from tests.conformance.playing import new_uuid7
-from tests.e2e.cli import output
 from tests.kit.processes.child import Child
 from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
@@ -28,17 +26,8 @@ from tests.kit.serving.rpc import failure
 
 LOAD_ID = "monday"
 FILE_KEYS = 300
-DEADLINE_S = 200
 SMALL_MEMTABLE = ("--skip-memtable-bytes", "65536")
 LARGE = {b"large%d" % number: b"%d" % number * 40_000 for number in range(3)}
-HEADINGS = (
-    "Writes",
-    "Manifest and memtable",
-    "Memory",
-    "Levels",
-    "Reads",
-    "Requests to the object store since the start",
-)
 
 Expected = dict[bytes, bytes]
 
@@ -211,32 +200,3 @@ async def test_a_large_batch_is_a_commit_like_others(processes: Processes, tmp_p
         await check(server, expected)
     assert await server.stop() == 0, server.report()
     await database.check()
-
-
-async def test_the_status_tells_of_levels(processes: Processes, tmp_path: Path) -> None:
-    """Of levels, reads, requests, compaction and memory, and the command prints all of it."""
-    database = Meanwhile(processes, tmp_path / "db")
-    server = await database.serve(*ALONE, "--fence-poll-ms", "10")
-    expected: Expected = {}
-    await ingest(server, files_in(database, expected))
-    await database.compact("--l0-trigger-count", "100")
-    async with asyncio.timeout(DEADLINE_S), grpc.aio.insecure_channel(server.listen) as channel:
-        stub = admin_pb2_grpc.AdminStub(channel)
-        while not (await stub.Status(admin_pb2.StatusRequest())).levels.levels:
-            pass  # it has not seen the manifest yet
-        await check(server, expected)
-        async with Client(server.listen) as client:
-            await client.put(b"not", b"compacted")
-        status: admin_pb2.StatusReply = await stub.Status(admin_pb2.StatusRequest())
-    assert [(each.level, each.ssts) for each in status.levels.levels] == [(L0, 2)]
-    assert status.levels.bytes == sum(each.bytes for each in status.levels.levels) > 0
-    assert status.compaction.wal_objects == 1
-    assert status.reads.blocks.misses > 0
-    asked = {(each.operation, each.folder): each.requests for each in status.store_requests}
-    assert sum(count for (_, folder), count in asked.items() if folder == "levels") > 0
-    parts = {part.name: part for part in status.memory.parts}
-    assert status.memory.bytes_max > 0
-    assert all(part.bytes <= part.bytes_max for part in parts.values()), status.memory
-    printed = (await output(processes, server, "status", "--format", "table")).splitlines()
-    assert [each for each in HEADINGS if not any(line.startswith(each) for line in printed)] == []
-    assert await server.stop() == 0, server.report()

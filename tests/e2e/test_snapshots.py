@@ -228,34 +228,6 @@ async def rest_of(begun_scan: Any) -> int:
     return int(count + sum([len(reply.entries) async for reply in replies]))
 
 
-async def test_commands_and_calls_see_the_same_snapshots(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """One that `shalekv snapshot` makes is read over gRPC, and one of a replica is listed by it."""
-    database = Meanwhile(processes, tmp_path / "db")
-    writer = await database.serve(*ALONE)
-    async with (
-        asking(writer) as server,
-        asking(await processes.read(database.url, *QUICK)) as replica,
-    ):
-        await server.write(puts(b"1", KEYS[:3]))
-        made = await database.run("snapshot", "create", "--name", "by hand", "--ttl", "1h")
-        snapshot_id = bytes.fromhex(made.stdout().strip())
-        await server.write(puts(b"2", KEYS[:3]))
-        for each in (server, replica):
-            assert (await each.get(snapshot_id, KEYS[0])).value == b"1"
-        info = await replica.create(name="of a replica", forever=True)
-        assert (await server.get(info.id, KEYS[0])).value == b"2"
-        listed = await database.run("snapshot", "list", "--format", "json")
-        assert "of a replica" in listed.stdout()
-        await database.run("snapshot", "delete", "of a replica")
-        await database.run("snapshot", "delete", "by hand")
-        async with asyncio.timeout(CALL_S):
-            while await is_there(server, info.id) or await is_there(replica, info.id):
-                pass
-    assert await writer.stop() == 0, writer.report()
-
-
 async def is_there(server: Server, snapshot_id: bytes) -> bool:
     """Whether a server reads at a snapshot: at a deleted one it may, for a few seconds."""
     try:

@@ -15,30 +15,6 @@ from tests.kit.processes.processes import SHALEKV, Processes
 from tests.servers.process import free_port
 
 
-async def test_one_picture_of_a_writer_a_reader_and_nobody(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """A line for each, and the details of the first; nobody at all is an exit code."""
-    url = f"file://{tmp_path}/db"
-    writer = await processes.serve(url)
-    reader = await processes.read(url)
-    nowhere = f"127.0.0.1:{free_port()}"
-    async with Client(writer.listen) as client:
-        await client.put(b"k", b"v")
-    addresses = f"{writer.listen},{reader.listen}"
-    argv = ("top", "--once", "--interval", "200ms")
-    top = await processes.run(*argv, "--addr", addresses, "--address", nowhere)
-    assert await top.exited() == 0, top.report()
-    lines = [" ".join(line.split()) for line in top.stdout().splitlines()]
-    seen = "\n".join(lines)
-    assert any(line.startswith(f"{writer.listen} writer 1 1 0 0 us serves") for line in lines), seen
-    assert any(line.startswith(f"{reader.listen} reader 1 ") for line in lines), seen
-    assert any(line.startswith(f"{nowhere} - ") and "no answer" in line for line in lines), seen
-    assert any(line.startswith(f"{writer.listen}, writer of {url}") for line in lines), seen
-    nobody = await processes.run(*argv, "--addr", nowhere)
-    assert await nobody.exited() == 9, nobody.report()
-
-
 async def test_the_live_view_goes_on_without_its_server_and_ends_with_ctrl_c(
     processes: Processes, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from shalekv import __version__
 from shalekv.cli.catalog import settings_of
 from shalekv.cli.exit_codes import MEANING, ExitCode
 from shalekv.cli.main import COMMANDS, shalekv
@@ -22,19 +21,6 @@ ONLY_FOR_SERVERS = {"pydantic", "pydantic_settings", "structlog", "uvloop"}
 
 def _run(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(shalekv, list(arguments), env=dict(environment))
-
-
-def test_the_version_is_that_of_the_package() -> None:
-    """`shalekv --version` says it."""
-    assert _run("--version").output.strip().endswith(__version__)
-
-
-def test_help_lists_every_command() -> None:
-    """From the table alone: nothing is imported for it."""
-    output = _run("--help").output
-    for name, (_, summary) in COMMANDS.items():
-        assert name in output
-        assert summary in output
 
 
 def test_help_of_serve_lists_every_exit_code() -> None:
@@ -102,25 +88,6 @@ def test_client_commands_need_nothing_of_the_server(name: str) -> None:
     modules = _loaded_by(f"shalekv.cli.{name}")
     assert ("shalekv_client" in modules) == (name != "completion")
     assert not modules & {*ONLY_FOR_SERVERS, "shalekv.roles", "shalekv.engine", "shalekv.rpc"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["serve"], "--url is missing"),
-        (["serve", "--url", "memory://x", "--flush-bytes", "1"], "--flush-bytes: "),
-        (["serve", "--url", "memory://x", "--flush-byte", "1"], "--flush-bytes"),
-        (["serve", "--url", "memory://x", "--log-format", "xml"], "--log-format"),
-        (["serve", "--url", "memory://x", "--config", "/nowhere.toml"], "/nowhere.toml"),
-        (["serv"], "serv"),
-    ],
-)
-def test_a_wrong_flag_is_a_usage_error(arguments: list[str], message: str) -> None:
-    """Exit code 2, and the message names the flag."""
-    result = _run(*arguments)
-    assert result.exit_code == ExitCode.USAGE
-    assert message in result.output
-    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7654", "[::]:7654", "192.0.2.1:0", "example.org:7654"])

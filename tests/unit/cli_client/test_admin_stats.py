@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from shalekv.cli.admin import admin
 from shalekv.cli.admin_stats import COLUMNS, stats
 from shalekv.cli.request_rates import between
 from shalekv.v1 import admin_pb2
 from shalekv_client.server_stats import stats_of
 from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
-from tests.unit.cli_client.test_help import OF_THE_SERVER
 
 HOUR_MS = 3_600_000
 
@@ -109,52 +105,3 @@ def test_a_process_that_begins_in_between_counts_whole() -> None:
     assert found["writer", "write"].requests == 5
     assert found["writer", "write"].per_minute == {"write": 50.0}
     assert found["compactor", "list"].per_minute == {"list": 20.0}
-
-
-async def test_a_server_that_has_just_started_is_told(server: DictServer, run: Run) -> None:
-    """An average of seconds is no rate for a month; nothing sent yet is no error."""
-    server.state.stats.extend([told(process("writer", 5_000)), told(process("writer", HOUR_MS))])
-    young = await run(stats, "--format", "json")
-    assert rows(young) == {("all", "all"): (0, 0, 0)}
-    assert "5 seconds" in young.stderr
-    assert "--interval-s" in young.stderr
-    assert "--interval-s" not in (await run(stats)).stderr
-
-
-async def test_the_table_is_for_people(server: DictServer, run: Run) -> None:
-    """Dollars have cents; raw is for pipes."""
-    reply = told(process("writer", HOUR_MS, write=600_000))
-    server.state.stats.extend([reply, reply])
-    table = (await run(stats, "--format", "table")).stdout.splitlines()
-    assert table[0].split() == list(COLUMNS)
-    assert table[1].split() == ["writer", "write", "600,000", "10,000.00", "2,160.00"]
-    raw = (await run(stats)).stdout.splitlines()
-    assert raw[0].split("\t") == ["writer", "write", "600000", "10000.0", "2160.0"]
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--interval-s", "0"], ["--prices", "mine"], ["--usd-per-1000-reads", "-1"]]
-)
-async def test_wrong_arguments_are_usage_errors(run: Run, arguments: list[str]) -> None:
-    """Nobody is asked then."""
-    assert (await run(stats, *arguments)).exit_code == 2
-
-
-def test_help_says_what_is_not_in_it() -> None:
-    """Storage and traffic are not, and the prices have a date."""
-    text = " ".join(CliRunner().invoke(stats, ["--help"]).stdout.split())
-    for part in ("Storage, traffic, discounts", "published in 2026", "an estimate", "Exit codes:"):
-        assert part in text
-
-
-def test_the_group_lists_its_members() -> None:
-    """From a table: nothing of the server is imported for it, nor for `stats`."""
-    output = CliRunner().invoke(admin, ["--help"]).output
-    assert "stats" in output
-    assert "recover" in output
-    script = "import sys, shalekv.cli.admin, shalekv.cli.admin_stats; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    ).stdout.split()
-    assert "shalekv_client" in loaded
-    assert [name for name in loaded if name.startswith((*OF_THE_SERVER, "pydantic"))] == []

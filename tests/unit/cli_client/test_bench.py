@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import re
 
 import grpc
-import pytest
 
 from shalekv.cli.bench import bench
 from shalekv.cli.benchmark.latencies import Latencies
@@ -16,30 +14,6 @@ from tests.kit.serving.dict_server import DictServer, bare, losing, refusing
 from tests.unit.cli_client.conftest import Run
 
 FEW = ["--count", "30", "--clients", "3", "--keys", "20", "--format", "json"]
-
-
-@pytest.mark.parametrize("through", ["unary", "coalesced", "session"])
-async def test_operations_are_counted(run: Run, server: DictServer, through: str) -> None:
-    """Each kind is done as often as it was asked for, however it travels, and nothing stays."""
-    result = await run(bench, "put", "get", "mixed", "txn", "scan", "--through", through, *FEW)
-    assert result.exit_code == 0, result.output
-    rows = {row["operation"]: row for row in map(json.loads, result.stdout.splitlines())}
-    mixed = rows.pop("mixed get")["count"] + rows.pop("mixed put")["count"]
-    assert {name: row["count"] for name, row in rows.items()} | {"mixed": mixed} == dict.fromkeys(
-        ["put", "get", "mixed", "txn", "scan"], 30
-    )
-    for row in rows.values():
-        assert row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] <= row["p99_9_ms"] <= row["max_ms"]
-        assert row["errors"] == {}
-    assert server.state.data == {}
-    assert server.state.calls["DeleteRange"] == 1
-
-
-async def test_a_duration_ends_it(run: Run) -> None:
-    """Without a count the time decides."""
-    result = await run(bench, "get", "--duration", "50ms", "--keys", "5", "--format", "json")
-    assert result.exit_code == 0
-    assert json.loads(result.stdout)["count"] > 0
 
 
 async def test_errors_are_counted_by_reason(run: Run, server: DictServer) -> None:
@@ -58,32 +32,6 @@ async def test_what_the_server_does_not_have_ends_it(run: Run, server: DictServe
     assert result.exit_code == 2
     assert "nobody knows Txn" in result.stderr
     assert server.state.data == {}
-
-
-async def test_keys_can_be_kept(run: Run, server: DictServer) -> None:
-    """--keep leaves them, and says where they are; two runs don't meet."""
-    first = await run(bench, "get", *FEW, "--keep", "--value-bytes", "7")
-    await run(bench, "get", *FEW, "--keep", "--value-bytes", "7")
-    assert len(server.state.data) == 40
-    found = re.search(r"all keys that begin with (\S+)", first.stderr)
-    assert found is not None
-    assert sum(key.startswith(found.group(1).encode()) for key in server.state.data) == 20
-    assert {len(entry.value) for entry in server.state.data.values()} == {7}
-
-
-async def test_a_table_is_for_people(run: Run) -> None:
-    """Headings, and a dash where nothing failed."""
-    table = await run(bench, "put", *FEW[:-1], "table")
-    heading, row = table.stdout.splitlines()
-    assert heading.split()[:3] == ["operation", "count", "per_s"]
-    assert (row.split()[:2], row.split()[-1]) == (["put", "30"], "-")
-
-
-async def test_a_duration_and_a_count_exclude_each_other(run: Run, server: DictServer) -> None:
-    """Two ends are a usage error."""
-    result = await run(bench, "--count", "1", "--duration", "1s")
-    assert result.exit_code == 2
-    assert server.state.requests == []
 
 
 def test_percentiles_are_right_to_a_percent() -> None:

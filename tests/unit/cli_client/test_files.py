@@ -38,14 +38,6 @@ def test_a_pipe_is_read_whole(*, compressed: bool, step: int) -> None:
     feeder.join()
 
 
-def test_an_input_has_several_members(tmp_path: Path) -> None:
-    """Files of gzip that were put together are one input."""
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(b"a\n") + gzip.compress(b"b\n"))
-    with path.open("rb") as file:
-        assert list(Lines(Source(file).open())) == [b"a\n", b"b\n"]
-
-
 def test_a_file_is_known_again(tmp_path: Path) -> None:
     """By size and beginning, whatever its name and time."""
     paths = [tmp_path / name for name in "abcd"]

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from shalekv.cli.load import load
-from shalekv.errors import Fenced, InvalidRequest
+from shalekv.errors import Fenced
 from tests.kit.serving import dict_state
 from tests.kit.serving.dict_server import DictServer, bare, losing, refusing
 from tests.unit.cli_client.conftest import Run
@@ -156,61 +156,6 @@ async def test_a_state_belongs_to_one_database(
     assert state_of(tmp_path / "state") == before
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"load_id": 1}'])
-async def test_a_file_that_is_no_state_is_refused(
-    run: Run, input_file: Path, tmp_path: Path, text: str
-) -> None:
-    """It is not overwritten: it may be somebody's work."""
-    path = tmp_path / "state"
-    path.write_text(text)
-    result = await run(load, str(input_file), "--resume", str(path))
-    assert result.exit_code == 2
-    assert "is not a file that" in result.stderr
-    assert path.read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("args", "problem"),
-    [(["-"], "not a pipe"), (["{}", "--durability", "memory"], "take that back")],
-)
-async def test_what_cannot_be_certain_is_refused(
-    run: Run, input_file: Path, tmp_path: Path, args: list[str], problem: str
-) -> None:
-    """A pipe can't be read again, and what is in memory may be lost."""
-    argv = [arg.format(input_file) for arg in args]
-    result = await run(load, *argv, "--resume", str(tmp_path / "state"), stdin=b"a\tb\n")
-    assert result.exit_code == 2
-    assert problem in result.stderr
-
-
-async def test_a_state_that_cannot_be_written_ends_the_load(
-    run: Run, input_file: Path, tmp_path: Path
-) -> None:
-    """It is told, and not passed over."""
-    result = await run(load, str(input_file), "--resume", str(tmp_path / "no" / "state"))
-    assert result.exit_code == 12
-    assert "a file cannot be written" in result.stderr
-
-
-async def test_bad_rows_are_collected(run: Run, server: DictServer, tmp_path: Path) -> None:
-    """With --bad-rows a load goes on; the file has line, problem and row of each."""
-    bad_file = tmp_path / "bad.ndjson"
-    server.state.failures.extend([None, refusing(InvalidRequest("changes[1].put.value", "large"))])
-    rows = b"a\t1\nno tab\nb\t2\n\xff\tx\ty\nc\t3\n"
-    result = await run(load, "--bad-rows", str(bad_file), stdin=rows)
-    assert result.exit_code == 0, result.output
-    assert f"3 bad rows in {bad_file}" in result.stdout
-    assert sorted(server.state.data) == [b"a", b"c"]
-    found = [json.loads(line) for line in bad_file.read_text().splitlines()]
-    assert [(bad["line"], bad.get("row"), bad.get("row_base64")) for bad in found] == [
-        (2, "no tab", None),
-        (3, "b", None),
-        (4, None, "/wl4CXk="),
-    ]
-    assert "no TAB" in found[0]["problem"]
-    assert "changes[1].put.value" in found[1]["problem"]
-
-
 async def test_bad_rows_are_collected_once(run: Run, server: DictServer, tmp_path: Path) -> None:
     """A load that goes on has the same bad rows in the end as one that was not cut short."""
     path = tmp_path / "rows.tsv"
@@ -231,20 +176,6 @@ async def test_bad_rows_are_collected_once(run: Run, server: DictServer, tmp_pat
     result = await run(load, *args)
     assert result.exit_code == 2
     assert "--bad-rows" in result.stderr
-
-
-async def test_bad_rows_may_be_collected_after_the_first(
-    run: Run, server: DictServer, tmp_path: Path
-) -> None:
-    """A load that a bad row has ended goes on with --bad-rows."""
-    path = tmp_path / "rows.tsv"
-    path.write_bytes(b"a\t1\nbad\nb\t2\n")
-    args = [str(path), "--resume", str(tmp_path / "state")]
-    assert (await run(load, *args)).exit_code == 2
-    result = await run(load, *args, "--bad-rows", str(tmp_path / "bad"))
-    assert result.exit_code == 0, result.output
-    assert "1 bad row in" in result.stdout
-    assert sorted(server.state.data) == [b"a", b"b"]
 
 
 async def test_bad_rows_are_not_forgotten_without_their_file(
