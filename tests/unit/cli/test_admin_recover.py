@@ -11,7 +11,7 @@ from shalekv.cli.admin_recover import recover_store
 from shalekv.cli.main import shalekv
 from shalekv.clock import LoopClock
 from shalekv.core.manifest import CasMode
-from shalekv.errors import DatabaseMismatch, DatabaseNotFound, StoreUnavailable
+from shalekv.errors import DatabaseMismatch, StoreUnavailable
 from shalekv.format.names import manifest_name
 from shalekv.roles.database import create_database
 from shalekv.runtime import Runtime
@@ -88,15 +88,6 @@ async def test_a_creation_that_crashed_is_completed() -> None:
     outcome = await recover_store(world.cas())
     assert (outcome.recovered, outcome.missing) == (Recovered(completed=1), None)
     assert (await recover_store(world.cas())).missing is None
-
-
-async def test_what_is_left_without_a_database_is_completed_and_told() -> None:
-    """There is still none: that is the error."""
-    world = World()
-    await world.crash_creating(NAME)
-    outcome = await recover_store(world.cas())
-    assert outcome.recovered == Recovered(completed=1)
-    assert isinstance(outcome.missing, DatabaseNotFound)
 
 
 async def test_another_mode_is_refused() -> None:

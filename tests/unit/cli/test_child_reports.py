@@ -19,13 +19,12 @@ from shalekv.cli.child_reports import (
     ChildReports,
     parse_report,
     report_line,
-    total_of,
 )
 from shalekv.cli.children import ChildCommand, Children
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ChildrenSettings
-from shalekv.store.requests import RequestCounts, RequestKind
+from shalekv.store.requests import RequestKind
 
 QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=5_000)
 
@@ -45,11 +44,6 @@ async def child():
         first.add(RequestKind.DELETE)
 
 (uvloop.run if sys.argv[1] == "uvloop" else asyncio.run)(child())
-"""
-# Tells at once, and ends.
-SHORT = """
-import sys
-sys.stdout.write('{"sent":{"write":2}}\\n{"sent":{"write":5}}\\n')
 """
 # Ends, and leaves another process that tells only then.
 LATE = """
@@ -142,11 +136,6 @@ def test_lines_are_read_back() -> None:
     assert line.count(b"\n") == 1
 
 
-def test_kinds_that_are_not_known_are_left_out() -> None:
-    """A newer child may tell more."""
-    assert parse_report(b'{"sent":{"write":1,"undo":2},"since":3}\n') == {RequestKind.WRITE: 1}
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -170,17 +159,6 @@ def test_what_is_no_report_is_refused(line: bytes) -> None:
         parse_report(line)
 
 
-def test_several_stores_are_one_process() -> None:
-    """A collector of two databases tells the sum."""
-    first, second = RequestCounts(), RequestCounts()
-    first.add(RequestKind.LIST, 2)
-    second.add(RequestKind.LIST)
-    second.add(RequestKind.READ)
-    assert total_of([first, second])[RequestKind.LIST] == 3
-    assert total_of([first, second])[RequestKind.READ] == 1
-    assert sum(total_of([]).values()) == 0
-
-
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 async def test_a_child_tells_while_it_runs_and_at_its_end(loop: str) -> None:
     """The last word is not lost, although the child ends with it."""
@@ -189,12 +167,6 @@ async def test_a_child_tells_while_it_runs_and_at_its_end(loop: str) -> None:
     )
     assert counts_of(reports)[RequestKind.LIST] == 3
     assert counts_of(reports)[RequestKind.DELETE] == 1
-
-
-async def test_restarts_are_added_up() -> None:
-    """Each child counts from 0: its last line is added to what those before it have told."""
-    reports = await beside(SHORT, until_=lambda r: counts_of(r).get(RequestKind.WRITE, 0) >= 15)
-    assert counts_of(reports)[RequestKind.WRITE] % 5 == 0
 
 
 async def hear_of_late() -> None:

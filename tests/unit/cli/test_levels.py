@@ -8,7 +8,6 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from shalekv.cli.main import shalekv
-from shalekv.core.tree import L0
 from shalekv.errors import CorruptObject
 from shalekv.format.names import manifest_name, wal_name
 from tests.kit.engine.damage import (
@@ -20,7 +19,6 @@ from tests.kit.engine.damage import (
     Planted,
     sst_name,
 )
-from tests.kit.samples import put, range_tombstone
 
 FUTURE_MS = 4_000_000_000_000
 
@@ -80,24 +78,6 @@ def test_snapshots_tell_what_they_pin(tmp_path: Path) -> None:
         0,
         None,
     )
-
-
-def test_objects_that_nothing_names_are_told(tmp_path: Path) -> None:
-    """With their sizes; those that a lease protects are not."""
-    planted = Planted(FUTURE_MS)
-    info = planted.sst(99, L0, [put(b"a", 1)])
-    found = record(planted.save(tmp_path))
-    assert found["unnamed"] == [{"object": sst_name(99), "size_bytes": info.size_bytes}]
-
-
-def test_a_range_without_end_has_no_last_key(tmp_path: Path) -> None:
-    """A range tombstone to the end of all keys leaves the last key open."""
-    planted = Planted(FUTURE_MS)
-    open_end = planted.sst(RIGHT_SST, 1, [put(b"m", 14)], [range_tombstone(b"n", b"", 15)])
-    planted.replace_sst(RIGHT_SST, open_end)
-    found = record(planted.save(tmp_path))["levels"]
-    assert isinstance(found, list)
-    assert (found[1]["first_key"], found[1]["last_key"]) == ("a", None)
 
 
 def test_damaged_manifests(tmp_path: Path) -> None:

@@ -54,14 +54,6 @@ async def test_server_errors_tell_how_far_it_got(run: Run, server: DictServer) -
     assert sorted(server.state.data) == [b"k0", b"k1"]
 
 
-async def test_unknown_outcomes_are_not_called_stored(run: Run, server: DictServer) -> None:
-    """Rows whose outcome is unknown are counted as such."""
-    server.state.failures.extend([*HELLO, *[bare(grpc.StatusCode.UNAVAILABLE)] * 99])
-    result = await run(load, "--in-flight", "1", "--timeout-ms", "2000", stdin=lines(3))
-    assert result.exit_code == 11
-    assert "No line is stored for certain, of 3 rows it is not known" in result.stderr
-
-
 async def test_refused_fields_are_found_in_the_file(run: Run, server: DictServer) -> None:
     """When the server refuses one change of a batch, the message names its line."""
     server.state.failures.extend(
@@ -101,15 +93,6 @@ async def test_a_load_outlives_its_server(run: Run, server: DictServer) -> None:
     assert result.exit_code == 0, result.output
     assert values(server) == {b"k%d" % n: b"v%d" % n for n in range(9)}
     assert server.state.seq == 9  # each was applied once
-
-
-async def test_the_rate_is_sent_as_batches(run: Run, server: DictServer) -> None:
-    """A rate makes batches small, so that rows flow instead of coming in bursts."""
-    result = await run(load, "--rate", "10000000", "--batch-count", "7", stdin=lines(20))
-    assert result.exit_code == 0
-    assert server.state.calls["Write"] == 3
-    result = await run(load, "--rate", "1000", stdin=lines(200))
-    assert {len(request.changes) for request in server.state.requests[5:]} == {100}
 
 
 def test_a_pace_is_kept_and_not_made_up_for() -> None:

@@ -1,4 +1,4 @@
-"""Which servers are asked, which state is read, and where it is printed."""
+"""The bar that counts rows, where somebody looks."""
 
 from __future__ import annotations
 
