@@ -211,34 +211,6 @@ async def test_a_backup_that_stood_still_too_long_is_none(
         await database.check()
 
 
-async def test_a_bucket_is_restored_into_another_place(
-    processes: Processes, s3_server: S3Server, tmp_path: Path
-) -> None:
-    """Database and backups in a bucket, by one configuration; what is restored is written to."""
-    home = Household(processes, tmp_path, s3_server)
-    flags = ("--config", str(home.config))
-    url, place, again = f"{home.bucket}/db", f"{home.bucket}/backups", f"{home.bucket}/again"
-    async with asyncio.timeout(DEADLINE_S):
-        server = await processes.serve(url, *flags, env=s3_server.environment)
-        async with Client(server.listen) as client:
-            await client.put(b"key", b"value")
-        assert await server.stop() == ExitCode.OK
-        await home.run("backup", "create", "--url", url, "--to", place, *flags)
-        restored = await home.run("restore", "--from", place, "--url", again, *flags)
-        assert f"restored to {again}: " in restored.stdout()
-        server = await processes.serve(again, *flags, create=False, env=s3_server.environment)
-        async with Client(server.listen) as client:
-            found = await client.get(b"key")
-            assert found is not None
-            assert found.value == b"value"
-            await client.put(b"more", b"value")
-        assert await server.stop() == ExitCode.OK
-        await home.run("fsck", "--deep", "--url", again, *flags)
-        refused = await home.end_of("restore", "--from", place, "--url", again, *flags)
-        assert await refused.exited() == ExitCode.USAGE
-        assert "holds a database already" in refused.stderr()
-
-
 async def scan(processes: Processes, url: str) -> Pairs:
     """What a server on what was restored shows, after a write to it; it is sound then, too."""
     server = await processes.serve(url, create=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import select
 import signal
@@ -126,19 +125,6 @@ async def test_a_compactor_elsewhere_is_not_fought(processes: Processes, tmp_pat
     assert await other.stop() == 0, other.report()
 
 
-async def test_memory_and_switches(processes: Processes, tmp_path: Path) -> None:
-    """memory:// has no children, and says why; each of them can be switched off."""
-    server = await processes.serve("memory://x")
-    told = await server.line(lambda line: "no compactor" in str(line.get("event")))
-    assert "memory://" in told["event"]
-    assert await server.stop() == 0
-    switches = ("--no-with-compactor", "--no-with-collector")
-    alone = await processes.serve(f"file://{tmp_path}/db", *switches)
-    assert await alone.stop() == 0
-    for silent in (server, alone):
-        assert not any("child" in line for line in silent.lines()), silent.report()
-
-
 async def test_settings_reach_children_from_wherever_they_come(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -154,20 +140,3 @@ async def test_settings_reach_children_from_wherever_they_come(
     assert "--collect-interval-ms 4321" in flags["collector"]
     assert "--compactor-poll-ms 321" in flags["compactor"]
     assert "--wal-trigger-count 21" in flags["compactor"]
-
-
-async def test_the_memory_budget_is_told(processes: Processes, tmp_path: Path) -> None:
-    """At start, and by `status`: the parts amount to the budget."""
-    url = f"file://{tmp_path}/db"
-    server = await processes.serve(url, "--memory-bytes", "32MiB")
-    told = await server.line(lambda line: line.get("event") == "memory budget")
-    assert told["sum_bytes"] == 32 << 20
-    assert sum(value for name, value in told.items() if isinstance(value, int)) == 2 * (32 << 20)
-    env = {"SHALEKV_ADDR": server.listen}
-    status = await processes.run("status", "--format", "json", env=env)
-    assert await status.exited() == 0, status.report()
-    memory = json.loads(status.stdout())["memory"]
-    assert memory["bytes_max"] == 32 << 20
-    assert {part["name"]: part["bytes_max"] for part in memory["parts"]} == {
-        name: value for name, value in told.items() if name in str(memory["parts"])
-    }

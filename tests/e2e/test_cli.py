@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from shalekv_client import Client
@@ -17,7 +16,6 @@ from tests.kit.processes.child import EXIT_S
 from tests.kit.processes.processes import SHALEKV, Processes
 
 ROWS = 20_000
-NAMES = Path(__file__).parents[2] / "examples" / "unicode_names.py"
 
 
 async def test_a_load_that_is_cut_short_can_be_repeated(
@@ -67,23 +65,6 @@ async def test_a_load_can_be_interrupted_while_it_waits(
         }
         assert [len([entry async for entry in client.scan()])] == [1_000]
     os.close(writer)
-
-
-async def test_all_unicode_names_go_in_and_come_out(processes: Processes, tmp_path: Path) -> None:
-    """Every line of real input is stored, and scanned back byte by byte."""
-    script = await processes.run(str(NAMES), program=sys.executable)
-    names = script.stdout()
-    server = await processes.serve(f"file://{tmp_path}/db")
-    await output(processes, server, "load", stdin=names.encode())
-    printed = await output(processes, server, "scan", "--escaped", "--format", "raw")
-    expected = sorted(names.replace("\\", "\\\\").splitlines(), key=key_bytes)
-    assert len(expected) > 130_000
-    assert printed.splitlines() == expected
-
-
-def key_bytes(line: str) -> bytes:
-    """What a line of TSV is ordered by."""
-    return line.partition("\t")[0].encode()
 
 
 async def test_whoever_stops_reading_ends_a_scan(processes: Processes, tmp_path: Path) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
-from shalekv.cli.measures import moment, rate, share, size, time
 from shalekv.cli.top_rates import Between
 from shalekv.cli.top_servers import Seen
 from shalekv.cli.top_view import ROWS_MAX, picture
@@ -211,28 +209,3 @@ def test_a_server_that_was_started_again_counts_from_its_start() -> None:
     assert between.seconds == 2
     assert between.all_calls().calls == 60
     assert [each.requests for each in between.requests()] == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (rate(0), "-"),
-        (rate(0.25), "0.2"),
-        (rate(12_345.6), "12,346"),
-        (size(None), "?"),
-        (size(512), "512 B"),
-        (size(1536), "1.5 KiB"),
-        (size(3 << 40), "3.0 TiB"),
-        (share(5, 0), "5 B"),
-        (time(None), "-"),
-        (time(250), "250 us"),
-        (time(1_500), "1.5 ms"),
-        (time(3_200_000), "3.2 s"),
-        (time(7_200_000_000), "2.0 h"),
-        (moment(0), "never"),
-        (moment(86_400), "1970-01-02 00:00:00+00:00"),
-    ],
-)
-def test_amounts_have_few_characters(found: str, expected: str) -> None:
-    """With the unit that suits them."""
-    assert found == expected

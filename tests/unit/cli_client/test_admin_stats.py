@@ -76,15 +76,6 @@ async def test_a_price_that_is_not_known_is_no_zero(server: DictServer, run: Run
     assert chosen["all", "all"][2] == pytest.approx(0.1944 + 0.0156, abs=1e-3)
 
 
-async def test_records_have_prices(server: DictServer, run: Run) -> None:
-    """Those of DynamoDB, when the database has its records there."""
-    server.state.stats.append(told(process("writer", HOUR_MS, record_write=60), records="dynamodb"))
-    result = await run(stats, "--format", "json")
-    assert rows(result)["all", "all"] == (60, 1.0, 0.027)
-    assert "DynamoDB" in result.stderr
-    assert "Not in it: storage and traffic" in result.stderr
-
-
 async def test_an_interval_shows_what_was_sent_in_it(server: DictServer, run: Run) -> None:
     """Asked twice: differences of requests and of uptimes."""
     server.state.stats.extend(

@@ -77,19 +77,6 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_fails_does_not_appear(tmp_path: Path) -> None:
-    """An error leaves what was there, and nothing else."""
-
-    def write_and_fail() -> None:
-        with whole_file(tmp_path / "file") as file:
-            file.write(b"half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_and_fail()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
     """A link leads to the new file, and a device is written into."""
     path, link = tmp_path / "file", tmp_path / "link"

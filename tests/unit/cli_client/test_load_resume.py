@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import time
 from pathlib import Path
@@ -96,19 +95,6 @@ async def test_rows_that_depend_on_the_time_can_be_repeated(
     result = await run(load, *args)
     assert result.exit_code == 0, result.output
     assert 0 < server.state.data[b"k"].expire_at_ms < first_ms
-
-
-async def test_gzip_is_gone_on_with(run: Run, server: DictServer, tmp_path: Path) -> None:
-    """The place is one in the decompressed input, and in the middle of CSV with a header."""
-    path = tmp_path / "rows.csv.gz"
-    rows = b"".join(b'k%d,"v\n%d"\n' % (n, n) for n in range(9))
-    path.write_bytes(gzip.compress(b"key,value\n" + rows))
-    args = [str(path), "--resume", str(tmp_path / "state"), *ONE_BY_ONE]
-    server.state.failures.extend([None, None, None, FENCED])
-    assert (await run(load, *args)).exit_code == 4
-    assert (await run(load, *args)).exit_code == 0
-    stored = {key: entry.value for key, entry in server.state.data.items()}
-    assert stored == {b"k%d" % n: b"v\n%d" % n for n in range(9)}
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shalekv.cli.keys import Encoding
 from shalekv.cli.txn_notation import NotationError, Script, parse_script
@@ -75,21 +71,6 @@ def test_every_line_of_the_notation() -> None:
         DeleteRange(start=b"s"),
         DeleteRange(end=b"e"),
     )
-
-
-@given(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1))
-def test_any_word_can_be_quoted(word: str) -> None:
-    """What a shell would take as one word is one key."""
-    script = parse_script(f"get {shlex.quote(word)}", Encoding.TEXT)
-    assert script.then == (Get(word.encode()),)
-
-
-@given(st.binary(min_size=1, max_size=9), st.sampled_from(Encoding))
-def test_any_bytes_can_be_spelled(key: bytes, encoding: Encoding) -> None:
-    """The encodings hold for the words of the notation."""
-    if encoding is not Encoding.TEXT:
-        script = parse_script(f"get {shlex.quote(encoding.encode(key))}", encoding)
-        assert script.then == (Get(key),)
 
 
 @pytest.mark.parametrize(

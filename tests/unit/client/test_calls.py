@@ -14,9 +14,8 @@ from shalekv_client import (
     DeleteRange,
     Put,
     RequestKind,
-    Role,
 )
-from tests.kit.serving.dict_server import DATABASE_ID, EPOCH, DictServer
+from tests.kit.serving.dict_server import EPOCH, DictServer
 
 
 async def filled(client: Client, count: int) -> list[bytes]:
@@ -63,27 +62,6 @@ async def test_scan_can_be_read_by_messages(client: Client) -> None:
     scan = client.scan()
     assert (await anext(scan)).key == b"k00"
     assert [len(await scan.read()) for _ in range(4)] == [2, 3, 1, 0]
-
-
-async def test_scan_tells_its_view_and_whether_there_is_more(client: Client) -> None:
-    """`view` is the state that was read, `more` whether a limit ended it before its range did."""
-    await filled(client, 5)
-    cut, whole = client.scan(limit=4), client.scan(limit=5)
-    assert [len([entry async for entry in scan]) for scan in (cut, whole)] == [4, 5]
-    assert (cut.more, whole.more) == (True, False)
-    assert cut.view is not None
-    assert (cut.view.seq, cut.view.role, cut.view.database_id) == (1, Role.WRITER, DATABASE_ID)
-
-
-async def test_scan_can_be_left(client: Client) -> None:
-    """A scan that is left early yields no more, and the client goes on."""
-    await filled(client, 9)
-    async with client.scan() as entries:
-        async for entry in entries:
-            assert entry.key == b"k00"
-            break
-    assert [entry async for entry in entries] == []
-    assert await client.get(b"k08") is not None
 
 
 async def test_status_is_typed(client: Client) -> None:

@@ -99,16 +99,6 @@ async def test_one_cancelled_caller_harms_no_other(client: Client, server: DictS
     assert (await client.put(b"next", b"")).seq == 4
 
 
-async def test_what_is_cancelled_in_time_is_not_sent(client: Client, server: DictServer) -> None:
-    """An operation whose caller is cancelled before it is sent is never sent."""
-    async with asyncio.TaskGroup() as tasks:
-        given_up = tasks.create_task(client.put(b"given up", b""))
-        await asyncio.sleep(0)
-        given_up.cancel()
-    await client.put(b"sent", b"")
-    assert [request.key for request in server.state.requests] == [b"sent"]
-
-
 async def test_broken_session_leaves_all_outcomes_unknown(server: DictServer) -> None:
     """When a session breaks, what it had not answered fails as unknown, each by its own error."""
     server.state.failures.append(bare(CODE.UNAVAILABLE))
@@ -119,18 +109,6 @@ async def test_broken_session_leaves_all_outcomes_unknown(server: DictServer) ->
         assert len(set(map(id, failed))) == 10
         assert (await client.put(b"next", b"")).seq == 1
     assert server.state.sessions_begun == 2
-
-
-async def test_no_more_is_unanswered_than_8_mib(client: Client, server: DictServer) -> None:
-    """Callers wait while 8 MiB are unanswered, and all are served in the end."""
-    server.state.answering.clear()
-    value = bytes(UNANSWERED_BYTES_MAX // 16)
-    async with asyncio.TaskGroup() as tasks:
-        puts = [tasks.create_task(client.put(b"%d" % n, value)) for n in range(60)]
-        await received(server, 15)
-        server.state.answering.set()
-    assert len({put.result().seq for put in puts}) == 60
-    assert len(value) < server.state.unanswered_bytes_most <= UNANSWERED_BYTES_MAX
 
 
 async def test_deadline_of_what_is_sent_is_unknown(client: Client, server: DictServer) -> None:

@@ -80,22 +80,6 @@ async def test_unsent_operations_are_certain(client: Client, server: DictServer)
     assert server.state.calls == {"Put": 1}
 
 
-async def test_ready_waits_while_too_much_is_unanswered(client: Client, server: DictServer) -> None:
-    """Who asks whether the session is ready waits until no more is held than it may hold."""
-    server.state.answering.clear()
-    async with client.session(bytes_max=1_000) as session:
-        puts = [session.put(b"a", bytes(500))]
-        await session.ready()
-        puts += [session.put(b"b", bytes(900)), session.put(b"c", bytes(900))]
-        waiting = asyncio.ensure_future(session.ready())
-        await received(server, 1)
-        assert not waiting.done()
-        server.state.answering.set()
-        await waiting
-        assert puts[1].done()
-    assert server.state.unanswered_bytes_most <= 1_000
-
-
 async def test_silent_session_fails(server: DictServer) -> None:
     """A session whose answers do not come for the time of the client fails, and says so."""
     server.state.failures.append(silent())
@@ -130,15 +114,6 @@ async def test_leaving_by_an_error_does_not_wait(client: Client, server: DictSer
         await fail()
     (put,) = puts
     assert isinstance(put.exception(), Abandoned)
-
-
-async def test_closed_session_says_so(client: Client) -> None:
-    """A session that is closed takes nothing more; one that was never used can be closed."""
-    async with client.session() as session:
-        pass
-    with pytest.raises(NotSent, match="the session is closed"):
-        await session.put(b"k", b"v")
-    await session.aclose()
 
 
 async def test_closing_the_client_ends_its_sessions(server: DictServer) -> None:

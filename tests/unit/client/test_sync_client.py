@@ -12,16 +12,11 @@ import pytest
 
 from shalekv_client import (
     Abandoned,
-    Add,
-    Batch,
     ClientClosed,
-    Get,
     InvalidRequest,
-    Missing,
     NotSent,
     Put,
     SyncClient,
-    Value,
 )
 from tests.kit.serving.dict_server import DictServer, silent
 from tests.unit.client.waiting import received
@@ -30,26 +25,6 @@ from tests.unit.client.waiting import received
 async def in_thread(work: Callable[[], None]) -> None:
     """Run `work` in a thread, beside the loop in which the server runs."""
     await asyncio.to_thread(work)
-
-
-async def test_methods_return_what_those_of_the_client_return(server: DictServer) -> None:
-    """Every call waits for its result."""
-
-    def work() -> None:
-        with SyncClient(server.address) as client:
-            assert client.put(b"a", b"1").seq == 1
-            assert client.get(b"a") == Value(b"1", 1, None)
-            assert client.batch_get([b"x", b"a"]) == [None, Value(b"1", 1, None)]
-            assert client.add(b"n", -2) == -2
-            assert client.write(Batch().put(b"b", b"2").add(b"n", 5)).counters == (3,)
-            result = client.txn([Missing(b"x")], [Get(b"b"), Add(b"n"), Put(b"c", b"")])
-            assert result.results == (Value(b"2", 3, None), 4, None)
-            assert client.delete(b"a").seq == 5
-            assert client.delete_range(prefix=b"b").seq == 6
-            assert client.status().version == "0.0.7"
-            assert client.stats().processes == ()
-
-    await in_thread(work)
 
 
 async def test_scan_is_an_ordinary_iterator(server: DictServer) -> None:
