@@ -1,4 +1,4 @@
-"""The command line as a user meets it, as far as no server is started."""
+"""All commands: their help teaches, and they import no more than they need."""
 
 from __future__ import annotations
 
@@ -8,17 +8,75 @@ import subprocess
 import sys
 
 import click
-from click.testing import CliRunner, Result
+import pytest
+from click.testing import CliRunner
 
 from shalekv.cli.catalog import settings_of
-from shalekv.cli.main import shalekv
+from shalekv.cli.exit_codes import MEANING
+from shalekv.cli.main import COMMANDS, shalekv
 from shalekv.settings import ServeSettings
 
-ONLY_FOR_SERVERS = {"pydantic", "pydantic_settings", "structlog", "uvloop"}
+OF_CLIENTS = (
+    "get put delete add txn scan load dump watch bench status top health completion admin".split()
+)
+OF_SERVERS = ("pydantic", "structlog", "uvloop", "shalekv.rpc", "shalekv.roles", "shalekv.engine")
 
 
-def _run(*arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(shalekv, list(arguments), env=dict(environment))
+def help_of(*words: str) -> str:
+    """What --help prints."""
+    result = CliRunner().invoke(shalekv, [*words, "--help"])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    """Those of clients with examples, exit codes, and a word about each option."""
+    text = help_of(name)
+    command = shalekv.get_command(click.Context(shalekv), name)
+    assert command is not None
+    if name in {*OF_CLIENTS, "manifest", "wal"} - {"admin"}:
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        assert [option.name for option in options if not option.help] == []
+        assert all(len(line) <= 100 for line in text.splitlines())
+        examples = text.split("Examples:\n", 1)[1].split("\n\n", 1)[0].splitlines()
+        assert len(examples) >= 2
+        assert all(f"shalekv {name}" in line for line in examples)
+        assert "Exit codes:\n" in text
+
+
+def test_help_of_serve_names_every_setting_and_exit_code() -> None:
+    """Each setting with flag, variable, default and limits, under its component."""
+    text = help_of("serve")
+    assert all(f"{code.value:>3}  {meaning}" in text for code, meaning in MEANING.items())
+    words = " ".join(text.split())
+    for setting in settings_of(ServeSettings):
+        assert setting.flag in words
+        assert setting.variable in words
+        assert setting.field.is_required() or f"[default: {setting.default};" in words
+        assert setting.choices or setting.limits in words
+    assert all(f"[{group}]" in words for group in ServeSettings.model_fields)
+
+
+def loaded_by(*modules: str) -> list[str]:
+    """What a process has imported after these modules."""
+    script = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    return list(json.loads(run.stdout))
+
+
+def test_commands_are_imported_when_they_are_called() -> None:
+    """The table of commands loads nothing but click, so that every command starts fast."""
+    modules = loaded_by("shalekv.cli.main")
+    assert "click" in modules
+    assert not {*modules} & {*OF_SERVERS, "grpc", "asyncio"}
+
+
+def test_commands_of_clients_load_none_of_the_server() -> None:
+    """They run with what the light client needs, and click."""
+    modules = loaded_by(*(f"shalekv.cli.{name}" for name in (*OF_CLIENTS, "admin_stats")))
+    assert "shalekv_client" in modules
+    assert [module for module in modules if module.startswith(OF_SERVERS)] == []
 
 
 def test_garbage_is_collected_once_the_command_is_imported() -> None:
@@ -32,32 +90,3 @@ def test_garbage_is_collected_once_the_command_is_imported() -> None:
     finally:
         gc.unfreeze()
         gc.enable()
-
-
-def test_help_of_serve_names_every_setting() -> None:
-    """Each with flag, variable, default and limits, under its component."""
-    output = " ".join(_run("serve", "--help").output.split())
-    for setting in settings_of(ServeSettings):
-        assert setting.flag in output
-        assert setting.variable in output
-        if not setting.field.is_required():
-            assert f"[default: {setting.default};" in output
-        if not setting.choices:
-            assert setting.limits in output
-    for group in ServeSettings.model_fields:
-        assert f"[{group}]" in output
-
-
-def _loaded_by(module: str) -> set[str]:
-    script = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, timeout=60
-    )
-    return set(json.loads(loaded.stdout))
-
-
-def test_commands_are_imported_when_they_are_called() -> None:
-    """The table of commands loads nothing but click, so that every command starts fast."""
-    modules = _loaded_by("shalekv.cli.main")
-    assert "click" in modules
-    assert not modules & {*ONLY_FOR_SERVERS, "grpc", "asyncio"}

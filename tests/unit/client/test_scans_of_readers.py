@@ -34,7 +34,7 @@ async def fill(running: Cluster) -> None:
 def break_all(running: Cluster, after: int) -> None:
     """Let the next scan at each server break off after so many messages."""
     for member in (*running.readers, running.writer):
-        member.scan_breaks_after = after
+        member.state.scan_breaks_after = after
 
 
 def scanned(running: Cluster) -> list[Member]:
