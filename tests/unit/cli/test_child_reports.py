@@ -19,12 +19,13 @@ from shalekv.cli.child_reports import (
     ChildReports,
     parse_report,
     report_line,
+    total_of,
 )
 from shalekv.cli.children import ChildCommand, Children
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ChildrenSettings
-from shalekv.store.requests import RequestKind
+from shalekv.store.requests import RequestCounts, RequestKind
 
 QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=5_000)
 
@@ -230,3 +231,14 @@ def test_without_a_parent_nothing_is_told(tmp_path: Path) -> None:
         )
     assert (run.returncode, run.stderr) == (0, b"")
     assert (tmp_path / "stdout").read_bytes() == b""
+
+
+def test_several_stores_are_one_process() -> None:
+    """A collector of two databases tells the sum."""
+    first, second = RequestCounts(), RequestCounts()
+    first.add(RequestKind.LIST, 2)
+    second.add(RequestKind.LIST)
+    second.add(RequestKind.READ)
+    assert total_of([first, second])[RequestKind.LIST] == 3
+    assert total_of([first, second])[RequestKind.READ] == 1
+    assert sum(total_of([]).values()) == 0

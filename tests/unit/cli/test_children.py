@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from shalekv.cli.children import COMPACTOR, ChildCommand, Children, child_comman
 from shalekv.cli.configuration import load_settings
 from shalekv.cli.flags import settings_flags
 from shalekv.clock import Clock, LoopClock
+from shalekv.errors import Fenced
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import (
     CasChoice,
@@ -297,3 +299,23 @@ async def test_a_compactor_that_is_missed_is_started_again(told: Told) -> None:
     serving = told.until(lambda lines: len(lines) >= 3)
     await beside(serving, told, ENDS.format(code=4), settings, is_pressed=True)
     assert "child process is started again: nobody else does its work" in told.events
+
+
+async def test_what_ended_serving_is_raised_as_itself(told: Told) -> None:
+    """No group hides the error that decides about the exit code."""
+
+    async def fail() -> None:
+        await told.until(bool)
+        raise Fenced("another writer", own_epoch=1, newer_epoch=2)
+
+    with pytest.raises(Fenced):
+        await beside(fail(), told, OBEDIENT, FOR_EVER)
+    await told.until(lambda lines: lines[-1] == "end")
+
+
+async def test_a_child_that_cannot_start_is_no_end_of_serving(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes on, and tries again."""
+    monkeypatch.setattr(sys, "executable", "/there/is/no/such/python")
+    await beside(told.until_logged("child process cannot start", 2), told, OBEDIENT)

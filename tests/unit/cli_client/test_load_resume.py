@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from shalekv.cli.load import load
-from shalekv.errors import Fenced
+from shalekv.errors import Fenced, InvalidRequest
 from tests.kit.serving import dict_state
 from tests.kit.serving.dict_server import DictServer, bare, losing, refusing
 from tests.unit.cli_client.conftest import Run
@@ -177,3 +177,22 @@ async def test_bad_rows_are_not_forgotten_without_their_file(
     assert (without.exit_code, "bad row in" in without.stdout) == (2, False)
     assert (await run(load, *args, "--bad-rows", str(bad))).exit_code == 0
     assert [json.loads(line)["row"] for line in bad.read_text().splitlines()] == ["bad0", "bad1"]
+
+
+async def test_bad_rows_are_collected(run: Run, server: DictServer, tmp_path: Path) -> None:
+    """With --bad-rows a load goes on; the file has line, problem and row of each."""
+    bad_file = tmp_path / "bad.ndjson"
+    server.state.failures.extend([None, refusing(InvalidRequest("changes[1].put.value", "large"))])
+    rows = b"a\t1\nno tab\nb\t2\n\xff\tx\ty\nc\t3\n"
+    result = await run(load, "--bad-rows", str(bad_file), stdin=rows)
+    assert result.exit_code == 0, result.output
+    assert f"3 bad rows in {bad_file}" in result.stdout
+    assert sorted(server.state.data) == [b"a", b"c"]
+    found = [json.loads(line) for line in bad_file.read_text().splitlines()]
+    assert [(bad["line"], bad.get("row"), bad.get("row_base64")) for bad in found] == [
+        (2, "no tab", None),
+        (3, "b", None),
+        (4, None, "/wl4CXk="),
+    ]
+    assert "no TAB" in found[0]["problem"]
+    assert "changes[1].put.value" in found[1]["problem"]

@@ -11,12 +11,16 @@ from shalekv.errors import QueueFull, Stopping
 from shalekv_client import (
     Client,
     ReadLevel,
+    RetryPolicy,
+    SyncClient,
+    TooStale,
     WrongDatabase,
 )
 from tests.kit.serving.dict_server import Failure, bare, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster
 from tests.unit.client.waiting import received
 
+QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 HOURS_MS = 3_600_000
 
 together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "alone"])
@@ -222,3 +226,34 @@ async def test_every_address_must_be_one(addresses: list[str] | str) -> None:
     """Each address of a list is checked, and there must be one."""
     with pytest.raises(ValueError, match="HOST:PORT"):
         Client(addresses)
+
+
+async def test_staleness_bound_that_nobody_meets_is_an_error() -> None:
+    """When no server is fresh enough, the read ends with what the readers said."""
+    async with cluster() as running:
+        for reader in running.readers:
+            reader.state.staleness_ms = 500
+        await running.writer.stop()
+        async with Client(running.addresses, retry=QUICK) as client:
+            with pytest.raises(TooStale) as caught:
+                await client.get(b"k", max_staleness_ms=100, timeout_ms=1_500)
+        assert caught.value.staleness_ms == 500
+
+
+async def test_threads_read_as_tasks_do() -> None:
+    """The client for threads takes several addresses and the same options."""
+    async with cluster() as running:
+        addresses = ",".join(running.addresses)
+
+        def work() -> None:
+            with SyncClient(addresses, reads="any", hedge_ms=500, max_staleness_ms=5) as client:
+                assert client.addresses == tuple(running.addresses)
+                assert client.put(b"k", b"v").seq == 1
+                assert client.get(b"k") is not None
+                token = client.token
+                assert token is not None
+            with SyncClient(addresses, token=str(token), consistency="none") as other:
+                other.advance(token)
+                assert other.token == token
+
+        await asyncio.to_thread(work)

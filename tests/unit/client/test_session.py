@@ -17,12 +17,14 @@ from shalekv_client import (
     DeadlineExceeded,
     Exists,
     Get,
+    InvalidRequest,
     NotApplied,
     NotSent,
     OutcomeUnknown,
     Put,
     Value,
 )
+from shalekv_client.outbox import OVERHEAD_BYTES
 from tests.kit.serving.dict_server import DictServer, bare, losing, silent
 from tests.unit.client.waiting import received
 
@@ -129,3 +131,37 @@ async def test_closing_the_client_ends_its_sessions(server: DictServer) -> None:
         await session.put(b"k", b"v")
     with pytest.raises(ClientClosed):
         client.session()
+
+
+async def test_ready_waits_while_too_much_is_unanswered(client: Client, server: DictServer) -> None:
+    """Who asks whether the session is ready waits until no more is held than it may hold."""
+    server.state.answering.clear()
+    async with client.session(bytes_max=1_000) as session:
+        puts = [session.put(b"a", bytes(500))]
+        await session.ready()
+        puts += [session.put(b"b", bytes(900)), session.put(b"c", bytes(900))]
+        waiting = asyncio.ensure_future(session.ready())
+        await received(server, 1)
+        assert not waiting.done()
+        server.state.answering.set()
+        await waiting
+        assert puts[1].done()
+    assert server.state.unanswered_bytes_most <= 1_000
+
+
+async def test_closed_session_says_so(client: Client) -> None:
+    """A session that is closed takes nothing more; one that was never used can be closed."""
+    async with client.session() as session:
+        pass
+    with pytest.raises(NotSent, match="the session is closed"):
+        await session.put(b"k", b"v")
+    await session.aclose()
+
+
+async def test_too_large_operations_are_refused_here(server: DictServer) -> None:
+    """An operation that does not fit into a message fails alone, and the session goes on."""
+    async with Client(server.address, message_bytes_max=1_000) as client:
+        async with client.session() as session:
+            large = session.put(b"k", bytes(1_000 - OVERHEAD_BYTES))
+            assert (await session.put(b"k", bytes(900))).seq == 1
+        assert isinstance(large.exception(), InvalidRequest)

@@ -1,0 +1,99 @@
+"""How commits of a watch are printed, from events alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shalekv.cli.keys import Encoding
+from shalekv.cli.output import Format
+from shalekv.cli.watch_printing import EventPrinter
+from shalekv_client import ChangeKind, Entry, WatchChange, WatchCommit, WatchEvent, WatchProgress
+
+BEFORE = Entry(b"k", b"old", 3, 99)
+COMMIT = WatchCommit(
+    7,
+    5,
+    (
+        WatchChange(ChangeKind.DELETE_RANGE, b"a", end=b"b"),
+        WatchChange(ChangeKind.PUT, b"k\t", b"new", 1_000, previous=BEFORE),
+        WatchChange(ChangeKind.DELETE, b"l", previous_unknown=True),
+        WatchChange(ChangeKind.EXPIRED, b"m", expire_at_ms=500),
+        WatchChange(None, b"n"),
+    ),
+)
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str],
+    *events: WatchEvent,
+    output_format: Format = Format.RAW,
+    encoding: Encoding = Encoding.TEXT,
+    has_previous: bool = False,
+    shows_progress: bool = False,
+) -> list[str]:
+    """The lines on standard output."""
+    printer = EventPrinter(
+        encoding, output_format, has_previous=has_previous, shows_progress=shows_progress
+    )
+    for event in events:
+        printer.print(event)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_raw_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
+    """Number, kind, key, and value or end; what a terminal cannot show is escaped."""
+    assert printed(capsys, COMMIT) == [
+        "7\tdelete_range\ta\tb",
+        "7\tput\tk\\t\tnew",
+        "7\tdelete\tl\t",
+        "7\texpired\tm\t",
+        "7\tunknown\tn\t",
+    ]
+
+
+def test_raw_has_the_value_before_when_it_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Empty where there was none, a question mark where nobody knows."""
+    lines = printed(capsys, COMMIT, has_previous=True)
+    assert [line.split("\t")[-1] for line in lines] == ["", "old", "?", "", ""]
+
+
+def test_json_is_one_object_for_each_commit(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what belongs to each kind of change, and nothing else."""
+    (line,) = printed(capsys, COMMIT, output_format=Format.JSON, has_previous=True)
+    assert json.loads(line) == {
+        "seq": 7,
+        "wal_id": 5,
+        "changes": [
+            {"kind": "delete_range", "key": "a", "end": "b"},
+            {
+                "kind": "put",
+                "key": "k\t",
+                "value": "new",
+                "expire_at_ms": 1_000,
+                "previous": {"value": "old", "seq": 3, "expire_at_ms": 99},
+            },
+            {"kind": "delete", "key": "l", "previous_unknown": True},
+            {"kind": "expired", "key": "m", "expire_at_ms": 500, "previous": None},
+            {"kind": "unknown", "key": "n", "previous": None},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("output_format", "expected"),
+    [
+        (Format.RAW, ["7\tprogress\t\t"]),
+        (Format.JSON, ['{"progress_seq": 7}']),
+        (Format.TABLE, ["seq  change    key  value", "  7  progress"]),
+    ],
+)
+def test_progress_is_printed_when_it_was_asked_for(
+    capsys: pytest.CaptureFixture[str], output_format: Format, expected: list[str]
+) -> None:
+    """And otherwise nothing."""
+    event = WatchProgress(7)
+    found = printed(capsys, event, output_format=output_format, shows_progress=True)
+    assert [line.rstrip(" ") for line in found] == expected
+    assert printed(capsys, event, output_format=output_format) == []
