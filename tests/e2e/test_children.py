@@ -71,25 +71,6 @@ async def test_children_end_when_their_parent_is_killed(
     assert await server.exited() == -signal.SIGKILL
 
 
-async def test_a_child_that_is_killed_is_started_again(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """Another process takes its place, the other child goes on, and the database is served."""
-    server = await processes.serve(f"file://{tmp_path}/db", *QUICK)
-    compactor, collector = [await started(server, role) for role in ROLES]
-    await server.line(is_told_by("compactor"))
-    os.kill(compactor.pid, signal.SIGKILL)
-    assert await compactor.ended()
-    again = await started(server, "compactor", after=compactor.pid)
-    await server.line(lambda line: line.get("role") == "compactor" and line.get("epoch") == 2)
-    os.kill(collector.pid, 0)
-    put = await processes.run("put", "k", "v", env={"SHALEKV_ADDR": server.listen})
-    assert await put.exited() == 0, put.report()
-    assert await server.stop() == 0, server.report()
-    assert await again.ended()
-    assert await collector.ended()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_all(
     processes: Processes, tmp_path: Path, number: signal.Signals

@@ -9,8 +9,6 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import pytest
-
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client, Put
 from tests.e2e.bucket_commands import BUCKET, URL, of
@@ -21,8 +19,6 @@ from tests.servers.versitygw import versitygw
 
 UNREACHABLE = 9
 PIPE_ROWS = 200_000
-ROWS = 20_000
-LEAST_MEMORY = "4194304"
 SMALL_FILES = {"SHALEKV_LEVELS__SST_BYTES": "65536", "SHALEKV_LEVELS__CODEC": "none"}
 VALUE = b"v" * 100
 
@@ -134,40 +130,6 @@ async def test_order_beside_a_writer_is_that_of_sequence_numbers(
     await database.check()
 
 
-@pytest.mark.parametrize("moment", ["before create levels/ 3", "after create levels/ 3"])
-async def test_a_killed_load_is_run_again(
-    processes: Processes, tmp_path: Path, moment: str
-) -> None:
-    """Nothing of the first run is seen, the second one loads all, and the collector takes the files
-    of the first when its lease has expired, and none of the second.
-    """
-    database = Meanwhile(processes, tmp_path / "db")
-    server = await database.serve(*ALONE)
-    rows = lines_of(2_000)
-    killed = processes.start(
-        *("-m", "tests.e2e.stalling", moment, "load", "--bulk", "--url", database.url),
-        *("--addr", server.listen, "--load-id", "monday"),
-        program=sys.executable,
-        stdin=rows,
-        env=SMALL_FILES,
-    )
-    await stalled(killed)
-    await killed.kill()
-    left = database.objects("levels/")
-    assert left
-    assert await scanned(server) == {}
-    await database.collect()
-    assert database.objects("levels/") == left  # they are leased: it might have been late only
-    command = await load(processes, database, server, "--load-id", "monday", rows=rows)
-    loaded = {key(n): (VALUE, seq_of(command)) for n in range(2_000)}
-    assert await scanned(server) == loaded
-    await database.collect()
-    assert database.objects("levels/") > left
-    assert await scanned(server) == loaded
-    assert await server.stop() == 0, server.report()
-    await database.check()
-
-
 async def test_without_a_server_it_opens_the_database(processes: Processes, tmp_path: Path) -> None:
     """With --open, on demand only; a server that serves is fenced, one that follows has all."""
     database = Meanwhile(processes, tmp_path / "db")
@@ -213,25 +175,6 @@ async def test_it_writes_into_a_bucket(processes: Processes) -> None:
             found = await scanned(server)
             assert found == {key(n): (b"%d" % number, seq_of(command)) for n in range(2_000)}
         assert await server.stop() == 0
-
-
-async def test_more_than_fits_in_memory_is_loaded(processes: Processes, tmp_path: Path) -> None:
-    """As what fits; the last row of a key counts, across runs on the disk, which leave no trace."""
-    database = Meanwhile(processes, tmp_path / "db")
-    spill = tmp_path / "spill"
-    spill.mkdir()
-    server = await database.serve(*ALONE)
-    rows = lines_of(ROWS) + lines_of(ROWS, b"newer")
-    options = ("--sort-memory", LEAST_MEMORY, "--temp-dir", str(spill))
-    command = await load(processes, database, server, *options, rows=rows)
-    assert f"loaded {2 * ROWS:,} rows" in command.stdout()
-    assert f"{ROWS:,} keys in" in command.stdout()
-    found = await scanned(server)
-    assert found == {key(n): (b"newer", seq_of(command)) for n in range(ROWS)}
-    assert not [*spill.iterdir()]
-    assert len(database.objects("levels/")) > 1
-    assert await server.stop() == 0
-    await database.check()
 
 
 async def test_ctrl_c_ends_it(processes: Processes, tmp_path: Path) -> None:

@@ -115,13 +115,6 @@ class DictServer:
         """Stop at once; calls under way break off."""
         await self._server.stop(None)
 
-    async def restart(self) -> None:
-        """Stop, and serve the same data at the same address."""
-        await self.stop()
-        self._server = self._new_server()
-        self._server.add_insecure_port(self.address)
-        await self._server.start()
-
     def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._limits)
         kinds: dict[str, Any] = {
