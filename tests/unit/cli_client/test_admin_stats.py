@@ -96,3 +96,13 @@ def test_a_process_that_begins_in_between_counts_whole() -> None:
     assert found["writer", "write"].requests == 5
     assert found["writer", "write"].per_minute == {"write": 50.0}
     assert found["compactor", "list"].per_minute == {"list": 20.0}
+
+
+async def test_a_server_that_has_just_started_is_told(server: DictServer, run: Run) -> None:
+    """An average of seconds is no rate for a month; nothing sent yet is no error."""
+    server.state.stats.extend([told(process("writer", 5_000)), told(process("writer", HOUR_MS))])
+    young = await run(stats, "--format", "json")
+    assert rows(young) == {("all", "all"): (0, 0, 0)}
+    assert "5 seconds" in young.stderr
+    assert "--interval-s" in young.stderr
+    assert "--interval-s" not in (await run(stats)).stderr
