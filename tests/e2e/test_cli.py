@@ -15,33 +15,6 @@ from tests.e2e.cli import output
 from tests.kit.processes.child import EXIT_S
 from tests.kit.processes.processes import SHALEKV, Processes
 
-ROWS = 20_000
-
-
-async def test_a_load_that_is_cut_short_can_be_repeated(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """Kill the server under a load: lines told to be stored are, and loading again ends well."""
-    url = f"file://{tmp_path}/db"
-    server = await processes.serve(url)
-    rows = b"".join(b"k%06d\tv%d\n" % (number, number) for number in range(1, ROWS + 1))
-    argv = "load --batch-count 20 --in-flight 3 --timeout-ms 5000 --rate 2000".split()
-    load = processes.start(*argv, env={"SHALEKV_ADDR": server.listen}, stdin=rows)
-    async with Client(server.listen) as client:
-        while not (await client.status()).view.seq:
-            assert load.running, load.report()
-    await server.kill()
-    assert await load.exited() in {9, 11}, load.report()
-    said = re.search(r"(?:Lines 1 to|Line) ([\d,]+) (?:is|are) stored for certain", load.stderr())
-    certain = int(said.group(1).replace(",", "")) if said else 0
-    assert 0 <= certain < ROWS
-    server = await processes.serve(url, create=False)
-    stored = (await output(processes, server, "scan", "--keys-only")).split()
-    assert stored[:certain] == [f"k{number:06}" for number in range(1, certain + 1)]
-    await output(processes, server, "load", stdin=rows)
-    stored = (await output(processes, server, "scan", "--keys-only")).split()
-    assert stored == [f"k{number:06}" for number in range(1, ROWS + 1)]
-
 
 async def test_a_load_can_be_interrupted_while_it_waits(
     processes: Processes, tmp_path: Path

@@ -12,17 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from shalekv_client import Client
 from tests.e2e.cli import output
 from tests.kit.processes.child import EXIT_S, Child
 from tests.kit.processes.processes import Processes
 
-PAIRS = 150_000
-KEYS = 100_000  # so that a third of the rows sets a key again
+PAIRS = 60_000
+KEYS = 40_000  # so that a third of the rows sets a key again
 RATE = 20_000  # rows/s: slow enough to be killed, whatever the machine
-KILL_AT = 60_000
+KILL_AT = 20_000
 
 
 def pairs() -> list[tuple[str, str]]:
@@ -55,12 +53,9 @@ async def killed_half_way(load: Child, state: Path, server: Child) -> dict[str, 
     return state_of(state)
 
 
-@pytest.mark.parametrize("name", ["rows.tsv", "rows.csv.gz"])
-async def test_a_killed_load_goes_on_to_the_same_end(
-    processes: Processes, tmp_path: Path, name: str
-) -> None:
+async def test_a_killed_load_goes_on_to_the_same_end(processes: Processes, tmp_path: Path) -> None:
     """Kill -9 half-way, then --resume: pairs and bad rows as without the kill, not all over."""
-    path, state, bad = tmp_path / name, tmp_path / "state", tmp_path / "bad"
+    path, state, bad = tmp_path / "rows.csv.gz", tmp_path / "state", tmp_path / "bad"
     bad_lines = await asyncio.to_thread(write_rows, path)
     server = await processes.serve(f"file://{tmp_path}/db")
     argv = ["load", str(path), "--resume", str(state), "--bad-rows", str(bad)]
@@ -79,25 +74,21 @@ async def test_a_killed_load_goes_on_to_the_same_end(
         f"rows for certain; then {printed}"
     )
     assert f"loaded {PAIRS - half['rows']:,} rows" in printed
-    assert "loaded before: 150,000 rows" in await output(processes, server, *argv)
+    assert f"loaded before: {PAIRS:,} rows" in await output(processes, server, *argv)
 
 
 def write_rows(path: Path) -> list[int]:
-    """An input in the format that its name says; the lines that are bad."""
-    rows: list[tuple[str, ...]] = []
+    """A compressed CSV; the lines that are bad."""
+    rows: list[tuple[str, ...]] = [("key", "value")]
     bad_lines = []
-    is_csv = path.suffix != ".tsv"
     for number, row in enumerate(pairs()):
         if number % 1_000 == 0:
             rows.append(("one", "too", "many"))
-            bad_lines.append(len(rows) + is_csv)
+            bad_lines.append(len(rows))
         rows.append(row)
-    if is_csv:
-        text = io.StringIO()
-        csv.writer(text).writerows([("key", "value"), *rows])
-        path.write_bytes(gzip.compress(text.getvalue().encode(), compresslevel=1))
-    else:
-        path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    path.write_bytes(gzip.compress(text.getvalue().encode(), compresslevel=1))
     return bad_lines
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client, Put
-from tests.e2e.bucket_commands import BUCKET, URL, of
 from tests.kit.processes.child import Child
 from tests.kit.processes.meanwhile import ALONE, Meanwhile, stalled
 from tests.kit.processes.processes import Processes
-from tests.servers.versitygw import versitygw
 
 UNREACHABLE = 9
 PIPE_ROWS = 200_000
@@ -156,25 +154,6 @@ async def test_without_a_server_it_opens_the_database(processes: Processes, tmp_
     assert {key: value for key, (value, _) in found.items()} == {b"a": b"1", b"b": b"3"}
     assert await server.stop() == 0
     await database.check()
-
-
-async def test_it_writes_into_a_bucket(processes: Processes) -> None:
-    """Reached by the flags and variables of every command that reads a store."""
-    with versitygw() as s3:
-        s3.create_bucket(BUCKET)
-        server = await processes.serve(URL, *ALONE, "--fence-poll-ms", "20", env=of(s3))
-        flags = ("--bulk", "--url", URL, "--endpoint-url", s3.endpoint, "--region", s3.region)
-        env = s3.environment | SMALL_FILES
-        for number, how in enumerate((("--addr", server.listen), ("--open",))):
-            rows = lines_of(2_000, b"%d" % number)
-            command = await processes.run("load", *flags, *how, stdin=rows, env=env)
-            assert await command.exited() == 0, command.report()
-            if number:
-                assert await server.exited() == ExitCode.FENCED
-                server = await processes.serve(URL, *ALONE, env=of(s3))
-            found = await scanned(server)
-            assert found == {key(n): (b"%d" % number, seq_of(command)) for n in range(2_000)}
-        assert await server.stop() == 0
 
 
 async def test_ctrl_c_ends_it(processes: Processes, tmp_path: Path) -> None:
