@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from tests.kit.processes.child import Child
 from tests.kit.processes.processes import Processes
 
@@ -18,10 +16,3 @@ async def output(processes: Processes, server: Child, *argv: str, stdin: bytes =
     command = await run(processes, server, *argv, stdin=stdin)
     assert await command.exited() == 0, command.report()
     return command.stdout()
-
-
-def sequence_number(printed: str) -> int:
-    """Of ``seq N``."""
-    found = re.fullmatch(r"seq (\d+)\n", printed)
-    assert found is not None, printed
-    return int(found.group(1))

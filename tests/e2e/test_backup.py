@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pytest
-
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
 from tests.kit.processes.child import Child
@@ -141,48 +139,6 @@ async def test_backups_are_made_while_everything_runs(
     await home.run("fsck", "--deep", "--url", home.url)
 
 
-@pytest.mark.parametrize("moment", ["after create backup_wal/ 3", "before create backups/ 1"])
-async def test_a_killed_backup_goes_on(
-    processes: Processes, s3_server: S3Server, tmp_path: Path, moment: str
-) -> None:
-    """Unless it is whole it is no backup; the next one copies nothing of it again."""
-    home = Household(processes, tmp_path, s3_server)
-    async with asyncio.timeout(DEADLINE_S):
-        pairs = await home.fill()
-        killed = home.start_stalling(moment, *home.creating())
-        await stalled(killed)
-        await killed.kill()
-        assert (await home.there("list")).stdout() == ""
-        again = await home.back_up()
-        assert again["copied_objects"] + again["present_objects"] == again["objects"]
-        assert again["present_objects"] >= (1 if "wal" in moment else again["objects"])
-        await home.restore(f"file://{tmp_path}/restored")
-        assert await scan(processes, f"file://{tmp_path}/restored") == pairs
-        cleaned = json.loads((await home.there("delete", "--format", "json")).stdout())
-        assert len(cleaned["left_because"]) == 1  # for all it knows, the killed one goes on
-        await home.there("delete", "--abandon")
-        assert "sound" in (await home.there("verify")).stderr()
-
-
-@pytest.mark.parametrize("moment", ["after create levels/ 1", "before create manifest/ 1"])
-async def test_a_killed_restoration_goes_on(
-    processes: Processes, s3_server: S3Server, tmp_path: Path, moment: str
-) -> None:
-    """There is no database before its manifest is there; run again, it is whole."""
-    home = Household(processes, tmp_path, s3_server)
-    url = f"file://{tmp_path}/restored"
-    async with asyncio.timeout(DEADLINE_S):
-        pairs = await home.fill()
-        await home.back_up()
-        killed = home.start_stalling(moment, *home.restoring(url))
-        await stalled(killed)
-        await killed.kill()
-        checked = await home.end_of("fsck", "--url", url)
-        assert await checked.exited() == ExitCode.DATABASE_NOT_FOUND, checked.report()
-        await home.restore(url)
-        assert await scan(processes, url) == pairs
-
-
 async def test_a_backup_that_stood_still_too_long_is_none(
     processes: Processes, s3_server: S3Server, tmp_path: Path
 ) -> None:
@@ -209,34 +165,6 @@ async def test_a_backup_that_stood_still_too_long_is_none(
         await home.back_up()
         assert "sound" in (await home.there("verify")).stderr()
         await database.check()
-
-
-async def test_a_bucket_is_restored_into_another_place(
-    processes: Processes, s3_server: S3Server, tmp_path: Path
-) -> None:
-    """Database and backups in a bucket, by one configuration; what is restored is written to."""
-    home = Household(processes, tmp_path, s3_server)
-    flags = ("--config", str(home.config))
-    url, place, again = f"{home.bucket}/db", f"{home.bucket}/backups", f"{home.bucket}/again"
-    async with asyncio.timeout(DEADLINE_S):
-        server = await processes.serve(url, *flags, env=s3_server.environment)
-        async with Client(server.listen) as client:
-            await client.put(b"key", b"value")
-        assert await server.stop() == ExitCode.OK
-        await home.run("backup", "create", "--url", url, "--to", place, *flags)
-        restored = await home.run("restore", "--from", place, "--url", again, *flags)
-        assert f"restored to {again}: " in restored.stdout()
-        server = await processes.serve(again, *flags, create=False, env=s3_server.environment)
-        async with Client(server.listen) as client:
-            found = await client.get(b"key")
-            assert found is not None
-            assert found.value == b"value"
-            await client.put(b"more", b"value")
-        assert await server.stop() == ExitCode.OK
-        await home.run("fsck", "--deep", "--url", again, *flags)
-        refused = await home.end_of("restore", "--from", place, "--url", again, *flags)
-        assert await refused.exited() == ExitCode.USAGE
-        assert "holds a database already" in refused.stderr()
 
 
 async def scan(processes: Processes, url: str) -> Pairs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import select
 import signal
@@ -72,25 +71,6 @@ async def test_children_end_when_their_parent_is_killed(
     assert await server.exited() == -signal.SIGKILL
 
 
-async def test_a_child_that_is_killed_is_started_again(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """Another process takes its place, the other child goes on, and the database is served."""
-    server = await processes.serve(f"file://{tmp_path}/db", *QUICK)
-    compactor, collector = [await started(server, role) for role in ROLES]
-    await server.line(is_told_by("compactor"))
-    os.kill(compactor.pid, signal.SIGKILL)
-    assert await compactor.ended()
-    again = await started(server, "compactor", after=compactor.pid)
-    await server.line(lambda line: line.get("role") == "compactor" and line.get("epoch") == 2)
-    os.kill(collector.pid, 0)
-    put = await processes.run("put", "k", "v", env={"SHALEKV_ADDR": server.listen})
-    assert await put.exited() == 0, put.report()
-    assert await server.stop() == 0, server.report()
-    assert await again.ended()
-    assert await collector.ended()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_all(
     processes: Processes, tmp_path: Path, number: signal.Signals
@@ -126,30 +106,6 @@ async def test_a_compactor_elsewhere_is_not_fought(processes: Processes, tmp_pat
     assert await other.stop() == 0, other.report()
 
 
-async def test_wrong_settings_of_children_are_told_once(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """By the server, which reads all of them before it starts anything."""
-    url = f"file://{tmp_path}/db"
-    server = processes.start_serve(url, "--wal-trigger-bytes", "0")
-    assert await server.exited() == 2, server.report()
-    assert server.stderr().count("--wal-trigger-bytes") == 1
-    assert "child process" not in server.stderr()
-
-
-async def test_memory_and_switches(processes: Processes, tmp_path: Path) -> None:
-    """memory:// has no children, and says why; each of them can be switched off."""
-    server = await processes.serve("memory://x")
-    told = await server.line(lambda line: "no compactor" in str(line.get("event")))
-    assert "memory://" in told["event"]
-    assert await server.stop() == 0
-    switches = ("--no-with-compactor", "--no-with-collector")
-    alone = await processes.serve(f"file://{tmp_path}/db", *switches)
-    assert await alone.stop() == 0
-    for silent in (server, alone):
-        assert not any("child" in line for line in silent.lines()), silent.report()
-
-
 async def test_settings_reach_children_from_wherever_they_come(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -165,20 +121,3 @@ async def test_settings_reach_children_from_wherever_they_come(
     assert "--collect-interval-ms 4321" in flags["collector"]
     assert "--compactor-poll-ms 321" in flags["compactor"]
     assert "--wal-trigger-count 21" in flags["compactor"]
-
-
-async def test_the_memory_budget_is_told(processes: Processes, tmp_path: Path) -> None:
-    """At start, and by `status`: the parts amount to the budget."""
-    url = f"file://{tmp_path}/db"
-    server = await processes.serve(url, "--memory-bytes", "32MiB")
-    told = await server.line(lambda line: line.get("event") == "memory budget")
-    assert told["sum_bytes"] == 32 << 20
-    assert sum(value for name, value in told.items() if isinstance(value, int)) == 2 * (32 << 20)
-    env = {"SHALEKV_ADDR": server.listen}
-    status = await processes.run("status", "--format", "json", env=env)
-    assert await status.exited() == 0, status.report()
-    memory = json.loads(status.stdout())["memory"]
-    assert memory["bytes_max"] == 32 << 20
-    assert {part["name"]: part["bytes_max"] for part in memory["parts"]} == {
-        name: value for name, value in told.items() if name in str(memory["parts"])
-    }

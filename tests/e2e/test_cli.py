@@ -3,67 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from shalekv_client import Client
-from tests.e2e.cli import output, run, sequence_number
+from tests.e2e.cli import output
 from tests.kit.processes.child import EXIT_S
 from tests.kit.processes.processes import SHALEKV, Processes
-
-ROWS = 20_000
-NAMES = Path(__file__).parents[2] / "examples" / "unicode_names.py"
-
-
-async def test_commands_survive_a_crash_between_them(processes: Processes, tmp_path: Path) -> None:
-    """What put, delete and load have said is there after kill -9, and numbers only grow."""
-    url = f"file://{tmp_path}/db"
-    server = await processes.serve(url)
-    first = sequence_number(await output(processes, server, "put", "a", "alpha"))
-    await output(processes, server, "put", "b", "-", stdin=b"beta\n\xce\xb2")
-    second = sequence_number(await output(processes, server, "delete", "a"))
-    loaded = await output(processes, server, "load", stdin=b"c\tgamma\nd\t\n")
-    assert loaded.startswith("loaded 2 rows")
-    await server.kill()
-    server = await processes.serve(url, create=False)
-    assert await output(processes, server, "scan") == "b\tbeta\\n\u03b2\nc\tgamma\nd\t\n"
-    assert await output(processes, server, "get", "b", "--format", "raw") == "beta\n\u03b2"
-    missing = await run(processes, server, "get", "a")
-    assert await missing.exited() == 1
-    assert missing.stderr() == "not found: a\n"
-    third = sequence_number(await output(processes, server, "put", "a", "again"))
-    assert first < second < third
-
-
-async def test_a_load_that_is_cut_short_can_be_repeated(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """Kill the server under a load: lines told to be stored are, and loading again ends well."""
-    url = f"file://{tmp_path}/db"
-    server = await processes.serve(url)
-    rows = b"".join(b"k%06d\tv%d\n" % (number, number) for number in range(1, ROWS + 1))
-    argv = "load --batch-count 20 --in-flight 3 --timeout-ms 5000 --rate 2000".split()
-    load = processes.start(*argv, env={"SHALEKV_ADDR": server.listen}, stdin=rows)
-    async with Client(server.listen) as client:
-        while not (await client.status()).view.seq:
-            assert load.running, load.report()
-    await server.kill()
-    assert await load.exited() in {9, 11}, load.report()
-    said = re.search(r"(?:Lines 1 to|Line) ([\d,]+) (?:is|are) stored for certain", load.stderr())
-    certain = int(said.group(1).replace(",", "")) if said else 0
-    assert 0 <= certain < ROWS
-    server = await processes.serve(url, create=False)
-    stored = (await output(processes, server, "scan", "--keys-only")).split()
-    assert stored[:certain] == [f"k{number:06}" for number in range(1, certain + 1)]
-    await output(processes, server, "load", stdin=rows)
-    stored = (await output(processes, server, "scan", "--keys-only")).split()
-    assert stored == [f"k{number:06}" for number in range(1, ROWS + 1)]
 
 
 async def test_a_load_can_be_interrupted_while_it_waits(
@@ -88,23 +38,6 @@ async def test_a_load_can_be_interrupted_while_it_waits(
         }
         assert [len([entry async for entry in client.scan()])] == [1_000]
     os.close(writer)
-
-
-async def test_all_unicode_names_go_in_and_come_out(processes: Processes, tmp_path: Path) -> None:
-    """Every line of real input is stored, and scanned back byte by byte."""
-    script = await processes.run(str(NAMES), program=sys.executable)
-    names = script.stdout()
-    server = await processes.serve(f"file://{tmp_path}/db")
-    await output(processes, server, "load", stdin=names.encode())
-    printed = await output(processes, server, "scan", "--escaped", "--format", "raw")
-    expected = sorted(names.replace("\\", "\\\\").splitlines(), key=key_bytes)
-    assert len(expected) > 130_000
-    assert printed.splitlines() == expected
-
-
-def key_bytes(line: str) -> bytes:
-    """What a line of TSV is ordered by."""
-    return line.partition("\t")[0].encode()
 
 
 async def test_whoever_stops_reading_ends_a_scan(processes: Processes, tmp_path: Path) -> None:
@@ -134,33 +67,3 @@ async def test_a_terminal_gets_a_table_that_fits(processes: Processes, tmp_path:
     assert re.findall(r"\w+", re.sub(r"\x1b\[\d*m", "", heading)) == ["key", "value", "seq"]
     assert len(row) <= 40
     assert "\N{HORIZONTAL ELLIPSIS}" in row
-
-
-async def test_the_store_can_be_read_beside_the_server(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """`wal` and `manifest` show what the server has written, while it serves."""
-    url = f"file://{tmp_path}/db"
-    server = await processes.serve(url)
-    seq = sequence_number(await output(processes, server, "put", "k", "v"))
-    listed = await output(processes, server, "wal", "--url", url, "--format", "json")
-    objects = [json.loads(line) for line in listed.splitlines()]
-    assert [wal_object["is_fence"] for wal_object in objects] == [True, False]
-    assert objects[1]["max_seq"] == seq
-    last = str(objects[1]["id"])
-    assert await output(processes, server, "wal", "--url", url, "--id", last) == (
-        f"k\t{seq}\tput\tv\t\n"
-    )
-    manifest = await output(processes, server, "manifest", "--url", url, "--format", "json")
-    assert json.loads(manifest)["writer_address"] == server.listen
-    status = json.loads(await output(processes, server, "status", "--format", "json"))
-    assert status["view"]["epoch"] == json.loads(manifest)["writer_epoch"] == 1
-
-
-async def test_places_without_a_database_are_told(processes: Processes, tmp_path: Path) -> None:
-    """Reading a folder that holds no database is exit code 3, with a message and no traceback."""
-    for command in ("manifest", "wal"):
-        read = await processes.run(command, "--url", f"file://{tmp_path}")
-        assert await read.exited() == 3
-        assert read.stderr().startswith("Error: ")
-        assert "Traceback" not in read.stderr()

@@ -14,15 +14,12 @@ import pytest
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.core.manifest import Manifest
 from shalekv.core.origins import foreign_ids
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.fsck.check import Fsck
-from shalekv.engine.snapshots import Snapshots
 from shalekv.format.names import LEVELS_FOLDER, parse_level_name
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.compactor import Compactor
 from shalekv.settings import (
     KIB,
-    CollectorSettings,
     CompactorSettings,
     CompactSettings,
     LevelSettings,
@@ -96,13 +93,6 @@ class Databases:
         told: dict[str, Any] = json.loads(await self.run("clone", name, *flags))
         return told
 
-    async def rows(self, name: str, *flags: str) -> Rows:
-        """All that a server finds in it."""
-        server = await self.serve(name, *flags)
-        found = await scanned(server)
-        assert await server.stop() == ExitCode.OK
-        return found
-
     async def fill(self, name: str) -> Rows:
         """A database with levels and a log above them: what is in it."""
         server = await self.serve(name)
@@ -114,11 +104,6 @@ class Databases:
         found = await scanned(server)
         assert await server.stop() == ExitCode.OK
         return found
-
-    async def snapshot(self, name: str, called: str) -> None:
-        """Make a snapshot of it."""
-        async with self._opened(name) as store:
-            await Snapshots(store).create(name=called, ttl_ms=3_600_000)
 
     async def compact(self, name: str) -> None:
         """Merge all that is there, within this process: starting one takes longer."""
@@ -138,12 +123,6 @@ class Databases:
             await compactor.run(is_once=True)
             await compactor.close()
             await plain_store.close()
-
-    async def collect(self, name: str) -> None:
-        """Delete all that nothing needs, within this process."""
-        settings = CollectorSettings(collect_age_s=0, wal_retention_s=0)
-        async with self._opened(name) as store:
-            await Collecting(store, settings).collect()
 
     async def check(self, name: str) -> None:
         """Every object of it is as it has to be."""
@@ -179,18 +158,10 @@ class Databases:
                 await store.close()
 
 
-@pytest.fixture(params=["file", "s3"])
-def databases(
-    request: pytest.FixtureRequest,
-    processes: Processes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Databases:
-    """On files, and in a bucket."""
-    if request.param == "file":
-        return Databases(processes, f"file://{tmp_path}", {})
-    server: S3Server = request.getfixturevalue("s3_server")
-    return in_bucket(processes, server, tmp_path, monkeypatch)
+@pytest.fixture
+def databases(processes: Processes, tmp_path: Path) -> Databases:
+    """On files."""
+    return Databases(processes, f"file://{tmp_path}", {})
 
 
 def in_bucket(
@@ -219,11 +190,6 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not await holds():  # noqa: ASYNC110 - processes set no event here
             await asyncio.sleep(POLL_S)
-
-
-async def test_a_clone_and_its_parent_live_apart(databases: Databases) -> None:
-    """A clone is equal by scan; what is written to one is not seen in the other; both are sound."""
-    await check_life_apart(databases)
 
 
 async def test_a_clone_where_records_decide(
@@ -298,84 +264,4 @@ async def test_the_parent_never_breaks_a_clone(databases: Databases) -> None:
     assert shared <= await databases.ssts("parent")
     assert await databases.pins("parent") == [pin]
     assert compactor.running
-    await databases.check("clone")
-
-
-async def test_a_clone_that_shares_nothing_lets_go(databases: Databases) -> None:
-    """When the clone has merged all that it shared, its collector removes the pin, and the parent's
-    deletes what only the clone has read.
-    """
-    expected = await databases.fill("parent")
-    await databases.clone("parent", "clone")
-    shared = foreign_ids((await databases.manifest("clone")).origins)
-    parent, clone = await databases.serve("parent"), await databases.serve("clone")
-    for server in (parent, clone):
-        async with plain(server) as client:
-            await client.write([Put(key, b"other") for key, _, _ in expected])
-    for name in ("parent", "clone"):
-        databases.start("compactor", name, *COMPACT)
-        databases.start("collector", name, *COLLECT)
-
-    async def is_released() -> bool:
-        return not await databases.pins("parent")
-
-    async def is_freed() -> bool:
-        return not shared & await databases.ssts("parent")
-
-    await until(is_released)
-    assert (await databases.manifest("clone")).origins == ()
-    await until(is_freed)
-    values = [value for _, value, _ in await scanned(clone)]
-    assert values == [b"other"] * len(expected)
-    await databases.check("clone")
-
-
-async def test_a_clone_of_a_snapshot_is_cloned(databases: Databases) -> None:
-    """A clone shows its snapshot, and a clone of it reads of both; each keeps what it reads."""
-    expected = await databases.fill("parent")
-    await databases.snapshot("parent", "kept")
-    parent = await databases.serve("parent")
-    async with plain(parent) as client:
-        await client.put(b"later", b"")
-    await databases.clone("parent", "clone", "--snapshot", "kept")
-    clone = await databases.serve("clone")
-    assert await scanned(clone) == expected
-    told = await databases.clone("clone", "second")
-    assert {each["url"] for each in told["snapshots"]} == {
-        databases.url("parent"),
-        databases.url("clone"),
-    }
-    assert len(await databases.pins("parent")) == 2
-    for name, server in (("parent", parent), ("clone", clone)):
-        async with plain(server) as client:
-            await client.delete_range(start=b"key")
-        assert await server.stop() == ExitCode.OK
-        await databases.compact(name)
-        await databases.collect(name)
-    assert await databases.rows("second") == expected
-    await databases.check("second")
-
-
-@pytest.mark.parametrize("made", ["", "wal/*", "levels/*", "manifest/*"])
-async def test_a_clone_that_was_interrupted_is_made_again(
-    processes: Processes, tmp_path: Path, made: str
-) -> None:
-    """Killed when the first object of a folder is there, or before, the command leaves no database
-    or a whole one, and says so when it is repeated.
-    """
-    databases = Databases(processes, f"file://{tmp_path}", {})
-    expected = await databases.fill("parent")
-    child = databases.start("clone", "parent", "--to", databases.url("clone"))
-
-    async def is_made() -> bool:
-        return not made or any((tmp_path / "clone").glob(made)) or not child.running
-
-    await until(is_made)
-    await child.kill()
-    again = databases.start("clone", "parent", "--to", databases.url("clone"))
-    code = await again.exited()
-    if code != ExitCode.OK:
-        assert code == ExitCode.USAGE, again.report()
-        assert "holds a database already" in again.stderr()
-    assert await databases.rows("clone") == expected
     await databases.check("clone")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -18,27 +16,14 @@ from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import info_message
 from shalekv.v1 import admin_pb2, admin_pb2_grpc
-from shalekv_client import Absent, Add, Client, ConditionFailed, Delete, Durability, Put, SeqEquals
+from shalekv_client import Absent, Client, ConditionFailed, Put, SeqEquals
 from tests.conformance.playing import new_uuid7
-from tests.e2e.cli import output
 from tests.kit.processes.child import Child
 from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
-from tests.kit.serving.rpc import failure
 
 LOAD_ID = "monday"
 FILE_KEYS = 300
-DEADLINE_S = 200
-SMALL_MEMTABLE = ("--skip-memtable-bytes", "65536")
-LARGE = {b"large%d" % number: b"%d" % number * 40_000 for number in range(3)}
-HEADINGS = (
-    "Writes",
-    "Manifest and memtable",
-    "Memory",
-    "Levels",
-    "Reads",
-    "Requests to the object store since the start",
-)
 
 Expected = dict[bytes, bytes]
 
@@ -140,103 +125,3 @@ async def test_files_are_loaded_once_and_for_good(processes: Processes, tmp_path
     assert (again.already_applied, again.header.seq) == (True, first.header.seq)
     assert await server.stop() == 0, server.report()
     await database.check()
-
-
-async def test_files_that_are_not_as_listed_are_refused(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """The error names the file in the request; nothing is applied, and the load can be repeated."""
-    database = Meanwhile(processes, tmp_path / "db")
-    server = await database.serve(*ALONE)
-    expected: Expected = {}
-    infos = files_in(database, expected)
-    path = database.folder / level_name(infos[1].id)
-    data = path.read_bytes()
-    async with grpc.aio.insecure_channel(server.listen) as channel:
-        load = admin_pb2_grpc.AdminStub(channel).IngestSst
-
-        async def check_refused(infos: list[SstInfo]) -> None:
-            failed = await failure(load(load_of(infos)))
-            assert failed.code is grpc.StatusCode.INVALID_ARGUMENT, failed
-            assert failed.bad is not None
-            assert [each.field for each in failed.bad.field_violations] == ["ssts[1]"], failed
-
-        for wrong in (data[:-1], data[1:], b"", bytes(len(data))):
-            path.write_bytes(wrong)
-            await check_refused(infos)
-        path.unlink()
-        await check_refused(infos)
-        path.write_bytes(data)
-        await check_refused(infos[::-1])
-        await check_refused([infos[0], replace(infos[1], last_key=b"z")])
-        await check(server, {})
-        assert not (await load(load_of(infos))).already_applied
-    await check(server, expected)
-    assert await server.stop() == 0, server.report()
-
-
-async def test_a_large_batch_is_a_commit_like_others(processes: Processes, tmp_path: Path) -> None:
-    """It is durable when it is answered, what is written next is judged by it, a repeat gets the
-    first reply; all that survives kill -9 and compaction.
-    """
-    database = Meanwhile(processes, tmp_path / "db")
-    server = await database.serve(*ALONE, *SMALL_MEMTABLE)
-    async with Client(server.listen) as client:
-        await client.put(b"gone", b"1")
-        puts = [Put(key, value) for key, value in LARGE.items()]
-        others = (Delete(b"gone"), Put(b"n", (40).to_bytes(8, "little")))
-        first = await client.write((*others, *puts), durability=Durability.MEMORY)
-        assert first.durability is Durability.DURABLE
-        with pytest.raises(ConditionFailed):
-            await client.put(b"large0", b"", condition=Absent())
-        await client.put(b"large0", b"later", condition=SeqEquals(first.seq))
-        await client.write([Add(b"n", 2)])
-        keyed = await client.write(puts[1:], idempotency_key=b"key")
-        await client.put(b"large1", b"later")
-        repeated = await client.write(puts[1:], idempotency_key=b"key")
-        assert repeated == keyed
-        assert len(database.manifest().pending_loads) == 2
-    await server.kill()
-    expected = LARGE | {b"large0": b"later", b"large1": b"later"}
-    expected[b"n"] = (42).to_bytes(8, "little")
-
-    server = await database.serve(*ALONE, *SMALL_MEMTABLE)
-    await check(server, expected)
-    async with Client(server.listen) as client:
-        assert (await client.write(puts[1:], idempotency_key=b"key")).seq == keyed.seq
-        await database.compact("--l0-trigger-count", "1")
-        assert not database.manifest().pending_loads
-        await check(server, expected)
-        assert (await client.write(puts[1:], idempotency_key=b"key")).seq == keyed.seq
-        await check(server, expected)
-    assert await server.stop() == 0, server.report()
-    await database.check()
-
-
-async def test_the_status_tells_of_levels(processes: Processes, tmp_path: Path) -> None:
-    """Of levels, reads, requests, compaction and memory, and the command prints all of it."""
-    database = Meanwhile(processes, tmp_path / "db")
-    server = await database.serve(*ALONE, "--fence-poll-ms", "10")
-    expected: Expected = {}
-    await ingest(server, files_in(database, expected))
-    await database.compact("--l0-trigger-count", "100")
-    async with asyncio.timeout(DEADLINE_S), grpc.aio.insecure_channel(server.listen) as channel:
-        stub = admin_pb2_grpc.AdminStub(channel)
-        while not (await stub.Status(admin_pb2.StatusRequest())).levels.levels:
-            pass  # it has not seen the manifest yet
-        await check(server, expected)
-        async with Client(server.listen) as client:
-            await client.put(b"not", b"compacted")
-        status: admin_pb2.StatusReply = await stub.Status(admin_pb2.StatusRequest())
-    assert [(each.level, each.ssts) for each in status.levels.levels] == [(L0, 2)]
-    assert status.levels.bytes == sum(each.bytes for each in status.levels.levels) > 0
-    assert status.compaction.wal_objects == 1
-    assert status.reads.blocks.misses > 0
-    asked = {(each.operation, each.folder): each.requests for each in status.store_requests}
-    assert sum(count for (_, folder), count in asked.items() if folder == "levels") > 0
-    parts = {part.name: part for part in status.memory.parts}
-    assert status.memory.bytes_max > 0
-    assert all(part.bytes <= part.bytes_max for part in parts.values()), status.memory
-    printed = (await output(processes, server, "status", "--format", "table")).splitlines()
-    assert [each for each in HEADINGS if not any(line.startswith(each) for line in printed)] == []
-    assert await server.stop() == 0, server.report()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
-from shalekv_client import Client, RequestKind, Stats
-from tests.e2e.cli import output
-from tests.e2e.test_children import PATIENT, Watched, started
-from tests.kit.processes.child import Child
+from shalekv_client import Client, Stats
+from tests.e2e.test_children import Watched, started
 from tests.kit.processes.processes import Processes
 
 ROLES = ("writer", "compactor", "collector")
@@ -32,34 +28,6 @@ async def more_than(client: Client, floor: dict[str, int]) -> dict[str, int]:
         if all(found.get(role, 0) > floor.get(role, 0) for role in ROLES):
             return found
         await client.put(b"k", b"v")  # takes a while, and sends something
-
-
-async def test_every_process_is_told_of(processes: Processes, tmp_path: Path) -> None:
-    """Writer, compactor and collector: their counts grow, and the command prints them."""
-    server = await processes.serve(f"file://{tmp_path}/db", *BUSY, *PATIENT)
-    async with Client(server.listen) as client:
-        first = await more_than(client, {})
-        before = await client.stats()
-        second = await more_than(client, first)
-        assert set(second) == set(ROLES)
-        by_role = {process.role: process for process in before.processes}
-        assert by_role["writer"].requests[RequestKind.WRITE] > 0
-        assert by_role["collector"].requests[RequestKind.LIST] > 0
-        assert before.url == f"file://{tmp_path}/db"
-    rows = await printed(processes, server)
-    assert {row["process"] for row in rows} == {*ROLES, "all"}
-    for role in ROLES:
-        of_role = sum(row["requests"] for row in rows if row["process"] == role)
-        assert of_role >= second[role]
-    assert {row["usd_per_month"] for row in rows} == {0}  # it is a folder
-    assert await server.stop() == 0, server.report()
-    assert not any(line.get("level") == "warning" for line in server.lines()), server.report()
-
-
-async def printed(processes: Processes, server: Child) -> list[dict[str, Any]]:
-    """The rows of the command."""
-    text = await output(processes, server, "admin", "stats", "--format", "json")
-    return [json.loads(line) for line in text.splitlines()]
 
 
 async def test_a_restart_of_a_child_loses_nothing(processes: Processes, tmp_path: Path) -> None:

@@ -8,35 +8,9 @@ import pty
 import signal
 from pathlib import Path
 
-from shalekv_client import Client
 from tests.kit.processes.child import EXIT_S
-from tests.kit.processes.in_process import memory_store, serving
 from tests.kit.processes.processes import SHALEKV, Processes
 from tests.servers.process import free_port
-
-
-async def test_one_picture_of_a_writer_a_reader_and_nobody(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """A line for each, and the details of the first; nobody at all is an exit code."""
-    url = f"file://{tmp_path}/db"
-    writer = await processes.serve(url)
-    reader = await processes.read(url)
-    nowhere = f"127.0.0.1:{free_port()}"
-    async with Client(writer.listen) as client:
-        await client.put(b"k", b"v")
-    addresses = f"{writer.listen},{reader.listen}"
-    argv = ("top", "--once", "--interval", "200ms")
-    top = await processes.run(*argv, "--addr", addresses, "--address", nowhere)
-    assert await top.exited() == 0, top.report()
-    lines = [" ".join(line.split()) for line in top.stdout().splitlines()]
-    seen = "\n".join(lines)
-    assert any(line.startswith(f"{writer.listen} writer 1 1 0 0 us serves") for line in lines), seen
-    assert any(line.startswith(f"{reader.listen} reader 1 ") for line in lines), seen
-    assert any(line.startswith(f"{nowhere} - ") and "no answer" in line for line in lines), seen
-    assert any(line.startswith(f"{writer.listen}, writer of {url}") for line in lines), seen
-    nobody = await processes.run(*argv, "--addr", nowhere)
-    assert await nobody.exited() == 9, nobody.report()
 
 
 async def test_the_live_view_goes_on_without_its_server_and_ends_with_ctrl_c(
@@ -83,25 +57,3 @@ def _read_until(screen: int, wanted: bytes) -> None:
             part = b""
         assert part, f"{wanted!r} is not in {seen!r}"
         seen = seen[-10_000:] + part
-
-
-async def test_status_counts_calls_however_they_travel() -> None:
-    """Operations of sessions, calls of their own, scans, and what failed."""
-    async with serving(memory_store()) as served:
-        async with Client(served.listen) as client:
-            for number in range(5):
-                await client.put(b"%d" % number, b"v")
-            assert len([entry async for entry in client.scan()]) == 5
-        async with Client(served.listen, coalesce=False) as client:
-            for _ in range(3):
-                await client.get(b"0")
-            status = await client.status()
-    calls = {each.method: each for each in status.calls}
-    assert calls["Session.put"].calls == 5
-    assert calls["KV.Get"].calls == 3
-    assert calls["KV.Scan"].calls == 1
-    assert calls["KV.Get"].failures == 0
-    assert sum(calls["Session.put"].histogram_us) == 5
-    median_us = calls["KV.Get"].percentile_us(0.5)
-    assert median_us is not None
-    assert 0 < median_us < 1_000_000

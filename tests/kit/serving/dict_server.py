@@ -51,7 +51,6 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Methods: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
 Operations: TypeAlias = "list[kv_pb2.SessionOperation]"
 
-SCAN_MESSAGE_ENTRIES = 3  # so that small scans come in several messages
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 MESSAGE_COUNT_MAX = 10_000
 
@@ -62,6 +61,8 @@ class ServerState(State):
     def __init__(self) -> None:
         super().__init__()
         self.scan_failure_after: int | None = None  # fail every scan after so many messages
+        self.scan_breaks_after: int | None = None  # so many messages, once
+        self.scan_headers: list[kv_pb2.RequestHeader] = []
         self.views: dict[bytes, tuple[Data, bytes]] = {}  # by page token, with the last key
         self.sessions_begun = 0
         self.session_ends = asyncio.Semaphore(0)
@@ -74,9 +75,14 @@ class ServerState(State):
         self.received = asyncio.Condition()  # a message of a session has come
         self.stats: deque[admin_pb2.StatsReply] = deque()  # of the next calls, without a header
 
+    def admit(self, request: kv_pb2.ScanRequest) -> None:
+        """Raises `Failed` when this server does not scan."""
+
 
 class DictServer:
     """A running server; use it as an asynchronous context manager."""
+
+    scan_message_entries = 3  # so that small scans come in several messages
 
     def __init__(
         self,
@@ -87,6 +93,7 @@ class DictServer:
     ) -> None:
         """Without sessions it answers as a server does that has never heard of them."""
         self.state = ServerState()
+        self.snapshots: dict[bytes, Data] = {}
         self.address = ""
         self._limits = [
             ("grpc.max_receive_message_length", message_bytes_max),
@@ -107,13 +114,6 @@ class DictServer:
     async def stop(self) -> None:
         """Stop at once; calls under way break off."""
         await self._server.stop(None)
-
-    async def restart(self) -> None:
-        """Stop, and serve the same data at the same address."""
-        await self.stop()
-        self._server = self._new_server()
-        self._server.add_insecure_port(self.address)
-        await self._server.start()
 
     def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._limits)
@@ -223,31 +223,43 @@ class DictServer:
     async def _scan(
         self, request: kv_pb2.ScanRequest, context: Context
     ) -> AsyncIterator[kv_pb2.ScanReply]:
-        failure = self.state.begin(request)
-        if failure is not None:
+        state, size = self.state, self.scan_message_entries
+        state.scan_headers.append(request.header)
+        if failure := state.begin(request):
             await end(context, failure)
-        if request.range.prefix and (request.range.start or request.range.end):
-            await end(context, refusing(InvalidRequest("range.prefix", "excludes start and end")))
-        data, last_key = dict(self.state.data), b""
-        if request.page_token:
-            if request.page_token not in self.state.views:
-                await end(context, refusing(PageExpired("the view of the page token is gone")))
-            data, last_key = self.state.views[request.page_token]
-        found, token = self._page(request, data, last_key)
-        header = self.state.header()
-        for number, at in enumerate(range(0, max(1, len(found)), SCAN_MESSAGE_ENTRIES)):
-            if number == self.state.scan_failure_after:
+        try:
+            state.admit(request)
+            data, found, more = self._page(request)
+        except Failed as failed:
+            await end(context, failed.failure)
+        for sent, at in enumerate(range(0, max(1, len(found)), size)):
+            if sent == state.scan_failure_after:
                 await end(context, refusing(ShaleError("the scan was made to fail")))
-            part = found[at : at + SCAN_MESSAGE_ENTRIES]
+            if sent == state.scan_breaks_after:
+                state.scan_breaks_after = None
+                await end(context, bare(grpc.StatusCode.UNAVAILABLE))
+            part = found[at : at + size]
             is_last = at + len(part) == len(found)
-            more = bool(token) and is_last
-            page_token = token if is_last else b""
-            yield kv_pb2.ScanReply(header=header, entries=part, more=more, page_token=page_token)
+            has_token = bool(part) and (more if is_last else request.resumable)
+            yield kv_pb2.ScanReply(
+                header=state.header(),
+                entries=part,
+                more=more and is_last,
+                page_token=self._token(request, data, part[-1].key) if has_token else b"",
+            )
 
-    def _page(
-        self, request: kv_pb2.ScanRequest, data: Data, last_key: bytes
-    ) -> tuple[list[kv_pb2.Entry], bytes]:
-        """The entries of a page, and the token of the next one, if there is one."""
+    def _page(self, request: kv_pb2.ScanRequest) -> tuple[Data, list[kv_pb2.Entry], bool]:
+        """What is read, the entries of a page, and whether there is more; raises `Failed`."""
+        if request.range.prefix and (request.range.start or request.range.end):
+            raise Failed(refusing(InvalidRequest("range.prefix", "excludes start and end")))
+        data, last_key = dict(self.state.data), b""
+        snapshot_id, token = request.header.snapshot_id, request.page_token
+        if snapshot_id:
+            data, last_key = self.snapshots[snapshot_id], token.removeprefix(b"at " + snapshot_id)
+        elif token:
+            if token not in self.state.views:
+                raise Failed(refusing(PageExpired("the view of the page token is gone")))
+            data, last_key = self.state.views[token]
         keys = sorted(filter(inside(request.range), data), reverse=request.reverse)
         if last_key:
             keys = keys[keys.index(last_key) + 1 :]
@@ -256,15 +268,21 @@ class DictServer:
         for key in keys:
             is_full = request.limit_bytes and size_bytes >= request.limit_bytes
             if is_full or (request.limit and len(found) == request.limit):
-                token = b"after " + found[-1].key
-                self.state.views[token] = (data, found[-1].key)
-                return found, token
+                return data, found, True
             entry = data[key]
             if request.keys_only:
                 entry = kv_pb2.Entry(key=entry.key, seq=entry.seq)
             found.append(entry)
             size_bytes += len(entry.key) + len(entry.value)
-        return found, b""
+        return data, found, False
+
+    def _token(self, request: kv_pb2.ScanRequest, data: Data, key: bytes) -> bytes:
+        """A page token behind `key`; of a snapshot every server knows it."""
+        if request.header.snapshot_id:
+            return b"at " + request.header.snapshot_id + key
+        token = b"of %d " % id(self) + key
+        self.state.views[token] = (data, key)
+        return token
 
     async def _status(
         self, request: admin_pb2.StatusRequest, context: Context

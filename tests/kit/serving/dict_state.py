@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -16,15 +15,15 @@ from google.rpc import status_pb2
 from shalekv import errors
 from shalekv.rpc.status import status_of
 from shalekv.v1 import admin_pb2, kv_pb2
+from tests.kit.model import Moment, Timeline, decide, keys_of
+from tests.sim.history import Got, Refusal, Told, WriteRequest
 
 EPOCH = 7
 DATABASE_ID = bytes(range(16))
 KEY_BYTES_MAX = 64 * 1024
+NOW_MS = 0  # at which a time to live is the moment of expiry
 
 Data: TypeAlias = dict[bytes, kv_pb2.Entry]
-Write: TypeAlias = (
-    kv_pb2.PutRequest | kv_pb2.DeleteRequest | kv_pb2.DeleteRangeRequest | kv_pb2.WriteRequest
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +151,6 @@ class State:
                         expire_at_ms=got.expire_at_ms,
                     )
                 return reply
-            case kv_pb2.TxnRequest():
-                return self._txn(request)
             case admin_pb2.IngestSstRequest():
                 return self._ingest(request)
             case _:
@@ -182,10 +179,8 @@ class State:
             expire_at_ms=found.expire_at_ms,
         )
 
-    def _write(self, request: Write) -> Message:
-        if isinstance(request, kv_pb2.PutRequest | kv_pb2.DeleteRequest):
-            self._check(request.key, request.precondition)
-        counters = self._commit(_changes(request))
+    def _write(self, request: WriteRequest) -> Message:
+        told = self._decided(request)
         header, durability = self.header(), request.durability
         match request:
             case kv_pb2.PutRequest():
@@ -195,82 +190,60 @@ class State:
             case kv_pb2.DeleteRangeRequest():
                 return kv_pb2.DeleteRangeReply(header=header, durability=durability)
             case kv_pb2.WriteRequest():
+                counters = [each for each in told.results if isinstance(each, int)]
                 return kv_pb2.WriteReply(header=header, durability=durability, counters=counters)
+            case kv_pb2.TxnRequest():
+                return kv_pb2.TxnReply(
+                    header=header,
+                    succeeded=told.succeeded,
+                    results=map(self._result, told.results),
+                    durability=durability,
+                )
 
-    def _txn(self, request: kv_pb2.TxnRequest) -> kv_pb2.TxnReply:
-        succeeded = all(map(self._holds, request.compares))
-        branch = request.then if succeeded else request.otherwise
-        gets = {op.get.key: self._get(op.get.key) for op in branch if op.HasField("get")}
-        counters = self._commit([op.change for op in branch if op.HasField("change")])
-        left = iter(counters)
-        results = []
-        for operation in branch:
-            if operation.HasField("get"):
-                results.append(kv_pb2.TxnResult(get=gets[operation.get.key]))
-            elif operation.change.HasField("add"):
-                results.append(kv_pb2.TxnResult(counter=next(left)))
-            else:
-                results.append(kv_pb2.TxnResult())
-        return kv_pb2.TxnReply(
-            header=self.header(),
-            succeeded=succeeded,
-            results=results,
-            durability=request.durability,
-        )
-
-    def _check(self, key: bytes, wanted: kv_pb2.Precondition) -> None:
-        condition = wanted.WhichOneof("condition")
-        found_seq = self.data[key].seq if key in self.data else 0
-        holds: Mapping[str | None, bool] = {
-            None: True,
-            "absent": not found_seq,
-            "present": bool(found_seq),
-            "seq_equals": found_seq == wanted.seq_equals,
-        }
-        if not holds[condition]:
-            raise errors.ConditionFailed(
-                f"{condition} does not hold", condition=str(condition), found_seq=found_seq
-            )
-
-    def _holds(self, compare: kv_pb2.Compare) -> bool:
-        found = self.data.get(compare.key)
-        match compare.WhichOneof("test"):
-            case "exists":
-                return compare.exists == (found is not None)
-            case "range_empty":
-                return not any(map(inside(compare.range_empty), self.data))
-            case "seq":
-                return _compared(found.seq if found else 0, compare.operator, compare.seq)
-            case _:
-                if found is None:
-                    return compare.operator == kv_pb2.Compare.OPERATOR_NOT_EQUAL
-                return _compared(found.value, compare.operator, compare.value)
-
-    def _commit(self, changes: Iterable[kv_pb2.Change]) -> list[int]:
-        """Apply all or none; returns the new counters."""
-        data, counters, seq = dict(self.data), [], self.seq
-        for number, change in enumerate(changes):
-            seq = self.seq + 1
-            kind = change.WhichOneof("change")
-            if kind == "delete_range":
-                for key in list(filter(inside(change.delete_range.range), data)):
-                    del data[key]
-                continue
-            key = change.put.key or change.delete.key or change.add.key
+    def _decided(self, request: WriteRequest) -> Told:
+        """Apply a write as the model says; raises its refusal."""
+        keys = keys_of(request, sorted(self.data))
+        for number, key in enumerate(keys):
             if not 0 < len(key) <= KEY_BYTES_MAX:
                 problem = f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}"
                 raise errors.InvalidRequest(f"changes[{number}].key", problem)
-            if kind == "add":
-                counters.append(_sum(data.get(key), change.add.delta))
-                value = struct.pack("<q", counters[-1])
-                data[key] = kv_pb2.Entry(key=key, value=value, seq=seq)
-            elif kind == "put":
-                put = change.put
-                data[key] = kv_pb2.Entry(key=key, value=put.value, seq=seq, expire_at_ms=put.ttl_ms)
-            else:
-                data.pop(key, None)
-        self.data, self.seq = data, seq
-        return counters
+        timeline = Timeline(sorted({*keys, *self.data}))
+        for entry in self.data.values():
+            timeline.append(entry.seq, {entry.key: (entry.value, entry.expire_at_ms)})
+        effect = decide(request, Moment(timeline, self.seq, NOW_MS))
+        if isinstance(effect.answer, Refusal):
+            raise _error_of(effect.answer)
+        if effect.left or isinstance(request, kv_pb2.DeleteRangeRequest):
+            self.seq += 1
+        self.data = dict(self.data)
+        for key, (value, expire_at_ms) in effect.left.items():
+            self.data.pop(key, None)
+            if value is not None:
+                self.data[key] = kv_pb2.Entry(
+                    key=key, value=value, seq=self.seq, expire_at_ms=expire_at_ms
+                )
+        return effect.answer
+
+    def _result(self, told: Got | int | None) -> kv_pb2.TxnResult:
+        """Of one operation of a transaction."""
+        if isinstance(told, Got):
+            found = kv_pb2.GetReply(header=self.header())
+            if told.value is not None:
+                found.found, found.value, found.seq = True, told.value, told.seq
+                found.expire_at_ms = told.expire_at_ms
+            return kv_pb2.TxnResult(get=found)
+        return kv_pb2.TxnResult() if told is None else kv_pb2.TxnResult(counter=told)
+
+
+def _error_of(refusal: Refusal) -> errors.ShaleError:
+    match refusal.reason:
+        case errors.ConditionFailed.reason:
+            found_seq = refusal.found_seq or 0
+            return errors.ConditionFailed("does not hold", condition="", found_seq=found_seq)
+        case errors.NotACounter.reason:
+            return errors.NotACounter("the value has not 8 bytes")
+        case _:
+            return errors.CounterOverflow("the sum does not fit into 64 bits")
 
 
 def inside(keys: kv_pb2.KeyRange) -> Callable[[bytes], bool]:
@@ -281,38 +254,3 @@ def inside(keys: kv_pb2.KeyRange) -> Callable[[bytes], bool]:
         return key.startswith(keys.prefix) and keys.start <= key and is_before_end
 
     return is_inside
-
-
-def _changes(request: Write) -> Iterable[kv_pb2.Change]:
-    match request:
-        case kv_pb2.PutRequest():
-            put = kv_pb2.PutChange(key=request.key, value=request.value, ttl_ms=request.ttl_ms)
-            return [kv_pb2.Change(put=put)]
-        case kv_pb2.DeleteRequest():
-            return [kv_pb2.Change(delete=kv_pb2.DeleteChange(key=request.key))]
-        case kv_pb2.DeleteRangeRequest():
-            change = kv_pb2.DeleteRangeChange(range=request.range)
-            return [kv_pb2.Change(delete_range=change)]
-        case kv_pb2.WriteRequest():
-            return request.changes
-
-
-def _sum(found: kv_pb2.Entry | None, delta: int) -> int:
-    if found is not None and len(found.value) != struct.calcsize("<q"):
-        raise errors.NotACounter(f"{found.key!r} has {len(found.value)} bytes")
-    total = delta + (struct.unpack("<q", found.value)[0] if found is not None else 0)
-    if not -(1 << 63) <= total < 1 << 63:
-        raise errors.CounterOverflow("the sum does not fit into 64 bits")
-    return int(total)
-
-
-def _compared(found: Any, operator: int, given: Any) -> bool:
-    match kv_pb2.Compare.Operator.Name(kv_pb2.Compare.Operator.ValueType(operator)):
-        case "OPERATOR_NOT_EQUAL":
-            return bool(found != given)
-        case "OPERATOR_LESS":
-            return bool(found < given)
-        case "OPERATOR_GREATER":
-            return bool(found > given)
-        case _:
-            return bool(found == given)

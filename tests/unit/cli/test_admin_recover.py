@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from pathlib import Path
 from random import Random
 
 import pytest
 from click.testing import CliRunner, Result
 
 from shalekv.cli.admin_recover import recover_store
-from shalekv.cli.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.main import shalekv
 from shalekv.clock import LoopClock
 from shalekv.core.manifest import CasMode
-from shalekv.errors import DatabaseMismatch, DatabaseNotFound, StoreUnavailable
+from shalekv.errors import DatabaseMismatch, StoreUnavailable
 from shalekv.format.names import manifest_name
 from shalekv.roles.database import create_database
-from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
-from shalekv.store.api import Created, ObjectStore, Recovered, Unknown
+from shalekv.store.api import ObjectStore, Recovered, Unknown
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.opening import open_store
 from shalekv.store.two_phase.memory import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.inline_runtime import InlineWorkers
@@ -95,15 +90,6 @@ async def test_a_creation_that_crashed_is_completed() -> None:
     assert (await recover_store(world.cas())).missing is None
 
 
-async def test_what_is_left_without_a_database_is_completed_and_told() -> None:
-    """There is still none: that is the error."""
-    world = World()
-    await world.crash_creating(NAME)
-    outcome = await recover_store(world.cas())
-    assert outcome.recovered == Recovered(completed=1)
-    assert isinstance(outcome.missing, DatabaseNotFound)
-
-
 async def test_another_mode_is_refused() -> None:
     """Both ways round, before anything is changed."""
     world = World()
@@ -123,43 +109,3 @@ async def test_another_mode_is_refused() -> None:
 def run(*arguments: str) -> Result:
     """Run the command."""
     return CliRunner().invoke(shalekv, ["admin", "recover", *arguments])
-
-
-async def _create(url: str) -> None:
-    runtime = Runtime(LoopClock(), Random(5), ThreadWorkers(1))
-    store = open_store(url, runtime, StoreSettings())
-    await create_database(store, runtime, StoreSettings())
-    assert isinstance(await store.create(NAME, b""), Created)
-    await store.close()
-
-
-def test_native_databases_have_nothing_to_recover(tmp_path: Path) -> None:
-    """It is said so, and the figures are those of nothing done."""
-    url = f"file://{tmp_path}/db"
-    asyncio.run(_create(url))
-    result = run("--url", url, "--format", "json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout) == {
-        "cas": "native",
-        "completed": 0,
-        "unfinished": 0,
-        "forgotten": 0,
-        "aborted": 0,
-    }
-    assert "nothing to recover" in result.stderr
-
-
-def test_no_database_is_an_error(tmp_path: Path) -> None:
-    """With its exit code; nothing is printed, and nothing is made there."""
-    result = run("--url", f"file://{tmp_path}/none")
-    assert isinstance(result.exception, DatabaseNotFound)
-    assert exit_code_of(result.exception) is ExitCode.DATABASE_NOT_FOUND
-    assert result.stdout == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_help_says_when_it_is_needed() -> None:
-    """And that it does no harm."""
-    text = " ".join(run("--help").stdout.split())
-    assert "Every writer does so when it opens" in text
-    assert "safe at any time" in text

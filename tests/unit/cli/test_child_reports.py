@@ -46,11 +46,6 @@ async def child():
 
 (uvloop.run if sys.argv[1] == "uvloop" else asyncio.run)(child())
 """
-# Tells at once, and ends.
-SHORT = """
-import sys
-sys.stdout.write('{"sent":{"write":2}}\\n{"sent":{"write":5}}\\n')
-"""
 # Ends, and leaves another process that tells only then.
 LATE = """
 import os, sys, time
@@ -142,11 +137,6 @@ def test_lines_are_read_back() -> None:
     assert line.count(b"\n") == 1
 
 
-def test_kinds_that_are_not_known_are_left_out() -> None:
-    """A newer child may tell more."""
-    assert parse_report(b'{"sent":{"write":1,"undo":2},"since":3}\n') == {RequestKind.WRITE: 1}
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -170,17 +160,6 @@ def test_what_is_no_report_is_refused(line: bytes) -> None:
         parse_report(line)
 
 
-def test_several_stores_are_one_process() -> None:
-    """A collector of two databases tells the sum."""
-    first, second = RequestCounts(), RequestCounts()
-    first.add(RequestKind.LIST, 2)
-    second.add(RequestKind.LIST)
-    second.add(RequestKind.READ)
-    assert total_of([first, second])[RequestKind.LIST] == 3
-    assert total_of([first, second])[RequestKind.READ] == 1
-    assert sum(total_of([]).values()) == 0
-
-
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 async def test_a_child_tells_while_it_runs_and_at_its_end(loop: str) -> None:
     """The last word is not lost, although the child ends with it."""
@@ -189,12 +168,6 @@ async def test_a_child_tells_while_it_runs_and_at_its_end(loop: str) -> None:
     )
     assert counts_of(reports)[RequestKind.LIST] == 3
     assert counts_of(reports)[RequestKind.DELETE] == 1
-
-
-async def test_restarts_are_added_up() -> None:
-    """Each child counts from 0: its last line is added to what those before it have told."""
-    reports = await beside(SHORT, until_=lambda r: counts_of(r).get(RequestKind.WRITE, 0) >= 15)
-    assert counts_of(reports)[RequestKind.WRITE] % 5 == 0
 
 
 async def hear_of_late() -> None:
@@ -258,3 +231,14 @@ def test_without_a_parent_nothing_is_told(tmp_path: Path) -> None:
         )
     assert (run.returncode, run.stderr) == (0, b"")
     assert (tmp_path / "stdout").read_bytes() == b""
+
+
+def test_several_stores_are_one_process() -> None:
+    """A collector of two databases tells the sum."""
+    first, second = RequestCounts(), RequestCounts()
+    first.add(RequestKind.LIST, 2)
+    second.add(RequestKind.LIST)
+    second.add(RequestKind.READ)
+    assert total_of([first, second])[RequestKind.LIST] == 3
+    assert total_of([first, second])[RequestKind.READ] == 1
+    assert sum(total_of([]).values()) == 0

@@ -1,4 +1,4 @@
-"""The command line as a user meets it, as far as no server is started."""
+"""All commands: their help teaches, and they import no more than they need."""
 
 from __future__ import annotations
 
@@ -9,47 +9,74 @@ import sys
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from shalekv import __version__
 from shalekv.cli.catalog import settings_of
-from shalekv.cli.exit_codes import MEANING, ExitCode
+from shalekv.cli.exit_codes import MEANING
 from shalekv.cli.main import COMMANDS, shalekv
 from shalekv.settings import ServeSettings
 
-ONLY_FOR_SERVERS = {"pydantic", "pydantic_settings", "structlog", "uvloop"}
+OF_CLIENTS = (
+    "get put delete add txn scan load dump watch bench status top health completion admin".split()
+)
+OF_SERVERS = ("pydantic", "structlog", "uvloop", "shalekv.rpc", "shalekv.roles", "shalekv.engine")
 
 
-def _run(*arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(shalekv, list(arguments), env=dict(environment))
+def help_of(*words: str) -> str:
+    """What --help prints."""
+    result = CliRunner().invoke(shalekv, [*words, "--help"])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    """`shalekv --version` says it."""
-    assert _run("--version").output.strip().endswith(__version__)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    """Those of clients with examples, exit codes, and a word about each option."""
+    text = help_of(name)
+    command = shalekv.get_command(click.Context(shalekv), name)
+    assert command is not None
+    if name in {*OF_CLIENTS, "manifest", "wal"} - {"admin"}:
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        assert [option.name for option in options if not option.help] == []
+        assert all(len(line) <= 100 for line in text.splitlines())
+        examples = text.split("Examples:\n", 1)[1].split("\n\n", 1)[0].splitlines()
+        assert len(examples) >= 2
+        assert all(f"shalekv {name}" in line for line in examples)
+        assert "Exit codes:\n" in text
 
 
-def test_help_lists_every_command() -> None:
-    """From the table alone: nothing is imported for it."""
-    output = _run("--help").output
-    for name, (_, summary) in COMMANDS.items():
-        assert name in output
-        assert summary in output
+def test_help_of_serve_names_every_setting_and_exit_code() -> None:
+    """Each setting with flag, variable, default and limits, under its component."""
+    text = help_of("serve")
+    assert all(f"{code.value:>3}  {meaning}" in text for code, meaning in MEANING.items())
+    words = " ".join(text.split())
+    for setting in settings_of(ServeSettings):
+        assert setting.flag in words
+        assert setting.variable in words
+        assert setting.field.is_required() or f"[default: {setting.default};" in words
+        assert setting.choices or setting.limits in words
+    assert all(f"[{group}]" in words for group in ServeSettings.model_fields)
 
 
-def test_help_of_serve_lists_every_exit_code() -> None:
-    """With what it means; other commands have a table of their own."""
-    output = _run("serve", "--help").output
-    for code, meaning in MEANING.items():
-        assert f"{code.value:>3}  {meaning}" in output
+def loaded_by(*modules: str) -> list[str]:
+    """What a process has imported after these modules."""
+    script = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    return list(json.loads(run.stdout))
 
 
-def test_every_command_exists() -> None:
-    """Each row of the table leads to a command that explains itself."""
-    for name in COMMANDS:
-        result = _run(name, "--help")
-        assert result.exit_code == 0, (name, result.output)
-        assert "Usage:" in result.output
+def test_commands_are_imported_when_they_are_called() -> None:
+    """The table of commands loads nothing but click, so that every command starts fast."""
+    modules = loaded_by("shalekv.cli.main")
+    assert "click" in modules
+    assert not {*modules} & {*OF_SERVERS, "grpc", "asyncio"}
+
+
+def test_commands_of_clients_load_none_of_the_server() -> None:
+    """They run with what the light client needs, and click."""
+    modules = loaded_by(*(f"shalekv.cli.{name}" for name in (*OF_CLIENTS, "admin_stats")))
+    assert "shalekv_client" in modules
+    assert [module for module in modules if module.startswith(OF_SERVERS)] == []
 
 
 def test_garbage_is_collected_once_the_command_is_imported() -> None:
@@ -63,84 +90,3 @@ def test_garbage_is_collected_once_the_command_is_imported() -> None:
     finally:
         gc.unfreeze()
         gc.enable()
-
-
-def test_help_of_serve_names_every_setting() -> None:
-    """Each with flag, variable, default and limits, under its component."""
-    output = " ".join(_run("serve", "--help").output.split())
-    for setting in settings_of(ServeSettings):
-        assert setting.flag in output
-        assert setting.variable in output
-        if not setting.field.is_required():
-            assert f"[default: {setting.default};" in output
-        if not setting.choices:
-            assert setting.limits in output
-    for group in ServeSettings.model_fields:
-        assert f"[{group}]" in output
-
-
-def _loaded_by(module: str) -> set[str]:
-    script = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, timeout=60
-    )
-    return set(json.loads(loaded.stdout))
-
-
-def test_commands_are_imported_when_they_are_called() -> None:
-    """The table of commands loads nothing but click, so that every command starts fast."""
-    modules = _loaded_by("shalekv.cli.main")
-    assert "click" in modules
-    assert not modules & {*ONLY_FOR_SERVERS, "grpc", "asyncio"}
-
-
-@pytest.mark.parametrize(
-    "name", "get put delete add txn scan load dump bench status completion".split()
-)
-def test_client_commands_need_nothing_of_the_server(name: str) -> None:
-    """They run with what the light client needs, and click."""
-    modules = _loaded_by(f"shalekv.cli.{name}")
-    assert ("shalekv_client" in modules) == (name != "completion")
-    assert not modules & {*ONLY_FOR_SERVERS, "shalekv.roles", "shalekv.engine", "shalekv.rpc"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["serve"], "--url is missing"),
-        (["serve", "--url", "memory://x", "--flush-bytes", "1"], "--flush-bytes: "),
-        (["serve", "--url", "memory://x", "--flush-byte", "1"], "--flush-bytes"),
-        (["serve", "--url", "memory://x", "--log-format", "xml"], "--log-format"),
-        (["serve", "--url", "memory://x", "--config", "/nowhere.toml"], "/nowhere.toml"),
-        (["serv"], "serv"),
-    ],
-)
-def test_a_wrong_flag_is_a_usage_error(arguments: list[str], message: str) -> None:
-    """Exit code 2, and the message names the flag."""
-    result = _run(*arguments)
-    assert result.exit_code == ExitCode.USAGE
-    assert message in result.output
-    assert "Traceback" not in result.output
-
-
-@pytest.mark.parametrize("listen", ["0.0.0.0:7654", "[::]:7654", "192.0.2.1:0", "example.org:7654"])
-def test_an_open_address_needs_insecure(listen: str) -> None:
-    """Without --insecure only loopback is served, and the message says why and what to do."""
-    result = _run("serve", "--url", "memory://x", "--listen", listen)
-    assert result.exit_code == ExitCode.USAGE
-    for part in (f"--listen {listen}", "encrypted", "127.0.0.1", "--insecure"):
-        assert part in " ".join(result.output.split())
-
-
-def test_a_variable_can_be_wrong_too() -> None:
-    """It is told by its own name."""
-    result = _run("serve", "--url", "memory://x", SHALEKV_WRITER__FLUSH_BYTES="none")
-    assert result.exit_code == ExitCode.USAGE
-    assert "SHALEKV_WRITER__FLUSH_BYTES: " in result.output
-
-
-def test_the_file_can_be_named_by_a_variable() -> None:
-    """SHALEKV_CONFIG stands for --config."""
-    result = _run("serve", "--url", "memory://x", SHALEKV_CONFIG="/nowhere.toml")
-    assert result.exit_code == ExitCode.USAGE
-    assert "/nowhere.toml" in result.output

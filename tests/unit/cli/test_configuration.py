@@ -36,13 +36,6 @@ def _problem(flags: dict[str, Any], file: Path | None = None) -> str:
     return str(raised.value)
 
 
-def test_defaults_are_those_of_the_models() -> None:
-    """With a URL alone everything else has its default."""
-    assert load_settings(URL, None, ServeSettings) == ServeSettings.model_validate(
-        {"database": URL}
-    )
-
-
 def test_flag_beats_environment_beats_file_beats_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,47 +86,10 @@ def test_every_setting_has_three_names(
     assert str(getattr(getattr(by_flag, setting.group), setting.name)).lower() == text
 
 
-def test_names_of_settings_differ_between_groups() -> None:
-    """So each has a flag of its own."""
-    flags = [setting.flag for setting in settings_of(ServeSettings)]
-    assert len(flags) == len(set(flags))
-
-
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """As container tools leave them."""
     monkeypatch.setenv("SHALEKV_WRITER__MAX_PARALLEL_WRITES", "")
     assert load_settings(URL, None, ServeSettings).writer.max_parallel_writes == 1
-
-
-def test_a_wrong_value_is_told_by_its_flag() -> None:
-    """The flag, the limit and the value; no traceback and nothing of pydantic."""
-    problem = _problem(URL | {"max_parallel_writes": "0", "flush_bytes": "much"})
-    first, second = problem.splitlines()
-    assert first.startswith("--max-parallel-writes: ")
-    assert "greater than or equal to 1" in first
-    assert first.endswith("not '0'")
-    assert second.startswith("--flush-bytes: ")
-    assert "pydantic" not in problem
-
-
-def test_a_wrong_value_is_told_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name that the user wrote."""
-    monkeypatch.setenv("SHALEKV_WRITER__FLUSH_INTERVAL_MS", "-1")
-    assert _problem(URL).startswith("SHALEKV_WRITER__FLUSH_INTERVAL_MS: ")
-
-
-def test_a_wrong_value_is_told_by_its_file(tmp_path: Path) -> None:
-    """The file and the key."""
-    file = _file(tmp_path, "[server]\nlog_level = 'loud'")
-    assert _problem(URL, file).startswith(f"{file}: server.log_level: ")
-
-
-def test_a_wrong_secret_is_not_told(tmp_path: Path) -> None:
-    """The problem is told by its name, without the value, which may hold a password."""
-    file = _file(tmp_path, "[store]\nrecords_url = ['mysql://me:pass-word@there/db']")
-    problem = _problem(URL, file)
-    assert problem.startswith(f"{file}: store.records_url: ")
-    assert "pass-word" not in problem
 
 
 def test_a_rule_of_a_whole_group_is_told_by_the_setting_that_it_is_about() -> None:
@@ -142,58 +98,8 @@ def test_a_rule_of_a_whole_group_is_told_by_the_setting_that_it_is_about() -> No
         assert _problem(URL | {"listen": listen}).startswith("--listen: listen must be HOST:PORT")
 
 
-def test_a_missing_url_is_told_with_all_of_its_names() -> None:
-    """Nothing at all is given: the message says how to give it."""
-    problem = _problem({})
-    assert problem.startswith("--url is missing")
-    assert "SHALEKV_DATABASE__URL" in problem
-    assert "database.url" in problem
-
-
-@pytest.mark.parametrize(
-    ("variable", "hint"),
-    [
-        ("SHALEKV_WRITER__FLUSH_INTERVAL", "did you mean SHALEKV_WRITER__FLUSH_INTERVAL_MS?"),
-        ("SHALEKV_WRITER_FLUSH_BYTES", "did you mean SHALEKV_WRITER__FLUSH_BYTES?"),
-        ("SHALEKV_WRITER", "no such setting"),
-    ],
-)
-def test_unknown_variables_are_refused(
-    variable: str, hint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A misspelt variable is not ignored; what was meant is suggested."""
-    monkeypatch.setenv(variable, "{}")
-    problem = _problem(URL)
-    assert problem.startswith(variable)
-    assert hint in problem
-
-
 def test_the_variable_of_clients_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment for both sides suits both."""
     assert connection.ADDRESS_VARIABLE == ADDRESS_VARIABLE
     monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1:7654")
     assert load_settings(URL, None, ServeSettings).database.url == URL["url"]
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("[writer]\nflush_interval = 1", "writer.flush_interval (did you mean writer.flush_in"),
-        ("[writers]\nflush_bytes = 1", "[writers] (did you mean writer?)"),
-        ("flush_bytes = 1", "[flush_bytes] (did you mean writer.flush_bytes?)"),
-        ("writer = 3", "writer must be a table"),
-        ("[writer", "is not TOML"),
-        ("[colours]\nred = 1", "there is no [colours]"),
-    ],
-)
-def test_unknown_keys_are_refused(text: str, hint: str, tmp_path: Path) -> None:
-    """So is a misspelt key, a table that is none, and a file that is no TOML."""
-    file = _file(tmp_path, text)
-    problem = _problem(URL, file)
-    assert problem.startswith(str(file))
-    assert hint in problem
-
-
-def test_a_missing_file_is_told() -> None:
-    """A --config that is not there is not ignored."""
-    assert _problem(URL, Path("/nowhere/shalekv.toml")).startswith("/nowhere/shalekv.toml: No such")

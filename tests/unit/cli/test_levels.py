@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from shalekv.cli.main import shalekv
-from shalekv.core.tree import L0
-from shalekv.errors import CorruptObject, DatabaseNotFound
+from shalekv.errors import CorruptObject
 from shalekv.format.names import manifest_name, wal_name
 from tests.kit.engine.damage import (
     CURRENT,
-    L0_SST,
     LEFT_SST,
     OLD_SST,
     PINNED,
@@ -22,7 +19,6 @@ from tests.kit.engine.damage import (
     Planted,
     sst_name,
 )
-from tests.kit.samples import put, range_tombstone
 
 FUTURE_MS = 4_000_000_000_000
 
@@ -68,14 +64,6 @@ def test_levels_are_told_one_by_one(tmp_path: Path) -> None:
     assert (found["read_amplification"], found["l0_overlap"]) == (3, 1)
 
 
-def test_what_is_not_compacted_is_told(tmp_path: Path) -> None:
-    """WAL objects behind c, fences too, and their bytes."""
-    planted = Planted(FUTURE_MS)
-    sizes = [len(planted.data(wal_name(wal_id))) for wal_id in range(4, 10)]
-    found = record(planted.save(tmp_path))
-    assert found["not_compacted"] == {"wal_objects": 6, "size_bytes": sum(sizes)}
-
-
 def test_snapshots_tell_what_they_pin(tmp_path: Path) -> None:
     """SSTs and WAL objects that the current manifest does not keep; expired ones are left out."""
     planted = Planted(FUTURE_MS)
@@ -92,46 +80,6 @@ def test_snapshots_tell_what_they_pin(tmp_path: Path) -> None:
     )
 
 
-def test_objects_that_nothing_names_are_told(tmp_path: Path) -> None:
-    """With their sizes; those that a lease protects are not."""
-    planted = Planted(FUTURE_MS)
-    info = planted.sst(99, L0, [put(b"a", 1)])
-    found = record(planted.save(tmp_path))
-    assert found["unnamed"] == [{"object": sst_name(99), "size_bytes": info.size_bytes}]
-
-
-def test_ssts_are_listed(tmp_path: Path) -> None:
-    """--ssts prints one line for each, L0 from the newest on, runs by key."""
-    planted = Planted(FUTURE_MS)
-    lines = run(planted.save(tmp_path), "--ssts").stdout.splitlines()
-    names = [line.split("\t")[1] for line in lines]
-    assert names[:3] == [sst_name(number) for number in (L0_SST, LEFT_SST, RIGHT_SST)]
-    assert len(names) == 5
-    assert lines[0].split("\t")[-4:] == ["a", "p", "31", "40"]
-
-
-def test_a_range_without_end_has_no_last_key(tmp_path: Path) -> None:
-    """A range tombstone to the end of all keys leaves the last key open."""
-    planted = Planted(FUTURE_MS)
-    open_end = planted.sst(RIGHT_SST, 1, [put(b"m", 14)], [range_tombstone(b"n", b"", 15)])
-    planted.replace_sst(RIGHT_SST, open_end)
-    found = record(planted.save(tmp_path))["levels"]
-    assert isinstance(found, list)
-    assert (found[1]["first_key"], found[1]["last_key"]) == ("a", None)
-
-
-def test_people_get_sections(tmp_path: Path) -> None:
-    """The table has a line for each level and one for all, then sentences, then snapshots."""
-    planted = Planted(FUTURE_MS)
-    planted.sst(99, L0, [put(b"a", 1)])
-    text = run(planted.save(tmp_path), "--format", "table").stdout
-    lines = text.splitlines()
-    assert lines[0].split()[:3] == ["level", "ssts", "size_bytes"]
-    assert lines[5].split()[:2] == ["all", "5"]
-    for expected in ("Not compacted: 6 WAL objects", "Snapshots", "kept", "nothing names"):
-        assert expected in text
-
-
 def test_damaged_manifests(tmp_path: Path) -> None:
     """Without the current manifest nothing is known; one of a snapshot hides only what it pins."""
     planted = Planted(FUTURE_MS)
@@ -141,9 +89,3 @@ def test_damaged_manifests(tmp_path: Path) -> None:
     assert snapshots[0]["pinned_bytes"] is None
     planted.flip(manifest_name(CURRENT), 25)
     assert isinstance(run(planted.save(tmp_path)).exception, CorruptObject)
-
-
-@pytest.mark.parametrize("args", [[], ["--ssts"]])
-def test_where_there_is_no_database(args: list[str], tmp_path: Path) -> None:
-    """It says so."""
-    assert isinstance(run(f"file://{tmp_path}/nothing", *args).exception, DatabaseNotFound)

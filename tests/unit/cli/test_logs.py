@@ -60,21 +60,3 @@ def test_lines_name_the_role(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("some.library").warning("careful")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["role"] for line in lines] == ["compactor", "compactor"]
-
-
-def test_console_lines_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line an event, without colours when nobody looks, and no variables in tracebacks."""
-    configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
-    structlog.get_logger("shalekv").info("not shown")
-    structlog.get_logger("shalekv").warning("full", bytes=17)
-    try:
-        _fail(secret=SECRET)
-    except ValueError:
-        structlog.get_logger("shalekv").exception("failed")
-    written = capsys.readouterr().err
-    first, *trace = written.splitlines()
-    assert "warning" in first
-    assert first.endswith("bytes=17")
-    assert "\x1b" not in written
-    assert trace[-1] == "ValueError: no 7"
-    assert SECRET not in written

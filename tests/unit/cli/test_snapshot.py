@@ -12,8 +12,6 @@ from click.testing import CliRunner, Result
 
 from shalekv.cli.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.main import shalekv
-from shalekv.cli.snapshot import COLUMNS
-from shalekv.errors import DatabaseNotFound
 from tests.kit.engine.collection import Ground
 from tests.kit.engine.collection_files import save
 
@@ -46,32 +44,6 @@ def listed(url: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_snapshots_are_created_and_listed(url: str) -> None:
-    """`create` prints the id; `list` tells name, manifest, expiry, c, sequence number and bytes."""
-    first = run("create", "--url", url, "--name", "nightly", "--forever").stdout.strip()
-    second = run("create", "--url", url).stdout.strip()
-    rows = listed(url)
-    assert tuple(rows[0]) == COLUMNS
-    assert [row["id"] for row in rows] == [first, second]
-    nightly, unnamed = rows
-    assert (nightly["name"], nightly["expires"], nightly["manifest_id"]) == ("nightly", "never", 3)
-    assert (nightly["wal_id_last_compacted"], nightly["wal_id_last_seen"]) == (2, 3)
-    assert (nightly["pinned_bytes"], nightly["pinned_alone_bytes"]) == (0, 0)
-    assert (unnamed["name"], unnamed["manifest_id"]) == (None, 4)
-    assert unnamed["expires"].endswith("+00:00")
-
-
-def test_snapshots_are_renewed_shared_and_deleted(url: str) -> None:
-    """By id or by name."""
-    first = run("create", "--url", url, "--name", "nightly", "--ttl", "1d").stdout.strip()
-    shared = json.loads(run("share", "nightly", "--url", url, "--format", "json").stdout)
-    assert (shared["manifest_id"], shared["name"]) == (3, None)
-    renewed = json.loads(run("renew", first, "--url", url, "--forever", "--format", "json").stdout)
-    assert (renewed["id"], renewed["expires"]) == (first, "never")
-    assert run("delete", "nightly", "--url", url).stdout.strip() == first
-    assert [row["id"] for row in listed(url)] == [shared["id"]]
-
-
 def test_expired_snapshot_is_listed_as_that(tmp_path: Path) -> None:
     """It pins nothing; renewing or sharing it is refused, with an exit code."""
     save(asyncio.run(_database(name="short")), tmp_path / "db")
@@ -84,37 +56,3 @@ def test_expired_snapshot_is_listed_as_that(tmp_path: Path) -> None:
         assert isinstance(error, Exception)
         assert exit_code_of(error) is ExitCode.USAGE
         assert "Begin again" in str(error)
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["create", "--ttl", "1h", "--forever"],
-        ["create", "--ttl", "60"],
-        ["renew"],
-        ["delete"],
-        ["share"],
-    ],
-)
-def test_wrong_arguments_are_usage_errors(url: str, args: list[str]) -> None:
-    """Nothing is done then."""
-    result = run(*args, "--url", url)
-    assert result.exit_code == ExitCode.USAGE
-    assert listed(url) == []
-
-
-def test_name_that_is_taken_is_told(url: str) -> None:
-    """The message says which."""
-    run("create", "--url", url, "--name", "one")
-    error = run("create", "--url", url, "--name", "one").exception
-    assert isinstance(error, Exception)
-    assert "'one'" in str(error)
-    assert exit_code_of(error) is ExitCode.USAGE
-
-
-@pytest.mark.parametrize("words", [("create",), ("list",), ("renew", "x"), ("delete", "x")])
-def test_where_no_database_is_nothing_is_written(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """A URL that is wrong is told, and no folder comes to be there, as the clock of one would."""
-    result = run(*words, "--url", f"file://{tmp_path}/nothing")
-    assert isinstance(result.exception, DatabaseNotFound)
-    assert not (tmp_path / "nothing").exists()

@@ -148,21 +148,6 @@ def test_what_stands_out_of_safekeepers() -> None:
     assert refused == "writes are refused: no majority answers"
 
 
-def test_a_server_without_levels(capsys: pytest.CaptureFixture[str]) -> None:
-    """Sections that have nothing to say are left out."""
-    print_sections(status(levels=None, reads=None, store_requests=(), snapshots=(), writer=None))
-    text = capsys.readouterr().out
-    for left_out in ("Levels", "Reads of the levels", "Requests", "Snapshots", "Writes"):
-        assert left_out not in text
-
-
-def test_what_is_not_known_of_snapshots() -> None:
-    """Bytes that the server could not find out are None, and no zero."""
-    known, unknown = status().snapshots
-    assert (known.pinned_bytes, known.pinned_alone_bytes) == (2 * MIB, MIB)
-    assert (unknown.pinned_bytes, unknown.pinned_alone_bytes) == (None, None)
-
-
 def _remarks(changed: admin_pb2.StatusReply) -> list[str]:
     message = reply()
     message.MergeFrom(changed)

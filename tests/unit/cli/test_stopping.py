@@ -6,18 +6,7 @@ import asyncio
 import os
 import signal
 
-import pytest
-
 from shalekv.cli.stopping import StopRequest
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_asks_to_stop(number: signal.Signals) -> None:
-    """`asked` is set, and nothing else happens."""
-    with StopRequest() as stop:
-        assert not stop.asked.is_set()
-        os.kill(os.getpid(), number)
-        await stop.asked.wait()
 
 
 async def test_what_may_be_interrupted_is_cancelled() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
-from shalekv.cli.measures import moment, rate, share, size, time
 from shalekv.cli.top_rates import Between
 from shalekv.cli.top_servers import Seen
 from shalekv.cli.top_view import ROWS_MAX, picture
@@ -166,22 +164,6 @@ def test_a_reader_tells_whose_tail_it_reads() -> None:
         assert line.startswith(f"tail of safekeeper {shown}, 1,002 begun")
 
 
-def test_nobody_answers() -> None:
-    """There is a line for each all the same."""
-    text = drawn(Seen("a:1", None, None, "gone"), Seen("b:2", None, None, "gone"))
-    assert text.count("no answer") == 2
-    assert text.count("trying again") == 2
-
-
-def test_a_narrow_terminal_has_one_part_below_the_other() -> None:
-    """Nothing is lost but the ends of lines, and nothing is wider than the terminal."""
-    text = drawn(Seen("a:1", None, writer(10_000, 1)), width=60)
-    assert max(map(len, text.splitlines())) <= 60
-    assert line_of(text, "a:1 writer").startswith("a:1 writer 77 0 0 us serves 12 ")
-    for heading in ("writes", "level", "snapshot", "call", "cache", "store"):
-        assert any(line.startswith(heading) for line in text.splitlines()), heading
-
-
 def test_names_of_users_are_no_markup() -> None:
     """Brackets in the name of a snapshot or in a problem stand there as they are."""
     status = writer(10_000, 1)
@@ -227,39 +209,3 @@ def test_a_server_that_was_started_again_counts_from_its_start() -> None:
     assert between.seconds == 2
     assert between.all_calls().calls == 60
     assert [each.requests for each in between.requests()] == [1.0]
-
-
-def test_nothing_happened() -> None:
-    """Then there are no calls, no requests and no percentiles."""
-    status = writer(10_000, 1)
-    between = Between(status, replace(status, uptime_ms=11_000))
-    assert between.calls() == []
-    assert between.requests() == []
-    assert between.all_calls().p99_us is None
-    assert status.reads is not None
-    assert between.cache(status.reads.blocks, status.reads.blocks).hit_rate is None
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (rate(0), "-"),
-        (rate(0.25), "0.2"),
-        (rate(12_345.6), "12,346"),
-        (size(None), "?"),
-        (size(512), "512 B"),
-        (size(1536), "1.5 KiB"),
-        (size(3 << 40), "3.0 TiB"),
-        (share(5, 0), "5 B"),
-        (time(None), "-"),
-        (time(250), "250 us"),
-        (time(1_500), "1.5 ms"),
-        (time(3_200_000), "3.2 s"),
-        (time(7_200_000_000), "2.0 h"),
-        (moment(0), "never"),
-        (moment(86_400), "1970-01-02 00:00:00+00:00"),
-    ],
-)
-def test_amounts_have_few_characters(found: str, expected: str) -> None:
-    """With the unit that suits them."""
-    assert found == expected

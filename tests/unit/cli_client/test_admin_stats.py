@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from shalekv.cli.admin import admin
 from shalekv.cli.admin_stats import COLUMNS, stats
 from shalekv.cli.request_rates import between
 from shalekv.v1 import admin_pb2
 from shalekv_client.server_stats import stats_of
 from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
-from tests.unit.cli_client.test_help import OF_THE_SERVER
 
 HOUR_MS = 3_600_000
 
@@ -80,15 +76,6 @@ async def test_a_price_that_is_not_known_is_no_zero(server: DictServer, run: Run
     assert chosen["all", "all"][2] == pytest.approx(0.1944 + 0.0156, abs=1e-3)
 
 
-async def test_records_have_prices(server: DictServer, run: Run) -> None:
-    """Those of DynamoDB, when the database has its records there."""
-    server.state.stats.append(told(process("writer", HOUR_MS, record_write=60), records="dynamodb"))
-    result = await run(stats, "--format", "json")
-    assert rows(result)["all", "all"] == (60, 1.0, 0.027)
-    assert "DynamoDB" in result.stderr
-    assert "Not in it: storage and traffic" in result.stderr
-
-
 async def test_an_interval_shows_what_was_sent_in_it(server: DictServer, run: Run) -> None:
     """Asked twice: differences of requests and of uptimes."""
     server.state.stats.extend(
@@ -119,42 +106,3 @@ async def test_a_server_that_has_just_started_is_told(server: DictServer, run: R
     assert "5 seconds" in young.stderr
     assert "--interval-s" in young.stderr
     assert "--interval-s" not in (await run(stats)).stderr
-
-
-async def test_the_table_is_for_people(server: DictServer, run: Run) -> None:
-    """Dollars have cents; raw is for pipes."""
-    reply = told(process("writer", HOUR_MS, write=600_000))
-    server.state.stats.extend([reply, reply])
-    table = (await run(stats, "--format", "table")).stdout.splitlines()
-    assert table[0].split() == list(COLUMNS)
-    assert table[1].split() == ["writer", "write", "600,000", "10,000.00", "2,160.00"]
-    raw = (await run(stats)).stdout.splitlines()
-    assert raw[0].split("\t") == ["writer", "write", "600000", "10000.0", "2160.0"]
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--interval-s", "0"], ["--prices", "mine"], ["--usd-per-1000-reads", "-1"]]
-)
-async def test_wrong_arguments_are_usage_errors(run: Run, arguments: list[str]) -> None:
-    """Nobody is asked then."""
-    assert (await run(stats, *arguments)).exit_code == 2
-
-
-def test_help_says_what_is_not_in_it() -> None:
-    """Storage and traffic are not, and the prices have a date."""
-    text = " ".join(CliRunner().invoke(stats, ["--help"]).stdout.split())
-    for part in ("Storage, traffic, discounts", "published in 2026", "an estimate", "Exit codes:"):
-        assert part in text
-
-
-def test_the_group_lists_its_members() -> None:
-    """From a table: nothing of the server is imported for it, nor for `stats`."""
-    output = CliRunner().invoke(admin, ["--help"]).output
-    assert "stats" in output
-    assert "recover" in output
-    script = "import sys, shalekv.cli.admin, shalekv.cli.admin_stats; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    ).stdout.split()
-    assert "shalekv_client" in loaded
-    assert [name for name in loaded if name.startswith((*OF_THE_SERVER, "pydantic"))] == []

@@ -7,10 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.cli.amounts import duration_ms
-from shalekv.cli.get import get
 from shalekv.core.wording import counted
-from tests.kit.serving.dict_server import DictServer
-from tests.unit.cli_client.conftest import Run
 
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -37,12 +34,3 @@ def test_other_times_are_refused(text: str) -> None:
 def test_one_is_not_many(count: int, words: str) -> None:
     """A number in a sentence agrees with its noun."""
     assert counted(count, "row") == words
-
-
-@pytest.mark.parametrize("flags", [["--hex", "--base64"], ["--escaped", "--hex"]])
-async def test_encodings_exclude_each_other(run: Run, server: DictServer, flags: list[str]) -> None:
-    """Two encodings are a usage error, and none of them wins."""
-    result = await run(get, *flags, "00")
-    assert result.exit_code == 2
-    assert "--hex, --base64 and --escaped exclude each other" in result.stderr
-    assert server.state.requests == []

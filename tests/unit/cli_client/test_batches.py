@@ -29,13 +29,6 @@ def test_batches_are_cut_by_count_and_bytes() -> None:
     assert keys(data, bytes_max=10) == [[b"a", b"b", b"c"], [b"large"], [b"d"]]
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
-def test_line_ends_do_not_belong_to_values(end: bytes) -> None:
-    """LF, CRLF and a missing end of the last line give the same value."""
-    (rows,) = batches(b"k\tv" + end)
-    assert rows.puts == [Put(b"k", b"v")]
-
-
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.binary(max_size=9)), max_size=30))
 def test_rows_are_read_as_they_were_spelled(pairs: list[tuple[bytes, bytes]]) -> None:
     """Pairs written in hexadecimal come out in order, with consecutive line numbers."""

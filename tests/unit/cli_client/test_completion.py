@@ -6,28 +6,9 @@ import os
 import subprocess
 import sys
 
-import pytest
-from click.testing import CliRunner
-
-from shalekv.cli.main import COMMANDS, shalekv
+from shalekv.cli.main import COMMANDS
 
 ONLY_FOR_COMMANDS = ("grpc", "pydantic", "shalekv_client")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_scripts_ask_this_program(shell: str) -> None:
-    """The script of each shell names the program and the variable by which it asks."""
-    result = CliRunner().invoke(shalekv, ["completion", shell])
-    assert result.exit_code == 0, result.output
-    assert "_SHALEKV_COMPLETE" in result.stdout
-    assert "shalekv" in result.stdout
-
-
-def test_other_shells_are_refused() -> None:
-    """What there is, is said."""
-    result = CliRunner().invoke(shalekv, ["completion", "tcsh"])
-    assert result.exit_code == 2
-    assert "fish" in result.stderr
 
 
 def asked(words: str, number: int) -> list[str]:
@@ -53,10 +34,3 @@ def test_commands_are_completed_without_importing_them() -> None:
     assert asked("shalekv ", 1) == list(COMMANDS)
     assert asked("shalekv sc", 1) == ["scan"]
     assert asked("shalekv --ver", 1) == ["--version"]
-
-
-def test_options_and_choices_are_completed() -> None:
-    """Those of the command that was typed."""
-    assert "--page-token" in asked("shalekv scan --p", 2)
-    assert {"table", "json", "raw"} <= set(asked("shalekv scan --format ", 3))
-    assert {"bash", "zsh", "fish"} <= set(asked("shalekv completion ", 2))

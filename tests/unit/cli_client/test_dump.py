@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -44,30 +41,6 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-@pytest.mark.parametrize(
-    ("dumped", "loaded"),
-    [
-        ([], []),
-        (["--hex"], []),
-        (["--output-format", "ndjson", "--escaped"], []),
-        (["--output-format", "csv"], ["--input-format", "csv"]),
-        (["--output-format", "csv", "--base64"], ["--input-format", "csv", "--base64"]),
-        (["--output-format", "tsv", "--escaped"], ["--escaped"]),
-        (["--output-format", "tsv", "--hex"], ["--hex"]),
-    ],
-)
-async def test_a_pipe_is_a_round_trip(
-    run: Run, filled: DictServer, dumped: list[str], loaded: list[str]
-) -> None:
-    """`dump | load` ends in the same bytes."""
-    printed = await run(dump, *dumped)
-    assert (printed.exit_code, printed.stderr) == (0, "dumped 6 rows at seq 6\n")
-    filled.state.data.clear()
-    result = await run(load, *loaded, stdin=printed.stdout_bytes)
-    assert result.exit_code == 0, result.output
-    assert values(filled) == BINARY
-
-
 @pytest.mark.parametrize("name", ["a.ndjson", "a.jsonl.gz", "a.csv", "a.csv.gz", "a", "a.gz"])
 async def test_a_file_is_a_round_trip(
     run: Run, filled: DictServer, tmp_path: Path, name: str
@@ -82,26 +55,6 @@ async def test_a_file_is_a_round_trip(
     assert names(tmp_path) == [name]
 
 
-async def test_the_same_pairs_make_the_same_file(
-    run: Run, filled: DictServer, tmp_path: Path
-) -> None:
-    """A compressed dump has neither its name nor its time in it."""
-    assert values(filled)
-    paths = [tmp_path / "a.csv.gz", tmp_path / "b.csv.gz"]
-    for path in paths:
-        await run(dump, "--output", str(path))
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-
-
-@pytest.mark.usefixtures("filled")
-async def test_a_range_can_be_dumped(run: Run) -> None:
-    """With the options of scan, in the order of the keys."""
-    printed = await run(dump, "--start", "a", "--end", "b")
-    rows = [json.loads(line) for line in printed.stdout.splitlines()]
-    assert [row["key"] for row in rows] == ["a", "a\tb\n"]
-    assert printed.stderr.startswith("dumped 2 rows")
-
-
 @pytest.mark.usefixtures("filled")
 async def test_tsv_that_has_no_room_is_refused(run: Run, tmp_path: Path) -> None:
     """A pair that TSV cannot have ends the dump, with its key and a way out, and without a file."""
@@ -114,16 +67,6 @@ async def test_tsv_that_has_no_room_is_refused(run: Run, tmp_path: Path) -> None
     assert path.read_bytes() == b"before"
 
 
-async def test_expiry_is_dumped_or_its_loss_told(run: Run, server: DictServer) -> None:
-    """NDJSON has it; for other formats stderr says how many rows lose it."""
-    server.state.data[b"k"] = kv_pb2.Entry(key=b"k", value=b"v", seq=1, expire_at_ms=5)
-    row = json.loads((await run(dump)).stdout)
-    assert row == {"key": "k", "value": "v", "expire_at_ms": 5}
-    result = await run(dump, "--output-format", "csv")
-    assert result.stdout_bytes == b"key,value\r\nk,v\r\n"
-    assert "1 row of them will expire, which csv cannot say" in result.stderr
-
-
 async def test_a_dump_that_breaks_off_leaves_no_file(
     run: Run, filled: DictServer, tmp_path: Path
 ) -> None:
@@ -133,19 +76,3 @@ async def test_a_dump_that_breaks_off_leaves_no_file(
     assert result.exit_code == 11
     assert "made to fail" in result.stderr
     assert names(tmp_path) == []
-
-
-async def test_places_that_cannot_be_written_are_told(run: Run, tmp_path: Path) -> None:
-    """Exit code 12, and which place it is."""
-    result = await run(dump, "--output", str(tmp_path / "no" / "a.csv"))
-    assert result.exit_code == 12
-    assert "--output cannot be written" in result.stderr
-
-
-async def test_nothing_is_a_dump_too(run: Run, tmp_path: Path) -> None:
-    """An empty database makes a file that loads nothing."""
-    path = tmp_path / "a.csv.gz"
-    assert (await run(dump, "--output", str(path))).stderr.startswith("dumped 0 rows")
-    assert gzip.decompress(path.read_bytes()) == b"key,value\r\n"
-    assert (await run(load, str(path))).stdout.startswith("loaded 0 rows")
-    assert (await run(dump, "--output", os.devnull)).exit_code == 0

@@ -38,14 +38,6 @@ def test_a_pipe_is_read_whole(*, compressed: bool, step: int) -> None:
     feeder.join()
 
 
-def test_an_input_has_several_members(tmp_path: Path) -> None:
-    """Files of gzip that were put together are one input."""
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(b"a\n") + gzip.compress(b"b\n"))
-    with path.open("rb") as file:
-        assert list(Lines(Source(file).open())) == [b"a\n", b"b\n"]
-
-
 def test_a_file_is_known_again(tmp_path: Path) -> None:
     """By size and beginning, whatever its name and time."""
     paths = [tmp_path / name for name in "abcd"]
@@ -83,19 +75,6 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
         assert path.read_bytes() == b"before"
     assert path.read_bytes() == b"after"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_that_fails_does_not_appear(tmp_path: Path) -> None:
-    """An error leaves what was there, and nothing else."""
-
-    def write_and_fail() -> None:
-        with whole_file(tmp_path / "file") as file:
-            file.write(b"half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_and_fail()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.cli.keys import Encoding, json_field, shown
+from shalekv.cli.keys import Encoding, json_field
 
 
 @given(st.binary(max_size=40), st.sampled_from([e for e in Encoding if e is not Encoding.TEXT]))
@@ -44,11 +44,6 @@ def test_escapes(text: str, data: bytes) -> None:
     assert Encoding.ESCAPED.decode(text) == data
 
 
-def test_text_takes_backslashes_literally() -> None:
-    """A JSON value or a path is stored as it was typed."""
-    assert Encoding.TEXT.decode(r"C:\new") == rb"C:\new"
-
-
 @pytest.mark.parametrize(
     ("encoding", "text", "problem"),
     [
@@ -67,13 +62,6 @@ def test_misspelt_bytes_are_refused(encoding: Encoding, text: str, problem: str)
     """What spells no bytes is an error that says where and why, never a guess."""
     with pytest.raises(ValueError, match=problem):
         encoding.decode(text)
-
-
-def test_shown_text_is_readable() -> None:
-    """Printable text stays as it is; line feeds may be kept; the rest is escaped."""
-    data = "\u03b1 [b]\n\x1b[31m\u00a0".encode() + b"\xff"
-    assert shown(data) == r"α [b]\n\x1b[31m\xc2\xa0\xff"  # noqa: RUF001 (alpha is meant)
-    assert shown(b"a\n\tb", keep="\n\t") == "a\n\tb"
 
 
 def test_json_tells_bytes_from_text() -> None:

@@ -15,58 +15,9 @@ from shalekv.cli.loading import bulk, bulk_options
 from shalekv.cli.loading.bulk_options import STORE_OPTIONS, SWITCHES
 from shalekv.errors import LeaseLost
 from shalekv.settings import StoreSettings
-from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run
 
 BULK = ("--bulk", "--url", "file:///tmp/nowhere-at-all")
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (("--bulk",), "--url says where"),
-        ((*BULK, "--resume", "state"), "--resume is for writes in batches"),
-        ((*BULK, "--rate", "5"), "--rate is for writes in batches"),
-        ((*BULK, "--batch-count", "5"), "--batch-count is for writes in batches"),
-        ((*BULK, "--batch-bytes", "5"), "--batch-bytes is for writes in batches"),
-        ((*BULK, "--in-flight", "5"), "--in-flight is for writes in batches"),
-        ((*BULK, "--durability", "memory"), "--durability is for writes in batches"),
-        ((*BULK, "--open", "--addr", "here:1"), "--addr is for a server"),
-        ((*BULK, "--open", "--timeout-ms", "10"), "--timeout-ms is for a server"),
-        ((*BULK, "--load-id", ""), "--load-id is empty"),
-        ((*BULK, "--sort-memory", "1000"), "--sort-memory"),
-        ((*BULK, "--temp-dir", "/nowhere/at/all"), "--temp-dir"),
-        (("--bulk", "--url", "memory://x"), "is in the memory of its server"),
-        (("--bulk", "--url", "nonsense"), "nonsense"),
-        ((*BULK, "--cas", "maybe"), "cas"),
-        (("--url", "file:///x"), "--url is for --bulk"),
-        (("--load-id", "x"), "--load-id is for --bulk"),
-        (("--open",), "--open is for --bulk"),
-        (("--sort-memory", "9000000"), "--sort-memory is for --bulk"),
-        (("--region", "x"), "--region is for --bulk"),
-        (("--no-path-style",), "--path-style is for --bulk"),
-    ],
-)
-async def test_options_that_make_no_sense_together(
-    run: Run, server: DictServer, options: tuple[str, ...], problem: str
-) -> None:
-    """The error names the option; nothing was asked of the server."""
-    result = await run(load, *options, stdin=b"k\tv\n")
-    assert result.exit_code == 2, result.output
-    assert problem in " ".join(result.stderr.split())
-    assert not server.state.data
-
-
-async def test_a_url_without_a_database_is_told_before_the_input_is_read(
-    run: Run, tmp_path: Path
-) -> None:
-    """Nothing is made there."""
-    url = f"file://{tmp_path / 'db'}"
-    result = await run(load, "--bulk", "--url", url, stdin=b"no tab\n")
-    assert result.exit_code == ExitCode.DATABASE_NOT_FOUND
-    assert "holds no database" in result.stderr
-    assert "Nothing was loaded." in result.stderr
-    assert sorted(tmp_path.iterdir()) == []  # noqa: ASYNC240 - of a test
 
 
 @pytest.mark.parametrize("load_id", ["x-15", "users-2026-11"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import time
 from pathlib import Path
@@ -98,19 +97,6 @@ async def test_rows_that_depend_on_the_time_can_be_repeated(
     assert 0 < server.state.data[b"k"].expire_at_ms < first_ms
 
 
-async def test_gzip_is_gone_on_with(run: Run, server: DictServer, tmp_path: Path) -> None:
-    """The place is one in the decompressed input, and in the middle of CSV with a header."""
-    path = tmp_path / "rows.csv.gz"
-    rows = b"".join(b'k%d,"v\n%d"\n' % (n, n) for n in range(9))
-    path.write_bytes(gzip.compress(b"key,value\n" + rows))
-    args = [str(path), "--resume", str(tmp_path / "state"), *ONE_BY_ONE]
-    server.state.failures.extend([None, None, None, FENCED])
-    assert (await run(load, *args)).exit_code == 4
-    assert (await run(load, *args)).exit_code == 0
-    stored = {key: entry.value for key, entry in server.state.data.items()}
-    assert stored == {b"k%d" % n: b"v\n%d" % n for n in range(9)}
-
-
 @pytest.mark.parametrize(
     ("change", "flags", "problem"),
     [
@@ -156,61 +142,6 @@ async def test_a_state_belongs_to_one_database(
     assert state_of(tmp_path / "state") == before
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"load_id": 1}'])
-async def test_a_file_that_is_no_state_is_refused(
-    run: Run, input_file: Path, tmp_path: Path, text: str
-) -> None:
-    """It is not overwritten: it may be somebody's work."""
-    path = tmp_path / "state"
-    path.write_text(text)
-    result = await run(load, str(input_file), "--resume", str(path))
-    assert result.exit_code == 2
-    assert "is not a file that" in result.stderr
-    assert path.read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("args", "problem"),
-    [(["-"], "not a pipe"), (["{}", "--durability", "memory"], "take that back")],
-)
-async def test_what_cannot_be_certain_is_refused(
-    run: Run, input_file: Path, tmp_path: Path, args: list[str], problem: str
-) -> None:
-    """A pipe can't be read again, and what is in memory may be lost."""
-    argv = [arg.format(input_file) for arg in args]
-    result = await run(load, *argv, "--resume", str(tmp_path / "state"), stdin=b"a\tb\n")
-    assert result.exit_code == 2
-    assert problem in result.stderr
-
-
-async def test_a_state_that_cannot_be_written_ends_the_load(
-    run: Run, input_file: Path, tmp_path: Path
-) -> None:
-    """It is told, and not passed over."""
-    result = await run(load, str(input_file), "--resume", str(tmp_path / "no" / "state"))
-    assert result.exit_code == 12
-    assert "a file cannot be written" in result.stderr
-
-
-async def test_bad_rows_are_collected(run: Run, server: DictServer, tmp_path: Path) -> None:
-    """With --bad-rows a load goes on; the file has line, problem and row of each."""
-    bad_file = tmp_path / "bad.ndjson"
-    server.state.failures.extend([None, refusing(InvalidRequest("changes[1].put.value", "large"))])
-    rows = b"a\t1\nno tab\nb\t2\n\xff\tx\ty\nc\t3\n"
-    result = await run(load, "--bad-rows", str(bad_file), stdin=rows)
-    assert result.exit_code == 0, result.output
-    assert f"3 bad rows in {bad_file}" in result.stdout
-    assert sorted(server.state.data) == [b"a", b"c"]
-    found = [json.loads(line) for line in bad_file.read_text().splitlines()]
-    assert [(bad["line"], bad.get("row"), bad.get("row_base64")) for bad in found] == [
-        (2, "no tab", None),
-        (3, "b", None),
-        (4, None, "/wl4CXk="),
-    ]
-    assert "no TAB" in found[0]["problem"]
-    assert "changes[1].put.value" in found[1]["problem"]
-
-
 async def test_bad_rows_are_collected_once(run: Run, server: DictServer, tmp_path: Path) -> None:
     """A load that goes on has the same bad rows in the end as one that was not cut short."""
     path = tmp_path / "rows.tsv"
@@ -233,20 +164,6 @@ async def test_bad_rows_are_collected_once(run: Run, server: DictServer, tmp_pat
     assert "--bad-rows" in result.stderr
 
 
-async def test_bad_rows_may_be_collected_after_the_first(
-    run: Run, server: DictServer, tmp_path: Path
-) -> None:
-    """A load that a bad row has ended goes on with --bad-rows."""
-    path = tmp_path / "rows.tsv"
-    path.write_bytes(b"a\t1\nbad\nb\t2\n")
-    args = [str(path), "--resume", str(tmp_path / "state")]
-    assert (await run(load, *args)).exit_code == 2
-    result = await run(load, *args, "--bad-rows", str(tmp_path / "bad"))
-    assert result.exit_code == 0, result.output
-    assert "1 bad row in" in result.stdout
-    assert sorted(server.state.data) == [b"a", b"b"]
-
-
 async def test_bad_rows_are_not_forgotten_without_their_file(
     run: Run, server: DictServer, tmp_path: Path
 ) -> None:
@@ -260,3 +177,22 @@ async def test_bad_rows_are_not_forgotten_without_their_file(
     assert (without.exit_code, "bad row in" in without.stdout) == (2, False)
     assert (await run(load, *args, "--bad-rows", str(bad))).exit_code == 0
     assert [json.loads(line)["row"] for line in bad.read_text().splitlines()] == ["bad0", "bad1"]
+
+
+async def test_bad_rows_are_collected(run: Run, server: DictServer, tmp_path: Path) -> None:
+    """With --bad-rows a load goes on; the file has line, problem and row of each."""
+    bad_file = tmp_path / "bad.ndjson"
+    server.state.failures.extend([None, refusing(InvalidRequest("changes[1].put.value", "large"))])
+    rows = b"a\t1\nno tab\nb\t2\n\xff\tx\ty\nc\t3\n"
+    result = await run(load, "--bad-rows", str(bad_file), stdin=rows)
+    assert result.exit_code == 0, result.output
+    assert f"3 bad rows in {bad_file}" in result.stdout
+    assert sorted(server.state.data) == [b"a", b"c"]
+    found = [json.loads(line) for line in bad_file.read_text().splitlines()]
+    assert [(bad["line"], bad.get("row"), bad.get("row_base64")) for bad in found] == [
+        (2, "no tab", None),
+        (3, "b", None),
+        (4, None, "/wl4CXk="),
+    ]
+    assert "no TAB" in found[0]["problem"]
+    assert "changes[1].put.value" in found[1]["problem"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.cli.keys import Encoding
-from shalekv.cli.pairs.file_format import FileFormat, format_of_beginning, format_of_name
+from shalekv.cli.pairs.file_format import FileFormat, format_of_name
 from shalekv.cli.pairs.lines import BadInput
 from shalekv.cli.pairs.reading import Reading
 from shalekv.cli.pairs.writing import NotWritable, header, row_writer
@@ -162,12 +160,6 @@ def test_expiry_is_kept(expire_at_ms: int | None, ttl_ms: int) -> None:
     assert rows_of(data, Reading(NDJSON, ttl_ms=7)) == ([Put(b"k", b"v", 7)], [])
 
 
-def test_what_scan_prints_as_json_is_read() -> None:
-    """Members that a load does not need are ignored."""
-    row = {"key": "k", "value": "v", "seq": 9, "expire_at_ms": None}
-    assert rows_of(json.dumps(row).encode(), Reading()) == ([Put(b"k", b"v")], [])
-
-
 @pytest.mark.parametrize(
     ("name", "file_format"),
     [
@@ -186,11 +178,3 @@ def test_what_scan_prints_as_json_is_read() -> None:
 def test_names_tell_formats(name: str, file_format: FileFormat | None) -> None:
     """The suffix decides, before the one of gzip."""
     assert format_of_name(name) is file_format
-
-
-@given(st.binary(max_size=20))
-def test_nothing_that_is_tsv_is_taken_for_ndjson(line: bytes) -> None:
-    """A first line that could be a row of TSV is one."""
-    if b"\t" in line:
-        assert format_of_beginning(line) is TSV
-    assert format_of_beginning(b'{"key":') is NDJSON

@@ -81,15 +81,6 @@ def test_json_is_one_object_for_each_commit(capsys: pytest.CaptureFixture[str]) 
     }
 
 
-def test_keys_and_values_are_spelled_as_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    """As those of the other commands are."""
-    commit = WatchCommit(1, 1, (WatchChange(ChangeKind.PUT, b"\x00", b"\xff"),))
-    assert printed(capsys, commit, encoding=Encoding.HEX) == ["1\tput\t00\tff"]
-    (line,) = printed(capsys, commit, output_format=Format.JSON)
-    (change,) = json.loads(line)["changes"]
-    assert (change["key"], change["value_base64"]) == ("\x00", "/w==")
-
-
 @pytest.mark.parametrize(
     ("output_format", "expected"),
     [
@@ -106,10 +97,3 @@ def test_progress_is_printed_when_it_was_asked_for(
     found = printed(capsys, event, output_format=output_format, shows_progress=True)
     assert [line.rstrip(" ") for line in found] == expected
     assert printed(capsys, event, output_format=output_format) == []
-
-
-def test_a_table_has_one_heading(capsys: pytest.CaptureFixture[str]) -> None:
-    """Over all commits, however they come one by one."""
-    lines = printed(capsys, COMMIT, COMMIT, output_format=Format.TABLE)
-    assert len(lines) == 1 + 2 * len(COMMIT.changes)
-    assert lines[0].split() == ["seq", "change", "key", "value"]

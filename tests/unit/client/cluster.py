@@ -12,16 +12,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import grpc
 from google.protobuf.message import Message
 
-from shalekv.errors import NotTheWriter, PageExpired, SeqNotReached, TooStale
+from shalekv.errors import NotTheWriter, SeqNotReached, TooStale
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.serving.dict_server import DATABASE_ID, Context, DictServer, ServerState, end
-from tests.kit.serving.dict_state import Data, Failed, Failure, inside, refusing, silent
+from tests.kit.serving.dict_state import Data, Failed, Failure, refusing, silent
 
 EPOCH = 7
-SCAN_MESSAGE_ENTRIES = 2  # so that small scans come in several messages
 READS = (kv_pb2.GetRequest, kv_pb2.BatchGetRequest)
 
 
@@ -37,7 +35,6 @@ class MemberState(ServerState):
         self.writer_address = ""  # of a reader: where it believes the writer to be
         self.staleness_ms = 0
         self.unmet: Failure | None = None  # of a min_seq that is not reached; None: as documented
-        self.scan_headers: list[kv_pb2.RequestHeader] = []
         self.statuses = 0
         self.asked = asyncio.Event()  # for its status
         self.status_is_silent = False
@@ -80,6 +77,12 @@ class MemberState(ServerState):
             behind = SeqNotReached(min_seq=header.min_seq, seq=self.seq)
             raise Failed(self.unmet or refusing(behind))
 
+    def admit(self, request: kv_pb2.ScanRequest) -> None:
+        """Raises `Failed` for a scan that a reader does not answer."""
+        self.follow()
+        if self.role == kv_pb2.ROLE_READER:
+            self.check_reader(request, request.header)
+
     def follow(self) -> None:
         """Apply what the writer has."""
         if self.source is not None:
@@ -96,13 +99,13 @@ class Member(DictServer):
     """One server."""
 
     state: MemberState
+    scan_message_entries = 2
 
     def __init__(self, snapshots: dict[bytes, Data]) -> None:
         """`snapshots` are those of the database, by id."""
         super().__init__()
         self.state = MemberState()
-        self._snapshots = snapshots
-        self.scan_breaks_after: int | None = None  # so many messages, once
+        self.snapshots = snapshots
 
     async def _status(
         self, _request: admin_pb2.StatusRequest, context: Context
@@ -117,56 +120,6 @@ class Member(DictServer):
         return admin_pb2.StatusReply(
             header=self.state.header(), version=self.address, reader=reader
         )
-
-    async def _scan(
-        self, request: kv_pb2.ScanRequest, context: Context
-    ) -> AsyncIterator[kv_pb2.ScanReply]:
-        state = self.state
-        state.scan_headers.append(request.header)
-        failure = state.begin(request)
-        if failure is not None:
-            await end(context, failure)
-        try:
-            state.follow()
-            if state.role == kv_pb2.ROLE_READER:
-                state.check_reader(request, request.header)
-        except Failed as failed:
-            await end(context, failed.failure)
-        data, last_key = self._view(request)
-        if data is None:
-            await end(context, refusing(PageExpired("the view of the page token is gone")))
-        keys = sorted(filter(inside(request.range), data), reverse=request.reverse)
-        keys = [key for key in keys if not last_key or (key < last_key) == request.reverse]
-        keys = [key for key in keys if key != last_key]
-        wanted = keys[: request.limit] if request.limit else keys
-        for sent, at in enumerate(range(0, max(1, len(wanted)), SCAN_MESSAGE_ENTRIES)):
-            if sent == self.scan_breaks_after:
-                self.scan_breaks_after = None
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "made up by gRPC")
-            part = wanted[at : at + SCAN_MESSAGE_ENTRIES]
-            is_last = at + len(part) == len(wanted)
-            more = is_last and len(wanted) < len(keys)
-            has_token = bool(part) and (more or (request.resumable and not is_last))
-            token = self._token(request, data, part[-1]) if has_token else b""
-            entries = [data[key] for key in part]
-            yield kv_pb2.ScanReply(
-                header=state.header(), entries=entries, more=more, page_token=token
-            )
-
-    def _token(self, request: kv_pb2.ScanRequest, data: Data, key: bytes) -> bytes:
-        if request.header.snapshot_id:
-            return b"at " + request.header.snapshot_id + key
-        token = b"of %d " % id(self) + key
-        self.state.views[token] = (data, key)
-        return token
-
-    def _view(self, request: kv_pb2.ScanRequest) -> tuple[Data | None, bytes]:
-        token, snapshot_id = request.page_token, request.header.snapshot_id
-        if snapshot_id:
-            return self._snapshots[snapshot_id], token.removeprefix(b"at " + snapshot_id)
-        if token:
-            return self.state.views.get(token, (None, b""))
-        return dict(self.state.data), b""
 
 
 class Cluster:

@@ -72,20 +72,6 @@ async def test_concurrent_operations_share_a_message(client: Client, server: Dic
     assert server.state.sessions_begun == 1
 
 
-async def test_operations_gather_while_a_message_is_written(
-    client: Client, server: DictServer
-) -> None:
-    """A thousand calls by tasks that each wait for theirs need far fewer messages."""
-
-    async def work(task: int) -> None:
-        for n in range(20):
-            await client.put(b"%d/%d" % (task, n), b"")
-
-    await asyncio.gather(*map(work, range(50)))
-    assert server.state.seq == 1_000
-    assert len(server.state.messages) < 500
-
-
 async def test_errors_are_told_to_their_caller_alone(client: Client, server: DictServer) -> None:
     """One operation of a message that is refused does not touch the others."""
     good, bad, other = await asyncio.gather(
@@ -113,16 +99,6 @@ async def test_one_cancelled_caller_harms_no_other(client: Client, server: DictS
     assert (await client.put(b"next", b"")).seq == 4
 
 
-async def test_what_is_cancelled_in_time_is_not_sent(client: Client, server: DictServer) -> None:
-    """An operation whose caller is cancelled before it is sent is never sent."""
-    async with asyncio.TaskGroup() as tasks:
-        given_up = tasks.create_task(client.put(b"given up", b""))
-        await asyncio.sleep(0)
-        given_up.cancel()
-    await client.put(b"sent", b"")
-    assert [request.key for request in server.state.requests] == [b"sent"]
-
-
 async def test_broken_session_leaves_all_outcomes_unknown(server: DictServer) -> None:
     """When a session breaks, what it had not answered fails as unknown, each by its own error."""
     server.state.failures.append(bare(CODE.UNAVAILABLE))
@@ -133,29 +109,6 @@ async def test_broken_session_leaves_all_outcomes_unknown(server: DictServer) ->
         assert len(set(map(id, failed))) == 10
         assert (await client.put(b"next", b"")).seq == 1
     assert server.state.sessions_begun == 2
-
-
-async def test_restart_of_the_server_goes_unnoticed(server: DictServer) -> None:
-    """What is unanswered when a server goes away is applied once by the one that comes back."""
-    server.state.answering.clear()
-    async with Client(server.address, retry=QUICK) as client, asyncio.TaskGroup() as tasks:
-        adds = [tasks.create_task(client.add(b"n")) for _ in range(50)]
-        await received(server, 50)
-        await server.restart()
-        server.state.answering.set()
-    assert sorted(add.result() for add in adds) == list(range(1, 51))
-
-
-async def test_no_more_is_unanswered_than_8_mib(client: Client, server: DictServer) -> None:
-    """Callers wait while 8 MiB are unanswered, and all are served in the end."""
-    server.state.answering.clear()
-    value = bytes(UNANSWERED_BYTES_MAX // 16)
-    async with asyncio.TaskGroup() as tasks:
-        puts = [tasks.create_task(client.put(b"%d" % n, value)) for n in range(60)]
-        await received(server, 15)
-        server.state.answering.set()
-    assert len({put.result().seq for put in puts}) == 60
-    assert len(value) < server.state.unanswered_bytes_most <= UNANSWERED_BYTES_MAX
 
 
 async def test_deadline_of_what_is_sent_is_unknown(client: Client, server: DictServer) -> None:
@@ -183,13 +136,6 @@ async def test_deadline_of_what_is_not_sent_is_certain(server: DictServer) -> No
     assert [request.key for request in server.state.requests] == [b"a", b"k"]
 
 
-async def test_large_operations_travel_alone(client: Client, server: DictServer) -> None:
-    """A value of 2 MiB does not stand in the way of the others."""
-    await asyncio.gather(client.put(b"large", bytes(2 << 20)), client.put(b"small", b""))
-    assert server.state.calls["Put"] == 2
-    assert [len(message) for message in server.state.messages] == [1]
-
-
 async def test_too_large_operations_are_refused_here(server: DictServer) -> None:
     """What does not fit into a message is refused before it is sent, and tells its size."""
     async with Client(server.address, message_bytes_max=1_000) as client:
@@ -197,16 +143,6 @@ async def test_too_large_operations_are_refused_here(server: DictServer) -> None
             await client.put(b"k", bytes(1_000))
         await client.put(b"k", bytes(900))
     assert server.state.calls == {"Put": 1}
-
-
-async def test_messages_keep_to_the_limit_of_the_client(server: DictServer) -> None:
-    """Many operations that do not fit into one message of the client go in several."""
-    async with Client(server.address, message_bytes_max=1_000) as client:
-        await asyncio.gather(*(client.put(b"%d" % n, bytes(300)) for n in range(30)))
-        async with client.session() as session:
-            puts = [session.put(b"%d" % n, bytes(300)) for n in range(30)]
-        assert all(put.exception() is None for put in puts)
-    assert {len(message) for message in server.state.messages} <= {1, 2, 3}
 
 
 @pytest.mark.parametrize("limits", [{"message_count_max": 3}, {"message_bytes_max": 64 << 10}])
@@ -267,15 +203,6 @@ async def test_status_is_not_lost_to_a_write(server: DictServer) -> None:
             for failed in await asyncio.gather(*puts, return_exceptions=True):
                 assert isinstance(failed, Fenced | Commit), failed
             server.state.session_failures.clear()
-
-
-async def test_session_that_is_turned_away_is_opened_again(server: DictServer) -> None:
-    """A server that is too busy for a session is asked again, and everything is applied once."""
-    server.state.session_failures.extend([refusing(QueueFull("full", retry_after_ms=1))] * 3)
-    async with Client(server.address, retry=QUICK) as client:
-        await asyncio.gather(*(client.add(b"n") for _ in range(20)))
-        assert await client.add(b"n") == 21
-    assert server.state.sessions_begun == 4
 
 
 async def test_old_streams_are_left(server: DictServer) -> None:

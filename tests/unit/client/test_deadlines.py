@@ -52,14 +52,3 @@ async def test_what_is_taken_out_does_not_pass() -> None:
     deadlines.add(pending(1), 30)
     await bell.rang.wait()
     assert [number for number, _ in bell.rung] == [1]
-
-
-async def test_closed_deadlines_never_pass() -> None:
-    """After closing nothing is called."""
-    bell, other = Bell(), Bell()
-    closed, running = Deadlines(bell), Deadlines(other)
-    closed.add(pending(0), 5)
-    closed.close()
-    running.add(pending(1), 20)
-    await other.rang.wait()
-    assert bell.rung == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from shalekv_client.endpoints import AVOID_MAX_S, Endpoint, Endpoints, nearest
+from shalekv_client.endpoints import AVOID_MAX_S, Endpoint, Endpoints
 from shalekv_client.levels import Role
 from shalekv_client.policies import Destination
 
@@ -59,14 +59,6 @@ def test_reads_fall_back_to_the_writer() -> None:
     assert endpoints.choose(READ, 0.5, {*readers, at(endpoints, "w:1")}) is None
 
 
-def test_server_that_has_failed_is_better_than_none() -> None:
-    """When all are passed over, the one is asked whose time is over first."""
-    endpoints, readers = known(2)
-    for moment, each in ((0.3, readers[0]), (0.1, at(endpoints, "w:1")), (0.2, readers[1])):
-        endpoints.failed(each, moment)
-    assert endpoints.choose(READ, 0.5) is endpoints.writer
-
-
 def test_failures_in_a_row_are_avoided_longer() -> None:
     """The time doubles up to a limit, and an answer ends it."""
     endpoints, (reader,) = known(1)
@@ -106,12 +98,6 @@ def test_latency_follows_what_is_measured() -> None:
     assert reader.latency_ms == 14.0
 
 
-def test_lone_serving_server_is_the_nearest() -> None:
-    """There is nothing to explore among one."""
-    lone = Endpoint("a:1", is_listed=True, latency_ms=3.0)
-    assert nearest([lone], 0.0) is lone
-
-
 def test_greatest_epoch_is_the_writer() -> None:
     """A server that calls itself the writer under an epoch that is over is not believed."""
     endpoints = Endpoints(["old:1", "new:1", "r:1"])
@@ -132,23 +118,6 @@ def test_refusal_can_tell_of_a_newer_epoch() -> None:
     endpoints.overtaken(7)
     assert endpoints.writer is not None
     endpoints.overtaken(8)
-    assert endpoints.writer is None
-
-
-def test_doubt_is_ended_by_the_next_word() -> None:
-    """After a doubt nobody is the writer, until a server says so again."""
-    endpoints, _ = known(1)
-    writer = at(endpoints, "w:1")
-    endpoints.doubt(writer)
-    assert (endpoints.writer, writer.role) == (None, None)
-    endpoints.heard(writer, Role.WRITER, 7)
-    assert endpoints.writer is writer
-
-
-def test_writer_that_becomes_a_reader_is_none_any_more() -> None:
-    """What a server says of itself replaces what it has said before."""
-    endpoints, _ = known(0)
-    endpoints.heard(at(endpoints, "w:1"), Role.READER, 7)
     assert endpoints.writer is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import socket
 
 import grpc
 import pytest
@@ -18,32 +17,21 @@ from shalekv_client import (
     Client,
     ConditionFailed,
     ConnectionLost,
-    CounterOverflow,
     DeadlineExceeded,
     ErrorDetails,
-    Fenced,
-    InvalidRequest,
     KeyExpired,
-    KeyReused,
-    NotACounter,
     NotApplied,
     OutcomeUnknown,
     Overloaded,
-    PageExpired,
-    RangeTooCostly,
     RetryPolicy,
     ServerFailed,
     ShaleKVError,
-    Stopping,
-    Unimplemented,
-    Unreachable,
 )
 from shalekv_client.error_table import error_of, error_of_operation
 from tests.kit.serving.dict_server import DictServer, Failure, bare, refusing, silent
 
 ONCE = RetryPolicy(attempts_max=1)
 CODE = grpc.StatusCode
-FENCED = server_errors.Fenced("another writer took over", own_epoch=3, newer_epoch=4)
 FULL = server_errors.QueueFull("the queue is full", retry_after_ms=250)
 
 
@@ -65,13 +53,6 @@ class FailedCall:
 
     def trailing_metadata(self) -> list[tuple[str, bytes]]:
         return [("grpc-status-details-bin", self._status)]
-
-
-def closed_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 async def failed_put(
@@ -103,18 +84,6 @@ def test_operations_fail_as_calls_do(kind: type[server_errors.ShaleError]) -> No
     assert (type(told), told.details) == (type(called), called.details)
 
 
-def test_operation_errors_carry_what_the_server_says() -> None:
-    """Metadata and advice of an operation's error arrive; no advice is told from none."""
-    failure = kv_pb2.OperationError(
-        code=8, message="full", reason="QUEUE_FULL", metadata={"a": "b"}, retry_delay_ms=250
-    )
-    error = error_of_operation("here:1", failure)
-    assert isinstance(error, Overloaded)
-    assert (error.retry_after_ms, error.details.metadata) == (250, {"a": "b"})
-    failure.retry_delay_ms = 0
-    assert error_of_operation("here:1", failure).details.retry_after_ms is None
-
-
 @pytest.mark.parametrize("code", [code for code in CODE if code is not CODE.OK])
 def test_operations_without_a_reason_are_judged_as_bare_calls(code: CODE) -> None:
     """An operation's error without a reason proves as little as a call's."""
@@ -124,34 +93,11 @@ def test_operations_without_a_reason_are_judged_as_bare_calls(code: CODE) -> Non
     assert isinstance(error, NotApplied) == (code is CODE.UNIMPLEMENTED)
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("CONDITION_FAILED", ConditionFailed),
-        ("NOT_A_COUNTER", NotACounter),
-        ("COUNTER_OVERFLOW", CounterOverflow),
-        ("RANGE_TOO_COSTLY", RangeTooCostly),
-        ("IDEMPOTENCY_KEY_REUSED", KeyReused),
-        ("PAGE_EXPIRED", PageExpired),
-    ],
-)
-def test_refusals_have_classes_of_their_own(reason: str, kind: type[NotApplied]) -> None:
-    """A refusal that a program may want to act on can be caught by its class."""
-    assert type(error_of("here:1", FailedCall(CODE.ABORTED, reason))) is kind
-
-
 def test_expired_key_proves_nothing() -> None:
     """A key that is too old leaves open what became of the first write."""
     error = error_of("here:1", FailedCall(CODE.FAILED_PRECONDITION, "IDEMPOTENCY_KEY_EXPIRED"))
     assert isinstance(error, KeyExpired)
     assert isinstance(error, OutcomeUnknown)
-
-
-def test_failed_condition_tells_what_was_found() -> None:
-    """`ConditionFailed` names the condition, and the value that is there; 0 when there is none."""
-    details = ErrorDetails("here:1", "ABORTED", "x", metadata={"found_seq": "17"})
-    assert (ConditionFailed(details).found_seq, ConditionFailed(details).condition) == (17, "")
-    assert ConditionFailed(ErrorDetails("here:1", "ABORTED", "x")).found_seq == 0
 
 
 @pytest.mark.parametrize("code", [code for code in CODE if code is not CODE.OK])
@@ -188,44 +134,6 @@ async def test_bare_statuses_are_unknown(
     assert (error.code, error.reason) == (code.name, "")
 
 
-async def test_fenced_is_told_apart(server: DictServer) -> None:
-    """A fenced writer's refusal is `Fenced`, not applied, and names the newer epoch."""
-    error = await failed_put(server, refusing(FENCED))
-    assert isinstance(error, Fenced)
-    assert isinstance(error, Stopping)
-    assert isinstance(error, NotApplied)
-    assert error.newer_epoch == 4
-
-
-async def test_overload_tells_when_to_come_back(server: DictServer) -> None:
-    """`Overloaded` has the delay of the server's RetryInfo."""
-    error = await failed_put(server, refusing(FULL))
-    assert isinstance(error, Overloaded)
-    assert error.retry_after_ms == 250
-
-
-async def test_invalid_request_names_its_field(client: Client) -> None:
-    """A bad key is `InvalidRequest`: it names the field, and its text the server and the cause."""
-    with pytest.raises(InvalidRequest, match="1 to 65536 bytes") as caught:
-        await client.put(b"", b"v")
-    assert caught.value.field == "changes[0].key"
-    assert str(caught.value).startswith(client.address)
-
-
-async def test_missing_features_are_unimplemented(server: DictServer) -> None:
-    """What the server does not have is `Unimplemented`, and not applied."""
-    assert isinstance(
-        await failed_put(server, bare(CODE.UNIMPLEMENTED), coalesce=False), Unimplemented
-    )
-
-
-async def test_silence_ends_with_the_timeout(server: DictServer) -> None:
-    """A mutation without an answer in time is `DeadlineExceeded`: a TimeoutError, and unknown."""
-    error = await failed_put(server, silent(), timeout_ms=1_000)
-    assert isinstance(error, DeadlineExceeded)
-    assert isinstance(error, TimeoutError)
-
-
 async def test_silence_ends_a_scan(server: DictServer) -> None:
     """A scan on which nothing comes in time is `DeadlineExceeded`, and over."""
     server.state.failures.append(silent())
@@ -249,16 +157,6 @@ async def test_scan_that_fails_late_has_given_what_it_had(
         await anext(scan)
 
 
-async def test_refused_connection_names_the_address() -> None:
-    """Without a server the error is `Unreachable`: a ConnectionError that says where."""
-    address = f"127.0.0.1:{closed_port()}"
-    async with Client(address, retry=ONCE) as client:
-        with pytest.raises(Unreachable, match="Connection refused") as caught:
-            await client.put(b"k", b"v")
-    assert isinstance(caught.value, ConnectionError)
-    assert str(caught.value).startswith(address)
-
-
 async def test_broken_connection_is_unknown(server: DictServer) -> None:
     """When the server goes away under a mutation, nobody knows what became of it."""
     server.state.failures.append(silent())
@@ -275,20 +173,23 @@ async def outcome_unknown(client: Client) -> None:
         await client.put(b"k", b"v")
 
 
-async def test_cancelling_a_task_cancels_its_call_alone(client: Client, server: DictServer) -> None:
-    """A task that waits for a call can be cancelled; other calls of the client go on."""
-    server.state.failures.append(silent())
-    async with asyncio.TaskGroup() as tasks:
-        put = tasks.create_task(client.put(b"k", b"v"))
-        await server.state.begun.wait()
-        put.cancel()
-    assert put.cancelled()
-    assert await client.get(b"k") is None
-
-
 async def test_errors_can_be_pickled(server: DictServer) -> None:
     """An error survives the way to another process with all that it knows."""
     error = await failed_put(server, refusing(FULL))
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
     assert type(copy) is Overloaded
     assert (copy.details, str(copy)) == (error.details, str(error))
+
+
+def test_failed_condition_tells_what_was_found() -> None:
+    """`ConditionFailed` names the condition, and the value that is there; 0 when there is none."""
+    details = ErrorDetails("here:1", "ABORTED", "x", metadata={"found_seq": "17"})
+    assert (ConditionFailed(details).found_seq, ConditionFailed(details).condition) == (17, "")
+    assert ConditionFailed(ErrorDetails("here:1", "ABORTED", "x")).found_seq == 0
+
+
+async def test_overload_tells_when_to_come_back(server: DictServer) -> None:
+    """`Overloaded` has the delay of the server's RetryInfo."""
+    error = await failed_put(server, refusing(FULL))
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_ms == 250

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
@@ -49,14 +47,6 @@ async def test_first_answer_ends_the_other() -> None:
         assert (winner.is_cancelled, loser.is_cancelled) == (False, True)
 
 
-async def test_answer_in_time_asks_nobody_else() -> None:
-    """A second server is asked only when the first one is slow."""
-    first, second = Asked(), Asked()
-    first.answer.set_result("soon")
-    assert await first_answer(first.ask(), second.ask, NEVER_S) == "soon"
-    assert not second.is_asked.is_set()
-
-
 async def test_failure_in_time_is_not_hedged() -> None:
     """What fails at once is told at once: failover is for others."""
     first, second = Asked(), Asked()
@@ -85,17 +75,6 @@ async def test_one_failure_leaves_the_other() -> None:
     both[1].answer.set_exception(failure(ConnectionLost))
     with pytest.raises(ConnectionLost):
         await asking
-
-
-async def test_nobody_else_may_be_there() -> None:
-    """Without a second server the first one is waited for."""
-    first = Asked()
-
-    def nobody() -> Coroutine[Any, Any, str] | None:
-        asyncio.get_running_loop().call_soon(first.answer.set_result, "late")
-        return None
-
-    assert await first_answer(first.ask(), nobody, AT_ONCE_S) == "late"
 
 
 async def test_cancelled_caller_leaves_nothing_behind() -> None:

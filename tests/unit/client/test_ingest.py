@@ -17,11 +17,11 @@ from shalekv.errors import (
     StoreUnavailable,
 )
 from shalekv.v1 import kv_pb2, manifest_pb2
-from shalekv_client import Client, DeadlineExceeded, Ingested, NoWriter, RetryPolicy, SyncClient
+from shalekv_client import Client, Ingested, NoWriter, RetryPolicy
 from shalekv_client import InvalidRequest as RefusedRequest
 from shalekv_client import LeaseLost as LostLease
 from shalekv_client import LoadUnknown as UnknownLoad
-from tests.kit.serving.dict_server import DictServer, bare, losing, refusing, silent
+from tests.kit.serving.dict_server import DictServer, bare, losing, refusing
 from tests.unit.client.cluster import cluster, until_called
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
@@ -42,17 +42,6 @@ async def test_a_load_is_committed_once(server: DictServer) -> None:
     [first, second] = [each for each in server.state.requests if hasattr(each, "load_id")]
     assert first == second
     assert (first.load_id, [*first.ssts], first.header.idempotency_key) == ("monday", SSTS, b"")
-
-
-async def test_the_blocking_client_has_it_too(server: DictServer) -> None:
-    """With the same result."""
-
-    def work() -> None:
-        with SyncClient(server.address) as client:
-            assert client.ingest("monday", SSTS) == Ingested(1, 1, already_applied=False)
-            assert client.ingest("monday", SSTS, timeout_ms=60_000).already_applied
-
-    await asyncio.to_thread(work)
 
 
 async def test_the_writer_is_found_among_the_addresses() -> None:
@@ -123,16 +112,6 @@ async def test_what_does_not_pass_is_raised(
         with pytest.raises(expected, match=str(error).partition(":")[0].replace("[", r"\[")):
             await client.ingest("monday", SSTS)
     assert server.state.calls["IngestSst"] == 1
-
-
-async def test_a_call_ends_at_its_deadline(server: DictServer) -> None:
-    """Nobody knows then what became of it."""
-    server.state.failures.append(silent())
-    async with Client(server.address, retry=QUICK) as client:
-        with pytest.raises(DeadlineExceeded):
-            await client.ingest("monday", SSTS, timeout_ms=1_000)
-        with pytest.raises(ValueError, match="timeout_ms"):
-            await client.ingest("monday", SSTS, timeout_ms=0)
 
 
 async def test_what_does_not_fit_in_a_message_never_leaves(server: DictServer) -> None:

@@ -30,21 +30,6 @@ def taken(outbox: Outbox) -> list[int]:
     return [each.number for each in outbox.take()]
 
 
-async def test_one_message_takes_all_in_order() -> None:
-    """What is queued goes into one message, in the order in which it came."""
-    outbox = Outbox()
-    filled(outbox, 50)
-    assert taken(outbox) == list(range(50))
-    assert taken(outbox) == []
-
-
-async def test_message_is_cut_by_count() -> None:
-    """A message has no more operations than the server takes."""
-    outbox = Outbox(message_count_max=3)
-    filled(outbox, 7)
-    assert [taken(outbox) for _ in range(4)] == [[0, 1, 2], [3, 4, 5], [6], []]
-
-
 async def test_message_is_cut_by_bytes() -> None:
     """A message has no more bytes than are allowed, but at least one operation."""
     outbox = Outbox(message_bytes_max=250)
@@ -106,20 +91,6 @@ async def test_what_is_given_up_is_not_sent() -> None:
     assert outbox.held_bytes == 200
     outbox.withdraw(made[0])  # too late: it is sent
     assert outbox.held_bytes == 200
-
-
-async def test_who_waits_for_room_is_told() -> None:
-    """Waiting for less to be held ends with the answer that makes it so, and not before."""
-    outbox = Outbox()
-    made = filled(outbox, 3)
-    waiting = asyncio.ensure_future(outbox.held_at_most(100))
-    outbox.take()
-    outbox.answered(made[0])
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    outbox.answered(made[2])
-    await waiting
-    assert outbox.held_bytes == 100
 
 
 async def test_room_is_news() -> None:

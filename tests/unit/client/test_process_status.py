@@ -4,38 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shalekv.v1 import admin_pb2
-from shalekv_client import CallStatus, ReaderState
+from shalekv_client import CallStatus
 from shalekv_client.process_status import percentile
-from shalekv_client.server_status import status_of
-
-
-def test_status_has_reader_watches_and_calls() -> None:
-    """Each as the server told it; None and nothing where it told nothing."""
-    reply = admin_pb2.StatusReply(
-        reader=admin_pb2.ReaderStatus(
-            state=admin_pb2.ReaderStatus.State.STATE_CUT_OFF,
-            next_wal_id=5,
-            writer_address="a:1",
-            tail_address="b:2",
-            tails=3,
-        ),
-        watches=admin_pb2.WatchStatus(watches=3, cut=1),
-        calls=[admin_pb2.CallStatus(method="KV.Get", calls=2, histogram_us=[0, 2])],
-        reads=admin_pb2.ReadStatus(disk=admin_pb2.CacheStatus(hits=4)),
-    )
-    status = status_of(reply)
-    assert status.reader is not None
-    assert (status.reader.state, status.reader.next_wal_id) == (ReaderState.CUT_OFF, 5)
-    assert (status.reader.tail_address, status.reader.tails) == ("b:2", 3)
-    assert status.watches is not None
-    assert (status.watches.watches, status.watches.cut) == (3, 1)
-    assert status.calls == (CallStatus("KV.Get", 2, 0, 0, (0, 2)),)
-    assert status.reads is not None
-    assert status.reads.disk is not None
-    assert status.reads.disk.hits == 4
-    nothing = status_of(admin_pb2.StatusReply())
-    assert (nothing.reader, nothing.watches, nothing.calls) == (None, None, ())
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import grpc
 import pytest
 
 from shalekv.v1 import kv_pb2
@@ -20,11 +17,10 @@ from shalekv_client import (
     SessionToken,
     WrongDatabase,
 )
-from tests.kit.serving.dict_server import DATABASE_ID, bare
+from tests.kit.serving.dict_server import DATABASE_ID
 from tests.unit.client.cluster import Cluster, Member, cluster
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
-HOURS_MS = 3_600_000
 
 together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "alone"])
 silently = pytest.mark.parametrize("silently", [True, False], ids=["waits", "refuses"])
@@ -55,22 +51,6 @@ async def test_own_writes_are_read_although_readers_lag(*, coalesce: bool, silen
             assert await client.batch_get([b"k"]) == [found]
             assert [entry.key async for entry in client.scan()] == [b"k"]
         assert [header.min_seq for header in running.writer.state.scan_headers] == [0]
-
-
-@pytest.mark.parametrize("read", ["get", "batch_get", "scan"])
-async def test_every_kind_of_read_shows_own_writes(read: str) -> None:
-    """The first read after a write demands it, whatever kind it is."""
-    async with cluster() as running:
-        lag(running)
-        async with Client(running.addresses) as client:
-            await client.put(b"k", b"v")
-            match read:
-                case "get":
-                    assert await client.get(b"k") is not None
-                case "batch_get":
-                    assert await client.batch_get([b"k"]) != [None]
-                case _:
-                    assert [entry.key async for entry in client.scan()] == [b"k"]
 
 
 async def test_reads_never_go_back() -> None:
@@ -107,18 +87,6 @@ async def test_lone_writer_is_told_no_seq() -> None:
         assert min_seqs(running.writer) == [0]
         assert running.writer.state.scan_headers[0].min_seq == 0
         assert running.writer.state.statuses == 0
-
-
-async def test_lone_reader_is_told_the_seq() -> None:
-    """A client of one reader demands what it has seen there."""
-    async with cluster(readers=1) as running:
-        async with Client(running.writer.address) as other:
-            await other.put(b"k", b"v")
-        (reader,) = running.readers
-        async with Client(reader.address) as client:
-            await client.get(b"k")
-            await client.get(b"k")
-        assert min_seqs(reader) == [0, 1]
 
 
 async def test_writer_that_was_replaced_unknowingly_is_not_believed() -> None:
@@ -195,17 +163,6 @@ async def test_refused_condition_is_remembered() -> None:
             await client.put(b"k", b"mine", condition=Present())
 
 
-async def test_explicit_sessions_are_remembered() -> None:
-    """What an explicit session writes is read by the client outside of it."""
-    async with cluster() as running:
-        lag(running)
-        async with Client(running.addresses) as client:
-            async with client.session() as session:
-                written = session.put(b"k", b"v")
-            assert written.result().seq == 1
-            assert (await client.get(b"k")) is not None
-
-
 async def test_token_carries_over_to_another_client() -> None:
     """A client that is given a token, when made or later, reads what the first one wrote."""
     async with cluster() as running:
@@ -262,18 +219,3 @@ async def test_new_database_at_the_address_is_read_from_its_beginning() -> None:
             state.database_id, state.data, state.seq = bytes(16), {}, 0
             assert await client.get(b"k") is None
             assert client.token == SessionToken(bytes(16), 0)
-
-
-async def test_concurrent_reads_demand_what_was_seen_before_them() -> None:
-    """Reads and writes of many tasks never show less than the task has seen."""
-    async with cluster() as running, Client(running.addresses, retry=QUICK) as client:
-        running.readers[1].state.failures.extend([bare(grpc.StatusCode.UNAVAILABLE)] * 3)
-
-        async def work(task: int) -> None:
-            for number in range(20):
-                await client.put(b"%d" % task, b"%d" % number)
-                found = await client.get(b"%d" % task)
-                assert found is not None
-                assert found.value == b"%d" % number
-
-        await asyncio.gather(*map(work, range(8)))

@@ -7,15 +7,11 @@ import asyncio
 import grpc
 import pytest
 
-from shalekv.errors import InvalidRequest as ServerInvalidRequest
 from shalekv.errors import QueueFull, Stopping
 from shalekv_client import (
     Client,
-    InvalidRequest,
-    NotTheWriter,
     ReadLevel,
     RetryPolicy,
-    ShaleKVError,
     SyncClient,
     TooStale,
     WrongDatabase,
@@ -99,31 +95,6 @@ async def test_read_goes_on_at_another_server(how: Failure, *, coalesce: bool) -
         assert gets(running) == [1, 1, 1]
 
 
-@together
-async def test_reads_never_stop_while_a_server_is_left(*, coalesce: bool) -> None:
-    """Servers go away one after the other; every read is answered by one that is left."""
-    async with cluster() as running:
-        await fill(running)
-        async with Client(running.addresses, coalesce=coalesce, retry=QUICK) as client:
-            for gone in (running.writer, running.readers[1]):
-                await asyncio.gather(*(client.get(b"k") for _ in range(20)))
-                await gone.stop()
-                for _ in range(20):
-                    assert (await client.get(b"k")) is not None
-
-
-async def test_reader_that_comes_back_is_read_again() -> None:
-    """A reader is passed over for a while only."""
-    async with cluster(readers=1) as running:
-        await fill(running)
-        (reader,) = running.readers
-        reader.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
-        async with Client(running.addresses) as client:
-            await client.put(b"k", b"v")
-            while reader.state.calls["Get"] < 3:
-                assert (await client.get(b"k")) is not None
-
-
 async def test_server_that_hangs_costs_one_read() -> None:
     """A reader that hangs is asked for its status, again and again, before it is read again."""
     async with cluster() as running:
@@ -158,18 +129,6 @@ async def test_reader_that_lags_costs_one_read() -> None:
                 assert (await client.get(b"k")) is not None
 
 
-async def test_what_is_wrong_everywhere_is_asked_once() -> None:
-    """A refusal of the request itself is not taken to another server."""
-    async with cluster() as running:
-        refusal = refusing(ServerInvalidRequest("key", "is wrong"))
-        for member in (*running.readers, running.writer):
-            member.state.failures.append(refusal)
-        async with Client(running.addresses) as client:
-            with pytest.raises(InvalidRequest):
-                await client.get(b"k")
-        assert sum(gets(running)) == 1
-
-
 @pytest.mark.parametrize("level", [ReadLevel.LINEARIZABLE, ReadLevel.UNCOMMITTED])
 async def test_levels_of_the_writer_are_read_there(level: ReadLevel) -> None:
     """LINEARIZABLE and UNCOMMITTED reads, scans too, go to the writer whatever the policy."""
@@ -183,16 +142,6 @@ async def test_levels_of_the_writer_are_read_there(level: ReadLevel) -> None:
             assert (await client.get(b"k", read_level=level)) is not None
         assert gets(running)[1:] == [0, 2]
         assert [len(member.state.scan_headers) for member in running.readers] == [0, 0]
-
-
-async def test_level_of_the_writer_at_a_reader_alone_is_refused() -> None:
-    """When a reader knows no writer, the refusal says why there is none."""
-    async with cluster(readers=1) as running:
-        running.readers[0].state.writer_address = ""
-        async with Client(running.readers[0].address, retry=QUICK) as client:
-            with pytest.raises(ShaleKVError) as caught:
-                await client.get(b"k", read_level=ReadLevel.LINEARIZABLE, timeout_ms=1_500)
-        assert isinstance(caught.value.__context__, NotTheWriter)
 
 
 async def test_staleness_bound_falls_through_to_who_is_fresh() -> None:
@@ -212,18 +161,6 @@ async def test_staleness_bound_falls_through_to_who_is_fresh() -> None:
         assert bound == 99
 
 
-async def test_staleness_bound_that_nobody_meets_is_an_error() -> None:
-    """When no server is fresh enough, the read ends with what the readers said."""
-    async with cluster() as running:
-        for reader in running.readers:
-            reader.state.staleness_ms = 500
-        await running.writer.stop()
-        async with Client(running.addresses, retry=QUICK) as client:
-            with pytest.raises(TooStale) as caught:
-                await client.get(b"k", max_staleness_ms=100, timeout_ms=1_500)
-        assert caught.value.staleness_ms == 500
-
-
 @together
 async def test_slow_reader_is_hedged(*, coalesce: bool) -> None:
     """A get without an answer for `hedge_ms` is sent to a second server, whose answer counts."""
@@ -237,17 +174,6 @@ async def test_slow_reader_is_hedged(*, coalesce: bool) -> None:
             for _ in range(2):
                 assert (await client.get(b"k")) is not None
         assert sum(gets(running)) == 3
-
-
-async def test_failed_read_is_not_hedged_but_goes_on() -> None:
-    """Hedging does not stand in the way of failover: both servers fail, a third one answers."""
-    async with cluster() as running:
-        await fill(running)
-        for reader in running.readers:
-            reader.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
-        async with Client(running.addresses, hedge_ms=HOURS_MS) as client:
-            assert (await client.get(b"k")) is not None
-        assert gets(running) == [1, 1, 1]
 
 
 async def test_only_gets_are_hedged() -> None:
@@ -279,25 +205,6 @@ async def test_foreign_server_is_told_of() -> None:
         assert {type(each) for each in told} == {type(None), WrongDatabase}
 
 
-async def test_threads_read_as_tasks_do() -> None:
-    """The client for threads takes several addresses and the same options."""
-    async with cluster() as running:
-        addresses = ",".join(running.addresses)
-
-        def work() -> None:
-            with SyncClient(addresses, reads="any", hedge_ms=500, max_staleness_ms=5) as client:
-                assert client.addresses == tuple(running.addresses)
-                assert client.put(b"k", b"v").seq == 1
-                assert client.get(b"k") is not None
-                token = client.token
-                assert token is not None
-            with SyncClient(addresses, token=str(token), consistency="none") as other:
-                other.advance(token)
-                assert other.token == token
-
-        await asyncio.to_thread(work)
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -319,3 +226,34 @@ async def test_every_address_must_be_one(addresses: list[str] | str) -> None:
     """Each address of a list is checked, and there must be one."""
     with pytest.raises(ValueError, match="HOST:PORT"):
         Client(addresses)
+
+
+async def test_staleness_bound_that_nobody_meets_is_an_error() -> None:
+    """When no server is fresh enough, the read ends with what the readers said."""
+    async with cluster() as running:
+        for reader in running.readers:
+            reader.state.staleness_ms = 500
+        await running.writer.stop()
+        async with Client(running.addresses, retry=QUICK) as client:
+            with pytest.raises(TooStale) as caught:
+                await client.get(b"k", max_staleness_ms=100, timeout_ms=1_500)
+        assert caught.value.staleness_ms == 500
+
+
+async def test_threads_read_as_tasks_do() -> None:
+    """The client for threads takes several addresses and the same options."""
+    async with cluster() as running:
+        addresses = ",".join(running.addresses)
+
+        def work() -> None:
+            with SyncClient(addresses, reads="any", hedge_ms=500, max_staleness_ms=5) as client:
+                assert client.addresses == tuple(running.addresses)
+                assert client.put(b"k", b"v").seq == 1
+                assert client.get(b"k") is not None
+                token = client.token
+                assert token is not None
+            with SyncClient(addresses, token=str(token), consistency="none") as other:
+                other.advance(token)
+                assert other.token == token
+
+        await asyncio.to_thread(work)

@@ -15,16 +15,13 @@ from shalekv_client import (
     ConnectionLost,
     ErrorDetails,
     NotApplied,
-    OutcomeUnknown,
     Overloaded,
     Put,
     RetryPolicy,
     ServerFailed,
     ShaleKVError,
 )
-from shalekv_client import Fenced as ClientFenced
 from shalekv_client import Stopping as ClientStopping
-from shalekv_client.retry import may_repeat
 from tests.kit.serving.dict_server import DictServer, Failure, bare, losing, refusing, silent
 
 CODE = grpc.StatusCode
@@ -128,19 +125,6 @@ async def test_without_a_key_nothing_else_is_sent_again(
     assert server.state.requests[0].header.idempotency_key == b""
 
 
-@together
-@pytest.mark.parametrize("how", ["invalid", "fenced"])
-async def test_with_a_key_what_cannot_succeed_is_sent_once(
-    server: DictServer, how: str, *, coalesce: bool
-) -> None:
-    """A key does not make a client repeat what a repeat would not settle."""
-    server.state.failures.append(HOWS[how])
-    async with Client(server.address, retry=QUICK, coalesce=coalesce) as client:
-        with pytest.raises(ShaleKVError):
-            await client.put(b"k", b"v")
-    assert server.state.calls["Put"] == 1
-
-
 @pytest.mark.parametrize("how", ["exhausted", "internal"])
 async def test_failure_of_one_call_is_not_that_of_a_stream(server: DictServer, how: str) -> None:
     """A bare INTERNAL or RESOURCE_EXHAUSTED is not repeated for a call; they end a stream for
@@ -188,15 +172,6 @@ async def test_attempts_are_bounded(server: DictServer) -> None:
         with pytest.raises(Overloaded):
             await client.put(b"k", b"v")
     assert server.state.calls["Put"] == QUICK.attempts_max
-
-
-async def test_deadline_leaves_the_certain_refusal(server: DictServer) -> None:
-    """Advice that reaches past the deadline is not waited for: the refusal is raised at once."""
-    server.state.failures.append(refusing(QueueFull("full", retry_after_ms=60_000)))
-    async with Client(server.address) as client:
-        with pytest.raises(Overloaded):
-            await client.put(b"k", b"v", timeout_ms=30_000)
-    assert server.state.calls["Put"] == 1
 
 
 @together
@@ -256,28 +231,14 @@ def test_backoff_grows_to_its_limit() -> None:
     assert shortest == [50.0, 100.0, 200.0, 400.0, 400.0, 400.0]
 
 
-def test_last_attempt_has_no_delay_after_it() -> None:
-    """The policy says stop once all attempts are made."""
-    assert RetryPolicy(attempts_max=3).delay_ms(3, stopping(), 0.5) is None
-
-
-def test_overload_without_advice_is_not_repeated() -> None:
-    """RESOURCE_EXHAUSTED is repeated only with a RetryInfo."""
-    assert not may_repeat(overloaded(None))
-    assert may_repeat(overloaded(0))
-
-
-def test_fenced_writers_are_not_asked_again() -> None:
-    """A fenced writer never serves again, so there is nothing to wait for."""
-    details = ErrorDetails("here:1", "UNAVAILABLE", "fenced", "FENCED")
-    assert not may_repeat(ClientFenced(details))
-
-
-def test_unknown_outcomes_are_repeated_only_if_that_does_no_harm() -> None:
-    """What nobody knows the outcome of is left alone, unless it is said to be repeatable."""
-    lost = ConnectionLost(ErrorDetails("here:1", "UNAVAILABLE", "gone"))
-    unknown = OutcomeUnknown(ErrorDetails("here:1", "UNKNOWN", "perhaps", "OUTCOME_UNKNOWN"))
-    assert not may_repeat(lost)
-    assert not may_repeat(unknown)
-    assert may_repeat(lost, is_repeatable=True)
-    assert may_repeat(unknown, is_repeatable=True)
+@together
+@pytest.mark.parametrize("how", ["invalid", "fenced"])
+async def test_with_a_key_what_cannot_succeed_is_sent_once(
+    server: DictServer, how: str, *, coalesce: bool
+) -> None:
+    """A key does not make a client repeat what a repeat would not settle."""
+    server.state.failures.append(HOWS[how])
+    async with Client(server.address, retry=QUICK, coalesce=coalesce) as client:
+        with pytest.raises(ShaleKVError):
+            await client.put(b"k", b"v")
+    assert server.state.calls["Put"] == 1

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-import grpc
 import pytest
 
-from shalekv.errors import InvalidRequest as ServerInvalidRequest
-from shalekv_client import Client, ConnectionLost, InvalidRequest, PageExpired, RetryPolicy
-from tests.kit.serving.dict_server import bare, refusing
+from shalekv_client import Client, ConnectionLost, PageExpired, RetryPolicy
 from tests.unit.client.cluster import Cluster, Member, cluster
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
@@ -37,7 +34,7 @@ async def fill(running: Cluster) -> None:
 def break_all(running: Cluster, after: int) -> None:
     """Let the next scan at each server break off after so many messages."""
     for member in (*running.readers, running.writer):
-        member.scan_breaks_after = after
+        member.state.scan_breaks_after = after
 
 
 def scanned(running: Cluster) -> list[Member]:
@@ -92,16 +89,6 @@ async def test_snapshot_is_read_by_any_server() -> None:
         assert [(h.snapshot_id, h.min_seq) for h in headers] == [(SNAPSHOT, 0)] * 2
 
 
-async def test_scan_begins_at_another_server_when_one_is_gone() -> None:
-    """Until its first message has come, any scan can go to any server."""
-    async with cluster() as running:
-        await fill(running)
-        await running.readers[0].stop()
-        async with Client(running.addresses, retry=QUICK) as client:
-            for _ in range(3):
-                assert [entry.key async for entry in client.scan()] == KEYS[:4]
-
-
 async def test_scan_of_the_newest_state_breaks_off() -> None:
     """Without a snapshot another server has another state: the error is raised."""
     async with cluster() as running:
@@ -150,17 +137,6 @@ async def test_pages_stay_at_their_server() -> None:
                 await anext(stranger.scan(page_token=first.page_token.replace(b"127.", b"128.")))
 
 
-async def test_request_that_is_wrong_is_not_asked_twice() -> None:
-    """A scan that is refused ends with the refusal."""
-    async with cluster() as running:
-        for member in (*running.readers, running.writer):
-            member.state.failures.append(refusing(ServerInvalidRequest("range", "is wrong")))
-        async with Client(running.addresses) as client:
-            with pytest.raises(InvalidRequest):
-                await anext(client.scan())
-        assert len(scanned(running)) == 1
-
-
 async def test_scan_that_is_left_ends_its_call() -> None:
     """Leaving a scan early, or being cancelled in it, lets the client go on."""
     async with cluster() as running:
@@ -174,17 +150,3 @@ async def test_scan_that_is_left_ends_its_call() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert [entry.key async for entry in client.scan(limit=1)] == KEYS[:1]
-
-
-async def test_servers_that_fail_again_and_again_end_a_scan() -> None:
-    """A scan that can be resumed is not repeated for ever."""
-    async with cluster() as running:
-        await fill(running)
-        for member in (*running.readers, running.writer):
-            member.state.failures.extend([bare(grpc.StatusCode.UNAVAILABLE)] * 50)
-        policy = RetryPolicy(attempts_max=3, backoff_initial_ms=1, backoff_max_ms=2)
-        async with Client(running.addresses, retry=policy) as client:
-            with pytest.raises(ConnectionLost):
-                await anext(client.scan(at=SNAPSHOT))
-        asked = sum(member.state.calls["Scan"] for member in scanned(running))
-        assert asked == 9

@@ -7,30 +7,25 @@ import asyncio
 import grpc
 import pytest
 
-from shalekv.errors import Fenced as ServerFenced
 from shalekv_client import (
     Abandoned,
-    Absent,
     Add,
     Client,
     ClientClosed,
     Commit,
-    ConditionFailed,
     ConnectionLost,
     DeadlineExceeded,
     Exists,
-    Fenced,
     Get,
     InvalidRequest,
     NotApplied,
     NotSent,
     OutcomeUnknown,
     Put,
-    Unimplemented,
     Value,
 )
 from shalekv_client.outbox import OVERHEAD_BYTES
-from tests.kit.serving.dict_server import DictServer, bare, losing, refusing, silent
+from tests.kit.serving.dict_server import DictServer, bare, losing, silent
 from tests.unit.client.waiting import received
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -56,31 +51,6 @@ async def test_every_operation_has_its_future(client: Client) -> None:
         assert write.result().counters == (42,)
         assert txn.result().results == (value, 43)
         assert (delete.result().seq, delete_range.result().seq) == (5, 6)
-
-
-async def test_operations_are_sent_in_order(client: Client, server: DictServer) -> None:
-    """What is queued is sent in the order of the calls, in few messages."""
-    async with client.session() as session:
-        puts = [session.put(b"k", b"%d" % n) for n in range(1_000)]
-    assert [put.result().seq for put in puts] == list(range(1, 1_001))
-    assert [int(request.value) for request in server.state.requests] == list(range(1_000))
-    assert len(server.state.messages) < 10
-
-
-async def test_leaving_waits_and_raises_nothing(client: Client, server: DictServer) -> None:
-    """At the end of the block all futures are done; errors are theirs, and not the block's."""
-    server.state.failures.extend([None, refusing(ServerFenced("x", own_epoch=1, newer_epoch=2))])
-    async with client.session() as session:
-        good, fenced, failed = (
-            session.put(b"k", b"1"),
-            session.put(b"k", b"2"),
-            session.put(b"k", b"3", condition=Absent()),
-        )
-    assert good.result().seq == 1
-    assert isinstance(fenced.exception(), Fenced)
-    error = failed.exception()
-    assert isinstance(error, ConditionFailed)
-    assert (error.condition, error.found_seq) == ("absent", 1)
 
 
 async def test_broken_session_fails_its_futures(client: Client, server: DictServer) -> None:
@@ -110,22 +80,6 @@ async def test_unsent_operations_are_certain(client: Client, server: DictServer)
     assert isinstance(errors[0], OutcomeUnknown)
     assert [type(error) for error in errors[1:]] == [NotSent] * 4
     assert server.state.calls == {"Put": 1}
-
-
-async def test_ready_waits_while_too_much_is_unanswered(client: Client, server: DictServer) -> None:
-    """Who asks whether the session is ready waits until no more is held than it may hold."""
-    server.state.answering.clear()
-    async with client.session(bytes_max=1_000) as session:
-        puts = [session.put(b"a", bytes(500))]
-        await session.ready()
-        puts += [session.put(b"b", bytes(900)), session.put(b"c", bytes(900))]
-        waiting = asyncio.ensure_future(session.ready())
-        await received(server, 1)
-        assert not waiting.done()
-        server.state.answering.set()
-        await waiting
-        assert puts[1].done()
-    assert server.state.unanswered_bytes_most <= 1_000
 
 
 async def test_silent_session_fails(server: DictServer) -> None:
@@ -164,24 +118,6 @@ async def test_leaving_by_an_error_does_not_wait(client: Client, server: DictSer
     assert isinstance(put.exception(), Abandoned)
 
 
-async def test_cancelled_future_is_given_up(client: Client, server: DictServer) -> None:
-    """A future that is cancelled is nobody's concern any more; the others are answered."""
-    async with client.session() as session:
-        first, second = session.put(b"a", b""), session.put(b"b", b"")
-        first.cancel()
-        assert (await second).seq == 1
-    assert [request.key for request in server.state.requests] == [b"b"]
-
-
-async def test_closed_session_says_so(client: Client) -> None:
-    """A session that is closed takes nothing more; one that was never used can be closed."""
-    async with client.session() as session:
-        pass
-    with pytest.raises(NotSent, match="the session is closed"):
-        await session.put(b"k", b"v")
-    await session.aclose()
-
-
 async def test_closing_the_client_ends_its_sessions(server: DictServer) -> None:
     """When the client is closed, what is open in its sessions fails."""
     server.state.failures.append(silent())
@@ -197,12 +133,29 @@ async def test_closing_the_client_ends_its_sessions(server: DictServer) -> None:
         client.session()
 
 
-async def test_server_without_sessions_is_told_apart() -> None:
-    """A session with a server that has none fails as unimplemented, and nothing was applied."""
-    async with DictServer(has_sessions=False) as server, Client(server.address) as client:
-        async with client.session() as session:
-            put = session.put(b"k", b"v")
-        assert isinstance(put.exception(), Unimplemented)
+async def test_ready_waits_while_too_much_is_unanswered(client: Client, server: DictServer) -> None:
+    """Who asks whether the session is ready waits until no more is held than it may hold."""
+    server.state.answering.clear()
+    async with client.session(bytes_max=1_000) as session:
+        puts = [session.put(b"a", bytes(500))]
+        await session.ready()
+        puts += [session.put(b"b", bytes(900)), session.put(b"c", bytes(900))]
+        waiting = asyncio.ensure_future(session.ready())
+        await received(server, 1)
+        assert not waiting.done()
+        server.state.answering.set()
+        await waiting
+        assert puts[1].done()
+    assert server.state.unanswered_bytes_most <= 1_000
+
+
+async def test_closed_session_says_so(client: Client) -> None:
+    """A session that is closed takes nothing more; one that was never used can be closed."""
+    async with client.session() as session:
+        pass
+    with pytest.raises(NotSent, match="the session is closed"):
+        await session.put(b"k", b"v")
+    await session.aclose()
 
 
 async def test_too_large_operations_are_refused_here(server: DictServer) -> None:

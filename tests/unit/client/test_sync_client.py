@@ -12,19 +12,11 @@ import pytest
 
 from shalekv_client import (
     Abandoned,
-    Absent,
-    Add,
-    Batch,
     ClientClosed,
-    ConditionFailed,
-    Get,
     InvalidRequest,
-    Missing,
     NotSent,
     Put,
     SyncClient,
-    Unreachable,
-    Value,
 )
 from tests.kit.serving.dict_server import DictServer, silent
 from tests.unit.client.waiting import received
@@ -33,43 +25,6 @@ from tests.unit.client.waiting import received
 async def in_thread(work: Callable[[], None]) -> None:
     """Run `work` in a thread, beside the loop in which the server runs."""
     await asyncio.to_thread(work)
-
-
-async def test_methods_return_what_those_of_the_client_return(server: DictServer) -> None:
-    """Every call waits for its result."""
-
-    def work() -> None:
-        with SyncClient(server.address) as client:
-            assert client.put(b"a", b"1").seq == 1
-            assert client.get(b"a") == Value(b"1", 1, None)
-            assert client.batch_get([b"x", b"a"]) == [None, Value(b"1", 1, None)]
-            assert client.add(b"n", -2) == -2
-            assert client.write(Batch().put(b"b", b"2").add(b"n", 5)).counters == (3,)
-            result = client.txn([Missing(b"x")], [Get(b"b"), Add(b"n"), Put(b"c", b"")])
-            assert result.results == (Value(b"2", 3, None), 4, None)
-            assert client.delete(b"a").seq == 5
-            assert client.delete_range(prefix=b"b").seq == 6
-            assert client.status().version == "0.0.7"
-            assert client.stats().processes == ()
-
-    await in_thread(work)
-
-
-async def test_errors_are_those_of_the_client(server: DictServer) -> None:
-    """An error has its class and its details in the thread as well."""
-
-    def work() -> None:
-        with SyncClient(server.address) as client:
-            client.put(b"a", b"1")
-            with pytest.raises(ConditionFailed) as caught:
-                client.put(b"a", b"2", condition=Absent())
-            assert caught.value.found_seq == 1
-            with pytest.raises(InvalidRequest):
-                client.put(b"", b"")
-            with pytest.raises(ValueError, match="timeout_ms"):
-                client.get(b"a", timeout_ms=0)
-
-    await in_thread(work)
 
 
 async def test_scan_is_an_ordinary_iterator(server: DictServer) -> None:
@@ -167,31 +122,3 @@ async def test_closing_ends_everything(server: DictServer) -> None:
     await in_thread(end)
     assert not [each for each in threading.enumerate() if each.name == f"shalekv {server.address}"]
     assert threading.active_count() <= threads + 1  # the one that `to_thread` keeps
-
-
-async def test_session_survives_the_closing_of_its_client(server: DictServer) -> None:
-    """A session whose client is closed inside its block ends without waiting for ever."""
-
-    def work() -> None:
-        client = SyncClient(server.address)
-        with client.session() as session:
-            put = session.put(b"k", b"v")
-            put.result()
-            client.close()
-            with pytest.raises(NotSent):
-                session.put(b"k", b"v").result()
-
-    await in_thread(work)
-
-
-def test_bad_address_starts_nothing() -> None:
-    """An address of another form is refused, and no thread is left behind."""
-    with pytest.raises(ValueError, match="address is HOST:PORT"):
-        SyncClient("nowhere")
-    assert not [each for each in threading.enumerate() if each.name == "shalekv nowhere"]
-
-
-def test_no_server_is_unreachable() -> None:
-    """Without a server the error says that there is no connection, within the time of the call."""
-    with SyncClient("127.0.0.1:1") as client, pytest.raises(Unreachable):
-        client.get(b"k", timeout_ms=1_000)

@@ -86,11 +86,6 @@ def test_rounds_are_counted_and_begin_anew() -> None:
     assert (read.tried, read.has_searched) == (set(), False)
 
 
-def test_no_delay_reaches_past_the_deadline() -> None:
-    """An attempt that could only begin after the deadline is not made."""
-    assert trip(READ).delay_ms(error(errors.Unreachable), 1.0, 100.0, has_choice=True) is None
-
-
 def test_lone_server_is_asked_again_as_the_policy_says() -> None:
     """Without a choice, what does harm or helps nothing is not repeated at the same server."""
     for kind, aim, is_repeated in (

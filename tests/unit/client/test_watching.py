@@ -104,19 +104,6 @@ async def test_a_watch_tells_commits_from_its_opening_on() -> None:
     assert it.next_seq == 3
 
 
-async def test_a_commit_in_many_messages_is_one_event() -> None:
-    """It is told when all of it has come, and whole."""
-    history = History()
-    keys = [b"%d" % number for number in range(7)]
-    await history.put(*keys)
-    async with (
-        WatchServer(history) as server,
-        watching(server.address) as watches,
-        watch(watches, from_seq=1) as it,
-    ):
-        assert await commits(it, 1) == [(1, keys)]
-
-
 async def test_all_watches_travel_on_one_stream() -> None:
     """Each gets its own, and the stream ends with the last of them."""
     history = History()
@@ -168,23 +155,6 @@ async def test_broken_streams_are_replaced_and_every_commit_is_told_once(cut_aft
             assert await commits(it, 9) == expected
         assert first.streams > 1
         assert second.streams >= 1
-
-
-async def test_a_server_that_goes_away_is_replaced_by_another() -> None:
-    """The watch goes on at the next server of the list, behind what it was told."""
-    history = History()
-    async with (
-        WatchServer(history) as first,
-        WatchServer(history) as second,
-        watching(first.address, second.address) as watches,
-        watch(watches) as it,
-    ):
-        await history.put(b"a")
-        assert await commits(it, 1) == [(1, [b"a"])]
-        await first.stop()
-        await history.put(b"b")
-        assert await commits(it, 1) == [(2, [b"b"])]
-        assert [create.start_seq for create in second.creates] == [2]
 
 
 async def test_one_that_nobody_reads_is_parked_and_holds_nobody_up() -> None:
@@ -248,15 +218,6 @@ async def test_refusals_that_may_pass_are_waited_out() -> None:
         assert len(server.creates) == 2
 
 
-async def test_a_wrong_request_fails_at_once() -> None:
-    """No repetition would mend it."""
-    async with WatchServer(History()) as server, watching(server.address) as watches:
-        server.closures.append(server_errors.InvalidRequest("create.consumer", "too long"))
-        with pytest.raises(InvalidRequest):
-            await watch(watches).opened()
-        assert len(server.creates) == 1
-
-
 async def test_a_watch_that_cannot_be_opened_gives_up() -> None:
     """Without a server after the attempts of the policy; with a silent one after the timeout."""
     async with watching(NOWHERE) as watches:
@@ -267,17 +228,6 @@ async def test_a_watch_that_cannot_be_opened_gives_up() -> None:
         async with watching(server.address, timeout_ms=1_000) as watches:
             with pytest.raises(DeadlineExceeded):
                 await watch(watches).opened()
-
-
-async def test_an_open_watch_never_gives_up() -> None:
-    """However often it fails to find a server, it goes on when there is one again."""
-    history = History()
-    async with WatchServer(history) as first, WatchServer(history) as last:
-        addresses = [first.address, *[NOWHERE] * 10, last.address]
-        async with watching(*addresses) as watches, watch(watches) as it:
-            await first.stop()
-            await history.put(b"a")
-            assert await commits(it, 1) == [(1, [b"a"])]
 
 
 async def test_acknowledgements_reach_the_server_before_the_watch_is_closed() -> None:
