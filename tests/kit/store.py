@@ -49,6 +49,82 @@ async def nothing(_request: Request) -> None:
     """Let the request pass."""
 
 
+def at_request(at: int, act: Callable[[], Awaitable[object]]) -> Hook:
+    """Call `act` at the request with this number."""
+
+    async def hook(request: Request) -> None:
+        if request.number == at:
+            await act()
+
+    return hook
+
+
+async def at_each_request(
+    run: Callable[[int], Awaitable[FaultyStore]], *, first: int = 0, step: int = 1
+) -> int:
+    """Call `run` with 0, 1, 2 .. until the store that it returns had no request of that number.
+
+    Returns that number.
+    """
+    at = first
+    while len((await run(at)).requests) > at:
+        at += step
+    return at
+
+
+class Died(BaseException):
+    """The process is no more."""
+
+
+class MortalProcess:
+    """A process that dies at a request, counted over all its stores from 0.
+
+    The request has no effect, or, if `is_late`, it has and the reply is lost. Later ones fail too.
+    """
+
+    def __init__(self, dies_at: int | None, *, is_late: bool = False) -> None:
+        self.dies_at = dies_at
+        self._is_late = is_late
+        self.requests = 0
+
+    def store(self, inner: ObjectStore) -> FaultyStore:
+        """A store as this process sees it."""
+        return FaultyStore(inner, before=self._before, after=self._after)
+
+    async def run(self, work: Awaitable[object]) -> bool:
+        """Do some work; whether the process has lived."""
+        try:
+            await work
+        except* Died:
+            pass
+        return self.dies_at is None or self.requests <= self.dies_at
+
+    async def _before(self, _request: Request) -> None:
+        await asyncio.sleep(0)
+        self.requests += 1
+        if self.dies_at is not None and self.requests > self.dies_at + self._is_late:
+            raise Died
+
+    async def _after(self, _request: Request) -> None:
+        if self.dies_at is not None and self.requests > self.dies_at:
+            raise Died
+
+
+async def dying_at_each_request(
+    run: Callable[[MortalProcess], Awaitable[object]], *, step: int = 1
+) -> int:
+    """Call `run` with a process that dies at each request, early and late; how many died."""
+    deaths = 0
+    for is_late in (False, True):
+        for at in range(0, 10_000, step):
+            process = MortalProcess(at, is_late=is_late)
+            await run(process)
+            if process.requests <= at:
+                break
+            deaths += 1
+    return deaths
+
+
 class FaultyStore(ObjectStore):
     """Passes every request on to `inner`, with hooks of the test before and after.
 
