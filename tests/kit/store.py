@@ -77,19 +77,18 @@ class Died(BaseException):
 
 
 class MortalProcess:
-    """A process that dies at a request, counted over all its stores from 0.
+    """A process that dies at a request, counted over all its stores from 0: it has no effect.
 
-    The request has no effect, or, if `is_late`, it has and the reply is lost. Later ones fail too.
+    A reply that is lost is the same as a death at the next request.
     """
 
-    def __init__(self, dies_at: int | None, *, is_late: bool = False) -> None:
+    def __init__(self, dies_at: int) -> None:
         self.dies_at = dies_at
-        self._is_late = is_late
         self.requests = 0
 
     def store(self, inner: ObjectStore) -> FaultyStore:
         """A store as this process sees it."""
-        return FaultyStore(inner, before=self._before, after=self._after)
+        return FaultyStore(inner, before=self._before)
 
     async def run(self, work: Awaitable[object]) -> bool:
         """Do some work; whether the process has lived."""
@@ -97,32 +96,24 @@ class MortalProcess:
             await work
         except* Died:
             pass
-        return self.dies_at is None or self.requests <= self.dies_at
+        return self.requests <= self.dies_at
 
     async def _before(self, _request: Request) -> None:
         await asyncio.sleep(0)
         self.requests += 1
-        if self.dies_at is not None and self.requests > self.dies_at + self._is_late:
-            raise Died
-
-    async def _after(self, _request: Request) -> None:
-        if self.dies_at is not None and self.requests > self.dies_at:
+        if self.requests > self.dies_at:
             raise Died
 
 
-async def dying_at_each_request(
-    run: Callable[[MortalProcess], Awaitable[object]], *, step: int = 1
-) -> int:
-    """Call `run` with a process that dies at each request, early and late; how many died."""
-    deaths = 0
-    for is_late in (False, True):
-        for at in range(0, 10_000, step):
-            process = MortalProcess(at, is_late=is_late)
-            await run(process)
-            if process.requests <= at:
-                break
-            deaths += 1
-    return deaths
+async def dying_at_each_request(run: Callable[[MortalProcess], Awaitable[object]]) -> int:
+    """Call `run` with a process that dies at its first request, the second ..; how many died."""
+    at = 0
+    while True:
+        process = MortalProcess(at)
+        await run(process)
+        if process.requests <= at:
+            return at
+        at += 1
 
 
 class FaultyStore(ObjectStore):
