@@ -33,6 +33,8 @@ class Request(NamedTuple):
     number: int  # from 0 on
     operation: str  # the name of the method of `ObjectStore`
     name: str  # of the object, or the folder of a list; empty where there is none
+    offset: int = 0  # of a ranged read
+    length: int = 0
 
 
 class Lost(Exception):
@@ -57,6 +59,36 @@ def at_request(at: int, act: Callable[[], Awaitable[object]]) -> Hook:
             await act()
 
     return hook
+
+
+class Gate:
+    """A hook that holds such requests while it is closed."""
+
+    def __init__(self, operation: str, prefix: str = "", *, is_open: bool = True) -> None:
+        self.operation = operation
+        self.prefix = prefix
+        self.waiting = 0
+        self._opened = asyncio.Event()
+        if is_open:
+            self._opened.set()
+
+    def close(self) -> None:
+        """Hold requests from now on."""
+        self._opened.clear()
+
+    def open(self) -> None:
+        """Let all pass."""
+        self._opened.set()
+
+    async def __call__(self, request: Request) -> None:
+        """Wait while the gate is closed."""
+        if request.operation != self.operation or not request.name.startswith(self.prefix):
+            return
+        self.waiting += 1
+        try:
+            await self._opened.wait()
+        finally:
+            self.waiting -= 1
 
 
 async def at_each_request(
@@ -143,6 +175,12 @@ class FaultyStore(ObjectStore):
             if each.operation == operation and each.name.startswith(prefix)
         ]
 
+    @property
+    def reads(self) -> list[tuple[str, int, int]]:
+        """Name, offset and length of each ranged read."""
+        found = (each for each in self.requests if each.operation == "get_range")
+        return [(each.name, each.offset, each.length) for each in found]
+
     def fail(
         self, operation: str, prefix: str = "", error: Exception | None = None, *, times: int = 1
     ) -> None:
@@ -170,9 +208,10 @@ class FaultyStore(ObjectStore):
         return await self._read("get", name, lambda: self.inner.get(name))
 
     async def get_range(self, name: str, offset: int, length: int) -> bytes:
-        return await self._read(
-            "get_range", name, lambda: self.inner.get_range(name, offset, length)
-        )
+        def read() -> Awaitable[bytes]:
+            return self.inner.get_range(name, offset, length)
+
+        return await self._read("get_range", name, read, offset, length)
 
     async def head(self, name: str) -> ObjectInfo:
         return await self._read("head", name, lambda: self.inner.head(name))
@@ -200,14 +239,18 @@ class FaultyStore(ObjectStore):
     async def close(self) -> None:
         await self.inner.close()
 
-    async def _read(self, operation: str, name: str, call: Callable[[], Awaitable[R]]) -> R:
+    async def _read(
+        self, operation: str, name: str, call: Callable[[], Awaitable[R]], *span: int
+    ) -> R:
         try:
-            return await self._pass(operation, name, call)
+            return await self._pass(operation, name, call, *span)
         except Lost as lost:
             raise StoreUnavailable(self.url, operation, name, str(lost)) from lost
 
-    async def _pass(self, operation: str, name: str, call: Callable[[], Awaitable[R]]) -> R:
-        request = Request(len(self.requests), operation, name)
+    async def _pass(
+        self, operation: str, name: str, call: Callable[[], Awaitable[R]], *span: int
+    ) -> R:
+        request = Request(len(self.requests), operation, name, *span)
         self.requests.append(request)
         await self.before(request)
         answer = await call()

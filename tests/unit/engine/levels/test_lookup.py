@@ -98,7 +98,7 @@ async def test_many_at_once_read_each_block_once(large: Levels) -> None:
     """Of thousands of keys at once each data block is fetched once, neighbours together."""
     ssts, tree = opened(large)
     numbers = Random(4).sample(range(KEYS), 4_000)
-    del large.store.reads[:]
+    large.store.requests.clear()
     found = await find_many(ssts, tree, [key_of(number) for number in numbers])
     assert {*found} == {key_of(number) for number in numbers}
     assert set(large.block_reads().values()) == {1}
@@ -118,7 +118,7 @@ async def test_many_that_are_absent_fetch_next_to_nothing(large: Levels) -> None
 async def test_nothing_asked_reads_nothing(large: Levels) -> None:
     """No keys, or keys outside of all SSTs, send no request."""
     ssts, tree = opened(large)
-    del large.store.reads[:]
+    large.store.requests.clear()
     assert await find_many(ssts, tree, []) == {}
     assert await find_many(ssts, tree, [b"a", b"z"]) == {}
     assert await find(ssts, tree, b"z") is None
@@ -130,13 +130,13 @@ async def test_nothing_asked_reads_nothing(large: Levels) -> None:
 async def test_a_cold_lookup_opens_all_it_needs_at_once(large: Levels) -> None:
     """The metadata that a lookup misses is asked for in parallel."""
     ssts, tree = opened(large)
-    large.store.gate.clear()
+    large.gate.close()
     async with asyncio.TaskGroup() as tasks:
         call = tasks.create_task(find(ssts, tree, absent(KEYS // 2)))
         for _ in range(30):
             await asyncio.sleep(0)
-        assert large.store.waiting == 5
-        large.store.gate.set()
+        assert large.gate.waiting == 5
+        large.gate.open()
     assert call.result() is None
 
 
@@ -237,7 +237,7 @@ async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
     ssts, tree = levels.open(), levels.tree()
     await ssts.open_many(levels.infos)
     asked = [entry.key for entry in entries[::2]]
-    levels.store.errors.append(StoreUnavailable("memory://", "get_range", "", "no answer"))
+    levels.store.fail("get_range")
     with pytest.raises(StoreUnavailable):
         await find_many(ssts, tree, asked)
     assert len(await find_many(ssts, tree, asked)) == len(asked)
@@ -259,18 +259,18 @@ async def test_a_cancelled_lookup_leaves_nothing_behind() -> None:
     levels.add(1, entries, block_bytes=1)
     ssts, tree = levels.open(), levels.tree()
     await ssts.open_many(levels.infos)
-    levels.store.gate.clear()
+    levels.gate.close()
     asked = [entry.key for entry in entries[::2]]
     async with asyncio.TaskGroup() as tasks:
         call = tasks.create_task(find_many(ssts, tree, asked))
         other = tasks.create_task(find(ssts, tree, asked[0]))
         for _ in range(30):
             await asyncio.sleep(0)
-        assert levels.store.waiting > 10
+        assert levels.gate.waiting > 10
         call.cancel()
         for _ in range(30):
             await asyncio.sleep(0)
-        levels.store.gate.set()
+        levels.gate.open()
     assert call.cancelled()
     assert other.result() == entries[0]
     assert ssts.counters.in_flight_bytes == 0

@@ -46,7 +46,7 @@ async def cached(levels: Levels, path: Path) -> list[Entry | None]:
     disk = open_cache(path)
     found = await read_all(levels, levels.open(disk))
     await disk.flush()
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     return found
 
 
@@ -55,7 +55,7 @@ async def test_a_new_process_asks_the_store_for_nothing(tmp_path: Path) -> None:
     levels = levels_of_two()
     expected = await cached(levels, tmp_path)
     assert expected == await read_all(levels, levels.open())
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     ssts = levels.open(open_cache(tmp_path))
     assert await read_all(levels, ssts) == expected
     assert await find_many(levels.open(open_cache(tmp_path)), levels.tree(), KEYS) == {
@@ -104,14 +104,14 @@ async def test_of_many_blocks_the_missing_come_with_one_request(tmp_path: Path) 
     for number in (0, 1, 4, 7):
         await ssts.block(opened, number)
     await disk.flush()
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     blocks = await levels.open(disk).neighbours(info.id, 0, handles[:8])
     assert [block.first_key for block in blocks] == [handle.first_key for handle in handles[:8]]
     end = handles[6].offset + handles[6].length
     ((_, offset, length),) = levels.store.reads
     assert (offset, length) == (handles[2].offset, end - handles[2].offset)
     await disk.flush()
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     await levels.open(disk).neighbours(info.id, 0, handles[:8])
     assert levels.store.reads == []
 
@@ -156,7 +156,7 @@ async def test_damaged_files_are_fetched_again(tmp_path: Path, seed: int) -> Non
         assert await read_all(levels, levels.open(disk)) == expected
     await disk.flush()
     assert disk.counters.damaged == disk.counters.written > 20
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     assert await read_all(levels, levels.open(open_cache(tmp_path))) == expected
     assert levels.store.reads == []
 
@@ -172,7 +172,7 @@ async def test_sound_files_with_wrong_contents_are_fetched_again(tmp_path: Path)
     assert await read_all(levels, levels.open(disk)) == expected
     assert disk.counters.damaged > 20
     await disk.flush()
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     assert await read_all(levels, levels.open(open_cache(tmp_path))) == expected
     assert levels.store.reads == []
 

@@ -96,7 +96,7 @@ async def test_a_scan_reads_each_block_once(
 ) -> None:
     """Over L0 and several levels every data block is read exactly once, in either direction."""
     ssts, tree = tree_of_all.open(block_cache_bytes=block_cache_bytes), tree_of_all.tree()
-    del tree_of_all.store.reads[:]
+    tree_of_all.store.requests.clear()
     found = await drain(ssts, tree, reverse=reverse)
     assert len(found) == COUNT - 100 + len(range(300, 400, 50))
     assert {found[key_of(number)].seq for number in range(101, 150)} == {8}
@@ -117,7 +117,7 @@ async def test_a_second_scan_reads_what_was_not_kept(tree_of_all: Levels, *, rev
     await drain(ssts, tree, reverse=not reverse)
     held_bytes = ssts.counters.block_held_bytes
     assert held_bytes > 0
-    del tree_of_all.store.reads[:]
+    tree_of_all.store.requests.clear()
     assert len(await drain(ssts, tree, reverse=reverse)) > 0
     assert set(tree_of_all.block_reads().values()) == {1}
 
@@ -136,7 +136,7 @@ async def test_read_ahead_doubles_up_to_its_bound(*, reverse: bool) -> None:
     ssts, tree = levels.open(read_ahead_bytes_max=20 * KIB), levels.tree()
     await ssts.open_many(levels.infos)
     handles = [*(await ssts.metadata(levels.infos[0])).index]
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     await drain(ssts, tree, reverse=reverse)
     lengths = [length for _, _, length in levels.store.reads]
     block_bytes = handles[0].length
@@ -176,7 +176,7 @@ async def test_a_long_scan_leaves_the_cache_alone() -> None:
 async def test_only_what_is_in_the_range_is_read(tree_of_all: Levels, *, reverse: bool) -> None:
     """A short scan opens the SSTs of its range, and reads the few blocks that can hold its keys."""
     ssts, tree = tree_of_all.open(), tree_of_all.tree()
-    del tree_of_all.store.reads[:]
+    tree_of_all.store.requests.clear()
     keys = KeyRange(key_of(3_000), key_of(3_010))
     found = await drain(ssts, tree, keys, reverse=reverse)
     assert {*found} == {key_of(number) for number in range(3_000, 3_010)}
@@ -191,7 +191,7 @@ async def test_only_what_is_in_the_range_is_read(tree_of_all: Levels, *, reverse
 async def test_nothing_is_read_before_it_is_asked_for(tree_of_all: Levels) -> None:
     """Making the sources of a scan sends no request; nor does a range without SSTs."""
     ssts, tree = tree_of_all.open(), tree_of_all.tree()
-    del tree_of_all.store.reads[:]
+    tree_of_all.store.requests.clear()
     assert len(tree_sources(ssts, tree, ALL, reverse=False)) == 5
     assert tree_sources(ssts, tree, KeyRange(b"z", b""), reverse=True) == []
     assert tree_of_all.store.reads == []
@@ -265,18 +265,18 @@ async def test_an_interrupted_scan_goes_on_where_it_was(*, reverse: bool) -> Non
     await ssts.metadata(levels.infos[0])
     told: list[Window] = []
     while True:
-        levels.store.errors.append(StoreUnavailable("memory://", "get_range", "", "no answer"))
+        levels.store.fail("get_range")
         try:
             window = await source.next()
         except StoreUnavailable:
-            levels.store.gate.clear()
+            levels.gate.close()
             async with asyncio.TaskGroup() as tasks:
                 call = tasks.create_task(source.next())
                 await asyncio.sleep(0)
                 call.cancel()
-            levels.store.gate.set()
+            levels.gate.open()
             window = await source.next()
-        levels.store.errors.clear()
+        levels.store.before = levels.gate
         if window is None:
             break
         told.append(window)

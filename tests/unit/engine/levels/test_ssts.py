@@ -71,7 +71,7 @@ async def test_who_needs_no_filter_does_not_read_it() -> None:
     bare = await ssts.metadata(info, with_filter=False)
     assert bare.filter is None
     assert await ssts.metadata(info, with_filter=False) is bare
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     whole = await ssts.metadata(info)
     assert whole.filter is not None
     assert (whole.index, whole.range_tombstones) == (bare.index, bare.range_tombstones)
@@ -108,20 +108,20 @@ async def test_who_asks_at_once_shares_requests() -> None:
     """Concurrent reads of metadata and of a block send one request for each."""
     levels, info = points_only()
     ssts = levels.open(block_cache_bytes=0)
-    levels.store.gate.clear()
+    levels.gate.close()
     async with asyncio.TaskGroup() as tasks:
         openings = [tasks.create_task(ssts.metadata(info)) for _ in range(5)]
         await settle()
         bare = [tasks.create_task(ssts.metadata(info, with_filter=False)) for _ in range(5)]
         await settle()
-        levels.store.gate.set()
+        levels.gate.open()
     assert len({id(task.result()) for task in (*openings, *bare)}) == len(levels.store.reads) == 1
     opened = openings[0].result()
-    levels.store.gate.clear()
+    levels.gate.close()
     async with asyncio.TaskGroup() as tasks:
         blocks = [tasks.create_task(ssts.block(opened, 3)) for _ in range(5)]
         await settle()
-        levels.store.gate.set()
+        levels.gate.open()
     assert len({id(task.result()) for task in blocks}) == ssts.counters.block_requests == 1
 
 
@@ -130,7 +130,7 @@ async def test_a_cancelled_reader_ends_nobody_elses_read() -> None:
     levels, info = points_only()
     ssts = levels.open()
     opened = await ssts.metadata(info)
-    levels.store.gate.clear()
+    levels.gate.close()
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(ssts.block(opened, 3)) for _ in range(4)]
         await settle()
@@ -138,7 +138,7 @@ async def test_a_cancelled_reader_ends_nobody_elses_read() -> None:
         readers[2].cancel()
         await settle()
         assert ssts.counters.block_requests == 2
-        levels.store.gate.set()
+        levels.gate.open()
     assert readers[1].result() is readers[3].result()
     assert ssts.counters.in_flight_bytes == 0
 
@@ -147,11 +147,11 @@ async def test_a_failed_read_is_told_and_tried_again() -> None:
     """An answer that does not come fails all who wait for it, and nobody afterwards."""
     levels, info = points_only()
     ssts = levels.open()
-    levels.store.errors.append(StoreUnavailable("memory://", "get_range", "", "no answer"))
+    levels.store.fail("get_range")
     with pytest.raises(StoreUnavailable):
         await ssts.metadata(info)
     opened = await ssts.metadata(info)
-    levels.store.errors.append(StoreUnavailable("memory://", "get_range", "", "no answer"))
+    levels.store.fail("get_range")
     with pytest.raises(StoreUnavailable):
         await ssts.blocks(opened, range(2, 5), keep=True)
     assert len(await ssts.blocks(opened, range(2, 5), keep=True)) == 3
@@ -183,7 +183,7 @@ async def test_neighbours_come_with_one_request(codec: Codec) -> None:
     expected = [whole.decode_block(number) for number in range(len(whole.index))]
     await ssts.block(opened, 1)
     await ssts.block(opened, 5)
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     assert await ssts.blocks(opened, range(1, 6), keep=False) == expected[1:6]
     start, end = opened.index[2].offset, opened.index[4].offset + opened.index[4].length
     assert levels.store.reads == [(level_name(info.id), start, end - start)]
@@ -223,14 +223,14 @@ async def test_requests_in_flight_keep_to_the_budget() -> None:
     info = levels.add(1, points, block_bytes=1)
     ssts = levels.open(read_in_flight_bytes=1 * MIB, block_cache_bytes=0)
     opened = await ssts.metadata(info)
-    levels.store.gate.clear()
+    levels.gate.close()
     async with asyncio.TaskGroup() as tasks:
         for number in range(20):
             tasks.create_task(ssts.block(opened, number))
         await settle()
-        assert levels.store.waiting == 3
+        assert levels.gate.waiting == 3
         assert ssts.counters.in_flight_bytes <= 1 * MIB
-        levels.store.gate.set()
+        levels.gate.open()
     counters = ssts.counters
     assert (counters.in_flight_bytes, counters.in_flight_waits) == (0, 17)
     assert 900_000 < counters.in_flight_bytes_peak <= 1 * MIB
