@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +74,7 @@ def written(
     return finish(write())
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     keys=st.sets(st.sampled_from(KEYS)).map(sorted),
     deleted=st.lists(
@@ -95,14 +93,6 @@ def test_no_sst_has_keys_on_both_sides_of_a_cut(
         across = [i for i in infos if i.first_key < cut < upper_bound(i)]
         assert across == [], cut
     assert len(SortedRun.of(5, infos).ssts) == len(infos)
-
-
-def test_without_cuts_there_is_one_sst() -> None:
-    """What is not full is not divided."""
-    assert len(written(KEYS, [(KEYS[3], KEYS[50])], [])) == 1
-    halves = written(KEYS, [(KEYS[3], KEYS[50])], [KEYS[30]])
-    assert [info.first_key for info in halves] == [KEYS[0], KEYS[30]]
-    assert all(a.last_key <= b.first_key for a, b in pairwise(halves))
 
 
 def test_tree_accepts_neighbours_that_share_a_border() -> None:
