@@ -17,8 +17,8 @@ from shalekv.engine.bulk.job import LoadJob
 from shalekv.engine.commit import changes_bytes
 from shalekv.engine.recover import open_log
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import Fenced, InvalidRequest, LeaseLost, LoadUnknown
-from tests.kit.engine.collection import Ground
+from shalekv.errors import Fenced, InvalidRequest, LeaseLost
+from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.loading_jobs import (
     LOAD_ID,
     NEVER_MS,
@@ -36,9 +36,11 @@ from tests.kit.engine.running_log import Told
 ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
 
 
-async def files_of(ground: Ground, load_id: str = LOAD_ID) -> tuple[LoadJob, list[SstInfo]]:
+async def files_of(
+    database: CollectedDatabase, load_id: str = LOAD_ID
+) -> tuple[LoadJob, list[SstInfo]]:
     """A job whose files are written."""
-    store = process(ground)
+    store = process(database)
     job = await begin(store, load_id)
     files = LoadFiles(store, job.ticket)
     await files.add(ROWS)
@@ -49,23 +51,23 @@ async def test_order_is_that_of_commits_and_not_of_files() -> None:
     """Files that were written before a put hide it when they are committed after; and a put that
     comes then hides them.
     """
-    ground = await Ground.created()
-    _, infos = await files_of(ground)
-    await write(ground, a=b"before")
-    loaded = await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
+    await write(database, a=b"before")
+    loaded = await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
     assert not loaded.already_applied
     assert loaded.wal_id is not None
-    assert (await look(ground)).state == {b"a": (b"1", loaded.seq), b"b": (b"2", loaded.seq)}
-    later = await write(ground, b=b"after")
+    assert (await look(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"2", loaded.seq)}
+    later = await write(database, b=b"after")
     assert later > loaded.seq
-    assert (await look(ground)).state == {b"a": (b"1", loaded.seq), b"b": (b"after", later)}
+    assert (await look(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"after", later)}
 
 
 async def test_a_writer_that_serves_is_fenced() -> None:
     """What it has acknowledged stays; it can write no more."""
-    ground = await Ground.created()
-    _, infos = await files_of(ground)
-    opened = await open_log(process(ground), WRITER, address="here:1")
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
+    opened = await open_log(process(database), WRITER, address="here:1")
     engine = WriterEngine(opened, WRITER, LoopClock())
     running = asyncio.create_task(engine.run(stop_grace_ms=NEVER_MS))
 
@@ -76,11 +78,11 @@ async def test_a_writer_that_serves_is_fenced() -> None:
         return told
 
     acknowledged = await (await put(b"c")).receipt()
-    loaded = await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
+    loaded = await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
     assert isinstance(await (await put(b"a")).outcome(), Fenced)
     with pytest.raises(Fenced):
         await running
-    assert (await look(ground)).state == {
+    assert (await look(database)).state == {
         b"a": (b"1", loaded.seq),
         b"b": (b"2", loaded.seq),
         b"c": (b"live", acknowledged.seq),
@@ -89,26 +91,26 @@ async def test_a_writer_that_serves_is_fenced() -> None:
 
 async def test_a_load_that_was_committed_fences_nobody() -> None:
     """It is found without opening: the manifest stays as it is."""
-    ground = await Ground.created()
-    first = await load(process(ground), ROWS)
-    before = await ground.manifest()
-    _, infos = await files_of(ground, "another")
-    again = await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
+    database = await CollectedDatabase.created()
+    first = await load(process(database), ROWS)
+    before = await database.manifest()
+    _, infos = await files_of(database, "another")
+    again = await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
     assert (again.already_applied, again.seq) == (True, first.seq)
-    now = await ground.manifest()
+    now = await database.manifest()
     assert now.writer_epoch == before.writer_epoch
 
 
 async def test_two_that_commit_the_same_load_commit_it_once() -> None:
     """Whoever is later, or is fenced and tries again, finds it committed."""
-    ground = await Ground.created()
-    _, infos = await files_of(ground)
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
     outcomes = []
 
     async def commit() -> None:
         while True:
             try:
-                outcomes.append(await commit_by_opening(process(ground), LOAD_ID, infos, WRITER))
+                outcomes.append(await commit_by_opening(process(database), LOAD_ID, infos, WRITER))
             except Fenced:
                 continue
             return
@@ -116,42 +118,33 @@ async def test_two_that_commit_the_same_load_commit_it_once() -> None:
     await asyncio.gather(commit(), commit(), commit())
     assert len({each.seq for each in outcomes}) == 1
     assert [each.already_applied for each in outcomes].count(False) <= 1
-    assert (await look(ground)).loads == [LOAD_ID]
+    assert (await look(database)).loads == [LOAD_ID]
 
 
 async def test_files_without_a_lease_that_may_be_collected_are_refused() -> None:
     """A collector has raised the cutoff above them: nothing is committed."""
-    ground = await Ground.created()
-    job, infos = await files_of(ground)
+    database = await CollectedDatabase.created()
+    job, infos = await files_of(database)
     await job.end()
-    await write(ground, c=b"3")
-    await collect(ground)
+    await write(database, c=b"3")
+    await collect(database)
     with pytest.raises((LeaseLost, InvalidRequest)):
-        await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
-    assert [*(await look(ground)).state] == [b"c"]
-
-
-async def test_files_of_one_load_are_not_those_of_another() -> None:
-    """The same files under two ids would be one load twice."""
-    ground = await Ground.created()
-    _, infos = await files_of(ground)
-    await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
-    with pytest.raises(LoadUnknown, match="belongs to load 'monday'"):
-        await commit_by_opening(process(ground), "tuesday", infos, WRITER)
+        await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
+    assert [*(await look(database)).state] == [b"c"]
 
 
 async def test_lists_that_cannot_be_a_load_are_refused_before_anybody_is_fenced() -> None:
     """By what they say alone."""
-    ground = await Ground.created()
-    before = ground.names()
+    database = await CollectedDatabase.created()
+    before = database.names()
     with pytest.raises(InvalidRequest, match="at least one"):
-        await commit_by_opening(process(ground), LOAD_ID, [], WRITER)
-    assert ground.names() == before
-    _, infos = await files_of(ground)
-    before = ground.names()
+        await commit_by_opening(process(database), LOAD_ID, [], WRITER)
+    assert database.names() == before
+    _, infos = await files_of(database)
+    before = database.names()
     for wrong in ([infos[0], infos[0]], [replace(infos[0], level=1)]):
         with pytest.raises(InvalidRequest, match="ssts"):
-            await commit_by_opening(process(ground), LOAD_ID, wrong, WRITER)
+            await commit_by_opening(process(database), LOAD_ID, wrong, WRITER)
     with pytest.raises(InvalidRequest, match="load_id"):
-        await commit_by_opening(process(ground), "", infos, WRITER)
-    assert ground.names() == before
+        await commit_by_opening(process(database), "", infos, WRITER)
+    assert database.names() == before
