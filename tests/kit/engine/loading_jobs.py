@@ -20,13 +20,7 @@ from shalekv.engine.writer_engine import WriterEngine
 from shalekv.format import names
 from shalekv.format.columns import Columns, columns_of
 from shalekv.runtime import Runtime
-from shalekv.settings import (
-    LevelCodec,
-    LevelSettings,
-    LimitSettings,
-    StoreSettings,
-    WriterSettings,
-)
+from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase

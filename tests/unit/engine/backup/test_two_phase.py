@@ -5,23 +5,12 @@ from __future__ import annotations
 from random import Random
 
 from shalekv.clock import LoopClock
-from shalekv.core.manifest import CasMode
 from shalekv.runtime import Runtime
-from shalekv.settings import CasChoice
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.two_phase.memory import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
-from tests.kit.engine.backups import (
-    SEEDS,
-    Place,
-    back_up,
-    backup_ids,
-    database,
-    deletion,
-    restore,
-    verify,
-)
+from tests.kit.engine.backups import SEEDS, Place, back_up, backup_ids, database, deletion, verify
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.processes.in_process import wall_clock_ms
 
@@ -50,19 +39,3 @@ async def test_names_are_free_again_when_backups_were_deleted() -> None:
         await deletion(repository).run(await backup_ids(repository))
         assert repository.names() == []
         assert len(repository.table) < len(made.copies) // 2
-
-
-async def test_the_mode_is_that_of_the_new_place() -> None:
-    """From a store with conditional writes into one without, and back."""
-    source, _ = await database()
-    repository, target = TwoPhasePlace(), TwoPhasePlace()
-    await back_up(source, repository)
-    manifest = await restore(repository, target)
-    assert manifest.cas_mode is CasMode[CasChoice.TWO_PHASE.name]
-    await target.check()
-    back = Place()
-    assert (await restore(repository, back)).cas_mode is CasMode.NATIVE
-    await back.check()
-    target.lose(*target.names())
-    target.table.clear()
-    assert await restore(repository, target) == manifest

@@ -17,7 +17,7 @@ from shalekv.engine.bulk.job import LoadJob
 from shalekv.engine.commit import changes_bytes
 from shalekv.engine.recover import open_log
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import Fenced, InvalidRequest, LeaseLost
+from shalekv.errors import Fenced, InvalidRequest, LeaseLost, LoadUnknown
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.loading_jobs import (
     LOAD_ID,
@@ -148,3 +148,12 @@ async def test_lists_that_cannot_be_a_load_are_refused_before_anybody_is_fenced(
     with pytest.raises(InvalidRequest, match="load_id"):
         await commit_by_opening(process(database), "", infos, WRITER)
     assert database.names() == before
+
+
+async def test_files_of_one_load_are_not_those_of_another() -> None:
+    """The same files under two ids would be one load twice."""
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
+    await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
+    with pytest.raises(LoadUnknown, match="belongs to load 'monday'"):
+        await commit_by_opening(process(database), "tuesday", infos, WRITER)

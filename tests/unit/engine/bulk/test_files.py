@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -21,7 +20,6 @@ from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.loading_jobs import (
-    LIMITS,
     LOAD_ID,
     WRITER,
     begin,
@@ -137,16 +135,6 @@ async def test_rows_that_cannot_be_a_load(rows: list[Columns], field: str, probl
     assert caught.value.field == field
 
 
-async def test_the_largest_rows_are_taken() -> None:
-    """Keys and values at their limits."""
-    database = await CollectedDatabase.created()
-    store = process(database)
-    files = LoadFiles(store, (await begin(store)).ticket)
-    largest = rows_of([(b"k" * KEY_BYTES_MAX, b"v" * LIMITS.value_bytes_max)])
-    await files.add(largest)
-    assert entries_in(database, await files.finish()) == [*largest.entries()]
-
-
 class Uploading:
     """Files of a load, whose uploads wait at a gate."""
 
@@ -217,16 +205,3 @@ async def test_a_cancelled_load_leaves_no_upload_behind() -> None:
     await asyncio.wait([finishing])
     assert uploading.gate.waiting == 0
     assert not level_names(uploading.database)
-
-
-async def test_files_of_attempts_do_not_meet() -> None:
-    """A task that is tried twice writes files of its own each time, under the same lease."""
-    database = await CollectedDatabase.created()
-    job = await begin(process(database))
-    infos = []
-    for _ in range(2):
-        files = LoadFiles(process(database), job.ticket)
-        await files.add(A_B)
-        infos += await files.finish()
-    assert len({info.id for info in infos}) == len(level_names(database)) == 2
-    assert replace(infos[0], id=b"", checksum=0) == replace(infos[1], id=b"", checksum=0)

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from dataclasses import replace
 from random import Random
 
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.loads import OWN_PREFIX
 from shalekv.core.manifest import PendingLoad, RecentLoad
 from shalekv.core.sst_table import SstTable
 from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.files import LoadFiles
 from shalekv.engine.bulk.job import LoadJob
-from shalekv.errors import (
-    DatabaseNotFound,
-    InvalidRequest,
-    LeaseLost,
-    StoreUnavailable,
-)
-from shalekv.format.names import level_name
+from shalekv.errors import LeaseLost
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
 from tests.kit.engine.loading_jobs import (
-    LIMITS,
     LOAD_ID,
     WRITER,
     begin,
     collect,
-    level_names,
     load,
     look,
     process,
@@ -86,42 +76,6 @@ def on(database: CollectedDatabase, clock: PassingClock) -> CasStore:
     )
 
 
-async def test_the_ticket_travels() -> None:
-    """It is the same in another process, where files are written under its lease."""
-    database = await CollectedDatabase.created()
-    job = await begin(process(database))
-    ticket = pickle.loads(pickle.dumps(job.ticket))  # noqa: S301 - our own
-    assert ticket == job.ticket
-    assert (ticket.load_id, ticket.database_id) == (LOAD_ID, database.database_id)
-    assert ticket.logical_time_ms == database.now_ms
-    assert ticket.value_bytes_max == LIMITS.value_bytes_max
-    [lease] = (await database.manifest()).leases
-    assert (lease.id, lease.holder) == (ticket.lease_id, f"load {LOAD_ID}")
-    files = LoadFiles(process(database), ticket)
-    await files.add(ROWS)
-    [info] = await files.finish()
-    assert database.leased_names(lease) == {level_name(info.id)}
-
-
-async def test_the_end_gives_the_lease_up() -> None:
-    """Then what was written is collected; a second end does nothing."""
-    database = await CollectedDatabase.created()
-    job = await begin(process(database))
-    files = LoadFiles(process(database), job.ticket)
-    await files.add(ROWS)
-    await files.finish()
-    database.pass_time(AGE_S + 1)
-    await database.collecting().collect()
-    assert len(level_names(database)) == 1
-    await job.end()
-    before = await database.manifest()
-    assert not before.leases
-    await job.end()
-    assert await database.manifest() == before
-    await database.collecting().collect()
-    assert not level_names(database)
-
-
 async def test_a_job_of_many_lives_of_its_lease_loses_nothing() -> None:
     """The lease is renewed while the work goes on, and the collector beside it takes nothing."""
     database = await CollectedDatabase.created()
@@ -166,22 +120,6 @@ async def test_work_without_a_lease_is_in_vain() -> None:
     await job.end()  # nothing is left to give up
 
 
-@pytest.mark.parametrize("error", [ValueError("rows"), StoreUnavailable("x", "get", "y", "z")])
-async def test_errors_of_the_work_are_raised_as_they_are(error: Exception) -> None:
-    """Not in a group, whatever they are; the lease stays until the end."""
-    database = await CollectedDatabase.created()
-    job = await begin(process(database))
-
-    async def work() -> None:
-        raise error
-
-    with pytest.raises(type(error)) as caught:
-        await job.guard(work)
-    assert caught.value is error
-    assert (await database.manifest()).leases
-    await job.end()
-
-
 async def test_an_end_that_the_store_refuses_is_no_error() -> None:
     """The lease expires by itself."""
     database = await CollectedDatabase.created()
@@ -198,27 +136,6 @@ async def test_an_end_that_the_store_refuses_is_no_error() -> None:
     assert not (await database.manifest()).leases
 
 
-@pytest.mark.parametrize(
-    ("load_id", "problem"),
-    [("", "0 bytes"), ("x" * 257, "257 bytes"), (OWN_PREFIX + "x", "own"), ("\ud800", "UTF-8")],
-)
-async def test_ids_that_no_load_can_have(load_id: str, problem: str) -> None:
-    """They are refused before anything is asked of the store."""
-    database = await CollectedDatabase.created()
-    store = database.another_store()
-    with pytest.raises(InvalidRequest, match=problem):
-        await begin(process(database, store), load_id)
-    assert store.sent.total == 0
-
-
-async def test_there_must_be_a_database() -> None:
-    """Else nothing is made."""
-    database = CollectedDatabase()
-    with pytest.raises(DatabaseNotFound):
-        await begin(process(database))
-    assert not database.names()
-
-
 async def test_a_load_that_was_committed_is_recognised() -> None:
     """In the log, and in the manifest when it is compacted: no lease is made, nothing is edited."""
     database = await CollectedDatabase.created()
@@ -229,9 +146,7 @@ async def test_a_load_that_was_committed_is_recognised() -> None:
 
     await database.edit(
         lambda manifest: replace(
-            manifest,
-            pending_loads=(),
-            recent_loads=(RecentLoad(LOAD_ID, first.seq),),
+            manifest, pending_loads=(), recent_loads=(RecentLoad(LOAD_ID, first.seq),)
         )
     )
     job: LoadJob = await begin(process(database))

@@ -11,12 +11,7 @@ from shalekv.core.collectable import Folder, Reason
 from shalekv.core.manifest import PendingLoad
 from shalekv.core.sst_table import SstTable
 from shalekv.engine.collection.fences import FENCE_BYTES
-from shalekv.errors import (
-    BadChecksum,
-    DatabaseNotFound,
-    IllegalState,
-    SnapshotNotFound,
-)
+from shalekv.errors import BadChecksum, DatabaseNotFound, IllegalState, SnapshotNotFound
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.store.counting import CountingStore, Operation

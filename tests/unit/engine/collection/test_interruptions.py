@@ -122,8 +122,7 @@ async def fencing(database: CollectedDatabase) -> Event:
 
 
 @pytest.mark.parametrize(
-    "prepare",
-    [publishing, new_snapshots, another_collector, expiring_snapshot, writing, fencing],
+    "prepare", [publishing, new_snapshots, another_collector, expiring_snapshot, writing, fencing]
 )
 async def test_nothing_needed_is_deleted_whatever_happens_meanwhile(prepare: Prepare) -> None:
     """I8 holds after a collection with the event before any of its requests."""

@@ -17,12 +17,7 @@ from shalekv.engine.compaction.range_report import CompactionReport
 from shalekv.engine.compaction.range_run import EVERYTHING, RangeRequest, run_range
 from shalekv.format.system_key import record_key
 from shalekv.settings import CompactSettings
-from tests.kit.engine.compaction import (
-    STORE_NOW_MS,
-    CompactedDatabase,
-    merge_job,
-    random_entry,
-)
+from tests.kit.engine.compaction import STORE_NOW_MS, CompactedDatabase, merge_job, random_entry
 from tests.kit.engine.naive_merge import Versions, answers
 
 KEYS = [b"", *(b"k%02d" % n for n in range(24)), b"k05\x00", b"\xff\xff"]

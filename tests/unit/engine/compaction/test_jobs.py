@@ -19,11 +19,10 @@ from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
 from shalekv.engine.compaction.outputs import Authorship, LevelWriter
 from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import Part, run_part
-from shalekv.errors import BadChecksum, IllegalState, WrongObject
+from shalekv.errors import BadChecksum, IllegalState
 from shalekv.format.columns import Columns
-from shalekv.format.names import level_name, wal_name
+from shalekv.format.names import level_name
 from shalekv.format.section import Section
-from shalekv.format.sst_metadata import metadata_range, read_metadata
 from shalekv.format.system_key import record_key
 from shalekv.runtime import Runtime
 from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
@@ -110,28 +109,6 @@ async def test_expired_values_are_kept_for_a_while(
     assert kept == ([b"a", b"b"] if is_kept else [b"b"])
 
 
-async def test_what_the_same_slots_delete_is_not_written() -> None:
-    """Points that a range tombstone of the same job hides do not reach L0; those after it do."""
-    database = await CompactedDatabase.begun(small_settings(sst_bytes=10_000))
-    await database.write([put(b"a"), put(b"b")])
-    await database.write([delete_range(b"a", b"c")], [put(b"b", b"new")])
-    await database.compact_wal()
-    naive = await database.read()
-    found = [(entry.key, entry.seq, entry.kind) for entry in naive.entries()]
-    assert found == [(b"b", 3, Kind.PUT), (b"a", 2, Kind.RANGE_TOMBSTONE)]
-
-
-async def test_the_empty_key_alone_does_not_reach_over_its_neighbours() -> None:
-    """An SST of the empty key, whose bounds would be none, gets an upper bound."""
-    database = await CompactedDatabase.begun(small_settings(sst_bytes=10))
-    await database.write([put(b"", b"v" * 30), put(b"\x00", b"v" * 30), put(b"b", b"v" * 30)])
-    naive = await compacted(database)
-    (run,) = naive.tree.runs
-    assert [info.last_key for info in run.ssts] == [b"\x00", b"\x00", b"b"]
-    found = naive.answers([b"", b"\x00", b"b"], STORE_NOW_MS)
-    assert all(found.values())
-
-
 async def test_records_are_kept_until_nobody_may_ask() -> None:
     """A record is found in its window, and told to have expired for as long again; then it goes."""
     for age_ms, is_there in ((0, True), (1_000, True), (1_999, True), (2_000, False)):
@@ -142,20 +119,6 @@ async def test_records_are_kept_until_nobody_may_ask() -> None:
         await database.merge(SYSTEM_LEVEL, SYSTEM_LEVEL, 1)
         naive = await database.read()
         assert (naive.record(record_key(b"r")) is not None) == is_there
-
-
-async def test_records_have_a_filter() -> None:
-    """Each SST of records says of most keys that it has no record of them."""
-    database = await CompactedDatabase.begun(small_settings(sst_bytes=10_000))
-    await database.write([put(b"a")], records=[record(b"r%d" % n, STORE_NOW_MS) for n in range(9)])
-    await database.compact_wal()
-    manifest = await database.stored.refresh()
-    (info,) = Tree.of(manifest).system
-    data = await database.store.get_range(level_name(info.id), *metadata_range(info))
-    found = read_metadata(info, data, database_id=manifest.database_id).filter
-    assert found is not None
-    assert found.keys == 9
-    assert found.may_contain(record_key(b"r1"))
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -170,17 +133,6 @@ async def test_slots_out_of_order_are_refused(first: int) -> None:
     with pytest.raises(IllegalState, match="slot order must be sequence order"):
         await database.compact_wal()
     assert (await database.stored.refresh()).first_uncompacted_wal_id == first
-
-
-async def test_slots_of_another_database_are_refused() -> None:
-    """A WAL object that does not belong here ends the job."""
-    database, other = await CompactedDatabase.begun(seed=1), await CompactedDatabase.begun(seed=2)
-    for each in (database, other):
-        await each.write([put(b"a")])
-    await database.store.delete([wal_name(0)])
-    await database.store.create(wal_name(0), (await other.store.get(wal_name(0))).data)
-    with pytest.raises(WrongObject):
-        await database.compact_wal()
 
 
 async def test_a_damaged_input_is_not_merged() -> None:

@@ -15,12 +15,7 @@ from shalekv.format.load_record import load_entry
 from shalekv.format.names import level_name, wal_name
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
-from tests.kit.engine.compaction import (
-    STORE_NOW_MS,
-    CompactedDatabase,
-    put,
-    small_settings,
-)
+from tests.kit.engine.compaction import STORE_NOW_MS, CompactedDatabase, put, small_settings
 
 
 def properties(database: CompactedDatabase, name: str) -> SstProperties:

@@ -18,14 +18,8 @@ from shalekv.core.manifest import Manifest
 from shalekv.core.tree import L0, Tree
 from shalekv.engine.compaction.backlog import list_backlog
 from shalekv.engine.compaction.range_run import EVERYTHING, run_range
-from shalekv.errors import (
-    LeaseLost,
-    ManifestConflict,
-)
-from tests.kit.engine.compaction import (
-    merge_job,
-    small_settings,
-)
+from shalekv.errors import LeaseLost, ManifestConflict
+from tests.kit.engine.compaction import merge_job, small_settings
 from tests.unit.engine.compaction.range_jobs import (
     DEEPEST,
     Parts,

@@ -12,13 +12,7 @@ from shalekv.core.tree import L0
 from shalekv.engine.compaction.range_run import plan_range
 from shalekv.engine.compaction.wal_tail import merge_tail
 from shalekv.errors import InvalidRequest, PartFailed, Superseded
-from tests.kit.engine.compaction import (
-    CompactedDatabase,
-    delete,
-    delete_range,
-    put,
-    small_settings,
-)
+from tests.kit.engine.compaction import CompactedDatabase, delete, delete_range, put, small_settings
 from tests.kit.engine.naive_merge import NaiveTree, answers
 from tests.unit.engine.compaction.range_jobs import KEYS, check, filled, ranged, request
 

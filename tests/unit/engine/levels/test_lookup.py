@@ -111,18 +111,6 @@ async def test_many_at_once_read_each_block_once(large: Levels) -> None:
     assert_one_block_per_hit(ssts, len(numbers))
 
 
-async def test_nothing_asked_reads_nothing(large: Levels) -> None:
-    """No keys, or keys outside of all SSTs, send no request."""
-    ssts, tree = opened(large)
-    large.store.requests.clear()
-    assert await find_many(ssts, tree, []) == {}
-    assert await find_many(ssts, tree, [b"a", b"z"]) == {}
-    assert await find(ssts, tree, b"z") is None
-    assert not may_hold(ssts, tree, b"z")
-    assert await find(ssts, Levels().tree(), b"a") is None
-    assert large.store.reads == []
-
-
 async def test_a_cold_lookup_opens_all_it_needs_at_once(large: Levels) -> None:
     """The metadata that a lookup misses is asked for in parallel."""
     ssts, tree = opened(large)

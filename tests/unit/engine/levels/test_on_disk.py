@@ -92,30 +92,6 @@ async def test_filter_and_the_rest_are_pieces_of_their_own(tmp_path: Path) -> No
     assert len(levels.store.reads) == 2
 
 
-async def test_of_many_blocks_the_missing_come_with_one_request(tmp_path: Path) -> None:
-    """Blocks that stand on the disk are not fetched but between others."""
-    levels = Levels()
-    info = levels.add(1, POINTS, block_bytes=200)
-    disk = open_cache(tmp_path)
-    ssts = levels.open(disk)
-    opened = await ssts.metadata(info)
-    handles = list(opened.index)
-    assert len(handles) >= 8
-    for number in (0, 1, 4, 7):
-        await ssts.block(opened, number)
-    await disk.flush()
-    levels.store.requests.clear()
-    blocks = await levels.open(disk).neighbours(info.id, 0, handles[:8])
-    assert [block.first_key for block in blocks] == [handle.first_key for handle in handles[:8]]
-    end = handles[6].offset + handles[6].length
-    ((_, offset, length),) = levels.store.reads
-    assert (offset, length) == (handles[2].offset, end - handles[2].offset)
-    await disk.flush()
-    levels.store.requests.clear()
-    await levels.open(disk).neighbours(info.id, 0, handles[:8])
-    assert levels.store.reads == []
-
-
 async def test_long_scans_pass_the_disk_by(tmp_path: Path) -> None:
     """A scan keeps its first blocks; what it reads ahead is neither looked for nor kept."""
     levels = Levels()

@@ -247,18 +247,6 @@ async def test_damage_is_told_with_object_and_offset() -> None:
         await drain(ssts, tree)
 
 
-@BOTH
-async def test_the_end_of_a_range_tombstone_is_not_hidden(*, reverse: bool) -> None:
-    """A newer range tombstone that ends with the last key of an SST leaves that key."""
-    levels = Levels()
-    levels.add(1, entries_of(range(100), 1), block_bytes=100)
-    ssts, tree = levels.open(), levels.tree()
-    hidden = RangeTombstones().with_added([range_tombstone(b"", key_of(99), 5)])
-    (source,) = tree_sources(ssts, tree, ALL, reverse=reverse)
-    keys = [key async for window in windows(source, hidden) for key in window.run.keys]
-    assert key_of(99) in keys
-
-
 async def test_a_scan_does_not_hold_filters() -> None:
     """What a scan holds of an SST beside the caches is without the filter, its largest part."""
     levels = wide()

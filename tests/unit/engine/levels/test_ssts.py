@@ -8,9 +8,7 @@ import pytest
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.sst_table import SstInfo
-from shalekv.engine.levels.lookup import find
-from shalekv.engine.levels.ssts import BLOCK_OVERHEAD_BYTES
-from shalekv.errors import CorruptObject, ObjectNotFound, StoreUnavailable
+from shalekv.errors import CorruptObject, StoreUnavailable
 from shalekv.format.block_frame import Codec
 from shalekv.format.names import level_name
 from shalekv.format.section import Section
@@ -108,20 +106,6 @@ async def test_a_failed_read_is_told_and_tried_again() -> None:
     assert ssts.counters.in_flight_bytes == 0
 
 
-async def test_what_is_gone_is_told_as_it_is() -> None:
-    """An object that was collected is `ObjectNotFound`, for one reader and for many in parallel."""
-    levels = Levels()
-    for level in (0, 1, 2):
-        levels.add(level, POINTS)
-    ssts, tree = levels.open(), levels.tree()
-    await levels.store.delete([level_name(info.id) for info in levels.infos])
-    for read in (ssts.metadata(levels.infos[0]), ssts.open_many(levels.infos)):
-        with pytest.raises(ObjectNotFound):
-            await read
-    with pytest.raises(ObjectNotFound):
-        await find(ssts, tree, b"010")
-
-
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 async def test_neighbours_come_with_one_request(codec: Codec) -> None:
     """Blocks in a row come with one request for what is missing, and are those of the SST."""
@@ -145,24 +129,6 @@ async def test_neighbours_come_with_one_request(codec: Codec) -> None:
     assert await ssts.blocks(opened, range(7), keep=True) == expected[:7]
     assert await ssts.blocks(opened, range(7), keep=False) == expected[:7]
     assert len(levels.store.reads) == 2
-
-
-async def test_caches_keep_to_their_bounds() -> None:
-    """However much is read, both caches hold no more than their bounds."""
-    levels = Levels()
-    for level in range(1, 20):
-        levels.add(level, POINTS, block_bytes=200, filter_bits=32.0)
-    block_cache_bytes = 5 * (200 + BLOCK_OVERHEAD_BYTES)
-    ssts = levels.open(block_cache_bytes=block_cache_bytes, metadata_cache_bytes=1 * MIB)
-    for info in levels.infos:
-        opened = await ssts.metadata(info)
-        for number in range(len(opened.index)):
-            await ssts.block(opened, number)
-            assert ssts.counters.block_held_bytes <= block_cache_bytes
-    counters = ssts.counters
-    assert counters.block_held_bytes > block_cache_bytes - 2 * (300 + BLOCK_OVERHEAD_BYTES)
-    assert counters.block_evictions > 30
-    assert counters.metadata_held_bytes <= 1 * MIB
 
 
 async def test_requests_in_flight_keep_to_the_budget() -> None:
