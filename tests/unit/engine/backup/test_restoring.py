@@ -11,7 +11,6 @@ from shalekv.engine.backup.plan import EPOCH_GAP, MANIFEST_ID_GAP
 from shalekv.engine.consumer_leases import ConsumerLeases
 from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import BackupNotFound, DatabaseExists, Fenced, IllegalState
-from shalekv.format.backup_names import LevelCopy
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
@@ -20,13 +19,11 @@ from tests.kit.engine.backups import (
     Place,
     back_up,
     backup_ids,
-    creation,
     database,
     household,
     new_database,
     restore,
     scanned,
-    verify,
     write,
 )
 from tests.kit.household import CALL
@@ -36,12 +33,26 @@ from tests.kit.store import MortalProcess
 HOUR_MS = 3_600_000
 
 
-async def test_a_restored_database_is_written_compacted_and_collected() -> None:
-    """It stays equal by scan to what it was made of, and sound; the source knows nothing of it."""
+class PlaceInThePast(Place):
+    """A place with a clock of 1970."""
+
+    def store(self) -> ObjectStore:
+        """As it is there."""
+        return MemoryStore(lambda: 5_000_000, objects=self.objects)
+
+
+async def test_restored_database_is_like_any_other() -> None:
+    """Collected by any clock, written and compacted, it stays sound, and the source as it was."""
     source, pairs = await database()
-    repository, target = Place(), Place()
+    assert (await source.manifest()).gc_cutoff_ms > 0
+    repository = Place()
     await back_up(source, repository)
-    await restore(repository, target)
+    for target in (PlaceInThePast(), Place()):
+        assert (await restore(repository, target)).gc_cutoff_ms == 0
+        async with household(target) as roles:
+            await roles.collect()
+        await target.check()
+        assert await scanned(target) == pairs
     for number in range(2):
         await write(target, **{f"added-{number}": "here"})
         async with household(target) as roles:
@@ -51,29 +62,6 @@ async def test_a_restored_database_is_written_compacted_and_collected() -> None:
     added = {b"added-0": b"here", b"added-1": b"here"}
     assert await scanned(target) == {**pairs, **added}
     assert await scanned(source) == pairs
-
-
-async def test_a_restored_database_is_collected_by_any_clock() -> None:
-    """Nothing that was restored is garbage, though the clock of the new store is far behind."""
-    source, pairs = await database()
-    async with household(source) as roles:
-        await roles.collect()
-    assert (await source.manifest()).gc_cutoff_ms > 0
-    repository, target = Place(), Slow()
-    await back_up(source, repository)
-    assert (await restore(repository, target)).gc_cutoff_ms == 0
-    async with household(target) as roles:
-        await roles.collect()
-    await target.check()
-    assert await scanned(target) == pairs
-
-
-class Slow(Place):
-    """A place with a clock of 1970."""
-
-    def store(self) -> ObjectStore:
-        """As it is there."""
-        return MemoryStore(lambda: 5_000_000, objects=self.objects)
 
 
 async def test_what_belongs_to_processes_does_not_come_back() -> None:
@@ -211,20 +199,3 @@ async def test_any_backup_can_be_chosen() -> None:
     assert await scanned(other) == {**pairs, b"more": b"1"}
     with pytest.raises(BackupNotFound):
         await restore(repository, Place(), backup_id="20260131T040000123Z-00000000")
-
-
-async def test_backups_of_what_was_restored_share_its_copies() -> None:
-    """They go where those of the source are: no SST is copied again, and both can be restored."""
-    source, _ = await database()
-    repository, target = Place(), Place()
-    first = await back_up(source, repository)
-    await restore(repository, target)
-    await write(target, on="the way")
-    again = creation(target, repository)
-    second = await again.run()
-    new = {*second.copies} - {*first.copies}
-    assert not any(isinstance(copy, LevelCopy) for copy, _ in new)
-    assert again.progress.objects_copied == len(new)
-    assert await verify(repository) == []
-    await restore(repository, third := Place())
-    assert await scanned(third) == await scanned(target)

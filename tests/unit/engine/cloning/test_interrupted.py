@@ -257,11 +257,3 @@ async def test_a_pin_that_keeps_a_clone_is_not_deleted_by_mistake() -> None:
     assert await parent.pins() == []
 
 
-async def test_a_database_is_not_created_over_a_clone_that_is_being_made() -> None:
-    """Who creates a database where a clone begins is told that something is there."""
-    clone = Place("clone")
-    with real_runtime() as runtime:
-        clone_id = await claim_id(clone.cas(runtime))
-        assert await claim_id(clone.cas(runtime)) == clone_id
-        with pytest.raises(IllegalState, match="no manifest"):
-            await create_database(clone.store, runtime, StoreSettings())

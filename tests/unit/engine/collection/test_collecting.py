@@ -58,23 +58,6 @@ async def test_young_garbage_stays_until_it_is_old() -> None:
     assert (await database.manifest()).gc_cutoff_ms == database.now_ms - AGE_S * 1_000
 
 
-async def test_idle_database_is_left_alone() -> None:
-    """When nothing is left to delete, collections cost six requests, edit nothing, and end so."""
-    database = await compacted()
-    collecting = database.collecting()
-    for _ in range(3):
-        database.pass_time()
-        await collecting.collect()
-    settled = database.names()
-    before = Counter(database.store.sent.by_kind)
-    for _ in range(5):
-        database.pass_time()
-        report = await collecting.collect()
-        assert (report.deleted_objects, report.is_edited) == (0, False)
-    spent = Counter(database.store.sent.by_kind) - before
-    assert database.names() == settled == await database.needed()
-    # The clock and the current manifest; three folders, and manifests again.
-    assert spent == {RequestKind.READ: 5 * 2, RequestKind.LIST: 5 * 4}
 
 
 @pytest.mark.parametrize("reason", [Reason.LEASE, Reason.PENDING_LOAD])

@@ -106,43 +106,6 @@ async def test_who_asks_at_once_shares_a_load(bytes_max: int) -> None:
     assert not cache.is_loading("a")
 
 
-async def test_a_failed_load_is_told_to_all_and_not_kept() -> None:
-    """All who waited get the error; who asks afterwards loads anew."""
-    cache: Cache[str, str] = Cache(100)
-    loads = Loads()
-    error = StoreUnavailable("memory://", "get_range", "a", "no answer")
-    async with asyncio.TaskGroup() as tasks:
-        calls = [tasks.create_task(_outcome(cache, loads)) for _ in range(3)]
-        await quiesce()
-        loads.begun[0].set_exception(error)
-    assert [call.result() for call in calls] == [error] * 3
-    assert len(loads.begun) == 1
-    assert await cache.load("a", at_once("A")) == "A"
-
-
-async def _outcome(cache: Cache[str, str], loads: Loads) -> str | Exception:
-    try:
-        return await cache.load("a", loads.fetch)
-    except StoreUnavailable as error:
-        return error
-
-
-async def test_a_cancelled_loader_is_followed_by_one_who_waits() -> None:
-    """When the loader is cancelled, one of those who wait loads, and the rest wait for that one."""
-    cache: Cache[str, str] = Cache(100)
-    loads = Loads()
-    async with asyncio.TaskGroup() as tasks:
-        calls = [tasks.create_task(cache.load("a", loads.fetch)) for _ in range(4)]
-        await quiesce()
-        calls[0].cancel()
-        calls[1].cancel()  # it would have been the next
-        await quiesce()
-        assert len(loads.begun) == 2
-        loads.begun[1].set_result(Sized("A", 1))
-    assert [call.cancelled() for call in calls] == [True, True, False, False]
-    assert cache.find("a") == "A"
-
-
 async def test_a_loader_that_is_cancelled_before_it_begins_hands_on() -> None:
     """Who is made the loader and cancelled in the same moment passes that on."""
     cache: Cache[str, str] = Cache(100)

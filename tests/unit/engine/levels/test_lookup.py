@@ -124,6 +124,22 @@ async def test_a_cold_lookup_opens_all_it_needs_at_once(large: Levels) -> None:
     assert call.result() is None
 
 
+async def test_range_tombstone_answers_without_reading_blocks() -> None:
+    """What it hides in its SST and below is not read; a put of the same commit is newer."""
+    levels = Levels()
+    levels.add(2, [Entry(key, 1, Kind.PUT) for key in (b"a", b"b", b"h")])
+    put = Entry(b"d", 5, Kind.PUT)
+    levels.add(0, [put], [range_tombstone(b"b", b"f", 5), range_tombstone(b"h", b"", 6)])
+    ssts, tree = levels.open(), levels.tree()
+    await ssts.open_many(levels.infos)
+    assert await find(ssts, tree, b"b") is None
+    assert await find_many(ssts, tree, [b"b", b"h"]) == {}
+    assert not may_hold(ssts, tree, b"b")
+    assert ssts.counters.blocks_fetched == 0
+    assert await find(ssts, tree, b"d") == put
+    assert await find_many(ssts, tree, [b"d"]) == {b"d": put}
+
+
 async def test_a_lookup_stops_where_it_finds() -> None:
     """What a newer source holds is not looked for in older ones, which are not even opened."""
     levels = Levels()
@@ -133,41 +149,6 @@ async def test_a_lookup_stops_where_it_finds() -> None:
     await ssts.metadata(newest)
     assert await find(ssts, tree, b"k") == Entry(b"k", 2, Kind.TOMBSTONE)
     assert {name for name, _, _ in levels.store.reads} == {level_name(newest.id)}
-
-
-async def test_range_tombstones_hide_what_is_older() -> None:
-    """A range tombstone hides what is older in its SST and below, without reading it."""
-    levels = Levels()
-    entries = [Entry(bytes([key]), 1, Kind.PUT, b"old") for key in b"abcdefgh"]
-    levels.add(2, entries)
-    levels.add(
-        0,
-        [Entry(b"c", 7, Kind.PUT, b"after"), Entry(b"d", 5, Kind.PUT), Entry(b"e", 4, Kind.PUT)],
-        [range_tombstone(b"b", b"f", 5), range_tombstone(b"h", b"", 6)],
-    )
-    ssts, tree = levels.open(), levels.tree()
-    expected = {
-        b"a": entries[0],
-        b"c": Entry(b"c", 7, Kind.PUT, b"after"),
-        b"d": Entry(b"d", 5, Kind.PUT),  # of the same commit: the put came after
-        b"f": entries[5],
-        b"g": entries[6],
-    }
-    asked = [bytes([key]) for key in b"abcdefghi"]
-    assert await find_many(ssts, tree, asked) == expected
-    for key in asked:
-        assert await find(ssts, tree, key) == expected.get(key)
-    assert [may_hold(ssts, tree, key) for key in (b"b", b"h", b"i", b"c")] == [
-        False,
-        False,
-        False,
-        True,
-    ]
-    fresh = levels.open()
-    await fresh.open_many(levels.infos)
-    assert await find(fresh, tree, b"b") is None
-    assert await find_many(fresh, tree, [b"b", b"h"]) == {}
-    assert fresh.counters.blocks_fetched == 0
 
 
 @pytest.mark.parametrize("filter_bits", [None, 10.0])

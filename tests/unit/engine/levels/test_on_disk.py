@@ -71,27 +71,6 @@ async def test_a_new_process_asks_the_store_for_nothing(tmp_path: Path) -> None:
     assert counters.disk.hits > 20
 
 
-async def test_filter_and_the_rest_are_pieces_of_their_own(tmp_path: Path) -> None:
-    """Whoever needs one of them finds what another has read; the other comes with one request."""
-    levels = Levels()
-    info = levels.add(1, POINTS, block_bytes=200)
-    disk = open_cache(tmp_path)
-    await levels.open(disk).metadata(info, with_filter=False)
-    await disk.flush()
-    assert len(levels.store.reads) == 1
-    opened = await levels.open(disk).metadata(info)
-    await disk.flush()
-    assert opened.filter is not None
-    assert levels.store.reads[1:] == [
-        (levels.store.reads[0][0], info.filter_offset, info.filter_len)
-    ]
-    again = levels.open(open_cache(tmp_path))
-    await again.metadata(info, with_filter=False)
-    assert (await again.metadata(info)).filter is not None
-    assert (await levels.open(open_cache(tmp_path)).metadata(info)).filter is not None
-    assert len(levels.store.reads) == 2
-
-
 async def test_long_scans_pass_the_disk_by(tmp_path: Path) -> None:
     """A scan keeps its first blocks; what it reads ahead is neither looked for nor kept."""
     levels = Levels()

@@ -55,21 +55,6 @@ async def test_first_come_first_served() -> None:
     assert (requests.budget.in_flight_bytes, requests.budget.in_flight_bytes_peak) == (0, 10)
 
 
-async def test_what_is_larger_than_the_budget_goes_alone() -> None:
-    """A request above the bound waits until nothing is in flight, and then all wait for it."""
-    requests = Requests(ReadBudget(10))
-    async with asyncio.TaskGroup() as tasks:
-        for name, size_bytes in [("a", 1), ("large", 25), ("b", 1)]:
-            tasks.create_task(requests.request(name, size_bytes))
-        await quiesce()
-        assert requests.order == ["a"]
-        await requests.end("a")
-        assert requests.order == ["a", "large"]
-        await requests.end("large")
-        await requests.end("b")
-    assert requests.budget.in_flight_bytes == 0
-
-
 @pytest.mark.parametrize("number", range(10))
 async def test_any_cancellations(number: int) -> None:
     """Whatever is cancelled when, the bound holds, nobody is forgotten, and all is given back."""

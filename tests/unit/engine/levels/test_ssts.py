@@ -11,7 +11,6 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.errors import CorruptObject, StoreUnavailable
 from shalekv.format.block_frame import Codec
 from shalekv.format.names import level_name
-from shalekv.format.section import Section
 from shalekv.settings.model import MIB
 from tests.kit.engine.running_log import quiesce
 from tests.kit.engine.trees import Levels, range_tombstone
@@ -41,18 +40,6 @@ async def test_metadata_comes_with_one_request() -> None:
     assert (counters.metadata_hits, counters.metadata_misses) == (1, 1)
     assert counters.metadata_requests == 1
     assert counters.metadata_fetched_bytes == info.size_bytes - info.filter_offset
-
-
-async def test_range_tombstones_come_with_one_request_more() -> None:
-    """However many blocks they take, the range tombstones come whole with a second request."""
-    levels = Levels()
-    info = levels.add(1, POINTS, RANGES, block_bytes=20)
-    ssts = levels.open()
-    opened = await ssts.metadata(info)
-    assert len(opened.index.blocks_of(Section.RANGE_TOMBSTONES)) >= 3
-    assert len(opened.range_tombstones) == len(RANGES)
-    assert await ssts.metadata(info) is opened
-    assert len(levels.store.reads) == ssts.counters.metadata_requests == 2
 
 
 async def test_who_needs_no_filter_does_not_read_it() -> None:
