@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from shalekv.core.manifest import WalMode
+from shalekv.engine.backup.copying import CopyLimits, for_each
 from shalekv.engine.backup.creating import BackupCreation
 from shalekv.engine.backup.repository import Repository
 from shalekv.errors import DatabaseMismatch, DatabaseNotFound
@@ -176,3 +177,27 @@ async def scanned_of(repository: Place, backup_id: str | None = None) -> dict[by
     await restore(repository, target, backup_id=backup_id)
     await target.check()
     return await scanned(target)
+
+
+@pytest.mark.parametrize(("parallel", "bytes_max"), [(1, 1_000), (3, 1_000), (8, 100), (8, 7)])
+async def test_neither_bound_is_passed(parallel: int, bytes_max: int) -> None:
+    """No more objects and bytes at once than are allowed, but one object; all are done."""
+    sizes = [(number * 37) % 50 + 1 for number in range(60)]
+    done: list[int] = []
+    in_flight: list[int] = []
+    peak_count = 0
+
+    async def act(size_bytes: int) -> None:
+        nonlocal peak_count
+        in_flight.append(size_bytes)
+        peak_count = max(peak_count, len(in_flight))
+        assert len(in_flight) == 1 or sum(in_flight) <= bytes_max
+        for _ in range(3):
+            await asyncio.sleep(0)
+        in_flight.remove(size_bytes)
+        done.append(size_bytes)
+
+    await for_each(sizes, act, lambda size_bytes: size_bytes, CopyLimits(parallel, bytes_max))
+    assert sorted(done) == sorted(sizes)
+    assert peak_count <= parallel
+    assert peak_count == parallel or bytes_max < 1_000

@@ -4,104 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from random import Random
 
 import pytest
 
-from shalekv.clock import LoopClock
 from shalekv.core.manifest import PendingLoad, RecentLoad
 from shalekv.core.sst_table import SstTable
-from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.files import LoadFiles
 from shalekv.engine.bulk.job import LoadJob
 from shalekv.errors import LeaseLost
-from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
-from tests.kit.engine.loading_jobs import (
-    LOAD_ID,
-    WRITER,
-    begin,
-    collect,
-    load,
-    look,
-    process,
-    rows_of,
-    write,
-)
+from tests.kit.engine.loading_jobs import LOAD_ID, begin, load, look, process, rows_of, write
 from tests.kit.engine.running_log import yielding_runtime
-from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.store import FaultyStore, at_each_request, at_request
 
 ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
-RENEWALS = 20
-STEPS = 5  # of a wait, with a collection after each
-
-
-class PassingClock(LoopClock):
-    """A clock whose waits are over at once, and have passed at the store, where the collector has
-    run again and again meanwhile.
-    """
-
-    def __init__(self, database: CollectedDatabase) -> None:
-        self._ground = database
-        self._sleeps = 0
-        self._slept = asyncio.Condition()
-
-    def monotonic_ms(self) -> float:
-        """The time of the store."""
-        return self._ground.now_ms
-
-    async def sleep_ms(self, duration_ms: float) -> None:
-        """Let the time pass."""
-        await asyncio.sleep(0)
-        for _ in range(STEPS):
-            self._ground.now_ms += round(duration_ms / STEPS)
-            await self._ground.collecting().collect()
-        async with self._slept:
-            self._sleeps += 1
-            self._slept.notify_all()
-
-    async def sleep_often(self, count: int) -> None:
-        """Until somebody has slept so many times."""
-        async with self._slept:
-            await self._slept.wait_for(lambda: self._sleeps >= count)
-
-
-def on(database: CollectedDatabase, clock: PassingClock) -> CasStore:
-    """The store, for a process with this clock."""
-    return CasStore(
-        database.another_store(), Runtime(clock, Random(1), InlineWorkers()), StoreSettings()
-    )
-
-
-async def test_a_job_of_many_lives_of_its_lease_loses_nothing() -> None:
-    """The lease is renewed while the work goes on, and the collector beside it takes nothing."""
-    database = await CollectedDatabase.created()
-    clock = PassingClock(database)
-    store = on(database, clock)
-    job = await begin(store)
-
-    async def work() -> None:
-        files = LoadFiles(store, job.ticket)
-        await files.add(ROWS)
-        infos = await files.finish()
-        await clock.sleep_often(RENEWALS)
-        await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
-
-    began_ms = database.now_ms
-    await job.guard(work)
-    assert database.now_ms - began_ms > 5 * TTL_S * 1_000
-    await job.end()
-    await collect(database)
-    assert [*(await look(database)).state] == [b"a", b"b"]
 
 
 async def test_work_without_a_lease_is_in_vain() -> None:
     """When the lease is found to be gone, the work is cancelled, and the error says why."""
     database = await CollectedDatabase.created()
-    store = on(database, PassingClock(database))
+    store = CasStore(database.store, yielding_runtime(), StoreSettings())
     job = await begin(store)
     await database.edit(lambda manifest: replace(manifest, leases=()))
     is_cancelled = False

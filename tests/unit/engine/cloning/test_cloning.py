@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from shalekv.core.manifest import WalMode
 from shalekv.core.origins import foreign_ids, is_pin, pin_name
 from shalekv.engine.collection.fences import FENCE_BYTES
 from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest, SnapshotNotFound
 from shalekv.format import names
-from shalekv.manifest.stored import StoredManifest
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.places import HOUR_MS, Place, everything, puts
-from tests.kit.processes.in_process import real_runtime
 
 
 async def test_a_clone_is_equal() -> None:
@@ -29,26 +24,6 @@ async def test_a_clone_is_equal() -> None:
     assert cloned.wal_objects >= 4
     assert await clone.damage() == await parent.damage() == []
     assert not foreign_ids((await clone.manifest()).origins) & await clone.ssts()
-
-
-async def test_the_archive_of_a_database_with_safekeepers_is_cloned() -> None:
-    """The clone has none, holds what was archived, and it is told that there may be more."""
-    parent, clone = await everything(), Place("clone")
-    expected = await parent.rows()
-    members = ("00" * 16 + "@sk1:7655",)
-    with real_runtime() as runtime:
-        stored = StoredManifest(parent.cas(runtime))
-        await stored.refresh()
-        await stored.edit(
-            lambda m: replace(m, wal_mode=WalMode.QUORUM, wal_members=members, wal_generation=1),
-            lambda m: m.wal_members == members,
-        )
-    cloned = await parent.clone_to(clone)
-    assert cloned.is_of_archive
-    manifest = await clone.manifest()
-    assert (manifest.wal_mode, manifest.wal_members) == (WalMode.OBJECT_STORE, ())
-    assert await clone.rows() == expected
-    assert not (await clone.clone_to(Place("clone of it"))).is_of_archive
 
 
 async def test_what_is_written_stays_where_it_was_written() -> None:
@@ -186,31 +161,6 @@ async def test_a_snapshot_of_the_clone_keeps_the_pin() -> None:
     await parent.collect()
     assert await later.rows() == expected
     assert await later.damage() == []
-
-
-async def test_a_clone_is_cloned() -> None:
-    """A clone of a clone reads what each of both has written, and does without the one between."""
-    parent, clone, second = await everything(), Place("clone"), Place("second")
-    await parent.clone_to(clone)
-    await clone.put(b"key003", b"clone", value=b"of the clone")
-    await clone.compact(l0_trigger_count=100)
-    expected = await clone.rows()
-    await clone.clone_to(second)
-    assert await second.rows() == expected
-    assert {origin.url for origin in (await second.manifest()).origins} == {parent.url, clone.url}
-    await clone.write(puts([key for key, _, _ in expected], b"other"))
-    await clone.compact()
-    await clone.collect()
-    assert [pin.name for pin in await parent.pins()] == [
-        pin_name((await second.manifest()).database_id)
-    ]
-    await parent.write(puts([key for key, _, _ in expected], b"other"))
-    await parent.compact()
-    await parent.collect()
-    assert await second.rows() == expected
-    await second.compact()
-    assert await second.rows() == expected
-    assert await second.damage() == []
 
 
 async def test_no_database_is_overwritten() -> None:

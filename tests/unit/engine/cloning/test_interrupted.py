@@ -12,19 +12,10 @@ from shalekv.core.audit.finding import FindingKind
 from shalekv.core.manifest import Snapshot
 from shalekv.core.origins import is_fixed, is_pin, needed_pins
 from shalekv.core.snapshot import NEVER, find_snapshot
-from shalekv.engine.cloning.first_slot import claim_id
 from shalekv.engine.cloning.making import Cloned, Cloning
 from shalekv.engine.snapshots import Snapshots
-from shalekv.errors import (
-    DatabaseExists,
-    DatabaseNotFound,
-    IllegalState,
-    InvalidRequest,
-    OriginLost,
-)
+from shalekv.errors import DatabaseExists, DatabaseNotFound, InvalidRequest, OriginLost
 from shalekv.format import names
-from shalekv.roles.database import create_database
-from shalekv.settings import StoreSettings
 from tests.kit.engine.places import HOUR_MS, Place, Row, everything, puts
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.store import Died, FaultyStore, MortalProcess, Request
@@ -255,5 +246,3 @@ async def test_a_pin_that_keeps_a_clone_is_not_deleted_by_mistake() -> None:
         assert await snapshots.renew(pin.id.hex(), ttl_ms=None) == pin
         assert await snapshots.delete(pin.name, is_forced=True) == pin
     assert await parent.pins() == []
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,13 +9,15 @@ import pytest
 from shalekv.core.collectable import Folder, Reason
 from shalekv.core.manifest import PendingLoad
 from shalekv.core.sst_table import SstTable
+from shalekv.engine.collection.deleting import BATCH_MAX, Deleter
 from shalekv.engine.collection.fences import FENCE_BYTES
 from shalekv.errors import BadChecksum, DatabaseNotFound, IllegalState, SnapshotNotFound
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.store.counting import CountingStore, Operation
-from shalekv.store.requests import RequestKind
+from shalekv.store.memory import MemoryStore
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
+from tests.kit.inline_runtime import InlineClock
 from tests.kit.store import FaultyStore
 
 
@@ -56,8 +57,6 @@ async def test_young_garbage_stays_until_it_is_old() -> None:
     database.pass_time(0.001)
     assert (await database.collecting().collect()).deleted[Folder.LEVELS].objects == 1
     assert (await database.manifest()).gc_cutoff_ms == database.now_ms - AGE_S * 1_000
-
-
 
 
 @pytest.mark.parametrize("reason", [Reason.LEASE, Reason.PENDING_LOAD])
@@ -259,3 +258,27 @@ async def test_garbage_goes_in_an_order_that_leaves_no_hole() -> None:
     for folder in ("manifest/", "wal/"):
         within = [name for name in deleted if name.startswith(folder)]
         assert within == sorted(within)
+
+
+@pytest.mark.parametrize(
+    ("per_s_count", "count", "requests", "waited_ms"),
+    [
+        (5, 23, 5, 4_000),
+        (5, 5, 1, 0),
+        (5, 6, 2, 1_000),
+        (1_000, 2_500, 3, 2_000),
+        (4_000, 2_500, 3, 500),
+        (7, 0, 0, 0),
+    ],
+)
+async def test_batches_keep_to_the_rate(
+    per_s_count: int, count: int, requests: int, waited_ms: float
+) -> None:
+    """No batch is larger than a second, or a request, allows; each waits for those before it."""
+    clock = InlineClock()
+    store = CountingStore(MemoryStore(lambda: 0))
+    await Deleter(store, clock, per_s_count=per_s_count).delete(f"wal/{n}" for n in range(count))
+    assert store.counts[Operation.DELETE].requests == requests
+    assert store.counts[Operation.DELETE].objects == count
+    assert clock.monotonic_ms() == waited_ms
+    assert BATCH_MAX == 1_000

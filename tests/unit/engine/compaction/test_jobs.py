@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from pathlib import Path
-from random import Random, SystemRandom
-
 import pytest
 
-from shalekv.clock import LoopClock
 from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalResult
-from shalekv.core.compaction.publish import CompactorId
-from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.entry import Entry, Kind
-from shalekv.core.key_range import KeyRange
-from shalekv.core.lease import RANDOM_BYTES, new_lease_id
 from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
-from shalekv.engine.compaction.outputs import Authorship, LevelWriter
-from shalekv.engine.compaction.pace import Pace
-from shalekv.engine.compaction.part import Part, run_part
 from shalekv.errors import BadChecksum, IllegalState
-from shalekv.format.columns import Columns
 from shalekv.format.names import level_name
-from shalekv.format.section import Section
 from shalekv.format.system_key import record_key
-from shalekv.runtime import Runtime
-from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
-from shalekv.store.cas import CasStore
-from shalekv.store.local import LocalStore
 from tests.kit.engine.compaction import (
     STORE_NOW_MS,
     CompactedDatabase,
@@ -39,7 +21,6 @@ from tests.kit.engine.compaction import (
     small_settings,
 )
 from tests.kit.engine.naive_merge import NaiveTree
-from tests.kit.inline_runtime import InlineWorkers
 from tests.unit.engine.compaction.range_jobs import ranged
 
 OVER_MS = STORE_NOW_MS + 5
@@ -184,48 +165,3 @@ async def test_a_large_merge_is_divided_and_each_part_reads_its_share() -> None:
     assert sum(info.entry_count for info in result.outputs) == len(keys)
     # Each part reads the block at its border, and the metadata of what it has a share of, too.
     assert database.compactions.counters.read_bytes - before < 1.5 * job.input_bytes
-
-
-async def test_a_merge_stays_within_its_memory(tmp_path: Path) -> None:
-    """Inputs several times as large as the memory are merged within it, filters included."""
-    runtime = Runtime(LoopClock(), SystemRandom(), InlineWorkers())
-    store = CasStore(LocalStore(tmp_path, runtime), runtime, StoreSettings())
-    pace, random = Pace(runtime.clock, 0), Random(1)
-    author = Authorship(
-        bytes(16), CompactorId(1, bytes(16)), new_lease_id(1, bytes(RANDOM_BYTES)), 1
-    )
-    settings = LevelSettings(codec=LevelCodec.NONE, block_bytes=4 * KIB)
-    memory_bytes, runs, rows = 2 * MIB, 4, 5_000
-    sources = []
-    for run in range(runs):
-        writer = LevelWriter(store, author, settings, pace)
-        sst = writer.begin()
-        for start in range(0, rows, 500):
-            keys = [b"%08d" % (runs * n + run) for n in range(start, start + 500)]
-            values = [random.randbytes(300) for _ in keys]
-            sst.add(
-                Section.POINTS, Columns(keys, [runs - run] * 500, b"\1" * 500, values, [0] * 500)
-            )
-        sources.append([await writer.create(sst, L0)])
-    size_bytes = sum(info.size_bytes for run in sources for info in run)
-    assert size_bytes > 3 * memory_bytes
-    part = Part(
-        author=author,
-        target_level=1,
-        sources=sources,
-        keys=KeyRange(b"", b""),
-        older=OlderKeys(),
-        expiry_horizon_ms=0,
-        cuts=(),
-        levels=settings,
-        memory_bytes=memory_bytes,
-        bytes_per_s=0,
-    )
-    tracemalloc.start()
-    try:
-        result = await run_part(store, part, pace)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert sum(info.entry_count for info in result.outputs) == runs * rows
-    assert peak_bytes < memory_bytes, f"{peak_bytes:,} bytes"

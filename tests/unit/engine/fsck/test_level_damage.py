@@ -77,10 +77,8 @@ def _boasting(planted: Planted) -> None:
 
 SSTS: list[Row] = [
     ("a block", lambda p: p.flip(L0, 3), [(L0, Kind.BAD_CHECKSUM)]),
-    ("what only a snapshot needs", lambda p: p.flip(OLDER, 3), [(OLDER, Kind.BAD_CHECKSUM)]),
     ("what only a load needs", lambda p: p.flip(LOADED, 3), [(LOADED, Kind.BAD_CHECKSUM)]),
     ("gone", lambda p: p.objects.remove(LEFT), [(LEFT, Kind.MISSING)]),
-    ("a load's file is gone", lambda p: p.objects.remove(LOADED), [(LOADED, Kind.MISSING)]),
     (
         "another object",
         lambda p: _swapped(p, LEFT_SST, RIGHT_SST),
@@ -99,16 +97,6 @@ SSTS: list[Row] = [
     (
         "the manifest says another range",
         lambda p: p.edit_sst(LEFT_SST, first_key=b"b"),
-        [(LEFT, Kind.SST_MISMATCH)],
-    ),
-    (
-        "the manifest says other sequence numbers",
-        lambda p: p.edit_sst(LEFT_SST, max_seq=12),
-        [(LEFT, Kind.SST_MISMATCH)],
-    ),
-    (
-        "the manifest says other counts",
-        lambda p: p.edit_sst(LEFT_SST, entry_count=9),
         [(LEFT, Kind.SST_MISMATCH)],
     ),
     (

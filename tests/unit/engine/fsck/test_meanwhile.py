@@ -1,4 +1,4 @@
-"""A check of a database that others work on, or whose store fails."""
+"""A check of a sound database, of one that others work on, or whose store fails."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import pytest
+
 from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.core.manifest import PendingLoad
 from shalekv.core.sst_table import SstTable
 from shalekv.engine.fsck.check import Fsck
+from shalekv.errors import DatabaseNotFound
 from shalekv.format.load_record import load_entry
 from shalekv.format.names import manifest_name, wal_name
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
 from tests.kit.engine.damage import (
     CURRENT,
     L0_SST,
     LEFT_SST,
+    NOW_MS,
     OLD_SST,
     PINNED,
     SECOND_SEQ,
     Planted,
     sst_name,
 )
+from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import gathered, inline_runtime
 from tests.kit.samples import put
 from tests.kit.store import FaultyStore, Request
@@ -138,3 +144,39 @@ async def test_an_object_that_the_store_does_not_give() -> None:
         store.fail("get", name, times=99)
         assert await listed(store) == sorted([(name, FindingKind.UNREADABLE), *others])
     assert not FindingKind.UNREADABLE.is_damage
+
+
+async def test_a_sound_database_has_no_findings() -> None:
+    """Every kind of object is sound in its places; all is counted, and nothing is written."""
+    planted = Planted()
+    store = FaultyStore(planted.store)
+    fsck = Fsck(CasStore(store, inline_runtime(), StoreSettings()), parallel=1)
+    assert await gathered(fsck.findings()) == []
+    seen = fsck.progress
+    assert (seen.manifests, seen.wal_objects, seen.fences, seen.ssts) == (2, 8, 2, 7)
+    assert seen.objects_total == 15
+    infos = [*planted.objects.page("wal/", ""), *planted.objects.page("levels/", "")]
+    leased = 1
+    assert len(infos) == 15 + leased
+    assert 0 < seen.bytes_total < seen.size_bytes < sum(info.size_bytes for info in infos) + 5_000
+    assert store.asked("create") == store.asked("delete") == []
+    deep = Fsck(planted.cas, is_deep=True)
+    assert await gathered(deep.findings()) == []
+    assert deep.progress.merged_keys == len({b"a", b"c", b"m", b"p", b"y"})
+
+
+async def test_a_new_database_is_sound() -> None:
+    """A database without a single write, and one that was opened twice, have no findings."""
+    database = await Database.created()
+    cas = CasStore(database.store, database.runtime(), StoreSettings())
+    assert await gathered(Fsck(cas).findings()) == []
+    await database.open(k=3)
+    await database.open()
+    assert await gathered(Fsck(cas).findings()) == []
+
+
+async def test_where_there_is_no_database() -> None:
+    """An empty store is an error, not a clean database."""
+    cas = CasStore(MemoryStore(lambda: NOW_MS), inline_runtime(), StoreSettings())
+    with pytest.raises(DatabaseNotFound):
+        await gathered(Fsck(cas).findings())

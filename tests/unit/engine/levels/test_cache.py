@@ -85,27 +85,6 @@ async def test_what_is_too_large_is_returned_and_not_kept() -> None:
     assert (cache.held_bytes, cache.misses, cache.evictions) == (10, 2, 0)
 
 
-@pytest.mark.parametrize("bytes_max", [0, 100])
-async def test_who_asks_at_once_shares_a_load(bytes_max: int) -> None:
-    """Concurrent gets of a key load it once, even if it is not kept; other keys load beside it."""
-    cache: Cache[str, str] = Cache(bytes_max)
-    loads = Loads()
-    async with asyncio.TaskGroup() as tasks:
-        same = [tasks.create_task(cache.load("a", loads.fetch)) for _ in range(5)]
-        other = tasks.create_task(cache.load("b", loads.fetch))
-        await quiesce()
-        assert len(loads.begun) == 2
-        loads.begun[1].set_result(Sized("B", 1))
-        await quiesce()
-        assert other.done()
-        assert not any(task.done() for task in same)
-        loads.begun[0].set_result(Sized("A", 1))
-    assert {task.result() for task in same} == {"A"}
-    assert ("a" in cache) == (bytes_max > 0)
-    assert (cache.hits, cache.misses) == (0, 6)
-    assert not cache.is_loading("a")
-
-
 async def test_a_loader_that_is_cancelled_before_it_begins_hands_on() -> None:
     """Who is made the loader and cancelled in the same moment passes that on."""
     cache: Cache[str, str] = Cache(100)

@@ -194,28 +194,3 @@ async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
         await find_many(fresh, tree, asked)
     assert (raised.value.name, raised.value.offset) == (level_name(info.id), handle.offset)
     assert fresh.counters.in_flight_bytes == 0
-
-
-async def test_a_cancelled_lookup_leaves_nothing_behind() -> None:
-    """When a lookup of many keys is cancelled, nothing is in flight, and the next one succeeds."""
-    levels = Levels()
-    entries = [Entry(b"%03d" % key, 1, Kind.PUT, b"v" * 50) for key in range(100)]
-    levels.add(1, entries, block_bytes=1)
-    ssts, tree = levels.open(), levels.tree()
-    await ssts.open_many(levels.infos)
-    levels.gate.close()
-    asked = [entry.key for entry in entries[::2]]
-    async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(find_many(ssts, tree, asked))
-        other = tasks.create_task(find(ssts, tree, asked[0]))
-        for _ in range(30):
-            await asyncio.sleep(0)
-        assert levels.gate.waiting > 10
-        call.cancel()
-        for _ in range(30):
-            await asyncio.sleep(0)
-        levels.gate.open()
-    assert call.cancelled()
-    assert other.result() == entries[0]
-    assert ssts.counters.in_flight_bytes == 0
-    assert len(await find_many(ssts, tree, asked)) == len(asked)
