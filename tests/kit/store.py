@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from shalekv.errors import ObjectNotFound, StoreBroken, StoreUnavailable
 from shalekv.format import names
@@ -34,6 +34,8 @@ class Request(NamedTuple):
     operation: str  # the name of the method of `ObjectStore`
     name: str  # of the object, or the folder of a list; empty where there is none
     data: bytes = b""  # of a create
+    offset: int = 0  # of a ranged read
+    length: int = 0
 
 
 class Lost(Exception):
@@ -48,6 +50,103 @@ Hook = Callable[[Request], Awaitable[None]]
 
 async def nothing(_request: Request) -> None:
     """Let the request pass."""
+
+
+def at_request(at: int, act: Callable[[], Awaitable[object]]) -> Hook:
+    """Call `act` at the request with this number."""
+
+    async def hook(request: Request) -> None:
+        if request.number == at:
+            await act()
+
+    return hook
+
+
+class Gate:
+    """A hook that holds such requests while it is closed."""
+
+    def __init__(self, operation: str, prefix: str = "", *, is_open: bool = True) -> None:
+        self.operation = operation
+        self.prefix = prefix
+        self.waiting = 0
+        self._opened = asyncio.Event()
+        if is_open:
+            self._opened.set()
+
+    def close(self) -> None:
+        """Hold requests from now on."""
+        self._opened.clear()
+
+    def open(self) -> None:
+        """Let all pass."""
+        self._opened.set()
+
+    async def __call__(self, request: Request) -> None:
+        """Wait while the gate is closed."""
+        if request.operation != self.operation or not request.name.startswith(self.prefix):
+            return
+        self.waiting += 1
+        try:
+            await self._opened.wait()
+        finally:
+            self.waiting -= 1
+
+
+async def at_each_request(
+    run: Callable[[int], Awaitable[FaultyStore]], *, first: int = 0, step: int = 1
+) -> int:
+    """Call `run` with 0, 1, 2 .. until the store that it returns had no request of that number.
+
+    Returns that number.
+    """
+    at = first
+    while len((await run(at)).requests) > at:
+        at += step
+    return at
+
+
+class Died(BaseException):
+    """The process is no more."""
+
+
+class MortalProcess:
+    """A process that dies at a request, counted over all its stores from 0: it has no effect.
+
+    A reply that is lost is the same as a death at the next request.
+    """
+
+    def __init__(self, dies_at: int) -> None:
+        self.dies_at = dies_at
+        self.requests = 0
+
+    def store(self, inner: ObjectStore) -> FaultyStore:
+        """A store as this process sees it."""
+        return FaultyStore(inner, before=self._before)
+
+    async def run(self, work: Awaitable[object]) -> bool:
+        """Do some work; whether the process has lived."""
+        try:
+            await work
+        except* Died:
+            pass
+        return self.requests <= self.dies_at
+
+    async def _before(self, _request: Request) -> None:
+        await asyncio.sleep(0)
+        self.requests += 1
+        if self.requests > self.dies_at:
+            raise Died
+
+
+async def dying_at_each_request(run: Callable[[MortalProcess], Awaitable[object]]) -> int:
+    """Call `run` with a process that dies at its first request, the second ..; how many died."""
+    at = 0
+    while True:
+        process = MortalProcess(at)
+        await run(process)
+        if process.requests <= at:
+            return at
+        at += 1
 
 
 class FaultyStore(ObjectStore):
@@ -77,6 +176,12 @@ class FaultyStore(ObjectStore):
             if each.operation == operation and each.name.startswith(prefix)
         ]
 
+    @property
+    def reads(self) -> list[tuple[str, int, int]]:
+        """Name, offset and length of each ranged read."""
+        found = (each for each in self.requests if each.operation == "get_range")
+        return [(each.name, each.offset, each.length) for each in found]
+
     def fail(
         self, operation: str, prefix: str = "", error: Exception | None = None, *, times: int = 1
     ) -> None:
@@ -97,7 +202,7 @@ class FaultyStore(ObjectStore):
     ) -> CreateOutcome:
         try:
             return await self._pass(
-                "create", name, lambda: self.inner.create(name, data, metadata), data
+                "create", name, lambda: self.inner.create(name, data, metadata), data=data
             )
         except Lost as lost:
             return Unknown(str(lost))
@@ -106,9 +211,10 @@ class FaultyStore(ObjectStore):
         return await self._read("get", name, lambda: self.inner.get(name))
 
     async def get_range(self, name: str, offset: int, length: int) -> bytes:
-        return await self._read(
-            "get_range", name, lambda: self.inner.get_range(name, offset, length)
-        )
+        def read() -> Awaitable[bytes]:
+            return self.inner.get_range(name, offset, length)
+
+        return await self._read("get_range", name, read, offset=offset, length=length)
 
     async def head(self, name: str) -> ObjectInfo:
         return await self._read("head", name, lambda: self.inner.head(name))
@@ -136,16 +242,18 @@ class FaultyStore(ObjectStore):
     async def close(self) -> None:
         await self.inner.close()
 
-    async def _read(self, operation: str, name: str, call: Callable[[], Awaitable[R]]) -> R:
+    async def _read(
+        self, operation: str, name: str, call: Callable[[], Awaitable[R]], **details: int
+    ) -> R:
         try:
-            return await self._pass(operation, name, call)
+            return await self._pass(operation, name, call, **details)
         except Lost as lost:
             raise StoreUnavailable(self.url, operation, name, str(lost)) from lost
 
     async def _pass(
-        self, operation: str, name: str, call: Callable[[], Awaitable[R]], data: bytes = b""
+        self, operation: str, name: str, call: Callable[[], Awaitable[R]], **details: Any
     ) -> R:
-        request = Request(len(self.requests), operation, name, data)
+        request = Request(len(self.requests), operation, name, **details)
         self.requests.append(request)
         await self.before(request)
         answer = await call()

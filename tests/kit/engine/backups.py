@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from random import Random
@@ -25,7 +24,6 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore, StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.kit.engine.interposed import InterposedStore
 from tests.kit.household import Household, everything, write_all
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.processes.in_process import real_runtime, wall_clock_ms
@@ -105,7 +103,18 @@ async def household(place: Place) -> AsyncIterator[Household]:
         await roles.close()
 
 
+_MADE: list[tuple[Place, Pairs]] = []  # the database that is made once, as it was then
+
+
 async def database() -> tuple[Place, Pairs]:
+    """A copy of one database, and what a scan of it shows."""
+    if not _MADE:
+        _MADE.append(await new_database())
+    place, pairs = _MADE[0]
+    return place.copy(), dict(pairs)
+
+
+async def new_database() -> tuple[Place, Pairs]:
     """A database with SSTs on several levels and a WAL, and what a scan of it shows."""
     place = Place()
     async with household(place) as roles:
@@ -192,48 +201,3 @@ def deletion(repository: Place, *, is_abandoning: bool = False) -> Deletion:
 async def backup_ids(repository: Place) -> list[str]:
     """Of all backups."""
     return await Repository(repository.cas()).ids()
-
-
-class Died(Exception):
-    """The process has died."""
-
-
-class Mortal:
-    """A process that dies at a request: before that has an effect, or before it hears of it.
-
-    Its stores count their requests together. What it would do afterwards, it cannot do.
-    """
-
-    def __init__(self, at: int, *, is_late: bool) -> None:
-        self._at = at
-        self._is_late = is_late
-        self.requests = 0
-
-    def store(self, place: Place) -> InterposedStore:
-        """The store of this process at a place."""
-        return InterposedStore(place.store(), self._before, self._after)
-
-    async def _before(self, _operation: str, _name: str) -> None:
-        await asyncio.sleep(0)
-        self.requests += 1
-        if self.requests > self._at + self._is_late:
-            raise Died
-
-    async def _after(self, _operation: str, _name: str) -> None:
-        if self.requests > self._at:
-            raise Died
-
-
-async def until_it_lives(run: Callable[[Mortal], Awaitable[None]]) -> int:
-    """Call `run` with a process that dies at the first request, the second ..; how many died."""
-    deaths = 0
-    for is_late in (False, True):
-        at = 0
-        while True:
-            mortal = Mortal(at, is_late=is_late)
-            await run(mortal)
-            if mortal.requests <= at:
-                break
-            deaths += 1
-            at += 1
-    return deaths

@@ -75,12 +75,7 @@ def merge(memtable: Memtable) -> None:
 
 
 def read(
-    view: View,
-    *,
-    start: bytes = b"",
-    end: bytes = b"",
-    reverse: bool = False,
-    now_ms: int = NOW_MS,
+    view: View, *, start: bytes = b"", end: bytes = b"", reverse: bool = False, now_ms: int = NOW_MS
 ) -> list[tuple[bytes, bytes]]:
     """The keys and values that a scan of `view` yields."""
     slices = slices_of(view, start=start, end=end, reverse=reverse, now_ms=now_ms)
@@ -88,12 +83,7 @@ def read(
 
 
 def slices_of(
-    view: View,
-    *,
-    start: bytes = b"",
-    end: bytes = b"",
-    reverse: bool = False,
-    now_ms: int = NOW_MS,
+    view: View, *, start: bytes = b"", end: bytes = b"", reverse: bool = False, now_ms: int = NOW_MS
 ) -> list[list[Entry]]:
     """The slices of a scan of what is in memory."""
     slices = scan_slices(view, start=start, end=end, reverse=reverse, now_ms=now_ms)

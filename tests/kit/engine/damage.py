@@ -176,6 +176,17 @@ class Planted:
         others = [each for each in self.current.leveled_ssts if each.id != sst_id(number)]
         self.edit(leveled_ssts=SstTable.from_infos([*others, *infos]))
 
+    def rewrite(
+        self,
+        number: int,
+        level: int,
+        entries: Iterable[Entry] = (),
+        ranges: Iterable[Entry] = (),
+        system: Iterable[Entry] = (),
+    ) -> None:
+        """Put another SST in the place of one, also in the current manifest."""
+        self.replace_sst(number, self.sst(number, level, entries, ranges, system))
+
     def sst(
         self,
         number: int,
@@ -230,8 +241,7 @@ class Planted:
         name = wal_name(wal_id)
         made = replace(properties(name, epoch), writer_nonce=nonce or NONCES.get(epoch, bytes(16)))
         self.write(
-            name,
-            encode_sst(made, entries, ranges, system, control, block_bytes=64, codec=codec),
+            name, encode_sst(made, entries, ranges, system, control, block_bytes=64, codec=codec)
         )
 
 

@@ -1,4 +1,4 @@
-"""Bulk loads on a database in memory, as a process does them that may die at any request."""
+"""Bulk loads on a database in memory, and what a writer finds there."""
 
 from __future__ import annotations
 
@@ -20,17 +20,10 @@ from shalekv.engine.writer_engine import WriterEngine
 from shalekv.format import names
 from shalekv.format.columns import Columns, columns_of
 from shalekv.runtime import Runtime
-from shalekv.settings import (
-    LevelCodec,
-    LevelSettings,
-    LimitSettings,
-    StoreSettings,
-    WriterSettings,
-)
-from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore
+from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings, WriterSettings
+from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from tests.kit.engine.collection import AGE_S, TTL_S, Ground
-from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
 from tests.kit.engine.running_log import Told
 from tests.kit.inline_runtime import InlineWorkers, gathered
 
@@ -48,34 +41,10 @@ LIMITS = LimitSettings(value_bytes_max=1_000)
 State = Mapping[bytes, tuple[bytes, int]]  # key -> value, sequence number
 
 
-class Died(BaseException):
-    """The process is no more."""
-
-
-class MortalStore(InterruptedStore):
-    """Dies at a request, counted from 0: before it takes effect, or after that."""
-
-    def __init__(self, inner: ObjectStore, dies_at: int | None, *, takes_effect: bool) -> None:
-        self.dies_at = dies_at
-        self._takes_effect = takes_effect
-        super().__init__(inner, self._live)
-
-    async def _live(self, number: int) -> None:
-        if self.dies_at is not None and number >= self.dies_at:
-            raise Died
-
-    async def create(
-        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-    ) -> CreateOutcome:
-        if self._takes_effect and self.requests == self.dies_at:
-            await self._inner.create(name, data, metadata)
-        return await super().create(name, data, metadata)
-
-
-def process(ground: Ground, store: ObjectStore | None = None) -> CasStore:
+def process(database: CollectedDatabase, store: ObjectStore | None = None) -> CasStore:
     """The store as one more process sees it, whose clock is the real one."""
-    runtime = Runtime(LoopClock(), Random(ground.random.getrandbits(64)), InlineWorkers())
-    return CasStore(store or ground.another_store(), runtime, StoreSettings())
+    runtime = Runtime(LoopClock(), Random(database.random.getrandbits(64)), InlineWorkers())
+    return CasStore(store or database.another_store(), runtime, StoreSettings())
 
 
 def rows_of(pairs: Iterable[tuple[bytes, bytes]], *, deletes: Iterable[bytes] = ()) -> Columns:
@@ -106,9 +75,9 @@ async def load(store: CasStore, rows: Columns, load_id: str = LOAD_ID) -> Loaded
     return loaded
 
 
-async def write(ground: Ground, **pairs: bytes) -> int:
+async def write(database: CollectedDatabase, **pairs: bytes) -> int:
     """A commit of these puts by a writer that opens and closes; its sequence number."""
-    store = process(ground)
+    store = process(database)
     opened = await open_log(store, WRITER, address="")
     engine = WriterEngine(opened, WRITER, LoopClock())
     told = Told()
@@ -128,32 +97,32 @@ class Found(NamedTuple):
     loads: list[str]  # whose records it has replayed, oldest first
 
 
-async def look(ground: Ground) -> Found:
+async def look(database: CollectedDatabase) -> Found:
     """Open the database, and read all of it."""
-    opened = await open_log(process(ground), WRITER, address="")
+    opened = await open_log(process(database), WRITER, address="")
     engine = WriterEngine(opened, WRITER, LoopClock())
     view = await engine.committed_view()
     slices = await gathered(
-        scan_slices(view, start=b"", end=b"", reverse=False, now_ms=ground.now_ms)
+        scan_slices(view, start=b"", end=b"", reverse=False, now_ms=database.now_ms)
     )
     await engine.leave()
     read = {each.key: (each.value, each.seq) for entries in slices for each in entries}
     return Found(read, [each.load_id for each in opened.loads])
 
 
-def level_names(ground: Ground) -> set[str]:
+def level_names(database: CollectedDatabase) -> set[str]:
     """The files that are there."""
-    return {name for name in ground.names() if name.startswith(names.LEVELS_FOLDER)}
+    return {name for name in database.names() if name.startswith(names.LEVELS_FOLDER)}
 
 
-async def named_files(ground: Ground) -> set[str]:
+async def named_files(database: CollectedDatabase) -> set[str]:
     """The files that the current manifest names."""
-    manifest = await ground.manifest()
+    manifest = await database.manifest()
     tables = [manifest.leveled_ssts, *(each.ssts for each in manifest.pending_loads)]
     return {names.level_name(info.id) for table in tables for info in table}
 
 
-async def collect(ground: Ground) -> None:
+async def collect(database: CollectedDatabase) -> None:
     """All leases expire, and all that is there becomes old; then the collector runs."""
-    ground.pass_time(TTL_S + AGE_S + 1)
-    await ground.collecting().collect()
+    database.pass_time(TTL_S + AGE_S + 1)
+    await database.collecting().collect()

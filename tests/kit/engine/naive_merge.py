@@ -88,11 +88,7 @@ class NaiveTree:
         entries = {}
         for info in manifest.leveled_ssts:
             sst = await read_sst(store, info, manifest.database_id)
-            entries[info.id] = [
-                *sst.entries(),
-                *sst.range_tombstones(),
-                *sst.system_entries(),
-            ]
+            entries[info.id] = [*sst.entries(), *sst.range_tombstones(), *sst.system_entries()]
         return cls(Tree.of(manifest), entries)
 
     def entries(self) -> list[Entry]:

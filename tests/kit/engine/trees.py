@@ -1,8 +1,7 @@
-"""Trees made by hand on a store in memory that notes every read."""
+"""Trees made by hand on a store that notes every read."""
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -32,32 +31,7 @@ from shalekv.store.disk_cache import DiskCache
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.inline_runtime import finish, inline_runtime
 from tests.kit.samples import DATABASE_ID, properties
-
-Read = tuple[str, int, int]  # name, offset, length
-
-
-class NotedStore(MemoryStore):
-    """Notes ranged reads, holds them while `gate` is closed, and fails those that `errors` name."""
-
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(lambda: 0, objects=objects)
-        self.reads: list[Read] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.errors: list[Exception] = []
-        self.waiting = 0
-
-    async def get_range(self, name: str, offset: int, length: int) -> bytes:
-        self.reads.append((name, offset, length))
-        if not self.gate.is_set():
-            self.waiting += 1
-            try:
-                await self.gate.wait()
-            finally:
-                self.waiting -= 1
-        if self.errors:
-            raise self.errors.pop(0)
-        return await super().get_range(name, offset, length)
+from tests.kit.store import FaultyStore, Gate
 
 
 class Levels:
@@ -65,7 +39,8 @@ class Levels:
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()
-        self.store = NotedStore(self.objects)
+        self.gate = Gate("get_range")
+        self.store = FaultyStore(MemoryStore(lambda: 0, objects=self.objects), before=self.gate)
         self.counting = CountingStore(self.store)
         self.infos: list[SstInfo] = []
 

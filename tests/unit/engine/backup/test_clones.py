@@ -28,29 +28,27 @@ async def restore(repository: Place, target: Place) -> None:
         await Restoration(there, target.cas(runtime), fit).run(await there.chosen(None))
 
 
-def lose(place: Place) -> None:
-    """Remove all objects of a database."""
-    objects = named_objects(place.name)
-    for folder in ("manifest/", "wal/", "levels/"):
-        for info in objects.page(folder, ""):
-            objects.remove(info.name)
-
-
-async def test_a_clone_is_restored_without_its_parent() -> None:
-    """Equal by scan when parent and clone are gone, written to, compacted, and sound."""
+async def test_clone_is_restored_without_its_parent() -> None:
+    """Equal by scan when both are gone; compacted, backed up again, and cloned, it stays so."""
     parent, clone, repository, target = await everything(), Place("c"), Place("r"), Place("t")
     await parent.clone_to(clone)
     await clone.put(b"own", value=b"of the clone")
     expected = await clone.rows()
     await back_up(clone, repository)
     assert (await clone.manifest()).origins
-    lose(parent)
-    lose(clone)
+    for place in (parent, clone):
+        objects = named_objects(place.name)
+        for folder in ("manifest/", "wal/", "levels/"):
+            for info in objects.page(folder, ""):
+                objects.remove(info.name)
     await restore(repository, target)
-    manifest = await target.manifest()
-    assert {origin.url for origin in manifest.origins} == {""}
-    assert await target.rows() == expected
-    assert await target.damage() == []
+    assert {origin.url for origin in (await target.manifest()).origins} == {""}
+    await back_up(target, repository)
+    await restore(repository, again := Place("a"))
+    await target.clone_to(second := Place("s"))
+    for place in (again, second, target):
+        assert await place.rows() == expected
+        assert await place.damage() == []
     await target.put(b"key002", value=b"anew")
     await target.compact()
     rows = await target.rows()
@@ -58,18 +56,3 @@ async def test_a_clone_is_restored_without_its_parent() -> None:
         row for row in expected if row[0] != b"key002"
     ]
     assert await target.damage() == []
-
-
-async def test_what_was_restored_is_backed_up_and_cloned_again() -> None:
-    """SSTs in its own folder that say that they are of another database."""
-    parent, clone, repository = await everything(), Place("c"), Place("r")
-    await parent.clone_to(clone)
-    expected = await clone.rows()
-    await back_up(clone, repository)
-    await restore(repository, target := Place("t"))
-    await back_up(target, repository)
-    await restore(repository, again := Place("a"))
-    await target.clone_to(second := Place("s"))
-    for place in (again, second):
-        assert await place.rows() == expected
-        assert await place.damage() == []

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from shalekv.core.manifest import WalMode
+from shalekv.engine.backup.copying import CopyLimits, for_each
+from shalekv.engine.backup.creating import BackupCreation
+from shalekv.engine.backup.repository import Repository
 from shalekv.errors import DatabaseMismatch, DatabaseNotFound
 from shalekv.format import names
 from shalekv.format.backup_names import LevelCopy, WalCopy
 from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
 from tests.kit.engine.backups import (
     Place,
     back_up,
@@ -26,43 +31,33 @@ from tests.kit.engine.backups import (
     write,
 )
 from tests.kit.engine.damage import Planted
-from tests.kit.engine.interposed import InterposedStore
+from tests.kit.engine.running_log import yielding_runtime
+from tests.kit.processes.in_process import wall_clock_ms
+from tests.kit.store import FaultyStore, Request, at_each_request, at_request
 
 
-async def test_a_second_backup_copies_only_what_is_new() -> None:
-    """After one write: its WAL object and the fence before it, and no SST is read."""
+async def test_backup_copies_only_what_is_new() -> None:
+    """Nothing of the same state; after a write its WAL object and the fence before it."""
     source, _ = await database()
     repository = Place()
     first = await back_up(source, repository)
+    same = creation(source, repository)
+    assert (await same.run()).copies == first.copies
+    assert (same.progress.objects_copied, same.progress.bytes_copied) == (0, 0)
     await write(source, new="value")
-    asked: Counter[str] = Counter()
-
-    async def note(operation: str, name: str) -> None:
-        if operation in {"get", "get_range"} and name.startswith(names.LEVELS_FOLDER):
-            asked[name] += 1
-
-    again = creation(source, repository, read=InterposedStore(source.store(), note))
+    read = FaultyStore(source.store())
+    again = creation(source, repository, read=read)
     second = await again.run()
     added = {*second.copies} - {*first.copies}
     assert all(isinstance(copy, WalCopy) for copy, _ in added)
     assert again.progress.objects_copied == len(added) == 2
     assert again.progress.bytes_copied == sum(size for _, size in added)
     assert again.progress.objects_present == len(second.copies) - len(added)
-    assert not asked
+    assert not read.asked("get", names.LEVELS_FOLDER)
+    assert not read.asked("get_range", names.LEVELS_FOLDER)
     assert second.seq > first.seq
-    assert await scanned_of(repository, second.backup_id) == await scanned(source)
-
-
-async def test_a_backup_of_the_same_state_copies_nothing() -> None:
-    """Only what it consists of is written again."""
-    source, _ = await database()
-    repository = Place()
-    first = await back_up(source, repository)
-    again = creation(source, repository)
-    second = await again.run()
-    assert second.copies == first.copies
-    assert (again.progress.objects_copied, again.progress.bytes_copied) == (0, 0)
     assert second.backup_id > first.backup_id
+    assert await scanned_of(repository, second.backup_id) == await scanned(source)
 
 
 async def test_histories_that_part_share_no_slot() -> None:
@@ -83,63 +78,52 @@ async def test_histories_that_part_share_no_slot() -> None:
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])
-async def test_a_backup_shows_its_moment_though_the_source_moves_on(*, is_compacted: bool) -> None:
+async def test_backup_shows_its_moment_though_the_source_moves_on(*, is_compacted: bool) -> None:
     """At any request to it, others write, compact, and collect what no snapshot keeps."""
     original, pairs = await database()
-    moves = 0
-    at = 0
-    while True:
+
+    async def run(at: int) -> FaultyStore:
         source, repository = original.copy(), Place()
-        seen = 0
 
-        async def before(_operation: str, _name: str, source: Place = source, at: int = at) -> None:
-            nonlocal seen, moves
-            seen += 1
-            if seen == at + 1:
-                moves += 1
-                await move_on(source, is_compacted=is_compacted)
+        async def move_on() -> None:
+            await write(source, moved="on")
+            async with household(source) as roles:
+                if is_compacted:
+                    await roles.compact()
+                await roles.collect()
 
-        await back_up(source, repository, read=InterposedStore(source.store(), before))
+        read = FaultyStore(source.store(), before=at_request(at, move_on))
+        await back_up(source, repository, read=read)
         assert await verify(repository) == []
         found = await scanned_of(repository)
         assert {key: value for key, value in found.items() if key != b"moved"} == pairs
         await source.check()
-        if seen <= at:
-            break
-        at += 3
-    assert moves > 5
+        return read
+
+    assert await at_each_request(run, step=4) > 12
 
 
-async def move_on(source: Place, *, is_compacted: bool) -> None:
-    """Write, and let nothing stay that need not."""
-    await write(source, moved="on")
-    async with household(source) as roles:
-        if is_compacted:
-            await roles.compact()
-        await roles.collect()
-
-
-async def test_the_snapshot_is_renewed_while_it_is_copied() -> None:
+async def test_snapshot_is_renewed_while_it_is_copied() -> None:
     """Copying that takes longer than the snapshot lives goes on until it is done."""
     source, _ = await database()
     repository = Place()
     renewals = asyncio.Semaphore(0)
+    runtime, now_ms = yielding_runtime(), wall_clock_ms()
 
-    async def before(operation: str, name: str) -> None:
-        if (operation, name[:7]) == ("get", "levels/") and is_first():
+    async def before(request: Request) -> None:
+        if [request.name] == read.asked("get", names.LEVELS_FOLDER):  # the first of them
             for _ in range(4):
                 await renewals.acquire()
 
-    async def after(operation: str, name: str) -> None:
-        if operation == "create" and name.startswith(names.MANIFEST_FOLDER):
+    async def after(request: Request) -> None:
+        if request.operation == "create" and request.name.startswith(names.MANIFEST_FOLDER):
             renewals.release()
 
-    def is_first(seen: list[bool] = []) -> bool:  # noqa: B006 - remembers that it was asked
-        seen.append(True)
-        return len(seen) == 1
-
-    read = InterposedStore(source.store(), before, after)
-    await back_up(source, repository, read=read, ttl_ms=60)
+    store = MemoryStore(lambda: now_ms + int(runtime.clock.monotonic_ms()), objects=source.objects)
+    read = FaultyStore(store, before=before, after=after)
+    there = Repository(repository.cas())
+    await BackupCreation(CasStore(read, runtime, StoreSettings()), there, ttl_ms=60_000).run()
+    assert runtime.clock.monotonic_ms() > 60_000
     assert await verify(repository) == []
 
 
@@ -156,22 +140,17 @@ async def test_loads_come_along() -> None:
     assert pairs[b"f"] == pairs[b"g"]
 
 
-async def test_one_place_is_for_one_database() -> None:
-    """Backups of another one are refused, before anything is written there."""
+async def test_backup_without_a_database_or_beside_another_one_is_refused() -> None:
+    """Before anything is written there."""
     repository = Place()
+    with pytest.raises(DatabaseNotFound):
+        await back_up(Place(), repository)
+    assert repository.names() == []
     await back_up((await database())[0], repository)
     before = repository.names()
     with pytest.raises(DatabaseMismatch, match="choose another place"):
         await back_up(Place(Planted().objects), repository)
     assert repository.names() == before
-
-
-async def test_there_must_be_a_database() -> None:
-    """Otherwise nothing is written."""
-    repository = Place()
-    with pytest.raises(DatabaseNotFound):
-        await back_up(Place(), repository)
-    assert repository.names() == []
 
 
 async def test_the_archive_of_a_database_with_safekeepers_is_copied() -> None:
@@ -198,3 +177,27 @@ async def scanned_of(repository: Place, backup_id: str | None = None) -> dict[by
     await restore(repository, target, backup_id=backup_id)
     await target.check()
     return await scanned(target)
+
+
+@pytest.mark.parametrize(("parallel", "bytes_max"), [(1, 1_000), (3, 1_000), (8, 100), (8, 7)])
+async def test_neither_bound_is_passed(parallel: int, bytes_max: int) -> None:
+    """No more objects and bytes at once than are allowed, but one object; all are done."""
+    sizes = [(number * 37) % 50 + 1 for number in range(60)]
+    done: list[int] = []
+    in_flight: list[int] = []
+    peak_count = 0
+
+    async def act(size_bytes: int) -> None:
+        nonlocal peak_count
+        in_flight.append(size_bytes)
+        peak_count = max(peak_count, len(in_flight))
+        assert len(in_flight) == 1 or sum(in_flight) <= bytes_max
+        for _ in range(3):
+            await asyncio.sleep(0)
+        in_flight.remove(size_bytes)
+        done.append(size_bytes)
+
+    await for_each(sizes, act, lambda size_bytes: size_bytes, CopyLimits(parallel, bytes_max))
+    assert sorted(done) == sorted(sizes)
+    assert peak_count <= parallel
+    assert peak_count == parallel or bytes_max < 1_000

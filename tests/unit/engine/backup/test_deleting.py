@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from random import Random
 
 import pytest
 
+from shalekv.clock import LoopClock
+from shalekv.engine.backup.deleting import Deletion
 from shalekv.engine.backup.repository import Repository
 from shalekv.errors import BackupBusy, BackupNotFound, CorruptObject
 from shalekv.format.backup_names import LEVELS_FOLDER, WAL_FOLDER, Work, parse_mark
+from shalekv.runtime import Runtime
+from shalekv.store.api import ObjectStore
+from shalekv.store.memory import MemoryStore
+from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.engine.backups import (
-    Died,
-    Mortal,
+    SEEDS,
     Place,
     back_up,
     backup_ids,
@@ -21,11 +27,19 @@ from tests.kit.engine.backups import (
     household,
     restore,
     scanned,
-    until_it_lives,
     verify,
     write,
 )
-from tests.kit.engine.interposed import InterposedStore
+from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.processes.in_process import wall_clock_ms
+from tests.kit.store import (
+    FaultyStore,
+    MortalProcess,
+    Request,
+    at_each_request,
+    at_request,
+    dying_at_each_request,
+)
 
 
 def copies(repository: Place) -> set[str]:
@@ -45,63 +59,52 @@ async def two_backups() -> tuple[Place, Place]:
     return source, repository
 
 
-@pytest.mark.parametrize("number", [0, 1])
-async def test_what_another_backup_needs_stays(number: int) -> None:
+async def test_what_another_backup_needs_stays() -> None:
     """What only the deleted one needed goes; the other can be restored."""
-    source, repository = await two_backups()
-    ids = await backup_ids(repository)
-    there = Repository(repository.cas())
-    kept = await there.read(ids[1 - number])
-    before = copies(repository)
-    deleted = await deletion(repository).run([ids[number]])
-    assert copies(repository) == {str(copy) for copy, _ in kept.copies}
-    assert (deleted.backups, deleted.objects) == (1, len(before) - len(kept.copies))
-    assert deleted.objects > 0
-    assert await backup_ids(repository) == [kept.backup_id]
-    assert await verify(repository) == []
-    await restore(repository, target := Place())
-    await target.check()
-    assert number or await scanned(target) == await scanned(source)
+    source, original = await two_backups()
+    ids = await backup_ids(original)
+    for number in (0, 1):
+        repository = original.copy()
+        kept = await Repository(repository.cas()).read(ids[1 - number])
+        before = copies(repository)
+        deleted = await deletion(repository).run([ids[number]])
+        assert copies(repository) == {str(copy) for copy, _ in kept.copies}
+        assert (deleted.backups, deleted.objects) == (1, len(before) - len(kept.copies))
+        assert deleted.objects > 0
+        assert await backup_ids(repository) == [kept.backup_id]
+        assert await verify(repository) == []
+        await restore(repository, target := Place())
+        await target.check()
+        assert number or await scanned(target) == await scanned(source)
+    await deletion(original).run(ids)
+    assert original.names() == []
 
 
-async def test_nothing_is_left_of_the_last_backup() -> None:
-    """The place is empty then."""
-    _, repository = await two_backups()
-    await deletion(repository).run(await backup_ids(repository))
-    assert repository.names() == []
-
-
-async def test_a_backup_that_is_not_there_is_told() -> None:
-    """And none of the others is deleted."""
+async def test_deletion_that_cannot_know_what_is_needed_deletes_no_copy() -> None:
+    """An unknown id deletes nothing, a damaged backup no copy; it may be deleted itself."""
     _, repository = await two_backups()
     before = repository.names()
-    ids = await backup_ids(repository)
-    with pytest.raises(BackupNotFound):
-        await deletion(repository).run([ids[0], "20260131T040000123Z-00000000"])
-    assert repository.names() == before
-
-
-async def test_no_copy_goes_when_it_cannot_be_read_what_is_needed() -> None:
-    """A damaged backup may be deleted itself."""
-    _, repository = await two_backups()
     first, second = await backup_ids(repository)
+    with pytest.raises(BackupNotFound):
+        await deletion(repository).run([first, "20260131T040000123Z-00000000"])
+    assert repository.names() == before
     name = f"backups/{second}.backup"
     repository.overwrite(name, repository.data(name)[:-1])
-    before = copies(repository)
+    kept = copies(repository)
     with pytest.raises(CorruptObject):
         await deletion(repository).run([first])
-    assert copies(repository) == before
+    assert copies(repository) == kept
     await deletion(repository).run([second])
     assert repository.names() == []
 
 
-async def test_what_interrupted_backups_left_is_deleted_when_they_are_abandoned() -> None:
-    """Before that it may be that of a backup which is on its way."""
+async def test_copies_of_an_interrupted_backup_go_when_it_is_abandoned() -> None:
+    """Before that they may be those of a backup which is on its way."""
     source, _ = await database()
     repository = Place()
-    mortal = Mortal(8, is_late=False)
-    with pytest.raises(Died):
-        await back_up(source, repository, written=mortal.store(repository))
+    process = MortalProcess(8)
+    written = process.store(repository.store())
+    assert not await process.run(back_up(source, repository, written=written))
     left = copies(repository)
     assert left
     deleted = await deletion(repository).run([])
@@ -113,109 +116,114 @@ async def test_what_interrupted_backups_left_is_deleted_when_they_are_abandoned(
     assert repository.names() == []
 
 
-async def test_an_interrupted_deletion_goes_on() -> None:
+async def test_interrupted_deletion_goes_on() -> None:
     """Wherever it ends, what is listed is sound; abandoned and run again, it leaves no garbage."""
     _, original = await two_backups()
     first, second = await backup_ids(original)
     kept = {str(c) for c, _ in (await Repository(original.cas()).read(second)).copies}
 
-    async def run(mortal: Mortal) -> None:
+    async def run(process: MortalProcess) -> None:
         repository = original.copy()
-        there = Repository(repository.cas(mortal.store(repository)))
-        with suppress(Died):
-            await type(deletion(repository))(there).run([first])
+        there = Repository(repository.cas(process.store(repository.store())))
+        await process.run(Deletion(there).run([first]))
         assert await verify(repository) == []
         again = [each for each in await backup_ids(repository) if each == first]
         await deletion(repository, is_abandoning=True).run(again)
         assert copies(repository) == kept
         assert [name for name in repository.names() if parse_mark(name)] == []
 
-    assert await until_it_lives(run) > 10
+    assert await dying_at_each_request(run) > 5
 
 
 @pytest.mark.parametrize("is_abandoning", [False, True])
-async def test_a_deletion_at_any_moment_of_a_backup_harms_none(*, is_abandoning: bool) -> None:
-    """The backup is whole, or its maker is told; also if it was taken for interrupted."""
+async def test_deletion_at_any_moment_of_a_backup_harms_none(*, is_abandoning: bool) -> None:
+    """The backup is whole, or its maker gets an error; also if it was taken for interrupted."""
     original_source, original = await two_backups()
     _, second = await backup_ids(original)
+    original.lose(f"backups/{second}.backup")  # its copies are garbage that can be used
     outcomes = set()
-    at = 0
-    while True:
+
+    async def run(at: int) -> FaultyStore:
         source, repository = original_source.copy(), original.copy()
-        repository.lose(f"backups/{second}.backup")  # its copies are garbage that can be used
-        seen = 0
-
-        async def before(
-            _operation: str, _name: str, repository: Place = repository, at: int = at
-        ) -> None:
-            nonlocal seen
-            seen += 1
-            if seen == at + 1:
-                await deletion(repository, is_abandoning=is_abandoning).run([])
-
-        written = InterposedStore(repository.store(), before)
+        other = deletion(repository, is_abandoning=is_abandoning)
+        written = FaultyStore(repository.store(), before=at_request(at, lambda: other.run([])))
         try:
             await back_up(source, repository, written=written)
             outcomes.add("made")
         except BackupBusy:
-            outcomes.add("told")
+            outcomes.add("refused")
         assert await verify(repository) == []
         await back_up(source, repository)
         assert await verify(repository) == []
-        if seen <= at:
-            break
-        at += 1
-    assert at > 8
-    assert outcomes == ({"made", "told"} if is_abandoning else {"made"})
+        return written
+
+    assert await at_each_request(run) > 8
+    assert outcomes == ({"made", "refused"} if is_abandoning else {"made"})
 
 
-async def test_a_backup_at_any_moment_of_a_deletion_harms_none() -> None:
-    """It is told to wait, or is whole; what it counts on is not deleted."""
+async def test_backup_at_any_moment_of_a_deletion_harms_none() -> None:
+    """It has to wait, or is whole; what it counts on is not deleted."""
     original_source, original = await two_backups()
     _, second = await backup_ids(original)
     outcomes = set()
-    at = 0
-    while True:
+
+    async def run(at: int) -> FaultyStore:
         source, repository = original_source.copy(), original.copy()
-        seen = 0
 
-        async def before(
-            _operation: str,
-            _name: str,
-            places: tuple[Place, Place] = (source, repository),
-            at: int = at,
-        ) -> None:
-            nonlocal seen
-            seen += 1
-            if seen == at + 1:
-                try:
-                    await back_up(*places)
-                    outcomes.add("made")
-                except BackupBusy:
-                    outcomes.add("told")
+        async def make() -> None:
+            try:
+                await back_up(source, repository)
+                outcomes.add("made")
+            except BackupBusy:
+                outcomes.add("refused")
 
-        there = Repository(repository.cas(InterposedStore(repository.store(), before)))
-        await type(deletion(repository))(there).run([second])
+        store = FaultyStore(repository.store(), before=at_request(at, make))
+        await Deletion(Repository(repository.cas(store))).run([second])
         assert await verify(repository) == []
-        if seen <= at:
-            break
-        at += 1
-    assert at > 8
-    assert outcomes == {"made", "told"}
+        return store
+
+    assert await at_each_request(run) > 8
+    assert outcomes == {"made", "refused"}
 
 
-async def test_a_backup_whose_mark_is_gone_is_taken_back() -> None:
+async def test_backup_whose_mark_is_gone_is_taken_back() -> None:
     """Even if that happens when it has been made known already."""
     source, _ = await database()
     repository = Place()
 
-    async def after(operation: str, name: str) -> None:
-        if operation == "create" and name.startswith("backups/"):
+    async def after(request: Request) -> None:
+        if request.operation == "create" and request.name.startswith("backups/"):
             for mark in await Repository(repository.cas()).marks():
                 assert mark.work is Work.CREATION
                 repository.lose(str(mark))
 
-    written = InterposedStore(repository.store(), after=after)
+    written = FaultyStore(repository.store(), after=after)
     with pytest.raises(BackupBusy, match="abandoned"):
         await creation(source, repository, written=written).run()
     assert await backup_ids(repository) == []
+
+
+class TwoPhasePlace(Place):
+    """A place where records decide who has created an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Table = {}
+
+    def store(self) -> ObjectStore:
+        """One more view of it."""
+        runtime = Runtime(LoopClock(), Random(next(SEEDS)), InlineWorkers())
+        plain = MemoryStore(wall_clock_ms, objects=self.objects)
+        return TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)
+
+
+async def test_names_are_free_again_when_backups_were_deleted() -> None:
+    """Copies that went with a backup are made again for the next one; records do not pile up."""
+    source, _ = await database()
+    repository = TwoPhasePlace()
+    for _ in range(3):
+        made = await back_up(source, repository)
+        assert await verify(repository) == []
+        await deletion(repository).run(await backup_ids(repository))
+        assert repository.names() == []
+        assert len(repository.table) < len(made.copies) // 2

@@ -7,8 +7,6 @@ from contextlib import suppress
 from shalekv.errors import BackupNotFound, DatabaseNotFound
 from shalekv.format import names
 from tests.kit.engine.backups import (
-    Died,
-    Mortal,
     Pairs,
     Place,
     back_up,
@@ -17,69 +15,55 @@ from tests.kit.engine.backups import (
     database,
     restore,
     scanned,
-    until_it_lives,
     verify,
 )
+from tests.kit.store import MortalProcess, dying_at_each_request
 
 
-async def test_an_interrupted_backup_goes_on() -> None:
-    """Wherever it ends, it is no backup unless it is whole, and the next one is equal by scan."""
+async def test_interrupted_backup_goes_on() -> None:
+    """Wherever it ends, it is no backup unless it is whole; the next one copies only the rest."""
     original, pairs = await database()
+    present = set()
 
-    async def run(mortal: Mortal) -> None:
+    async def run(process: MortalProcess) -> None:
         source, repository = original.copy(), Place()
-        read, written = mortal.store(source), mortal.store(repository)
-        with suppress(Died):
-            await back_up(source, repository, read=read, written=written)
+        read, written = process.store(source.store()), process.store(repository.store())
+        await process.run(back_up(source, repository, read=read, written=written))
         await _check_restores(repository, pairs)  # if there is one, it is whole
-        await back_up(source, repository)
-        assert await verify(repository) == []
-        assert await _check_restores(repository, pairs)
-        await source.check()
-
-    assert await until_it_lives(run) > 60
-
-
-async def test_what_an_interrupted_backup_has_copied_is_not_copied_again() -> None:
-    """Each death has left one copy more, up to all."""
-    original, _ = await database()
-    left = []
-
-    async def run(mortal: Mortal) -> None:
-        source, repository = original.copy(), Place()
-        with suppress(Died):
-            await back_up(source, repository, written=mortal.store(repository))
-        there = [name for name in repository.names() if name.startswith(("backup_l", "backup_w"))]
+        copies = [name for name in repository.names() if name.startswith(("backup_l", "backup_w"))]
         again = creation(source, repository)
         made = await again.run()
-        assert again.progress.objects_present == len(there)
-        assert again.progress.objects_copied == len(made.copies) - len(there)
-        left.append((len(there), len(made.copies)))
+        assert again.progress.objects_present == len(copies)
+        assert again.progress.objects_copied == len(made.copies) - len(copies)
+        present.add(len(copies))
+        assert await verify(repository) == []
+        if process.dies_at % 4 == 0:
+            assert await _check_restores(repository, pairs)
+            await source.check()
 
-    await until_it_lives(run)
-    (total,) = {total for _, total in left}
-    assert {there for there, _ in left} == {*range(total + 1)}
+    assert await dying_at_each_request(run) > 30
+    assert present == {*range(max(present) + 1)}
 
 
-async def test_an_interrupted_restoration_goes_on() -> None:
+async def test_interrupted_restoration_goes_on() -> None:
     """Wherever it ends, there is no database or the whole one; run again, it is equal by scan."""
     original, pairs = await database()
     repository = Place()
     await back_up(original, repository)
 
-    async def run(mortal: Mortal) -> None:
+    async def run(process: MortalProcess) -> None:
         target = Place()
-        read, written = mortal.store(repository), mortal.store(target)
-        with suppress(Died):
-            await restore(repository, target, read=read, written=written)
+        read, written = process.store(repository.store()), process.store(target.store())
+        await process.run(restore(repository, target, read=read, written=written))
         with suppress(DatabaseNotFound):
             await target.manifest()
             assert await scanned(target) == pairs
         await restore(repository, target)
-        assert await scanned(target) == pairs
         await target.check()
+        if process.dies_at % 4 == 0:
+            assert await scanned(target) == pairs
 
-    assert await until_it_lives(run) > 40
+    assert await dying_at_each_request(run) > 20
 
 
 async def test_the_source_is_only_given_a_snapshot() -> None:

@@ -11,37 +11,48 @@ from shalekv.engine.backup.plan import EPOCH_GAP, MANIFEST_ID_GAP
 from shalekv.engine.consumer_leases import ConsumerLeases
 from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import BackupNotFound, DatabaseExists, Fenced, IllegalState
-from shalekv.format.backup_names import LevelCopy
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.backups import (
-    Died,
-    Mortal,
     Place,
     back_up,
     backup_ids,
-    creation,
     database,
     household,
+    new_database,
     restore,
     scanned,
-    verify,
     write,
 )
 from tests.kit.household import CALL
 from tests.kit.processes.in_process import wall_clock_ms
+from tests.kit.store import MortalProcess
 
 HOUR_MS = 3_600_000
 
 
-async def test_a_restored_database_is_written_compacted_and_collected() -> None:
-    """It stays equal by scan to what it was made of, and sound; the source knows nothing of it."""
+class PlaceInThePast(Place):
+    """A place with a clock of 1970."""
+
+    def store(self) -> ObjectStore:
+        """As it is there."""
+        return MemoryStore(lambda: 5_000_000, objects=self.objects)
+
+
+async def test_restored_database_is_like_any_other() -> None:
+    """Collected by any clock, written and compacted, it stays sound, and the source as it was."""
     source, pairs = await database()
-    repository, target = Place(), Place()
+    assert (await source.manifest()).gc_cutoff_ms > 0
+    repository = Place()
     await back_up(source, repository)
-    await restore(repository, target)
+    for target in (PlaceInThePast(), Place()):
+        assert (await restore(repository, target)).gc_cutoff_ms == 0
+        async with household(target) as roles:
+            await roles.collect()
+        await target.check()
+        assert await scanned(target) == pairs
     for number in range(2):
         await write(target, **{f"added-{number}": "here"})
         async with household(target) as roles:
@@ -51,29 +62,6 @@ async def test_a_restored_database_is_written_compacted_and_collected() -> None:
     added = {b"added-0": b"here", b"added-1": b"here"}
     assert await scanned(target) == {**pairs, **added}
     assert await scanned(source) == pairs
-
-
-async def test_a_restored_database_is_collected_by_any_clock() -> None:
-    """Nothing that was restored is garbage, though the clock of the new store is far behind."""
-    source, pairs = await database()
-    async with household(source) as roles:
-        await roles.collect()
-    assert (await source.manifest()).gc_cutoff_ms > 0
-    repository, target = Place(), Slow()
-    await back_up(source, repository)
-    assert (await restore(repository, target)).gc_cutoff_ms == 0
-    async with household(target) as roles:
-        await roles.collect()
-    await target.check()
-    assert await scanned(target) == pairs
-
-
-class Slow(Place):
-    """A place with a clock of 1970."""
-
-    def store(self) -> ObjectStore:
-        """As it is there."""
-        return MemoryStore(lambda: 5_000_000, objects=self.objects)
 
 
 async def test_what_belongs_to_processes_does_not_come_back() -> None:
@@ -152,7 +140,7 @@ async def test_a_database_is_never_overwritten() -> None:
     source, _ = await database()
     repository, target = Place(), Place()
     await back_up(source, repository)
-    other, pairs = await database()
+    other, pairs = await new_database()
     before = other.names()
     with pytest.raises(DatabaseExists):
         await restore(repository, other)
@@ -184,9 +172,8 @@ async def test_a_restoration_does_not_go_on_with_that_of_another_backup() -> Non
     await write(source, more="1")
     second = await back_up(source, repository)
     target = Place()
-    mortal = Mortal(9, is_late=False)
-    with pytest.raises(Died):
-        await restore(repository, target, written=mortal.store(target))
+    process = MortalProcess(9)
+    assert not await process.run(restore(repository, target, written=process.store(target.store())))
     before = target.names()
     assert len(before) > 1
     with pytest.raises(IllegalState, match="has a part of backup"):
@@ -196,10 +183,12 @@ async def test_a_restoration_does_not_go_on_with_that_of_another_backup() -> Non
     assert await scanned(target) == {**pairs, b"more": b"1"}
 
 
-async def test_an_older_backup_can_be_chosen() -> None:
-    """Each shows its own moment."""
+async def test_any_backup_can_be_chosen() -> None:
+    """Each shows its own moment; one that is not there is an error."""
     source, pairs = await database()
     repository = Place()
+    with pytest.raises(BackupNotFound):
+        await restore(repository, Place())
     await back_up(source, repository)
     await write(source, more="1")
     await back_up(source, repository)
@@ -208,31 +197,5 @@ async def test_an_older_backup_can_be_chosen() -> None:
     await restore(repository, other := Place(), backup_id=second)
     assert await scanned(one) == pairs
     assert await scanned(other) == {**pairs, b"more": b"1"}
-
-
-async def test_there_must_be_a_backup() -> None:
-    """The one that is asked for, or any."""
-    source, _ = await database()
-    repository = Place()
-    with pytest.raises(BackupNotFound):
-        await restore(repository, Place())
-    await back_up(source, repository)
     with pytest.raises(BackupNotFound):
         await restore(repository, Place(), backup_id="20260131T040000123Z-00000000")
-
-
-async def test_backups_of_what_was_restored_share_its_copies() -> None:
-    """They go where those of the source are: no SST is copied again, and both can be restored."""
-    source, _ = await database()
-    repository, target = Place(), Place()
-    first = await back_up(source, repository)
-    await restore(repository, target)
-    await write(target, on="the way")
-    again = creation(target, repository)
-    second = await again.run()
-    new = {*second.copies} - {*first.copies}
-    assert not any(isinstance(copy, LevelCopy) for copy, _ in new)
-    assert again.progress.objects_copied == len(new)
-    assert await verify(repository) == []
-    await restore(repository, third := Place())
-    assert await scanned(third) == await scanned(target)

@@ -7,41 +7,39 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.clock import LoopClock
-from shalekv.core.entry import Kind
 from shalekv.core.sst_table import SstInfo
-from shalekv.core.transaction import Change
 from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.files import LoadFiles
 from shalekv.engine.bulk.job import LoadJob
-from shalekv.engine.commit import changes_bytes
-from shalekv.engine.recover import open_log
-from shalekv.engine.writer_engine import WriterEngine
+from shalekv.engine.loads import Loaded
 from shalekv.errors import Fenced, InvalidRequest, LeaseLost, LoadUnknown
-from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.loading_jobs import (
     LOAD_ID,
-    NEVER_MS,
     WRITER,
     begin,
     collect,
+    level_names,
     load,
     look,
+    named_files,
     process,
     rows_of,
     write,
 )
-from tests.kit.engine.running_log import Told
+from tests.kit.store import MortalProcess, dying_at_each_request
 
-ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
+TWO_ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
 
 
-async def files_of(ground: Ground, load_id: str = LOAD_ID) -> tuple[LoadJob, list[SstInfo]]:
+async def files_of(
+    database: CollectedDatabase, load_id: str = LOAD_ID
+) -> tuple[LoadJob, list[SstInfo]]:
     """A job whose files are written."""
-    store = process(ground)
+    store = process(database)
     job = await begin(store, load_id)
     files = LoadFiles(store, job.ticket)
-    await files.add(ROWS)
+    await files.add(TWO_ROWS)
     return job, await files.finish()
 
 
@@ -49,66 +47,40 @@ async def test_order_is_that_of_commits_and_not_of_files() -> None:
     """Files that were written before a put hide it when they are committed after; and a put that
     comes then hides them.
     """
-    ground = await Ground.created()
-    _, infos = await files_of(ground)
-    await write(ground, a=b"before")
-    loaded = await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
+    await write(database, a=b"before")
+    loaded = await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
     assert not loaded.already_applied
     assert loaded.wal_id is not None
-    assert (await look(ground)).state == {b"a": (b"1", loaded.seq), b"b": (b"2", loaded.seq)}
-    later = await write(ground, b=b"after")
+    assert (await look(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"2", loaded.seq)}
+    later = await write(database, b=b"after")
     assert later > loaded.seq
-    assert (await look(ground)).state == {b"a": (b"1", loaded.seq), b"b": (b"after", later)}
-
-
-async def test_a_writer_that_serves_is_fenced() -> None:
-    """What it has acknowledged stays; it can write no more."""
-    ground = await Ground.created()
-    _, infos = await files_of(ground)
-    opened = await open_log(process(ground), WRITER, address="here:1")
-    engine = WriterEngine(opened, WRITER, LoopClock())
-    running = asyncio.create_task(engine.run(stop_grace_ms=NEVER_MS))
-
-    async def put(key: bytes) -> Told:
-        told, changes = Told(), [Change(key, Kind.PUT, b"live")]
-        assert engine.admission.try_admit(changes_bytes(changes))
-        engine.log.submit(changes, told.settle)
-        return told
-
-    acknowledged = await (await put(b"c")).receipt()
-    loaded = await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
-    assert isinstance(await (await put(b"a")).outcome(), Fenced)
-    with pytest.raises(Fenced):
-        await running
-    assert (await look(ground)).state == {
-        b"a": (b"1", loaded.seq),
-        b"b": (b"2", loaded.seq),
-        b"c": (b"live", acknowledged.seq),
-    }
+    assert (await look(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"after", later)}
 
 
 async def test_a_load_that_was_committed_fences_nobody() -> None:
     """It is found without opening: the manifest stays as it is."""
-    ground = await Ground.created()
-    first = await load(process(ground), ROWS)
-    before = await ground.manifest()
-    _, infos = await files_of(ground, "another")
-    again = await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
+    database = await CollectedDatabase.created()
+    first = await load(process(database), TWO_ROWS)
+    before = await database.manifest()
+    _, infos = await files_of(database, "another")
+    again = await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
     assert (again.already_applied, again.seq) == (True, first.seq)
-    now = await ground.manifest()
+    now = await database.manifest()
     assert now.writer_epoch == before.writer_epoch
 
 
 async def test_two_that_commit_the_same_load_commit_it_once() -> None:
     """Whoever is later, or is fenced and tries again, finds it committed."""
-    ground = await Ground.created()
-    _, infos = await files_of(ground)
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
     outcomes = []
 
     async def commit() -> None:
         while True:
             try:
-                outcomes.append(await commit_by_opening(process(ground), LOAD_ID, infos, WRITER))
+                outcomes.append(await commit_by_opening(process(database), LOAD_ID, infos, WRITER))
             except Fenced:
                 continue
             return
@@ -116,42 +88,87 @@ async def test_two_that_commit_the_same_load_commit_it_once() -> None:
     await asyncio.gather(commit(), commit(), commit())
     assert len({each.seq for each in outcomes}) == 1
     assert [each.already_applied for each in outcomes].count(False) <= 1
-    assert (await look(ground)).loads == [LOAD_ID]
+    assert (await look(database)).loads == [LOAD_ID]
 
 
 async def test_files_without_a_lease_that_may_be_collected_are_refused() -> None:
     """A collector has raised the cutoff above them: nothing is committed."""
-    ground = await Ground.created()
-    job, infos = await files_of(ground)
+    database = await CollectedDatabase.created()
+    job, infos = await files_of(database)
     await job.end()
-    await write(ground, c=b"3")
-    await collect(ground)
+    await write(database, c=b"3")
+    await collect(database)
     with pytest.raises((LeaseLost, InvalidRequest)):
-        await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
-    assert [*(await look(ground)).state] == [b"c"]
-
-
-async def test_files_of_one_load_are_not_those_of_another() -> None:
-    """The same files under two ids would be one load twice."""
-    ground = await Ground.created()
-    _, infos = await files_of(ground)
-    await commit_by_opening(process(ground), LOAD_ID, infos, WRITER)
-    with pytest.raises(LoadUnknown, match="belongs to load 'monday'"):
-        await commit_by_opening(process(ground), "tuesday", infos, WRITER)
+        await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
+    assert [*(await look(database)).state] == [b"c"]
 
 
 async def test_lists_that_cannot_be_a_load_are_refused_before_anybody_is_fenced() -> None:
     """By what they say alone."""
-    ground = await Ground.created()
-    before = ground.names()
+    database = await CollectedDatabase.created()
+    before = database.names()
     with pytest.raises(InvalidRequest, match="at least one"):
-        await commit_by_opening(process(ground), LOAD_ID, [], WRITER)
-    assert ground.names() == before
-    _, infos = await files_of(ground)
-    before = ground.names()
+        await commit_by_opening(process(database), LOAD_ID, [], WRITER)
+    assert database.names() == before
+    _, infos = await files_of(database)
+    before = database.names()
     for wrong in ([infos[0], infos[0]], [replace(infos[0], level=1)]):
         with pytest.raises(InvalidRequest, match="ssts"):
-            await commit_by_opening(process(ground), LOAD_ID, wrong, WRITER)
+            await commit_by_opening(process(database), LOAD_ID, wrong, WRITER)
     with pytest.raises(InvalidRequest, match="load_id"):
-        await commit_by_opening(process(ground), "", infos, WRITER)
-    assert ground.names() == before
+        await commit_by_opening(process(database), "", infos, WRITER)
+    assert database.names() == before
+
+
+async def test_files_of_one_load_are_not_those_of_another() -> None:
+    """The same files under two ids would be one load twice."""
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
+    await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
+    with pytest.raises(LoadUnknown, match="belongs to load 'monday'"):
+        await commit_by_opening(process(database), "tuesday", infos, WRITER)
+
+
+VALUE = b"loaded" * 5
+KEYS = [b"k%02d" % number for number in range(20)]
+ROWS = rows_of([(key, VALUE) for key in KEYS], deletes=[b"gone"])
+
+
+async def check_loaded(database: CollectedDatabase, loaded: Loaded) -> None:
+    """All of the load is there, once and under one number, and what it did not touch."""
+    state, loads = await look(database)
+    found = dict(state)
+    assert found.pop(b"other")[0] == b"old"
+    assert found == dict.fromkeys(KEYS, (VALUE, loaded.seq))
+    assert loads.count(LOAD_ID) == 1
+
+
+async def test_load_that_is_run_again_is_loaded_once() -> None:
+    """Wherever a process dies, what is read is all of the load or nothing; run again it is all of
+    it, once; and the collector takes what no commit names, and nothing else.
+    """
+    original = await CollectedDatabase.created()
+    await write(original, k03=b"old", gone=b"old", other=b"old")
+    outcomes = set()
+
+    async def run(dying: MortalProcess) -> None:
+        database = original.copy()
+        store = dying.store(database.another_store())
+        await dying.run(load(process(database, store), ROWS))
+        before = await look(database)
+        was_committed = LOAD_ID in before.loads
+        found = (before.state[b"k03"][0], len(before.state))
+        assert found == ((VALUE, 21) if was_committed else (b"old", 3))
+        if dying.dies_at % 2:
+            await collect(database)
+            assert level_names(database) == await named_files(database)
+        again = await load(process(database), ROWS)
+        assert again.already_applied == was_committed
+        await collect(database)
+        assert level_names(database) == await named_files(database)
+        await check_loaded(database, again)
+        assert (await load(process(database), ROWS)).already_applied
+        outcomes.add(was_committed)
+
+    assert await dying_at_each_request(run) > 20
+    assert outcomes == {False, True}

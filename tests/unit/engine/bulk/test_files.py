@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -20,11 +18,8 @@ from shalekv.errors import InvalidRequest, StoreBroken
 from shalekv.format.columns import NO_ROWS, Columns, columns_of
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
-from shalekv.store.api import NO_METADATA, CreateOutcome
-from shalekv.store.memory import MemoryStore
-from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.loading_jobs import (
-    LIMITS,
     LOAD_ID,
     WRITER,
     begin,
@@ -33,6 +28,7 @@ from tests.kit.engine.loading_jobs import (
     process,
     rows_of,
 )
+from tests.kit.store import FaultyStore, Gate
 
 PUT, DELETE = bytes((Kind.PUT,)), bytes((Kind.TOMBSTONE,))
 
@@ -42,13 +38,13 @@ def row(key: bytes, value: bytes = b"", kind: bytes = PUT, expire_at_ms: int = 0
     return Columns((key,), (0,), kind, (value,), (expire_at_ms,))
 
 
-def entries_in(ground: Ground, infos: list[SstInfo]) -> list[Entry]:
+def entries_in(database: CollectedDatabase, infos: list[SstInfo]) -> list[Entry]:
     """What is in these files."""
     found: list[Entry] = []
     for info in infos:
-        stored = ground.objects.find(level_name(info.id))
+        stored = database.objects.find(level_name(info.id))
         assert stored is not None
-        sst = open_sst(level_name(info.id), stored.data, database_id=ground.database_id)
+        sst = open_sst(level_name(info.id), stored.data, database_id=database.database_id)
         sst.audit()
         found += sst.entries()
     return found
@@ -63,52 +59,43 @@ async def add_all(files: LoadFiles, rows: list[Columns]) -> None:
 @pytest.mark.parametrize("rows_at_once", [1, 7, 1_000])
 async def test_files_hold_the_rows_and_divide_the_keys(rows_at_once: int) -> None:
     """However rows come; a file is closed when it is full, and is as a load lists it."""
-    ground = await Ground.created()
+    database = await CollectedDatabase.created()
     entries = [
         Entry(b"%04d" % n, 0, Kind.PUT if n % 5 else Kind.TOMBSTONE, b"v" * 20 if n % 5 else b"")
         for n in range(200)
     ]
-    entries[7] = entries[7]._replace(expire_at_ms=ground.now_ms + 70)
-    entries[8] = entries[8]._replace(expire_at_ms=ground.now_ms + 60)
-    store = process(ground)
+    entries[7] = entries[7]._replace(expire_at_ms=database.now_ms + 70)
+    entries[8] = entries[8]._replace(expire_at_ms=database.now_ms + 60)
+    store = process(database)
     job = await begin(store)
     files = LoadFiles(store, job.ticket)
     for at in range(0, 200, rows_at_once):
         await files.add(columns_of(entries[at : at + rows_at_once]))
     await files.add(NO_ROWS)
     infos = await files.finish()
-    assert entries_in(ground, infos) == entries
+    assert entries_in(database, infos) == entries
     assert len(infos) > 10
     assert all(before.last_key < info.first_key for before, info in pairwise(infos))
     assert files.row_count == len(entries)
     assert files.size_bytes == sum(info.size_bytes for info in infos)
-    assert {level_name(info.id) for info in infos} == level_names(ground)
+    assert {level_name(info.id) for info in infos} == level_names(database)
     assert all(protects(job.ticket.lease_id, info.id) for info in infos)
-    assert {info.first_expiry_ms for info in infos} == {0, ground.now_ms + 60}
-    await check_files(store, infos, database_id=ground.database_id)
-
-
-async def test_no_rows_are_no_files() -> None:
-    """And nothing is sent to the store."""
-    ground = await Ground.created()
-    job = await begin(process(ground))
-    store = ground.another_store()
-    assert await LoadFiles(process(ground, store), job.ticket).finish() == []
-    assert store.sent.total == 0
+    assert {info.first_expiry_ms for info in infos} == {0, database.now_ms + 60}
+    await check_files(store, infos, database_id=database.database_id)
 
 
 async def test_values_that_expire_are_gone_then() -> None:
     """Read before and after."""
-    ground = await Ground.created()
-    store = process(ground)
+    database = await CollectedDatabase.created()
+    store = process(database)
     job = await begin(store)
     files = LoadFiles(store, job.ticket)
     await files.add(row(b"a", b"1", expire_at_ms=job.ticket.logical_time_ms + 5_000))
     await files.add(row(b"b", b"2"))
     await commit_by_opening(store, LOAD_ID, await files.finish(), WRITER)
-    assert [*(await look(ground)).state] == [b"a", b"b"]
-    ground.pass_time(6)
-    assert [*(await look(ground)).state] == [b"b"]
+    assert [*(await look(database)).state] == [b"a", b"b"]
+    database.pass_time(6)
+    assert [*(await look(database)).state] == [b"b"]
 
 
 A_B = rows_of([(b"a", b"1"), (b"b", b"2")])
@@ -140,45 +127,26 @@ A_B = rows_of([(b"a", b"1"), (b"b", b"2")])
 )
 async def test_rows_that_cannot_be_a_load(rows: list[Columns], field: str, problem: str) -> None:
     """The error names the row, counted over all calls, and its key."""
-    ground = await Ground.created()
-    store = process(ground)
+    database = await CollectedDatabase.created()
+    store = process(database)
     files = LoadFiles(store, (await begin(store)).ticket)
     with pytest.raises(InvalidRequest, match=problem) as caught:
         await add_all(files, rows)
     assert caught.value.field == field
 
 
-async def test_the_largest_rows_are_taken() -> None:
-    """Keys and values at their limits."""
-    ground = await Ground.created()
-    store = process(ground)
-    files = LoadFiles(store, (await begin(store)).ticket)
-    largest = rows_of([(b"k" * KEY_BYTES_MAX, b"v" * LIMITS.value_bytes_max)])
-    await files.add(largest)
-    assert entries_in(ground, await files.finish()) == [*largest.entries()]
+class Uploading:
+    """Files of a load, whose uploads wait at a gate."""
 
+    def __init__(self, database: CollectedDatabase) -> None:
+        self.database = database
+        self.gate = Gate("create", "levels/", is_open=False)
+        self.store = FaultyStore(database.another_store(), before=self.gate)
 
-class SlowStore(MemoryStore):
-    """Creates of files wait until they are let go."""
-
-    def __init__(self, ground: Ground) -> None:
-        super().__init__(lambda: ground.now_ms, objects=ground.objects)
-        self.waiting = 0
-        self.gate = asyncio.Event()
-        self.is_broken = False
-
-    async def create(
-        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-    ) -> CreateOutcome:
-        if name.startswith("levels/"):
-            self.waiting += 1
-            try:
-                await self.gate.wait()
-            finally:
-                self.waiting -= 1
-            if self.is_broken:
-                raise StoreBroken(self.url, "create", name, "the disk is gone")
-        return await super().create(name, data, metadata)
+    async def begin(self) -> LoadFiles:
+        """Begin the load."""
+        cas = process(self.database, self.store)
+        return LoadFiles(cas, (await begin(cas)).ticket)
 
 
 async def turns(count: int) -> None:
@@ -189,25 +157,23 @@ async def turns(count: int) -> None:
 
 async def test_encoding_goes_on_during_uploads_and_waits_when_they_are_many() -> None:
     """A slow store holds rows back, and so the memory is bounded."""
-    ground = await Ground.created()
-    store = SlowStore(ground)
-    cas = process(ground, store)
-    files = LoadFiles(cas, (await begin(cas)).ticket)
+    uploading = Uploading(await CollectedDatabase.created())
+    files, gate = await uploading.begin(), uploading.gate
     first, second, *rest = (
         rows_of([(b"%s%d" % (letter, n), b"v" * 90) for n in range(3)])  # a file each
         for letter in (b"a", b"b", b"c", b"d")
     )
     await files.add(first)
     await turns(3)
-    assert store.waiting == 1
+    assert gate.waiting == 1
     await files.add(second)
     await turns(3)
-    assert store.waiting == UPLOADS_AT_ONCE
+    assert gate.waiting == UPLOADS_AT_ONCE
     third = asyncio.create_task(files.add(rest[0]))
     await turns(20)
     assert not third.done()
-    assert store.waiting == UPLOADS_AT_ONCE
-    store.gate.set()
+    assert gate.waiting == UPLOADS_AT_ONCE
+    gate.open()
     await third
     await files.add(rest[1])
     assert len(await files.finish()) == 4
@@ -215,13 +181,12 @@ async def test_encoding_goes_on_during_uploads_and_waits_when_they_are_many() ->
 
 async def test_an_upload_that_fails_ends_all() -> None:
     """The error is raised by the next call, and no task stays behind."""
-    ground = await Ground.created()
-    store = SlowStore(ground)
-    cas = process(ground, store)
-    files = LoadFiles(cas, (await begin(cas)).ticket)
+    uploading = Uploading(await CollectedDatabase.created())
+    files = await uploading.begin()
     await files.add(rows_of([(b"a%d" % n, b"v" * 90) for n in range(8)]))
-    store.is_broken = True
-    store.gate.set()
+    broken = StoreBroken("memory://", "create", "levels/", "the disk is gone")
+    uploading.store.fail("create", "levels/", broken, times=9)
+    uploading.gate.open()
     with pytest.raises(StoreBroken):
         await files.finish()
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -229,29 +194,14 @@ async def test_an_upload_that_fails_ends_all() -> None:
 
 async def test_a_cancelled_load_leaves_no_upload_behind() -> None:
     """Those under way end with it."""
-    ground = await Ground.created()
-    store = SlowStore(ground)
-    cas = process(ground, store)
-    files = LoadFiles(cas, (await begin(cas)).ticket)
+    uploading = Uploading(await CollectedDatabase.created())
+    files = await uploading.begin()
     await files.add(rows_of([(b"a%d" % n, b"v" * 90) for n in range(3)]))  # one is full
     await files.add(row(b"b", b"1"))
     finishing = asyncio.create_task(files.finish())
     await turns(5)
-    assert store.waiting == UPLOADS_AT_ONCE
+    assert uploading.gate.waiting == UPLOADS_AT_ONCE
     finishing.cancel()
     await asyncio.wait([finishing])
-    assert store.waiting == 0
-    assert not level_names(ground)
-
-
-async def test_files_of_attempts_do_not_meet() -> None:
-    """A task that is tried twice writes files of its own each time, under the same lease."""
-    ground = await Ground.created()
-    job = await begin(process(ground))
-    infos = []
-    for _ in range(2):
-        files = LoadFiles(process(ground), job.ticket)
-        await files.add(A_B)
-        infos += await files.finish()
-    assert len({info.id for info in infos}) == len(level_names(ground)) == 2
-    assert replace(infos[0], id=b"", checksum=0) == replace(infos[1], id=b"", checksum=0)
+    assert uploading.gate.waiting == 0
+    assert not level_names(uploading.database)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.origins import foreign_ids, is_pin, pin_name, unpacked
+from shalekv.core.origins import foreign_ids, is_pin, pin_name
 from shalekv.engine.collection.fences import FENCE_BYTES
-from shalekv.engine.levels.origins import Origins
 from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest, SnapshotNotFound
 from shalekv.format import names
-from shalekv.manifest.stored import StoredManifest
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.places import HOUR_MS, Place, everything, puts
-from tests.kit.processes.in_process import real_runtime
 
 
 async def test_a_clone_is_equal() -> None:
@@ -32,64 +26,23 @@ async def test_a_clone_is_equal() -> None:
     assert not foreign_ids((await clone.manifest()).origins) & await clone.ssts()
 
 
-async def test_the_archive_of_a_database_with_safekeepers_is_cloned() -> None:
-    """The clone has none, holds what was archived, and it is told that there may be more."""
-    parent, clone = await everything(), Place("clone")
-    expected = await parent.rows()
-    members = ("00" * 16 + "@sk1:7655",)
-    with real_runtime() as runtime:
-        stored = StoredManifest(parent.cas(runtime))
-        await stored.refresh()
-        await stored.edit(
-            lambda m: replace(m, wal_mode=WalMode.QUORUM, wal_members=members, wal_generation=1),
-            lambda m: m.wal_members == members,
-        )
-    cloned = await parent.clone_to(clone)
-    assert cloned.is_of_archive
-    manifest = await clone.manifest()
-    assert (manifest.wal_mode, manifest.wal_members) == (WalMode.OBJECT_STORE, ())
-    assert await clone.rows() == expected
-    assert not (await clone.clone_to(Place("clone of it"))).is_of_archive
-
-
-async def test_an_empty_database_is_cloned() -> None:
-    """Of a database without a single object but its manifests, too, which needs no pin then."""
-    parent, clone = Place("parent"), Place("clone")
-    await parent.open()
-    await parent.clone_to(clone)
-    assert await clone.rows() == []
-    await clone.put(b"first")
-    assert [key for key, _, _ in await clone.rows()] == [b"first"]
-    assert (await clone.manifest()).origins == ()
-    assert await clone.damage() == []
-
-
 async def test_what_is_written_stays_where_it_was_written() -> None:
     """Parent and clone go on from the same state, each alone."""
     parent, clone = await everything(), Place("clone")
-    before = await parent.rows()
+    before, cloned_from = await parent.rows(), await parent.manifest()
     await parent.clone_to(clone)
     await parent.put(b"key002", b"parent", value=b"of the parent")
     await clone.put(b"key003", b"clone", value=b"of the clone")
     in_parent, in_clone = await parent.rows(), await clone.rows()
+    assert max(seq for _, _, seq in in_clone) > max(seq for _, _, seq in before)  # I5
+    manifest = await clone.manifest()
+    assert manifest.writer_epoch > cloned_from.writer_epoch
+    assert manifest.logical_time_ms >= cloned_from.logical_time_ms
+    assert manifest.database_id != cloned_from.database_id
     for rows, own in ((in_parent, (b"key002", b"parent")), (in_clone, (b"key003", b"clone"))):
         others = [row for row in rows if row[0] not in own]
         assert others == [row for row in before if row[0] not in own]
         assert {key for key, value, _ in rows if value.startswith(b"of the ")} == {*own}
-
-
-async def test_the_clone_goes_on_above_all_numbers() -> None:
-    """Epochs, sequence numbers and times of the clone are above those that it took over (I5)."""
-    parent, clone = await everything(), Place("clone")
-    before = await parent.manifest()
-    newest = max(seq for _, _, seq in await parent.rows())
-    await parent.clone_to(clone)
-    await clone.put(b"new")
-    manifest = await clone.manifest()
-    assert manifest.writer_epoch > before.writer_epoch
-    assert manifest.logical_time_ms >= before.logical_time_ms
-    assert manifest.database_id != before.database_id
-    assert max(seq for _, _, seq in await clone.rows()) > newest
 
 
 async def test_a_named_snapshot_is_cloned() -> None:
@@ -135,42 +88,15 @@ async def test_the_parent_keeps_what_a_clone_reads() -> None:
     assert await clone.damage() == await parent.damage() == []
 
 
-async def test_requests_to_the_parent_are_counted() -> None:
-    """They are paid for as those to the own store: `Admin.Stats` tells the sum."""
-    parent, clone = await everything(), Place("clone")
-    await parent.clone_to(clone)
-    manifest = await clone.manifest()
-    with real_runtime() as runtime:
-        cas = clone.cas(runtime)
-        sent_before = cas.sent.total
-        origins = Origins(cas, manifest.database_id, manifest.origins)
-        shared = min(foreign_ids(manifest.origins))
-        assert origins.locate(shared) == (origins.store_at(parent.url), origin_id(manifest, shared))
-        await origins.locate(shared).store.reads.head(names.level_name(shared))
-        assert cas.sent.total == sent_before + 1
-        assert origins.locate(bytes(16)).store is cas
-        await origins.close()
-
-
-def origin_id(manifest: Manifest, sst_id: bytes) -> bytes:
-    """The database that wrote an SST which is shared."""
-    return next(each.database_id for each in manifest.origins if sst_id in unpacked(each.sst_ids))
-
-
-async def test_a_pin_cannot_be_read() -> None:
-    """A snapshot without WAL would show less than it once did: who reads it is told it is gone."""
-    parent, clone = await everything(), Place("clone")
-    await parent.clone_to(clone)
-    (pin,) = await parent.pins()
-    assert await parent.rows_at(pin.id) is None
-
-
 async def test_a_pin_keeps_no_log() -> None:
-    """The parent's log is collected as if it had no clone."""
+    """The parent's log is collected as if it had no clone; the pin is not read, nor cloned."""
     parent, clone = await everything(), Place("clone")
     await parent.clone_to(clone)
     (pin,) = await parent.pins()
     assert is_pin(pin)
+    assert await parent.rows_at(pin.id) is None
+    with pytest.raises(InvalidRequest, match="keeps SSTs for a clone"):
+        await parent.clone_to(Place("second"), pin.name)
     assert pin.name == pin_name((await clone.manifest()).database_id)
     pinned = (await parent.manifest()).first_uncompacted_wal_id
     await parent.put(b"another")
@@ -237,59 +163,6 @@ async def test_a_snapshot_of_the_clone_keeps_the_pin() -> None:
     assert await later.damage() == []
 
 
-async def test_a_clone_is_cloned() -> None:
-    """A clone of a clone reads what each of both has written, and does without the one between."""
-    parent, clone, second = await everything(), Place("clone"), Place("second")
-    await parent.clone_to(clone)
-    await clone.put(b"key003", b"clone", value=b"of the clone")
-    await clone.compact(l0_trigger_count=100)
-    expected = await clone.rows()
-    await clone.clone_to(second)
-    assert await second.rows() == expected
-    assert {origin.url for origin in (await second.manifest()).origins} == {parent.url, clone.url}
-    await clone.write(puts([key for key, _, _ in expected], b"other"))
-    await clone.compact()
-    await clone.collect()
-    assert [pin.name for pin in await parent.pins()] == [
-        pin_name((await second.manifest()).database_id)
-    ]
-    await parent.write(puts([key for key, _, _ in expected], b"other"))
-    await parent.compact()
-    await parent.collect()
-    assert await second.rows() == expected
-    await second.compact()
-    assert await second.rows() == expected
-    assert await second.damage() == []
-
-
-async def test_a_restored_database_is_cloned() -> None:
-    """SSTs that stand in the parent's folder under the id of another database are read there."""
-    parent, clone = await everything(), Place("clone")
-    expected = await parent.rows()
-    middle = Place("restored")
-    await parent.clone_to(middle)
-    manifest = await middle.manifest()
-    for sst_id in foreign_ids(manifest.origins):  # what a restored copy of the clone would be
-        name = names.level_name(sst_id)
-        await middle.store.create(name, (await parent.store.get(name)).data)
-    home = [replace(origin, url="", snapshot_id=b"") for origin in manifest.origins]
-    await middle.replace_manifest(origins=tuple(home))
-    assert await middle.rows() == expected
-    assert await middle.damage() == []
-    await middle.clone_to(clone)
-    assert await clone.rows() == expected
-    origins = (await clone.manifest()).origins
-    assert {origin.url for origin in origins} == {middle.url}
-    assert len({origin.database_id for origin in origins}) == 2
-    assert len({origin.snapshot_id for origin in origins}) == 1
-    await middle.compact()
-    await middle.put(b"key002")
-    await middle.compact()
-    await middle.collect()
-    assert await clone.rows() == expected
-    assert await clone.damage() == await middle.damage() == []
-
-
 async def test_no_database_is_overwritten() -> None:
     """Where a database is, or what is left of one, no clone is made."""
     parent, other = await everything(), await everything("other")
@@ -304,12 +177,3 @@ async def test_no_database_is_overwritten() -> None:
     with pytest.raises(IllegalState, match="no manifest"):
         await parent.clone_to(other)
     assert await parent.pins() == []
-
-
-async def test_a_pin_is_no_snapshot_to_be_read_or_cloned() -> None:
-    """It keeps no log, so it shows less than it once did: who asks for it is told."""
-    parent = await everything()
-    await parent.clone_to(Place("clone"))
-    (pin,) = await parent.pins()
-    with pytest.raises(InvalidRequest, match="keeps SSTs for a clone"):
-        await parent.clone_to(Place("second"), pin.name)

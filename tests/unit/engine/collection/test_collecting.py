@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
 from shalekv.core.collectable import Folder, Reason
 from shalekv.core.manifest import PendingLoad
-from shalekv.core.snapshot import create_snapshot
 from shalekv.core.sst_table import SstTable
+from shalekv.engine.collection.deleting import BATCH_MAX, Deleter
 from shalekv.engine.collection.fences import FENCE_BYTES
-from shalekv.errors import (
-    BadChecksum,
-    DatabaseNotFound,
-    IllegalState,
-    LeaseLost,
-    SnapshotNotFound,
-)
+from shalekv.errors import BadChecksum, DatabaseNotFound, IllegalState, SnapshotNotFound
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
-from shalekv.store.api import ObjectInfo
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
-from shalekv.store.requests import RequestKind
-from tests.kit.engine.collection import AGE_S, TTL_S, Ground
+from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
+from tests.kit.inline_runtime import InlineClock
+from tests.kit.store import FaultyStore
 
 
-async def compacted() -> Ground:
+async def compacted() -> CollectedDatabase:
     """A database with six WAL objects, c = 4, an SST that is merged away, and one that is not."""
-    ground = await Ground.created()
-    await ground.wal(6)
-    await ground.compact(4)
-    await ground.merge()
-    return ground
+    database = await CollectedDatabase.created()
+    await database.wal(6)
+    await database.compact(4)
+    await database.merge()
+    return database
 
 
 async def test_garbage_goes_and_nothing_else() -> None:
     """After one collection exactly what is reachable is left."""
-    ground = await compacted()
-    ground.pass_time()
-    report = await ground.collecting().collect()
-    assert ground.names() == await ground.needed()
+    database = await compacted()
+    database.pass_time()
+    report = await database.collecting().collect()
+    assert database.names() == await database.needed()
     assert report.is_edited
     assert report.deleted[Folder.WAL].objects == 4
     assert report.deleted[Folder.LEVELS].objects == 1
@@ -56,283 +48,211 @@ async def test_young_garbage_stays_until_it_is_old() -> None:
 
     The manifest is edited then, and not before.
     """
-    ground = await compacted()
-    manifest = await ground.manifest()
-    ground.pass_time(AGE_S)
-    report = await ground.collecting().collect()
+    database = await compacted()
+    manifest = await database.manifest()
+    database.pass_time(AGE_S)
+    report = await database.collecting().collect()
     assert (report.deleted_objects, report.is_edited) == (0, False)
-    assert await ground.manifest() == manifest
-    ground.pass_time(0.001)
-    assert (await ground.collecting().collect()).deleted[Folder.LEVELS].objects == 1
-    assert (await ground.manifest()).gc_cutoff_ms == ground.now_ms - AGE_S * 1_000
+    assert await database.manifest() == manifest
+    database.pass_time(0.001)
+    assert (await database.collecting().collect()).deleted[Folder.LEVELS].objects == 1
+    assert (await database.manifest()).gc_cutoff_ms == database.now_ms - AGE_S * 1_000
 
 
-async def test_idle_database_is_left_alone() -> None:
-    """When nothing is left to delete, collections cost six requests, edit nothing, and end so."""
-    ground = await compacted()
-    collecting = ground.collecting()
-    for _ in range(3):
-        ground.pass_time()
-        await collecting.collect()
-    settled = ground.names()
-    before = Counter(ground.store.sent.by_kind)
-    for _ in range(5):
-        ground.pass_time()
-        report = await collecting.collect()
-        assert (report.deleted_objects, report.is_edited) == (0, False)
-    spent = Counter(ground.store.sent.by_kind) - before
-    assert ground.names() == settled == await ground.needed()
-    # The clock and the current manifest; three folders, and manifests again.
-    assert spent == {RequestKind.READ: 5 * 2, RequestKind.LIST: 5 * 4}
-
-
-async def test_leased_objects_stay() -> None:
-    """What a job has written stays as long as its lease is there, and is published then."""
-    ground = await compacted()
-    lease = await ground.lease(ttl_s=TTL_S)
-    info = await ground.write_sst(lease)
-    ground.pass_time()
-    report = await ground.collecting().collect()
-    assert report.kept[Folder.LEVELS, Reason.LEASE].objects == 1
-    await ground.publish(lease, info)
-    await ground.check_reachable()
-
-
-async def test_objects_of_an_expired_lease_go_and_their_job_is_told() -> None:
-    """The collector drops the lease before it deletes; publishing fails then (F3)."""
-    ground = await compacted()
-    lease = await ground.lease(ttl_s=TTL_S)
-    info = await ground.write_sst(lease)
-    ground.pass_time(TTL_S + 1)
-    report = await ground.collecting().collect()
-    assert report.dropped_leases == 1
-    assert not ground.leased_names(lease)
-    with pytest.raises(LeaseLost):
-        await ground.publish(lease, info)
-    await ground.check_reachable()
+@pytest.mark.parametrize("reason", [Reason.LEASE, Reason.PENDING_LOAD])
+async def test_objects_of_leases_and_pending_loads_stay(reason: Reason) -> None:
+    """What a job has written stays while its lease is there, or its load is registered."""
+    database = await compacted()
+    lease = await database.lease(ttl_s=TTL_S)
+    info = await database.write_sst(lease)
+    if reason is Reason.PENDING_LOAD:
+        load = PendingLoad("load", SstTable.from_infos([info]))
+        await database.edit(lambda m: replace(m, pending_loads=(load,), leases=()))
+    database.pass_time()
+    report = await database.collecting().collect()
+    assert report.kept[Folder.LEVELS, reason].objects == 1
+    assert names.level_name(info.id) in database.names()
 
 
 async def test_lease_keeps_the_wal_that_its_job_reads() -> None:
     """From its `wal_id_min` on."""
-    ground = await compacted()
-    await ground.lease(wal_id_min=2)
-    ground.pass_time()
-    await ground.collecting().collect()
-    assert {names.wal_name(n) for n in (2, 3)} <= ground.names()
-    assert names.wal_name(1) not in ground.names()
+    database = await compacted()
+    await database.lease(wal_id_min=2)
+    database.pass_time()
+    await database.collecting().collect()
+    assert {names.wal_name(n) for n in (2, 3)} <= database.names()
+    assert names.wal_name(1) not in database.names()
 
 
 async def test_pinned_objects_stay_and_are_freed_with_their_snapshot() -> None:
     """A snapshot keeps its manifest, SSTs and WAL until it is deleted, and not longer."""
-    ground = await Ground.created()
-    await ground.wal(6)
-    await ground.compact(2)
-    snapshot = await ground.snapshots().create(ttl_ms=None)
-    await ground.merge()
-    lease = await ground.lease()
-    await ground.publish(lease, c=5)
-    ground.pass_time()
-    await ground.collecting().collect()
-    assert ground.names() == await ground.needed()
-    assert names.wal_name(2) in ground.names()
-    await ground.snapshots().delete(snapshot.id.hex())
-    ground.pass_time()
-    await ground.collecting().collect()
-    assert ground.names() == await ground.needed()
-    assert names.wal_name(2) not in ground.names()
+    database = await CollectedDatabase.created()
+    await database.wal(6)
+    await database.compact(2)
+    snapshot = await database.snapshots().create(ttl_ms=None)
+    await database.merge()
+    lease = await database.lease()
+    await database.publish(lease, c=5)
+    database.pass_time()
+    await database.collecting().collect()
+    assert database.names() == await database.needed()
+    assert names.wal_name(2) in database.names()
+    await database.snapshots().delete(snapshot.id.hex())
+    database.pass_time()
+    await database.collecting().collect()
+    assert database.names() == await database.needed()
+    assert names.wal_name(2) not in database.names()
 
 
 async def test_expired_snapshot_is_dropped_and_cannot_be_renewed() -> None:
     """Once the collector dropped it, whoever renews it is told (F3)."""
-    ground = await compacted()
-    snapshots = ground.snapshots()
+    database = await compacted()
+    snapshots = database.snapshots()
     snapshot = await snapshots.create(name="nightly", ttl_ms=5_000)
-    await ground.merge()
-    ground.pass_time()
-    report = await ground.collecting().collect()
+    await database.merge()
+    database.pass_time()
+    report = await database.collecting().collect()
     assert report.dropped_snapshots == 1
-    assert (await ground.manifest()).snapshots == ()
+    assert (await database.manifest()).snapshots == ()
     for called in ("nightly", snapshot.id.hex()):
         with pytest.raises(SnapshotNotFound):
             await snapshots.renew(called, ttl_ms=60_000)
-    assert ground.names() == await ground.needed()
-
-
-async def test_files_of_pending_loads_stay() -> None:
-    """A load that is registered keeps its files, however long its commit takes."""
-    ground = await compacted()
-    lease = await ground.lease()
-    info = await ground.write_sst(lease)
-    load = PendingLoad("load", SstTable.from_infos([info]))
-    await ground.edit(lambda m: replace(m, pending_loads=(load,), leases=()))
-    ground.pass_time()
-    report = await ground.collecting().collect()
-    assert report.kept[Folder.LEVELS, Reason.PENDING_LOAD].objects == 1
-    assert names.level_name(info.id) in ground.names()
+    assert database.names() == await database.needed()
 
 
 async def test_fences_are_found_by_their_footers_once() -> None:
     """A fence below c stays (F1); a small object with entries goes; each is read once."""
-    ground = await Ground.created()
-    await ground.wal(2)
-    await ground.fence()
-    await ground.wal(2)
-    await ground.fence()
-    await ground.compact(4)
-    counting = CountingStore(ground.store)
-    collecting = ground.collecting(counting)
+    database = await CollectedDatabase.created()
+    await database.wal(2)
+    await database.fence()
+    await database.wal(2)
+    await database.fence()
+    await database.compact(4)
+    counting = CountingStore(database.store)
+    collecting = database.collecting(counting)
     for _ in range(3):
-        ground.pass_time()
+        database.pass_time()
         report = await collecting.collect()
         assert report.kept[Folder.WAL, Reason.FENCE].objects == 1
-    assert names.wal_name(2) in ground.names()
+    assert names.wal_name(2) in database.names()
     assert counting.counts[Operation.GET_RANGE].requests == 1
-    assert names.wal_name(1) not in ground.names()
+    assert names.wal_name(1) not in database.names()
 
 
 async def test_small_objects_that_cannot_be_read_stay() -> None:
     """One that may be a fence is not deleted because it is damaged."""
-    ground = await compacted()
+    database = await compacted()
     name = names.wal_name(1)
-    await ground.store.delete([name])
-    await ground.store.create(name, b"x" * FENCE_BYTES)
-    ground.pass_time()
-    await ground.collecting().collect()
-    assert name in ground.names()
+    await database.store.delete([name])
+    await database.store.create(name, b"x" * FENCE_BYTES)
+    database.pass_time()
+    await database.collecting().collect()
+    assert name in database.names()
 
 
 async def test_fences_go_at_the_age_of_the_operator() -> None:
     """With `fence_age_s` an old fence below c goes."""
-    ground = await Ground.created()
-    await ground.fence()
-    await ground.wal(2)
-    await ground.compact(2)
-    ground.pass_time(100)
-    await ground.collecting(fence_age_s=101).collect()
-    assert names.wal_name(0) in ground.names()
-    await ground.collecting(fence_age_s=99).collect()
-    assert names.wal_name(0) not in ground.names()
+    database = await CollectedDatabase.created()
+    await database.fence()
+    await database.wal(2)
+    await database.compact(2)
+    database.pass_time(100)
+    await database.collecting(fence_age_s=101).collect()
+    assert names.wal_name(0) in database.names()
+    await database.collecting(fence_age_s=99).collect()
+    assert names.wal_name(0) not in database.names()
 
 
 async def test_files_that_are_not_ours_go_when_they_are_old() -> None:
     """In every folder, at an age of their own; without an edit, for nobody can publish them."""
-    ground = await Ground.created()
+    database = await CollectedDatabase.created()
     foreign = {"manifest/notes.txt", "wal/x.sst", "levels/x.sst"}
     for name in foreign:
-        await ground.store.create(name, b"not ours")
-    ground.pass_time()
-    assert (await ground.collecting(foreign_age_s=60).collect()).deleted_objects == 0
-    assert foreign <= ground.names()
-    ground.pass_time(60)
-    report = await ground.collecting(foreign_age_s=60).collect()
+        await database.store.create(name, b"not ours")
+    database.pass_time()
+    assert (await database.collecting(foreign_age_s=60).collect()).deleted_objects == 0
+    assert foreign <= database.names()
+    database.pass_time(60)
+    report = await database.collecting(foreign_age_s=60).collect()
     assert (report.deleted_objects, report.is_edited) == (3, False)
-    assert not foreign & ground.names()
+    assert not foreign & database.names()
 
 
-async def test_nothing_is_deleted_when_a_pinned_manifest_is_damaged() -> None:
-    """What it keeps is not guessed: an error, no edit, and not a single deletion."""
-    ground = await compacted()
-    snapshot = await ground.snapshots().create(ttl_ms=None)
-    await ground.merge()
-    name = names.manifest_name(snapshot.manifest_id)
-    stored = ground.objects.find(name)
-    assert stored is not None
-    await ground.store.delete([name])
-    await ground.store.create(name, stored.data[:-1] + b"?")
-    ground.pass_time()
-    before = ground.names()
-    with pytest.raises(BadChecksum, match=name):
-        await ground.collecting().collect()
-    assert ground.names() == before
-
-
-@pytest.mark.parametrize("is_replaced", [True, False])
-async def test_nothing_is_deleted_when_a_pinned_manifest_is_gone_or_another(
-    *, is_replaced: bool
+@pytest.mark.parametrize(
+    ("harm", "error"), [("damaged", BadChecksum), ("gone", IllegalState), ("another", IllegalState)]
+)
+async def test_nothing_is_deleted_when_a_pinned_manifest_cannot_be_read(
+    harm: str, error: type[Exception]
 ) -> None:
-    """One that is missing, or not the one that was shared, is an error, and nothing goes."""
-    ground = await compacted()
-    snapshots = ground.snapshots()
+    """One that is damaged, missing, or not the one that was shared is an error; nothing goes."""
+    database = await compacted()
+    snapshots = database.snapshots()
     snapshot = await snapshots.create(name="one", ttl_ms=None)
     await snapshots.share("one", ttl_ms=None)
-    await ground.merge()
+    await database.merge()
     name = names.manifest_name(snapshot.manifest_id)
-    manifest = ground.objects.find(name)
-    assert manifest is not None
-    await ground.store.delete([name])
-    if is_replaced:
-        other = replace(decode_manifest(name, manifest.data), leveled_ssts=SstTable())
-        await ground.store.create(name, encode_manifest(other))
-    ground.pass_time()
-    before = ground.names()
-    with pytest.raises(IllegalState, match=name):
-        await ground.collecting().collect()
-    assert ground.names() == before
+    data = (await database.store.get(name)).data
+    await database.store.delete([name])
+    if harm == "damaged":
+        await database.store.create(name, data[:-1] + b"?")
+    elif harm == "another":
+        other = replace(decode_manifest(name, data), leveled_ssts=SstTable())
+        await database.store.create(name, encode_manifest(other))
+    database.pass_time()
+    before = database.names()
+    with pytest.raises(error, match=name):
+        await database.collecting().collect()
+    assert database.names() == before
 
 
 async def test_no_database_is_told() -> None:
     """Where no manifest is, nothing is deleted."""
-    ground = Ground()
-    await ground.wal(1)
-    ground.pass_time(1e6)
+    database = CollectedDatabase()
+    await database.wal(1)
+    database.pass_time(1e6)
     with pytest.raises(DatabaseNotFound):
-        await ground.collecting().collect()
-    assert ground.names() == {names.wal_name(0)}
+        await database.collecting().collect()
+    assert database.names() == {names.wal_name(0)}
 
 
 async def test_plan_says_what_a_collection_does() -> None:
     """A dry run changes nothing, and tells exactly what goes then."""
-    ground = await compacted()
-    await ground.snapshots().create(ttl_ms=1_000)
-    lease = await ground.lease(ttl_s=TTL_S)
-    await ground.write_sst(lease)
-    await ground.merge()
-    ground.pass_time()
-    before = ground.names()
-    plan = await ground.collecting().plan()
-    assert ground.names() == before
+    database = await compacted()
+    await database.snapshots().create(ttl_ms=1_000)
+    lease = await database.lease(ttl_s=TTL_S)
+    await database.write_sst(lease)
+    await database.merge()
+    database.pass_time()
+    before = database.names()
+    plan = await database.collecting().plan()
+    assert database.names() == before
     assert (plan.is_edit_needed, plan.dropped_snapshots, plan.dropped_leases) == (True, 1, 0)
-    await ground.collecting().collect()
-    gone = before - ground.names()
+    await database.collecting().collect()
+    gone = before - database.names()
     assert {listed.name for listed in plan.doomed} == gone
     assert any(name.startswith(names.MANIFEST_FOLDER) for name in gone)
 
 
 async def test_clock_is_read_before_the_folders_and_those_before_the_manifest() -> None:
     """What is listed is older than the manifest that judges it, and the cutoff older than both."""
-    ground = await compacted()
-    asked: list[str] = []
-
-    class Noting(MemoryStore):
-        async def now_ms(self) -> int:
-            asked.append("clock")
-            return await super().now_ms()
-
-        def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-            asked.append(prefix)
-            return super().list(prefix, start_after=start_after)
-
-    await ground.collecting(Noting(lambda: ground.now_ms, objects=ground.objects)).plan()
+    database = await compacted()
+    store = FaultyStore(database.store)
+    await database.collecting(store).plan()
     folders = [names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER]
-    assert asked == ["clock", *folders, names.MANIFEST_FOLDER]
+    asked = [r.name for r in store.requests if r.operation in {"now_ms", "list"}]
+    assert asked == ["", *folders, names.MANIFEST_FOLDER]
 
 
 async def test_garbage_goes_in_an_order_that_leaves_no_hole() -> None:
     """Manifests first, then the WAL from low ids up, then SSTs."""
-    ground = await Ground.created()
-    await ground.wal(30)
-    await ground.compact(20)
-    await ground.merge()
-    ground.pass_time()
-    deleted: list[str] = []
-
-    class Noting(CountingStore):
-        async def delete(self, names: object) -> None:
-            assert isinstance(names, tuple)
-            deleted.extend(names)
-            await super().delete(names)
-
-    await ground.collecting(Noting(ground.store), deletes_per_s_count=7).collect()
+    database = await CollectedDatabase.created()
+    await database.wal(30)
+    await database.compact(20)
+    await database.merge()
+    database.pass_time()
+    store = FaultyStore(database.store)
+    await database.collecting(store, deletes_per_s_count=7).collect()
+    deleted = ",".join(store.asked("delete")).split(",")
     folders = [name.partition("/")[0] for name in deleted]
     assert [*dict.fromkeys(folders)] == ["manifest", "wal", "levels"]
     for folder in ("manifest/", "wal/"):
@@ -340,11 +260,25 @@ async def test_garbage_goes_in_an_order_that_leaves_no_hole() -> None:
         assert within == sorted(within)
 
 
-async def test_snapshot_of_a_manifest_that_is_newer_than_the_listing_is_read() -> None:
-    """What was pinned while the folders were listed counts."""
-    ground = await compacted()
-    await ground.edit(lambda m: create_snapshot(m, b"s" * 16, expire_time_s=0))
-    await ground.merge()
-    ground.pass_time()
-    await ground.collecting().collect()
-    assert ground.names() == await ground.needed()
+@pytest.mark.parametrize(
+    ("per_s_count", "count", "requests", "waited_ms"),
+    [
+        (5, 23, 5, 4_000),
+        (5, 5, 1, 0),
+        (5, 6, 2, 1_000),
+        (1_000, 2_500, 3, 2_000),
+        (4_000, 2_500, 3, 500),
+        (7, 0, 0, 0),
+    ],
+)
+async def test_batches_keep_to_the_rate(
+    per_s_count: int, count: int, requests: int, waited_ms: float
+) -> None:
+    """No batch is larger than a second, or a request, allows; each waits for those before it."""
+    clock = InlineClock()
+    store = CountingStore(MemoryStore(lambda: 0))
+    await Deleter(store, clock, per_s_count=per_s_count).delete(f"wal/{n}" for n in range(count))
+    assert store.counts[Operation.DELETE].requests == requests
+    assert store.counts[Operation.DELETE].objects == count
+    assert clock.monotonic_ms() == waited_ms
+    assert BATCH_MAX == 1_000

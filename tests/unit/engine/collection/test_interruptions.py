@@ -1,284 +1,252 @@
-"""Whatever happens between two requests of a collection, nothing is deleted that is needed (F3).
-
-Each test lets something happen before the first request of a collection, before the second, and
-so on until the collection has ended before it.
-"""
+"""Whatever happens between two requests of a collection, nothing is deleted that is needed (F3)."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shalekv.errors import LeaseLost, SnapshotNotFound
+from shalekv.engine.collection.collecting import Collecting
+from shalekv.errors import LeaseLost
 from shalekv.format import names
-from shalekv.store.api import NO_METADATA, Created, CreateOutcome
-from tests.kit.engine.collection import TTL_S, Ground
-from tests.kit.engine.interrupted_store import InterruptedStore
+from tests.kit.engine.collection import TTL_S, CollectedDatabase
+from tests.kit.store import (
+    FaultyStore,
+    MortalProcess,
+    Request,
+    at_each_request,
+    at_request,
+    dying_at_each_request,
+)
 
-Prepare = Callable[[Ground], Awaitable["Happening"]]
-Happening = Callable[[], Awaitable[None]]
+Event = Callable[[], Awaitable[object]]
+Prepare = Callable[[CollectedDatabase], Awaitable[Event]]
+COLLECTION: dict[str, int] = {"deletes_per_s_count": 2}
 
 
-async def base() -> Ground:
+async def with_garbage() -> CollectedDatabase:
     """A database with garbage of every kind, all old enough."""
-    ground = await Ground.created()
-    await ground.wal(6)
-    await ground.compact(2)
-    await ground.merge()
-    await ground.fence()
-    await ground.wal(2)
-    await ground.compact(5)
-    ground.pass_time()
-    return ground
+    database = await CollectedDatabase.created()
+    await database.wal(6)
+    await database.compact(2)
+    await database.merge()
+    await database.fence()
+    await database.wal(2)
+    await database.compact(5)
+    database.pass_time()
+    return database
 
 
-async def collections_until_over(prepare: Prepare, *, deletes_per_s_count: int = 2) -> int:
-    """How often something happened within a collection; each time I8 is checked."""
-    at = 0
-    while True:
-        ground = await base()
-        happening = await prepare(ground)
+async def collect_beside(prepare: Prepare) -> int:
+    """Collect with the event before each request in turn, and check I8; how many there were."""
+    original = await with_garbage()
 
-        async def before(number: int, happening: Happening = happening, at: int = at) -> None:
-            if number == at:
-                await happening()
+    async def run(at: int) -> FaultyStore:
+        database = original.copy()
+        store = FaultyStore(database.store, before=at_request(at, await prepare(database)))
+        await database.collecting(store, **COLLECTION).collect()
+        await database.check_reachable()
+        database.pass_time()
+        await database.collecting().collect()
+        await database.check_reachable()
+        return store
 
-        store = InterruptedStore(ground.store, before)
-        await ground.collecting(store, deletes_per_s_count=deletes_per_s_count).collect()
-        await ground.check_reachable()
-        if store.requests <= at:
-            return at
-        ground.pass_time()
-        await ground.collecting().collect()
-        await ground.check_reachable()
-        at += 1
+    return await at_each_request(run)
 
 
-async def test_object_that_is_published_meanwhile_is_not_deleted() -> None:
-    """Under a lease that lives, a job publishes at any moment of a collection."""
-
-    async def prepare(ground: Ground) -> Happening:
-        lease = await ground.lease(ttl_s=1_000)
-        info = await ground.write_sst(lease)
-        ground.pass_time()
-
-        async def publish() -> None:
-            await ground.publish(lease, info, c=7)
-
-        return publish
-
-    assert await collections_until_over(prepare) > 20
+async def publishing(database: CollectedDatabase) -> Event:
+    """A job publishes under a lease that lives."""
+    lease = await database.lease(ttl_s=1_000)
+    info = await database.write_sst(lease)
+    database.pass_time()
+    return lambda: database.publish(lease, info, c=7)
 
 
-async def test_object_under_an_expired_lease_is_published_or_deleted() -> None:
-    """A job that is late either publishes before the collector's edit, or is told; never both."""
+async def new_snapshots(database: CollectedDatabase) -> Event:
+    """A snapshot is created, and one is shared, whose original is deleted."""
+    snapshots = database.snapshots()
+    await snapshots.create(name="old", ttl_ms=None)
+    await database.merge()
+    database.pass_time()
+
+    async def share_and_create() -> None:
+        await snapshots.share("old", ttl_ms=None)
+        await snapshots.delete("old")
+        await database.merge()
+        await snapshots.create(ttl_ms=None)
+        await database.merge()
+
+    return share_and_create
+
+
+async def another_collector(database: CollectedDatabase) -> Event:
+    """Another collector runs a whole collection."""
+    await database.write_sst(await database.lease(ttl_s=5))
+    await database.snapshots().create(ttl_ms=5_000)
+    await database.merge()
+    database.pass_time()
+    return database.collecting().collect
+
+
+async def expiring_snapshot(database: CollectedDatabase) -> Event:
+    """A snapshot expires, and another collector drops it with its manifest."""
+    await database.snapshots().create(ttl_ms=TTL_S * 1_000)
+    await database.merge()
+    database.pass_time(TTL_S)
+
+    async def expire() -> None:
+        database.pass_time(2)
+        await database.collecting().collect()
+
+    return expire
+
+
+async def writing(database: CollectedDatabase) -> Event:
+    """Slots are filled and compacted."""
+
+    async def write() -> None:
+        await database.wal(4)
+        await database.compact(database.last_wal_id)
+
+    return write
+
+
+async def fencing(database: CollectedDatabase) -> Event:
+    """A fence is written and compacted."""
+
+    async def fence() -> None:
+        await database.fence()
+        await database.compact(database.last_wal_id)
+
+    return fence
+
+
+@pytest.mark.parametrize(
+    "prepare", [publishing, new_snapshots, another_collector, expiring_snapshot, writing, fencing]
+)
+async def test_nothing_needed_is_deleted_whatever_happens_meanwhile(prepare: Prepare) -> None:
+    """I8 holds after a collection with the event before any of its requests."""
+    assert await collect_beside(prepare) > 10
+
+
+async def test_late_publication_succeeds_before_the_edit_or_is_refused() -> None:
+    """A job with an expired lease publishes before the collector's edit, or gets `LeaseLost`."""
     published = []
 
-    async def prepare(ground: Ground) -> Happening:
-        lease = await ground.lease(ttl_s=TTL_S)
-        info = await ground.write_sst(lease)
-        ground.pass_time(TTL_S + 1)
+    async def prepare(database: CollectedDatabase) -> Event:
+        lease = await database.lease(ttl_s=TTL_S)
+        info = await database.write_sst(lease)
+        database.pass_time(TTL_S + 1)
 
         async def publish() -> None:
             try:
-                await ground.publish(lease, info)
+                await database.publish(lease, info)
                 published.append(True)
             except LeaseLost:
                 published.append(False)
 
         return publish
 
-    assert await collections_until_over(prepare) > 20
+    assert await collect_beside(prepare) > 10
     assert published == sorted(published, reverse=True)  # a first part of them succeeded
     assert {*published} == {True, False}
 
 
-async def test_snapshot_that_is_renewed_meanwhile_keeps_its_objects() -> None:
-    """One that is about to expire is renewed in time, or is told that it is gone."""
-    renewed = []
+async def test_renewal_before_the_expiry_always_succeeds() -> None:
+    """A snapshot that is renewed during a collection which began before its expiry stays."""
 
-    async def prepare(ground: Ground) -> Happening:
-        snapshots = ground.snapshots()
+    async def prepare(database: CollectedDatabase) -> Event:
+        snapshots = database.snapshots()
         snapshot = await snapshots.create(ttl_ms=1_000 * TTL_S)
-        await ground.merge()
-        ground.pass_time(TTL_S - 0.001)
+        await database.merge()
+        database.pass_time(TTL_S - 0.001)
+        return lambda: snapshots.renew(snapshot.id.hex(), ttl_ms=10_000_000)
 
-        async def renew() -> None:
-            try:
-                await snapshots.renew(snapshot.id.hex(), ttl_ms=10_000_000)
-                renewed.append(True)
-            except SnapshotNotFound:
-                renewed.append(False)
-
-        return renew
-
-    assert await collections_until_over(prepare) > 20
-    assert all(renewed)  # its time was not over when the collections began
+    assert await collect_beside(prepare) > 10  # no `SnapshotNotFound`
 
 
-async def test_snapshot_that_is_created_or_shared_meanwhile_keeps_its_objects() -> None:
-    """A new snapshot names what is current; a shared one what an unexpired one names."""
+async def test_killed_collector_leaves_a_correct_database() -> None:
+    """It dies at any request: nothing needed is gone (I8), and the next one ends the work."""
+    original = await with_garbage()
+    await original.snapshots().create(ttl_ms=None)
+    await original.merge()
+    original.pass_time(TTL_S + 1)
 
-    async def prepare(ground: Ground) -> Happening:
-        snapshots = ground.snapshots()
-        await snapshots.create(name="old", ttl_ms=None)
-        await ground.merge()
-        ground.pass_time()
+    async def run(process: MortalProcess) -> None:
+        database = original.copy()
+        collecting: Collecting = database.collecting(process.store(database.store), **COLLECTION)
+        await process.run(collecting.collect())
+        await database.check_reachable()
+        await database.collecting().collect()
+        assert database.names() == await database.needed() | {names.wal_name(6)}  # the fence
 
-        async def share_and_create() -> None:
-            await snapshots.share("old", ttl_ms=None)
-            await snapshots.delete("old")
-            await ground.merge()
-            await snapshots.create(ttl_ms=None)
-            await ground.merge()
-
-        return share_and_create
-
-    assert await collections_until_over(prepare) > 20
-
-
-async def test_two_collectors_at_once_are_safe() -> None:
-    """A whole collection of another collector fits between any two requests."""
-
-    async def prepare(ground: Ground) -> Happening:
-        lease = await ground.lease(ttl_s=5)
-        await ground.write_sst(lease)
-        await ground.snapshots().create(ttl_ms=5_000)
-        await ground.merge()
-        ground.pass_time()
-        other = ground.collecting()
-
-        async def collect() -> None:
-            await other.collect()
-
-        return collect
-
-    assert await collections_until_over(prepare) > 10
-
-
-async def test_snapshot_that_another_collector_drops_meanwhile_is_no_error() -> None:
-    """Its manifest is gone when it is read, and the current manifest tells why."""
-    at = 0
-    while True:
-        ground = await base()
-        await ground.snapshots().create(ttl_ms=TTL_S * 1_000)
-        await ground.merge()
-        ground.pass_time(TTL_S)
-
-        async def expire(number: int, ground: Ground = ground, at: int = at) -> None:
-            if number == at:
-                ground.pass_time(2)
-                await ground.collecting().collect()
-
-        store = InterruptedStore(ground.store, expire)
-        await ground.collecting(store).collect()
-        await ground.check_reachable()
-        if store.requests <= at:
-            break
-        at += 1
-    assert at > 10
-
-
-@pytest.mark.parametrize("is_data", [True, False])
-async def test_writes_go_on_meanwhile(*, is_data: bool) -> None:
-    """Slots that are filled, compacted and collected while another collection is under way."""
-
-    async def prepare(ground: Ground) -> Happening:
-        async def write() -> None:
-            await (ground.wal(4) if is_data else ground.fence())
-            await ground.compact(ground.last_wal_id)
-
-        return write
-
-    assert await collections_until_over(prepare) > 10
+    assert await dying_at_each_request(run) > 10
 
 
 async def test_stalled_collector_deletes_nothing_that_came_later() -> None:
-    """It wakes before its first deletion, long after all that it knows has changed."""
-    ground = await base()
-    lease = await ground.lease(ttl_s=1_000)
-    info = await ground.write_sst(lease)
-    ground.pass_time()
-    is_first = True
+    """It wakes before its first deletion, when all that it knows has changed."""
+    database = await with_garbage()
+    lease = await database.lease(ttl_s=1_000)
+    info = await database.write_sst(lease)
+    database.pass_time()
 
-    class Stalling(InterruptedStore):
-        async def delete(self, names: object) -> None:
-            nonlocal is_first
-            if is_first:
-                is_first = False
-                await ground.publish(lease, info)
-                await ground.snapshots().create(ttl_ms=None)
-                for _ in range(3):
-                    await ground.wal(3)
-                    await ground.compact(ground.last_wal_id)
-                    ground.pass_time(100)
-                    await ground.collecting().collect()
-            assert isinstance(names, tuple)
-            await super().delete(names)
+    async def stall(request: Request) -> None:
+        if store.asked("delete") != [request.name]:
+            return
+        await database.publish(lease, info)
+        await database.snapshots().create(ttl_ms=None)
+        for _ in range(3):
+            await database.wal(3)
+            await database.compact(database.last_wal_id)
+            database.pass_time(100)
+            await database.collecting().collect()
 
-    await ground.collecting(Stalling(ground.store, nothing), deletes_per_s_count=1).collect()
-    assert not is_first
-    await ground.check_reachable()
+    store = FaultyStore(database.store)
+    store.before = stall
+    await database.collecting(store, deletes_per_s_count=1).collect()
+    assert len(store.asked("delete")) > 1
+    await database.check_reachable()
 
 
-async def test_edit_at_a_recycled_id_does_not_count() -> None:
-    """Whoever creates a manifest id that was collected finds that it is not the highest (F2)."""
-    ground = await base()
-    created: list[tuple[str, CreateOutcome]] = []
+async def test_snapshot_at_a_recycled_manifest_id_is_made_again() -> None:
+    """A create at a manifest id that was collected isn't the newest, and doesn't count (F2)."""
+    database = await with_garbage()
 
-    class Late(InterruptedStore):
-        """Before its first create, others edit the manifest, and what is old is collected."""
+    async def collect_the_id(request: Request) -> None:
+        if store.asked("create") == [request.name]:
+            for _ in range(3):
+                await database.merge()
+            database.pass_time()
+            await database.collecting().collect()
 
-        async def create(
-            self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-        ) -> CreateOutcome:
-            if not created:
-                for _ in range(3):
-                    await ground.merge()
-                ground.pass_time()
-                await ground.collecting().collect()
-            outcome = await super().create(name, data, metadata)
-            created.append((name, outcome))
-            return outcome
-
-    snapshot = await ground.snapshots(Late(ground.store, nothing)).create(ttl_ms=None)
-    assert [outcome for _, outcome in created] == [Created(), Created()]  # the first at an old id
-    assert created[1][0] == names.manifest_name(snapshot.manifest_id) > created[0][0]
-    current = await ground.manifest()
+    store = FaultyStore(database.store, before=collect_the_id)
+    snapshot = await database.snapshots(store).create(ttl_ms=None)
+    first, second = store.asked("create")
+    current = await database.manifest()
+    assert first < second == names.manifest_name(snapshot.manifest_id)
     assert [s.id for s in current.snapshots] == [snapshot.id]
-    assert names.manifest_name(current.manifest_id) == created[1][0]
-    ground.pass_time()
-    await ground.collecting().collect()
-    assert ground.names() == await ground.needed()
+    assert names.manifest_name(current.manifest_id) == second
+    database.pass_time()
+    await database.collecting().collect()
+    assert database.names() == await database.needed()
 
 
-async def test_collectors_edit_at_a_recycled_id_does_not_count() -> None:
+async def test_collectors_edit_at_a_recycled_manifest_id_is_made_again() -> None:
     """A collector that comes late edits again: what has expired does not stay (F2)."""
-    ground = await base()
-    await ground.lease(ttl_s=1)
-    ground.pass_time()
-    creates = 0
+    database = await with_garbage()
+    await database.lease(ttl_s=1)
+    database.pass_time()
 
-    class Late(InterruptedStore):
-        async def create(
-            self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-        ) -> CreateOutcome:
-            nonlocal creates
-            creates += 1
-            if creates == 1:
-                for _ in range(3):
-                    await ground.merge()
-                await ground.store.delete([name])  # as it would be in the end
-            return await super().create(name, data, metadata)
+    async def recycle(request: Request) -> None:
+        if store.asked("create") == [request.name]:
+            for _ in range(3):
+                await database.merge()
+            await database.store.delete([request.name])  # as a collector does in the end
 
-    report = await ground.collecting(Late(ground.store, nothing)).collect()
-    current = await ground.manifest()
-    assert creates == 2
+    store = FaultyStore(database.store, before=recycle)
+    report = await database.collecting(store).collect()
+    current = await database.manifest()
+    assert len(store.asked("create")) == 2
     assert report.manifest_id == current.manifest_id
     assert current.leases == ()
-    await ground.check_reachable()
-
-
-async def nothing(_number: int) -> None:
-    """What interrupts no request."""
+    await database.check_reachable()

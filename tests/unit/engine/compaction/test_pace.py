@@ -37,14 +37,6 @@ async def test_bytes_in_a_second_are_bounded() -> None:
     assert 20 <= count <= 21
 
 
-async def test_a_pause_earns_little() -> None:
-    """What was not used for a minute is not made up for in a burst."""
-    clock = HandClock()
-    pace = Pace(clock, 1_000)
-    clock.advance(60_000)
-    assert await taken(clock, pace, sizes=100, step_ms=10, steps=100) <= 12
-
-
 async def test_what_holds_writes_back_is_not_bounded() -> None:
     """As soon as the bound is lifted nothing waits any more; without a rate nothing ever does."""
     clock, lifted = HandClock(), False

@@ -1,19 +1,22 @@
-"""A check of a database that others work on, or whose store fails."""
+"""A check of a sound database, of one that others work on, or whose store fails."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+
+import pytest
 
 from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.core.manifest import PendingLoad
 from shalekv.core.sst_table import SstTable
 from shalekv.engine.fsck.check import Fsck
-from shalekv.errors import StoreUnavailable
+from shalekv.errors import DatabaseNotFound
 from shalekv.format.load_record import load_entry
 from shalekv.format.names import manifest_name, wal_name
 from shalekv.settings import StoreSettings
-from shalekv.store.api import ObjectInfo, StoredObject
+from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.damage import (
@@ -27,64 +30,42 @@ from tests.kit.engine.damage import (
     Planted,
     sst_name,
 )
+from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import gathered, inline_runtime
 from tests.kit.samples import put
+from tests.kit.store import FaultyStore, Request
 
 
-class BusyStore(MemoryStore):
-    """The store of a planted database on which something happens when it is asked for `moment`."""
-
-    def __init__(self, planted: Planted, moment: str, act: Callable[[], object]) -> None:
-        super().__init__(lambda: NOW_MS, objects=planted.objects)
-        self._moment = moment
-        self._act: Callable[[], object] | None = act
-
-    async def get(self, name: str) -> StoredObject:
-        self._asked(name)
-        return await super().get(name)
-
-    def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        self._asked(prefix)
-        return super().list(prefix, start_after=start_after)
-
-    def _asked(self, name: str) -> None:
-        if name == self._moment and self._act is not None:
-            act, self._act = self._act, None
-            act()
-
-
-class TornStore(MemoryStore):
-    """A store whose lists of the WAL leave out one object each, though it is there."""
-
-    def __init__(self, planted: Planted, *left_out: str) -> None:
-        super().__init__(lambda: NOW_MS, objects=planted.objects)
-        self._left_out = [*left_out]
-
-    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        missed = self._left_out.pop(0) if prefix == "wal/" and self._left_out else None
-        async for info in super().list(prefix, start_after=start_after):
-            if info.name != missed:
-                yield info
-
-
-class FailingStore(MemoryStore):
-    """A store that does not give one object."""
-
-    def __init__(self, planted: Planted, name: str) -> None:
-        super().__init__(lambda: NOW_MS, objects=planted.objects)
-        self._name = name
-
-    async def get(self, name: str) -> StoredObject:
-        if name == self._name:
-            raise StoreUnavailable(self.url, "get", name, "input/output error")
-        return await super().get(name)
-
-
-async def listed(store: MemoryStore) -> list[tuple[str, FindingKind]]:
+async def listed(store: ObjectStore) -> list[tuple[str, FindingKind]]:
     """What a check finds on this store."""
     cas = CasStore(store, inline_runtime(), StoreSettings())
     found: list[Finding] = await gathered(Fsck(cas, parallel=1).findings())
     return sorted((each.name, each.kind) for each in found)
+
+
+async def listed_when(
+    planted: Planted, moment: str, act: Callable[[], object]
+) -> list[tuple[str, FindingKind]]:
+    """What a check finds if this happens before `moment` is first listed or read."""
+
+    async def before(request: Request) -> None:
+        if request.name == moment and [r.name for r in store.requests].count(moment) == 1:
+            act()
+
+    store = FaultyStore(planted.store, before=before)
+    return await listed(store)
+
+
+async def listed_torn(*left_out: str) -> list[tuple[str, FindingKind]]:
+    """What a check finds if each list of the WAL leaves out one of these, though it is there."""
+
+    async def before(request: Request) -> None:
+        if (request.operation, request.name) == ("list", "wal/"):
+            lists = len(store.asked("list", "wal/"))
+            store.hidden = {*left_out[lists - 1 : lists]}
+
+    store = FaultyStore(Planted().store, before=before)
+    return await listed(store)
 
 
 def _publish(planted: Planted, **changes: object) -> None:
@@ -108,14 +89,14 @@ async def test_what_is_collected_meanwhile_is_not_missing() -> None:
     for moment in ("wal/", wal_name(2), wal_name(3), "levels/", sst_name(LEFT_SST)):
         planted = Planted()
         planted.edit(leases=(replace(planted.current.leases[0], wal_id_min=None),))
-        assert await listed(BusyStore(planted, moment, act)) == [], moment
+        assert await listed_when(planted, moment, act) == [], moment
 
 
 async def test_torn_lists_are_no_gaps() -> None:
     """A slot is missing when two lists miss it, and not when each misses another one."""
-    assert await listed(TornStore(Planted(), wal_name(4))) == []
-    assert await listed(TornStore(Planted(), wal_name(4), wal_name(6))) == []
-    found = await listed(TornStore(Planted(), wal_name(4), wal_name(4)))
+    assert await listed_torn(wal_name(4)) == []
+    assert await listed_torn(wal_name(4), wal_name(6)) == []
+    found = await listed_torn(wal_name(4), wal_name(4))
     assert found == [(wal_name(4), FindingKind.MISSING)]
 
 
@@ -123,8 +104,8 @@ async def test_what_is_missing_before_and_after_is_told() -> None:
     """An edit of the manifest in between excuses nothing that is still named."""
     planted = Planted()
     planted.objects.remove(sst_name(LEFT_SST))
-    store = BusyStore(planted, "levels/", lambda: _publish(planted))
-    assert await listed(store) == [(sst_name(LEFT_SST), FindingKind.MISSING)]
+    found = await listed_when(planted, "levels/", lambda: _publish(planted))
+    assert found == [(sst_name(LEFT_SST), FindingKind.MISSING)]
 
 
 async def test_what_is_published_meanwhile_is_no_orphan() -> None:
@@ -132,15 +113,14 @@ async def test_what_is_published_meanwhile_is_no_orphan() -> None:
     planted = Planted()
     info = replace(planted.sst(88, 2, [put(b"z", 9)]), level=3)
     table = SstTable.from_infos([*planted.current.leveled_ssts, info])
-    store = BusyStore(planted, "levels/", lambda: _publish(planted, leveled_ssts=table))
-    assert await listed(store) == []
+    act = partial(_publish, planted, leveled_ssts=table)
+    assert await listed_when(planted, "levels/", act) == []
 
 
 async def test_a_writer_that_takes_over_meanwhile_is_no_damage() -> None:
     """Slots of an epoch that was won after the check began are sound, and so are later loads."""
     planted = Planted()
-    store = BusyStore(planted, "wal/", lambda: _take_over(planted))
-    assert await listed(store) == []
+    assert await listed_when(planted, "wal/", lambda: _take_over(planted)) == []
 
 
 def _take_over(planted: Planted) -> None:
@@ -153,14 +133,50 @@ def _take_over(planted: Planted) -> None:
 
 
 async def test_an_object_that_the_store_does_not_give() -> None:
-    """It is told, as no damage, and the rest is looked at."""
+    """It is reported, as no damage, and the rest is looked at."""
     planted = Planted()
     planted.flip(wal_name(4), 20)
-    found = await listed(FailingStore(planted, wal_name(3)))
-    assert found == [
-        (wal_name(3), FindingKind.UNREADABLE),
-        (wal_name(4), FindingKind.BAD_CHECKSUM),
-    ]
+    for name, others in (
+        (wal_name(3), [(wal_name(4), FindingKind.BAD_CHECKSUM)]),
+        (manifest_name(PINNED), [(wal_name(4), FindingKind.BAD_CHECKSUM)]),
+    ):
+        store = FaultyStore(planted.store)
+        store.fail("get", name, times=99)
+        assert await listed(store) == sorted([(name, FindingKind.UNREADABLE), *others])
     assert not FindingKind.UNREADABLE.is_damage
-    found = await listed(FailingStore(Planted(), manifest_name(PINNED)))
-    assert found == [(manifest_name(PINNED), FindingKind.UNREADABLE)]
+
+
+async def test_a_sound_database_has_no_findings() -> None:
+    """Every kind of object is sound in its places; all is counted, and nothing is written."""
+    planted = Planted()
+    store = FaultyStore(planted.store)
+    fsck = Fsck(CasStore(store, inline_runtime(), StoreSettings()), parallel=1)
+    assert await gathered(fsck.findings()) == []
+    seen = fsck.progress
+    assert (seen.manifests, seen.wal_objects, seen.fences, seen.ssts) == (2, 8, 2, 7)
+    assert seen.objects_total == 15
+    infos = [*planted.objects.page("wal/", ""), *planted.objects.page("levels/", "")]
+    leased = 1
+    assert len(infos) == 15 + leased
+    assert 0 < seen.bytes_total < seen.size_bytes < sum(info.size_bytes for info in infos) + 5_000
+    assert store.asked("create") == store.asked("delete") == []
+    deep = Fsck(planted.cas, is_deep=True)
+    assert await gathered(deep.findings()) == []
+    assert deep.progress.merged_keys == len({b"a", b"c", b"m", b"p", b"y"})
+
+
+async def test_a_new_database_is_sound() -> None:
+    """A database without a single write, and one that was opened twice, have no findings."""
+    database = await Database.created()
+    cas = CasStore(database.store, database.runtime(), StoreSettings())
+    assert await gathered(Fsck(cas).findings()) == []
+    await database.open(k=3)
+    await database.open()
+    assert await gathered(Fsck(cas).findings()) == []
+
+
+async def test_where_there_is_no_database() -> None:
+    """An empty store is an error, not a clean database."""
+    cas = CasStore(MemoryStore(lambda: NOW_MS), inline_runtime(), StoreSettings())
+    with pytest.raises(DatabaseNotFound):
+        await gathered(Fsck(cas).findings())

@@ -16,8 +16,8 @@ from shalekv.format.names import level_name
 from shalekv.format.system_key import record_key
 from tests.kit.engine.trees import Levels, add_run, range_tombstone
 
-KEYS = 20_000
-CACHE_BYTES = 150_000
+KEYS = 5_000
+CACHE_BYTES = 38_000
 FILTER_BITS = 16.0  # lets 1 absent key in 800 through, so that 5 filters let 1 in 160
 
 
@@ -69,7 +69,7 @@ async def test_a_hit_fetches_one_block(large: Levels) -> None:
     await ssts.open_many(large.infos)
     metadata_requests = ssts.counters.metadata_requests
     assert metadata_requests == len(large.infos)
-    hits = 2_000
+    hits = 1_000
     for number in Random(1).choices(range(KEYS), k=hits):
         found = await find(ssts, tree, key_of(number))
         assert found is not None
@@ -83,7 +83,7 @@ async def test_a_hit_fetches_one_block(large: Levels) -> None:
 async def test_a_miss_fetches_next_to_nothing(large: Levels) -> None:
     """Of a database 20 times the cache, 100 misses fetch fewer than 1 data block."""
     ssts, tree = opened(large)
-    misses = 5_000
+    misses = 3_000
     for number in Random(2).sample(range(KEYS - 1), misses):
         assert await find(ssts, tree, absent(number)) is None
     counters = ssts.counters
@@ -92,13 +92,16 @@ async def test_a_miss_fetches_next_to_nothing(large: Levels) -> None:
     assert counters.filter_positives == counters.filter_false_positives
     asked = counters.filter_negatives + counters.filter_positives
     assert 4.9 * misses < asked <= 5 * misses
+    fresh, _ = opened(large)
+    assert await find_many(fresh, tree, [absent(number) for number in range(misses)]) == {}
+    assert fresh.counters.blocks_fetched <= fresh.counters.filter_false_positives < misses / 50
 
 
 async def test_many_at_once_read_each_block_once(large: Levels) -> None:
     """Of thousands of keys at once each data block is fetched once, neighbours together."""
     ssts, tree = opened(large)
-    numbers = Random(4).sample(range(KEYS), 4_000)
-    del large.store.reads[:]
+    numbers = Random(4).sample(range(KEYS), 1_000)
+    large.store.requests.clear()
     found = await find_many(ssts, tree, [key_of(number) for number in numbers])
     assert {*found} == {key_of(number) for number in numbers}
     assert set(large.block_reads().values()) == {1}
@@ -108,36 +111,33 @@ async def test_many_at_once_read_each_block_once(large: Levels) -> None:
     assert_one_block_per_hit(ssts, len(numbers))
 
 
-async def test_many_that_are_absent_fetch_next_to_nothing(large: Levels) -> None:
-    """Keys that are not there cost what filters let through, and are left out of the answer."""
-    ssts, tree = opened(large)
-    assert await find_many(ssts, tree, [absent(number) for number in range(5_000)]) == {}
-    assert ssts.counters.blocks_fetched <= ssts.counters.filter_false_positives < 5_000 / 100
-
-
-async def test_nothing_asked_reads_nothing(large: Levels) -> None:
-    """No keys, or keys outside of all SSTs, send no request."""
-    ssts, tree = opened(large)
-    del large.store.reads[:]
-    assert await find_many(ssts, tree, []) == {}
-    assert await find_many(ssts, tree, [b"a", b"z"]) == {}
-    assert await find(ssts, tree, b"z") is None
-    assert not may_hold(ssts, tree, b"z")
-    assert await find(ssts, Levels().tree(), b"a") is None
-    assert large.store.reads == []
-
-
 async def test_a_cold_lookup_opens_all_it_needs_at_once(large: Levels) -> None:
     """The metadata that a lookup misses is asked for in parallel."""
     ssts, tree = opened(large)
-    large.store.gate.clear()
+    large.gate.close()
     async with asyncio.TaskGroup() as tasks:
         call = tasks.create_task(find(ssts, tree, absent(KEYS // 2)))
         for _ in range(30):
             await asyncio.sleep(0)
-        assert large.store.waiting == 5
-        large.store.gate.set()
+        assert large.gate.waiting == 5
+        large.gate.open()
     assert call.result() is None
+
+
+async def test_range_tombstone_answers_without_reading_blocks() -> None:
+    """What it hides in its SST and below is not read; a put of the same commit is newer."""
+    levels = Levels()
+    levels.add(2, [Entry(key, 1, Kind.PUT) for key in (b"a", b"b", b"h")])
+    put = Entry(b"d", 5, Kind.PUT)
+    levels.add(0, [put], [range_tombstone(b"b", b"f", 5), range_tombstone(b"h", b"", 6)])
+    ssts, tree = levels.open(), levels.tree()
+    await ssts.open_many(levels.infos)
+    assert await find(ssts, tree, b"b") is None
+    assert await find_many(ssts, tree, [b"b", b"h"]) == {}
+    assert not may_hold(ssts, tree, b"b")
+    assert ssts.counters.blocks_fetched == 0
+    assert await find(ssts, tree, b"d") == put
+    assert await find_many(ssts, tree, [b"d"]) == {b"d": put}
 
 
 async def test_a_lookup_stops_where_it_finds() -> None:
@@ -149,52 +149,6 @@ async def test_a_lookup_stops_where_it_finds() -> None:
     await ssts.metadata(newest)
     assert await find(ssts, tree, b"k") == Entry(b"k", 2, Kind.TOMBSTONE)
     assert {name for name, _, _ in levels.store.reads} == {level_name(newest.id)}
-
-
-async def test_range_tombstones_hide_what_is_older() -> None:
-    """A range tombstone hides what is older in its SST and below, without reading it."""
-    levels = Levels()
-    entries = [Entry(bytes([key]), 1, Kind.PUT, b"old") for key in b"abcdefgh"]
-    levels.add(2, entries)
-    levels.add(
-        0,
-        [Entry(b"c", 7, Kind.PUT, b"after"), Entry(b"d", 5, Kind.PUT), Entry(b"e", 4, Kind.PUT)],
-        [range_tombstone(b"b", b"f", 5), range_tombstone(b"h", b"", 6)],
-    )
-    ssts, tree = levels.open(), levels.tree()
-    expected = {
-        b"a": entries[0],
-        b"c": Entry(b"c", 7, Kind.PUT, b"after"),
-        b"d": Entry(b"d", 5, Kind.PUT),  # of the same commit: the put came after
-        b"f": entries[5],
-        b"g": entries[6],
-    }
-    asked = [bytes([key]) for key in b"abcdefghi"]
-    assert await find_many(ssts, tree, asked) == expected
-    for key in asked:
-        assert await find(ssts, tree, key) == expected.get(key)
-    assert [may_hold(ssts, tree, key) for key in (b"b", b"h", b"i", b"c")] == [
-        False,
-        False,
-        False,
-        True,
-    ]
-    fresh = levels.open()
-    await fresh.open_many(levels.infos)
-    assert await find(fresh, tree, b"b") is None
-    assert await find_many(fresh, tree, [b"b", b"h"]) == {}
-    assert fresh.counters.blocks_fetched == 0
-
-
-async def test_what_has_expired_is_found_and_hides_what_is_older() -> None:
-    """A put that expires is found as it is, however late it is, before an older one that lives."""
-    levels = Levels()
-    levels.add(1, [Entry(b"k", 1, Kind.PUT, b"for ever")])
-    levels.add(0, [Entry(b"k", 2, Kind.PUT, b"brief", 10)])
-    ssts, tree = levels.open(), levels.tree()
-    found = await find(ssts, tree, b"k")
-    assert found == Entry(b"k", 2, Kind.PUT, b"brief", 10)
-    assert await find_many(ssts, tree, [b"k"]) == {b"k": found}
 
 
 @pytest.mark.parametrize("filter_bits", [None, 10.0])
@@ -214,19 +168,9 @@ async def test_records_of_the_system(filter_bits: float | None) -> None:
     fetched = ssts.counters.blocks_fetched
     assert fetched <= len(keys) + ssts.counters.filter_false_positives or filter_bits is None
     assert await find_record(ssts, tree, record_key(b"absent")) is None
-    assert await find_record(ssts, Levels().tree(), keys[0]) is None
-
-
-async def test_records_that_filters_deny_cost_nothing() -> None:
-    """A record that is nowhere is known to be absent once the filters are in memory."""
-    levels = Levels()
-    records = [Entry(record_key(b"%03d" % number), 1, Kind.PUT) for number in range(100)]
-    levels.add(SYSTEM_LEVEL, records=records)
-    ssts, tree = levels.open(), levels.tree()
-    assert may_hold_record(ssts, tree, record_key(b"absent"))  # nothing is known yet
-    assert await find_record(ssts, tree, record_key(b"absent")) is None
     denied = [may_hold_record(ssts, tree, record_key(b"absent %d" % at)) for at in range(500)]
-    assert denied.count(True) < 25
+    assert denied.count(False) > 450 or filter_bits is None
+    assert await find_record(ssts, Levels().tree(), keys[0]) is None
 
 
 async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
@@ -237,7 +181,7 @@ async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
     ssts, tree = levels.open(), levels.tree()
     await ssts.open_many(levels.infos)
     asked = [entry.key for entry in entries[::2]]
-    levels.store.errors.append(StoreUnavailable("memory://", "get_range", "", "no answer"))
+    levels.store.fail("get_range")
     with pytest.raises(StoreUnavailable):
         await find_many(ssts, tree, asked)
     assert len(await find_many(ssts, tree, asked)) == len(asked)
@@ -250,28 +194,3 @@ async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
         await find_many(fresh, tree, asked)
     assert (raised.value.name, raised.value.offset) == (level_name(info.id), handle.offset)
     assert fresh.counters.in_flight_bytes == 0
-
-
-async def test_a_cancelled_lookup_leaves_nothing_behind() -> None:
-    """When a lookup of many keys is cancelled, nothing is in flight, and the next one succeeds."""
-    levels = Levels()
-    entries = [Entry(b"%03d" % key, 1, Kind.PUT, b"v" * 50) for key in range(100)]
-    levels.add(1, entries, block_bytes=1)
-    ssts, tree = levels.open(), levels.tree()
-    await ssts.open_many(levels.infos)
-    levels.store.gate.clear()
-    asked = [entry.key for entry in entries[::2]]
-    async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(find_many(ssts, tree, asked))
-        other = tasks.create_task(find(ssts, tree, asked[0]))
-        for _ in range(30):
-            await asyncio.sleep(0)
-        assert levels.store.waiting > 10
-        call.cancel()
-        for _ in range(30):
-            await asyncio.sleep(0)
-        levels.store.gate.set()
-    assert call.cancelled()
-    assert other.result() == entries[0]
-    assert ssts.counters.in_flight_bytes == 0
-    assert len(await find_many(ssts, tree, asked)) == len(asked)

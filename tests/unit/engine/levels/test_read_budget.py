@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
 
 import pytest
 
 from shalekv.engine.levels.read_budget import ReadBudget
-
-
-async def settle() -> None:
-    """Let every task go on as far as it can."""
-    for _ in range(10):
-        await asyncio.sleep(0)
+from tests.kit.engine.running_log import quiesce
+from tests.kit.seeds import random_of
 
 
 class Requests:
@@ -37,7 +32,7 @@ class Requests:
     async def end(self, name: str) -> None:
         """Let it end."""
         self.running[name].set()
-        await settle()
+        await quiesce()
 
 
 async def test_first_come_first_served() -> None:
@@ -46,7 +41,7 @@ async def test_first_come_first_served() -> None:
     async with asyncio.TaskGroup() as tasks:
         for name, size_bytes in [("a", 6), ("b", 4), ("c", 7), ("d", 1), ("e", 3)]:
             tasks.create_task(requests.request(name, size_bytes))
-        await settle()
+        await quiesce()
         assert requests.order == ["a", "b"]
         assert (requests.budget.in_flight_bytes, requests.budget.waiting_count) == (10, 3)
         await requests.end("b")
@@ -60,41 +55,10 @@ async def test_first_come_first_served() -> None:
     assert (requests.budget.in_flight_bytes, requests.budget.in_flight_bytes_peak) == (0, 10)
 
 
-async def test_what_is_larger_than_the_budget_goes_alone() -> None:
-    """A request above the bound waits until nothing is in flight, and then all wait for it."""
-    requests = Requests(ReadBudget(10))
-    async with asyncio.TaskGroup() as tasks:
-        for name, size_bytes in [("a", 1), ("large", 25), ("b", 1)]:
-            tasks.create_task(requests.request(name, size_bytes))
-        await settle()
-        assert requests.order == ["a"]
-        await requests.end("a")
-        assert requests.order == ["a", "large"]
-        await requests.end("large")
-        await requests.end("b")
-    assert requests.budget.in_flight_bytes == 0
-
-
-async def test_a_cancelled_request_makes_way() -> None:
-    """When the large one at the head of the line is cancelled, those behind it go on."""
-    requests = Requests(ReadBudget(10))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(requests.request("a", 6))
-        large = tasks.create_task(requests.request("large", 9))
-        tasks.create_task(requests.request("b", 4))
-        await settle()
-        large.cancel()
-        await settle()
-        assert requests.order == ["a", "b"]
-        await requests.end("a")
-        await requests.end("b")
-    assert requests.budget.in_flight_bytes == 0
-
-
-@pytest.mark.parametrize("seed", range(100))
-async def test_any_cancellations(seed: int) -> None:
+@pytest.mark.parametrize("number", range(10))
+async def test_any_cancellations(number: int) -> None:
     """Whatever is cancelled when, the bound holds, nobody is forgotten, and all is given back."""
-    random = Random(seed)
+    random = random_of(f"read budget {number}")
     budget = ReadBudget(10)
     in_flight: list[int] = []
     waiting_ends: list[asyncio.Event] = []

@@ -8,24 +8,15 @@ import pytest
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.sst_table import SstInfo
-from shalekv.engine.levels.lookup import find
-from shalekv.engine.levels.ssts import BLOCK_OVERHEAD_BYTES, LevelSsts
-from shalekv.errors import BadChecksum, CorruptObject, ObjectNotFound, StoreUnavailable
+from shalekv.errors import CorruptObject, StoreUnavailable
 from shalekv.format.block_frame import Codec
 from shalekv.format.names import level_name
-from shalekv.format.section import Section
 from shalekv.settings.model import MIB
-from shalekv.store.counting import Operation
+from tests.kit.engine.running_log import quiesce
 from tests.kit.engine.trees import Levels, range_tombstone
 
 POINTS = [Entry(b"%03d" % key, key + 1, Kind.PUT, b"v" * 30) for key in range(100)]
 RANGES = [range_tombstone(b"%03d" % key, b"%03d" % (key + 5), 500) for key in range(0, 90, 10)]
-
-
-async def settle() -> None:
-    """Let every task go on as far as it can."""
-    for _ in range(30):
-        await asyncio.sleep(0)
 
 
 def points_only() -> tuple[Levels, SstInfo]:
@@ -51,18 +42,6 @@ async def test_metadata_comes_with_one_request() -> None:
     assert counters.metadata_fetched_bytes == info.size_bytes - info.filter_offset
 
 
-async def test_range_tombstones_come_with_one_request_more() -> None:
-    """However many blocks they take, the range tombstones come whole with a second request."""
-    levels = Levels()
-    info = levels.add(1, POINTS, RANGES, block_bytes=20)
-    ssts = levels.open()
-    opened = await ssts.metadata(info)
-    assert len(opened.index.blocks_of(Section.RANGE_TOMBSTONES)) >= 3
-    assert len(opened.range_tombstones) == len(RANGES)
-    assert await ssts.metadata(info) is opened
-    assert len(levels.store.reads) == ssts.counters.metadata_requests == 2
-
-
 async def test_who_needs_no_filter_does_not_read_it() -> None:
     """Without the filter fewer bytes are read; whoever needs it reads that alone, once."""
     levels = Levels()
@@ -71,105 +50,47 @@ async def test_who_needs_no_filter_does_not_read_it() -> None:
     bare = await ssts.metadata(info, with_filter=False)
     assert bare.filter is None
     assert await ssts.metadata(info, with_filter=False) is bare
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     whole = await ssts.metadata(info)
     assert whole.filter is not None
     assert (whole.index, whole.range_tombstones) == (bare.index, bare.range_tombstones)
     assert levels.store.reads == [(level_name(info.id), info.filter_offset, info.filter_len)]
 
 
-async def test_the_filter_stays_when_somebody_does_not_need_it() -> None:
-    """What has the filter serves those who need none, and is held once."""
-    levels, info = points_only()
-    ssts = levels.open()
-    await ssts.metadata(info, with_filter=False)
-    whole = await ssts.metadata(info)
-    held_bytes = ssts.counters.metadata_held_bytes
-    assert await ssts.metadata(info, with_filter=False) is whole
-    assert await ssts.metadata(info) is whole
-    assert ssts.counters.metadata_held_bytes == held_bytes
-    assert len(levels.store.reads) == 2
-    alone = levels.open()
-    await alone.metadata(info)
-    assert alone.counters.metadata_held_bytes == held_bytes
-
-
-async def test_an_sst_without_filter_is_read_once() -> None:
-    """Where there is no filter, asking for it reads nothing more."""
-    levels = Levels()
-    info = levels.add(1, POINTS, filter_bits=None)
-    ssts = levels.open()
-    bare = await ssts.metadata(info, with_filter=False)
-    assert await ssts.metadata(info) is bare
-    assert len(levels.store.reads) == 1
-
-
 async def test_who_asks_at_once_shares_requests() -> None:
     """Concurrent reads of metadata and of a block send one request for each."""
     levels, info = points_only()
     ssts = levels.open(block_cache_bytes=0)
-    levels.store.gate.clear()
+    levels.gate.close()
     async with asyncio.TaskGroup() as tasks:
         openings = [tasks.create_task(ssts.metadata(info)) for _ in range(5)]
-        await settle()
+        await quiesce()
         bare = [tasks.create_task(ssts.metadata(info, with_filter=False)) for _ in range(5)]
-        await settle()
-        levels.store.gate.set()
+        await quiesce()
+        levels.gate.open()
     assert len({id(task.result()) for task in (*openings, *bare)}) == len(levels.store.reads) == 1
     opened = openings[0].result()
-    levels.store.gate.clear()
+    levels.gate.close()
     async with asyncio.TaskGroup() as tasks:
         blocks = [tasks.create_task(ssts.block(opened, 3)) for _ in range(5)]
-        await settle()
-        levels.store.gate.set()
+        await quiesce()
+        levels.gate.open()
     assert len({id(task.result()) for task in blocks}) == ssts.counters.block_requests == 1
-
-
-async def test_a_cancelled_reader_ends_nobody_elses_read() -> None:
-    """When the reader whose request is on its way is cancelled, the others send one more."""
-    levels, info = points_only()
-    ssts = levels.open()
-    opened = await ssts.metadata(info)
-    levels.store.gate.clear()
-    async with asyncio.TaskGroup() as tasks:
-        readers = [tasks.create_task(ssts.block(opened, 3)) for _ in range(4)]
-        await settle()
-        readers[0].cancel()
-        readers[2].cancel()
-        await settle()
-        assert ssts.counters.block_requests == 2
-        levels.store.gate.set()
-    assert readers[1].result() is readers[3].result()
-    assert ssts.counters.in_flight_bytes == 0
 
 
 async def test_a_failed_read_is_told_and_tried_again() -> None:
     """An answer that does not come fails all who wait for it, and nobody afterwards."""
     levels, info = points_only()
     ssts = levels.open()
-    levels.store.errors.append(StoreUnavailable("memory://", "get_range", "", "no answer"))
+    levels.store.fail("get_range")
     with pytest.raises(StoreUnavailable):
         await ssts.metadata(info)
     opened = await ssts.metadata(info)
-    levels.store.errors.append(StoreUnavailable("memory://", "get_range", "", "no answer"))
+    levels.store.fail("get_range")
     with pytest.raises(StoreUnavailable):
         await ssts.blocks(opened, range(2, 5), keep=True)
     assert len(await ssts.blocks(opened, range(2, 5), keep=True)) == 3
     assert ssts.counters.in_flight_bytes == 0
-
-
-async def test_what_is_gone_is_told_as_it_is() -> None:
-    """An object that was collected is `ObjectNotFound`, for one reader and for many in parallel."""
-    levels = Levels()
-    for level in (0, 1, 2):
-        levels.add(level, POINTS)
-    ssts, tree = levels.open(), levels.tree()
-    await levels.store.delete([level_name(info.id) for info in levels.infos])
-    for read in (ssts.metadata(levels.infos[0]), ssts.open_many(levels.infos)):
-        with pytest.raises(ObjectNotFound):
-            await read
-    with pytest.raises(ObjectNotFound):
-        await find(ssts, tree, b"010")
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
@@ -183,7 +104,7 @@ async def test_neighbours_come_with_one_request(codec: Codec) -> None:
     expected = [whole.decode_block(number) for number in range(len(whole.index))]
     await ssts.block(opened, 1)
     await ssts.block(opened, 5)
-    del levels.store.reads[:]
+    levels.store.requests.clear()
     assert await ssts.blocks(opened, range(1, 6), keep=False) == expected[1:6]
     start, end = opened.index[2].offset, opened.index[4].offset + opened.index[4].length
     assert levels.store.reads == [(level_name(info.id), start, end - start)]
@@ -197,24 +118,6 @@ async def test_neighbours_come_with_one_request(codec: Codec) -> None:
     assert len(levels.store.reads) == 2
 
 
-async def test_caches_keep_to_their_bounds() -> None:
-    """However much is read, both caches hold no more than their bounds."""
-    levels = Levels()
-    for level in range(1, 60):
-        levels.add(level, POINTS, block_bytes=200, filter_bits=32.0)
-    block_cache_bytes = 5 * (200 + BLOCK_OVERHEAD_BYTES)
-    ssts = levels.open(block_cache_bytes=block_cache_bytes, metadata_cache_bytes=1 * MIB)
-    for info in levels.infos:
-        opened = await ssts.metadata(info)
-        for number in range(len(opened.index)):
-            await ssts.block(opened, number)
-            assert ssts.counters.block_held_bytes <= block_cache_bytes
-    counters = ssts.counters
-    assert counters.block_held_bytes > block_cache_bytes - 2 * (300 + BLOCK_OVERHEAD_BYTES)
-    assert counters.block_evictions > 100
-    assert counters.metadata_held_bytes <= 1 * MIB
-
-
 async def test_requests_in_flight_keep_to_the_budget() -> None:
     """Many reads at once have no more bytes under way than the budget, one large one excepted."""
     levels = Levels()
@@ -223,65 +126,19 @@ async def test_requests_in_flight_keep_to_the_budget() -> None:
     info = levels.add(1, points, block_bytes=1)
     ssts = levels.open(read_in_flight_bytes=1 * MIB, block_cache_bytes=0)
     opened = await ssts.metadata(info)
-    levels.store.gate.clear()
+    levels.gate.close()
     async with asyncio.TaskGroup() as tasks:
         for number in range(20):
             tasks.create_task(ssts.block(opened, number))
-        await settle()
-        assert levels.store.waiting == 3
+        await quiesce()
+        assert levels.gate.waiting == 3
         assert ssts.counters.in_flight_bytes <= 1 * MIB
-        levels.store.gate.set()
+        levels.gate.open()
     counters = ssts.counters
     assert (counters.in_flight_bytes, counters.in_flight_waits) == (0, 17)
     assert 900_000 < counters.in_flight_bytes_peak <= 1 * MIB
     assert len(await ssts.blocks(opened, range(20), keep=False)) == 20
     assert ssts.counters.in_flight_bytes_peak > 1 * MIB
-
-
-async def test_requests_are_counted_as_the_store_counts_them() -> None:
-    """Requests and bytes, of metadata and of blocks together, are those that the store saw."""
-    levels = Levels()
-    for level in range(1, 5):
-        levels.add(level, POINTS, RANGES if level == 3 else (), block_bytes=100)
-    ssts, tree = levels.open(block_cache_bytes=2_000), levels.tree()
-    for entry in POINTS[::7]:
-        await find(ssts, tree, entry.key)
-    counters = ssts.counters
-    seen = levels.counting.counts[Operation.GET_RANGE]
-    assert seen.requests == counters.metadata_requests + counters.block_requests
-    assert seen.transferred_bytes == counters.metadata_fetched_bytes + counters.block_fetched_bytes
-
-
-async def read_all(ssts: LevelSsts, info: SstInfo) -> None:
-    """Read metadata and every block, one by one and in a row."""
-    opened = await ssts.metadata(info)
-    for number in range(len(opened.index)):
-        (block,) = await ssts.blocks(opened, range(number, number + 1), keep=number % 2 == 0)
-        block.columns()
-    await ssts.blocks(opened, range(len(opened.index)), keep=False)
-
-
-async def test_every_flipped_bit_is_found() -> None:
-    """A flipped bit in any byte is a `CorruptObject` that names the object and where it stands."""
-    levels = Levels()
-    info = levels.add(1, POINTS[:12], RANGES[:2], block_bytes=100)
-    name = level_name(info.id)
-    data = levels.data(name)
-    whole = levels.sst(name)
-    for at in range(len(data)):
-        levels.overwrite(name, data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
-        with pytest.raises(CorruptObject) as raised:
-            await read_all(levels.open(), info)
-        assert raised.value.name == name
-        for handle in whole.index:
-            if handle.offset <= at < handle.offset + handle.length:
-                assert isinstance(raised.value, BadChecksum)
-                assert raised.value.offset == handle.offset
-                assert "block" in raised.value.problem
-        if at >= info.filter_offset:
-            assert info.filter_offset <= raised.value.offset < info.size_bytes
-    levels.overwrite(name, data)
-    await read_all(levels.open(), info)
 
 
 async def test_a_cut_or_swapped_object_is_found() -> None:

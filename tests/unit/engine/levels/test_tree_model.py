@@ -1,152 +1,266 @@
-"""Any tree, read in any way, answers as the history that it came from."""
+"""Any tree, with loads and memory above it, read in any way, answers as its history."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry
-from shalekv.core.key_range import END_OF_KEYS, KeyRange
-from shalekv.core.range_tombstones import NONE, RangeTombstones
-from shalekv.core.tree import Tree, upper_bound
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KeyRange
+from shalekv.core.loads import CommittedLoad
+from shalekv.core.range_tombstones import NONE
+from shalekv.core.sst_table import SstTable
+from shalekv.engine.levels.held_tree import HeldTree
+from shalekv.engine.levels.loaded_tree import LoadedTree, Pin
 from shalekv.engine.levels.lookup import find, find_many, may_hold
-from shalekv.engine.levels.source import TreeSource, tree_sources
-from shalekv.engine.levels.ssts import LevelSsts
-from tests.unit.engine.levels.histories import (
-    BOUNDS,
-    KEYS,
-    History,
-    histories,
-    key_ranges,
-    newer_ranges,
-)
+from shalekv.engine.scan import scan_slices
+from shalekv.engine.sorted_runs import Run
+from shalekv.engine.view import View
+from tests.kit.engine.trees import Levels, add_run
+from tests.kit.inline_runtime import gathered
 
+# Keys are not empty; bounds may be. Few, so that versions, neighbours and bounds often meet.
+KEYS = [*(bytes([letter]) for letter in b"\x00abcdefgh"), b"a\x00", b"b\xff", b"\xff\xff"]
+BOUNDS = [b"", *KEYS, b"cc", b"zz"]
 ASKED = sorted({*KEYS, *BOUNDS, b"absent", b"z"})
-caches = st.fixed_dictionaries(
-    {
-        "block_cache_bytes": st.sampled_from([0, 3_000, 1 << 20]),
-        "read_ahead_bytes_max": st.just(4096),
-    }
+LEVELS = (1, 2, 5)
+NOW_MS = 3
+
+# What a commit does to a key, or to a range: all its entries get one sequence number.
+changes = st.one_of(
+    st.builds(
+        Entry,
+        st.sampled_from(KEYS),
+        st.just(0),
+        st.just(Kind.PUT),
+        st.binary(max_size=12),
+        st.sampled_from([0, 0, 2, 2**62]),
+    ),
+    st.sampled_from(KEYS).map(lambda key: Entry(key, 0, Kind.TOMBSTONE)),
+    st.tuples(st.sampled_from(BOUNDS), st.sampled_from([*BOUNDS, b""]))
+    .filter(lambda bounds: not bounds[1] or bounds[0] < bounds[1])
+    .map(lambda bounds: Entry(bounds[0], 0, Kind.RANGE_TOMBSTONE, bounds[1])),
+)
+commits = st.lists(st.lists(changes, min_size=1, max_size=4), max_size=5)
+loaded_keys = st.dictionaries(
+    st.sampled_from(KEYS), st.none() | st.binary(max_size=6), min_size=1, max_size=6
+)
+key_ranges = st.builds(KeyRange, st.sampled_from(BOUNDS), st.sampled_from([*BOUNDS, b""])).filter(
+    lambda keys: not keys.is_empty
+)
+
+Commits = Sequence[Sequence[Entry]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What a history is made of, and how it is stored."""
+
+    runs: Sequence[Commits]  # of the levels, deepest first
+    l0: Sequence[Commits]  # oldest first
+    loads: Sequence[tuple[Commits, dict[bytes, bytes | None]]]  # with what is in memory before each
+    newest: Commits  # in memory after the last load
+    run_cuts: Sequence[bytes]  # where the runs are cut into SSTs
+    files: int  # of each load
+    block_bytes: int
+    filter_bits: float | None
+    block_cache_bytes: int
+
+
+layers = st.builds(
+    Layers,
+    st.lists(commits, min_size=len(LEVELS), max_size=len(LEVELS)),
+    st.lists(commits, max_size=4),
+    st.lists(st.tuples(commits, loaded_keys), max_size=2),
+    commits,
+    st.lists(st.sampled_from(BOUNDS[1:]), unique=True, max_size=4).map(sorted),
+    st.integers(1, 3),
+    st.sampled_from([1, 20, 10_000]),
+    st.sampled_from([None, 1.0, 10.0]),
+    st.sampled_from([0, 3_000, 1 << 20]),
 )
 
 
-@settings(max_examples=120, deadline=None)
-@given(histories, caches)
-def test_finding_one_or_many(history: History, cache: dict[str, int]) -> None:
+class History:
+    """A drawn history as it is read, and all its entries by their numbers."""
+
+    def __init__(self, drawn: Layers) -> None:
+        self.drawn = drawn
+        self.seq = 0
+        self.entries: list[Entry] = []
+        self.levels = Levels()
+        for level, part in zip(reversed(LEVELS), drawn.runs, strict=True):
+            entries = self._numbered(part)
+            newest = newest_of(entries)
+            points = [newest[key] for key in sorted(newest)]
+            self._add_run(level, points, ranges_of(entries))
+        for part in drawn.l0:
+            entries = self._numbered(part)
+            points = sorted(points_of(entries), key=lambda entry: (entry.key, -entry.seq))
+            ranges = {(entry.key, entry.seq): entry for entry in ranges_of(entries)}
+            ordered = sorted(ranges.values(), key=lambda entry: (entry.key, -entry.seq))
+            if entries:
+                self._add(points, ordered)
+        self.tree = self.levels.tree()
+        self.ssts = self.levels.open(
+            block_cache_bytes=drawn.block_cache_bytes, read_ahead_bytes_max=4096
+        )
+        self.below = self.expected()  # what the tree of the manifest holds
+        self.held = HeldTree(self.tree, self.ssts, b"s" * 16)
+        for before, loaded in drawn.loads:
+            memory = self._memory(before)
+            self.held = LoadedTree(self._load(loaded), memory, self.held, Pin(b"p" * 16))
+        newest_memory = self._memory(drawn.newest)
+        self.view = View(self.seq, 0, newest_memory.runs, newest_memory.range_tombstones, self.held)
+
+    def expected(self) -> dict[bytes, Entry]:
+        """The newest version of each key so far that no range delete hides."""
+        tombstones = NONE.with_added(ranges_of(self.entries))
+        found = newest_of(self.entries)
+        return {key: entry for key, entry in found.items() if not tombstones.hides(entry)}
+
+    def _numbered(self, part: Commits) -> list[Entry]:
+        """The entries of the next commits; of each key the last change of a commit counts."""
+        found: list[Entry] = []
+        for commit in part:
+            self.seq += 1
+            last = {(entry.kind is Kind.RANGE_TOMBSTONE, entry.key): entry for entry in commit}
+            found += [entry._replace(seq=self.seq) for entry in last.values()]
+        self.entries += found
+        return found
+
+    def _add_run(self, level: int, points: Sequence[Entry], ranges: Sequence[Entry]) -> None:
+        add_run(
+            self.levels,
+            level,
+            points,
+            ranges,
+            cuts=self.drawn.run_cuts,
+            block_bytes=self.drawn.block_bytes,
+            filter_bits=self.drawn.filter_bits,
+        )
+
+    def _add(self, points: Sequence[Entry], ranges: Sequence[Entry]) -> None:
+        bits = self.drawn.filter_bits
+        self.levels.add(0, points, ranges, block_bytes=self.drawn.block_bytes, filter_bits=bits)
+
+    def _memory(self, part: Commits) -> View:
+        view = View(self.seq, 0, ())
+        for commit in part:
+            entries = self._numbered([commit])
+            run = Run.from_newest(
+                newest_of(entries), max_seq=self.seq, range_tombstones=ranges_of(entries)
+            )
+            view = view.below([run])
+        return view
+
+    def _load(self, loaded: dict[bytes, bytes | None]) -> CommittedLoad:
+        """A load whose SSTs have no sequence numbers."""
+        entries = [
+            Entry(key, 0, Kind.TOMBSTONE if value is None else Kind.PUT, value or b"")
+            for key, value in sorted(loaded.items())
+        ]
+        self.seq += 1
+        self.entries += [entry._replace(seq=self.seq) for entry in entries]
+        each = -(-len(entries) // self.drawn.files)
+        infos = [
+            self.levels.add(0, entries[at : at + each], block_bytes=8)
+            for at in range(0, len(entries), each)
+        ]
+        return CommittedLoad("load", SstTable.from_infos(infos), self.seq, 0)
+
+
+def points_of(entries: Sequence[Entry]) -> list[Entry]:
+    """Without range tombstones."""
+    return [entry for entry in entries if entry.kind is not Kind.RANGE_TOMBSTONE]
+
+
+def ranges_of(entries: Sequence[Entry]) -> list[Entry]:
+    """Only range tombstones."""
+    return [entry for entry in entries if entry.kind is Kind.RANGE_TOMBSTONE]
+
+
+def newest_of(entries: Sequence[Entry]) -> dict[bytes, Entry]:
+    """The newest version of each key."""
+    return {entry.key: entry for entry in sorted(points_of(entries), key=lambda entry: entry.seq)}
+
+
+def value_of(entry: Entry | None) -> bytes | None:
+    """What a reader sees of it."""
+    return entry.value if entry is not None and entry.kind is Kind.PUT else None
+
+
+@settings(max_examples=40, deadline=None)
+@given(layers)
+def test_finding_one_or_many(drawn: Layers) -> None:
     """A key is found alone and among others as its newest version that nothing hides."""
 
-    async def trial() -> None:
-        levels = history.build()
-        ssts, tree = levels.open(**cache), levels.tree()
-        expected = history.expected()
-        assert await find_many(ssts, tree, [*ASKED, *ASKED]) == expected
+    async def check() -> None:
+        history = History(drawn)
+        ssts, tree, below = history.ssts, history.tree, history.below
+        assert await find_many(ssts, tree, [*ASKED, *ASKED]) == below
         found = {key: await find(ssts, tree, key) for key in ASKED}
-        assert {key: entry for key, entry in found.items() if entry is not None} == expected
-        assert all(may_hold(ssts, tree, key) for key in expected)
-        assert await find_many(ssts, tree, ASKED[::3]) == {
-            key: entry for key, entry in expected.items() if key in ASKED[::3]
-        }
+        assert {key: entry for key, entry in found.items() if entry is not None} == below
+        assert all(may_hold(ssts, tree, key) for key in below)
+        expected = {key: value_of(entry) for key, entry in history.expected().items()}
+        left = [key for key in ASKED if history.view.get(key) is None]
+        many = await history.held.find_many(left)
+        for key in ASKED:
+            entry = history.view.get(key) or await history.held.find(key)
+            assert value_of(entry) == expected.get(key), key
+            if value_of(entry) is not None:
+                assert history.view.get(key) or history.held.may_hold(key)
+            if key in left:
+                assert value_of(many.get(key)) == expected.get(key)
 
-    asyncio.run(trial())
-
-
-@settings(max_examples=120, deadline=None)
-@given(histories, caches, key_ranges, newer_ranges, st.booleans())
-def test_scanning(
-    history: History,
-    cache: dict[str, int],
-    keys: KeyRange,
-    newer: list[Entry],
-    reverse: bool,  # noqa: FBT001 - hypothesis passes it
-) -> None:
-    """The sources hold what must be found in a range, oldest first, window by window in order.
-
-    Whoever knows the windows up to a key knows the range tombstones up to it. What newer range
-    tombstones hide may be missing, and nothing else.
-    """
-
-    async def trial() -> None:
-        levels = history.build()
-        ssts, tree = levels.open(**cache), levels.tree()
-        newest: dict[bytes, Entry] = {}
-        hidden = tombstones = NONE.with_added(newer)
-        for source in tree_sources(ssts, tree, keys, reverse=reverse):
-            of_source, entries = await drained(source, keys, hidden, reverse=reverse)
-            tombstones = tombstones.with_added(entries)
-            for key, entry in of_source.items():
-                assert key not in newest or newest[key].seq < entry.seq
-            newest |= of_source
-        visible = {key: entry for key, entry in newest.items() if not tombstones.hides(entry)}
-        expected = history.expected().items()
-        assert visible == {
-            key: entry
-            for key, entry in expected
-            if keys.start <= key < (keys.end or END_OF_KEYS) and not hidden.hides(entry)
-        }
-        await check_tombstones_in_time(ssts, tree, keys, reverse=reverse)
-
-    asyncio.run(trial())
+    asyncio.run(check())
 
 
-async def drained(
-    source: TreeSource, keys: KeyRange, hidden: RangeTombstones, *, reverse: bool
-) -> tuple[dict[bytes, Entry], list[Entry]]:
-    """All of a source, checked on the way: the newest entries, and the range tombstones."""
-    newest: dict[bytes, Entry] = {}
-    tombstones: list[Entry] = []
-    last_key: bytes | None = None
-    while (window := await source.next(hidden)) is not None:
-        run = window.run
-        assert [entry.key for entry in run.entries] == [*run.keys] == sorted({*run.keys})
-        assert all(entry.seq <= run.max_seq for entry in run.entries)
-        assert all(keys.start <= key < (keys.end or END_OF_KEYS) for key in run.keys)
-        tombstones += window.range_tombstones
-        if run.keys:
-            first, last = run.keys[0], run.keys[-1]
-            assert last_key is None or (last < last_key if reverse else first > last_key)
-            last_key = first if reverse else last
-        newest |= zip(run.keys, run.entries, strict=True)
-    assert await source.next(hidden) is None
-    return newest, tombstones
-
-
-async def check_tombstones_in_time(
-    ssts: LevelSsts, tree: Tree, keys: KeyRange, *, reverse: bool
-) -> None:
-    """What hides a key is told with the windows up to that key, or before."""
-    asked = [key for key in ASKED if keys.start <= key < (keys.end or END_OF_KEYS)]
-    infos = [[*run.ssts] for run in reversed(tree.runs)] + [[i] for i in reversed(tree.l0)]
-    whole: dict[bytes, RangeTombstones] = {}
-    for info in (info for of_source in infos for info in of_source):
-        whole[info.id] = (await ssts.metadata(info, with_filter=False)).range_tombstones
-    overlapping = [
-        [
-            i
-            for i in of_source
-            if upper_bound(i) >= keys.start and i.first_key < (keys.end or END_OF_KEYS)
-        ]
-        for of_source in infos
+@settings(max_examples=60, deadline=None)
+@given(layers, key_ranges, st.sampled_from([False, True]))
+def test_scanning(drawn: Layers, keys: KeyRange, reverse: bool) -> None:  # noqa: FBT001
+    """A scan shows what lookups find, each key once, in both directions."""
+    history = History(drawn)
+    slices = scan_slices(
+        history.view, start=keys.start, end=keys.end, reverse=reverse, now_ms=NOW_MS
+    )
+    found = [entry for part in asyncio.run(gathered(slices)) for entry in part]
+    assert found == [
+        entry
+        for key, entry in sorted(history.expected().items(), reverse=reverse)
+        if keys.start <= key and (not keys.end or key < keys.end) and entry.is_visible(NOW_MS)
     ]
-    sources = tree_sources(ssts, tree, keys, reverse=reverse)
-    for source, of_source in zip(sources, filter(None, overlapping), strict=True):
-        told = NONE
-        while (window := await source.next()) is not None:
-            told = told.with_added(window.range_tombstones)
-            if not window.run.keys:
-                continue
-            if reverse:
-                known = [key for key in asked if key >= window.run.keys[0]]
-            else:
-                known = [key for key in asked if key <= window.run.keys[-1]]
-            check_all_told(told, known, [whole[info.id] for info in of_source])
-        check_all_told(told, asked, [whole[info.id] for info in of_source])
 
 
-def check_all_told(told: RangeTombstones, keys: list[bytes], whole: list[RangeTombstones]) -> None:
-    """Each key is hidden by what was told as it is by all range tombstones of the source."""
-    for key in keys:
-        fragments = [fragment for each in whole if (fragment := each.over(key)) is not None]
-        fragment = told.over(key)
-        assert (fragment.seq if fragment else 0) == max((f.seq for f in fragments), default=0)
+def test_a_tree_below_lives_as_long_as_the_load_above_it() -> None:
+    """Who holds a loaded tree holds the pin of its files and the tree of the manifest below."""
+    loads: list[tuple[Commits, dict[bytes, bytes | None]]]
+    loads = [([], {b"a": b"1"}), ([], {b"b": b"2"})]
+    held = History(Layers([[], [], []], [], loads, [], [], 1, 20, 10.0, 0)).held
+    assert isinstance(held, LoadedTree)
+    assert held.pin is not None
+    below = held.below
+    assert isinstance(below, LoadedTree)
+    assert held.base is below.base is below.below
+    assert held.snapshot_id == below.below.snapshot_id
+    assert not held.tree.is_empty
+    assert below.below.tree.is_empty
+
+
+def test_a_range_delete_that_is_compacted_hides_nothing_that_came_after() -> None:
+    """Memory below a load may lack a put that the levels hold, and have the range delete before."""
+    levels = Levels()
+    deleted = Entry(b"a", 1, Kind.RANGE_TOMBSTONE, b"z")
+    after = Entry(b"k", 2, Kind.PUT, b"after")
+    levels.add(0, [after], [deleted])
+    held = HeldTree(replace(levels.tree(), last_seq=2), levels.open(), b"s" * 16)
+    memory = View(2, 0, (), NONE.with_added([deleted]))
+    info = levels.add(0, [Entry(b"x", 0, Kind.PUT, b"loaded")])
+    load = CommittedLoad("load", SstTable.from_infos([info]), 3, 0)
+    tree = LoadedTree(load, memory, held)
+    assert asyncio.run(tree.find(b"k")) == after
+    assert asyncio.run(tree.find_many([b"k"])) == {b"k": after}

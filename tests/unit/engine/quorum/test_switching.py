@@ -18,8 +18,6 @@ from shalekv.errors import DatabaseMismatch, Fenced, InvalidRequest, QuorumUnava
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import Database
-from tests.kit.engine.interrupted_store import InterruptedStore
-from tests.kit.engine.loading_jobs import Died, MortalStore
 from tests.kit.quorum.log import (
     TIMES,
     Ground,
@@ -29,6 +27,7 @@ from tests.kit.quorum.log import (
     runtime,
 )
 from tests.kit.quorum.nodes import Nodes
+from tests.kit.store import FaultyStore, MortalProcess, at_request
 from tests.kit.virtual_time import virtual_time
 
 FIRST, OTHERS = ["n1:1", "n2:1", "n3:1"], ["n4:1", "n5:1", "n6:1"]
@@ -190,11 +189,10 @@ def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) -> Non
         """Open and write, and tell in `keys` if that was acknowledged; whether it was switched."""
         switched: list[Manifest] = []
 
-        async def cross(number: int) -> None:
-            if number == at:
-                switched.append(await switch(ground.cas()))
+        async def cross() -> None:
+            switched.append(await switch(ground.cas()))
 
-        store = InterruptedStore(ground.database.another_store(), cross)
+        store = FaultyStore(ground.database.another_store(), before=at_request(at, cross))
         cas = CasStore(store, runtime(20_000 + at), StoreSettings())
         try:
             opened = await _open(ground, cas)
@@ -226,28 +224,23 @@ def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) -> Non
     in_virtual_time(main, orders=1)
 
 
-@pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("target", [WalMode.QUORUM, WalMode.OBJECT_STORE])
-def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode, *, takes_effect: bool) -> None:
+def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode) -> None:
     """Wherever it dies, the database opens in one of them with all that was acknowledged; run
     again it ends, and nothing is lost by that.
     """
 
     async def dies(ground: Ground, switch: Switch, at: int) -> bool:
-        another = ground.database.another_store()
-        store = MortalStore(another, at, takes_effect=takes_effect)
-        try:
-            await switch(CasStore(store, runtime(10_000 + at), StoreSettings()))
-        except* Died:
-            pass
-        return store.requests > at
+        process = MortalProcess(at)
+        store = process.store(ground.database.another_store())
+        work = switch(CasStore(store, runtime(10_000 + at), StoreSettings()))
+        return not await process.run(work)
 
     async def main() -> None:
         modes = set()
         for at in range(REQUESTS_MAX):
             ground, switch = await _prepared(target)
-            if not await dies(ground, switch, at):
-                break
+            has_died = await dies(ground, switch, at)
             mode = (await ground.database.manifest()).wal_mode
             await _write(ground, b"c")
             if mode is target:
@@ -257,10 +250,11 @@ def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode, *, takes_ef
                 assert (await switch(ground.cas())).wal_mode is target
             await _check(ground, {b"a", b"b", b"c"})
             modes.add(mode)
+            if not has_died:
+                break
         else:
             raise AssertionError("it never ends")
-        # What takes effect may be all that is left to do; what does not leaves the old mode.
-        assert len(modes) == 2 or (not takes_effect and target not in modes)
+        assert len(modes) == 2
 
     in_virtual_time(main, orders=1)
 

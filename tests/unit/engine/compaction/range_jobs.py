@@ -1,0 +1,132 @@
+"""Databases for compactions at random and over a range of keys, and what happens meanwhile."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+
+from shalekv.core.compaction.jobs import Job, MergeJob, WalJob
+from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KeyRange
+from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
+from shalekv.engine.compaction.part import Part, PartResult
+from shalekv.engine.compaction.parts import OwnProcessParts
+from shalekv.engine.compaction.range_parts import PartLimits
+from shalekv.engine.compaction.range_report import CompactionReport
+from shalekv.engine.compaction.range_run import EVERYTHING, RangeRequest, run_range
+from shalekv.format.system_key import record_key
+from shalekv.settings import CompactSettings
+from tests.kit.engine.compaction import STORE_NOW_MS, CompactedDatabase, merge_job, random_entry
+from tests.kit.engine.naive_merge import Versions, answers
+
+KEYS = [b"", *(b"k%02d" % n for n in range(24)), b"k05\x00", b"\xff\xff"]
+DEEPEST = 3
+
+Meanwhile = Callable[[], Awaitable[None]]
+
+
+async def nothing() -> None:
+    """Nothing happens meanwhile."""
+
+
+class Parts(OwnProcessParts):
+    """Runs parts that have been pickled, while a test lets something else happen."""
+
+    is_parallel = True
+
+    def __init__(self, database: CompactedDatabase, meanwhile: Meanwhile = nothing) -> None:
+        super().__init__(database.cas)
+        self._meanwhile = meanwhile
+        self.results: Sequence[PartResult] = ()
+
+    async def run(
+        self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+    ) -> Sequence[PartResult]:
+        """Their results, when the other thing has happened as well."""
+        travelled: Sequence[Part] = pickle.loads(pickle.dumps(parts))  # noqa: S301 - our own
+        self.results = await super().run(travelled, is_lifted)
+        await self._meanwhile()
+        return self.results
+
+
+def request(
+    database: CompactedDatabase, keys: KeyRange = EVERYTHING, *, forced: bool = False
+) -> RangeRequest:
+    """A job over these keys, in several parts."""
+    limits = PartLimits(
+        part_bytes=600,
+        memory_bytes=database.settings.compactor.subcompaction_memory_bytes,
+        parallel_count=2,
+        levels=database.settings.levels,
+    )
+    return RangeRequest(
+        limits=limits, keys=keys, compactor=database.settings.compactor, is_forced=forced
+    )
+
+
+async def ranged(
+    database: CompactedDatabase,
+    keys: KeyRange = EVERYTHING,
+    *,
+    meanwhile: Meanwhile = nothing,
+    forced: bool = False,
+) -> CompactionReport:
+    """Run such a job."""
+    parts = Parts(database, meanwhile)
+    return await run_range(database.cas, request(database, keys, forced=forced), parts)
+
+
+def random_commit(random: Random, count: int, now_ms: int) -> list[list[Entry]]:
+    """One commit with at most so many keys, if there are any."""
+    entries = {e.key: e for e in (random_entry(random, KEYS, now_ms) for _ in range(count))}
+    return [[*entries.values()]] if entries else []
+
+
+async def filled(slots: int = 8, limits: CompactSettings | None = None) -> CompactedDatabase:
+    """A database with changes in L0 and in two levels below."""
+    database, random = await CompactedDatabase.begun(limits), Random(1)
+    for slot in range(slots):
+        await database.write(*random_commit(random, 12, STORE_NOW_MS), time_ms=5)
+        await database.compact_wal()
+        if slot in {2, 5}:
+            await database.merge(L0, DEEPEST if slot == 2 else DEEPEST - 1)
+    return database
+
+
+def picked(random: Random, tree: Tree, slots_left: int) -> Job | None:
+    """Any job that a policy may pick."""
+    kind = random.randrange(6)
+    if kind < 2 and slots_left:
+        first = 0 if tree.wal_id is None else tree.wal_id + 1
+        return WalJob(range(first, first + random.randint(1, slots_left)), "random")
+    if kind == 5:
+        return merge_job(tree, SYSTEM_LEVEL, SYSTEM_LEVEL, random.randint(1, 4))
+    levels = [run.level for run in tree.runs]
+    source = random.choice([L0, *levels])
+    if source >= DEEPEST:
+        return None  # below, only a job over a range merges
+    below = [level for level in levels if level > source]
+    target = min([random.randint(source + 1, DEEPEST), *below])
+    job = merge_job(tree, source, target, random.randint(1, 6))
+    if job is None or job.overlapped or random.random() < 0.5:
+        return job
+    if source == L0 and len(job.sources) > 1:
+        return job  # they may overlap each other
+    return MergeJob(source, target, job.sources, (), is_move=True, reason="random")
+
+
+async def check(database: CompactedDatabase) -> None:
+    """The levels hold what was written to the slots up to c (I2), and the records of their time."""
+    manifest = await database.stored.refresh()
+    naive = await database.read()
+    written = database.compacted(manifest)
+    for now_ms in (manifest.logical_time_ms, manifest.logical_time_ms + 10**6):
+        assert naive.answers(KEYS, now_ms) == answers(written, KEYS, now_ms)
+    assert manifest.last_compacted_seq == max((entry.seq for entry in written), default=0)
+    horizon_ms = manifest.logical_time_ms - 1_000
+    records = Versions(entry for entry in written if entry.kind is not Kind.RANGE_TOMBSTONE)
+    for key in (record_key(b"r%d" % n) for n in range(4)):
+        expected = records.newest_of(key)
+        if expected is not None and expected.expire_at_ms > horizon_ms:
+            assert naive.record(key) == expected
