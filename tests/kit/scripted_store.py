@@ -34,7 +34,7 @@ class ScriptedStore(FaultyStore):
         inner = MemoryStore(lambda: next(moments), name="scripted")
         super().__init__(inner, before=self._before, after=self._after)
         self.creates: list[Fate] = []
-        self.reads: list[Fate] = []
+        self.read_fates: list[Fate] = []
         self.collected: set[str] = set()
         self._late: list[Request] = []
         self._loses_reply = False
@@ -58,7 +58,7 @@ class ScriptedStore(FaultyStore):
         elif request.name in self.collected:
             self.collected.remove(request.name)
             await self.inner.delete([request.name])
-        script = self.creates if request.operation == "create" else self.reads
+        script = self.creates if request.operation == "create" else self.read_fates
         fate = script.pop(0) if script and request.operation != "delete" else Fate.ANSWERED
         self._loses_reply = fate is Fate.REPLY_LOST
         if fate is Fate.LATE:

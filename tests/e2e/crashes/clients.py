@@ -31,7 +31,7 @@ from tests.e2e.crashes.fleet import WITHIN_S, Fleet, Serving, now_us
 from tests.kit.patience import until
 from tests.kit.processes.stubs import kv_stub, reason_of
 from tests.sim import requests
-from tests.sim.calls import told
+from tests.sim.callers import told
 from tests.sim.history import (
     Attempt,
     Got,

@@ -24,7 +24,6 @@ from shalekv.settings import CompactorSettings, CompactSettings, StoreSettings, 
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import Database
-from tests.kit.engine.interposed import InterposedStore
 from tests.kit.engine.running_log import quiesce
 from tests.kit.processes.in_process import (
     memory_store,
@@ -33,7 +32,7 @@ from tests.kit.processes.in_process import (
     running,
     serve_settings,
 )
-from tests.kit.store import STORE_NOW_MS, HeldStore
+from tests.kit.store import STORE_NOW_MS, FaultyStore, HeldStore, Request
 
 TTL_S = 300
 FOREIGN = Snapshot(b"f" * 16, 1, 77, "of another process")
@@ -287,13 +286,14 @@ async def test_a_tree_is_that_of_the_manifest_that_its_snapshot_names() -> None:
     with real_runtime() as runtime, real_runtime(seed=2) as other:
         is_served, overtaken = False, asyncio.Event()
 
-        async def after(operation: str, name: str) -> None:
-            is_edit = operation == "create" and name.startswith(names.MANIFEST_FOLDER)
+        async def after(request: Request) -> None:
+            is_manifest = request.name.startswith(names.MANIFEST_FOLDER)
+            is_edit = request.operation == "create" and is_manifest
             if is_served and is_edit and not overtaken.is_set():
                 overtaken.set()
                 await compact(store, other)
 
-        behind = InterposedStore(store, after=after)
+        behind = FaultyStore(store, after=after)
         async with (
             asyncio.timeout(DEADLINE_S),
             running(behind, settings, runtime) as writer,

@@ -61,9 +61,9 @@ async def test_every_script_ends_with_the_truth(reads: tuple[Fate, ...], *, take
         if taken:
             await store.inner.create(NAME, THEIRS)
         store.creates = list(creates)
-        store.reads = list(reads)
+        store.read_fates = list(reads)
         outcome = await claim(store, NAME, OURS, runtime=inline_runtime())
-        store.reads.clear()
+        store.read_fates.clear()
         holder = (await store.get(NAME)).data
         is_certain = not {Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.LATE} & {*creates}
         assert outcome == (Taken(THEIRS, is_certain) if taken else Claimed()), creates
@@ -86,7 +86,7 @@ async def test_a_broken_store_ends_a_claim() -> None:
     with pytest.raises(StoreBroken):
         await claim(store, NAME, OURS, runtime=inline_runtime())
     store.creates = [Fate.REPLY_LOST]
-    store.reads = [Fate.BROKEN]
+    store.read_fates = [Fate.BROKEN]
     with pytest.raises(StoreBroken):
         await claim(store, "wal/2.sst", OURS, runtime=inline_runtime())
 

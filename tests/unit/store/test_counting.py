@@ -48,7 +48,7 @@ async def test_failures_are_requests_without_an_answer() -> None:
         await store.create("wal/2", b"x")
     with pytest.raises(ObjectNotFound):
         await store.get("wal/2")
-    inner.reads = [Fate.REFUSED]
+    inner.read_fates = [Fate.REFUSED]
     with pytest.raises(StoreUnavailable):
         await gathered(store.list("wal/"))
     assert store.counts[Operation.CREATE] == Count(requests=2, failures=2, transferred_bytes=2)

@@ -52,15 +52,15 @@ async def test_a_read_is_repeated(inner: ScriptedStore, kind: str) -> None:
     )
     expected = await read(store, kind)
     assert clock.waits_ms == []
-    inner.reads = [Fate.REFUSED] * 3
+    inner.read_fates = [Fate.REFUSED] * 3
     assert await read(store, kind) == expected
     assert heard == [1, 2, 3]
     assert len(clock.waits_ms) == 3
     assert clock.waits_ms == sorted(clock.waits_ms)
-    inner.reads = [Fate.REFUSED] * 4
+    inner.read_fates = [Fate.REFUSED] * 4
     with pytest.raises(StoreUnavailable, match="the script says so"):
         await read(store, kind)
-    assert inner.reads == []
+    assert inner.read_fates == []
 
 
 async def test_a_list_goes_on_where_it_failed(inner: ScriptedStore) -> None:
@@ -69,7 +69,7 @@ async def test_a_list_goes_on_where_it_failed(inner: ScriptedStore) -> None:
     Failures count in a row: an object that is shown proves that the store is back.
     """
     store = RetryingStore(inner, inline_runtime(), attempts=2)
-    inner.reads = [Fate.REFUSED, Fate.ANSWERED] * len(NAMES)
+    inner.read_fates = [Fate.REFUSED, Fate.ANSWERED] * len(NAMES)
     assert await read(store, "list") == NAMES
 
 
