@@ -82,7 +82,7 @@ sim-long: .venv/dev.stamp ## Simulate 10,000 seeds that no other target runs: ho
 
 .PHONY: bench
 bench: java .venv/dev.stamp servers ## Measure, and print the figures (`test` runs each once, tiny)
-	@$(BIN)/python -m pytest tests/bench -s $(ARGS)
+	@BENCH=full $(PYTEST) tests/bench -s $(ARGS)
 
 # Spark looks for Java where this does. Asked first: what comes before the tests takes minutes.
 .PHONY: java

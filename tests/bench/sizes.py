@@ -1,7 +1,7 @@
 """How much the benchmarks measure.
 
-With SHALEKV_BENCH_SMOKE=1 in the environment so little that all of them run within a minute: that
-shows that they work, and their figures mean nothing.
+With BENCH=full in the environment, as `make bench` has it, enough for figures. Otherwise so little
+that all of them run within a minute: that shows that they work.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-IS_SMOKE = os.environ.get("SHALEKV_BENCH_SMOKE") == "1"
+IS_SMOKE = os.environ.get("BENCH") != "full"
 
 
 def sized(full: T, smoke: T) -> T:

@@ -1,7 +1,7 @@
 """The pipeline beside Parquet in one Spark session, and beside single puts.
 
 Nothing is asserted about time: ratios are printed, measured in one run on one machine: ways take
-turns, and of each the fastest counts. With `SHALEKV_BENCH_ROWS` in the environment there are so
+turns, and of each the fastest counts. With `BENCH_ROWS` in the environment there are so
 many rows instead of a million.
 """
 
@@ -34,7 +34,7 @@ from tests.bench.sizes import sized
 from tests.kit.processes.processes import Processes
 from tests.spark.session import started
 
-ROWS = int(os.environ.get("SHALEKV_BENCH_ROWS", sized("1000000", "400")))
+ROWS = int(os.environ.get("BENCH_ROWS", sized("1000000", "400")))
 ROUNDS = sized(5 if ROWS <= 1_000_000 else 1, 1)
 JAVA_OPTIONS = "-XX:+UseSerialGC"  # with all compilers, as where data is processed in earnest
 OVERLAPPING = sized(4, 2)  # loads whose keys are spread over each other

@@ -1,6 +1,6 @@
 """Every command of `shalekv` prints what its transcript says, and ends with that exit code.
 
-SHALEKV_TRANSCRIPTS=update writes what the commands print into the transcripts.
+TRANSCRIPTS=update writes what the commands print into the transcripts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.kit.processes.processes import Processes
 
 FOLDER = Path(__file__).parent / "transcripts"
 ROOT = Path(__file__).parents[2]
-UPDATES = os.environ.get("SHALEKV_TRANSCRIPTS") == "update"
+UPDATES = os.environ.get("TRANSCRIPTS") == "update"
 ALONE = ("--no-with-compactor", "--no-with-collector")
 
 

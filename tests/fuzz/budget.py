@@ -1,7 +1,7 @@
 """Random tests with a budget of processor time, and how one of them is repeated.
 
-Each attempt has a number and a source of randomness of its own, so that SHALEKV_FUZZ_FIRST makes a
-run begin with the one that failed. SHALEKV_FUZZ_TIMES multiplies all budgets.
+Each attempt has a number and a source of randomness of its own, so that FUZZ_FIRST makes a
+run begin with the one that failed. FUZZ_TIMES multiplies all budgets.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from random import Random
 
 from tests.kit.seeds import VARIABLE, random_of, run_seed
 
-FIRST = int(os.environ.get("SHALEKV_FUZZ_FIRST", "0"))
-TIMES = float(os.environ.get("SHALEKV_FUZZ_TIMES", "1"))
+FIRST = int(os.environ.get("FUZZ_FIRST", "0"))
+TIMES = float(os.environ.get("FUZZ_TIMES", "1"))
 LEAST = 20  # attempts, however slow the machine is
 SOAK_TIMES = 60  # the budget of a test that is marked `soak`, in those of the short one
 
@@ -39,7 +39,7 @@ def replayable(number: int) -> Iterator[None]:
     except BaseException as error:
         test = os.environ.get("PYTEST_CURRENT_TEST", "tests/fuzz").partition(" (")[0]
         error.add_note(
-            f"again: {VARIABLE}={run_seed()} SHALEKV_FUZZ_FIRST={number} "
+            f"again: {VARIABLE}={run_seed()} FUZZ_FIRST={number} "
             f".venv/bin/python -m pytest -m '' '{test}'"
         )
         raise

@@ -1,7 +1,7 @@
 """The campaign of `make test`: new seeds of every profile for a time, found bugs, some mutants.
 
 Everything runs in the same processes, as many as there are cores, for `BUDGET_S` seconds
-(SHALEKV_SIM_SECONDS=N: another time). Which seeds and which tenth of the mutants, the seed of the
+(SIM_SECONDS=N: another time). Which seeds and which tenth of the mutants, the seed of the
 run decides; SHALEKV_TEST_SEED=N repeats a run, and a failure tells the command for its seed alone.
 """
 
@@ -34,7 +34,7 @@ from tests.sim.mutants.registry import MUTANTS
 from tests.sim.telling import Progress, explain, table
 from tests.sim.test_found import FOUND, Checked, check
 
-BUDGET_S = float(os.environ.get("SHALEKV_SIM_SECONDS", "165"))
+BUDGET_S = float(os.environ.get("SIM_SECONDS", "165"))
 TENTH = round(len(MUTANTS) / 9)
 HUNTED = sorted(random_of("mutants").sample(sorted(MUTANTS), TENTH))
 
