@@ -9,12 +9,10 @@ import os
 
 
 def number() -> int:
-    """From 0 on."""
     return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 def count() -> int:
-    """At least 1."""
     return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 

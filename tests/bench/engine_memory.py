@@ -46,7 +46,6 @@ class ForgetfulStore(MemoryStore):
 
 
 def resident_bytes() -> int:
-    """What this process occupies now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

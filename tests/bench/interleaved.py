@@ -30,11 +30,9 @@ class Costs:
     by_way: Mapping[str, list[Cost]]
 
     def wall_s(self, way: str) -> float:
-        """The median duration of one run."""
         return statistics.median(cost.wall_s for cost in self.by_way[way])
 
     def cpu_s(self, way: str) -> float:
-        """The median processor time of one run."""
         return statistics.median(cost.cpu_s for cost in self.by_way[way])
 
     def speed(self, way: str, beside: str) -> str:
@@ -42,7 +40,6 @@ class Costs:
         return _shown(other.wall_s / own.wall_s for own, other in self._pairs(way, beside))
 
     def latency(self, way: str, beside: str) -> str:
-        """The other way round: how long it took."""
         return _shown(own.wall_s / other.wall_s for own, other in self._pairs(way, beside))
 
     def cpu(self, way: str, beside: str) -> str:

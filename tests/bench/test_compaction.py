@@ -34,7 +34,6 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def author() -> Authorship:
-    """Who writes here."""
     lease_id = new_lease_id(1, bytes(RANDOM_BYTES))
     return Authorship(DATABASE_ID, CompactorId(1, bytes(16)), lease_id, 1)
 

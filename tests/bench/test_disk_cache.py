@@ -51,7 +51,6 @@ STORE, DISK, MEMORY = "store", "disk cache", "memory cache"
 
 
 async def late(request: Request) -> None:
-    """Answer reads of ranges late."""
     if request.operation == "get_range":
         await LoopClock().sleep_ms(DELAY_MS)
 
@@ -60,7 +59,6 @@ async def late(request: Request) -> None:
 async def reading(
     store: ObjectStore, runtime: Runtime, *, block_cache_bytes: int = 0, disk: str = ""
 ) -> AsyncIterator[Reader]:
-    """A replica with these caches."""
     settings = ReadSettings(
         database=UrlSettings(url=URL),
         cache=CacheSettings(block_cache_bytes=block_cache_bytes),
@@ -89,7 +87,6 @@ def gets(reader: Reader, database: ColdDatabase) -> Callable[[], Awaitable[None]
 
 
 async def compare(title: str, store: ObjectStore, settings: StoreSettings, path: Path) -> None:
-    """Print what a get takes with each cache."""
     with real_runtime(threads=8) as runtime:
         serve = ServeSettings(
             database=DatabaseSettings(url=URL),

@@ -58,7 +58,6 @@ class Stopwatch:
         self.began = time.process_time()
 
     def tell(self, what: str, count: int) -> None:
-        """Print a rate, and what one costs."""
         seconds = time.process_time() - self.began
         print(f"{what:40}{count / seconds:12,.0f} /s {seconds / count * 1e6:9.2f} us each")
 
@@ -77,7 +76,6 @@ class Turns:
             self.turns_ms.append((time.perf_counter() - began) * 1e3)
 
     def tell(self, what: str) -> None:
-        """Print the longest ones, and stop."""
         self.task.cancel()
         turns = sorted(self.turns_ms)
         late = turns[int(len(turns) * 0.999)]
@@ -99,7 +97,6 @@ def _quiet() -> Iterator[None]:
 
 
 def puts_of(count: int, **fields: Any) -> list[kv_pb2.PutRequest]:
-    """Requests to put random keys."""
     random = Random(1)
     return [
         kv_pb2.PutRequest(key=random.randbytes(16), value=VALUE, **fields) for _ in range(count)
@@ -116,13 +113,11 @@ def batches_of(keys: list[bytes]) -> list[kv_pb2.WriteRequest]:
 
 
 def random_keys(count: int, seed: int = 1) -> list[bytes]:
-    """Random keys."""
     random = Random(seed)
     return [random.randbytes(16) for _ in range(count)]
 
 
 async def write(writer: Writer, batches: list[kv_pb2.WriteRequest]) -> None:
-    """Write batches durably, four of them under way."""
     waiting: list[Any] = []
     for batch in batches:
         waiting.append(writer.kv.write(batch, CALL))
@@ -182,7 +177,6 @@ async def test_rows() -> None:
 
 
 def get(writer: Writer, keys: list[bytes]) -> None:
-    """Gets of one key, and of 100."""
     wanted = Random(2).sample(keys, GETS)
     requests = [kv_pb2.GetRequest(key=key) for key in wanted]
     watch = Stopwatch()
@@ -214,7 +208,6 @@ async def scan(writer: Writer) -> None:
 
 
 async def rows_of(writer: Writer, request: kv_pb2.ScanRequest) -> int:
-    """Read a scan to its end."""
     return sum([len(reply.entries) async for reply in writer.kv.scan(request, CALL)])
 
 

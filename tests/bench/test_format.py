@@ -60,7 +60,6 @@ def best_s(work: Callable[[], object], repeats: int = 1) -> float:
 
 
 def consumed(rows: Iterator[Entry]) -> int:
-    """How many rows there are; none is kept."""
     count = 0
     for _ in rows:
         count += 1
@@ -73,12 +72,10 @@ def read(data: bytes) -> int:
 
 
 def columns(sst: Sst) -> list[object]:
-    """All entries of an SST as columns."""
     return list(sst.columns(Section.POINTS))
 
 
 def find_all(block: Block, keys: list[bytes]) -> None:
-    """Finds each key."""
     find = block.find
     for key in keys:
         find(key)
@@ -168,12 +165,10 @@ def decode_all(sst: Sst) -> None:
 
 
 def probe_all(found: Filter, keys: list[bytes]) -> int:
-    """Asks for each key."""
     return sum(map(found.may_contain, keys))
 
 
 def probe_hashes(found: Filter, hashes: list[int]) -> int:
-    """Asks for each key by its hash."""
     return sum(map(found.may_contain_hash, hashes))
 
 

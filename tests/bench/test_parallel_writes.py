@@ -77,7 +77,6 @@ def test_more_objects_in_flight() -> None:
 
 
 async def compare(create_ms: float, spacing_ms: int, name: str) -> None:
-    """A line for each width."""
     rate_alone = mean_alone_ms = 0.0
     for in_flight in IN_FLIGHT:
         latencies_ms, wall_s, objects = await measure(create_ms, spacing_ms, name, in_flight)

@@ -88,7 +88,6 @@ class Commits:
         monkeypatch.setattr(Ledger, "wait_committed", timed_wait)
 
     def forget(self) -> None:
-        """Count from now on."""
         self.took_ms.clear()
         self.sizes.clear()
 
@@ -109,11 +108,9 @@ class Rounds:
     """What each round has found, by name."""
 
     def __init__(self) -> None:
-        """No round yet."""
         self.found: dict[str, list[float]] = defaultdict(list)
 
     def median(self, name: str) -> float:
-        """Of all rounds."""
         return median(self.found[name])
 
     def ratio(self, name: str, *beside: str) -> str:
@@ -251,7 +248,6 @@ async def _round(ground: Ground, sizes: dict[int, int], rounds: Rounds, *, is_tu
 
 
 async def _lone_ms(put: Put, count: int) -> float:
-    """The median of puts, one after the other."""
     took_ms = []
     for number in range(count):
         began_s = time.perf_counter()

@@ -76,12 +76,10 @@ class CountingLinks:
 
     @property
     def appends(self) -> list[Append]:
-        """That were sent, to anybody."""
         return [message for message in self.sent if isinstance(message, Append)]
 
     @property
     def sent_bytes(self) -> int:
-        """Of all messages, as they go to gRPC."""
         return sum(propose_request(message).ByteSize() for message in self.sent)
 
 
@@ -122,7 +120,6 @@ async def stand(it: Writing, links: CountingLinks, way: str) -> None:
 
 
 async def everywhere(it: Writing) -> None:
-    """Wait until each member has acknowledged everything."""
     while True:
         report = it.slots.report()
         assert report is not None

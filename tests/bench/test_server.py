@@ -46,7 +46,6 @@ class Rate:
     median_ms: float | None  # None: it would tell only how long the queue is
 
     def told(self, name: str, beside: Rate) -> str:
-        """A line with the ratios to another rate."""
         line = f"{name:<24}{self.per_second:9,.0f}/s {self.per_second / beside.per_second:5.1f} x"
         if self.median_ms is None or beside.median_ms is None:
             return line
@@ -62,7 +61,6 @@ async def listen(tmp_path: Path) -> AsyncIterator[str]:
 
 
 def keys(task: int, count: int) -> Iterator[bytes]:
-    """Keys of 16 bytes."""
     return (b"%07d/%08d" % (task, number) for number in range(count))
 
 
@@ -95,7 +93,6 @@ async def by_session(session: Session, queue: Queue) -> Rate:
 
 
 def best(rates: list[Rate]) -> Rate:
-    """The measurement that was disturbed least."""
     return max(rates, key=lambda rate: rate.per_second)
 
 
@@ -128,12 +125,10 @@ async def test_calls(listen: str, tasks: int) -> None:
 
 
 def putting(client: Client) -> Call:
-    """A durable put."""
     return lambda key: client.put(key, VALUE)
 
 
 def queueing(session: Session) -> Queue:
-    """A durable put."""
     return lambda key: session.put(key, VALUE)
 
 

@@ -161,7 +161,6 @@ _names = count()
 
 
 def new_database(folder: Path) -> str:
-    """The URL of a database without any rows."""
     url, settings = f"file://{folder}/database-{next(_names)}", StoreSettings()
 
     async def create() -> None:
@@ -196,7 +195,6 @@ def in_parquet(frame: DataFrame, path: str) -> DataFrame:
 
 
 def sorted_rows(frame: DataFrame) -> DataFrame:
-    """What Spark does for a load, done for Parquet."""
     return frame.repartitionByRange(PARTITIONS, "key").sortWithinPartitions("key")
 
 

@@ -58,7 +58,6 @@ def rows_of(numbers: Sequence[int], seq: int, random: Random) -> Columns:
 
 
 async def written(place: Place, runs: Sequence[Columns], codec: LevelCodec) -> list[list[SstInfo]]:
-    """These rows as runs of SSTs."""
     author = Authorship(
         DATABASE_ID, CompactorId(1, bytes(16)), new_lease_id(1, bytes(RANDOM_BYTES)), 1
     )
@@ -93,7 +92,6 @@ class Took(NamedTuple):
 
 
 def best(work: Callable[[], int]) -> Took:
-    """How long it takes."""
     runs = []
     for _ in range(REPEATS):
         began_s, processor_s = time.perf_counter(), time.process_time()

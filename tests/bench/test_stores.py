@@ -66,7 +66,6 @@ def settings_for(server: S3Server) -> StoreSettings:
 
 @asynccontextmanager
 async def opened(server: S3Server) -> AsyncIterator[tuple[S3Store, Runtime]]:
-    """The store under test."""
     with real_runtime(threads=2) as runtime:
         store = S3Store(BucketUrl(Provider.S3, BUCKET, FOLDER), runtime, settings_for(server))
         yield store, runtime
@@ -82,11 +81,9 @@ class Load:
     concurrency: int
 
     def way(self, work: Callable[[int], Awaitable[object]]) -> Way:
-        """Do `work` for each."""
         return partial(at_once, self.count, self.concurrency, work)
 
     def tell(self, what: str, costs: Costs) -> None:
-        """Print the costs."""
         size = f"{self.size // MIB} MiB" if self.size >= MIB else f"{self.size // KIB} KiB"
         each_ms = costs.wall_s("store") / self.count * 1000
         cpu_ms, bare_cpu_ms = (costs.cpu_s(way) / self.count * 1000 for way in ("store", "bare"))
@@ -114,7 +111,6 @@ def test_s3_beside_bare(s3_server: S3Server, size: int, concurrency: int) -> Non
 
 
 async def compare_creates(at: Load, store: ObjectStore, bare: BareS3) -> None:
-    """Of new objects, which are deleted afterwards."""
     data, numbers, made = os.urandom(at.size), itertools.count(), list[str]()
     is_large = at.size > MULTIPART_BYTES
 
@@ -141,7 +137,6 @@ async def compare_creates(at: Load, store: ObjectStore, bare: BareS3) -> None:
 
 
 async def compare_gets(at: Load, store: ObjectStore, bare: BareS3) -> None:
-    """Of one object, and of the half in its middle."""
     name, first, length = "levels/read", at.size // 4, at.size // 2
     await store.create(name, os.urandom(at.size))
     key, wanted = f"{FOLDER}/{name}", f"bytes={first}-{first + length - 1}"
@@ -194,7 +189,6 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def bare_s3(server: S3Server, bucket: str, connections: int) -> AsyncIterator[BareS3]:
-    """A client of its own on `bucket`."""
     config = AioConfig(
         max_pool_connections=connections,
         retries={"mode": "standard", "total_max_attempts": 1},
@@ -222,7 +216,6 @@ class BareS3:
         self._bucket = bucket
 
     async def create(self, key: str, data: bytes) -> None:
-        """One conditional PUT."""
         await self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
 
     async def create_in_parts(self, key: str, data: bytes, part_bytes: int, together: int) -> None:
@@ -245,7 +238,6 @@ class BareS3:
         )
 
     async def get(self, key: str, wanted: str = "") -> bytes:
-        """The object, or a range of it."""
         options: dict[str, Any] = {"Range": wanted} if wanted else {}
         reply = await self._client.get_object(Bucket=self._bucket, Key=key, **options)
         async with reply["Body"] as body:

@@ -65,11 +65,9 @@ class Streams:
         await self._until(lambda: self.opened == watches)
 
     async def all_told(self, count: int) -> None:
-        """Wait until so many commits were told."""
         await self._until(lambda: self.count >= count)
 
     async def close(self) -> None:
-        """End all."""
         for task in self._reading:
             task.cancel()
         for channel in self._channels:
@@ -98,7 +96,6 @@ class Streams:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 

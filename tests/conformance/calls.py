@@ -33,7 +33,6 @@ class CallFailed(Exception):
     """The server answered with an error."""
 
     def __init__(self, failure: Failure) -> None:
-        """`failure` is what it said."""
         super().__init__(str(failure))
         self.failure = failure
 
@@ -60,25 +59,21 @@ class Caller:
         self._database_id = b""
 
     async def unary(self, method: MethodDescriptor, request: bytes) -> Message:
-        """The reply to one request."""
         call: Any = self._channel.unary_unary(_path(method))
         with _telling_failures():
             return self.reply_of(method, await call(request, timeout=self._timeout_s))
 
     async def unary_stream(self, method: MethodDescriptor, request: bytes) -> list[Message]:
-        """All replies to one request."""
         call: Any = self._channel.unary_stream(_path(method))
         with _telling_failures():
             replies = call(request, timeout=self._timeout_s)
             return [self.reply_of(method, data) async for data in replies]
 
     def stream(self, method: MethodDescriptor) -> Stream:
-        """A stream in both directions; close it."""
         call: Any = self._channel.stream_stream(_path(method))
         return Stream(self, method, call(timeout=self._timeout_s))
 
     def reply_of(self, method: MethodDescriptor, data: bytes) -> Message:
-        """A reply; its headers are checked."""
         reply: Message = GetMessageClass(method.output_type).FromString(data)
         self._check(reply, method.output_type.name)
         return reply
@@ -125,7 +120,6 @@ class Stream:
             return
 
     async def end(self) -> None:
-        """Send no more."""
         try:
             await self.call.done_writing()
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
@@ -158,7 +152,6 @@ def _path(method: MethodDescriptor) -> str:
 
 @contextmanager
 def _telling_failures() -> Iterator[None]:
-    """Errors of gRPC become `CallFailed`."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -168,7 +161,6 @@ def _telling_failures() -> Iterator[None]:
 
 
 def _failure(code: grpc.StatusCode, message: str | None, trailers: Any) -> Failure:
-    """An error with what its `google.rpc.Status` adds."""
     status = status_pb2.Status()
     for key, value in trailers or ():
         if key == _DETAILS_KEY:

@@ -39,7 +39,6 @@ def topics(folder: Path = FOLDER) -> list[Topic]:
 
 
 def topic_of(file: Path) -> Topic:
-    """The cases of one file."""
     written = json.loads(file.read_text(encoding="utf-8"))
     _refuse_others(written, _NAMES_OF_TOPIC, file.name)
     cases = []

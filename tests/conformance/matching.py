@@ -42,7 +42,6 @@ class Disagreement(AssertionError):
     """The server answered otherwise than the case says."""
 
     def __init__(self, path: str, problem: str) -> None:
-        """`path` is the place in the reply."""
         super().__init__(f"{path}: {problem}")
 
 
@@ -60,7 +59,6 @@ class Failure:
 
     @classmethod
     def of_operation(cls, error: kv_pb2.OperationError) -> Failure:
-        """The failure of an operation inside a stream."""
         return cls(
             code=code_name(error.code),
             message=error.message,
@@ -126,7 +124,6 @@ def match_message(expected: Json, found: Message, variables: Variables, path: st
 
 
 def shown(value: object) -> str:
-    """A value, short enough to read."""
     text = str(value).strip() if isinstance(value, Message) else repr(value)
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
 

@@ -24,7 +24,6 @@ class BadCase(ValueError):
 
 
 def message_of(kind: Descriptor, written: Json, variables: Variables) -> Message:
-    """The message that `written` describes."""
     message: Message = GetMessageClass(kind)()
     _fill(message, written, variables)
     return message
@@ -106,12 +105,10 @@ def field_of(message: Message, name: str) -> FieldDescriptor:
 
 
 def is_message(field: FieldDescriptor) -> bool:
-    """Whether the field, or each of its elements, is a message."""
     return field.message_type is not None
 
 
 def is_map(field: FieldDescriptor) -> bool:
-    """Whether the field is a map."""
     entry = field.message_type
     return entry is not None and bool(entry.GetOptions().map_entry)
 

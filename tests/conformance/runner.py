@@ -69,7 +69,6 @@ async def run(address: str, wanted: Iterable[Topic]) -> int:
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address", help="HOST:PORT of the server")
     parser.add_argument("--topic", action="append", default=[], help="a file, without .json")

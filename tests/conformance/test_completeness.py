@@ -96,7 +96,6 @@ class Call(NamedTuple):
 
 
 def calls() -> Iterator[Call]:
-    """The calls of all cases."""
     for topic in TOPICS:
         for case in topic.cases:
             for step in case.steps:
@@ -119,7 +118,6 @@ def calls_of(step: Json) -> Iterator[Call]:
 
 
 def named(written: Json, *names: str) -> list[Json]:
-    """What stands under these names, if anything does."""
     return [written[name] for name in names if name in written]
 
 

@@ -20,7 +20,6 @@ class Servers:
     """A server for each set of settings that a file wants, started when it is first needed."""
 
     def __init__(self, processes: Processes, folder: Path) -> None:
-        """Databases are made in `folder`."""
         self._processes = processes
         self._folder = folder
         self._addresses: dict[str, str] = {}

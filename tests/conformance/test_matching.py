@@ -22,7 +22,6 @@ ENTRIES = SCAN(entries=[kv_pb2.Entry(key=b"00000"), kv_pb2.Entry(key=b"00001")])
 
 
 def variables() -> Variables:
-    """Some that are set."""
     return {"p": "pre/", "s": 5, "raw": b"\xff\0"}
 
 

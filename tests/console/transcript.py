@@ -113,7 +113,6 @@ class Session:
         return [self._written(line, step.expected) for line in actual]
 
     def _pattern(self, expected: str) -> str:
-        """What the lines match that this one stands for."""
         if expected == _ANY_LINES:
             return r"(?:.*\n)*?"
         parts, at = [], 0
@@ -125,7 +124,6 @@ class Session:
         return "".join([*parts, re.escape(self._substituted(expected[at:])), r"\n"])
 
     def _written(self, line: str, expected: list[str]) -> str:
-        """A line of output for the transcript."""
         for each in expected:
             found = re.fullmatch(self._pattern(each), f"{line}\n")
             if found is not None and each != _ANY_LINES:
@@ -173,7 +171,6 @@ class Session:
 def _in_process(
     words: list[str], stdin: bytes, environment: Mapping[str, str]
 ) -> tuple[int, bytes, bytes]:
-    """Run `shalekv` as its entry point does."""
     code: object = 0
     changed = {name: environment.get(name) for name in {*environment, *os.environ}}
     with CliRunner().isolation(stdin, env=changed) as (stdout, stderr, _), _as_before(words):

@@ -89,12 +89,10 @@ def records_opener(runtime: Runtime, settings: dict[str, Any]) -> OpenRecords:
 
 
 async def names_in(store: ObjectStore, prefix: str, start_after: str = "") -> list[str]:
-    """The names that a list shows."""
     return [info.name for info in await listed(store, prefix, start_after)]
 
 
 async def listed(store: ObjectStore, prefix: str, start_after: str = "") -> list[ObjectInfo]:
-    """All that a list shows."""
     return [info async for info in store.list(prefix, start_after=start_after)]
 
 

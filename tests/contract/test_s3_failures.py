@@ -81,7 +81,6 @@ async def rival(runtime: Runtime, place: BucketUrl, server: S3Server) -> AsyncIt
 
 
 async def call(store: ObjectStore, operation: str) -> object:
-    """Do it."""
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "create": lambda: store.create(WAL, b"x"),
         "get": lambda: store.get(WAL),

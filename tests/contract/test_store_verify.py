@@ -36,7 +36,6 @@ class Verified:
     errors: str
 
     def having(self, result: str) -> set[str]:
-        """The checks that came to this."""
         return {check for check, found in self.results.items() if found == result}
 
 
@@ -58,7 +57,6 @@ async def run(*argv: str, env: Mapping[str, str]) -> tuple[int, bytes, str]:
 
 
 async def verified(url: str, *flags: str, env: Mapping[str, str]) -> Verified:
-    """Verify the store at this URL."""
     argv = ["store", "verify", "--url", url, "--format", "json", *LITTLE]
     code, output, errors = await run(*argv, *flags, env=env)
     rows = [json.loads(line) for line in output.splitlines()]
@@ -84,7 +82,6 @@ def url(folder: str) -> str:
 
 
 async def left_in(server: S3Server, folder: str) -> bytes:
-    """What a list of the folder says."""
     target = f"/{BUCKET}?list-type=2&prefix={folder}"
     return await asyncio.to_thread(server.request, "GET", target)
 

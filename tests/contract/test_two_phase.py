@@ -34,19 +34,16 @@ HERE = "s3://bucket/here"
 
 
 def record(name: str, source: str = "source", database: str = HERE) -> Record:
-    """A record that is not committed."""
     return Record(Destination(database, name), source)
 
 
 def done(open_record: Record) -> Record:
-    """The same, committed."""
     return replace(open_record, is_committed=True)
 
 
 async def listed(
     records: RecordStore, database: str = HERE, *, uncommitted_only: bool = False
 ) -> list[Record]:
-    """All that a list shows."""
     return [each async for each in records.list(database, uncommitted_only=uncommitted_only)]
 
 

@@ -12,7 +12,6 @@ async def run(processes: Processes, server: Child, *argv: str, stdin: bytes = b"
 
 
 async def output(processes: Processes, server: Child, *argv: str, stdin: bytes = b"") -> str:
-    """What a command that succeeds prints."""
     command = await run(processes, server, *argv, stdin=stdin)
     assert await command.exited() == 0, command.report()
     return command.stdout()

@@ -34,7 +34,6 @@ class Service:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variables that it is given."""
         return dict(self.text.get("environment", {}))
 
     @property
@@ -45,17 +44,14 @@ class Service:
 
     @property
     def depends_on(self) -> Mapping[str, str]:
-        """What must have come to which condition before it is started."""
         return {name: each["condition"] for name, each in self.text.get("depends_on", {}).items()}
 
     @property
     def is_ours(self) -> bool:
-        """Whether it runs the image that is built here."""
         return "build" in self.text
 
     @property
     def profiles(self) -> list[str]:
-        """Without any it always runs."""
         return list(self.text.get("profiles", []))
 
 

@@ -54,7 +54,6 @@ class Composition:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End what still runs."""
         for child in self._all:
             child.close()
 
@@ -63,7 +62,6 @@ class Composition:
         return self._running[name]
 
     def address(self, name: str) -> str:
-        """HOST:PORT of the service `name`."""
         if name not in self._addresses:
             self._addresses[name] = f"127.0.0.1:{free_port()}"
         return self._addresses[name]
@@ -101,7 +99,6 @@ class Composition:
         return child
 
     async def is_healthy(self, name: str) -> bool:
-        """What the health check of the service says."""
         check = self.run(*self._services[name].health, at=self.address(name))
         return await check.exited() == 0
 

@@ -21,7 +21,6 @@ class Filling:
     """The operations of a workload, and what a database must hold that has acknowledged them."""
 
     def __init__(self, workload: Workload) -> None:
-        """Nothing is written yet."""
         ops = operations(workload)
         self._keys: list[int] = ops.keys.tolist()
         self._lengths: list[int] = (ops.logical_bytes - workload.key_bytes).tolist()
@@ -36,7 +35,6 @@ class Filling:
 
     @property
     def key_count(self) -> int:
-        """Keys that must be there."""
         return len(self._put_by)
 
     async def write(self, address: str) -> AsyncIterator[int]:
@@ -70,7 +68,6 @@ class Filling:
                     assert (None if got is None else got.value) == expected, key.hex()
 
     def _confusion(self, key: bytes, number: int, value: bytes) -> str:
-        """What a failed check says: which other operation has written the value."""
         others = [other for other, each in enumerate(self._keys) if _key(each) == key]
         written_by = [other for other in others if self._value(other) == value]
         return f"{key.hex()}: written by {written_by} of {others}, not by {number}"

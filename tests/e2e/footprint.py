@@ -28,7 +28,6 @@ class Footprint:
 
     @property
     def wal_bytes(self) -> int:
-        """Of all WAL objects that were ever seen."""
         return sum(self._wal_bytes.values())
 
     def look(self) -> Tree:
@@ -71,6 +70,5 @@ class Footprint:
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Of all SSTs of L0 and of the sorted runs."""
     runs = [info for run in tree.runs for info in run.ssts]
     return sum(info.size_bytes for info in (*tree.l0, *runs))

@@ -88,7 +88,6 @@ class MixedLoad:
                 tasks.create_task(self._read_replica(address))
 
     async def stop(self) -> None:
-        """Begin nothing more; `run` returns soon."""
         self._stop.set()
         async with self._progress:
             self._progress.notify_all()
@@ -182,7 +181,6 @@ class MixedLoad:
         self._committed(await client.write(batch), *effects)
 
     async def _large_batch(self, client: Client, random: Random) -> None:
-        """One that passes the memtable by."""
         first = random.randrange(KEYS)
         numbers = range(first, first + LOAD_COUNT)
         changes: list[Change] = [
@@ -194,7 +192,6 @@ class MixedLoad:
         self._committed(await client.write(changes), *map(_effect, changes))
 
     async def _read(self, client: Client, random: Random) -> str:
-        """Gets of some keys at one sequence number."""
         keys = [draw_key(random) for _ in range(5)]
         sent_ms = _now_ms()
         result = await client.txn([], [Get(key) for key in keys])
@@ -318,7 +315,6 @@ def _told(value: Value | None) -> Told | None:
 
 
 def draw_key(random: Random) -> bytes:
-    """One of the keys that are written."""
     return _key(random.randrange(KEYS))
 
 

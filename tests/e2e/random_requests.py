@@ -88,7 +88,6 @@ def messages(draw: st.DrawFn, kind: Any) -> Message:
 
 
 def _is_left_out(field: Any) -> st.SearchStrategy[bool]:
-    """Most keys are set, most headers are not."""
     if field.name == "header":
         return st.booleans()
     return st.sampled_from([True] + [False] * 7)
@@ -111,14 +110,12 @@ def _values(field: Any) -> st.SearchStrategy[Any]:
 
 
 def request_kind(method: str) -> Descriptor:
-    """What a method of KV takes."""
     kind: Descriptor = KV.methods_by_name[method].input_type
     return kind
 
 
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
-    """A call with one request."""
     method = draw(st.sampled_from(CALLS))
     return Call(method, [draw(messages(request_kind(method))).SerializeToString()])
 
@@ -154,7 +151,6 @@ def broken_calls(draw: st.DrawFn) -> Call:
 
 
 def nested(depth: int, field: int) -> bytes:
-    """A field inside of itself, so many times."""
     data = b""
     for _ in range(depth):
         size, length = len(data), b""

@@ -47,7 +47,6 @@ class Household:
         return command
 
     async def end_of(self, *argv: str) -> Child:
-        """Run a command to its end."""
         return await self._processes.run(*argv, env=self._environment)
 
     def start_stalling(self, moment: str, *argv: str) -> Child:
@@ -69,26 +68,21 @@ class Household:
         return [(key(number), value(number)) for number in range(200)]
 
     def creating(self) -> tuple[str, ...]:
-        """The command that makes a backup."""
         there = ("--to", self.bucket, "--to-config", str(self.config))
         return ("backup", "create", "--url", self.url, *there)
 
     async def back_up(self) -> dict[str, Any]:
-        """Make a backup; what the command tells."""
         command = await self.run(*self.creating(), "--format", "json")
         return dict(json.loads(command.stdout()))
 
     def restoring(self, url: str) -> tuple[str, ...]:
-        """The command that restores into a folder."""
         there = ("--from", self.bucket, "--from-config", str(self.config))
         return ("restore", *there, "--url", url)
 
     async def restore(self, url: str, *flags: str) -> None:
-        """Restore into a folder."""
         await self.run(*self.restoring(url), *flags)
 
     async def there(self, *argv: str) -> Child:
-        """Run a command about the backups alone."""
         return await self.run("backup", *argv, "--from", self.bucket, "--config", str(self.config))
 
 
@@ -180,10 +174,8 @@ async def scan(processes: Processes, url: str) -> Pairs:
 
 
 def key(number: int) -> bytes:
-    """The key that is put as number `number`."""
     return b"%06d" % number
 
 
 def value(number: int) -> bytes:
-    """Its value."""
     return b"value of %d " % number * 20

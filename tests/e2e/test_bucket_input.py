@@ -50,7 +50,6 @@ class Case:
 
 
 def records(url: str, cas: str = "two_phase") -> dict[str, str]:
-    """The environment with records that decide."""
     return {CAS: cas, RECORDS: url}
 
 
@@ -169,7 +168,6 @@ async def problem_of(command: Child, code: ExitCode) -> str:
 
 
 def assert_untouched(server: S3Server) -> None:
-    """There is nothing where the database would be."""
     place = urlsplit(URL)
     prefix = quote(place.path.lstrip("/"), safe="")
     listed = server.request("GET", f"/{place.netloc}?list-type=2&prefix={prefix}")
@@ -192,7 +190,6 @@ async def test_what_is_wrong_is_told(processes: Processes, s3: S3Server) -> None
 
 
 async def page(_request: Message) -> Message:
-    """What a server for people answers, whatever is asked."""
     headers = [("Content-Type", "text/html"), ("Date", formatdate(usegmt=True))]
     return Message("HTTP/1.1 200 OK", headers, PAGE)
 

@@ -29,7 +29,6 @@ class Watched:
         self._descriptor = os.pidfd_open(pid)
 
     async def ended(self) -> bool:
-        """Wait for its end; False: it still runs."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         found = await asyncio.to_thread(poll.poll, WITHIN_MS)
@@ -38,7 +37,6 @@ class Watched:
 
 
 def is_start_of(role: str, line: Line) -> bool:
-    """Whether the server says that it has started this child."""
     return line.get("event") == "child process started" and line.get("child") == role
 
 

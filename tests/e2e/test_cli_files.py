@@ -29,7 +29,6 @@ def pairs() -> list[tuple[str, str]]:
 
 
 async def stored(server: Child) -> dict[bytes, bytes]:
-    """All pairs of a server."""
     async with Client(server.listen) as client, client.scan() as scan:
         return {entry.key: entry.value async for entry in scan}
 
@@ -78,7 +77,6 @@ async def test_a_killed_load_goes_on_to_the_same_end(processes: Processes, tmp_p
 
 
 def write_rows(path: Path) -> list[int]:
-    """A compressed CSV; the lines that are bad."""
     rows: list[tuple[str, ...]] = [("key", "value")]
     bad_lines = []
     for number, row in enumerate(pairs()):

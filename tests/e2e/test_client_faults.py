@@ -89,7 +89,6 @@ def repeatable() -> list[tuple[str, Any]]:
 
 
 def add(header: kv_pb2.RequestHeader, delta: int = 7) -> kv_pb2.WriteRequest:
-    """A write that counts."""
     change = kv_pb2.Change(add=kv_pb2.AddChange(key=COUNTER, delta=delta))
     return kv_pb2.WriteRequest(header=header, changes=[change])
 

@@ -64,31 +64,25 @@ class Databases:
     """Where the databases of a test are, and the commands on them."""
 
     def __init__(self, processes: Processes, root: str, env: Mapping[str, str]) -> None:
-        """Below the URL `root`, reached with this environment."""
         self.root = root
         self._processes = processes
         self.env = dict(env)
 
     def url(self, name: str) -> str:
-        """The URL of a database."""
         return f"{self.root}/{name}"
 
     async def serve(self, name: str, *flags: str) -> Child:
-        """Serve it, alone unless flags say otherwise."""
         return await self._processes.serve(self.url(name), *(flags or ALONE), env=self.env)
 
     def start(self, command: str, name: str, *flags: str) -> Child:
-        """Start a command on it."""
         return self._processes.start(command, "--url", self.url(name), *flags, env=self.env)
 
     async def run(self, command: str, name: str, *flags: str) -> str:
-        """What a command on it prints, which succeeds."""
         child = self.start(command, name, *flags)
         assert await child.exited() == ExitCode.OK, child.report()
         return child.stdout()
 
     async def clone(self, name: str, to: str, *flags: str) -> dict[str, Any]:
-        """Clone it: what was told."""
         flags = ("--to", self.url(to), "--format", "json", *flags)
         told: dict[str, Any] = json.loads(await self.run("clone", name, *flags))
         return told
@@ -131,7 +125,6 @@ class Databases:
         assert not [each for each in found if each.kind.is_damage]
 
     async def manifest(self, name: str) -> Manifest:
-        """Its current manifest."""
         async with self._opened(name) as store:
             return await StoredManifest(store).refresh()
 
@@ -141,7 +134,6 @@ class Databases:
         return [each.name for each in snapshots if each.name.startswith("clone ")]
 
     async def ssts(self, name: str) -> set[bytes]:
-        """The SSTs in its folder."""
         async with self._opened(name) as store:
             infos = [info async for info in store.reads.list(LEVELS_FOLDER)]
         return {found for info in infos if (found := parse_level_name(info.name)) is not None}
@@ -175,18 +167,15 @@ def in_bucket(
 
 
 def plain(server: Child) -> Client:
-    """A client without idempotency keys."""
     return Client(server.listen, retry=PLAIN, coalesce=False)
 
 
 async def scanned(server: Child) -> Rows:
-    """All that a server finds."""
     async with plain(server) as client:
         return [(entry.key, entry.value, entry.seq) async for entry in client.scan()]
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds."""
     async with asyncio.timeout(DEADLINE_S):
         while not await holds():  # noqa: ASYNC110 - processes set no event here
             await asyncio.sleep(POLL_S)
@@ -208,7 +197,6 @@ async def test_a_clone_where_records_decide(
 
 
 async def check_life_apart(databases: Databases) -> None:
-    """What these tests say."""
     expected = await databases.fill("parent")
     told = await databases.clone("parent", "clone")
     assert told["seq"] == 1 + max(seq for _, _, seq in expected)  # of the delete

@@ -26,7 +26,6 @@ async def database(root: Path) -> Ground:
 
 
 def is_idle(url: str, line: Line) -> bool:
-    """Whether a collection of this database has found nothing to delete."""
     is_collection = line.get("event") == "collected" and line["url"] == url
     return is_collection and not line["deleted_objects"]
 

@@ -62,7 +62,6 @@ async def check(trial: Trial, path: Path) -> Manifest:
 
 
 def start(processes: Processes, path: Path, *flags: str) -> Child:
-    """A compactor of the database in `path`."""
     return processes.start("compactor", "--url", path.as_uri(), *SMALL, *flags)
 
 
@@ -82,7 +81,6 @@ def parts(child: Child) -> list[int]:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process ends within the time that ending takes."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -64,7 +64,6 @@ def records() -> Iterator[MariaServer]:
 
 
 def composition(s3: S3Server, records: MariaServer | None, home: Path) -> Composition:
-    """The services of the file, on these servers."""
     variables = {
         "SHALEKV_S3_ACCESS_KEY": s3.access_key,
         "SHALEKV_S3_SECRET_KEY": s3.secret_key,
@@ -159,12 +158,10 @@ async def lives(services: Composition, roles: Roles) -> None:
 
 
 def event(name: str) -> Accept:
-    """Accepts the log lines of one event."""
     return lambda line: line.get("event") == name
 
 
 async def put(services: Composition, writer: str, key: bytes, value: bytes) -> None:
-    """Write with the Python client."""
     async with Client(services.address(writer)) as client:
         await client.put(key, value)
 

@@ -24,12 +24,10 @@ COMPACTOR, COLLECTOR = "compactor", "collector"
 
 
 def key_of(etcd: EtcdServer, folder: Path) -> str:
-    """An election of its own in etcd."""
     return f"etcd://{etcd.address}/test{folder}"
 
 
 async def take_over(processes: Processes, folder: Path, elect: str, count: int) -> None:
-    """Kill -9 of the writer, so many times."""
     async with elected(processes, folder, *[elect] * 3, flags=SHORT) as group:
         for _ in range(count):
             await group.take_over()
@@ -160,7 +158,6 @@ async def ended_children(child: Child) -> None:
 
 
 def is_compactor_started(line: Line) -> bool:
-    """Whether a server says that it has started its compactor."""
     return line.get("event") == "child process started" and line.get("child") == COMPACTOR
 
 
@@ -170,5 +167,4 @@ def steps_down(line: Line) -> bool:
 
 
 def is_fenced(line: Line) -> bool:
-    """Whether an elected server says that it was fenced, and goes on."""
     return line.get("event") == "stands by again" and line.get("reason") == "FENCED"

@@ -50,7 +50,6 @@ class Fill:
         )
 
     def settings(self, url: str) -> ServeSettings:
-        """Those that a server has."""
         settings = ServeSettings(
             database=DatabaseSettings(url=url),
             memory=MemorySettings(memory_bytes=self.memory_bytes),
@@ -160,7 +159,6 @@ def check_amplification(measured: Measured, fill: Fill, settings: ServeSettings)
 
 
 def predicted(fill: Fill, settings: ServeSettings, measured: Measured) -> Amplification:
-    """What the simulator says."""
     setup = Setup(
         compactor=settings.compactor,
         levels=settings.levels,
@@ -194,5 +192,4 @@ def written_bytes(process: Child) -> int:
 
 
 def say(text: str) -> None:
-    """Print a measurement."""
     sys.stdout.write(f"{text}\n")

@@ -46,20 +46,17 @@ class Attack:
     """Carries acts out on a server, and remembers what it promised."""
 
     def __init__(self, caller: Caller) -> None:
-        """`caller` reaches the server."""
         self._caller = caller
         self.applied: list[tuple[Call, int]] = []  # writes with idempotency keys, and their commits
         self._newest_seq = 0  # of all that was shown
 
     async def act(self, act: Call) -> None:
-        """One act; fails when the server does."""
         try:
             await self.call(act)
         except CallFailed as failed:
             check_failure(failed.failure)
 
     async def call(self, call: Call) -> int:
-        """A call; the sequence number of its reply."""
         method = method_of(call.method)
         (data,) = call.messages
         if method.server_streaming:
@@ -113,7 +110,6 @@ def check_failure(failure: Failure) -> None:
 
 
 def has_idempotency_key(call: Call) -> bool:
-    """Whether it is a write that the server promises to remember."""
     if call.method in {"Get", "BatchGet", "Scan"}:
         return False
     request: Any = GetMessageClass(request_kind(call.method)).FromString(call.messages[0])
@@ -121,7 +117,6 @@ def has_idempotency_key(call: Call) -> bool:
 
 
 def lasting(entries: list[Entry]) -> list[Entry]:
-    """Those that cannot expire within the time of the test."""
     now_ms = wall_clock_ms()
     return [each for each in entries if not each[3] or each[3] > now_ms + SOON_MS]
 

@@ -52,21 +52,18 @@ async def opened(world: World, name: str, **settings: int) -> Writer:
 
 
 async def create(world: World) -> None:
-    """Make the database."""
     await create_database(
         world.store_for("creator"), world.runtime_for("creator"), serve_settings().store
     )
 
 
 async def put_ms(world: World, writer: Writer, key: bytes) -> float:
-    """How long a put takes to be acknowledged."""
     began_ms = world.now_ms
     await put_at(writer, key, b"value")
     return round(world.now_ms - began_ms, 3)
 
 
 def wal_objects(world: World) -> int:
-    """How many WAL objects were created so far."""
     return len(world.store.names(names.WAL_FOLDER))
 
 
@@ -148,5 +145,4 @@ def test_idle_writer_notices_within_one_poll(seed: int) -> None:
 
 
 def run(seed: int, main: Callable[[World], Coroutine[Any, Any, T]]) -> T:
-    """What `main` returns in a world with a quiet store."""
     return simulate(seed, main, faults=Faults.none(round_trip_ms=ROUND_TRIP_MS)).value

@@ -43,7 +43,6 @@ Kv: TypeAlias = kv_pb2_grpc.KVStub
 
 @asynccontextmanager
 async def stubs(address: str, count: int) -> AsyncIterator[list[Kv]]:
-    """Stubs, each with a connection of its own."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with AsyncExitStack() as open_channels:
         channels = [

@@ -27,12 +27,10 @@ def key(number: int) -> bytes:
 
 
 def lines_of(count: int, value: bytes = VALUE) -> bytes:
-    """So many rows of TSV, in no order."""
     return b"".join(b"%b\t%b\n" % (key(number), value) for number in range(count))
 
 
 async def scanned(server: Child) -> dict[bytes, tuple[bytes, int]]:
-    """Everything that the server holds, with sequence numbers."""
     async with Client(server.listen) as client:
         return {each.key: (each.value, each.seq) async for each in client.scan()}
 
@@ -55,12 +53,10 @@ async def load(
 
 
 def seq_of(command: Child) -> int:
-    """Of the load, as the command says."""
     return int(command.stdout().partition(" is seq ")[2].partition(":")[0].partition(";")[0])
 
 
 async def until(server: Child, key: bytes, value: bytes) -> None:
-    """Wait until a replica has a value."""
     async with Client(server.listen, timeout_ms=120_000) as client:
         while (found := await client.get(key)) is None or found.value != value:
             pass

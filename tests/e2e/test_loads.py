@@ -60,12 +60,10 @@ def files_in(database: Meanwhile, expected: Expected) -> list[SstInfo]:
 
 
 def load_of(infos: list[SstInfo]) -> admin_pb2.IngestSstRequest:
-    """A request to load these files."""
     return admin_pb2.IngestSstRequest(load_id=LOAD_ID, ssts=map(info_message, infos))
 
 
 async def ingest(server: Child, infos: list[SstInfo]) -> admin_pb2.IngestSstReply:
-    """Ask a server to load files."""
     request = load_of(infos)
     async with grpc.aio.insecure_channel(server.listen) as channel:
         reply: admin_pb2.IngestSstReply = await admin_pb2_grpc.AdminStub(channel).IngestSst(request)

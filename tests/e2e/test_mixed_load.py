@@ -109,7 +109,6 @@ def goes_on(server: Child, passed_s: float, duration_s: float, enough: int) -> b
 
 
 def errors_of(child: Child) -> list[Line]:
-    """What it has logged as an error."""
     return [each for each in child.lines() if each.get("level") in ("error", "critical")]
 
 

@@ -23,13 +23,11 @@ LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
 
 
 async def put(stub: kv_pb2_grpc.KVStub, key: bytes, value: bytes) -> int:
-    """Put; the number of the commit."""
     reply = await stub.Put(kv_pb2.PutRequest(key=key, value=value), timeout=CALL_S)
     return reply.header.seq
 
 
 async def get(stub: kv_pb2_grpc.KVStub, key: bytes, **header: Any) -> kv_pb2.GetReply:
-    """Get, with what the header demands."""
     request = kv_pb2.GetRequest(key=key, header=kv_pb2.RequestHeader(**header))
     return await stub.Get(request, timeout=CALL_S)
 

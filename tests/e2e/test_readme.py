@@ -70,7 +70,6 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def start(processes: Processes, checkout: Path) -> Child:
-    """`make run`, on a free port."""
     make = shutil.which("make")
     assert make is not None
     return processes.start(

@@ -40,7 +40,6 @@ class Database:
 
     @property
     def addresses(self) -> list[str]:
-        """All of them."""
         return [child.listen for child in (self.writer, *self.readers)]
 
     async def replace_writer(self) -> Child:
@@ -52,7 +51,6 @@ class Database:
 
 @asynccontextmanager
 async def database(processes: Processes, tmp_path: Path, *flags: str) -> AsyncIterator[Database]:
-    """A new database, whose readers have the `flags`."""
     url = f"file://{tmp_path}/db"
     writer = await processes.serve(url, *ALONE)
     readers = list(await asyncio.gather(*(processes.read(url, *flags) for _ in range(2))))
@@ -92,7 +90,6 @@ class Load:
 
 
 async def progress(load: Load, count: int) -> None:
-    """Until so many more writes are acknowledged."""
     wanted = len(load.acknowledged) + count
     async with asyncio.timeout(200.0):
         while len(load.acknowledged) < wanted:

@@ -29,7 +29,6 @@ def start(processes: Processes, folder: Path, *flags: str) -> Child:
 
 @asynccontextmanager
 async def links() -> AsyncIterator[GrpcLinks]:
-    """A way to safekeepers."""
     made = GrpcLinks()
     try:
         yield made

@@ -46,7 +46,6 @@ class Size:
 
     @property
     def count(self) -> int:
-        """Keys, each with `VALUE_BYTES`."""
         return self.total_bytes // VALUE_BYTES
 
 
@@ -98,7 +97,6 @@ async def take(stub: kv_pb2_grpc.KVStub, header: kv_pb2.RequestHeader, size: Siz
 
 
 def key_of(number: int) -> bytes:
-    """The keys, in order."""
     return b"key%08d" % number
 
 
@@ -118,7 +116,6 @@ async def ingest(database: Meanwhile, address: str, size: Size) -> None:
 
 
 def file_in(database: Meanwhile, numbers: range, random: Random) -> SstInfo:
-    """A file in the folder of the levels."""
     sst_id = new_uuid7()
     name = level_name(sst_id)
     database_id = database.manifest().database_id

@@ -37,11 +37,9 @@ class Server:
         self.admin = admin
 
     async def write(self, changes: Iterable[kv_pb2.Change]) -> None:
-        """A batch."""
         await self.kv.Write(kv_pb2.WriteRequest(changes=changes), timeout=CALL_S)
 
     async def create(self, **fields: Any) -> admin_pb2.SnapshotInfo:
-        """A snapshot."""
         request = admin_pb2.CreateSnapshotRequest(**fields)
         reply: admin_pb2.CreateSnapshotReply
         reply = await self.admin.CreateSnapshot(request, timeout=CALL_S)
@@ -50,13 +48,11 @@ class Server:
     async def scan(
         self, snapshot_id: bytes, *, resumable: bool = False, **fields: Any
     ) -> list[kv_pb2.ScanReply]:
-        """All messages of a scan at a snapshot."""
         header = kv_pb2.RequestHeader(snapshot_id=snapshot_id)
         request = kv_pb2.ScanRequest(header=header, resumable=resumable, **fields)
         return [reply async for reply in self.kv.Scan(request, timeout=CALL_S)]
 
     async def get(self, snapshot_id: bytes, key: bytes) -> kv_pb2.GetReply:
-        """A key at a snapshot."""
         header = kv_pb2.RequestHeader(snapshot_id=snapshot_id)
         request = kv_pb2.GetRequest(header=header, key=key)
         reply: kv_pb2.GetReply = await self.kv.Get(request, timeout=CALL_S)
@@ -65,13 +61,11 @@ class Server:
 
 @asynccontextmanager
 async def asking(process: Child) -> AsyncIterator[Server]:
-    """Stubs of a process."""
     async with kv_stub(process.listen) as kv, admin_stub(process.listen) as admin:
         yield Server(kv, admin)
 
 
 def puts(value: bytes, keys: Iterable[bytes] = KEYS, **fields: Any) -> list[kv_pb2.Change]:
-    """One value for many keys."""
     return [kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value, **fields)) for key in keys]
 
 

@@ -104,7 +104,6 @@ async def _rest(scan: Scan) -> int:
 
 
 async def _outcome(read: Read) -> object:
-    """What it returns, or the reason that it is refused for."""
     try:
         return await read()
     except (NotApplied, ConditionFailed) as error:

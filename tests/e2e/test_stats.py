@@ -17,7 +17,6 @@ QUICK = ("--child-restart-initial-ms", "1", "--child-restart-max-ms", "100")
 
 
 def totals(stats: Stats) -> dict[str, int]:
-    """Requests of all kinds, by process."""
     return {process.role: sum(process.requests.values()) for process in stats.processes}
 
 

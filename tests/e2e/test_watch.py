@@ -24,7 +24,6 @@ PREFIXES = (b"", b"shared/", b"shared/1", b"own/", b"nothing/")
 
 
 def expected(wal: list[WalObject], prefix: bytes) -> Commits:
-    """What a watch of a prefix has to tell of this log."""
     found = []
     for each in wal:
         for seq, changes in sorted(each.commits.items()):

@@ -17,7 +17,6 @@ COUNT = 40
 
 
 def told(watch: Child) -> list[dict[str, Any]]:
-    """The commits that were printed whole."""
     text = watch.stdout()
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 

@@ -21,7 +21,6 @@ from tests.kit.processes.in_process import memory_store, serving
 
 
 async def next_commit(watch: Watch) -> WatchCommit:
-    """The next commit, past marks of progress."""
     async for event in watch:
         if isinstance(event, WatchCommit):
             return event

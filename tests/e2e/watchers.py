@@ -16,7 +16,6 @@ WatchCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.Wa
 
 
 async def reply_of(call: WatchCall) -> kv_pb2.WatchReply:
-    """The next reply of a stream."""
     reply = await call.read()
     assert isinstance(reply, kv_pb2.WatchReply), "the stream is over"
     return reply

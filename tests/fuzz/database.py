@@ -65,15 +65,12 @@ class StillPlace(Place):
     """A place where the store's clock stands still."""
 
     def store(self) -> ObjectStore:
-        """One more view of the objects."""
         return MemoryStore(lambda: NOW_MS, objects=self.objects)
 
     def add(self, name: str, data: bytes) -> None:
-        """Put an object there."""
         self.objects.add(StoredObject(ObjectInfo(name, len(data), NOW_MS), data))
 
     def copy(self) -> StillPlace:
-        """Another place with the same objects."""
         copied = MemoryObjects()
         for name in self.names():
             copied.add(self._find(name))
@@ -130,7 +127,6 @@ async def made() -> Made:
 
 
 async def last_writes(writer: Writer) -> None:
-    """What stays in the log: commits of every kind, and a load."""
     await call(writer.kv.put, AGAIN)
     await call(writer.kv.put, kv_pb2.PutRequest(key=b"ttl", value=b"an hour", ttl_ms=HOUR_MS))
     await call(writer.kv.delete, kv_pb2.DeleteRequest(key=b"low01"))
@@ -158,13 +154,11 @@ async def fill(writer: Writer, prefix: bytes, count: int) -> None:
 
 
 async def delete_range(writer: Writer, start: bytes, end: bytes) -> None:
-    """A commit with a range tombstone."""
     request = kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(start=start, end=end))
     await call(writer.kv.delete_range, request)
 
 
 async def snapshot(writer: Writer, name: str) -> bytes:
-    """A snapshot that never expires; its id."""
     request = admin_pb2.CreateSnapshotRequest(name=name, forever=True)
     reply = await call(writer.admin.snapshots.create, request)
     found: bytes = reply.snapshot.id
@@ -193,7 +187,6 @@ async def compact(roles: Household, codec: LevelCodec, *, l0_trigger_count: int 
 
 
 async def call(method: Any, request: Any) -> Any:
-    """The reply of a method of a role."""
     answer = method(request, CALL)
     return await answer if asyncio.iscoroutine(answer) or hasattr(answer, "__await__") else answer
 
@@ -211,7 +204,6 @@ class Readers:
 
     @classmethod
     def of(cls, place: Place, manifest: Manifest) -> Readers:
-        """Of the database with this manifest."""
         rows: dict[str, SstInfo] = {}
         for name in place.names():
             data = place.data(name)
@@ -249,14 +241,12 @@ class Readers:
         return check_copy(copy, len(data), data)
 
     def _wal(self, name: str, data: bytes) -> object:
-        """As a replay reads it."""
         sst = open_sst(name, data, database_id=self.database_id)
         sections = (sst.entries(), sst.range_tombstones(), sst.system_entries())
         loads = [decode_load(name, entry) for entry in sst.control_entries()]
         return sst.footer, [[*section] for section in sections], loads
 
     def _level(self, info: SstInfo, data: bytes) -> object:
-        """As lookups, scans and compactions read it, piece by piece."""
         piece = data[metadata_range(info).start :]
         metadata = read_metadata(info, piece, database_id=self.database_id)
         columns = []
@@ -372,6 +362,5 @@ async def judged(place: StillPlace, snapshot_ids: tuple[bytes, ...]) -> Answers 
 
 
 async def damage(place: StillPlace) -> list[Finding]:
-    """What the deep check finds, but for orphans."""
     found = await gathered(Fsck(place.cas(), is_deep=True).findings())
     return [each for each in found if each.kind.is_damage]

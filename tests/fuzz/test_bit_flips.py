@@ -58,8 +58,6 @@ class Sound:
 
 @cache
 def sound() -> Sound:
-    """Made once."""
-
     async def make() -> Sound:
         found = await made()
         right = await answers(found.place, found.snapshot_ids)
@@ -89,12 +87,10 @@ LAST = {
 
 
 def place_of(where: str) -> StillPlace:
-    """The database, or the repository of its backups."""
     return sound().made.place if where == DATABASE else sound().made.backups
 
 
 def readers() -> Readers:
-    """Who reads the objects."""
     return Readers.of(sound().made.place, sound().current)
 
 
@@ -200,7 +196,6 @@ checks = pytest.mark.parametrize("check", CHECKS)
 
 
 async def check_flips(check: str, budget_s: float) -> None:
-    """Flip bits of each object in turn."""
     for number, random in attempts(check, budget_s):
         with replayable(number):
             await CHECKS[check](number, random)

@@ -69,7 +69,6 @@ def attack(decoder: Decoder, random: Random) -> None:
 
 
 def fuzz(group: str, budget_s: float) -> None:
-    """Attack the decoders of a group by turns."""
     for number, random in attempts(group, budget_s):
         with replayable(number):
             attack(GROUPS[group][number % len(GROUPS[group])], random)

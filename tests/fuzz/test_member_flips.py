@@ -42,7 +42,6 @@ def disk() -> CrashingDisk:
 
 
 def region(name: str, at: int) -> str:
-    """Where byte `at` of this file is."""
     if name == "control":
         return "slot of control"
     if name == "synced":

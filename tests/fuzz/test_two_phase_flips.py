@@ -43,13 +43,11 @@ class TwoPhasePlace(StillPlace):
         self.table: Table = {} if table is None else table
 
     def store(self) -> ObjectStore:
-        """One more view of it."""
         runtime = Runtime(LoopClock(), Random(5), InlineWorkers())
         plain = MemoryStore(lambda: NOW_MS, objects=self.objects)
         return TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)
 
     def copy(self) -> TwoPhasePlace:
-        """Another one with the same objects and records."""
         return TwoPhasePlace(super().copy().objects, dict(self.table))
 
 
@@ -89,7 +87,6 @@ async def make() -> Sound:
 
 @cache
 def sound() -> Sound:
-    """Made once."""
     return asyncio.run(make())
 
 

@@ -26,19 +26,16 @@ NAMES = sorted(path.parent.name for path in DATABASES.glob("*/database.json"))
 
 
 def description_of(name: str) -> dict[str, Any]:
-    """What a golden database holds."""
     text = (DATABASES / name / "database.json").read_text("ascii")
     description: dict[str, Any] = json.loads(text)
     return description
 
 
 def text_of(data: bytes) -> str:
-    """Bytes as a description has them."""
     return data.decode("latin-1")
 
 
 def described(value: bytes) -> str:
-    """A value as a description has it."""
     if len(value) < LONG_BYTES:
         return text_of(value)
     return f"{len(value)} bytes {crc32c(value):08x}"

@@ -101,7 +101,6 @@ def statement(description: Json) -> Json:
 
 
 def properties_in(description: Json) -> SstProperties:
-    """The properties of the SST that is described."""
     return SstProperties(**_values(description["properties"]))
 
 
@@ -137,7 +136,6 @@ def control_in(description: Json) -> list[Entry]:
 
 
 def describe_manifest(manifest: Manifest) -> Json:
-    """A manifest."""
     values = {field.name: getattr(manifest, field.name) for field in fields(Manifest)}
     recent = _rows(manifest.recent_loads)
     values |= {
@@ -164,7 +162,6 @@ def describe_manifest(manifest: Manifest) -> Json:
 
 
 def manifest_in(description: Json) -> Manifest:
-    """The manifest that is described."""
     values = _values(description)
     values |= {
         "cas_mode": CasMode[values["cas_mode"]],
@@ -250,7 +247,6 @@ def _table(rows: list[Json]) -> SstTable:
 
 
 def _described(values: Json) -> Json:
-    """The fields as JSON has them."""
     result: Json = {}
     for name, value in values.items():
         if name in _IDS:

@@ -33,23 +33,19 @@ class Making:
     """A database that is being made, and what it must hold."""
 
     def __init__(self, processes: Processes, url: str) -> None:
-        """Nothing is written yet."""
         self.url = url
         self.repeats: list[dict[str, Any]] = []
         self.commits = Commits()
         self._processes = processes
 
     async def serve(self, *flags: str) -> Child:
-        """Start the server."""
         return await self._processes.serve(self.url, *flags)
 
     async def run(self, *argv: str) -> None:
-        """Run a command to its end."""
         child = await self._processes.run(*argv)
         assert await child.exited() == 0, child.report()
 
     async def put(self, client: Client, key: bytes, value: bytes, ttl_ms: int = 0) -> None:
-        """A put, which expires."""
         commit = await client.put(key, value, ttl_ms=ttl_ms)
         got = await client.get(key) if ttl_ms == HOUR_MS else None
         at_ms = got.expire_at_ms if got is not None else None
@@ -66,16 +62,13 @@ class Making:
         )
 
     async def delete(self, client: Client, key: bytes) -> None:
-        """A delete."""
         self.commits.add((await client.delete(key)).seq, [judging.Delete(key)])
 
     async def delete_range(self, client: Client, start: bytes, end: bytes) -> None:
-        """A range delete."""
         commit = await client.write([DeleteRange(start, end)])
         self.commits.add(commit.seq, [judging.DeleteRange(KeyRange(start, end))])
 
     async def write(self, client: Client, values: Mapping[bytes, bytes]) -> None:
-        """A batch of puts."""
         commit = await client.write([Put(key, value) for key, value in values.items()])
         puts = [judging.Put(key, value) for key, value in values.items()]
         self.commits.add(commit.seq, puts)
@@ -100,7 +93,6 @@ class Making:
         self.commits.add(first.seq, puts)
 
     async def add(self, client: Client, key: bytes, delta: int) -> None:
-        """An addition to a counter."""
         commit = await client.write([Add(key, delta)])
         value = commit.counters[0].to_bytes(8, "little", signed=True)
         self.commits.add(commit.seq, [judging.Put(key, value)])
@@ -125,7 +117,6 @@ class Making:
 
 
 async def api_writes(making: Making, client: Client) -> None:
-    """Every kind of write."""
     await making.put(client, b"for a moment", b"gone", ttl_ms=1)
     await making.put(client, b"for an hour", b"still there", ttl_ms=HOUR_MS)
     await making.put_once(client, b"once", b"and no more")
@@ -174,7 +165,6 @@ async def everything(making: Making) -> dict[str, Any]:
 
 
 async def make(target: Path) -> None:
-    """Make a database. `FileExistsError`: it is there already."""
     with tempfile.TemporaryDirectory() as scratch, Processes() as processes:
         making = Making(processes, f"file://{scratch}/database")
         description = await everything(making)

@@ -45,7 +45,6 @@ def sst_of(description: Json) -> tuple[bytes, Json]:
 
 
 def make(folder: Path) -> None:
-    """Write what is missing in a set."""
     for path in sorted(folder.glob("*.json")):
         is_manifest = path.stem.startswith("manifest")
         target = path.with_suffix(".manifest" if is_manifest else ".sst")

@@ -27,7 +27,6 @@ UNARCHIVED = ("--archive-interval-ms", "600000", "--no-with-compactor", "--no-wi
 
 
 async def make(target: Path) -> None:
-    """Make the database. `FileExistsError`: it is there already."""
     entries: list[list[str | int]] = []
     with tempfile.TemporaryDirectory() as scratch, Processes() as processes:
         cluster = Cluster(processes, Path(scratch), count=MEMBERS)
@@ -51,7 +50,6 @@ async def make(target: Path) -> None:
 
 
 def _keep(target: Path, cluster: Cluster, entries: list[list[str | int]]) -> None:
-    """Copy what was made into a new folder."""
     shutil.copytree(cluster.url.removeprefix("file://"), target / DATABASE)
     for number in range(MEMBERS):
         shutil.copytree(cluster.data(number), target / SAFEKEEPER.format(number))

@@ -19,7 +19,6 @@ Row = dict[str, Any]
 
 
 def read(data: bytes) -> Row:
-    """What the SST in `data` holds."""
     properties, checksum = _footer(data)
     numbers = struct.unpack_from("<15Q4I", properties, 64)
     first_key_len, last_key_len = numbers[17:]
@@ -66,7 +65,6 @@ def _footer(data: bytes) -> tuple[bytes, int]:
 
 
 def _sections(data: bytes, index: bytes, blocks_end: int) -> dict[int, list[Row]]:
-    """Section 3.5: the rows of each section."""
     n, reserved = struct.unpack_from("<II", index)
     offsets = struct.unpack_from(f"<{n}Q", index, 8)
     lengths = struct.unpack_from(f"<{n}I", index, 8 + 8 * n)
@@ -91,7 +89,6 @@ def _sections(data: bytes, index: bytes, blocks_end: int) -> dict[int, list[Row]
 
 
 def _rows(block: bytes) -> list[Row]:
-    """Section 3.7: the rows of one block."""
     block = _plain(block)
     section, raw_length, n, flags = struct.unpack_from("<xBxxIII", block)
     _require(flags & ~7 == 0)
@@ -114,7 +111,6 @@ def _rows(block: bytes) -> list[Row]:
 
 
 def _plain(block: bytes) -> bytes:
-    """Section 3.7: the block without compression and padding."""
     codec, reserved, raw_length = struct.unpack_from("<BxHI", block)
     _require(codec in (0, 1, 2) and reserved == 0)
     start = 8 if codec == 0 else 12

@@ -172,7 +172,6 @@ async def check(store: ObjectStore, description: dict[str, Any]) -> None:
 
 
 def row(entry: Entry) -> dict[str, Any]:
-    """An entry as a description has it."""
     return {
         "key": entry.key.decode("latin-1"),
         "value": described(entry.value),
@@ -182,7 +181,6 @@ def row(entry: Entry) -> dict[str, Any]:
 
 
 async def compact(store: ObjectStore, *, seed: int) -> None:
-    """Merge all that is there, in small SSTs."""
     settings = CompactSettings(
         database=UrlSettings(url=store.url),
         levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
@@ -199,13 +197,11 @@ async def compact(store: ObjectStore, *, seed: int) -> None:
 
 
 async def manifest_of(store: ObjectStore) -> Manifest:
-    """The current one."""
     with real_runtime() as runtime:
         return await StoredManifest(CasStore(store, runtime, StoreSettings())).refresh()
 
 
 def wal_id_of(name: str) -> int:
-    """The slot of a WAL object."""
     wal_id = names.parse_wal_name(name)
     assert wal_id is not None
     return wal_id

@@ -38,12 +38,10 @@ COUNTS = (12, 6)  # of the files above; a set may only be added
 
 
 def label(path: Path) -> str:
-    """Set and file."""
     return f"{path.parent.name}/{path.stem}"
 
 
 def description_of(path: Path) -> Json:
-    """What the file at `path` must hold."""
     description: Json = json.loads(path.with_suffix(".json").read_text("ascii"))
     return description
 
@@ -131,7 +129,6 @@ def test_golden_files_have_every_feature() -> None:
 
 
 def _flags(name: str, section: Section) -> set[int]:
-    """The flags of the blocks of a section."""
     path = SETS / f"{name}.sst"
     sst = open_sst(properties_in(description_of(path)).name, path.read_bytes(), database_id=None)
     return {sst.decode_block(number).flags for number in sst.index.blocks_of(section)}

@@ -20,7 +20,6 @@ CONTENTS = "min_seq max_seq put_count tombstone_count range_tombstone_count othe
 
 
 def as_json(value: Any) -> Any:
-    """Bytes as the descriptions have them."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, dict):

@@ -154,7 +154,6 @@ class Commits:
 
     @property
     def last_seq(self) -> int:
-        """The greatest number; 0: there is none."""
         return max(self._by_seq, default=0)
 
     def states(self, seqs: Iterable[int]) -> Iterator[State]:

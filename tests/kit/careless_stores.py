@@ -140,8 +140,6 @@ class InsertsTwice(MemoryRecords):
 
 
 def lists(change: Callable[[Careful, Sequence[ObjectInfo]], Iterable[ObjectInfo]]) -> Kind:
-    """Stores that show something else than is there."""
-
     class Lists(Careful):
         async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
             found = await gathered(super().list(prefix, start_after=start_after))
@@ -152,8 +150,6 @@ def lists(change: Callable[[Careful, Sequence[ObjectInfo]], Iterable[ObjectInfo]
 
 
 def gets(change: Callable[[StoredObject], StoredObject]) -> Kind:
-    """Stores that give something else than is there."""
-
     class Gets(Careful):
         async def get(self, name: str) -> StoredObject:
             return change(await super().get(name))

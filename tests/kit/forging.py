@@ -12,7 +12,6 @@ _INDEX_CHECKSUM_AT = 188
 
 
 def u32(number: int) -> bytes:
-    """Four bytes."""
     return struct.pack("<I", number)
 
 

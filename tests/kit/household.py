@@ -48,17 +48,14 @@ class Household:
     stores: list[ObjectStore] = field(default_factory=list)
 
     def store(self) -> ObjectStore:
-        """One more, closed by `close`."""
         self.stores.append(self.open_store())
         return self.stores[-1]
 
     async def close(self) -> None:
-        """Close every store that was opened."""
         for store in self.stores:
             await store.close()
 
     async def create(self) -> None:
-        """Create the database if it is not there."""
         with suppress(DatabaseExists):
             await create_database(self.store(), self.runtime, StoreSettings())
 
@@ -76,7 +73,6 @@ class Household:
             writer.close()
 
     async def compact(self) -> None:
-        """Compact until nothing is due."""
         settings = CompactSettings(
             database=UrlSettings(url="memory://unused"), levels=SMALL_LEVELS, compactor=EAGER
         )
@@ -87,14 +83,12 @@ class Household:
         await compactor.close()
 
     async def collect(self) -> Report:
-        """Delete what nothing needs, however young."""
         await self.runtime.clock.sleep_ms(self.tick_ms + 10)
         settings = CollectorSettings(collect_age_s=0, foreign_age_s=0, wal_retention_s=0)
         cas = CasStore(self.store(), self.runtime, StoreSettings())
         return await Collecting(cas, settings).collect()
 
     async def check(self) -> None:
-        """Every object is sound."""
         cas = CasStore(self.store(), self.runtime, StoreSettings())
         assert [finding async for finding in Fsck(cas, is_deep=True).findings()] == []
 
@@ -114,7 +108,6 @@ async def running(writer: Writer) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def write_all(writer: Writer, pairs: Mapping[bytes, bytes]) -> None:
-    """All of them in one commit."""
     request = kv_pb2.WriteRequest()
     for key, value in pairs.items():
         request.changes.add().put.MergeFrom(kv_pb2.PutChange(key=key, value=value))
@@ -124,7 +117,6 @@ async def write_all(writer: Writer, pairs: Mapping[bytes, bytes]) -> None:
 
 
 async def everything(writer: Writer) -> dict[bytes, bytes]:
-    """All keys with their values, by a scan."""
     found: dict[bytes, bytes] = {}
     async for reply in writer.kv.scan(kv_pb2.ScanRequest(), CALL):
         found |= {entry.key: entry.value for entry in reply.entries}

@@ -16,7 +16,6 @@ class InlineWorkers:
     """Workers that do the work at once, where they are asked."""
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """The result of ``function(*args)``."""
         return function(*args)
 
 
@@ -27,11 +26,9 @@ class InlineClock:
         self.waits_ms: list[float] = []
 
     def monotonic_ms(self) -> float:
-        """The sum of all waits."""
         return sum(self.waits_ms)
 
     async def sleep_ms(self, duration_ms: float) -> None:
-        """Note the wait."""
         self.waits_ms.append(duration_ms)
 
 
@@ -51,5 +48,4 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def gathered(items: AsyncIterator[T]) -> list[T]:
-    """All that an iterator yields."""
     return [item async for item in items]

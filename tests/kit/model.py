@@ -48,7 +48,6 @@ class Timeline:
 
     @classmethod
     def of(cls, keys: Sequence[bytes], commits: Mapping[int, Left]) -> Timeline:
-        """That of these commits, each by its number."""
         timeline = cls(keys)
         for seq in sorted(commits):
             timeline.append(seq, commits[seq])
@@ -60,7 +59,6 @@ class Timeline:
             self._versions[key].append(Version(seq, value, expire_at_ms))
 
     def versions(self, key: bytes) -> Sequence[Version]:
-        """All of a key, oldest first."""
         return self._versions[key]
 
     def at(self, key: bytes, seq: int) -> Version:
@@ -96,14 +94,12 @@ class Moment:
     now_ms: int
 
     def got(self, key: bytes) -> Got:
-        """What a get finds."""
         version = self.timeline.at(key, self.seq)
         if version.value is None or 0 < version.expire_at_ms <= self.now_ms:
             return Got()
         return Got(version.value, version.seq, version.expire_at_ms)
 
     def visible(self) -> dict[bytes, Got]:
-        """All that can be read, by key."""
         found = {key: self.got(key) for key in self.timeline.keys}
         return {key: got for key, got in found.items() if got.value is not None}
 
@@ -113,7 +109,6 @@ class Moment:
 
 
 def keys_in(universe: Sequence[bytes], keys: kv_pb2.KeyRange) -> list[bytes]:
-    """Those of the universe that are in the range."""
     if keys.prefix:
         return [key for key in universe if key.startswith(keys.prefix)]
     return [key for key in universe if keys.start <= key and (not keys.end or key < keys.end)]
@@ -134,7 +129,6 @@ class _Refused(Exception):
 
 
 def rests_on_state(request: WriteRequest) -> bool:
-    """Whether its answer depends on what is in the database."""
     match request:
         case kv_pb2.PutRequest() | kv_pb2.DeleteRequest():
             return request.HasField("precondition")
@@ -209,7 +203,6 @@ def watched_keys(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes
 
 
 def decide(request: WriteRequest, moment: Moment) -> Effect:
-    """What `request` does at this moment."""
     draft = _Draft(moment)
     told = Told()
     try:

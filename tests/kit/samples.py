@@ -23,7 +23,6 @@ LEVEL_NAME = level_name(SST_ID)
 
 
 def properties(name: str = WAL_NAME) -> SstProperties:
-    """Properties whose ids and nonces all differ."""
     return SstProperties(
         name=name,
         database_id=DATABASE_ID,
@@ -35,17 +34,14 @@ def properties(name: str = WAL_NAME) -> SstProperties:
 
 
 def put(key: bytes, seq: int, value: bytes = b"", expire_at_ms: int = 0) -> Entry:
-    """A put."""
     return Entry(key, seq, Kind.PUT, value, expire_at_ms)
 
 
 def tombstone(key: bytes, seq: int) -> Entry:
-    """A tombstone."""
     return Entry(key, seq, Kind.TOMBSTONE)
 
 
 def range_tombstone(start: bytes, end: bytes, seq: int) -> Entry:
-    """A range tombstone; an empty `end` is none."""
     return Entry(start, seq, Kind.RANGE_TOMBSTONE, end)
 
 
@@ -87,7 +83,6 @@ def sample(
 
 
 def opened(data: bytes, name: str = WAL_NAME) -> Sst:
-    """The SST in `data`."""
     return open_sst(name, data, database_id=DATABASE_ID)
 
 

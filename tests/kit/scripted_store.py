@@ -41,7 +41,6 @@ class ScriptedStore(FaultyStore):
 
     @property
     def log(self) -> list[str]:
-        """The requests, each as operation and name."""
         return [f"{each.operation} {each.name}" for each in self.requests]
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:

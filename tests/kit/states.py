@@ -14,12 +14,10 @@ NOW_MS = 1_000
 
 
 def entry_of(key: bytes, value: bytes, seq: int, expire_at_ms: int = NO_EXPIRY) -> Entry:
-    """A value."""
     return Entry(key, seq, Kind.PUT, value, expire_at_ms)
 
 
 def in_range(keys: KeyRange, key: bytes) -> bool:
-    """Whether a key is in an interval."""
     return keys.start <= key and (not keys.end or key < keys.end)
 
 
@@ -56,16 +54,13 @@ class DictState:
                 self.entries.pop(change.key, None)
 
     def values(self) -> Mapping[bytes, tuple[bytes, int]]:
-        """What there is to read: values and when they expire."""
         live = filter(None, map(self.visible, sorted(self.entries)))
         return {entry.key: (entry.value, entry.expire_at_ms) for entry in live}
 
 
 def state_of(*entries: Entry) -> DictState:
-    """A state with these entries."""
     return DictState({entry.key: entry for entry in entries})
 
 
 def counter(value: int) -> bytes:
-    """The bytes of a counter."""
     return value.to_bytes(8, "little", signed=True)

@@ -53,8 +53,6 @@ async def nothing(_request: Request) -> None:
 
 
 def at_request(at: int, act: Callable[[], Awaitable[object]]) -> Hook:
-    """Call `act` at the request with this number."""
-
     async def hook(request: Request) -> None:
         if request.number == at:
             await act()
@@ -74,15 +72,12 @@ class Gate:
             self._opened.set()
 
     def close(self) -> None:
-        """Hold requests from now on."""
         self._opened.clear()
 
     def open(self) -> None:
-        """Let all pass."""
         self._opened.set()
 
     async def __call__(self, request: Request) -> None:
-        """Wait while the gate is closed."""
         if request.operation != self.operation or not request.name.startswith(self.prefix):
             return
         self.waiting += 1
@@ -120,11 +115,9 @@ class MortalProcess:
         self.requests = 0
 
     def store(self, inner: ObjectStore) -> FaultyStore:
-        """A store as this process sees it."""
         return FaultyStore(inner, before=self._before)
 
     async def run(self, work: Awaitable[object]) -> bool:
-        """Do some work; whether the process has lived."""
         try:
             await work
         except* Died:
@@ -178,7 +171,6 @@ class FaultyStore(ObjectStore):
 
     @property
     def reads(self) -> list[tuple[str, int, int]]:
-        """Name, offset and length of each ranged read."""
         found = (each for each in self.requests if each.operation == "get_range")
         return [(each.name, each.offset, each.length) for each in found]
 
@@ -220,8 +212,6 @@ class FaultyStore(ObjectStore):
         return await self._read("head", name, lambda: self.inner.head(name))
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """What is there when the list begins, but for what is `hidden`."""
-
         async def listed() -> list[ObjectInfo]:
             infos = self.inner.list(prefix, start_after=start_after)
             return [info async for info in infos if info.name not in self.hidden]
@@ -278,18 +268,15 @@ class HeldCreate:
         return finish(self._store.create(self.name, self.data, self.metadata))
 
     def release(self) -> None:
-        """Apply it, and answer."""
         outcome = self.apply()
         if not self.answer.done():
             self.answer.set_result(outcome)
 
     def lose_reply(self) -> None:
-        """Apply it, and answer that nobody knows."""
         self.apply()
         self.answer.set_result(Unknown("the reply was lost"))
 
     def lose_request(self) -> None:
-        """Answer that nobody knows; `apply` may follow later."""
         self.answer.set_result(Unknown("the request was lost"))
 
     def refuse(self) -> None:
@@ -297,7 +284,6 @@ class HeldCreate:
         self.answer.set_exception(StoreUnavailable("held://", "create", self.name, "refused"))
 
     def break_disk(self) -> None:
-        """Answer that nothing more may be written."""
         self.answer.set_exception(StoreBroken("held://", "create", self.name, "sync failed"))
 
 
@@ -331,7 +317,6 @@ class HeldStore(MemoryStore):
         return await held.answer
 
     async def arrived(self, count: int) -> HeldCreate:
-        """Wait for the `count`-th create; that one."""
         while len(self.held) < count:
             self._arrival.clear()
             await self._arrival.wait()
@@ -339,17 +324,14 @@ class HeldStore(MemoryStore):
 
     @property
     def waiting(self) -> list[HeldCreate]:
-        """Those that are not answered yet."""
         return [held for held in self.held if not held.answer.done()]
 
     def let_go(self) -> None:
-        """Hold nothing more, and release what is held."""
         self.is_holding = False
         for held in self.waiting:
             held.release()
 
     def data(self, name: str) -> bytes:
-        """The bytes of an object that is there."""
         found = self.objects.find(name)
         if found is None:
             raise ObjectNotFound(self.url, "data", name, "no object has this name")

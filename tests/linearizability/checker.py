@@ -44,7 +44,6 @@ class Verdict:
 
     @property
     def is_linearizable(self) -> bool:
-        """Whether there is a legal order of all operations."""
         return not self.stuck
 
     def __str__(self) -> str:

@@ -158,7 +158,6 @@ def _txn_operation(action: Action) -> api.TxnOperation:
 
 
 def _prefix_of(operation: Operation) -> bytes:
-    """What the keys of an operation begin with, and no others."""
     prefix = operation.keys[0][:-1]
     assert all(key[:-1] == prefix for key in operation.keys), operation
     return prefix
@@ -172,5 +171,4 @@ def _scanned(operation: Operation, found: Mapping[bytes, Seen]) -> tuple[Result,
 
 
 def _nothing(operation: Operation) -> tuple[Result, ...]:
-    """The results of changes that have none."""
     return (None,) * len(operation.then)

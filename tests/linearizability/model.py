@@ -124,7 +124,6 @@ class Model:
         return tuple(found)
 
     def _expire(self, state: State, operation: Expiry) -> State:
-        """It takes effect where its value stands."""
         test, index = operation.tests[0], self._index[operation.tests[0].key]
         if not isinstance(test, ValueIs) or state.cells[index].value != test.value:
             return state
@@ -200,7 +199,6 @@ class Model:
         return _commit(state, changes, reply.seq)
 
     def _show(self, state: State, key: bytes, result: Result) -> State | None:
-        """What is known when a get has shown this; None: it can't."""
         index = self._index[key]
         cell = state.cells[index]
         if not isinstance(result, Seen):

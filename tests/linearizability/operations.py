@@ -73,7 +73,6 @@ COUNTER_BYTES = 8
 
 
 def counter_value(number: int) -> bytes:
-    """A counter as a value."""
     return number.to_bytes(COUNTER_BYTES, "little", signed=True)
 
 

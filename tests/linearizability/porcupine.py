@@ -40,7 +40,6 @@ Json = dict[str, Any]
 
 
 def go_is_missing() -> bool:
-    """Whether this machine can't build it."""
     return shutil.which("go") is None
 
 

@@ -183,7 +183,6 @@ def _txn(test: Test, then: Sequence[Action], otherwise: Sequence[Action] = ()) -
 
 
 def _is_legal(*steps: tuple[Operation, Reply | None]) -> bool:
-    """Whether operations, one after another in this order, can be answered so."""
     states = [Model((b"a", b"b")).initial]
     model = Model((b"a", b"b"))
     for operation, reply in steps:

@@ -88,11 +88,9 @@ class Round:
         self.workload.learn(self._calls[number].operation, reply)
 
     def forget(self, number: int) -> None:
-        """It had no effect, and nothing was shown."""
         del self._calls[number]
 
     def history(self) -> list[Call]:
-        """What was answered, and changes of unknown outcome."""
         return [c for c in self._calls.values() if c.reply is not None or not c.operation.is_read]
 
 
@@ -189,7 +187,6 @@ class Campaign:
         self._is_over = False
 
     async def run(self, processes: Processes, folder: Path) -> None:
-        """All rounds, with all disruptions."""
         url = f"file://{folder}"
         server = await processes.serve(url, *FOUR_IN_FLIGHT)
         await self._board.post(server.listen)
@@ -249,7 +246,6 @@ class Campaign:
         self.histories.append(done.history())
 
     async def _call(self, number: int, caller: Caller, operation: Operation, done: Round) -> bool:
-        """Whether it was answered."""
         call = done.begin(number, operation)
         try:
             reply = await caller.call(operation)

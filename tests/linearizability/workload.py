@@ -166,7 +166,6 @@ class Workload:
         return self._random.choice(((change,), (Get(key), change), (Get(key),)))
 
     def _condition(self, key: bytes) -> Test:
-        """A precondition: those have no comparison of values."""
         seqs = self._seqs[key]
         if seqs and self._random.random() < 0.6:
             return SeqIs(key, self._newest_mostly(seqs))

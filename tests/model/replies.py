@@ -12,14 +12,12 @@ from tests.sim.history import Got, Refusal, Told
 
 
 def got(reply: Any) -> Got:
-    """What a get, or a get in a transaction, was answered."""
     found = Got(reply.value if reply.found else None, reply.seq, reply.expire_at_ms)
     assert reply.found or (reply.value, found[1:]) == (b"", (0, 0))
     return found
 
 
 def check_reply(reply: Any, told: Told) -> None:
-    """What a batch has counted; what a transaction has read and counted."""
     if isinstance(reply, kv_pb2.WriteReply):
         assert tuple(reply.counters) == told.results
     elif isinstance(reply, kv_pb2.TxnReply):

@@ -80,7 +80,6 @@ _CONDITIONS: Any = st.one_of(
 
 
 def one_key_requests(durabilities: Any) -> Any:
-    """Puts and deletes, some on a condition."""
     common: Any = {"key": KEYS, "precondition": _CONDITIONS, "durability": durabilities}
     return st.builds(kv_pb2.DeleteRequest, **common) | st.builds(
         kv_pb2.PutRequest, value=VALUES, ttl_ms=LIVES_MS, **common
@@ -102,7 +101,6 @@ def batch_requests(durabilities: Any) -> Any:
 
 
 def txn_requests(durabilities: Any) -> Any:
-    """Comparisons, and two branches."""
     compares: Any = st.lists(_COMPARES, max_size=2)
     return st.builds(
         kv_pb2.TxnRequest,

@@ -155,11 +155,9 @@ class DatabaseMachine(RuleBasedStateMachine):
         self.database.close()
 
     def now(self) -> Moment:
-        """What a read shows."""
         return Moment(self.timeline, self.last_seq, self.database.now_ms)
 
     def landed(self, left: Left, seq: int) -> None:
-        """A commit is durable."""
         assert seq > self.last_seq
         self.commits[seq] = left
         self.timeline.append(seq, left)

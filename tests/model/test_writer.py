@@ -140,7 +140,6 @@ class ClientMachine(WriterMachine):
             self.resend(self.sent[key], request)
 
     def method(self, request: Any) -> Callable[[Any, Call], Any]:
-        """What takes such requests."""
         found: Callable[[Any, Call], Any] = getattr(self.now.writer.kv, METHODS[type(request)])
         return found
 
@@ -182,7 +181,6 @@ class ClientMachine(WriterMachine):
             self.wait_for(again, is_from_memory=is_plain and request.durability == MEMORY)
 
     def is_known(self, sent: Sent) -> bool:
-        """Whether the writer knows the request: on its way, or remembered."""
         asked, pending = sent.asked, self.now.pending
         if asked.seq in self.landed and asked.writes:
             return sent.expire_at_ms + WINDOW_MS > self.now_ms()

@@ -49,7 +49,6 @@ class WholeDatabase:
     """One writer, perhaps a replica, and whoever is called to compact and to collect."""
 
     def __init__(self) -> None:
-        """An empty store."""
         self.loop = SimLoop("model")
         self.clock = NodeClock(self.loop)
         self.objects = MemoryObjects()
@@ -62,12 +61,10 @@ class WholeDatabase:
         self._started = 0
 
     def create(self) -> None:
-        """A new database, without a writer."""
         node = self._node("creator")
         self._on(node, create_database(self._store(), self._runtime(), StoreSettings()))
 
     def close(self) -> None:
-        """The end of all."""
         self.loop.close()
 
     # --- time ----------------------------------------------------------------------------------
@@ -96,7 +93,6 @@ class WholeDatabase:
         self._serving[node] = self._spawn(node, self.writer.run())
 
     def end_writer(self) -> None:
-        """A graceful end: what was accepted is durable."""
         self.writer.close()
         self.loop.run_until_complete(self._serving.pop(self._writes))
         self._on(self._writes, self.writer.leave())
@@ -109,11 +105,9 @@ class WholeDatabase:
 
     @property
     def now_ms(self) -> int:
-        """Logical time: what has expired for the writer."""
         return self.writer.engine.time.now_ms()
 
     def ask(self, method: str, request: Any) -> Any:
-        """What the writer answers to one call."""
         return self._on(self._writes, self._called(self.writer.kv, method, request))
 
     def begin(self, method: str, request: Any) -> asyncio.Task[Any]:
@@ -121,15 +115,12 @@ class WholeDatabase:
         return self._spawn(self._writes, self._called(self.writer.kv, method, request))
 
     def scan(self, request: Any) -> Sequence[Any]:
-        """A scan at the writer, to its end."""
         return self._on(self._writes, _scanned(self.writer.kv, request, Call()))
 
     def administer(self, method: str, request: Any) -> Any:
-        """What the writer answers to a call of its administration."""
         return self._on(self._writes, self._called(self.writer.admin, method, request))
 
     def snapshots(self, method: str, request: Any) -> Any:
-        """What the writer answers to a call about snapshots."""
         service = SnapshotAdmin(self.writer.engine, self.writer.kv.header)
         return self._on(self._writes, self._called(service, method, request))
 
@@ -146,7 +137,6 @@ class WholeDatabase:
         self._serving[node] = self._spawn(node, self.reader.run())
 
     def crash_replica(self) -> None:
-        """The replica is gone, if there was one."""
         if self.reader is not None:
             del self._serving[self._reads]
             self._reads.crash()
@@ -227,7 +217,6 @@ class WholeDatabase:
         return node.spawn(coro)
 
     def _on(self, node: Node, coro: Coroutine[Any, Any, T]) -> T:
-        """The result of what runs on the node."""
         found: T = self.loop.run_until_complete(self._spawn(node, coro))
         return found
 

@@ -62,11 +62,9 @@ class ModelClock(LoopClock):
         self._now_ms = 0
 
     def monotonic_ms(self) -> float:
-        """What was set."""
         return self._now_ms
 
     def pass_time(self, duration_ms: int) -> None:
-        """Time passes, for whoever looks at it."""
         self._now_ms += duration_ms
 
 
@@ -128,7 +126,6 @@ class WriterMachine(RuleBasedStateMachine):
         self.open(k)
 
     def runtime(self) -> Runtime:
-        """A runtime for one more process."""
         return Runtime(self.clock, Random(self.seeds.getrandbits(64)), InlineWorkers())
 
     def now_ms(self) -> int:
@@ -143,7 +140,6 @@ class WriterMachine(RuleBasedStateMachine):
     # --- openings ------------------------------------------------------------------------------
 
     def open(self, k: int) -> None:
-        """Open the database with a new writer."""
         store = HeldStore(self.objects, now_ms=self.now_ms)
         store.is_holding = False
         serve = ServeSettings(
@@ -227,7 +223,6 @@ class WriterMachine(RuleBasedStateMachine):
         self.see_what_was_not_held()
 
     def see_what_was_not_held(self) -> None:
-        """What was not held is durable by now."""
         if not self.now.store.is_holding and not self.now.store.waiting:
             self.all_landed()
 
@@ -262,12 +257,10 @@ class WriterMachine(RuleBasedStateMachine):
             assert self.sent[client_key(record.key)].asked.seq == record.seq
 
     def all_landed(self) -> None:
-        """Nothing is held: everything is durable."""
         self.landed |= self.now.pending
         self.now.pending.clear()
 
     def moment(self, level: Any = kv_pb2.READ_LEVEL_UNCOMMITTED) -> Moment:
-        """What a read at this level sees."""
         is_newest = level == kv_pb2.READ_LEVEL_UNCOMMITTED
         commits = self.landed | self.now.pending if is_newest else self.landed
         return Moment(Timeline.of(ALL_KEYS, commits), self.last_seq, self.now_ms())
@@ -275,8 +268,6 @@ class WriterMachine(RuleBasedStateMachine):
     # --- calls and replies ---------------------------------------------------------------------
 
     def call(self, method: Callable[[Any, Call], Any], request: Any) -> asyncio.Future[Any]:
-        """What a call answers, or will answer."""
-
         async def answer() -> Any:
             found = method(request, CALL)
             return await found if asyncio.iscoroutine(found) or asyncio.isfuture(found) else found
@@ -287,11 +278,9 @@ class WriterMachine(RuleBasedStateMachine):
         return answering
 
     def ask(self, method: Callable[[Any, Call], Any], request: Any) -> Any:
-        """What a call answers that nothing holds up."""
         return self.loop.run_until_complete(self.call(method, request))
 
     def waits(self, level: Any) -> bool:
-        """Whether a read waits: an object has landed ahead of its turn."""
         is_whole = self.now.writer.engine.prefix.is_whole
         return level != kv_pb2.READ_LEVEL_UNCOMMITTED and not is_whole
 
@@ -303,7 +292,6 @@ class WriterMachine(RuleBasedStateMachine):
         self.turn()
 
     def turn(self) -> None:
-        """Everything that can run does so."""
         self.loop.run_until_complete(quiesce())
 
     def check_header(self, header: kv_pb2.ReplyHeader, level: int, seqs: list[int]) -> None:

@@ -35,7 +35,6 @@ STEPS = frozenset({"put", "insert", "copy", "commit", "delete"})
 
 @sentence(rf"{OPENER} begins to open{WITH}")
 async def begins_to_open(stage: Stage, process: str, options: str | None) -> None:
-    """The process is on its way."""
     stage.begin(process, options)
 
 
@@ -55,13 +54,11 @@ async def begins_to_scan(stage: Stage, process: str) -> None:
 
 @sentence(rf"pause {PROCESS}")
 async def pause(stage: Stage, process: str) -> None:
-    """The process stops, and does not know it."""
     stage.world.pause(stage.process(process).node)
 
 
 @sentence(rf"resume {PROCESS}")
 async def resume(stage: Stage, process: str) -> None:
-    """The process goes on."""
     stage.world.resume(stage.process(process).node)
 
 
@@ -136,7 +133,6 @@ async def delay(stage: Stage, late: str, **which: str | None) -> None:
 
 
 def _match(stage: Stage, **which: str | None) -> Match:
-    """The request that a sentence speaks of."""
     folder, object_id, nth = which["folder"], which["object_id"], which["nth"]
     name = f"{folder}/*"
     if which["operation"] == "list":
@@ -158,8 +154,6 @@ def _expect_fault(stage: Stage, match: Match, fault: str) -> None:
 
 @sentence(r"the compactor opens")
 async def compactor_opens(stage: Stage) -> None:
-    """Somebody who is no writer edits the manifest."""
-
     def edit(manifest: Manifest) -> Manifest:
         return replace(manifest, compactor_epoch=manifest.compactor_epoch + 1)
 
@@ -180,7 +174,6 @@ async def compacts(stage: Stage, last: str) -> None:
 
 @sentence(r"the collector deletes (?P<folder>wal|manifest) (?P<first>\d+)-(?P<last>\d+)")
 async def deletes(stage: Stage, folder: str, first: str, last: str) -> None:
-    """Objects that are no longer needed go."""
     name_of = stage.wal_name if folder == "wal" else names.manifest_name
     doomed = [name_of(object_id) for object_id in range(int(first), int(last) + 1)]
     node = stage.world.node("collector")

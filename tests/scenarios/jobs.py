@@ -27,26 +27,22 @@ POLLS_S = 12  # longer than a reader that finds nothing waits between two questi
 
 @sentence(rf"{COMPACTOR} begins to compact")
 async def begins_to_compact(stage: Stage, process: str) -> None:
-    """It looks what is due, and does that."""
     _compactor(stage, process).begin_pass()
 
 
 @sentence(rf"{COMPACTOR} has compacted")
 async def has_compacted(stage: Stage, process: str) -> None:
-    """It has done all that was due."""
     await stage.jobs(process).done()
 
 
 @sentence(rf"{COMPACTOR} compacts")
 async def compacts(stage: Stage, process: str) -> None:
-    """Both."""
     await begins_to_compact(stage, process)
     await has_compacted(stage, process)
 
 
 @sentence(rf"{COMPACTOR} closes")
 async def closes(stage: Stage, process: str) -> None:
-    """It gives up its lease."""
     _compactor(stage, process).begin_close()
     await stage.jobs(process).done()
 
@@ -62,7 +58,6 @@ def _compactor(stage: Stage, name: str) -> CompactorProcess:
 
 @sentence(rf"{COLLECTOR} begins to collect{WITH}")
 async def begins_to_collect(stage: Stage, process: str, options: str | None) -> None:
-    """It lists, publishes and deletes."""
     collector = stage.jobs(process)
     assert isinstance(collector, CollectorProcess)
     collector.begin_collection(read_options(options))
@@ -70,13 +65,11 @@ async def begins_to_collect(stage: Stage, process: str, options: str | None) -> 
 
 @sentence(rf"{COLLECTOR} has collected")
 async def has_collected(stage: Stage, process: str) -> None:
-    """What it wanted to delete is deleted."""
     await stage.jobs(process).done()
 
 
 @sentence(rf"{COLLECTOR} collects{WITH}")
 async def collects(stage: Stage, process: str, options: str | None) -> None:
-    """Both."""
     await begins_to_collect(stage, process, options)
     await has_collected(stage, process)
 
@@ -110,14 +103,12 @@ async def renews(stage: Stage, process: str, name: str, life: str | None) -> Non
 
 @sentence(rf"{CLIENT} deletes {SNAPSHOT}")
 async def deletes(stage: Stage, process: str, name: str) -> None:
-    """The snapshot is not needed any more."""
     client = _client(stage, process)
     client.begin_job(client.role.delete(stage.snapshots[name].hex()))
 
 
 @sentence(rf"{CLIENT}: {END}")
 async def ends(stage: Stage, process: str, end: str, error: str | None) -> None:
-    """What became of what the client wanted."""
     del error  # the end says it
     found = await stage.process(process).end()
     assert found is None or isinstance(found, ShaleError), f"{process} ended with {found!r}"
@@ -126,7 +117,6 @@ async def ends(stage: Stage, process: str, end: str, error: str | None) -> None:
 
 @sentence(rf"(?P<what>client (?P<number>\d+) (?:creates|shares|renews|deletes) .+): {END}")
 async def wants(stage: Stage, what: str, number: str, end: str, error: str | None) -> None:
-    """Both in one line."""
     await carry_out_sentence(stage, what)
     await ends(stage, f"client {number}", end, error)
 
@@ -141,7 +131,6 @@ async def names_manifest(stage: Stage, name: str, manifest_id: str) -> None:
 
 @sentence(rf"{SNAPSHOT} is gone")
 async def is_gone(stage: Stage, name: str) -> None:
-    """It does not stand in the current manifest."""
     assert find_snapshot(stage.current(), stage.snapshots[name]) is None
 
 

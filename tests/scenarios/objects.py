@@ -191,14 +191,12 @@ async def has_opened(stage: Stage, process: str, epoch: str | None, pairs: str |
 
 @sentence(rf"{SERVER} sees {PAIRS}")
 async def sees(stage: Stage, process: str, pairs: str) -> None:
-    """These are all keys with their values."""
     stage.server(process).begin_scan()
     await has_scanned(stage, process, pairs)
 
 
 @sentence(rf"{SERVER} is scanning")
 async def is_scanning(stage: Stage, process: str) -> None:
-    """A scan that has begun waits for something."""
     assert stage.server(process).is_scanning
 
 
@@ -211,7 +209,6 @@ async def has_scanned(stage: Stage, process: str, pairs: str) -> None:
 
 @sentence(rf"{SERVER} gets {PUT}")
 async def gets(stage: Stage, process: str, put: str) -> None:
-    """A get of the key finds the value."""
     key, _, value = put.partition("=")
     assert await stage.server(process).value(key) == value
 
@@ -224,7 +221,6 @@ async def is_fenced(stage: Stage, process: str) -> None:
 
 @sentence(rf"{PROCESS} fails: {ERROR}")
 async def fails(stage: Stage, process: str, error: str) -> None:
-    """The process ends with this error."""
     found = await stage.process(process).end()
     assert isinstance(found, ShaleError), f"it ended with {found!r}"
     assert type(found).__name__ == error, f"it ended with {found!r}"
@@ -232,14 +228,12 @@ async def fails(stage: Stage, process: str, error: str) -> None:
 
 @sentence(rf"{OPENER} fails to open{WITH}: {ERROR}")
 async def fails_to_open(stage: Stage, process: str, options: str | None, error: str) -> None:
-    """Opening ends with this error."""
     stage.begin(process, options)
     await fails(stage, process, error)
 
 
 @sentence(rf"{PROCESS} is opening")
 async def is_opening(stage: Stage, process: str) -> None:
-    """The process lives, and does not serve yet."""
     opening = stage.process(process)
     assert not opening.has_opened
     assert not opening.has_ended
@@ -247,13 +241,11 @@ async def is_opening(stage: Stage, process: str) -> None:
 
 @sentence(rf"{PROCESS} has not ended")
 async def has_not_ended(stage: Stage, process: str) -> None:
-    """The process lives."""
     assert not stage.process(process).has_ended
 
 
 @sentence(rf"{PROCESS} serves")
 async def serves(stage: Stage, process: str) -> None:
-    """The process has opened, and lives."""
     opening = stage.process(process)
     assert opening.has_opened
     assert not opening.has_ended
@@ -284,7 +276,6 @@ async def is_held(stage: Stage, request: str) -> None:
 
 @sentence(r"(?P<request>.+) is not sent yet")
 async def is_not_sent(stage: Stage, request: str) -> None:
-    """Nothing has come to its gate by now."""
     assert not stage.gates[request].arrived_count
 
 

@@ -48,7 +48,6 @@ def install(world: World) -> None:
 
 
 def stores(stage: Stage) -> ScriptedStores:
-    """Both stores."""
     found = stage.world.store
     assert isinstance(found, ScriptedStores), "this scenario is played on a store with conditions"
     return found
@@ -59,7 +58,6 @@ def stores(stage: Stage) -> ScriptedStores:
 
 @sentence(r"the store has no conditional writes(?:, and no database yet)?")
 async def has_no_conditions(stage: Stage) -> None:
-    """A transactional store decides who creates an object."""
     stores(stage)
 
 
@@ -78,7 +76,6 @@ async def deletes(stage: Stage, process: str, folder: str, object_id: str) -> No
 
 @sentence(rf"{CREATOR} recovers")
 async def recovers(stage: Stage, process: str) -> None:
-    """It completes what others have begun."""
     await _begin(stage, process, stores_of(stage, process).recover())
 
 
@@ -91,7 +88,6 @@ async def recovers_as_collector(stage: Stage, process: str, folder: str, object_
 
 @sentence(rf"{CREATOR}: (?P<outcome>done|Created|Exists|Unknown|{ERROR})")
 async def ends(stage: Stage, process: str, outcome: str, error: str | None) -> None:
-    """What became of what the process wanted."""
     del error  # the outcome says it
     creator = _creator(stage, process)
     found = await creator.end()
@@ -104,21 +100,18 @@ async def ends(stage: Stage, process: str, outcome: str, error: str | None) -> N
 async def writes_and_waits(
     stage: Stage, process: str, folder: str, object_id: str, outcome: str
 ) -> None:
-    """Both in one line."""
     await writes(stage, process, folder, object_id)
     await ends(stage, process, outcome, None)
 
 
 @sentence(rf"{CREATOR} deletes {OBJECT}: done")
 async def deletes_and_waits(stage: Stage, process: str, folder: str, object_id: str) -> None:
-    """Both in one line."""
     await deletes(stage, process, folder, object_id)
     await ends(stage, process, "done", None)
 
 
 @sentence(rf"{CREATOR} recovers: done")
 async def recovers_and_waits(stage: Stage, process: str) -> None:
-    """Both in one line."""
     await recovers(stage, process)
     await ends(stage, process, "done", None)
 
@@ -127,7 +120,6 @@ async def recovers_and_waits(stage: Stage, process: str) -> None:
 async def recovers_as_collector_and_waits(
     stage: Stage, process: str, folder: str, object_id: str
 ) -> None:
-    """Both in one line."""
     await recovers_as_collector(stage, process, folder, object_id)
     await ends(stage, process, "done", None)
 
@@ -142,7 +134,6 @@ async def loses_sources(stage: Stage, number: str) -> None:
 
 
 def stores_of(stage: Stage, process: str) -> ObjectStore:
-    """The shipped store of a process."""
     return _creator(stage, process).role
 
 
@@ -162,7 +153,6 @@ def _creator(stage: Stage, name: str) -> CreatorProcess:
 
 @table(r"(record of )?(manifest|wal)/\S+ (source )?of ")
 async def objects_and_records(stage: Stage, rows: list[str]) -> None:
-    """All objects and records that are there."""
     both = stores(stage)
     there = [*both.names(names.MANIFEST_FOLDER), *both.names(names.WAL_FOLDER)]
     shown = [f"{name} {stage.data(name).decode()}" for name in there]
@@ -178,13 +168,11 @@ async def objects_and_records(stage: Stage, rows: list[str]) -> None:
 
 @sentence(r"nothing is there")
 async def nothing_is_there(stage: Stage) -> None:
-    """Neither objects nor records."""
     await objects_and_records(stage, [])
 
 
 @sentence(r"(?P<folder>manifest|wal|levels) has (?P<none>no )?temporary objects")
 async def has_temporary(stage: Stage, folder: str, none: str | None) -> None:
-    """Whether something is there that was not copied to the end."""
     found = [name for name in _temporary(stage) if name.startswith(f"{folder}/")]
     assert bool(found) != bool(none)
 
@@ -211,7 +199,6 @@ def _temporary(stage: Stage) -> list[str]:
 
 
 def _shown(name: str) -> str:
-    """As the seed writes the name of a temporary object."""
     parsed = parse_temporary_name(name)
     return name if parsed is None else f"{parsed.destination}.[UUID].[checksum]"
 

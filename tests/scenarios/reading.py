@@ -139,7 +139,6 @@ async def _step(stage: Stage, step: Step) -> None:
 
 
 async def carry_out_sentence(stage: Stage, text: str) -> None:
-    """Do what one sentence says."""
     found = [(act, m) for pattern, act in _SENTENCES if (m := pattern.fullmatch(text))]
     if len(found) != 1:
         raise ValueError(f"{len(found)} meanings: {text}")

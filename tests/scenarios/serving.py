@@ -118,13 +118,11 @@ class CompactorProcess(Jobs[Compactor]):
     """A compactor, which looks for work when the scenario says so."""
 
     def begin_open(self, options: Options) -> None:
-        """`options`: fields of `CompactorSettings`."""
         compactor = CompactorSettings.model_validate({**_COMPACTOR, **options})
         settings = CompactSettings(database=UrlSettings(url=URL), compactor=compactor)
         self.begin_job(self._open(settings))
 
     async def opened(self) -> Compactor:
-        """As of all processes; with this its first job is over."""
         role = await super().opened()
         await self.done()
         return role
@@ -234,7 +232,6 @@ class WriterProcess(ServingProcess[Writer]):
     """A writer."""
 
     def begin_open(self, options: Options) -> None:
-        """`options`: fields of `WriterSettings`, and `retry`."""
         retry = options.pop("retry", "True") == "True"
         writer = WriterSettings.model_validate({**_WRITER, **options})
         settings = ServeSettings(database=DatabaseSettings(url=URL), writer=writer)
@@ -256,7 +253,6 @@ class ReaderProcess(ServingProcess[Reader]):
     """A replica."""
 
     def begin_open(self, options: Options) -> None:
-        """`options`: fields of `ReaderSettings`."""
         reader = ReaderSettings.model_validate({**_READER, **options})
         settings = ReadSettings(database=UrlSettings(url=URL), reader=reader)
         self.is_told = False
@@ -292,7 +288,6 @@ class Put:
         return self._name(self._outcome)
 
     async def settled(self) -> str:
-        """What has become of it, once that is known."""
         await asyncio.wait({self._outcome})
         self.is_told = True
         return self._name(self._outcome)
@@ -318,5 +313,4 @@ async def _scan(server: Writer | Reader, snapshot_id: bytes) -> dict[str, str]:
 
 
 async def _reply(answer: Answer[ReplyT]) -> ReplyT:
-    """A role answers at once, or later."""
     return await answer if isinstance(answer, Awaitable) else answer

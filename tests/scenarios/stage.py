@@ -71,7 +71,6 @@ class Attempts:
         return any(fnmatchcase(text, pattern) for text in self.at_store())
 
     def at_store(self) -> list[str]:
-        """What was noted at the store, of every request that arrived."""
         return [line.text for line in self._lines if line.node in STORES]
 
     @property
@@ -106,7 +105,6 @@ class Attempts:
 
 
 def _epoch_of(folder: str, name: str, data: bytes) -> int:
-    """The writer epoch that stands in an object."""
     if folder == "manifest":
         return decode_manifest(name, data).writer_epoch
     return open_sst(name, data, database_id=None).properties.writer_epoch
@@ -239,5 +237,4 @@ class Stage:
 
 
 def read_options(options: str | None) -> Options:
-    """Options such as "a=1, b=2"."""
     return dict(pair.split("=") for pair in options.split(", ")) if options else {}

@@ -28,7 +28,6 @@ class AzureServer:
     key: str = KEY
 
     def create_container(self, name: str) -> None:
-        """It must not exist yet."""
         dated = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": API_VERSION}
         resource = f"/{self.account}/{self.account}/{name}\nrestype:container"
         text = "\n".join(
@@ -44,7 +43,6 @@ class AzureServer:
 
 @contextmanager
 def azurite() -> Iterator[AzureServer]:
-    """The server, with no container in it."""
     program = obtained("npm") / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     with folder() as work:
         port = free_port()

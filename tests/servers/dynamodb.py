@@ -24,7 +24,6 @@ class DynamoServer:
 
 @contextmanager
 def dynamodb_local() -> Iterator[DynamoServer]:
-    """The server, with no table in it."""
     jars = obtained("dynamodb") / "lib"
     with folder() as work:
         port = free_port()

@@ -21,7 +21,6 @@ class EtcdServer:
     address: str  # HOST:PORT
 
     def delete(self, key: str) -> None:
-        """Delete a key, as somebody does by hand."""
         body = json.dumps({"key": base64.b64encode(key.encode()).decode()}).encode()
         url = f"http://{self.address}/v3/kv/deleterange"
         with urlopen(Request(url, body, method="POST"), timeout=30):
@@ -30,7 +29,6 @@ class EtcdServer:
 
 @contextmanager
 def etcd() -> Iterator[EtcdServer]:
-    """The server."""
     usr = obtained("etcd") / "usr"
     with folder() as work:
         port, peer_port = free_ports(2)

@@ -26,7 +26,6 @@ class GoogleServer:
     json_endpoint: str  # of fake-gcs-server itself
 
     def create_bucket(self, name: str) -> None:
-        """It must not exist yet."""
         body = json.dumps({"name": name}).encode()
         url = f"{self.json_endpoint}/storage/v1/b?project=shalekv"
         with urlopen(Request(url, body, {"content-type": "application/json"}), timeout=30):  # noqa: S310 - it is http://127.0.0.1
@@ -35,7 +34,6 @@ class GoogleServer:
 
 @contextmanager
 def google() -> Iterator[GoogleServer]:
-    """The server, with no bucket in it."""
     program = obtained("google") / "bin" / "fake-gcs-server"
     with folder() as work:
         port = free_port()

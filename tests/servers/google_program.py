@@ -27,7 +27,6 @@ NOT_PASSED_BACK = frozenset({"transfer-encoding", "connection", "date", "server"
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
-    """One request, whichever."""
     path = request.raw_path.partition("?")[0]
     bucket, _, name = (unquote(part) for part in path.removeprefix("/").partition("/"))
     if request.method == "PUT" and name:
@@ -38,7 +37,6 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 
 async def upload(request: web.Request, bucket: str, name: str) -> web.Response:
-    """PUT of an object, with or without x-goog-if-generation-match."""
     query = {"uploadType": "media", "name": name}
     if (generation := request.headers.get("x-goog-if-generation-match")) is not None:
         query["ifGenerationMatch"] = generation
@@ -59,7 +57,6 @@ async def upload(request: web.Request, bucket: str, name: str) -> web.Response:
 
 
 async def list_page(request: web.Request, bucket: str) -> web.Response:
-    """GET of a bucket with list-type=2."""
     asked = request.query
     query = {"prefix": asked.get("prefix", ""), "maxResults": str(PAGE_NAMES)}
     if "start-after" in asked:
@@ -75,7 +72,6 @@ async def list_page(request: web.Request, bucket: str) -> web.Response:
 
 
 def list_result(page: dict[str, Any]) -> str:
-    """A page as XML."""
     token = page.get("nextPageToken", "")
     return "".join(
         [
@@ -93,7 +89,6 @@ def list_result(page: dict[str, Any]) -> str:
 
 
 async def pass_on(request: web.Request, bucket: str, name: str) -> web.Response:
-    """Any other request of an object."""
     url = f"{request.app[INNER_URL]}/{quote(bucket)}/{quote(name, safe='')}"
     headers = {key: request.headers[key] for key in PASSED_ON if key in request.headers}
     session = request.app[SESSION]
@@ -107,7 +102,6 @@ async def pass_on(request: web.Request, bucket: str, name: str) -> web.Response:
 
 
 async def refusal(request: web.Request, bucket: str, status: int) -> web.Response:
-    """An error as Google says it in XML."""
     code = CODES.get(status, "InternalError")
     if status == 404:
         url = f"{request.app[INNER_URL]}/storage/v1/b/{quote(bucket)}"
@@ -118,14 +112,12 @@ async def refusal(request: web.Request, bucket: str, status: int) -> web.Respons
 
 
 async def session_of(app: web.Application) -> AsyncIterator[None]:
-    """Opens the connections to fake-gcs-server, and closes them."""
     async with ClientSession(auto_decompress=False) as session:
         app[SESSION] = session
         yield
 
 
 async def main(inner_url: str) -> None:
-    """Listen until the process is ended."""
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app[INNER_URL] = inner_url
     app.cleanup_ctx.append(session_of)

@@ -17,7 +17,6 @@ GRACE_S = 2.0
 
 
 def main() -> int:
-    """The exit code of the program."""
     number, user, *argv = sys.argv[1:]
     if user == "-":
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL)

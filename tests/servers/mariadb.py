@@ -36,13 +36,11 @@ class MariaServer:
     database: str = "shalekv"
 
     def url(self, driver: str = "mysql+asyncmy") -> str:
-        """Of its database, for SQLAlchemy."""
         return f"{driver}://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
 
 
 @contextmanager
 def mariadb() -> Iterator[MariaServer]:
-    """The server, with an empty database."""
     usr = obtained("mariadb") / "usr"
     with folder() as work:
         server = MariaServer("127.0.0.1", free_port())

@@ -34,7 +34,6 @@ class Message:
         ]
 
     def encoded(self) -> bytes:
-        """As it is sent, with the length of its body."""
         kept = [header for header in self.headers if header[0].lower() not in _FRAMING]
         size = self.size if self.size is not None else str(len(self.body))
         lines = [self.first, *(f"{key}: {value}" for key, value in kept)]
@@ -44,17 +43,14 @@ class Message:
 
     @property
     def is_reply(self) -> bool:
-        """Whether it is a reply, not a request."""
         return self.first.startswith("HTTP/")
 
     @property
     def status(self) -> int:
-        """Of a reply."""
         return int(self.first.split(" ", 2)[1])
 
     @property
     def method(self) -> str:
-        """Of a request."""
         return self.first.split(" ", 1)[0]
 
     @property
@@ -82,7 +78,6 @@ async def read_request(reader: StreamReader, writer: StreamWriter) -> Message | 
 
 
 async def read_reply(reader: StreamReader, method: str) -> Message:
-    """The reply to a request of that method."""
     message = await _read_head(reader)
     if message is None:
         raise ConnectionResetError("the server closed the connection without a reply")

@@ -37,7 +37,6 @@ def _body(environment: Environment) -> bytes:
 
 
 def main() -> None:
-    """Serve until the end of the process."""
     # By name, since the type checker would otherwise read all of moto.
     moto: Any = importlib.import_module("moto.server")
     serving: Any = importlib.import_module("werkzeug.serving")

@@ -30,13 +30,11 @@ class PostgresServer:
     database: str = "postgres"
 
     def url(self, driver: str = "postgresql+asyncpg") -> str:
-        """Of its database, for SQLAlchemy."""
         return f"{driver}://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
 
 
 @contextmanager
 def postgres() -> Iterator[PostgresServer]:
-    """The server, with an empty database."""
     usr = obtained("postgres") / "usr"
     programs = max(usr.glob("lib/postgresql/*/bin"), default=usr / "bin")
     env = libraries(usr) | {"LC_ALL": "C"}

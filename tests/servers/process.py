@@ -83,7 +83,6 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """As `free_port`, each another one."""
     found: list[int] = []
     while len(found) < count:
         port = PORTS.pop()

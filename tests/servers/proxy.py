@@ -38,7 +38,6 @@ class Answer:
     message: str = "said by the proxy of a test"
 
     def reply(self, method: str) -> Message:
-        """As S3 would send it; a HEAD is told the status alone."""
         body = (
             '<?xml version="1.0" encoding="UTF-8"?>\n'
             f"<Error><Code>{self.code}</Code><Message>{self.message}</Message></Error>"
@@ -109,7 +108,6 @@ class Proxy:
         self.healed = asyncio.Event()
 
     async def reply(self, request: Message) -> Message | None:
-        """What the client gets; None: its connection is closed."""
         name = f"{request.method} {unquote(request.target)}"
         self.seen.append(name)
         dropped = set()

@@ -36,7 +36,6 @@ class S3Server:
         }
 
     def create_bucket(self, name: str) -> None:
-        """It must not exist yet."""
         self.request("PUT", f"/{name}")
 
     def request(

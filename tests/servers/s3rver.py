@@ -14,7 +14,6 @@ CREDENTIAL = "S3RVER"  # the only one that it knows
 
 @contextmanager
 def s3rver() -> Iterator[S3Server]:
-    """The server, with no bucket in it."""
     program = obtained("npm") / "node_modules" / "s3rver" / "bin" / "s3rver.js"
     with folder() as work:
         port = free_port()

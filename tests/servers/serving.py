@@ -31,7 +31,6 @@ async def serving(answer: Answering, port: int = 0) -> AsyncIterator[str]:
 
 
 async def forwarded(request: Message, endpoint: str) -> Message:
-    """The reply of the server at `endpoint`."""
     where = urlsplit(endpoint)
     far, forth = await asyncio.open_connection(where.hostname, where.port, limit=LINE_BYTES_MAX)
     try:
@@ -49,7 +48,6 @@ class _Connections:
         self._open: dict[asyncio.StreamWriter, asyncio.Event] = {}
 
     async def accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        """One connection, until either side closes it."""
         ended = self._open[back] = asyncio.Event()
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError):

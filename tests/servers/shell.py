@@ -20,7 +20,6 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """What the command writes to its standard output."""
     shown = " ".join(argv)
     if shutil.which(argv[0]) is None:
         raise ObtainFailed(f"$ {shown}\n{argv[0]} is not on the path")

@@ -14,7 +14,6 @@ from tests.servers.s3 import S3Server
 
 @contextmanager
 def versitygw() -> Iterator[S3Server]:
-    """The server, with no bucket in it."""
     program = obtained("versitygw") / "bin" / "versitygw"
     with folder() as work:
         port = free_port()

@@ -55,7 +55,6 @@ def check_i13_one_writer_serves(
 
 @checks(13, "writers", "database", "two_phase", "quorum")
 def check_i13_writes_succeed(operation: Operation) -> None:
-    """A write is acknowledged."""
     last = operation.attempts[-1]
     if last.outcome is not Outcome.ACKNOWLEDGED:
         problem = f"I13: in peace {operation} ended as {operation.attempts}"
@@ -66,7 +65,6 @@ def check_i13_writes_succeed(operation: Operation) -> None:
 def check_i13_reads_are_answered(
     writer: str, answered: tuple[int, int], asked: tuple[int, int]
 ) -> None:
-    """As many gets and scans are answered as were asked for."""
     if answered != asked:
         raise Violation(f"I13: in peace {writer} answers {answered} gets and scans of {asked}")
 
@@ -172,7 +170,6 @@ class Calls:
             self.known[key] = got
 
     async def _answer(self, name: str, ask: Callable[[], Any]) -> Any:
-        """What a read is answered; None: nothing, in time."""
         try:
             async with asyncio.timeout(READ_TIMEOUT_MS / 1000):
                 return await self._ask(name, ask)
@@ -296,7 +293,6 @@ class Callers:
         check_i13_writes_succeed(await self.try_to_put(name))
 
     async def try_to_put(self, name: str) -> Operation:
-        """Put a key; what became of it."""
         operation = self._begin(lambda n: kv_pb2.PutRequest(key=KEYS[0], value=b"v%d" % n), None)
         await self._calls.attempt(operation, name, PATIENT_MS)
         return operation

@@ -75,7 +75,6 @@ class Outcome:
 
 
 def run_task(task: Task) -> Outcome:
-    """Run it here and now."""
     began_s = time.process_time()
     run = attempt(task.seed, PROFILES[task.profile], options=task.options)
     cpu_s = time.process_time() - began_s
@@ -188,7 +187,6 @@ def run_campaign(
 
 
 def total_of(tallies: Iterable[Tally]) -> Tally:
-    """What all of them came to."""
     total = Tally()
     for tally in tallies:
         total.merge(tally)
@@ -253,7 +251,6 @@ class TimeBox:
         return sum(len(tally.failures) for tally in self._tallies.values())
 
     def _cpu_s(self, profile: str) -> float:
-        """What a run of this profile takes on average."""
         tally = self._tallies.get(profile)
         return tally.cpu_s / tally.seeds if tally else _GUESSED_CPU_S
 

@@ -23,7 +23,6 @@ class NotSimulated(SimulationError):
     """Code reached for the outside world, which a simulation does not have."""
 
     def __init__(self, call: str) -> None:
-        """`call` names the method of the loop."""
         super().__init__(
             f"{call}: a simulated loop has no sockets, threads, processes or signals; give the "
             "code a clock, a store and workers as arguments"
@@ -46,7 +45,6 @@ class NodeCrashed(SimulationError):
     """What was awaited ran on a node that has crashed, or has ended. Its outcome is unknown."""
 
     def __init__(self, node: str) -> None:
-        """`node` is the label of the node."""
         super().__init__(f"{node} has crashed")
 
 
@@ -61,6 +59,5 @@ class Violation(AssertionError):
     """
 
     def __init__(self, problem: str, *, at_us: int | None = None) -> None:
-        """`at_us` is virtual time."""
         super().__init__(problem)
         self.at_us = at_us

@@ -89,7 +89,6 @@ class Operation:
 
     @property
     def key(self) -> bytes:
-        """Its idempotency key; empty: it is attempted once."""
         return self.request.header.idempotency_key
 
     @property
@@ -116,7 +115,6 @@ class Operation:
 
     @property
     def may_be_applied(self) -> bool:
-        """Whether any attempt ended without the news that it had no effect."""
         harmless = (Outcome.NOT_APPLIED, Outcome.REFUSED)
         return any(attempt.outcome not in harmless for attempt in self.attempts)
 

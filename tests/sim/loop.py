@@ -162,7 +162,6 @@ class SimLoop(IsolatedLoop):
             self._timers.count_cancelled()
 
     def unpark(self, node: Node) -> None:
-        """`node` is no longer paused."""
         self._queue.unpark(node)
 
     # --- tasks and futures ---------------------------------------------------------------------
@@ -281,7 +280,6 @@ class SimLoop(IsolatedLoop):
             self.unhandled.append((node.label, context["message"], context.get("exception")))
 
     def close(self) -> None:
-        """End the run for good: see `tests.sim.burial`."""
         if self.is_closed():
             return
         self._over = True

@@ -84,7 +84,6 @@ class Gate:
             go_on()
 
     def drop(self) -> None:
-        """What is held is lost; the gate stays closed."""
         self._held.clear()
 
     def arrive(self, go_on: Callable[[], None]) -> None:
@@ -151,7 +150,6 @@ class NoAnswer(Exception):
     """The client of a request has given up, or was refused: `cause` says why."""
 
     def __init__(self, cause: str) -> None:
-        """`cause` stands in what the store's client tells."""
         super().__init__(cause)
         self.cause = cause
 

@@ -45,7 +45,6 @@ class Node:
     )
 
     def __init__(self, loop: SimLoop, name: str, incarnation: int = 1) -> None:
-        """The `incarnation`-th process of that name."""
         self.name = name
         self.label = name if incarnation == 1 else f"{name}/{incarnation}"
         self.alive = True

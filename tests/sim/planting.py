@@ -38,7 +38,6 @@ class Mutant:
     test: str = ""
 
     def is_seen_as(self, kind: str) -> bool:
-        """Whether a failure of this kind is due to it."""
         return not {*self.invariants, *self.also}.isdisjoint(kind.split(", "))
 
 

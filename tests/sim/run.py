@@ -150,7 +150,6 @@ def _report(seed: int, loop: SimLoop) -> str:
 
 
 def _replay_command(seed: int) -> str:
-    """The command that runs the current test again."""
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     if not test:
         return f"simulate({seed}, ...)"

@@ -172,7 +172,6 @@ class SerialOrder:
                 yield each
 
     def _effects(self, operation: Operation, commit: StoredCommit) -> list[Effect]:
-        """What the operation can have done in place of this commit."""
         wal = commit.wal
         may_be = (wal.epoch, UNKNOWN_EPOCH)
         asked_us = [a.invoked_us for a in operation.attempts if a.epoch in may_be]

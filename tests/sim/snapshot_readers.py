@@ -119,7 +119,6 @@ async def read_snapshot(
 
 
 async def new_views(store: CasStore) -> SnapshotViews:
-    """What a process knows that has just begun."""
     stored = StoredManifest(store)
     database_id = (await stored.refresh()).database_id
     ssts = LevelSsts(store, database_id=database_id, settings=CacheSettings())

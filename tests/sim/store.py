@@ -56,7 +56,6 @@ class SimStoreClient(ObjectStore):
     """One client of the store, on one node."""
 
     def __init__(self, objects: Objects, network: Network, node: Node) -> None:
-        """Use `SimStore.client`."""
         self.url = URL
         self.sent = RequestCounts()
         self._objects = objects
@@ -157,7 +156,6 @@ class Applied:
 
     @property
     def digest(self) -> str:
-        """A short hash of `data`."""
         return hashlib.blake2b(self.data, digest_size=8).hexdigest()
 
 
@@ -205,7 +203,6 @@ class Objects:
             self._record(sender, "delete", name, b"")
 
     def read(self, read: Callable[[MemoryStore], Coroutine[Any, Any, T]]) -> T:
-        """What `read` finds."""
         return run_now(read(self._store))
 
     def page(self, prefix: str, after: str, limit: int | None) -> list[ObjectInfo]:
@@ -236,7 +233,6 @@ class Objects:
 
 
 def run_now(coro: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits."""
     try:
         coro.send(None)
     except StopIteration as end:
@@ -258,7 +254,6 @@ class SimStore:
         self._network = Network(loop, self.node, random, faults)
 
     def client(self, node: Node) -> ObjectStore:
-        """The store for what runs on `node`."""
         return SimStoreClient(self._objects, self._network, node)
 
     @property
@@ -323,7 +318,6 @@ class SimStore:
         return self._objects.log
 
     def names(self, prefix: str) -> list[str]:
-        """The names below the folder `prefix`, in order."""
         return [info.name for info in self._objects.page(prefix, "", None)]
 
     def watch_deletes(self, watch: DeleteWatch) -> None:
@@ -343,7 +337,6 @@ class SimStore:
 
     @property
     def tick_ms(self) -> int:
-        """What the store's clock shows is true for so long."""
         return self._objects.tick_ms
 
     def tell_time_in(self, tick_ms: int) -> None:

@@ -57,7 +57,6 @@ class WalObject:
 
     @property
     def all_entries(self) -> tuple[Entry, ...]:
-        """Everything in it; nothing: a fence."""
         return (*self.entries, *self.range_tombstones, *self.records)
 
 
@@ -156,7 +155,6 @@ class Stored:
 
 
 def current_manifest(store: SimStore) -> Manifest:
-    """The newest one that stands in the store."""
     name = store.names(names.MANIFEST_FOLDER)[-1]
     return decode_manifest(name, store.data(name) or b"")
 
@@ -177,7 +175,6 @@ def _commits(wal: WalObject) -> list[StoredCommit]:
 def wal_object(
     wal_id: int, name: str, data: bytes, database_id: bytes, landed_us: int | None
 ) -> WalObject:
-    """An SST of the log, decoded."""
     sst = open_sst(name, data, database_id=database_id)
     return WalObject(
         wal_id,

@@ -35,7 +35,6 @@ class SimFuture(asyncio.Future[T]):
     """A future that remembers its number and its node."""
 
     def __init__(self, loop: SimLoop, number: int) -> None:
-        """The `number`-th task or future of `loop`."""
         self.number = number
         self.node = current_node(loop)
         super().__init__(loop=loop)
@@ -56,7 +55,6 @@ class SimTask(asyncio.Task[T]):
         name: object = None,
         context: Context | None = None,
     ) -> None:
-        """The `number`-th task or future of `loop`."""
         self.number = number
         self.node = current_node(loop) if context is None else context.get(NODE, loop.root)
         self.label = getattr(coro, "__qualname__", type(coro).__qualname__)
@@ -138,7 +136,6 @@ class SimHandle(asyncio.TimerHandle):
             self.loop.handle_cancelled(self)
 
     def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
         return self.is_cancelled
 
 
@@ -259,19 +256,16 @@ class Ready:
     """
 
     def __init__(self, random: Random, kept: list[object]) -> None:
-        """What belongs to crashed nodes goes to `kept`."""
         self._draw = random.random
         self._kept = kept
         self._entries: list[SimHandle] = []
 
     def push(self, handle: SimHandle) -> None:
-        """`handle`, whose `order` is set, can run."""
         if not handle.is_step:
             handle.node.plain.append(handle)
         self._entries.append(handle)
 
     def unpark(self, node: Node) -> None:
-        """What was set aside for `node` while it was paused can run."""
         self._entries += node.parked
         node.parked.clear()
 
@@ -307,13 +301,11 @@ class Timers:
     """The callbacks that wait for their time."""
 
     def __init__(self, kept: list[object]) -> None:
-        """What belongs to crashed nodes goes to `kept`."""
         self._kept = kept
         self._heap: list[tuple[int, int, SimHandle]] = []
         self._cancelled_count = 0
 
     def push(self, handle: SimHandle) -> None:
-        """`handle`, whose `due_us` and `order` are set, waits."""
         heapq.heappush(self._heap, (handle.due_us, handle.order, handle))
 
     def pop_next(self) -> list[SimHandle]:

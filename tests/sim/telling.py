@@ -97,7 +97,6 @@ class Progress:
     """Says how far a campaign is, line by line; each failure at once."""
 
     def __init__(self, tallies: Mapping[str, Tally], say: Callable[[str], None]) -> None:
-        """`tallies` are counted by the campaign itself."""
         self._tallies = tallies
         self._say = say
         self._began_s = time.monotonic()
@@ -214,7 +213,6 @@ def _tree(folder: str) -> str:
 
 
 def _git(*arguments: str) -> str:
-    """What it prints; nothing where there is no git, or no repository."""
     try:
         ended = subprocess.run(
             ["git", "--no-optional-locks", *arguments],

@@ -49,7 +49,6 @@ class Results:
 
 
 def call(job: Callable[[], object]) -> object:
-    """Run one job: for another process."""
     return job()
 
 

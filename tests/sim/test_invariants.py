@@ -146,7 +146,6 @@ def test_i8_an_orphan_is_left() -> None:
 
 
 def _without_the_last_write(_random: Random, there: damage.Objects) -> tuple[damage.Objects, str]:
-    """What no checksum can tell: the log ends earlier."""
     data = max(each for each in there if names.parse_wal_name(each) is not None)
     return {name: there[name] for name in there if name != data}, f"{data} is not there"
 

@@ -64,7 +64,6 @@ def draw_writer(random: Random) -> ServeSettings:
 
 
 def draw_compactor(random: Random, pace: float) -> CompactSettings:
-    """Those of a compactor that always finds something to do."""
     levels = LevelSettings().model_copy(
         update={
             "sst_bytes": random.choice([40, 200, 10_000]),
@@ -96,7 +95,6 @@ def draw_compactor(random: Random, pace: float) -> CompactSettings:
 
 
 def draw_collector(random: Random, pace: float) -> CollectorSettings:
-    """Those of a collector that deletes what it can at once."""
     return CollectorSettings(
         collect_interval_ms=max(10, int(random.choice([100, 1_000]) * pace)),
         collect_age_s=random.choice([0, 0, 1, 5]),

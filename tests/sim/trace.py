@@ -28,7 +28,6 @@ class Trace:
     """
 
     def __init__(self, keep_lines: int = KEEP_LINES) -> None:
-        """Keep the last `keep_lines` of each kind."""
         self.step_count = 0
         self._steps: deque[tuple[int, str, str]] = deque(maxlen=keep_lines)
         self._events: deque[tuple[int, str, str]] = deque(maxlen=keep_lines)
@@ -47,7 +46,6 @@ class Trace:
         self._events = deque(self._events)
 
     def step(self, at_us: int, node: str, callback: str) -> None:
-        """`callback` runs."""
         self.step_count += 1
         self._steps.append((at_us, node, callback))
         self._pending.append(f"{at_us} {node} {callback}\n")

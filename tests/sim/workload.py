@@ -136,7 +136,6 @@ TICKS_MS = (1, 1_000)  # a header tells whole seconds
 
 
 async def jump_clocks(cluster: Cluster) -> None:
-    """Move clocks forward at random moments, until cancelled."""
     world = cluster.world
     random = world.random_for("clocks")
     world.store.tell_time_in(random.choice(TICKS_MS))

@@ -78,7 +78,6 @@ class SimWorkers:
         threads: int = 2,
         delay_ms: Span = _DELAY_MS,
     ) -> None:
-        """The workers of `node`, whose functions take `delay_ms`."""
         self._loop = loop
         self._node = node
         self._random = random
@@ -135,7 +134,6 @@ class World:
     """Where a node is asked for, its name or the `Node` will do; a name starts it if need be."""
 
     def __init__(self, seed: int, loop: SimLoop, faults: Faults, options: Options = ALL) -> None:
-        """Use `tests.sim.run.simulate`."""
         self.seed = seed
         self.options = options
         self.loop = loop
@@ -196,11 +194,9 @@ class World:
                 living.crash()
 
     def pause(self, node: Node | str, duration_ms: float | None = None) -> None:
-        """See `Node.pause`."""
         self._resolve(node).pause(duration_ms)
 
     def resume(self, node: Node | str) -> None:
-        """See `Node.resume`."""
         self._resolve(node).resume()
 
     @property

@@ -53,7 +53,6 @@ class Ground:
 
     @property
     def env(self) -> dict[str, str]:
-        """The same settings for `shalekv` commands."""
         return {f"SHALEKV_STORE__{name.upper()}": value for name, value in self.store.items()}
 
 

@@ -35,7 +35,6 @@ def holding(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def main(folder: str, load_id: str, url: str, writer: str, *held: str) -> None:
-    """Load; see the module."""
     with started(Path(folder)) as spark, ThreadPoolExecutor() as threads:
         df = pairs(spark, partitions=PARTITIONS)
 

@@ -30,7 +30,6 @@ Shown = list[tuple[bytes, bytes, int, int | None]]
 
 
 async def serve(processes: Processes, ground: Ground, *flags: str) -> Child:
-    """A server of a new database."""
     return await processes.serve(ground.url, *flags, env=ground.env)
 
 
@@ -56,7 +55,6 @@ async def mix(client: Client, random: Random) -> None:
 
 
 async def fill(address: str, *, rounds: int, seed: int = 1) -> None:
-    """So many rounds of it."""
     async with Client(address) as client:
         await write_numbers(client, range(0, KEYS, 2))
         for number in range(rounds):
@@ -64,7 +62,6 @@ async def fill(address: str, *, rounds: int, seed: int = 1) -> None:
 
 
 async def write_numbers(client: Client, numbers: Sequence[int]) -> None:
-    """Keys that are numbers, many to a batch."""
     for at in range(0, len(numbers), 200):
         batch = Batch()
         for number in numbers[at : at + 200]:
@@ -95,14 +92,12 @@ async def writing(address: str) -> AsyncIterator[None]:
 
 
 async def shown(address: str, at: bytes, **arguments: bytes) -> Shown:
-    """What a server shows of a snapshot."""
     async with Client(address) as client:
         rows = client.scan(at=at, **arguments)  # type: ignore[arg-type] # start, end or prefix
         return [(e.key, e.value, e.seq, e.expire_at_ms) async for e in rows]
 
 
 def as_shown(rows: Sequence[Row]) -> Shown:
-    """Rows with all columns, in the same form."""
     return [
         (bytes(row.key), bytes(row.value), row.seq, _milliseconds(row.expire_at)) for row in rows
     ]
@@ -115,7 +110,6 @@ def _milliseconds(moment: datetime | None) -> int | None:
 
 
 async def at_once(work: Callable[[], T]) -> T:
-    """What Spark does, while the event loop goes on."""
     return await asyncio.to_thread(work)
 
 

@@ -24,7 +24,6 @@ def whereabouts(_: int) -> tuple[str, str]:
 
 
 def main(url: str) -> None:
-    """Read, write, read again, and tell."""
     spark = SparkSession.builder.getOrCreate()
     register(spark)
     before = scan(spark, url, prefix=b"fruit/")

@@ -36,7 +36,6 @@ ALL = {"startingOffset": "earliest"}
 
 
 async def write_some(client: Client, number: int) -> int:
-    """Commits of every kind; the last."""
     prefix = b"%d/" % number
     for each in range(10):
         await client.put(prefix + b"%02d" % each, b"value %d" % each)
@@ -162,7 +161,6 @@ class Sink:
         self._fail = {*fail}
 
     def take(self, frame: DataFrame, number: int) -> None:
-        """For `foreachBatch`."""
         rows = frame.selectExpr(
             "wal_id", "seq", "op", "key", "value", "unix_millis(expire_at)"
         ).collect()
@@ -182,7 +180,6 @@ class Sink:
 
     @property
     def told(self) -> list[Told]:
-        """All rows, batch by batch."""
         return [row for _, rows in sorted(self.batches.items()) for row in rows]
 
     @property
@@ -192,7 +189,6 @@ class Sink:
 
 
 def changes(spark: SparkSession, ground: Ground, options: Mapping[str, str]) -> DataFrame:
-    """The stream."""
     register(spark)
     store = {f"store.{name}": value for name, value in ground.store.items()}
     reader = spark.readStream.format("shalekv.changes")

@@ -77,17 +77,14 @@ async def trial(tmp_path: Path) -> Trial:
 
 
 def paths(folder: Path) -> list[Path]:
-    """All that is stored."""
     return sorted(folder.rglob("*"))
 
 
 def place_of(trial_path: Path) -> Place:
-    """Where the database of a trial was saved."""
     return Place.of(trial_path.as_uri())
 
 
 async def manifest_of(place: Place) -> Manifest:
-    """The current one."""
     async with place.open() as store:
         return await StoredManifest(store).refresh()
 
@@ -146,7 +143,6 @@ async def test_all_keys_then_a_plan_then_some_keys(
 
 
 def request() -> RangeRequest:
-    """A job in parts, for `run_range`."""
     levels = LevelSettings.model_validate(LEVELS)
     return RangeRequest(
         limits=PartLimits(
@@ -156,7 +152,6 @@ def request() -> RangeRequest:
 
 
 async def compacted(place: Place, parts: SparkParts) -> CompactionReport:
-    """Run it."""
     async with place.open() as store:
         return await run_range(store, request(), parts)
 
@@ -172,7 +167,6 @@ def fails_twice(place: Place, part: Part) -> TaskOutcome:
 
 
 def always_fails(place: Place, part: Part) -> TaskOutcome:
-    """Every attempt at one part writes, and fails."""
     outcome = run_task(place, part)
     if not part.keys.start:
         raise ZeroDivisionError("as the test wants it")
@@ -256,12 +250,10 @@ async def until(
 
 
 def reserved(manifest: Manifest) -> list[bytes]:
-    """The leases of the jobs that run."""
     return [lease.id for lease in reservations(manifest, 0)]
 
 
 def levels_are_filled(manifest: Manifest) -> bool:
-    """Whether the levels have all keys."""
     return sum(info.entry_count for info in manifest.leveled_ssts) >= len(KEYS)
 
 

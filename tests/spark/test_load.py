@@ -51,7 +51,6 @@ def pairs(
 
 
 def loaded(count: int = KEYS, *, value: str = "loaded") -> State:
-    """What `pairs` loads."""
     return {
         b"k%06d" % number: f"{value} ".encode() + b"k%06d" % number * 8 for number in range(count)
     }

@@ -52,7 +52,6 @@ def own_id(ground: Ground) -> bytes:
 
 
 def wait_until(accept: Callable[[], bool]) -> None:
-    """Look again and again."""
     until = time.monotonic() + patience_s(GONE_S)
     while not accept():
         assert time.monotonic() < until, "waited in vain"

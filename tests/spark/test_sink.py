@@ -37,7 +37,6 @@ class Source:
         self._count = 0
 
     def add(self, *rows: tuple[str, str | None, str, int]) -> None:
-        """One more file."""
         names = ("key", "value", "op", "at")
         lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
         path = self._folder / f"{self._count:03d}.json"
@@ -48,7 +47,6 @@ class Source:
         self._count += 1
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        """Its files as a stream."""
         reader = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
         return reader.option("pathGlobFilter", "*.json").json(str(self._folder))
 
@@ -56,7 +54,6 @@ class Source:
 async def run(
     df: DataFrame, ground: Ground, checkpoint: Path, **options: Unpack[LoadOptions]
 ) -> None:
-    """Apply all that is there, and end."""
     given = LoadOptions(store=ground.store, on_duplicate="greatest:at") | options
 
     def work() -> None:
@@ -74,7 +71,6 @@ async def run(
 
 
 async def last_seq(server: Child) -> int:
-    """Of the last commit."""
     async with Client(server.listen) as client:
         return (await client.status()).view.seq
 

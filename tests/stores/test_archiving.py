@@ -46,7 +46,6 @@ async def store(open_store: OpenStore) -> AsyncIterator[ObjectStore]:
 
 @asynccontextmanager
 async def opened(open_store: OpenStore, count: int = 1) -> AsyncIterator[list[ObjectStore]]:
-    """Some stores, closed at the end."""
     stores = [open_store() for _ in range(count)]
     try:
         yield stores

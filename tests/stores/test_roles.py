@@ -22,7 +22,6 @@ one_of_each = pytest.mark.parametrize("kind", ["file", "s3", "sqlite"])
 
 
 def wal_names(*wal_ids: int) -> list[str]:
-    """The names of these slots."""
     return [f"wal/{wal_id:020d}.sst" for wal_id in wal_ids]
 
 

@@ -34,7 +34,6 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def long_file(source: Source) -> Iterator[str]:
-    """A file has at most 400 lines."""
     lines = source.text.count("\n")
     if lines > FILE_LINES_MAX:
         yield source.at(1, f"{lines} lines")
@@ -47,14 +46,12 @@ def missing_docstring(source: Source) -> Iterator[str]:
 
 
 def vague_name(source: Source) -> Iterator[str]:
-    """A module is named after what it does."""
     stem = source.name.rsplit("/", 1)[-1].removesuffix(".py")
     for word in _VAGUE.intersection(stem.split("_")):
         yield source.at(1, f"the name says '{word}'")
 
 
 def long_function(source: Source) -> Iterator[str]:
-    """A function has at most 60 lines."""
     for node in ast.walk(source.tree):
         if isinstance(node, _Function) and node.end_lineno is not None:
             lines = node.end_lineno - node.lineno + 1
@@ -85,7 +82,6 @@ def impurity(source: Source) -> Iterator[str]:
 
 
 def environment(source: Source) -> Iterator[str]:
-    """The environment is not read here."""
     for node, name in _names(source.tree):
         if name.startswith(("os.environ", "os.getenv", "os.putenv")):
             yield source.at(node.lineno, name)
@@ -118,7 +114,6 @@ def unfinished(source: Source) -> Iterator[str]:
 
 
 def unfinished_text(name: str, text: str) -> Iterator[str]:
-    """As `unfinished`, for files that are not Python."""
     for number, line in enumerate(text.splitlines(), 1):
         found = _UNFINISHED.search(line)
         if found:
@@ -136,7 +131,6 @@ def sleeping(source: Source) -> Iterator[str]:
 
 
 def unexplained_test(source: Source) -> Iterator[str]:
-    """A test states its property in a sentence."""
     for node in ast.walk(source.tree):
         if isinstance(node, _Function) and node.name.startswith("test_"):
             sentence = ast.get_docstring(node) or ""
@@ -171,7 +165,6 @@ def _task_groups(tree: ast.Module) -> set[str]:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs where `node` runs: nested functions run later, or never."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, _Function | ast.Lambda):
             yield child

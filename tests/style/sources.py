@@ -39,7 +39,6 @@ class Source:
         return cls(name, text, ast.parse(text, name), comments)
 
     def at(self, line: int, what: str) -> str:
-        """A finding: where, and what."""
         return f"{self.name}:{line}: {what}"
 
 
@@ -71,7 +70,6 @@ def python_sources() -> tuple[Source, ...]:
 
 
 def lock_files() -> Iterator[tuple[str, str]]:
-    """Name and text of each lock file."""
     for name in file_names():
         if _LOCKS.search(name):
             yield name, (ROOT / name).read_text()

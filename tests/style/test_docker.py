@@ -52,7 +52,6 @@ def instructions() -> Iterator[tuple[str, str]]:
 
 
 def parsed(argv: list[str]) -> click.Context:
-    """What click makes of the arguments behind `shalekv`; raises `click.UsageError`."""
     name, *rest = argv
     # A command keeps the help option of its first context: it has to be that of the users.
     above = click.Context(shalekv, **shalekv.context_settings)

@@ -46,7 +46,6 @@ def arguments(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def of_loads() -> dict[str, Any]:
-    """The options that all loads have."""
     fields = LoadPlan.__dataclass_fields__
     return {n: None if n in LOADS else fields[n].default for n in LoadOptions.__annotations__}
 

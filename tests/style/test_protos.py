@@ -8,7 +8,6 @@ from shalekv.v1 import admin_pb2, kv_pb2
 
 
 def services() -> list[ServiceDescriptor]:
-    """Every service of the API."""
     files = (kv_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
     return [s for file in files for s in file.services_by_name.values()]
 

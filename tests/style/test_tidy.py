@@ -152,17 +152,14 @@ def test_settings_are_described() -> None:
 
 
 def setting_models() -> Iterable[type[BaseModel]]:
-    """The models that `shalekv.settings` defines."""
     return [m for m in vars(settings).values() if is_group(m) and m is not BaseModel]
 
 
 def is_group(annotation: Any) -> bool:
-    """Whether a setting is a group of settings."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def holds_number(annotation: Any) -> bool:
-    """Whether a setting of this type can be a quantity."""
     if get_origin(annotation) in {Union, UnionType}:
         return any(holds_number(a) for a in get_args(annotation))
     if not isinstance(annotation, type) or issubclass(annotation, bool | Enum):

@@ -82,7 +82,6 @@ class _Stubs:
         return self._open[server][1]
 
     async def prune(self, *, is_over: bool = False) -> None:
-        """Close those to processes that are gone."""
         for server in [each for each in self._open if each.is_gone or is_over]:
             await self._open.pop(server)[0].aclose()
 
@@ -100,7 +99,6 @@ class Clients:
     """All clients of one database, and what they were told."""
 
     def __init__(self, fleet: Fleet, random: Random) -> None:
-        """Nothing is sent yet."""
         # What the clock of this machine showed when that of `now_us` showed 0.
         self.history = History(epoch_ms=(time.time_ns() - time.monotonic_ns()) // 1_000_000)
         self.seen: list[Seen] = []  # at replicas
@@ -115,7 +113,6 @@ class Clients:
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Write and read until `stop`."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(CLIENTS):
                 tasks.create_task(self._client(Random(self._random.getrandbits(64))))
@@ -123,7 +120,6 @@ class Clients:
                 tasks.create_task(self._replicas(seat, Random(self._random.getrandbits(64))))
 
     def stop(self) -> None:
-        """Begin nothing more."""
         self._over.set()
 
     async def more(self, count: int) -> None:

@@ -134,11 +134,9 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        """Of the database."""
         return f"file://{self.place}" if isinstance(self.place, Path) else self.place.url
 
     def start(self, role: Role, *, pin: str = "", listen: str = "127.0.0.1:0") -> Child:
-        """Start a process, and don't wait."""
         argv, env, endpoint = [*FLAGS[role], "--url", self.url, *LOGS], {}, ""
         if isinstance(self.place, TroubledBucket):
             argv += IMPATIENT
@@ -172,7 +170,6 @@ class Fleet:
             proxy.heal()
 
     def deletions(self) -> int:
-        """How many objects collectors have deleted."""
         return sum(
             line["deleted_objects"]
             for child in self._started[Role.COLLECTOR]
@@ -204,19 +201,16 @@ class Fleet:
                     await store.close()
 
     async def check(self) -> None:
-        """Every object is sound."""
         env = {} if isinstance(self.place, Path) else self.place.untroubled
         fsck = await self.processes.run("fsck", "--deep", "--url", self.url, env=env)
         assert await fsck.exited() == ExitCode.OK, fsck.report()
 
 
 def events(child: Child, name: str) -> list[Line]:
-    """The log lines of one event."""
     return list(filter(event(name), child.lines()))
 
 
 def is_stopped(child: Child) -> bool:
-    """Whether a process was stopped, by itself or by another one."""
     try:
         stat = Path(f"/proc/{child.pid}/stat").read_text()
     except FileNotFoundError:

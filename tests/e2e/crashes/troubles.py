@@ -57,7 +57,6 @@ Plan = Mapping[Role, Mapping[Kind, int]]
 
 
 def draw_troubles(role: Role, counts: Mapping[Kind, int], random: Random) -> list[Trouble]:
-    """So many of each kind, in any order."""
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
     random.shuffle(kinds)
     troubles: list[Trouble] = []
@@ -73,7 +72,6 @@ class Troubles:
     """All that happens to the processes of one database."""
 
     def __init__(self, fleet: Fleet, clients: Clients, random: Random) -> None:
-        """Nothing has happened."""
         self.made: Counter[tuple[Role, Kind]] = Counter()
         self.notes: Counter[str] = Counter()
         self.stopped_ms: list[float] = []  # how long each stood that was stopped
@@ -84,7 +82,6 @@ class Troubles:
         self._clock = LoopClock()
 
     async def writers(self, troubles: list[Trouble]) -> None:
-        """To writers; the last one serves."""
         server = self._fleet.writers[-1]
         for trouble, following in _with_next(troubles):
             child = server.child
@@ -102,7 +99,6 @@ class Troubles:
             server = successor
 
     async def compactors(self, troubles: list[Trouble]) -> None:
-        """To compactors; the last one works."""
         child = self._fleet.start(Role.COMPACTOR, pin=troubles[0].pin)
         for trouble, following in _with_next(troubles):
             await _at_work(child, "compacted")
@@ -122,7 +118,6 @@ class Troubles:
         assert child.running, child.report()
 
     async def collectors(self, troubles: list[Trouble]) -> None:
-        """To collectors; the last one works."""
         child = self._fleet.start(Role.COLLECTOR, pin=troubles[0].pin)
         for trouble, following in _with_next(troubles):
             await _at_work(child, "collected")
@@ -170,7 +165,6 @@ class Troubles:
             self.notes["writers that could not open"] += 1
 
     async def start_reader(self, listen: str = "127.0.0.1:0") -> Serving:
-        """A reader that serves."""
         while True:
             child = self._fleet.start(Role.READER, listen=listen)
             if await self._serves(child):
@@ -236,7 +230,6 @@ class Troubles:
 
 
 def _with_next(troubles: list[Trouble]) -> list[tuple[Trouble, str]]:
-    """Each with the pin of the next one."""
     pins = [*(each.pin for each in troubles[1:]), ""]
     return list(zip(troubles, pins, strict=True))
 

@@ -46,12 +46,10 @@ def cut_file(folder: Path) -> None:
 
 
 def lose_segment(folder: Path) -> None:
-    """The newest segment is gone."""
     segments(folder)[-1].unlink()
 
 
 def lose_synced(folder: Path) -> None:
-    """Nobody knows any more what was durable."""
     for offset in SLOT_OFFSETS:
         _flip(folder / SYNCED_NAME, offset + 10)
 
@@ -67,7 +65,6 @@ ALL = (flip_in_records, flip_in_head, tear_off, cut_file, lose_segment, lose_syn
 
 
 def told(node: Child) -> list[Line]:
-    """What a safekeeper has said of it in its log."""
     return [line for line in node.lines() if line.get("event") == "records were lost"]
 
 

@@ -43,7 +43,6 @@ class RandomFaults:
         self._over = asyncio.Event()
 
     async def begin(self) -> None:
-        """Start what is to be troubled."""
         self._writers[0] = first = self._start(0, create=True)
         await first.ready(within_s=READY_S)
 
@@ -127,7 +126,6 @@ class RandomFaults:
             self._writers[seat] = child = self._start(seat)
 
     async def _replace(self, seat: int, random: Random) -> int:
-        """Kill the writer, and start another one."""
         self.made["writers killed"] += 1
         await self._end(seat)
         await self._wait(random, (0, 500))

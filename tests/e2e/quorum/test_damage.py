@@ -41,7 +41,6 @@ async def opened_without(cluster: Cluster, history: History, index: int) -> Chil
 
 
 async def has_no_vote(cluster: Cluster, other: int) -> None:
-    """Without that other one no writer opens."""
     await cluster.kill([other])
     refused = cluster.start_serve(*HOPELESS, create=False)
     assert await refused.exited() == ExitCode.NO_QUORUM, refused.report()

@@ -21,7 +21,6 @@ WATCHFUL = ("--fence-poll-ms", "200", *LENIENT)  # sees the manifest soon
 
 @asynccontextmanager
 async def loaded(history: History, writer: Child) -> AsyncIterator[Load]:
-    """Load on a writer, which meets no error."""
     load = Load(history, writer.listen, random_of("members"), clients=6)
     async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
@@ -43,7 +42,6 @@ async def begun(processes: Processes, folder: Path, *, more: int) -> tuple[Clust
 
 
 async def change(cluster: Cluster, command: str, *indices: int, **flags: str) -> Child:
-    """A change of members, to its end."""
     addresses = [cluster.addresses[index] for index in indices]
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     child = await cluster.run("safekeeper", command, *addresses, *words)

@@ -69,13 +69,11 @@ class Loads:
 
 @asynccontextmanager
 async def loads() -> AsyncIterator[Loads]:
-    """Whatever runs, ends in time."""
     async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as tasks:
         yield Loads(tasks)
 
 
 async def more(load: Load, count: int = WRITES) -> None:
-    """So many more writes are acknowledged."""
     assert await load.acknowledged(count), load.reasons()
 
 

@@ -37,7 +37,6 @@ class Uplink:
     """All connections that one process makes over gRPC."""
 
     def __init__(self) -> None:
-        """Everything passes."""
         self.listen = ""
         self.connection_count = 0
         self._ways: defaultdict[str, _Way] = defaultdict(_Way)
@@ -45,7 +44,6 @@ class Uplink:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What the process is started with."""
         return {"grpc_proxy": f"http://{self.listen}", "no_grpc_proxy": "", "no_proxy": ""}
 
     def cut(self, addresses: Iterable[str], *, requests: bool = True, replies: bool = True) -> None:
@@ -69,7 +67,6 @@ class Uplink:
             way.replies.set()
 
     async def accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        """One connection, until either side closes it."""
         own = asyncio.current_task()
         assert own is not None
         self._open[own] = [back]
@@ -94,7 +91,6 @@ class Uplink:
                 writer.close()
 
     async def close(self) -> None:
-        """Close all connections."""
         self.heal()
         ending = dict(self._open)
         for writers in ending.values():

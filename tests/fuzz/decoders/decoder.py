@@ -41,7 +41,6 @@ class Decoder:
     found: Sequence[bytes] = ()  # what ends badly where a check is missing
 
     def __str__(self) -> str:
-        """Its name, as tests show it."""
         return self.name
 
 
@@ -62,7 +61,6 @@ def outcome(decoder: Decoder, data: bytes) -> object:
 
 
 def is_refused(decoder: Decoder, found: object) -> bool:
-    """Whether this is how the decoder says that it was given nonsense."""
     return isinstance(found, Refusal) or (decoder.refused != () and found == decoder.refused)
 
 
@@ -93,7 +91,6 @@ class _Calls:
         self._left = most
 
     def count(self, _frame: FrameType, event: str, _argument: Any) -> None:
-        """What the interpreter calls."""
         if event in {"call", "c_call"}:
             self._left -= 1
             if self._left == 0:

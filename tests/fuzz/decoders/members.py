@@ -132,7 +132,6 @@ def _message(
 
 
 def _shape(data: bytes) -> object:
-    """What is told of a log, whose sections follow each other."""
     message = wire.LogShape()
     message.ParseFromString(data)
     shape = status_shape(message)

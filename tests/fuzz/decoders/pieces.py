@@ -53,7 +53,6 @@ from tests.unit.format.test_load_record import load
 
 
 def _block(data: bytes) -> object:
-    """A block whose checksum was right."""
     piece = Piece(WAL_NAME, 64, data)
     plain(piece)
     return [*rows(parse_block(piece))]
@@ -98,7 +97,6 @@ def _footer(data: bytes) -> object:
 
 
 def _resized(footer: bytes) -> bytes:
-    """The footer of a fence of another size."""
     at = len(footer) - TAIL_BYTES - number_at(U32, footer, len(footer) - TAIL_BYTES)
     forged = bytearray(footer)
     index_len = number_at(U64, footer, at + INDEX_LEN_AT)
@@ -111,7 +109,6 @@ def _resized(footer: bytes) -> bytes:
 
 
 def _index(data: bytes) -> object:
-    """An index whose checksum was right."""
     return _told(parse_index(Piece(WAL_NAME, 96, data), 96))
 
 
@@ -146,7 +143,6 @@ INDEXES = [
 
 
 def _filter(data: bytes) -> object:
-    """A filter whose checksum was right."""
     found = parse_filter(WAL_NAME, 64, data)
     if found is None:
         return None
@@ -168,20 +164,17 @@ class _Pieces:
         self.block = data[: first.length]
 
     def read_block(self, data: bytes) -> object:
-        """The first block."""
         first = self.parsed[0]
         by_handle = [*rows(read_block_at(LEVEL_NAME, first, data))]
         assert by_handle == [*rows(read_block(self.parsed, 0, data))]
         return by_handle
 
     def read_metadata(self, data: bytes) -> object:
-        """What stands behind the blocks."""
         found = read_metadata(self.info, data, database_id=DATABASE_ID)
         assert found.filter is not None
         return found.footer, _told(found.index), bytes(found.filter.data)
 
     def read_filter(self, data: bytes) -> object:
-        """The filter, opened too."""
         opened = open_filter(self.footer, data)
         assert opened is not None
         return read_filter(self.footer, data)

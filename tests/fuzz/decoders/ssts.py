@@ -37,7 +37,6 @@ LEVEL_SSTS = [
 
 
 def read_sst(name: str, data: bytes) -> object:
-    """All that readers get out of an SST."""
     sst = open_sst(name, data, database_id=None)
     sst.audit()
     return (

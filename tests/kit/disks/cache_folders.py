@@ -18,12 +18,10 @@ BYTES_MAX = 1 * MIB
 
 
 def part(number: int, length: int = 8_000, *, database_id: bytes = DATABASE_ID) -> Part:
-    """A part of SST `number`."""
     return Part(database_id, number.to_bytes(16, "big"), 7 * number, length)
 
 
 def data_of(wanted: Part) -> bytes:
-    """What every test keeps under that: it follows from the part."""
     return shake_128(repr(wanted).encode()).digest(wanted.length)
 
 
@@ -40,14 +38,12 @@ def open_cache(
 
 
 async def kept(cache: DiskCache, *parts: Part) -> None:
-    """Keep these, and write them."""
     for each in parts:
         cache.keep(each, data_of(each))
     await cache.flush()
 
 
 async def finds(cache: DiskCache, wanted: Part) -> bool:
-    """Whether it is there; what is found must be right."""
     found = (await cache.find([wanted]))[0]
     assert found is None or found == data_of(wanted)
     return found is not None
@@ -59,7 +55,6 @@ def files(path: Path) -> list[Path]:
 
 
 def taken_bytes(path: Path) -> int:
-    """What they take, as the bound counts; some may be deleted meanwhile."""
     taken = 0
     for at in files(path):
         with suppress(FileNotFoundError):

@@ -34,7 +34,6 @@ class File:
     modified_ms: int = 0
 
     def after_cut(self, random: Random) -> bytes:
-        """What a power cut leaves of the bytes."""
         lengths = (len(self.synced), len(self.data))
         left = bytearray(random.choice((*lengths, random.randint(min(lengths), max(lengths)))))
         for first in range(0, len(left), BLOCK_BYTES):
@@ -57,7 +56,6 @@ class Folder:
     unsynced: list[tuple[str, File | Folder | None]] = field(default_factory=list)
 
     def change(self, name: str, node: File | Folder | None) -> None:
-        """Make an entry, or remove it."""
         if node is None:
             del self.entries[name]
         else:
@@ -65,12 +63,10 @@ class Folder:
         self.unsynced.append((name, node))
 
     def sync(self) -> None:
-        """Make the present entries survive."""
         self.synced = dict(self.entries)
         self.unsynced.clear()
 
     def after_cut(self, random: Random) -> dict[str, File | Folder]:
-        """What a power cut leaves of the entries."""
         left = dict(self.synced)
         for name, node in self.unsynced:
             if random.random() < 0.5:
@@ -223,7 +219,6 @@ class CrashingDisk(FileSystem):
         return [ListedFile(name, len(at.data), at.modified_ms) for name, at in files]
 
     def bytes_of(self, path: Path) -> bytearray:
-        """What is in a file, for tests to change."""
         file = self._node(path)
         assert isinstance(file, File)
         return file.data

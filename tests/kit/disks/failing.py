@@ -28,7 +28,6 @@ class FailingFileSystem(FileSystem):
         self._failures[call] = (error, after)
 
     def recover(self) -> None:
-        """Have no call fail any more."""
         self._failures.clear()
 
     def write(self, descriptor: int, data: memoryview) -> int:

@@ -28,7 +28,6 @@ ALL = 1 << 30
 def records_after(
     mark: Mark, payloads: Iterable[bytes], *, epoch: int = 1, ends_object: bool = True
 ) -> tuple[Record, ...]:
-    """Records that follow `mark` and each other."""
     records = []
     for payload in payloads:
         wal_id = mark.next_wal_id
@@ -43,7 +42,6 @@ def records_after(
 
 
 def payloads(count: int, size_bytes: int = 100) -> list[bytes]:
-    """Different ones."""
     return [bytes([number % 251]) * size_bytes for number in range(count)]
 
 
@@ -56,7 +54,6 @@ def new_log(
     filesystem: FileSystem = REAL_FILE_SYSTEM,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> MemberLog:
-    """An empty one."""
     return create_log(Files(filesystem, "test"), folder, IDENTITY, segment_bytes=segment_bytes)
 
 
@@ -66,12 +63,10 @@ def old_log(
     filesystem: FileSystem = REAL_FILE_SYSTEM,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> MemberLog:
-    """The one that is there."""
     return open_log(Files(filesystem, "test"), folder, segment_bytes=segment_bytes)
 
 
 def write(log: MemberLog, records: Iterable[Record]) -> None:
-    """Have records written and durable."""
     log.perform([Write(tuple(records)), Flush()])
 
 
@@ -100,7 +95,6 @@ def disk_with_records(count: int = len(RECORDS)) -> CrashingDisk:
 
 
 def files_of(disk: CrashingDisk) -> list[str]:
-    """The names of all files of the log."""
     return sorted(file.name for file in disk.list_files(FOLDER))
 
 

@@ -46,7 +46,6 @@ class Place:
         self.objects = MemoryObjects() if objects is None else objects
 
     def store(self) -> ObjectStore:
-        """One more view of them."""
         return MemoryStore(wall_clock_ms, objects=self.objects)
 
     def cas(self, store: ObjectStore | None = None) -> CasStore:
@@ -55,28 +54,23 @@ class Place:
         return CasStore(store or self.store(), runtime, StoreSettings())
 
     def names(self) -> list[str]:
-        """Of all objects."""
         folders = (*DATABASE_FOLDERS, *REPOSITORY_FOLDERS)
         return [info.name for folder in folders for info in self.objects.page(folder, "")]
 
     def data(self, name: str) -> bytes:
-        """The bytes of an object."""
         return self._find(name).data
 
     def copy(self) -> Place:
-        """Another place with the same objects."""
         copied = MemoryObjects()
         for name in self.names():
             copied.add(self._find(name))
         return Place(copied)
 
     def overwrite(self, name: str, data: bytes) -> None:
-        """Put other bytes under a name."""
         info = self._find(name).info
         self.objects.replace(StoredObject(type(info)(name, len(data), info.modified_ms), data))
 
     def lose(self, *gone: str) -> None:
-        """Remove objects."""
         for name in gone:
             self.objects.remove(name)
 
@@ -96,7 +90,6 @@ class Place:
 
 @asynccontextmanager
 async def household(place: Place) -> AsyncIterator[Household]:
-    """The roles of the database at a place."""
     with real_runtime(seed=next(SEEDS)) as runtime:
         roles = Household(place.store, runtime, tick_ms=0)
         yield roles
@@ -131,7 +124,6 @@ async def new_database() -> tuple[Place, Pairs]:
 
 
 async def write(place: Place, **pairs: str) -> None:
-    """Write by a writer of its own."""
     async with household(place) as roles, roles.writing() as writer:
         for key, value in pairs.items():
             await write_all(writer, {key.encode(): value.encode()})
@@ -163,7 +155,6 @@ def creation(
     written: ObjectStore | None = None,
     **options: int,
 ) -> BackupCreation:
-    """The same, before it runs."""
     limits = CopyLimits(parallel=options.pop("parallel", 2))
     there = Repository(repository.cas(written))
     return BackupCreation(source.cas(read), there, limits=limits, **options)
@@ -188,16 +179,13 @@ async def _fit() -> None:
 
 
 async def verify(repository: Place) -> list[Damage]:
-    """What is wrong with the backups."""
     there = Repository(repository.cas())
     return await Verification(there).run(await there.ids())
 
 
 def deletion(repository: Place, *, is_abandoning: bool = False) -> Deletion:
-    """One more process that deletes backups."""
     return Deletion(Repository(repository.cas()), is_abandoning=is_abandoning)
 
 
 async def backup_ids(repository: Place) -> list[str]:
-    """Of all backups."""
     return await Repository(repository.cas()).ids()

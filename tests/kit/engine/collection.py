@@ -60,7 +60,6 @@ class CollectedDatabase:
 
     @classmethod
     async def created(cls, seed: int = 0) -> CollectedDatabase:
-        """A new, empty database."""
         database = cls(seed)
         await create_database(database.store, yielding_runtime(seed), StoreSettings())
         database.database_id = (await database.manifest()).database_id
@@ -79,7 +78,6 @@ class CollectedDatabase:
         return copied
 
     def another_store(self) -> MemoryStore:
-        """One more view of the same objects."""
         return MemoryStore(lambda: self.now_ms, objects=self.objects)
 
     def cas(self, store: ObjectStore | None = None) -> CasStore:
@@ -88,17 +86,14 @@ class CollectedDatabase:
         return CasStore(store or self.store, runtime, StoreSettings())
 
     def collecting(self, store: ObjectStore | None = None, **settings: Any) -> Collecting:
-        """One more collector."""
         ages = {"collect_age_s": AGE_S, "foreign_age_s": AGE_S, "wal_retention_s": 0} | settings
         return Collecting(self.cas(store), CollectorSettings.model_validate(ages))
 
     def consumers(self, store: ObjectStore | None = None, *, ttl_s: int = TTL_S) -> ConsumerLeases:
-        """One more process that holds leases of consumers."""
         cas = self.cas(store)
         return ConsumerLeases(cas, StoredManifest(cas), ttl_s)
 
     def snapshots(self, store: ObjectStore | None = None) -> Snapshots:
-        """One more process that makes snapshots."""
         return Snapshots(self.cas(store))
 
     def pass_time(self, seconds: float = AGE_S + 1) -> None:
@@ -107,19 +102,16 @@ class CollectedDatabase:
 
     @property
     def now_s(self) -> float:
-        """The store's clock."""
         return self.now_ms / 1_000
 
     # --- what makes objects --------------------------------------------------------------------
 
     async def wal(self, count: int = 1) -> None:
-        """WAL objects with an entry each."""
         for _ in range(count):
             self.last_seq += 1
             await self._fill([Entry(b"k%d" % self.last_seq, self.last_seq, Kind.PUT, b"v")])
 
     async def fence(self) -> None:
-        """A WAL object without entries."""
         await self._fill([])
 
     async def _fill(self, entries: Sequence[Entry]) -> None:
@@ -128,7 +120,6 @@ class CollectedDatabase:
         await self.store.create(name, self._encoded(name, entries))
 
     async def lease(self, ttl_s: int = TTL_S, *, wal_id_min: int | None = None) -> Lease:
-        """A lease that a job holds."""
         lease_id = new_lease_id(self.now_ms, self.random.randbytes(RANDOM_BYTES))
         lease = Lease(lease_id, int(self.now_s) + ttl_s, "job", wal_id_min)
         await self.edit(lambda m: with_lease(m, lease), lambda m: has_lease(m, lease_id))
@@ -205,11 +196,9 @@ class CollectedDatabase:
     # --- what there is -------------------------------------------------------------------------
 
     async def manifest(self) -> Manifest:
-        """The current manifest."""
         return await StoredManifest(self.cas()).refresh()
 
     def names(self) -> set[str]:
-        """All objects."""
         folders = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
         return {info.name for folder in folders for info in self.objects.page(folder, "")}
 
@@ -233,12 +222,10 @@ class CollectedDatabase:
         return found
 
     async def check_reachable(self) -> None:
-        """Nothing is missing that must be there."""
         missing = await self.needed() - self.names()
         assert not missing, sorted(missing)
 
     def leased_names(self, lease: Lease) -> set[str]:
-        """What is there of the objects that were written under a lease."""
         ids = {name: names.parse_level_name(name) for name in self.names()}
         return {n for n, sst_id in ids.items() if sst_id and protects(lease.id, sst_id)}
 

@@ -21,12 +21,10 @@ NOW_MS = 1_000
 
 
 def put(key: bytes, value: bytes = b"v", expire_at_ms: int = NO_EXPIRY) -> Change:
-    """A change that sets a key."""
     return Change(key, Kind.PUT, value, expire_at_ms)
 
 
 def tombstone(key: bytes) -> Change:
-    """A change that deletes a key."""
     return Change(key, Kind.TOMBSTONE)
 
 
@@ -35,17 +33,14 @@ def unsettled(_: Receipt | ShaleError) -> None:
 
 
 def commit_of(seq: int, *changes: Change) -> Commit:
-    """A commit with this number."""
     return Commit(changes, seq, unsettled)
 
 
 def group_of(wal_id: int, *commits: Commit) -> Group:
-    """A group in this slot."""
     return Group(wal_id, commits)
 
 
 def run_of(seq: int, *changes: Change) -> Run:
-    """The run of a group of one commit."""
     return group_of(0, commit_of(seq, *changes)).run
 
 
@@ -70,7 +65,6 @@ def drop(memtable: Memtable, seq: int) -> int:
 
 
 def merge(memtable: Memtable) -> None:
-    """Merge all runs that are due."""
     finish(memtable.merge_runs(InlineClock()))
 
 
@@ -96,22 +90,18 @@ async def nothing_compacted() -> int | None:
 
 
 def is_put(entry: Entry | None) -> bool:
-    """Whether a lookup has found a value, and no tombstone."""
     return entry is not None and entry.kind is Kind.PUT
 
 
 def pairs(entries: Iterable[Entry]) -> list[tuple[bytes, bytes]]:
-    """Keys and values."""
     return [(entry.key, entry.value) for entry in entries]
 
 
 def keys_of(entries: Sequence[Entry]) -> list[bytes]:
-    """Keys."""
     return [entry.key for entry in entries]
 
 
 def newest_state(overlay: Overlay, memtable: Memtable, prefix: Prefix) -> NewestState:
-    """What a transaction is decided by, as the engine puts it together."""
     landed_ahead = [group.run for group in prefix.landed_ahead()]
     view = memtable.view(prefix.seq, prefix.wal_id).below(landed_ahead)
     return NewestState(overlay, view, NOW_MS, compare_count_max=1_000)

@@ -87,7 +87,6 @@ class SplitParts(OwnProcessParts):
     async def run(
         self, parts: Sequence[Part], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
-        """Note how many there are."""
         self.counts.append(len(parts))
         return await super().run(parts, is_lifted)
 
@@ -183,7 +182,6 @@ class CompactedDatabase:
         return await self.run(job)
 
     async def tree(self) -> Tree:
-        """The tree of the current manifest."""
         return Tree.of(await self.stored.refresh())
 
     async def read(self) -> NaiveTree:
@@ -213,22 +211,18 @@ class CompactedDatabase:
 
 
 def put(key: bytes, value: bytes = b"v", expire_at_ms: int = 0) -> Entry:
-    """A put without a sequence number yet."""
     return Entry(key, 0, Kind.PUT, value, expire_at_ms)
 
 
 def delete(key: bytes) -> Entry:
-    """A tombstone without a sequence number yet."""
     return Entry(key, 0, Kind.TOMBSTONE)
 
 
 def delete_range(start: bytes, end: bytes) -> Entry:
-    """A range tombstone without a sequence number yet."""
     return Entry(start, 0, Kind.RANGE_TOMBSTONE, end)
 
 
 def record(client_key: bytes, expire_at_ms: int, reply: bytes = b"") -> Entry:
-    """An idempotency record without a sequence number yet."""
     value = encode_record(IdempotencyRecord(bytes(16), 0, ReplyKind.PUT, reply))
     return Entry(record_key(client_key), 0, Kind.PUT, value, expire_at_ms)
 

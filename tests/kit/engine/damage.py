@@ -42,17 +42,14 @@ SECOND_SEQ = 2**32 + 41  # of the second writer
 
 
 def sst_id(number: int) -> bytes:
-    """The id of an SST of this database."""
     return bytes.fromhex("0198c0de000070008000") + number.to_bytes(6, "big")
 
 
 def sst_name(number: int) -> str:
-    """Its name."""
     return level_name(sst_id(number))
 
 
 def record(key: bytes, seq: int) -> Entry:
-    """An idempotency record."""
     value = encode_record(IdempotencyRecord(bytes(16), 3, ReplyKind.PUT, b""))
     return put(record_key(key), seq, value, NOW_MS + 86_400_000)
 
@@ -123,7 +120,6 @@ class Planted:
         self.wal(9, control=[load_entry(self.load, SECOND_SEQ + 2)], epoch=2)
 
     def save(self, folder: Path) -> str:
-        """Write all objects into a folder; its URL."""
         for prefix in ("manifest/", "wal/", "levels/"):
             for info in self.objects.page(prefix, ""):
                 path = folder / info.name
@@ -137,13 +133,11 @@ class Planted:
         self.objects.add(StoredObject(ObjectInfo(name, len(data), NOW_MS), data))
 
     def data(self, name: str) -> bytes:
-        """The bytes of an object."""
         found = self.objects.find(name)
         assert found is not None
         return found.data
 
     def lose(self, *names: str) -> None:
-        """Remove objects."""
         for name in names:
             self.objects.remove(name)
 
@@ -154,7 +148,6 @@ class Planted:
         self.write(name, bytes(data))
 
     def checksum(self, manifest_id: int) -> int:
-        """Of a manifest object."""
         return crc32c(self.data(manifest_name(manifest_id)))
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -162,7 +155,6 @@ class Planted:
         self.write(manifest_name(manifest.manifest_id), encode_manifest(manifest))
 
     def edit(self, **changes: object) -> None:
-        """Write the current manifest anew, with other fields."""
         self.current = replace(self.current, **changes)  # type: ignore[arg-type] # any field
         self.write_manifest(self.current)
 
@@ -211,7 +203,6 @@ class Planted:
         *,
         codec: Codec = Codec.NONE,
     ) -> SstInfo:
-        """Write an object under this id."""
         name = level_name(id_)
         data = encode_sst(
             properties(name, 1),
@@ -246,7 +237,6 @@ class Planted:
 
 
 def properties(name: str, epoch: int) -> SstProperties:
-    """Properties of an object of this database."""
     return SstProperties(
         name=name,
         database_id=DATABASE_ID,
@@ -258,10 +248,8 @@ def properties(name: str, epoch: int) -> SstProperties:
 
 
 async def findings(planted: Planted, *, is_deep: bool = False, parallel: int = 2) -> list[Finding]:
-    """What a check finds."""
     return await gathered(Fsck(planted.cas, parallel=parallel, is_deep=is_deep).findings())
 
 
 async def found(planted: Planted, *, is_deep: bool = False) -> list[tuple[str, FindingKind]]:
-    """The same: objects and kinds, ordered."""
     return sorted((each.name, each.kind) for each in await findings(planted, is_deep=is_deep))

@@ -39,17 +39,14 @@ class Database:
 
     @classmethod
     async def created(cls, seed: int = 0) -> Database:
-        """A new, empty database; another `seed`, another id."""
         database = cls(seed)
         await create_database(database.store, database.runtime(), StoreSettings())
         return database
 
     def runtime(self) -> Runtime:
-        """A runtime for one more process."""
         return yielding_runtime(self._seeds.getrandbits(64))
 
     def another_store(self) -> MemoryStore:
-        """One more view of the same objects."""
         return MemoryStore(lambda: STORE_NOW_MS, objects=self.objects)
 
     async def open(
@@ -61,7 +58,6 @@ class Database:
         return await open_log(cas, writer, address="here:1", retry=retry)
 
     async def manifest(self) -> Manifest:
-        """The current manifest."""
         cas = CasStore(self.store, self.runtime(), StoreSettings())
         return await StoredManifest(cas).refresh()
 
@@ -93,7 +89,6 @@ class Database:
         assert await slots.create(wal_id, filling) is None
 
     async def wal(self) -> list[int]:
-        """The slots that are filled."""
         infos = await gathered(self.store.list(names.WAL_FOLDER))
         ids = [names.parse_wal_name(info.name) for info in infos]
         return [wal_id for wal_id in ids if wal_id is not None]
@@ -103,22 +98,18 @@ class Database:
         await self.store.delete(removed)
 
     async def overwrite(self, name: str, data: bytes) -> None:
-        """Put other bytes under a name."""
         await self.store.delete([name])
         await self.store.create(name, data)
 
     def data(self, name: str) -> bytes:
-        """The bytes of an object that is there."""
         found = self.objects.find(name)
         assert found is not None
         return found.data
 
     def manifest_at(self, manifest_id: int) -> Manifest:
-        """An older manifest that is still there."""
         name = names.manifest_name(manifest_id)
         return decode_manifest(name, self.data(name))
 
 
 def contents(opened: OpenedLog) -> list[tuple[bytes, bytes]]:
-    """What a scan of the opened log reads."""
     return read(opened.memtable.view(opened.last_seq, opened.last_wal_id))

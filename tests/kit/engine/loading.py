@@ -135,7 +135,6 @@ async def loading(
 
 
 async def loads_in_wal(database: Database) -> list[CommittedLoad]:
-    """The loads that a replay finds."""
     cas = CasStore(database.store, yielding_runtime(), StoreSettings())
     manifest = await database.manifest()
     folder = await list_wal(cas, 0)
@@ -151,7 +150,6 @@ async def loads_in_wal(database: Database) -> list[CommittedLoad]:
 
 
 def entries_of(database: Database, manifest: Manifest, load: CommittedLoad) -> list[Entry]:
-    """What is in the files of a load."""
     found: list[Entry] = []
     for info in level_rows(load):
         name = level_name(info.id)
@@ -193,5 +191,4 @@ async def file_of(
 
 
 async def one_turn() -> None:
-    """Let other tasks take one step."""
     await asyncio.sleep(0)

@@ -48,14 +48,12 @@ def process(database: CollectedDatabase, store: ObjectStore | None = None) -> Ca
 
 
 def rows_of(pairs: Iterable[tuple[bytes, bytes]], *, deletes: Iterable[bytes] = ()) -> Columns:
-    """Rows for a load."""
     entries = [Entry(key, 0, Kind.PUT, value) for key, value in pairs]
     entries += [Entry(key, 0, Kind.TOMBSTONE) for key in deletes]
     return columns_of(sorted(entries))
 
 
 async def begin(store: CasStore, load_id: str = LOAD_ID, *, ttl_s: int = TTL_S) -> LoadJob:
-    """Begin a load."""
     return await LoadJob.begin(store, load_id, levels=LEVELS, limits=LIMITS, ttl_s=ttl_s)
 
 
@@ -98,7 +96,6 @@ class Found(NamedTuple):
 
 
 async def look(database: CollectedDatabase) -> Found:
-    """Open the database, and read all of it."""
     opened = await open_log(process(database), WRITER, address="")
     engine = WriterEngine(opened, WRITER, LoopClock())
     view = await engine.committed_view()
@@ -111,12 +108,10 @@ async def look(database: CollectedDatabase) -> Found:
 
 
 def level_names(database: CollectedDatabase) -> set[str]:
-    """The files that are there."""
     return {name for name in database.names() if name.startswith(names.LEVELS_FOLDER)}
 
 
 async def named_files(database: CollectedDatabase) -> set[str]:
-    """The files that the current manifest names."""
     manifest = await database.manifest()
     tables = [manifest.leveled_ssts, *(each.ssts for each in manifest.pending_loads)]
     return {names.level_name(info.id) for table in tables for info in table}

@@ -21,7 +21,6 @@ Answer = tuple[int, bytes] | None  # sequence number and value
 
 
 def covers(tombstone: Entry, key: bytes) -> bool:
-    """Whether a range tombstone deletes `key`."""
     return tombstone.key <= key and (not tombstone.value or key < tombstone.value)
 
 
@@ -47,14 +46,12 @@ class Versions:
 
 
 def answer(entry: Entry | None, now_ms: int) -> Answer:
-    """What a read at logical time `now_ms` gets from the newest version."""
     if entry is None or not entry.is_visible(now_ms):
         return None
     return entry.seq, entry.value
 
 
 def answers(entries: Sequence[Entry], keys: Iterable[bytes], now_ms: int) -> dict[bytes, Answer]:
-    """What all keys hold after these changes."""
     versions = Versions(entries)
     return {key: answer(versions.newest_of(key), now_ms) for key in keys}
 
@@ -84,7 +81,6 @@ class NaiveTree:
 
     @classmethod
     async def read(cls, store: ObjectStore, manifest: Manifest) -> NaiveTree:
-        """Read everything, and check each SST by itself."""
         entries = {}
         for info in manifest.leveled_ssts:
             sst = await read_sst(store, info, manifest.database_id)
@@ -92,7 +88,6 @@ class NaiveTree:
         return cls(Tree.of(manifest), entries)
 
     def entries(self) -> list[Entry]:
-        """All entries of all SSTs, in no order."""
         return [entry for of_sst in self._entries.values() for entry in of_sst]
 
     def answers(self, keys: Iterable[bytes], now_ms: int) -> dict[bytes, Answer]:
@@ -108,7 +103,6 @@ class NaiveTree:
         return found
 
     def record(self, key: bytes) -> Entry | None:
-        """The newest record with this key."""
         for info in self.tree.system:
             for entry in self._entries[info.id]:
                 if entry.key == key:

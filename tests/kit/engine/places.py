@@ -58,17 +58,14 @@ class Place:
         self._seed = 0
 
     def store_at(self, ahead_ms: int) -> MemoryStore:
-        """The store, by a clock that is ahead."""
         return MemoryStore(
             lambda: wall_clock_ms() + ahead_ms, name=self.name, objects=named_objects(self.name)
         )
 
     def cas(self, runtime: Runtime, store: ObjectStore | None = None) -> CasStore:
-        """The store, as a process has it."""
         return CasStore(store or self.store, runtime, StoreSettings())
 
     def seed(self) -> int:
-        """Each process draws numbers of its own."""
         self._seed += 1
         return hash(self.name) ^ self._seed
 
@@ -78,7 +75,6 @@ class Place:
         await self.write(*changes)
 
     async def write(self, *batches: Sequence[kv_pb2.Change]) -> None:
-        """The same for batches of any changes."""
         settings = serve_settings(writer={"skip_memtable_bytes": BATCH_BYTES})
         with real_runtime(seed=self.seed()) as runtime:
             async with running(self.store, settings, runtime) as writer:
@@ -109,7 +105,6 @@ class Place:
         return found
 
     async def open(self) -> None:
-        """A writer opens it and goes."""
         await self.rows()
 
     async def compact(self, **settings: Any) -> None:
@@ -136,17 +131,14 @@ class Place:
             return await Collecting(cas, settings).collect()
 
     async def clone_to(self, target: Place, called: str = "") -> Cloned:
-        """Clone it."""
         with real_runtime(seed=self.seed()) as runtime:
             return await Cloning(self.cas(runtime), target.store).run(called)
 
     async def snapshot(self, name: str) -> Snapshot:
-        """Make a snapshot."""
         with real_runtime(seed=self.seed()) as runtime:
             return await Snapshots(self.cas(runtime)).create(name=name, ttl_ms=HOUR_MS)
 
     async def manifest(self) -> Manifest:
-        """The current one."""
         with real_runtime(seed=self.seed()) as runtime:
             return await StoredManifest(self.cas(runtime)).refresh()
 
@@ -163,7 +155,6 @@ class Place:
         return [each for each in manifest.snapshots if each.name.startswith("clone ")]
 
     async def damage(self) -> list[Finding]:
-        """What a check of all that it has finds."""
         with real_runtime(seed=self.seed()) as runtime:
             fsck = Fsck(self.cas(runtime), is_deep=True)
             return [each async for each in fsck.findings() if each.kind.is_damage]
@@ -176,17 +167,14 @@ class Place:
 
 
 def puts(keys: Sequence[bytes], value: bytes) -> list[kv_pb2.Change]:
-    """A batch."""
     return [kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value)) for key in keys]
 
 
 def delete(key: bytes) -> list[kv_pb2.Change]:
-    """A delete."""
     return [kv_pb2.Change(delete=kv_pb2.DeleteChange(key=key))]
 
 
 def delete_range(start: bytes, end: bytes) -> list[kv_pb2.Change]:
-    """A range delete."""
     return [
         kv_pb2.Change(
             delete_range=kv_pb2.DeleteRangeChange(range=kv_pb2.KeyRange(start=start, end=end))

@@ -52,8 +52,6 @@ BY_HAND: dict[str, Any] = {
 
 
 def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]], seed: int = 1) -> None:
-    """Run `main` where waiting takes no time."""
-
     async def in_world(_: World) -> None:
         await main()
 
@@ -66,7 +64,6 @@ def store_now_ms() -> int:
 
 
 async def pass_s(duration_s: float) -> None:
-    """Let time go on."""
     await LoopClock().sleep_ms(1_000 * duration_s)
 
 
@@ -100,7 +97,6 @@ class AskedStore(MemoryStore):
             yield info
 
     def forget(self) -> None:
-        """Count from now on."""
         self.gets.clear()
         self.lists.clear()
 
@@ -116,7 +112,6 @@ class ReplicaGround(Database):
 
     @classmethod
     async def created(cls, seed: int = 0) -> ReplicaGround:
-        """A new database, which a writer has opened."""
         ground = cls(seed)
         await create_database(ground.store, ground.runtime(), StoreSettings())
         await ground.edit(lambda m: replace(m, writer_epoch=WRITER.epoch))
@@ -127,7 +122,6 @@ class ReplicaGround(Database):
         return MemoryStore(store_now_ms, objects=self.objects)
 
     def local_runtime(self) -> Runtime:
-        """A runtime in virtual time."""
         return Runtime(LoopClock(), self.runtime().random, InlineWorkers())
 
     async def put(self, **values: bytes) -> int:
@@ -137,7 +131,6 @@ class ReplicaGround(Database):
         return self.seq
 
     def commit(self, **values: bytes) -> Commit:
-        """The next commit, which is nowhere yet."""
         self.seq += 1
         return commit_of(self.seq, *(put(key.encode(), value) for key, value in values.items()))
 
@@ -147,7 +140,6 @@ class ReplicaGround(Database):
         return await self.manifest()
 
     async def collect(self) -> None:
-        """Delete all that nothing protects."""
         await pass_s(AGE_S + 1)
         settings = CollectorSettings.model_validate(
             {"collect_age_s": AGE_S, "foreign_age_s": AGE_S, "wal_retention_s": 0}
@@ -180,7 +172,6 @@ async def opened(
     open_ssts: Callable[[Manifest], LevelSsts],
     links: Links | None = None,
 ) -> ReaderEngine:
-    """What a reader does to begin, without beginning again."""
     asked_ms = cas.runtime.clock.monotonic_ms()
     joined = await join(cas, StoredManifest(cas), reader, open_ssts)
     engine = ReaderEngine(cas, joined, reader, LimitSettings(), links)
@@ -190,7 +181,6 @@ async def opened(
 
 @asynccontextmanager
 async def running(engine: ReaderEngine) -> AsyncIterator[ReaderEngine]:
-    """Let the replica follow."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(engine.run())
         try:
@@ -200,7 +190,6 @@ async def running(engine: ReaderEngine) -> AsyncIterator[ReaderEngine]:
 
 
 async def get(engine: ReaderEngine, key: bytes) -> bytes | None:
-    """What the replica reads, without its services."""
     entry = engine.committed(key)
     if entry is None:
         entry = await engine.held.find(key)
@@ -208,12 +197,10 @@ async def get(engine: ReaderEngine, key: bytes) -> bytes | None:
 
 
 async def scan(engine: ReaderEngine) -> list[tuple[bytes, bytes]]:
-    """All that the replica shows."""
     view = await engine.committed_view()
     slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=engine.time.now_ms())
     return pairs([entry for part in await gathered(slices) for entry in part])
 
 
 async def all_shown(engine: ReaderEngine) -> dict[bytes, bytes]:
-    """What the replica shows, by key."""
     return dict(await scan(engine))

@@ -45,11 +45,9 @@ class YieldingClock(LoopClock):
         self._now_ms = 0.0
 
     def monotonic_ms(self) -> float:
-        """The sum of all waits."""
         return self._now_ms
 
     async def sleep_ms(self, duration_ms: float) -> None:
-        """Let other tasks run."""
         self._now_ms += duration_ms
         await asyncio.sleep(0)
 
@@ -60,7 +58,6 @@ def yielding_runtime(seed: int = 7) -> Runtime:
 
 
 def slots_on(store: ObjectStore, own: WriterId) -> WalSlots:
-    """The WAL in `store`, for `own`."""
     cas = CasStore(store, yielding_runtime(), StoreSettings())
     return WalSlots(
         cas,
@@ -84,19 +81,16 @@ class Told:
         self._settled.set()
 
     async def outcome(self) -> Outcome:
-        """Wait for it."""
         await self._settled.wait()
         assert len(self.told) == 1
         return self.told[0]
 
     async def receipt(self) -> Receipt:
-        """Wait for it to be durable."""
         outcome = await self.outcome()
         assert isinstance(outcome, Receipt), outcome
         return outcome
 
     async def refusal(self) -> ShaleError:
-        """Wait for it to be refused."""
         outcome = await self.outcome()
         assert isinstance(outcome, ShaleError), outcome
         return outcome
@@ -154,7 +148,6 @@ class RunningLog:
         self.writes: list[Told] = []
 
     def write(self, key: bytes, value: bytes = b"v") -> Write:
-        """Admit and submit a commit of one put."""
         write = Write(key, value)
         assert self.admission.try_admit(changes_bytes(write.changes))
         self.log.submit(write.changes, write.settle)
@@ -168,7 +161,6 @@ class RunningLog:
         otherwise: Sequence[Operation] | None = None,
         claim: Claim | None = None,
     ) -> Transacted:
-        """Admit and submit a transaction."""
         transacted = Transacted()
         record_bytes = 0 if claim is None else RECORD_BYTES
         assert self.admission.try_admit(TRANSACTION_BYTES + record_bytes)
@@ -182,7 +174,6 @@ class RunningLog:
         return transacted
 
     def newest(self, *keys: bytes) -> list[bytes | None]:
-        """The values that a read at UNCOMMITTED gets."""
         found = [self.log.overlay.get(key) for key in keys]
         return [entry.value if entry and entry.is_visible(NOW_MS) else None for entry in found]
 
@@ -200,7 +191,6 @@ class RunningLog:
         return self.contents_of(wal_id).points
 
     def contents_of(self, wal_id: int) -> WalContents:
-        """All entries of the object in a slot."""
         name = names.wal_name(wal_id)
         sst = open_sst(name, self.store.data(name), database_id=DATABASE_ID)
         return WalContents([*sst.entries()], [*sst.range_tombstones()], [*sst.system_entries()])
@@ -225,6 +215,5 @@ async def running(log: RunningLog) -> AsyncIterator[RunningLog]:
 
 
 async def quiesce() -> None:
-    """Let everything that can run do so."""
     for _ in range(20):
         await asyncio.sleep(0)

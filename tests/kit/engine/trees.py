@@ -55,7 +55,6 @@ class Levels:
         codec: Codec = Codec.NONE,
         filter_bits: float | None = 10.0,
     ) -> SstInfo:
-        """Write an SST, and list it at `level`."""
         sst_id = bytes.fromhex("0198c0de00007000") + (2**63 + len(self.infos)).to_bytes(8, "big")
         filter_bytes = b""
         if records and filter_bits is not None:
@@ -77,22 +76,18 @@ class Levels:
         return self.infos[-1]
 
     def sst(self, name: str) -> Sst:
-        """A whole SST."""
         return open_sst(name, self.data(name), database_id=DATABASE_ID)
 
     def data(self, name: str) -> bytes:
-        """The bytes of an object."""
         found = self.objects.find(name)
         assert found is not None
         return found.data
 
     def overwrite(self, name: str, data: bytes) -> None:
-        """Put other bytes under a name."""
         self.objects.remove(name)
         assert finish(self.store.create(name, data)) == Created()
 
     def tree(self) -> Tree:
-        """The tree of all that was added."""
         manifest = Manifest(
             database_id=DATABASE_ID,
             manifest_id=1,
@@ -102,7 +97,6 @@ class Levels:
         return Tree.of(manifest)
 
     def open(self, disk: DiskCache | None = None, /, **settings: Any) -> LevelSsts:
-        """A reader with caches of its own."""
         values = {"metadata_cache_bytes": 64 * MIB, "block_cache_bytes": 64 * MIB} | settings
         cas = CasStore(self.counting, inline_runtime(), StoreSettings(read_attempts=1))
         return LevelSsts(

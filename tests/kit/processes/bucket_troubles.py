@@ -55,7 +55,6 @@ class TroubledBucket:
 async def troubled_bucket(
     s3: S3Server, records: Path | None = None
 ) -> AsyncIterator[TroubledBucket]:
-    """A new bucket, in no trouble yet."""
     bucket = TroubledBucket(s3, records)
     s3.create_bucket(urlsplit(bucket.url).netloc)
     await bucket.appear()

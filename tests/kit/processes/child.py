@@ -78,16 +78,13 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
     def stdout(self) -> str:
-        """What it has written to its standard output so far."""
         with self._changed:
             return b"".join(self._stdout).decode(errors="replace")
 
     def stderr(self) -> str:
-        """What it has written to its standard error so far."""
         with self._changed:
             return b"".join(self._stderr).decode(errors="replace")
 
@@ -96,7 +93,6 @@ class Child:
         return [_parsed(line) for line in self.stderr().splitlines()]
 
     def report(self) -> str:
-        """What a failed assertion about it should show."""
         return (
             f"$ {' '.join(self.argv)}\n(pid {self.pid}, exit code {self._process.poll()})\n"
             f"--- stdout ---\n{self.stdout()}\n--- stderr ---\n{self.stderr()}"
@@ -109,11 +105,9 @@ class Child:
                 os.killpg(self.pid, number)
 
     def pause(self) -> None:
-        """Stop it where it stands (SIGSTOP)."""
         self.send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
         self.send(signal.SIGCONT)
 
     def wait_for_line(self, accept: Callable[[Line], bool], *, within_s: float = READY_S) -> Line:
@@ -152,7 +146,6 @@ class Child:
         return code
 
     async def line(self, accept: Callable[[Line], bool], *, within_s: float = READY_S) -> Line:
-        """The first log line that is accepted."""
         return await asyncio.to_thread(self.wait_for_line, accept, within_s=within_s)
 
     async def ready(self, *, within_s: float = READY_S) -> str:
@@ -164,7 +157,6 @@ class Child:
         return await asyncio.to_thread(self.wait_for_exit, within_s=within_s)
 
     async def stop(self, *, within_s: float = EXIT_S) -> int:
-        """Ask it to end (SIGTERM); its exit code."""
         self.send(signal.SIGTERM)
         return await self.exited(within_s=within_s)
 
@@ -211,7 +203,6 @@ def _parsed(text: str) -> Line:
 
 
 def event(name: str) -> Callable[[Line], bool]:
-    """Accepts the log lines of one event."""
     return lambda line: line.get("event") == name
 
 

@@ -13,7 +13,6 @@ class DeafProxy:
     """Forwards connections to one server."""
 
     def __init__(self, target: str) -> None:
-        """`target` is HOST:PORT."""
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._hears = True
@@ -30,7 +29,6 @@ class DeafProxy:
         self._last_word = word
 
     async def accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        """One connection, until either side closes it."""
         far, forth = await asyncio.open_connection(self._host, self._port)
         own = asyncio.current_task()
         assert own is not None
@@ -43,7 +41,6 @@ class DeafProxy:
             del self._open[own]
 
     async def close(self) -> None:
-        """Close all connections."""
         ending = dict(self._open)
         for writers in ending.values():
             for writer in writers:

@@ -33,7 +33,6 @@ class Elected:
     servers: list[Child] = field(default_factory=list)
 
     async def start(self, *flags: str, listen: str = "127.0.0.1:0") -> Child:
-        """One more server, which stands by or serves."""
         url = f"file://{self.folder}"
         argv = ["serve", "--create", "--url", url, "--listen", listen, "--log-format", "json"]
         child = self.processes.start(*argv, *self.flags, *flags)
@@ -43,12 +42,10 @@ class Elected:
 
     @property
     def writer(self) -> Child:
-        """The one that has acknowledged the latest write."""
         return next(each for each in self.servers if self.writes.epoch in epochs_of(each))
 
     @property
     def idle(self) -> Child:
-        """One that stands by."""
         return next(each for each in self.servers if each is not self.writer)
 
     async def take_over(self, *, is_killed: bool = True) -> Child:
@@ -96,5 +93,4 @@ async def elected(
 
 
 def epochs_of(child: Child) -> list[int]:
-    """The epochs that a server has won."""
     return [int(line["epoch"]) for line in child.lines() if is_epoch_won(line)]

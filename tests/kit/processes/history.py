@@ -79,7 +79,6 @@ class History:
     """All writes of a test, from all of its clients to all of its servers."""
 
     def __init__(self, seed: int) -> None:
-        """`seed` stands in every message of a failure."""
         self.seed = seed
         self.attempts: list[Attempt] = []
         self._random = Random(f"{seed}/values")
@@ -88,7 +87,6 @@ class History:
         self._keys: dict[bytes, _KeyLog] = defaultdict(_KeyLog)
 
     def begin(self, puts: Iterable[bytes], deletes: Iterable[bytes] = ()) -> Attempt:
-        """A write that is about to be sent."""
         number = len(self.attempts)
         value = self._value(number)
         changes: dict[bytes, bytes | None] = dict.fromkeys(puts, value)
@@ -116,15 +114,12 @@ class History:
         self._newest_seq = max(self._newest_seq, commit.seq)
 
     def refused(self, attempt: Attempt, problem: str) -> None:
-        """The server has said that nothing was applied."""
         attempt.fate, attempt.problem = Fate.REFUSED, problem
 
     def lost_sight(self, attempt: Attempt, problem: str) -> None:
-        """Nobody knows what became of it."""
         attempt.problem = problem
 
     def of_fate(self, fate: Fate) -> list[Attempt]:
-        """The attempts that ended so."""
         return [attempt for attempt in self.attempts if attempt.fate is fate]
 
     def check_state(self, state: Mapping[bytes, Found]) -> None:
@@ -136,7 +131,6 @@ class History:
         self._keys = defaultdict(_KeyLog, {key: _KeyLog(found) for key, found in state.items()})
 
     def violation(self, problem: str) -> Violation:
-        """The error that tells of a broken promise."""
         return Violation(f"seed {self.seed}: {problem}")
 
     def _value(self, number: int) -> bytes:

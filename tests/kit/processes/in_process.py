@@ -42,7 +42,6 @@ class Served:
 
     @property
     def listen(self) -> str:
-        """HOST:PORT."""
         return self.server.listen
 
 
@@ -59,13 +58,11 @@ def memory_store(objects: MemoryObjects | None = None) -> MemoryStore:
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since the Unix epoch."""
     return time.time_ns() // 1_000_000
 
 
 @contextmanager
 def real_runtime(*, threads: int = 4, seed: int = SEED) -> Iterator[Runtime]:
-    """Real time, threads, and seeded randomness."""
     workers = ThreadWorkers(threads)
     try:
         yield Runtime(clock=LoopClock(), random=Random(seed), workers=workers)

@@ -116,7 +116,6 @@ class Launcher:
 
 @functools.cache
 def launcher() -> Launcher:
-    """The launcher of this process."""
     return Launcher()
 
 

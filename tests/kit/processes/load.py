@@ -196,7 +196,6 @@ class Persistent:
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def run(self) -> None:
-        """Write until it is `over`."""
         async with asyncio.TaskGroup() as tasks:
             for name in range(self.clients):
                 tasks.create_task(self._run_client(Random(self.random.getrandbits(64)), name))
@@ -282,7 +281,6 @@ async def until_refused(history: History, address: str, reason: str) -> None:
 
 
 async def until_accepted(history: History, address: str) -> None:
-    """Write until a write is acknowledged."""
     await _write_until(history, address, TIMEOUT_MS, "")
 
 

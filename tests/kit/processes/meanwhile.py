@@ -55,7 +55,6 @@ class Meanwhile:
     """The database in `folder`, and what others do to it."""
 
     def __init__(self, processes: Processes, folder: Path) -> None:
-        """There need not be one yet."""
         self.folder = folder
         self.url = f"file://{folder}"
         self._processes = processes
@@ -102,7 +101,6 @@ class Meanwhile:
         await self.collect_until_gone(lambda: False)
 
     async def collect_until_gone(self, is_there: Callable[[], bool]) -> None:
-        """Collect, and again and again while something `is_there`."""
         settings = CollectorSettings(collect_age_s=0, wal_retention_s=0)
         with real_runtime() as runtime:
             store = CasStore(LocalStore(self.folder, runtime), runtime, StoreSettings())
@@ -148,7 +146,6 @@ class Meanwhile:
         return buried
 
     async def drop_snapshots(self) -> None:
-        """Take all snapshots away, as their expiry would."""
         for snapshot in self.manifest().snapshots:
             await self.run("snapshot", "delete", snapshot.id.hex())
 

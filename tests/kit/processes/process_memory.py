@@ -6,12 +6,10 @@ from pathlib import Path
 
 
 def resident_bytes(pid: int) -> int:
-    """What is in memory of the process now, threads included, children not."""
     return _status_bytes(pid, "VmRSS")
 
 
 def most_resident_bytes(pid: int) -> int:
-    """The most that ever was."""
     return _status_bytes(pid, "VmHWM")
 
 

@@ -31,7 +31,6 @@ class Processes:
     """Starts processes, and ends all of them when it is left."""
 
     def __init__(self) -> None:
-        """Nothing runs yet."""
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
@@ -43,7 +42,6 @@ class Processes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End what still runs."""
         for child in self._children:
             child.close()
 

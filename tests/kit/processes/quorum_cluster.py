@@ -32,7 +32,6 @@ Row = dict[str, Any]
 
 
 def is_sound(held: MemberStatus | None) -> bool:
-    """Whether a safekeeper votes."""
     return held is not None and held.health is Health.SOUND
 
 
@@ -82,7 +81,6 @@ class Cluster:
         return len(self.nodes) - 1
 
     def node(self, index: int) -> Child:
-        """The process that runs."""
         node = self.nodes[index]
         assert node is not None, f"safekeeper {index} does not run"
         return node
@@ -99,11 +97,9 @@ class Cluster:
         shutil.rmtree(self.data(index))
 
     def data(self, index: int) -> Path:
-        """Where one has its logs."""
         return self._folder / f"sk{index}"
 
     def log_folder(self, index: int) -> Path:
-        """The log of the database in there."""
         (folder,) = (
             each for each in self.data(index).iterdir() if each.is_dir() and not each.suffix
         )
@@ -115,7 +111,6 @@ class Cluster:
         return Path(self.url.removeprefix("file://"))
 
     def writer_flags(self, members: Iterable[int] | None = None) -> tuple[str, ...]:
-        """What `shalekv serve` is started with."""
         indices = range(len(self.addresses)) if members is None else members
         addresses = ",".join(self.addresses[index] for index in indices)
         return "--wal", "quorum", "--safekeepers", addresses
@@ -123,7 +118,6 @@ class Cluster:
     def start_serve(
         self, *flags: str, create: bool = True, env: Mapping[str, str] | None = None
     ) -> Child:
-        """Start a writer, and don't wait."""
         argv = ["serve", "--url", self.url, "--listen", "127.0.0.1:0", "--log-format", "json"]
         argv += ["--create", *self.writer_flags()] if create else []
         return self._processes.start(*argv, *flags, env=self._env | dict(env or {}))
@@ -137,22 +131,18 @@ class Cluster:
         return writer
 
     async def read(self, *flags: str) -> Child:
-        """A replica."""
         return await self._processes.read(self.url, *flags, env=self._env)
 
     async def run(self, *argv: str) -> Child:
-        """A command about the database, to its end."""
         return await self._processes.run(*argv, "--url", self.url, env=self._env)
 
     async def status(self) -> dict[str, Row]:
-        """What `shalekv safekeeper status` prints: a row for each address."""
         told = await self.run("safekeeper", "status", "--format", "json")
         assert await told.exited() == 0, told.report()
         rows = [json.loads(line) for line in told.stdout().splitlines()]
         return {row["address"]: row for row in rows}
 
     async def status_of(self, index: int) -> Row:
-        """The row of one safekeeper."""
         return (await self.status())[self.addresses[index]]
 
     async def until(
@@ -180,5 +170,4 @@ class Cluster:
         return members[0] if members else None
 
     def reports(self) -> str:
-        """What failed assertions should show of the safekeepers."""
         return "\n".join(node.report() for node in self.nodes if node is not None)

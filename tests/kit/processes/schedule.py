@@ -61,7 +61,6 @@ class ScheduleRun:
     def __init__(
         self, processes: Processes, folder: Path, bucket: TroubledBucket | None = None
     ) -> None:
-        """Nothing runs yet."""
         self.history = History(seed=1)
         self.database = Meanwhile(processes, folder)
         self._processes = processes
@@ -91,12 +90,10 @@ class ScheduleRun:
     # Processes.
 
     async def do_serve(self, name: str, *flags: str) -> None:
-        """A server that serves."""
         await self.do_start(name, *flags)
         await self._children[name].ready()
 
     async def do_start(self, name: str, *flags: str) -> None:
-        """A server that is starting."""
         url, env = self.database.url, None
         if self._bucket is not None:
             url, env, flags = self._bucket.url, self._bucket.troubled, (*IN_BUCKET, *flags)
@@ -111,23 +108,18 @@ class ScheduleRun:
         self._children[name] = started
 
     async def do_ready(self, name: str) -> None:
-        """It has come to serve."""
         await self._children[name].ready()
 
     async def do_stalled(self, name: str) -> None:
-        """It has stopped itself."""
         await stalled(self._children[name])
 
     async def do_pause(self, name: str) -> None:
-        """SIGSTOP."""
         self._children[name].pause()
 
     async def do_resume(self, name: str) -> None:
-        """SIGCONT."""
         self._children[name].resume()
 
     async def do_kill(self, name: str) -> None:
-        """SIGKILL; its load ends with it."""
         await self._children[name].kill()
         if name in self._loads:
             await self._loads.pop(name).ended.wait()
@@ -144,7 +136,6 @@ class ScheduleRun:
             assert not [each for each in sent[:count] if each.fate is Fate.UNKNOWN]
 
     async def do_ends(self, name: str, code: str) -> None:
-        """It ends with this exit code."""
         child = self._children[name]
         assert await child.exited() == ExitCode[code], child.report()
 
@@ -157,23 +148,19 @@ class ScheduleRun:
         await self._loads.pop(name).ended.wait()
 
     async def do_fenced(self, name: str) -> None:
-        """It ends as fenced, and its clients are told so."""
         await fenced_end(self._children[name])
         if name in self._loads:
             await self._loads.pop(name).ended.wait()
 
     async def do_never_served(self, name: str) -> None:
-        """It has ended without having served."""
         child = self._children[name]
         assert not any("listen" in line for line in child.lines()), child.report()
 
     async def do_says(self, name: str, *words: str) -> None:
-        """It has written these words, or does before it ends."""
         text = " ".join(words)
         await self._children[name].line(lambda line: text in str(line))
 
     async def do_logs(self, name: str, *words: str) -> None:
-        """It has logged this event, or does before it ends."""
         await self._children[name].line(event(" ".join(words)))
 
     async def do_survive(self, name: str, *names: str) -> None:
@@ -211,7 +198,6 @@ class ScheduleRun:
         await write_some(self.history, await self._client(name))
 
     async def do_late(self, name: str, count: str) -> None:
-        """Writes begin that may not be acknowledged."""
         client = await self._client(name)
         for _ in range(int(count)):
             attempt = self.history.begin([b"shared"])
@@ -219,7 +205,6 @@ class ScheduleRun:
             self._late.append((attempt, task))
 
     async def do_refused(self) -> None:
-        """None of those was acknowledged."""
         told = await asyncio.gather(*(task for _, task in self._late))
         assert all(told), [str(attempt) for attempt, _ in self._late]
 
@@ -256,20 +241,16 @@ class ScheduleRun:
     # What happens to the objects of a database in a folder.
 
     async def do_compact(self) -> None:
-        """Compact everything."""
         await self.database.compact()
 
     async def do_collect(self) -> None:
-        """Collect what nothing needs."""
         self._is_collected = True
         await self.database.collect()
 
     async def do_run(self, *argv: str) -> None:
-        """A command, which succeeds."""
         await self.database.run(*argv)
 
     async def do_drop_snapshots(self) -> None:
-        """Take all snapshots away, as their expiry would."""
         await self.database.drop_snapshots()
 
     async def do_slot(self) -> None:
@@ -282,14 +263,12 @@ class ScheduleRun:
         await self._collect_while(path.exists)
 
     async def do_outputs(self) -> None:
-        """There are levels, other ones than before."""
         found = self.database.objects("levels/")
         assert found
         assert not found & self._objects
         self._objects = found
 
     async def do_gone_outputs(self) -> None:
-        """Collect until those are gone."""
         await self._collect_while(lambda: bool(self.database.objects("levels/")))
 
     async def do_gone_snapshot(self) -> None:
@@ -300,7 +279,6 @@ class ScheduleRun:
         await self.do_no_snapshots()
 
     async def do_no_snapshots(self) -> None:
-        """No snapshot is there."""
         assert not self.database.manifest().snapshots
 
     async def do_bury(self) -> None:
@@ -340,19 +318,15 @@ class ScheduleRun:
         await until(lambda: all(rule.spent == rule.times for rule in rules), "the faults")
 
     async def do_deny(self) -> None:
-        """The store refuses everything."""
         self._proxy.answer(ACCESS_DENIED)
 
     async def do_heal(self) -> None:
-        """The store does as it should."""
         self._proxy.heal()
 
     async def do_vanish(self) -> None:
-        """Nobody listens at the store's address."""
         await self._in_bucket.vanish()
 
     async def do_appear(self) -> None:
-        """The store is back."""
         await self._in_bucket.appear()
 
     async def do_times_out(self, name: str) -> None:
@@ -365,7 +339,6 @@ class ScheduleRun:
         assert await health.exited() == ExitCode.OK, child.report()
 
     async def do_upkeep(self, name: str) -> None:
-        """Its compactor and its collector do their work."""
         await self._children[name].line(event("compacted"))
         await self._children[name].line(lambda line: line.get("deleted_objects", 0) > 0)
 

@@ -40,16 +40,13 @@ class Stall:
 
     @classmethod
     def parse(cls, text: str) -> Stall:
-        """The inverse of what the command line says."""
         moment, operation, prefix, count = text.split()
         return cls(moment, operation, prefix, int(count))
 
     async def before(self, request: Request) -> None:
-        """Called before each request."""
         self._meet("before", request)
 
     async def after(self, request: Request) -> None:
-        """Called when it was answered."""
         self._meet("after", request)
 
     def _meet(self, moment: str, request: Request) -> None:
@@ -82,7 +79,6 @@ class KeepingStore(FaultyStore):
 
 
 def main() -> None:
-    """Run the command over such stores."""
     pin, keep, *argv = sys.argv[1:]
     folder, _, endpoint = keep.partition("#")
     opened = stores.open_store

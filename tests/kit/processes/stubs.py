@@ -15,7 +15,6 @@ STATUS_DETAILS = "grpc-status-details-bin"
 
 @asynccontextmanager
 async def kv_stub(address: str) -> AsyncIterator[kv_pb2_grpc.KVStub]:
-    """A stub with a connection of its own."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         yield kv_pb2_grpc.KVStub(channel)
@@ -23,7 +22,6 @@ async def kv_stub(address: str) -> AsyncIterator[kv_pb2_grpc.KVStub]:
 
 @asynccontextmanager
 async def admin_stub(address: str) -> AsyncIterator[admin_pb2_grpc.AdminStub]:
-    """The same of the operator's API."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         yield admin_pb2_grpc.AdminStub(channel)

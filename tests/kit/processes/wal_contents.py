@@ -57,7 +57,6 @@ def read_wal(folder: Path) -> list[WalObject]:
 
 
 def is_fence(path: Path) -> bool:
-    """Whether the WAL object in a file holds nothing."""
     sst = open_sst(f"{names.WAL_FOLDER}{path.name}", path.read_bytes(), database_id=None)
     return sst.footer.contents.entry_count == 0
 
@@ -76,7 +75,6 @@ def state_of(wal: list[WalObject]) -> dict[bytes, Found]:
 
 
 def numbers_in(wal: list[WalObject]) -> set[int]:
-    """The attempts whose values stand in a WAL."""
     return {
         number for each in wal for changes in each.commits.values() for number in _numbers(changes)
     }

@@ -58,7 +58,6 @@ class Archiving:
 
     @property
     def problem(self) -> str:
-        """The last one; empty: none."""
         return self._problem
 
     @problem.setter
@@ -79,7 +78,6 @@ class HeldLog:
     """The log of one member, whose records are in memory."""
 
     def __init__(self, member_id: bytes = A, *, appointed: bytes = b"") -> None:
-        """Empty, and promised to the writer of `EPOCH`."""
         self.identity = MemberIdentity(DATABASE_ID, member_id, "memory://test", bytes(16))
         self.state = AcceptorState(member_id, promise=Ballot(EPOCH, NONCE))
         self.archiver_id = appointed
@@ -99,12 +97,10 @@ class HeldLog:
         self._wake()
 
     def appoint(self, member_id: bytes) -> None:
-        """The writer wants this member to archive."""
         self.archiver_id = member_id
         self._wake()
 
     def want_room(self) -> None:
-        """Records were refused."""
         self.is_room_wanted = True
         self._wake()
 
@@ -112,13 +108,11 @@ class HeldLog:
         self.is_room_wanted = False
 
     def reset(self, base: Mark) -> None:
-        """Drop all, and go on behind `base`."""
         self._records.clear()
         self.state = replace(self.state, log=LogShape(base), committed_lsn=base.lsn)
         self._wake()
 
     def retire(self) -> None:
-        """Answer nothing any more."""
         self._is_retired = True
         self._wake()
 
@@ -155,7 +149,6 @@ class HeldLog:
         self._wake()
 
     async def reached(self, *, archived: int | None = None, trimmed_lsn: int = 0) -> None:
-        """Wait until so much is archived, and trimmed."""
         async with asyncio.timeout(DEADLINE_S):
             while (
                 archived is not None
@@ -205,7 +198,6 @@ class Written:
         return self.records[first:]
 
     def object(self, wal_id: int) -> bytes:
-        """What is to stand in the archive."""
         own = [record for record in self.records if record.wal_id == wal_id]
         return object_bytes(names.wal_name(wal_id), own)
 
@@ -222,7 +214,6 @@ class Written:
 
 
 def manifest_of(manifest_id: int = 0, *members: bytes, c: int | None = None) -> Manifest:
-    """A manifest that names these members."""
     named = [Member(each, f"host-{each[:1].hex()}:1") for each in members]
     return Manifest(
         database_id=DATABASE_ID,
@@ -237,7 +228,6 @@ def manifest_of(manifest_id: int = 0, *members: bytes, c: int | None = None) -> 
 
 
 async def put_manifest(store: ObjectStore, manifest: Manifest) -> None:
-    """Make this the current manifest."""
     manifest = replace(manifest, cas_mode=store.cas_mode)
     name = names.manifest_name(manifest.manifest_id)
     assert isinstance(await store.create(name, encode_manifest(manifest)), Created)
@@ -246,13 +236,11 @@ async def put_manifest(store: ObjectStore, manifest: Manifest) -> None:
 def archiver_of(
     log: HeldLog, store: ObjectStore, runtime: Runtime, settings: ArchivingSettings = EAGER
 ) -> Archiver:
-    """The archiver of a member on a store."""
     return Archiver(log, CasStore(store, runtime, IMPATIENT_STORE), settings)
 
 
 @asynccontextmanager
 async def running(*archivers: Archiver) -> AsyncIterator[None]:
-    """They run, and are cancelled at the end."""
     async with asyncio.timeout(2 * DEADLINE_S), asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(each.run()) for each in archivers]
         try:
@@ -263,14 +251,12 @@ async def running(*archivers: Archiver) -> AsyncIterator[None]:
 
 
 async def listed(store: MemoryStore) -> list[int | None]:
-    """The objects of the archive."""
     # Past what a class below makes of lists.
     found = MemoryStore.list(store, names.WAL_FOLDER)
     return [names.parse_wal_name(info.name) async for info in found]
 
 
 async def looked(store: MemoryStore, count: int) -> None:
-    """Wait until so many lists more were sent."""
     until = store.sent.by_kind[RequestKind.LIST] + 2 * count
     async with asyncio.timeout(DEADLINE_S):
         while store.sent.by_kind[RequestKind.LIST] < until:  # noqa: ASYNC110 - a counter

@@ -40,7 +40,6 @@ class InProcessLink:
         kept.replies[self._stream] = self._take
 
     async def send(self, message: ToAcceptor) -> None:
-        """It arrives at once."""
         await asyncio.sleep(0)
         self._check()
         self._sent.append(message)
@@ -56,11 +55,9 @@ class InProcessLink:
             await self._wake.wait()
 
     async def close(self) -> None:
-        """End the stream."""
         self.break_off()
 
     def break_off(self) -> None:
-        """Both sides see the end of the stream."""
         if not self.is_broken:
             self.is_broken = True
             self.node.wakes.discard(self._wake)
@@ -97,15 +94,12 @@ class InProcessLinks:
                 link.break_off()
 
     def heal(self) -> None:
-        """All are reached again."""
         self.cut_off.clear()
 
     def appends_to(self, address: str) -> list[Append]:
-        """All appends that were sent to one node."""
         return [each for each in self.sent.get(address, ()) if isinstance(each, Append)]
 
     async def connect(self, address: str, place: DatabasePlace) -> Link:
-        """A new stream."""
         node = await self._reach(address)
         link = InProcessLink(node, node.log(place.database_id), self.sent.setdefault(address, []))
         self.links = [each for each in self.links if not each.is_broken]
@@ -115,7 +109,6 @@ class InProcessLinks:
     async def fetch(
         self, address: str, database_id: bytes, member_id: bytes, first_lsn: int
     ) -> AsyncIterator[Sequence[Record]]:
-        """Records one by one, to the present end."""
         self.fetch_count += 1
         kept = (await self._reach(address)).log(database_id)
         if kept.state.member_id != member_id:
@@ -129,7 +122,6 @@ class InProcessLinks:
     async def tail(
         self, address: str, database_id: bytes, first_wal_id: int
     ) -> AsyncIterator[TailPiece]:
-        """Committed records, as they become so."""
         kept = (await self._reach(address)).log(database_id)
         first_lsn = kept.first_lsn_of(first_wal_id)
         sent_lsn = None if first_lsn is None else first_lsn - 1
@@ -151,25 +143,21 @@ class InProcessLinks:
             self.tails[address] -= 1
 
     async def admit(self, address: str, place: DatabasePlace, request_id: bytes) -> bytes:
-        """Make room for a log."""
         return (await self._reach(address)).admit(place, request_id)
 
     async def status(self, address: str, database_id: bytes = b"") -> NodeStatus:
-        """What a node holds."""
         self.status_count += 1
         node = await self._reach(address)
         logs = [node.log(database_id)] if database_id else [*node.logs.values()]
         return NodeStatus("test", [kept.status() for kept in logs], 1 << 40)
 
     async def retire(self, address: str, database_id: bytes, member_id: bytes) -> None:
-        """Delete a log."""
         node = await self._reach(address)
         if node.log(database_id).state.member_id != member_id:
             raise InvalidRequest("member_id", "it is another one")
         del node.logs[database_id]
 
     async def close(self) -> None:
-        """End all streams."""
         for link in self.links:
             link.break_off()
 

@@ -50,7 +50,6 @@ def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]], *, orders: in
 
 
 def runtime(seed: int) -> Runtime:
-    """One more process."""
     return Runtime(LoopClock(), Random(seed), InlineWorkers())
 
 
@@ -74,7 +73,6 @@ class Ground:
 
     @classmethod
     async def created(cls, count: int = 3) -> Ground:
-        """A new one with so many safekeepers."""
         database = await Database.created()
         nodes = Nodes(count)
         database_id = (await database.manifest()).database_id
@@ -89,45 +87,36 @@ class Ground:
 
     @property
     def place(self) -> DatabasePlace:
-        """As safekeepers know it."""
         return DatabasePlace(self.database_id, self.database.store.url)
 
     def links(self) -> InProcessLinks:
-        """The way of one more process."""
         return InProcessLinks(self.nodes)
 
     def logs(self) -> list[KeptLog]:
-        """What the safekeepers have."""
         return self.nodes.logs(self.database_id)
 
     def log(self, address: str) -> KeptLog:
-        """What one of them has."""
         return self.nodes[address].log(self.database_id)
 
     def member(self, address: str) -> Member:
-        """One of them."""
         return Member(self.log(address).state.member_id, address)
 
     def cas(self) -> CasStore:
-        """The bucket, as one more process sees it."""
         self._opening_count += 1
         return CasStore(
             self.database.another_store(), runtime(self._opening_count), StoreSettings()
         )
 
     async def archive(self) -> None:
-        """Let the safekeepers archive once."""
         await self.nodes.archive(self.cas(), self.database_id)
 
     async def keep_archiving(self) -> None:
-        """... again and again."""
         cas = self.cas()
         while True:
             await self.nodes.archive(cas, self.database_id)
             await LoopClock().sleep_ms(ARCHIVE_EVERY_MS)
 
     async def open(self, links: InProcessLinks | None = None, **quorum: Any) -> OpenedLog:
-        """Open it for writing."""
         return await open_log(
             self.cas(),
             WriterSettings(flush_interval_ms=0),
@@ -137,7 +126,6 @@ class Ground:
         )
 
     def let_archive(self, can: bool) -> None:  # noqa: FBT001 - there is nothing else to say
-        """Whether safekeepers can reach the archive from now on."""
         for kept in self.logs():
             kept.can_archive = can
 
@@ -177,13 +165,11 @@ class Writing:
 
     @property
     def slots(self) -> QuorumSlots:
-        """What its log stands on."""
         assert isinstance(self.opened.slots, QuorumSlots)
         return self.opened.slots
 
     @property
     def committed_lsn(self) -> int:
-        """How far its log is committed."""
         report = self.slots.report()
         assert report is not None
         return report.committed_lsn
@@ -196,7 +182,6 @@ class Writing:
             self.ended_by = error
 
     def write(self, key: bytes, value: bytes = b"v") -> Write:
-        """Submit a put of one key."""
         write = Write(key, value)
         assert self.engine.admission.try_admit(changes_bytes(write.changes))
         commit = self.engine.log.submit(write.changes, write.settle)
@@ -204,14 +189,11 @@ class Writing:
         return write
 
     async def put(self, key: bytes, value: bytes = b"v") -> Receipt:
-        """Put one key durably."""
         return await self.write(key, value).receipt()
 
     async def contents(self) -> list[tuple[bytes, bytes]]:
-        """What a scan reads."""
         return read(await self.engine.committed_view())
 
 
 def contents(opened: OpenedLog) -> list[tuple[bytes, bytes]]:
-    """What a scan of an opened log reads."""
     return read(opened.memtable.view(opened.last_seq, opened.last_wal_id))

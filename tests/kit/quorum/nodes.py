@@ -66,7 +66,6 @@ class KeptLog:
         self._told: dict[int, int | None] = {}  # how far the archive is, by stream that is joined
 
     def receive(self, stream: int, message: ToAcceptor) -> None:
-        """Take a message of a proposer."""
         if isinstance(message, Append):
             self.appends.append(message)
             self.is_archiver = message.archiver_id == self.state.member_id
@@ -98,7 +97,6 @@ class KeptLog:
             self.pass_on(target, replace(message, relays=tuple(others), commit_peers=()))
 
     def disconnected(self, stream: int) -> None:
-        """A stream has ended."""
         self.replies.pop(stream, None)
         self._told.pop(stream, None)
         self.state = acceptor.disconnected(self.state, stream)
@@ -118,7 +116,6 @@ class KeptLog:
         )
 
     def status(self) -> MemberStatus:
-        """What it says of itself."""
         state = self.state
         return MemberStatus(
             self.place,
@@ -162,7 +159,6 @@ class KeptLog:
         return seen
 
     def damage(self) -> None:
-        """Lose the records, and know it."""
         log = LogShape(self.state.log.base)
         self.records.clear()
         self.state = AcceptorState(
@@ -209,7 +205,6 @@ class KeptLog:
         assert mark == self.state.log.last
 
     def tell_moved(self) -> None:
-        """Wake those who wait for something to happen."""
         moved, self.moved = self.moved, asyncio.Event()
         moved.set()
 
@@ -228,7 +223,6 @@ class Node:
         self._stream_count = 0
 
     def admit(self, place: DatabasePlace, request_id: bytes) -> bytes:
-        """Make room for a log."""
         found = self.logs.get(place.database_id)
         if found is not None:
             is_untouched = found.state.promise == NO_BALLOT and not found.state.log.last.lsn
@@ -248,21 +242,17 @@ class Node:
         return found
 
     def new_stream(self) -> int:
-        """Streams are numbered as they are opened."""
         self._stream_count += 1
         return self._stream_count
 
     def stop(self) -> None:
-        """End the process; the disk stays."""
         self.is_up = False
         self._wake_all()
 
     def start(self) -> None:
-        """Be there again."""
         self.is_up = True
 
     def hold(self) -> None:
-        """Take messages, and let no reply out."""
         self.is_held = True
 
     def let_go(self) -> None:
@@ -271,7 +261,6 @@ class Node:
         self._wake_all()
 
     def wipe(self) -> None:
-        """Lose the disk."""
         self.logs.clear()
 
     def _wake_all(self) -> None:
@@ -318,11 +307,9 @@ class Nodes:
         return connect
 
     def admit_all(self, place: DatabasePlace, request_id: bytes = b"r" * 16) -> list[Member]:
-        """Make each of them a member."""
         return [Member(node.admit(place, request_id), node.address) for node in self]
 
     def logs(self, database_id: bytes) -> list[KeptLog]:
-        """The logs of one database."""
         return [node.logs[database_id] for node in self if database_id in node.logs]
 
     async def archive(self, store: CasStore, database_id: bytes) -> None:

@@ -52,7 +52,6 @@ class Safekeeper:
     url: str  # of its archive
 
     def place(self, name: str = "db", database_id: bytes = DATABASE_ID) -> DatabasePlace:
-        """A database below its URL."""
         return DatabasePlace(database_id, f"{self.url}/{name}")
 
     async def admit(self) -> bytes:
@@ -60,7 +59,6 @@ class Safekeeper:
         return await self.links.admit(self.address, self.place(), REQUEST_ID)
 
     async def connect(self) -> Link:
-        """A stream to the member of the database."""
         return await self.links.connect(self.address, self.place())
 
     async def lead(self, epoch: int, log: LogShape = EMPTY_LOG) -> Writer:
@@ -75,7 +73,6 @@ class Writer:
     """What a writer says on one stream."""
 
     def __init__(self, link: Link, ballot: Ballot, log: LogShape = EMPTY_LOG) -> None:
-        """It has said nothing yet, and wants to be elected with `log`."""
         self.link = link
         self.ballot = ballot
         self.log = log
@@ -84,13 +81,11 @@ class Writer:
         self.records: list[Record] = []  # that it has made
 
     async def ask(self, message: Any) -> ToProposer:
-        """The reply to a message."""
         async with asyncio.timeout(DEADLINE_S):
             await self.link.send(message)
             return await self.link.receive()
 
     async def greet(self) -> Greeting:
-        """Who is this?"""
         greeting = await self.ask(Greet())
         assert isinstance(greeting, Greeting)
         self.member_id = greeting.member_id
@@ -105,7 +100,6 @@ class Writer:
         return await self.ask(Elected(self.member_id, self.ballot, self.log))
 
     async def win(self) -> None:
-        """Greet, be voted for, be elected."""
         await self.greet()
         vote = await self.vote()
         assert isinstance(vote, Vote), vote
@@ -113,7 +107,6 @@ class Writer:
         assert isinstance(joined, Joined), joined
 
     def make(self, *payloads: bytes, ends_object: bool = True) -> tuple[Record, ...]:
-        """The next records, one for each payload."""
         made = []
         for payload in payloads:
             last = self.log.last
@@ -132,7 +125,6 @@ class Writer:
         return tuple(made)
 
     async def append(self, *payloads: bytes, committed_lsn: int = 0) -> ToProposer:
-        """Send records, one for each payload; the reply."""
         return await self.send(self.make(*payloads), committed_lsn=committed_lsn)
 
     async def send(
@@ -145,7 +137,6 @@ class Writer:
         return await self.ask(Append(self.ballot, tuple(records), committed_lsn, b"", targets))
 
     async def hear(self) -> ToProposer:
-        """What the member tells without being asked."""
         async with asyncio.timeout(DEADLINE_S):
             return await self.link.receive()
 
@@ -155,18 +146,15 @@ class Writer:
 
 
 def flushed_lsn(reply: ToProposer) -> int:
-    """That of an acknowledgement."""
     assert isinstance(reply, Appended), reply
     return reply.flushed_lsn
 
 
 def last_of(records: Iterable[Record]) -> Mark:
-    """The end of these."""
     return [*records][-1].mark
 
 
 def safekeeper_settings(folder: Path, **changes: Any) -> SafekeepSettings:
-    """Of a node on `folder`; `changes` are those of the group safekeeper."""
     return SafekeepSettings.model_validate(
         {
             "database": {"url": f"file://{folder}/archive"},

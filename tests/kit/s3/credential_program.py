@@ -26,7 +26,6 @@ def program_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 
 def saying(told: object) -> str:
-    """A program that prints this as JSON."""
     return f"echo '{json.dumps({'Version': 1, **told} if isinstance(told, dict) else told)}'"
 
 

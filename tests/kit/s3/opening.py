@@ -33,7 +33,6 @@ def new_store(endpoint: str, **settings: Any) -> S3Store:
 
 @asynccontextmanager
 async def opened(endpoint: str, **settings: Any) -> AsyncIterator[S3Store]:
-    """The same, closed at the end."""
     store = new_store(endpoint, **settings)
     try:
         yield store

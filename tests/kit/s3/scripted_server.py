@@ -43,7 +43,6 @@ class ScriptedServer:
     connections: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request after the other."""
         self.connections += 1
         try:
             while True:
@@ -62,7 +61,6 @@ class ScriptedServer:
 
 @asynccontextmanager
 async def scripted(answer: Answer) -> AsyncIterator[ScriptedServer]:
-    """A server on a port of its own."""
     script = ScriptedServer(answer)
     serving: set[asyncio.Task[None]] = set()
 
@@ -104,17 +102,14 @@ async def _write(writer: asyncio.StreamWriter, request: Request, reply: Reply) -
 
 
 def refused(status: int, code: str, message: str = "no", **details: str) -> Reply:
-    """An error as S3 tells it."""
     given = {"Code": code, "Message": message, **details}
     xml = "".join(f"<{name}>{text}</{name}>" for name, text in given.items())
     return Reply(status, f"<?xml version='1.0'?><Error>{xml}</Error>".encode())
 
 
 def stored() -> Reply:
-    """An object was created."""
     return Reply(200, b"", {"ETag": '"e"'})
 
 
 def found(body: bytes) -> Reply:
-    """An object, or a part of one."""
     return Reply(200, body, {"Last-Modified": formatdate(usegmt=True), "ETag": '"e"'})

@@ -46,7 +46,6 @@ class ColdDatabase:
 
     @property
     def level_bytes(self) -> int:
-        """The size of all SSTs."""
         return sum(info.size_bytes for info in self.infos)
 
     def newest_seq(self, number: int) -> int:
@@ -55,7 +54,6 @@ class ColdDatabase:
         return max(seq for seq, part in enumerate(parts, 1) if number % part == 0)
 
     def sources_of(self, key: bytes) -> list[SstInfo]:
-        """The SSTs whose keys reach over it."""
         return [info for info in self.infos if info.first_key <= key <= info.last_key]
 
 
@@ -65,7 +63,6 @@ def key_of(number: int) -> bytes:
 
 
 def missing_key(number: int) -> bytes:
-    """A key that is not there, beside `key_of(number)`."""
     return b"%0*d" % (KEY_BYTES, 2 * number + 1)
 
 
@@ -128,7 +125,6 @@ async def _run(
 
 
 async def _put(writer: Writer, count: int) -> None:
-    """Leave so many objects in the log."""
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(writer.run())
         for number in range(count):

@@ -112,7 +112,6 @@ class DictServer:
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop at once; calls under way break off."""
         await self._server.stop(None)
 
     def _new_server(self) -> grpc.aio.Server:
@@ -312,7 +311,6 @@ class DictServer:
 
 
 async def end(context: Context, failure: Failure) -> NoReturn:
-    """End a call, or a whole stream, so."""
     match failure:
         case Refused(status):
             await context.abort_with_status(rpc_status.to_status(status))

@@ -54,7 +54,6 @@ class Failed(Exception):
     """An operation does not come to its reply."""
 
     def __init__(self, failure: Failure) -> None:
-        """`failure` tells how."""
         super().__init__(failure)
         self.failure = failure
 
@@ -75,7 +74,6 @@ def losing() -> Broken:
 
 
 def silent() -> Silent:
-    """Never answers."""
     return Silent()
 
 
@@ -93,7 +91,6 @@ class State:
     loads: dict[str, int] = field(default_factory=dict)  # by id, with the sequence number
 
     def header(self) -> kv_pb2.ReplyHeader:
-        """What every reply says."""
         return kv_pb2.ReplyHeader(
             database_id=DATABASE_ID,
             role=kv_pb2.ROLE_WRITER,
@@ -110,7 +107,6 @@ class State:
         return self.failures.popleft() if self.failures else None
 
     def answer(self, request: Any) -> Message:
-        """The reply; raises `Failed`."""
         failure = self.begin(request)
         if failure is not None:
             if isinstance(failure, Broken) and failure.is_applied:
@@ -225,7 +221,6 @@ class State:
         return effect.answer
 
     def _result(self, told: Got | int | None) -> kv_pb2.TxnResult:
-        """Of one operation of a transaction."""
         if isinstance(told, Got):
             found = kv_pb2.GetReply(header=self.header())
             if told.value is not None:
@@ -247,8 +242,6 @@ def _error_of(refusal: Refusal) -> errors.ShaleError:
 
 
 def inside(keys: kv_pb2.KeyRange) -> Callable[[bytes], bool]:
-    """Whether a key is in the range."""
-
     def is_inside(key: bytes) -> bool:
         is_before_end = not keys.end or key < keys.end
         return key.startswith(keys.prefix) and keys.start <= key and is_before_end

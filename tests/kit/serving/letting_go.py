@@ -20,7 +20,6 @@ async def follow(writer: Serving) -> None:
 
 
 async def forgotten(writer: Serving) -> None:
-    """Memory has let go of everything."""
     memtable = writer.engine.memtable
     while memtable.key_count or memtable.size_bytes:  # noqa: ASYNC110 - it is seen from outside alone
         await asyncio.sleep(0)

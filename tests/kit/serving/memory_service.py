@@ -26,7 +26,6 @@ class MemoryKv:
     """Answers `KvService` from a dict."""
 
     def __init__(self) -> None:
-        """Empty, and committing at once."""
         self.values: dict[bytes, bytes] = {}
         self.calls: list[Call] = []
         self.held: list[asyncio.Future[kv_pb2.PutReply]] = []
@@ -125,7 +124,6 @@ class MemoryKv:
             self.scan_closed.set()
 
     async def holds(self, count: int) -> None:
-        """Wait until `count` commits are held back."""
         while len(self.held) < count:
             self.arrived.clear()
             await self.arrived.wait()
@@ -170,7 +168,6 @@ class MemoryAdmin:
     """Answers `AdminService`, and remembers which loads it was told."""
 
     def __init__(self) -> None:
-        """No loads yet."""
         self.loads: list[str] = []
         self.snapshots = NoSnapshots()
 

@@ -13,7 +13,6 @@ class MemoryWatches:
     """Answers `WatchService`, and keeps its streams for who looks at them."""
 
     def __init__(self) -> None:
-        """No stream yet."""
         self.streams: list[MemoryStream] = []
 
     def open(self, _describe: Callable[[BaseException], kv_pb2.OperationError]) -> MemoryStream:
@@ -25,7 +24,6 @@ class MemoryStream:
     """Answers `WatchStream`: what is no create ends it."""
 
     def __init__(self) -> None:
-        """Nothing was asked for."""
         self._told: asyncio.Queue[kv_pb2.WatchReply | ShaleError | None] = asyncio.Queue()
         self.closed = asyncio.Event()
         self.left = asyncio.Event()

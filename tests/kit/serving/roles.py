@@ -49,7 +49,6 @@ class Calls:
     kv: KvService
 
     def begin(self, request: Message) -> Answer[Any]:
-        """Send any request that has one reply."""
         answer: Answer[Any] = getattr(self.kv, METHODS[type(request)])(request, CALL)
         return answer
 
@@ -59,23 +58,19 @@ class Calls:
         return answer if isinstance(answer, Message) else await answer
 
     async def put(self, key: bytes, value: bytes = b"v", **fields: Any) -> kv_pb2.PutReply:
-        """Put, and wait for the reply."""
         reply: kv_pb2.PutReply = await self.ask(kv_pb2.PutRequest(key=key, value=value, **fields))
         return reply
 
     async def delete(self, key: bytes, **fields: Any) -> kv_pb2.DeleteReply:
-        """Delete, and wait for the reply."""
         reply: kv_pb2.DeleteReply = await self.ask(kv_pb2.DeleteRequest(key=key, **fields))
         return reply
 
     async def get(self, key: bytes, level: Any = COMMITTED) -> kv_pb2.GetReply:
-        """Get, and wait for the reply."""
         request = kv_pb2.GetRequest(header=header(level), key=key)
         reply: kv_pb2.GetReply = await self.ask(request)
         return reply
 
     async def scan(self, level: Any = COMMITTED, **fields: Any) -> list[kv_pb2.ScanReply]:
-        """Scan to the end."""
         request = kv_pb2.ScanRequest(header=header(level), **fields)
         return await gathered(self.kv.scan(request, CALL))
 
@@ -108,7 +103,6 @@ class Serving(Calls):
         await self.engine.run(stop_grace_ms=STOP_GRACE_MS)
 
     def pass_ms(self, duration_ms: int) -> None:
-        """Let logical time go on."""
         time = self.engine.time
         time.raise_to(time.now_ms() + duration_ms)
 
@@ -119,12 +113,10 @@ class Serving(Calls):
 
 
 def header(level: Any) -> kv_pb2.RequestHeader:
-    """A header that asks for a level."""
     return kv_pb2.RequestHeader(read_level=level)
 
 
 def pairs(replies: list[kv_pb2.ScanReply]) -> list[tuple[bytes, bytes]]:
-    """Keys and values of a scan."""
     return [(entry.key, entry.value) for reply in replies for entry in reply.entries]
 
 

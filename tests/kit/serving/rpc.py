@@ -30,21 +30,17 @@ class RawCalls:
     """Calls by path with bytes, for requests that no client would send."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        """Call over `channel`."""
         self._channel = channel
 
     def unary(self, path: str, request: bytes, **options: Any) -> Any:
-        """One request, one reply."""
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(path)
         return method(request, **options)
 
     def unary_stream(self, path: str, request: bytes) -> Any:
-        """One request, a stream of replies."""
         method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(path)
         return method(request)
 
     def stream_stream(self, path: str, requests: list[bytes]) -> Any:
-        """A stream of requests, a stream of replies."""
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(path)
         return method(iter(requests))
 
@@ -80,7 +76,6 @@ async def serving(
 async def serving_of(
     service: ServiceT, *, limits: LimitSettings | None = None, **settings: Any
 ) -> AsyncIterator[Serving[ServiceT]]:
-    """Serve `service` on a free port."""
     server_settings = ServerSettings.model_validate({"listen": "127.0.0.1:0"} | settings)
     server = Server(server_settings, runtime(), limits=limits)
     watches = MemoryWatches()
@@ -126,7 +121,6 @@ async def failure(call: Any) -> Failure:
 
 
 def failure_of(error: grpc.aio.AioRpcError, status: status_pb2.Status | None) -> Failure:
-    """What `error`, and the rich status that came with it, say."""
     return Failure(
         code=error.code(),
         message=error.details() or "",

@@ -53,7 +53,6 @@ class WatchClient:
         self._replies = self.stream.replies()
 
     async def run(self) -> None:
-        """Serve the stream until it is closed."""
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self.stream.read(self._sent(), tasks))
             try:
@@ -73,21 +72,17 @@ class WatchClient:
         self._requests.put_nowait(kv_pb2.WatchRequest(create=create))
 
     def cancel(self, watch_id: int = 1) -> None:
-        """Close a watch."""
         cancel = kv_pb2.WatchCancel(watch_id=watch_id)
         self._requests.put_nowait(kv_pb2.WatchRequest(cancel=cancel))
 
     def ack(self, seq: int, watch_id: int = 1) -> None:
-        """Acknowledge commits up to this one."""
         ack = kv_pb2.WatchAck(watch_id=watch_id, seq=seq)
         self._requests.put_nowait(kv_pb2.WatchRequest(ack=ack))
 
     def send(self, request: kv_pb2.WatchRequest) -> None:
-        """Send anything."""
         self._requests.put_nowait(request)
 
     def end(self) -> None:
-        """Send nothing more."""
         self._requests.put_nowait(None)
 
     async def take(self) -> Reply:
@@ -162,19 +157,16 @@ class Watched:
         self._running: list[asyncio.Task[None]] = []
 
     def client(self) -> WatchClient:
-        """A new stream."""
         client = WatchClient(self.watches)
         self._running.append(self._tasks.create_task(client.run()))
         return client
 
     def close(self) -> None:
-        """End all streams."""
         for task in self._running:
             task.cancel()
 
 
 def watches_of(writer: Serving, clock: Clock, **settings: Any) -> Watches:
-    """The watches of a writer."""
     cas = CasStore(writer.store, inline_runtime(), StoreSettings())
     engine = writer.engine
     watching = WatchSettings.model_validate(TIMELESS | settings)

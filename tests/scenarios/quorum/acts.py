@@ -25,7 +25,6 @@ PAYLOADS = r"(?P<payloads>[a-z](?: [a-z])*)"
 
 @sentence(r"safekeepers (?P<names>[A-F](?: [A-F])*)")
 def safekeepers(stage: Stage, names: str) -> None:
-    """A new database."""
     stage.begin(names.split())
 
 
@@ -38,13 +37,11 @@ def writes(stage: Stage, writer: str, payloads: str, ending: str | None, nodes: 
 
 @sentence(rf"{WRITER} writes {PAYLOADS} to nobody")
 def writes_alone(stage: Stage, writer: str, payloads: str) -> None:
-    """Nobody is reached."""
     _append(stage, writer, payloads, shares_object=False)
 
 
 @sentence(rf"{WRITER} writes {PAYLOADS} to {NODE}, which has not flushed it yet")
 def writes_unflushed(stage: Stage, writer: str, payloads: str, node: str) -> None:
-    """It has arrived, and is in memory at most."""
     _append(stage, writer, payloads, shares_object=False)
     it = stage.writer(writer)
     stream = stage.stream(it, node)
@@ -66,14 +63,12 @@ def _append(stage: Stage, writer: str, payloads: str, *, shares_object: bool) ->
 
 @sentence(rf"{PAYLOADS} (?:is|are) acknowledged")
 def is_acknowledged(stage: Stage, payloads: str) -> None:
-    """Its writer may tell its client."""
     for payload in payloads.split():
         assert _is_committed(stage, stage.records[payload]), f"{payload} is not"
 
 
 @sentence(rf"{PAYLOADS} (?:is|are) in flight")
 def is_in_flight(stage: Stage, payloads: str) -> None:
-    """Nobody was told that it is durable."""
     for payload in payloads.split():
         assert not _is_committed(stage, stage.records[payload]), f"{payload} is acknowledged"
 
@@ -85,13 +80,11 @@ def _is_committed(stage: Stage, record: Record) -> bool:
 
 @sentence(rf"{WRITER} is gone")
 def is_gone(stage: Stage, writer: str) -> None:
-    """Its process has ended."""
     stage.writer(writer).ended = "gone"
 
 
 @sentence(rf"{WRITER} has stopped: (?P<why>.+)")
 def has_stopped(stage: Stage, writer: str, why: str) -> None:
-    """By itself."""
     assert why in stage.writer(writer).ended
 
 
@@ -103,7 +96,6 @@ def connects_again(stage: Stage, writer: str, node: str) -> None:
 
 @sentence(rf"what {WRITER} sent {NODE} before arrives")
 def arrives_late(stage: Stage, writer: str, node: str) -> None:
-    """On all streams that it has given up."""
     for stream in stage.writer(writer).streams:
         if stream.member.address == node and not stream.is_open:
             while stream.there:
@@ -116,7 +108,6 @@ def arrives_late(stage: Stage, writer: str, node: str) -> None:
 
 @sentence(rf"(?:power is lost at|crash) {NODES}")
 def power_is_lost(stage: Stage, nodes: str) -> None:
-    """What was not flushed is gone."""
     for node in nodes.split():
         stage.nodes[node].crash()
         stage.hang_up(node)
@@ -124,7 +115,6 @@ def power_is_lost(stage: Stage, nodes: str) -> None:
 
 @sentence(rf"power is lost at {NODE}, and tears record (?P<lsn>\d)")
 def tears(stage: Stage, node: str, lsn: str) -> None:
-    """It was written, and not flushed."""
     assert int(lsn) in stage.nodes[node].disk.cached
     power_is_lost(stage, node)
     stage.nodes[node].disk.stored[int(lsn)] = None
@@ -134,7 +124,6 @@ def tears(stage: Stage, node: str, lsn: str) -> None:
     rf"power is lost at {NODE} while it cuts its log for {WRITER}; record (?P<lsn>\d) is gone"
 )
 def interrupted(stage: Stage, node: str, writer: str, lsn: str) -> None:
-    """The records behind are still there."""
     stream = stage.stream(stage.writer(writer), node)
     assert isinstance(stream.there[0], Elected)
     stage.deliver(stream)
@@ -144,7 +133,6 @@ def interrupted(stage: Stage, node: str, writer: str, lsn: str) -> None:
 
 @sentence(rf"{NODES} starts?")
 def starts(stage: Stage, nodes: str) -> None:
-    """On what the disk holds."""
     for node in nodes.split():
         stage.nodes[node].start()
         stage.judge.started(node, stage.nodes[node].disk.base, stage.nodes[node].readable())
@@ -158,7 +146,6 @@ def goes_bad(stage: Stage, lsn: str, node: str) -> None:
 
 @sentence(rf"{NODE} loses its disk, and is admitted as another member")
 def loses_its_disk(stage: Stage, node: str) -> None:
-    """The manifest does not name it."""
     stage.hang_up(node)
     stage.nodes[node].wipe(stage.new_id())
 
@@ -172,7 +159,6 @@ def are_copied(stage: Stage, nodes: str) -> None:
 
 @sentence(rf"the old copies are put in the place of the disks of {NODES}")
 def are_restored(stage: Stage, nodes: str) -> None:
-    """So a majority has lost records that it had acknowledged."""
     stage.judge.is_majority_lost = True
     for node in nodes.split():
         stage.hang_up(node)
@@ -183,7 +169,6 @@ def are_restored(stage: Stage, nodes: str) -> None:
 
 @sentence(rf"{NODE} is (?P<health>sound|damaged|refilling)")
 def is_healthy(stage: Stage, node: str, health: str) -> None:
-    """What its log is worth."""
     state = stage.nodes[node].state
     assert state is not None
     assert state.health.value == health
@@ -218,14 +203,12 @@ def archives(stage: Stage, nodes: str, nothing: str | None) -> None:
 
 @sentence(rf"{NODES} (?:is|are) trimmed")
 def is_trimmed(stage: Stage, nodes: str) -> None:
-    """It drops what it sees in the archive."""
     for node in nodes.split():
         assert trim(stage.nodes[node], stage.bucket), "there is nothing to drop"
 
 
 @sentence(r"the archive holds (?P<objects>.+)")
 def archive_holds(stage: Stage, objects: str) -> None:
-    """Its objects, with commas in between."""
     wanted = [[f"{each};" for each in text.split()] for text in objects.split(",")]
     assert list(stage.judge.archive) == list(range(len(wanted)))
     assert [data.decode() for data in stage.judge.archive.values()] == list(map("".join, wanted))
@@ -246,7 +229,6 @@ def members_are_to_be(stage: Stage, nodes: str) -> None:
 
 @sentence(r"the change is cancelled")
 def is_cancelled(stage: Stage) -> None:
-    """The present members remain."""
     stage.bucket.edit(membership.cancel_change)
 
 
@@ -266,7 +248,6 @@ def may_end(stage: Stage, writer: str, no: str | None) -> None:
 
 @sentence(rf"{WRITER} ends the change(?:: (?P<error>\w+))?")
 def ends(stage: Stage, writer: str, error: str | None) -> None:
-    """The second edit, or why it fails."""
     edit = stage.writer(writer).finish_change
     if error is None:
         stage.bucket.edit(edit)
@@ -277,7 +258,6 @@ def ends(stage: Stage, writer: str, error: str | None) -> None:
 
 @sentence(rf"the members are {NODES}")
 def members_are(stage: Stage, nodes: str) -> None:
-    """No change is under way."""
     manifest = stage.bucket.manifest
     addresses = [Member.parse(text).address for text in manifest.wal_members]
     assert (addresses, manifest.wal_members_next) == (nodes.split(), ())
@@ -288,7 +268,6 @@ def members_are(stage: Stage, nodes: str) -> None:
 
 @sentence(r"a database with its WAL in the object store")
 def in_the_object_store(stage: Stage) -> None:
-    """A new one."""
     stage.begin((), mode=WalMode.OBJECT_STORE)
 
 

@@ -65,7 +65,6 @@ def opens(stage: Stage, writer: str, nodes: str) -> None:
 
 @sentence(rf"{WRITER} greets {NODES}")
 def greets(stage: Stage, writer: str, nodes: str) -> None:
-    """Connect, and exchange greetings."""
     for node in nodes.split():
         stage.ask(stage.connect(stage.writer(writer), node))
 
@@ -82,14 +81,12 @@ def claims(stage: Stage, writer: str, epoch: str) -> None:
 
 @sentence(rf"{WRITER} claims epoch (?P<epoch>\d), too, at a manifest id that was recycled")
 def claims_too(stage: Stage, writer: str, epoch: str) -> None:
-    """It believes that it has won a number that another has won."""
     assert stage.bucket.manifest.writer_epoch == int(epoch)
     stage.writer(writer).claimed(int(epoch), stage.bucket.manifest)
 
 
 @sentence(rf"{NODES} votes? for {WRITER}")
 def vote(stage: Stage, nodes: str, writer: str) -> None:
-    """They are asked, and do."""
     for node in nodes.split():
         stream = stage.stream(stage.writer(writer), node)
         assert isinstance(stream.there[0], VoteRequest)
@@ -99,7 +96,6 @@ def vote(stage: Stage, nodes: str, writer: str) -> None:
 
 @sentence(rf"{NODE} refuses to vote for {WRITER}: (?P<problem>.+)")
 def refuses_to_vote(stage: Stage, node: str, writer: str, problem: str) -> None:
-    """It is asked, and says why not."""
     stream = stage.stream(stage.writer(writer), node)
     assert isinstance(stream.there[0], VoteRequest)
     _refused(stage.ask(stream), problem)
@@ -118,7 +114,6 @@ def is_elected(stage: Stage, writer: str, node: str) -> None:
 
 @sentence(rf"{WRITER} has no majority of votes")
 def has_no_majority(stage: Stage, writer: str) -> None:
-    """So it is nobody yet."""
     assert not stage.writer(writer).has_won
 
 
@@ -147,7 +142,6 @@ def follow(stage: Stage, nodes: str, writer: str) -> None:
 
 @sentence(rf"{NODE} refuses to follow {WRITER}: (?P<problem>.+)")
 def refuses_to_follow(stage: Stage, node: str, writer: str, problem: str) -> None:
-    """It does not touch its log."""
     it = stage.writer(writer)
     if not any(s.is_open and s.member.address == node for s in it.streams):
         stage.ask(stage.connect(it, node))
@@ -170,7 +164,6 @@ def fills(stage: Stage, writer: str, nodes: str) -> None:
 
 @sentence(rf"{WRITER} sends {NODE} one record")
 def sends_one(stage: Stage, writer: str, node: str) -> None:
-    """The next that it lacks, which it acknowledges."""
     stream = stage.stream(stage.writer(writer), node)
     if not stream.there:
         stage.writer(writer).send(stream)
@@ -179,7 +172,6 @@ def sends_one(stage: Stage, writer: str, node: str) -> None:
 
 @sentence(rf"{WRITER} tells {NODES} how far the log is committed")
 def tells(stage: Stage, writer: str, nodes: str) -> None:
-    """Without records."""
     for node in nodes.split():
         stream = stage.stream(stage.writer(writer), node)
         stage.writer(writer).tell_commit(stream)
@@ -188,7 +180,6 @@ def tells(stage: Stage, writer: str, nodes: str) -> None:
 
 @sentence(rf"{WRITER} connects to {NODE}, and tells it at once how far the log is committed")
 def tells_at_once(stage: Stage, writer: str, node: str) -> None:
-    """Before the member follows it."""
     it = stage.writer(writer)
     stream = stage.connect(it, node)
     it.tell_commit(stream)

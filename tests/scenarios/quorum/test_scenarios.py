@@ -28,7 +28,6 @@ FILES = {
 
 
 def scenarios_about(rule: str) -> list[Scenario]:
-    """Those that are to fail without the rule."""
     number = rule.split(maxsplit=1)[0].removeprefix("CE")
     start = FILES.get(rule) or f"ce{int(number):02}_"
     return [scenario for scenario in SCENARIOS if scenario.file.startswith(start)]

@@ -43,7 +43,6 @@ def check_i1_acknowledged_writes_are_in_the_log(order: SerialOrder) -> None:
 
 @checks(14, "writers", "database")
 def check_i14_commits_are_in_the_order_of_time(order: SerialOrder) -> None:
-    """What began after something was acknowledged stands behind it."""
     for number, placed in order.placed.items():
         operation = order.history.operations[number - 1]
         began_us = operation.attempts[0].invoked_us
@@ -120,7 +119,6 @@ def _added(order: SerialOrder, number: int, counter: bytes) -> int:
 
 
 def _always_changes(operation: Operation, keys: tuple[bytes, ...]) -> bool:
-    """Whether it is a commit in every state."""
     if isinstance(operation.request, kv_pb2.TxnRequest) or rests_on_state(operation.request):
         return False
     return bool(keys_of(operation.request, keys))

@@ -114,7 +114,6 @@ class Translation:
             yield Call(0, Expiry.of(put.key, put.value), first_us)
 
     def _reply(self, operation: Operation, attempt: Attempt) -> Reply | None:
-        """What it was told; None: nothing that is certain."""
         answer = attempt.answer
         if attempt.outcome is Outcome.REFUSED:
             if attempt.reason == ConditionFailed.reason:

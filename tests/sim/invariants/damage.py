@@ -45,7 +45,6 @@ Answers: TypeAlias = tuple[object, ...]
 
 
 def objects_at(world: World, count: int) -> dict[str, bytes]:
-    """What stood in the store after so many changes."""
     there: dict[str, bytes] = {}
     for each in world.store.log[:count]:
         if each.operation == "create":
@@ -89,7 +88,6 @@ async def check_i12_damage_is_detected(
 
 
 def flip(random: Random, there: Objects) -> tuple[Objects, str]:
-    """One bit of one object is another."""
     name = _any(random, there)
     data = bytearray(there[name])
     bit = random.randrange(8 * len(data))
@@ -114,7 +112,6 @@ def flip_value(random: Random, there: Objects) -> tuple[Objects, str]:
 
 
 def cut(random: Random, there: Objects) -> tuple[Objects, str]:
-    """The end of one object is missing."""
     name = _any(random, there)
     length = random.randrange(len(there[name]))
     return {**there, name: there[name][:length]}, f"{name} is cut after {length} bytes"
@@ -170,7 +167,6 @@ async def _examine(world: World, objects: Objects) -> Answers:
 
 
 async def copy_of(objects: Objects, clock_ms: Callable[[], int]) -> MemoryStore:
-    """A store with these objects."""
     store = MemoryStore(clock_ms, name="copy", objects=MemoryObjects())
     for name, data in objects.items():
         await store.create(name, data)

@@ -34,7 +34,6 @@ from tests.sim.planting import mutant
 
 
 async def commit_first(self: Creating, own: Record) -> CreateOutcome:
-    """The fourth step before the third."""
     try:
         is_ours = await self._records.commit(own)
         await self._plain.copy(own.source, own.destination.name)
@@ -68,7 +67,6 @@ async def take_over_the_living(_self: Creating, record: Record | None) -> Exists
 
 
 async def records_first(self: TwoPhaseStore, names: Iterable[str]) -> None:
-    """Records go, and then their objects."""
     doomed = tuple(names)
     temporary = [name for name in doomed if parse_temporary_name(name) is not None]
     if temporary:
@@ -85,7 +83,6 @@ async def forget_all(self: Recovering, batch: list[Record]) -> int:
 
 
 async def complete_nothing(self: Recovering) -> Recovered:
-    """What crashed creates have left half done stays as it is."""
     return Recovered(forgotten=await self._forget())
 
 

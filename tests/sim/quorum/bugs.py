@@ -110,8 +110,6 @@ def ce5_overwrite_in_place() -> Sequence[Patch]:
 
 
 def ce6_count_copies() -> Sequence[Patch]:
-    """What a majority has is committed, of whatever epoch."""
-
     def with_commit(leader: Leader) -> Leader:
         reached = leader.configuration.reached_by_majority(lambda each: leader.flushed.get(each, 0))
         return replace(leader, committed_lsn=max(leader.committed_lsn, reached))
@@ -120,7 +118,6 @@ def ce6_count_copies() -> Sequence[Patch]:
 
 
 def ce7_archive_in_flight() -> Sequence[Patch]:
-    """Whatever is in the log is archived."""
     right = archiving.complete_objects
 
     def complete(records: Sequence[Record], _committed_lsn: int) -> Sequence[LogObject]:
@@ -130,8 +127,6 @@ def ce7_archive_in_flight() -> Sequence[Patch]:
 
 
 def ce8_anybody_votes() -> Sequence[Patch]:
-    """Nobody looks whom a message is meant for."""
-
     def step(
         state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bool = True
     ) -> Step:
@@ -153,8 +148,6 @@ def ce9_vote_before_flush() -> Sequence[Patch]:
 
 
 def ce10_any_stream() -> Sequence[Patch]:
-    """The ballot alone decides whether a message counts."""
-
     def step(
         state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bool = True
     ) -> Step:
@@ -204,8 +197,6 @@ def ce13_base_is_nothing() -> Sequence[Patch]:
 
 
 def ce13_archive_is_not_asked() -> Sequence[Patch]:
-    """Whoever wins the vote goes on, however far the archive is."""
-
     def next_object(last: Mark, *, archive_tip: int | None, last_compacted: int | None) -> int:
         known = max((n for n in (archive_tip, last_compacted) if n is not None), default=-1)
         return last.next_wal_id if last.lsn else known + 1
@@ -214,8 +205,6 @@ def ce13_archive_is_not_asked() -> Sequence[Patch]:
 
 
 def ce14_epoch_alone() -> Sequence[Patch]:
-    """A promise names an epoch, and no nonce."""
-
     def refusal(state: AcceptorState, ballot: Ballot) -> Refusal | None:
         if ballot.epoch >= state.promise.epoch:
             return None
@@ -302,8 +291,6 @@ def any_change_ends() -> Sequence[Patch]:
 
 
 def damaged_log_votes() -> Sequence[Patch]:
-    """A member that has lost records votes."""
-
     def vote(state: AcceptorState, stream: int, message: VoteRequest) -> Step:
         after, effects = _vote(replace(state, health=Health.SOUND), stream, message)
         return replace(after, health=state.health), effects

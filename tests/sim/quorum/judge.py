@@ -31,7 +31,6 @@ class Disk:
     committed_lsn: int = 0
 
     def perform(self, effect: Effect) -> None:
-        """What stands in an effect, without the flush that others ask for."""
         match effect:
             case Save():
                 self.promise, self.health = effect.promise, effect.health
@@ -79,7 +78,6 @@ class Disk:
         self.cached = dict(self.stored)
 
     def empty(self, lsns: Collection[int], last_lsn: int) -> None:
-        """What a truncation to `last_lsn` has done when it was interrupted."""
         self.synced_lsn = min(self.synced_lsn, last_lsn)
         for lsn in lsns:
             self.stored.pop(lsn, None)

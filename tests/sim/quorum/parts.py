@@ -20,7 +20,6 @@ from tests.sim.quorum.writer import Stream, Writer
 
 
 def told(part: object) -> str:
-    """A part of an event, briefly."""
     match part:
         case Mark():
             return f"{part.epoch}.{part.lsn}"

@@ -92,7 +92,6 @@ class Safekeeper:
             self.state = acceptor.disconnected(self.state, stream)
 
     def work(self) -> bool:
-        """Do the next effect; whether there was one."""
         if not self.jobs:
             return False
         effect = self.jobs[0].popleft()

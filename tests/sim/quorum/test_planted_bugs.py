@@ -47,7 +47,6 @@ HINTS = {"CE2": 401, "CE6": 298, "CE12": 204}
 
 
 def fails(bug: Bug, seed: int, theme: str) -> bool:
-    """Whether the run breaks an invariant, or falls over."""
     with planted(bug()):
         try:
             World(seed, theme).run()

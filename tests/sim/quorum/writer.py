@@ -104,7 +104,6 @@ class Writer:
 
     @property
     def may_claim(self) -> bool:
-        """Whether a majority has greeted, and no epoch was claimed."""
         return self.ballot is None and self.configuration.is_majority(self.greetings.keys())
 
     def epoch_to_claim(self, manifest: Manifest) -> int:
@@ -121,7 +120,6 @@ class Writer:
 
     @property
     def has_won(self) -> bool:
-        """Whether a majority has voted, and it does not lead yet."""
         return self.leader is None and self.candidacy is not None and self.candidacy.is_won
 
     def lead(self, fetch: Fetch, *, archive_tip: int | None) -> None:
@@ -166,7 +164,6 @@ class Writer:
 
     @property
     def log(self) -> LogShape:
-        """What it has written, and what was there before."""
         assert self.leader is not None
         return self.leader.log
 

@@ -41,7 +41,6 @@ class _Details(NamedTuple):
 
 
 def unavailable(problem: str) -> grpc.aio.AioRpcError:
-    """What gRPC says by itself."""
     return grpc.aio.AioRpcError(
         grpc.StatusCode.UNAVAILABLE,
         grpc.aio.Metadata(),
@@ -212,7 +211,6 @@ class _Served:
         await self._down.has_room()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """What comes, without end: a client that has enough cancels the call."""
         while True:
             while self._requests:
                 self._up.was_read()

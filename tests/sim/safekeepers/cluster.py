@@ -111,7 +111,6 @@ def check_i11_acknowledged_was_on_a_majority(order: SerialOrder) -> None:
 
 
 def _entries(*objects: WalObject) -> list[Entry]:
-    """All that is in them, in one order."""
     return sorted(entry for each in objects for entry in each.all_entries)
 
 
@@ -151,7 +150,6 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeepSettings:
 
 
 def draw_quorum_writer(random: Random) -> ServeSettings:
-    """Those of a writer whose log is in safekeepers."""
     drawn = draw_writer(random)
     quorum = QuorumSettings().model_copy(
         update={

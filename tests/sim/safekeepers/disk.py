@@ -111,7 +111,6 @@ class Fuse:
         self._left = None
 
     def before_call(self, operation: str) -> None:
-        """Count one; raises `PowerCut`."""
         if self._is_blown:
             raise PowerCut
         if self._left is None or operation not in self._counted:

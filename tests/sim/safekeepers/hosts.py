@@ -68,7 +68,6 @@ class _WatchedService(SafekeeperService):
     """The shipped service, whose streams of writers are watched."""
 
     def __init__(self, node: Safekeeper, on_reply: Callable[[ToProposer], None]) -> None:
-        """`node` runs."""
         super().__init__(node)
         self._on_reply = on_reply
 

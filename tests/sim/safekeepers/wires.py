@@ -58,7 +58,6 @@ class Wires:
     # What befalls the network.
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing that `one` sends reaches `other` any more."""
         if (one, other) in self._cut:
             return
         self._cut[one, other] = None
@@ -93,7 +92,6 @@ class Wires:
         self._on_heal.append(go_on)
 
     def power_is_back(self, listener: Listener) -> None:
-        """Who still believes in connections to what ran there learns better."""
         for line in self._open_lines():
             if line.server.name == listener.name and not line.server.alive:
                 self.later(line.lose_client)
@@ -140,7 +138,6 @@ class Pipe(Generic[ItemT]):
     def __init__(
         self, wires: Wires, source: Node, target: Node, deliver: Callable[[ItemT], None]
     ) -> None:
-        """`deliver` runs on the target."""
         self._wires = wires
         self._source = source
         self._target = target
@@ -173,7 +170,6 @@ class Pipe(Generic[ItemT]):
         self._wake()
 
     def lose_some(self) -> None:
-        """Of what is on its way, the end does not arrive."""
         for _ in range(self._wires.random.randint(0, len(self._flying))):
             self._flying.pop()
 

@@ -222,7 +222,6 @@ class Witness:
 
 
 def named(record: Record) -> Named:
-    """What tells it from all others."""
     return Named(record.lsn, record.checksum)
 
 

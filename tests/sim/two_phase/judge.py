@@ -60,7 +60,6 @@ class _Place:
 
 @checks(10, "two_phase")
 def check_i10_one_winner(happened: list[Happening]) -> None:
-    """Who was told `Created` has won, for ever, and complete."""
     _Judge().judge(happened)
 
 
@@ -184,7 +183,6 @@ class _Judge:
             )
 
     def _is_dead(self, name: str) -> bool:
-        """Whether the newest manifest says that nobody will ever miss an object."""
         manifests = {
             parse_manifest_name(each): place.winner
             for each, place in self._places.items()

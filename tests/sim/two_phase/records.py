@@ -154,7 +154,6 @@ class SimRecords(RecordStore):
     """One client of the transactional store, on one node."""
 
     def __init__(self, table: RecordTable, network: Network, node: Node, page_records: int) -> None:
-        """A list comes in pages of `page_records`."""
         self.url = "sim://records"
         self.sent = RequestCounts()
         self._table = table

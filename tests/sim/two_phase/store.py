@@ -84,7 +84,6 @@ class SimPlainClient(SimStoreClient, PlainStore):
     """One client of a store without conditional writes, on one node."""
 
     def __init__(self, objects: PlainObjects, network: Network, node: Node, copy: Copy) -> None:
-        """`copy` is how the store copies."""
         super().__init__(objects, network, node)
         self._plain = objects
         self._copy = copy
@@ -125,7 +124,6 @@ class WatchedStore(BelongingStore):
         node: Node,
         happened: list[Happening],
     ) -> None:
-        """For `node`."""
         super().__init__(plain, records, runtime)
         self._node = node
         self._happened = happened
@@ -238,7 +236,6 @@ class TwoPhaseSimStore(SimStore):
         network.script.add(match, plan, times)
 
     def _copy(self, sender: Node, source: str, destination: str) -> Task[str] | None:
-        """What the store does when it is told to copy."""
         found = self._plain.find(source)
         is_near = sender.name in self._network.near_ms
         if is_near or self._random.random() >= self._slow_copies:

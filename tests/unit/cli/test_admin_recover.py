@@ -43,24 +43,19 @@ class World:
         self.runtime = Runtime(LoopClock(), Random(7), InlineWorkers())
 
     def store(self, kind: type[MemoryStore] = MemoryStore) -> TwoPhaseStore:
-        """That of one more process."""
         plain = kind(lambda: NOW_MS, objects=self.objects)
         return TwoPhaseStore(plain, MemoryRecords(table=self.table), self.runtime)
 
     def native(self) -> MemoryStore:
-        """The same objects, opened in the other mode."""
         return MemoryStore(lambda: NOW_MS, objects=self.objects)
 
     def cas(self, store: ObjectStore | None = None) -> CasStore:
-        """As commands see a store."""
         return CasStore(store or self.store(), self.runtime, StoreSettings())
 
     async def create_database(self) -> None:
-        """One that keeps to two phases."""
         await create_database(self.store(), self.runtime, StoreSettings())
 
     async def crash_creating(self, name: str, data: bytes = b"data") -> None:
-        """Leave a create half done."""
         assert isinstance(await self.store(Crashing).create(name, data), Unknown)
 
 
@@ -107,5 +102,4 @@ async def test_another_mode_is_refused() -> None:
 
 
 def run(*arguments: str) -> Result:
-    """Run the command."""
     return CliRunner().invoke(shalekv, ["admin", "recover", *arguments])

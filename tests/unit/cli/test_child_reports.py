@@ -97,7 +97,6 @@ class HeardReports(ChildReports):
         await super().read(name, _Lines(stdout, self._heard.set))
 
     async def until(self, is_enough: Callable[[ChildReports], bool]) -> None:
-        """Wait until what was told is enough."""
         while not is_enough(self):
             self._heard.clear()
             await self._heard.wait()

@@ -73,7 +73,6 @@ class ShortLives(LoopClock):
     """A clock by which each child ends at the moment at which it began."""
 
     def monotonic_ms(self) -> float:
-        """No time has passed."""
         return 0.0
 
 
@@ -81,7 +80,6 @@ class Told:
     """What children tell, through a named pipe, and what is logged about them."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing was told yet."""
         self.path = path
         os.mkfifo(path)
         self.lines: list[str] = []
@@ -94,15 +92,12 @@ class Told:
         asyncio.get_running_loop().add_reader(self._pipe, self._read)
 
     async def until(self, is_enough: Callable[[list[str]], bool]) -> None:
-        """Wait until the lines so far are enough."""
         await self._until(lambda: is_enough(self.lines))
 
     async def until_logged(self, event: str, count: int = 1) -> None:
-        """Wait until it was logged so often."""
         await self._until(lambda: self.events.count(event) >= count)
 
     def on_log(self, _logger: object, _method: str, event: Mapping[str, Any]) -> NoReturn:
-        """A processor of structlog."""
         self.events.append(event["event"])
         if "restart_ms" in event:
             self.restarts_ms.append(event["restart_ms"])
@@ -110,7 +105,6 @@ class Told:
         raise structlog.DropEvent
 
     def close(self) -> None:
-        """Nothing is read any more."""
         asyncio.get_running_loop().remove_reader(self._pipe)
         os.close(self._pipe)
 
@@ -145,8 +139,6 @@ async def beside(
     clock: Clock | None = None,
     secrets: Mapping[str, str] | None = None,
 ) -> None:
-    """Run `program` as the compactor beside `serving`."""
-
     async def serve() -> None:
         await serving
 

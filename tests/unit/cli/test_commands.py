@@ -23,7 +23,6 @@ OF_SERVERS = ("pydantic", "structlog", "uvloop", "shalekv.rpc", "shalekv.roles",
 
 
 def help_of(*words: str) -> str:
-    """What --help prints."""
     result = CliRunner().invoke(shalekv, [*words, "--help"])
     assert result.exit_code == 0, result.output
     return result.output
@@ -59,7 +58,6 @@ def test_help_of_serve_names_every_setting_and_exit_code() -> None:
 
 
 def loaded_by(*modules: str) -> list[str]:
-    """What a process has imported after these modules."""
     script = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     return list(json.loads(run.stdout))

@@ -24,12 +24,10 @@ FUTURE_MS = 4_000_000_000_000
 
 
 def run(url: str, *args: str) -> Result:
-    """Print the levels of the database at `url`."""
     return CliRunner().invoke(shalekv, ["levels", "--url", url, *args])
 
 
 def record(url: str, *args: str) -> dict[str, object]:
-    """The same as JSON."""
     found: dict[str, object] = json.loads(run(url, "--format", "json", *args).stdout)
     return found
 

@@ -59,7 +59,6 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 
 def say(process: subprocess.Popen[str], text: str) -> None:
-    """Write to its standard input."""
     assert process.stdin is not None
     process.stdin.write(text)
     process.stdin.flush()

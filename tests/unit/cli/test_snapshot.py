@@ -33,12 +33,10 @@ def url(tmp_path: Path) -> str:
 
 
 def run(*args: str) -> Result:
-    """Run a command about snapshots."""
     return CliRunner().invoke(shalekv, ["snapshot", *args])
 
 
 def listed(url: str) -> list[dict[str, Any]]:
-    """The rows of `list`."""
     result = run("list", "--url", url, "--format", "json")
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]

@@ -94,7 +94,6 @@ def test_a_reader_tells_how_it_follows_and_of_watches_and_calls(
 
 
 def with_quorum(**fields: object) -> admin_pb2.StatusReply:
-    """A server with two of three safekeepers."""
     told = reply()
     told.manifest.wal_mode = manifest_pb2.WAL_MODE_QUORUM
     told.manifest.wal_members.extend(f"{n:02}@sk{n}:7655" for n in range(3))

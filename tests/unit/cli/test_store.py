@@ -17,12 +17,10 @@ LITTLE = ("--parallel", "2", "--rounds", "2", "--large-object-bytes", "1000")
 
 
 def run(url: str, *args: str) -> Result:
-    """Verify the store at `url`."""
     return CliRunner().invoke(shalekv, ["store", "verify", "--url", url, *LITTLE, *args])
 
 
 def run_on(kind: type[Careful], monkeypatch: pytest.MonkeyPatch, *args: str) -> Result:
-    """Verify a store in memory."""
     objects = MemoryObjects()
     monkeypatch.setattr(opening, "_open", lambda *_: kind(objects))
     return run("file:///nowhere", *args)

@@ -19,7 +19,6 @@ SNAPSHOT = admin_pb2.SnapshotInfo(id=b"\x01" * 16, name="nightly", manifest_id=4
 
 
 def call(method: str, calls: int, failures: int = 0, bucket: int = 9) -> admin_pb2.CallStatus:
-    """Calls that all took about 2^bucket microseconds."""
     return admin_pb2.CallStatus(
         method=method,
         calls=calls,
@@ -30,7 +29,6 @@ def call(method: str, calls: int, failures: int = 0, bucket: int = 9) -> admin_p
 
 
 def writer(uptime_ms: int, times: int, seq: int = 77) -> Status:
-    """A writer that has done everything `times` times."""
     reply = admin_pb2.StatusReply(
         header=kv_pb2.ReplyHeader(role=WRITER, epoch=3, seq=seq),
         version="1.2.3",
@@ -81,7 +79,6 @@ def writer(uptime_ms: int, times: int, seq: int = 77) -> Status:
 
 
 def reader(seq: int, state: admin_pb2.ReaderStatus.State.ValueType) -> Status:
-    """A reader that has come so far."""
     reply = admin_pb2.StatusReply(
         header=kv_pb2.ReplyHeader(role=READER, epoch=3, seq=seq, staleness_ms=1_500),
         uptime_ms=60_000,
@@ -95,7 +92,6 @@ def reader(seq: int, state: admin_pb2.ReaderStatus.State.ValueType) -> Status:
 
 
 def drawn(*servers: Seen, width: int = 200) -> str:
-    """The picture as text."""
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         console.print(picture(servers))

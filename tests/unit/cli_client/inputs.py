@@ -26,7 +26,6 @@ def batches(
     begin: Position | None = None,
     bad_rows_end_it: bool = True,
 ) -> Iterable[Rows]:
-    """The batches that `data` is cut into."""
     return read_batches(
         Source(io.BytesIO(data)),
         reading or Reading(),
@@ -38,7 +37,6 @@ def batches(
 
 
 def rows_of(data: bytes, reading: Reading) -> tuple[list[Put], list[BadRow]]:
-    """The pairs and the bad rows of `data`."""
     found = list(batches(data, reading, bad_rows_end_it=False))
     return [put for rows in found for put in rows.puts], [bad for r in found for bad in r.bad]
 
@@ -51,5 +49,4 @@ def reading(
     header: bool | None = None,
     encoding: Encoding = Encoding.TEXT,
 ) -> Reading:
-    """How to read, in a line."""
     return Reading(file_format, Columns(key, value, header, encoding))

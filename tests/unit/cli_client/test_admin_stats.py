@@ -21,7 +21,6 @@ HOUR_MS = 3_600_000
 def told(
     *processes: admin_pb2.ProcessRequests, url: str = "s3://bucket", **fields: Any
 ) -> admin_pb2.StatsReply:
-    """What a server tells."""
     return admin_pb2.StatsReply(url=url, processes=processes, **fields)
 
 
@@ -37,7 +36,6 @@ def process(role: str, uptime_ms: int, **requests: int) -> admin_pb2.ProcessRequ
 
 
 def rows(result: Result) -> dict[tuple[str, str], tuple[int, float, float | None]]:
-    """What was printed as JSON, by process and kind."""
     assert result.exit_code == 0, result.output
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert all(tuple(row) == COLUMNS for row in found)

@@ -21,7 +21,6 @@ Row = tuple[bytes, bytes, int]
 
 
 def rows_of(frames: Iterator[Frame]) -> list[Row]:
-    """The rows of all frames."""
     return [row for frame in frames for row in zip(*frame, strict=True)]
 
 

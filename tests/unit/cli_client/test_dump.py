@@ -32,12 +32,10 @@ def filled(server: DictServer) -> DictServer:
 
 
 def values(server: DictServer) -> dict[bytes, bytes]:
-    """What is stored."""
     return {key: entry.value for key, entry in server.state.data.items()}
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder."""
     return [path.name for path in folder.iterdir()]
 
 

@@ -23,12 +23,10 @@ HELLO = [None]  # a load asks for the status first, which works
 
 
 def lines(count: int) -> bytes:
-    """Rows k0 to k(count-1)."""
     return b"".join(b"k%d\tv%d\n" % (number, number) for number in range(count))
 
 
 def rows_at(number: int, first_line: int, count: int) -> Rows:
-    """A batch of `count` rows."""
     puts = [Put(b"%d" % line, b"") for line in range(count)]
     begin, end = Position(first_line - 1), Position(first_line - 1 + count)
     return Rows(number, puts, range(first_line, first_line + count), [], 0, begin, end)
@@ -111,5 +109,4 @@ def test_a_pace_is_kept_and_not_made_up_for() -> None:
 
 
 def values(server: DictServer) -> dict[bytes, bytes]:
-    """What is stored."""
     return {key: entry.value for key, entry in server.state.data.items()}

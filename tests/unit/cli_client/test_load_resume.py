@@ -30,7 +30,6 @@ def input_file(tmp_path: Path) -> Path:
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """What a state file says."""
     found = json.loads(path.read_text())
     assert isinstance(found, dict)
     return found

@@ -33,7 +33,6 @@ def printed(
     has_previous: bool = False,
     shows_progress: bool = False,
 ) -> list[str]:
-    """The lines on standard output."""
     printer = EventPrinter(
         encoding, output_format, has_previous=has_previous, shows_progress=shows_progress
     )

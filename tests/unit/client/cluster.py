@@ -40,7 +40,6 @@ class MemberState(ServerState):
         self.status_is_silent = False
 
     def header(self) -> kv_pb2.ReplyHeader:
-        """What every reply says."""
         self.follow()
         return kv_pb2.ReplyHeader(
             database_id=self.database_id,
@@ -52,7 +51,6 @@ class MemberState(ServerState):
         )
 
     def answer(self, request: Any) -> Message:
-        """The reply; raises `Failed`."""
         self.follow()
         header: kv_pb2.RequestHeader = request.header
         if self.role == kv_pb2.ROLE_READER:
@@ -84,7 +82,6 @@ class MemberState(ServerState):
             self.check_reader(request, request.header)
 
     def follow(self) -> None:
-        """Apply what the writer has."""
         if self.source is not None:
             self.data, self.seq = self.source.data, self.source.seq
 
@@ -102,7 +99,6 @@ class Member(DictServer):
     scan_message_entries = 2
 
     def __init__(self, snapshots: dict[bytes, Data]) -> None:
-        """`snapshots` are those of the database, by id."""
         super().__init__()
         self.state = MemberState()
         self.snapshots = snapshots
@@ -126,7 +122,6 @@ class Cluster:
     """A writer and readers that follow it."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
-        """`stack` stops the servers."""
         self._stack = stack
         self.snapshots: dict[bytes, Data] = {}
         self.readers: list[Member] = []
@@ -136,7 +131,6 @@ class Cluster:
         return await self._stack.enter_async_context(Member(self.snapshots))
 
     async def begin(self, readers: int) -> None:
-        """Start the writer, and so many readers."""
         self.writer = await self.add()
         for _ in range(readers):
             reader = await self.add()
@@ -145,7 +139,6 @@ class Cluster:
         self.tell(self.writer)
 
     def tell(self, writer: Member) -> None:
-        """All readers follow `writer`, and know its address."""
         for reader in self.readers:
             reader.state.source = writer.state
             reader.state.epoch = writer.state.epoch
@@ -162,13 +155,11 @@ class Cluster:
 
     @property
     def addresses(self) -> list[str]:
-        """All of them, the writer last."""
         return [member.address for member in (*self.readers, self.writer)]
 
 
 @asynccontextmanager
 async def cluster(readers: int = 2) -> AsyncIterator[Cluster]:
-    """A running writer and so many readers."""
     async with AsyncExitStack() as stack:
         running = Cluster(stack)
         await running.begin(readers)
@@ -176,7 +167,6 @@ async def cluster(readers: int = 2) -> AsyncIterator[Cluster]:
 
 
 async def until_called(member: Member, method: str, count: int = 1) -> None:
-    """Wait until a server was asked so often."""
     while member.state.calls[method] < count:
         member.state.begun.clear()
         await asyncio.wait_for(member.state.begun.wait(), 10.0)

@@ -46,7 +46,6 @@ FENCED = refusing(ServerFenced("another took over", own_epoch=1, newer_epoch=2))
 async def coalescing(
     server: DictServer, *, bytes_max: int = UNANSWERED_BYTES_MAX, stream_age_s: float = 10.0
 ) -> AsyncIterator[Coalescer]:
-    """A coalescer without a client around it."""
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = kv_pb2_grpc.KVStub(channel)
         coalescer = Coalescer(

@@ -24,7 +24,6 @@ class Bell:
 
 
 def pending(number: int) -> Pending:
-    """An operation."""
     return Pending(number, GET, asyncio.get_running_loop().create_future(), 1)
 
 

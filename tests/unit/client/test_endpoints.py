@@ -23,7 +23,6 @@ def known(readers: int, *, nearest_first: bool = False) -> tuple[Endpoints, list
 
 
 def at(endpoints: Endpoints, address: str) -> Endpoint:
-    """The endpoint there."""
     found = endpoints.get(address)
     assert found is not None
     return found

@@ -21,7 +21,6 @@ class Asked:
         self.is_cancelled = False
 
     async def ask(self) -> str:
-        """The answer."""
         self.is_asked.set()
         try:
             return await asyncio.shield(self.answer)
@@ -31,7 +30,6 @@ class Asked:
 
 
 def failure(kind: type[ShaleKVError]) -> ShaleKVError:
-    """An error of that class."""
     return kind(ErrorDetails("here:1", "UNAVAILABLE", "what happened"))
 
 

@@ -13,12 +13,10 @@ GET = operations.get(b"k")
 
 
 def pending(number: int, size_bytes: int = 100) -> Pending:
-    """An operation of that size."""
     return Pending(number, GET, asyncio.get_running_loop().create_future(), size_bytes)
 
 
 def filled(outbox: Outbox, count: int, size_bytes: int = 100) -> list[Pending]:
-    """Operations 0, 1, ... in the outbox."""
     made = [pending(number, size_bytes) for number in range(count)]
     for each in made:
         outbox.add(each)
@@ -26,7 +24,6 @@ def filled(outbox: Outbox, count: int, size_bytes: int = 100) -> list[Pending]:
 
 
 def taken(outbox: Outbox) -> list[int]:
-    """The numbers in the next message."""
     return [each.number for each in outbox.take()]
 
 

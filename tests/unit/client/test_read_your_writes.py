@@ -27,13 +27,11 @@ silently = pytest.mark.parametrize("silently", [True, False], ids=["waits", "ref
 
 
 def lag(running: Cluster, *, silently: bool = False) -> None:
-    """Let no reader apply anything more."""
     for reader in running.readers:
         reader.state.lag(silently=silently)
 
 
 def min_seqs(member: Member) -> list[int]:
-    """What the gets that a server was asked for demanded."""
     gets = (each for each in member.state.requests if isinstance(each, kv_pb2.GetRequest))
     return [request.header.min_seq for request in gets]
 

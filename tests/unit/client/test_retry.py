@@ -49,7 +49,6 @@ together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "
 
 
 def overloaded(retry_after_ms: int | None) -> Overloaded:
-    """A refusal with, or without, advice."""
     details = ErrorDetails(
         "here:1", "RESOURCE_EXHAUSTED", "full", "QUEUE_FULL", retry_after_ms=retry_after_ms
     )
@@ -57,7 +56,6 @@ def overloaded(retry_after_ms: int | None) -> Overloaded:
 
 
 def stopping() -> NotApplied:
-    """A refusal by a server that stops."""
     return ClientStopping(ErrorDetails("here:1", "UNAVAILABLE", "stopping", "STOPPING"))
 
 

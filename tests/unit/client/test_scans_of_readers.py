@@ -38,7 +38,6 @@ def break_all(running: Cluster, after: int) -> None:
 
 
 def scanned(running: Cluster) -> list[Member]:
-    """Those that were asked to scan."""
     return [m for m in (*running.readers, running.writer) if m.state.scan_headers]
 
 

@@ -17,12 +17,10 @@ HERE = Endpoint("here:1", is_listed=True)
 
 
 def error(kind: type[ShaleKVError], reason: str = "") -> ShaleKVError:
-    """An error of that class."""
     return kind(ErrorDetails("here:1", "UNAVAILABLE", "what happened", reason))
 
 
 def trip(aim: Aim) -> Trip:
-    """A call that begins."""
     return Trip(aim, aim.destination, POLICY)
 
 

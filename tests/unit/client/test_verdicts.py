@@ -16,7 +16,6 @@ FINAL, SAME, OTHER = Verdict.FINAL, Verdict.SAME, Verdict.OTHER
 def error(
     kind: type[ShaleKVError], code: str = "UNAVAILABLE", *, advice: bool = True
 ) -> ShaleKVError:
-    """An error of that class."""
     return kind(ErrorDetails("here:1", code, "what happened", retry_after_ms=5 if advice else None))
 
 

@@ -66,7 +66,6 @@ def watch(
     consumer: str = "",
     buffered_bytes_max: int = 1 << 20,
 ) -> Watch:
-    """A watch that is not open yet."""
     create = kv_pb2.WatchCreate(
         range=kv_pb2.KeyRange(prefix=prefix), start_seq=from_seq, consumer=consumer
     )
@@ -74,7 +73,6 @@ def watch(
 
 
 async def commits(it: Watch, count: int) -> list[tuple[int, list[bytes]]]:
-    """The next commits: numbers and keys."""
     found = []
     async for event in it:
         if isinstance(event, WatchCommit):

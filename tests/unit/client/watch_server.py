@@ -30,16 +30,13 @@ class History:
 
     @property
     def seq(self) -> int:
-        """The newest sequence number."""
         return len(self.commits)
 
     async def reaches(self, seq: int) -> None:
-        """Wait for the commit with this number."""
         async with self.changed:
             await self.changed.wait_for(lambda: self.seq >= seq)
 
     async def put(self, *keys: bytes, value: bytes = b"v") -> int:
-        """Commit puts of `keys`; the sequence number."""
         kind = kv_pb2.WatchChange.Kind.KIND_PUT
         async with self.changed:
             seq = self.seq + 1
@@ -53,7 +50,6 @@ class WatchServer:
     """A running server; use it as an asynchronous context manager."""
 
     def __init__(self, history: History, *, changes_max: int = 2) -> None:
-        """A message has at most `changes_max` changes."""
         self.history = history
         self.changes_max = changes_max
         self.requests: list[kv_pb2.WatchRequest] = []
@@ -83,7 +79,6 @@ class WatchServer:
         await self._server.stop(None)
 
     async def stop(self) -> None:
-        """Break all connections, and serve no more."""
         await self._server.stop(None)
 
     async def until(self, *, requests: int = 0, open_streams: int | None = None) -> None:
@@ -95,12 +90,10 @@ class WatchServer:
 
     @property
     def creates(self) -> Sequence[kv_pb2.WatchCreate]:
-        """What watches were opened with."""
         return [each.create for each in self.requests if each.HasField("create")]
 
     @property
     def acks(self) -> Sequence[int]:
-        """What was acknowledged."""
         return [each.ack.seq for each in self.requests if each.HasField("ack")]
 
     async def _watch(self, requests: AsyncIterator[kv_pb2.WatchRequest], context: Context) -> None:

@@ -22,24 +22,20 @@ ROOMY = 1 << 30
 
 
 def put(key: bytes, seq: int, expire_at_ms: int = 0) -> Entry:
-    """A value, for ever or for a time."""
     return Entry(key, seq, Kind.PUT, b"v", expire_at_ms)
 
 
 def delete(key: bytes, seq: int) -> Entry:
-    """A delete."""
     return Entry(key, seq, Kind.TOMBSTONE)
 
 
 def values(*entries: Entry, bytes_max: int = ROOMY) -> ExpiringValues:
-    """These were written in this order."""
     found = ExpiringValues(bytes_max=bytes_max, through_seq=0)
     found.note(entries)
     return found
 
 
 def due(found: ExpiringValues, now_ms: int, count_max: int = 100) -> set[Expiring]:
-    """What is taken."""
     return set(found.take_due(now_ms, count_max))
 
 
@@ -123,7 +119,6 @@ EXPIRED = entry_of(b"k", b"v", 5, NOW_MS)
 
 
 def sweep(state: DictState, known: Entry | None = None) -> list[Change]:
-    """What is changed."""
     return [*Transaction([Expire(b"k", known)]).decide(state).changes]
 
 

@@ -46,7 +46,6 @@ PASSED = (Verdict.OLDER_FENCE, Verdict.OLDER_DATA)
 
 
 def manifest_of(own: WriterId = OWN, **fields: object) -> Manifest:
-    """A manifest that `own` owns."""
     manifest = Manifest(
         database_id=b"d" * 16,
         manifest_id=7,
@@ -60,7 +59,6 @@ def manifest_of(own: WriterId = OWN, **fields: object) -> Manifest:
 def claimed(
     manifest: Manifest, *, max_parallel_writes: int = 1, nonce: bytes = b"n" * 16
 ) -> Manifest:
-    """The manifest after an opening's first edit."""
     return claim_epoch(
         manifest,
         nonce=nonce,
@@ -207,7 +205,6 @@ def finished(manifest: Manifest, own: WriterId) -> Manifest:
 
 
 def is_finished(manifest: Manifest, own: WriterId) -> bool:
-    """Whether that edit is contained in `manifest`."""
     return is_opening_finished(manifest, own, snapshot_id=SNAPSHOT_ID)
 
 

@@ -34,7 +34,6 @@ MANIFEST = Manifest(
 
 
 def info(number: int, first_key: bytes = b"a", last_key: bytes = b"b") -> SstInfo:
-    """A file that knows no sequence number."""
     return SstInfo(
         id=number.to_bytes(16, "big"),
         level=0,
@@ -54,12 +53,10 @@ def info(number: int, first_key: bytes = b"a", last_key: bytes = b"b") -> SstInf
 
 
 def pending(load_id: str, *infos: SstInfo) -> PendingLoad:
-    """A load that is not committed."""
     return PendingLoad(load_id, SstTable.from_infos(infos or [info(1)]))
 
 
 def registered(*loads: PendingLoad, manifest: Manifest = MANIFEST) -> Manifest:
-    """The manifest in which these loads are pending."""
     for load in loads:
         manifest = register_load(manifest, load, oldest_ms=CUTOFF_MS)
     return manifest
@@ -77,7 +74,6 @@ def committed(
 
 
 def ids(manifest: Manifest) -> list[str]:
-    """The loads that are remembered."""
     return [load.load_id for load in manifest.recent_loads]
 
 

@@ -45,7 +45,6 @@ COMPACTOR = CompactorId(1, bytes(16))
 
 
 def origin(*numbers: int, url: str = "memory://grand", database_id: bytes = GRAND) -> Origin:
-    """An origin with these SSTs."""
     pin = GRAND_PIN if url else b""
     return Origin(database_id, url, pin, b"".join(map(sst_id, numbers)))
 
@@ -57,7 +56,6 @@ def manifest(*numbers: int, origins: tuple[Origin, ...] = ()) -> Manifest:
 
 
 def info(made: Manifest, number: int) -> SstInfo:
-    """The row of an SST."""
     return next(row for row in made.leveled_ssts if row.id == sst_id(number))
 
 

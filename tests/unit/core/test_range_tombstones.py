@@ -19,12 +19,10 @@ COMMITS = st.lists(st.lists(RANGES, min_size=1, max_size=3).map(coalesced), max_
 
 
 def tombstone(start: bytes, end: bytes, seq: int) -> Entry:
-    """A range tombstone."""
     return Entry(start, seq, Kind.RANGE_TOMBSTONE, end)
 
 
 def tombstones_of(commits: list[list[KeyRange]]) -> list[Entry]:
-    """Those of commits 1, 2, 3 and so on."""
     return [tombstone(*keys, seq) for seq, each in enumerate(commits, 1) for keys in each]
 
 

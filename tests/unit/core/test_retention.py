@@ -27,7 +27,6 @@ def sst_id(number: int) -> bytes:
 
 
 def table(*numbers: int) -> SstTable:
-    """SSTs of these numbers."""
     infos = [
         SstInfo(sst_id(n), 0, b"a", b"b", 0, 0, 8, 8, 1, 1, 1, 0, 100, 1) for n in sorted(numbers)
     ]
@@ -48,17 +47,14 @@ def manifest_of(manifest_id: int, c: int | None, *ssts: int, **fields: Any) -> M
 
 
 def snapshot_of(manifest_id: int, name: str = "nightly") -> Snapshot:
-    """A snapshot of a manifest."""
     return Snapshot(bytes([manifest_id]) * 16, manifest_id, 0, name)
 
 
 def manifest_object(number: int, modified_ms: int = OLD_MS) -> Listed:
-    """A manifest as it was listed."""
     return Listed(Folder.MANIFEST, f"manifest/{number}", 10, modified_ms, number=number)
 
 
 def wal_object(number: int, modified_ms: int = OLD_MS) -> Listed:
-    """A WAL object as it was listed."""
     return Listed(Folder.WAL, f"wal/{number}", 10, modified_ms, number=number)
 
 
@@ -74,7 +70,6 @@ def judge(
     cutoffs: Cutoffs = CUTOFFS,
     fences: Sequence[str] = (),
 ) -> tuple[Reason, str]:
-    """What becomes of an object, and for whom."""
     pins = [Pins.of(each) for each in (current, *older)]
     verdict = Retention(current, pins, cutoffs, fences=fences).judge(listed)
     return verdict.reason, verdict.detail

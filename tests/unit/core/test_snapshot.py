@@ -130,12 +130,10 @@ def table(*numbers: int) -> SstTable:
 
 
 def snapshot(name: str, manifest_id: int, expire_time_s: int = 0) -> Snapshot:
-    """A snapshot of a manifest."""
     return Snapshot(name.encode().rjust(16), manifest_id, expire_time_s, name)
 
 
 def manifest(manifest_id: int, *numbers: int, c: int | None = None, **fields: object) -> Manifest:
-    """A manifest that names these SSTs."""
     made = Manifest(
         database_id=bytes(16),
         manifest_id=manifest_id,
@@ -149,7 +147,6 @@ def manifest(manifest_id: int, *numbers: int, c: int | None = None, **fields: ob
 def pins(
     current: Manifest, *known: Manifest, wal_bytes: dict[int, int] | None = None
 ) -> dict[str, tuple[int | None, int | None]]:
-    """Bytes by the name of the snapshot."""
     holdings = {each.manifest_id: Holdings.of(each) for each in known}
     found = pinned_by_snapshots(current, holdings, now_s=NOW_S, wal_bytes=wal_bytes)
     return {each.snapshot.name: (each.size_bytes, each.alone_bytes) for each in found}

@@ -49,12 +49,10 @@ NO_VALUE = (b"absent", b"expired")
 
 
 def decide(*then: Operation, state: DictState = STATE) -> Decision:
-    """What unconditional operations do."""
     return Transaction(then).decide(state)
 
 
 def holds(compare: Compare) -> bool:
-    """Whether the comparison lets a transaction take its first branch."""
     return Transaction([], [compare], []).decide(STATE).succeeded
 
 

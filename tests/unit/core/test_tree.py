@@ -43,7 +43,6 @@ def tree_of(*infos: SstInfo) -> Tree:
 
 
 def numbers(infos: Iterable[SstInfo]) -> list[int]:
-    """Which SSTs these are."""
     return [info.id[-1] for info in infos]
 
 

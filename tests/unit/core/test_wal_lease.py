@@ -108,17 +108,14 @@ YOUNG = WalRetention(young_ms=100, bytes_max=1_000)
 
 
 def wal(number: int, modified_ms: int, size_bytes: int = 10) -> Listed:
-    """A WAL object as it was listed."""
     return Listed(Folder.WAL, f"wal/{number}", size_bytes, modified_ms, number=number)
 
 
 def aged(*modified_ms: int) -> Sequence[Listed]:
-    """The WAL objects from 0 on."""
     return [wal(number, at_ms) for number, at_ms in enumerate(modified_ms)]
 
 
 def claimed(manifest: Manifest) -> int | None:
-    """From where on the retention keeps the WAL."""
     lease = find_wal_lease(manifest, HOLDER)
     return lease.wal_id_min if lease is not None else None
 

@@ -53,7 +53,6 @@ class Candidates:
     most: int = 0  # that held the lease at one moment
 
     def elector(self, name: str) -> BucketElector:
-        """The elector of a process."""
         node = self.world.node(name)
         runtime = self.world.runtime_for(node)
         store = CasStore(self.world.store_for(node), runtime, StoreSettings())
@@ -68,12 +67,10 @@ class Candidates:
         return node
 
     def crash(self, name: str) -> None:
-        """It is gone, and with it what it held."""
         self.world.crash(name)
         self._over(name, "crashed")
 
     def began(self, name: str) -> None:
-        """It holds the lease from now on."""
         self.reigning[name] = self.world.now_ms
         self.most = max(self.most, len(self.reigning))
 
@@ -93,7 +90,6 @@ class Candidates:
         self.told[name] = holder
 
     async def reigns_somebody(self) -> str:
-        """Wait until somebody holds the lease: who."""
         while not self.reigning:
             await self.world.sleep_ms(10)
         return next(iter(self.reigning))
@@ -105,7 +101,6 @@ MINUTES_MS = 300_000
 
 
 async def ids(world: World) -> list[int | None]:
-    """The ids of all leases in the bucket."""
     listed = world.store_for("looker").list(ELECTION_FOLDER)
     return [parse_election_name(info.name) async for info in listed]
 
@@ -273,14 +268,12 @@ class Bucket:
         self._seeds = Random(1)
 
     def cas(self) -> CasStore:
-        """As one more process sees it."""
         runtime = yielding_runtime(self._seeds.getrandbits(32))
         plain = MemoryStore(lambda: self.now_ms, objects=self.objects)
         store = TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)
         return CasStore(store, runtime, StoreSettings())
 
     def leases(self) -> list[str]:
-        """The names in the folder of the election."""
         return [info.name for info in self.objects.page(ELECTION_FOLDER, "")]
 
 

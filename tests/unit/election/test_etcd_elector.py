@@ -27,7 +27,6 @@ _numbers = count()
 
 
 def address_of(etcd: EtcdServer) -> EtcdAddress:
-    """Where it listens."""
     host, _, port = etcd.address.rpartition(":")
     return EtcdAddress(host, int(port))
 
@@ -55,7 +54,6 @@ async def electors(
 
 
 def new_key() -> str:
-    """A key that no other test has."""
     return f"unit/{next(_numbers)}"
 
 

@@ -26,7 +26,6 @@ MEMTABLE_MAX = 4 << 20
 
 
 def admission_of(memtable_bytes: Callable[[], int] = lambda: 0, **changes: int) -> Admission:
-    """Small bounds; `changes` are settings that differ."""
     limits = {
         "queued_bytes_max": QUEUED_MAX,
         "waiting_bytes_max": WAITING_MAX,
@@ -45,13 +44,11 @@ def full_admission(*, queue_wait_ms: int = 1_000) -> Admission:
 
 
 async def quiesce() -> None:
-    """Let everything that can run do so."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 async def admit(admission: Admission, size_bytes: int) -> None:
-    """What a write does at the door."""
     if not admission.try_admit(size_bytes):
         await admission.wait(size_bytes)
 

@@ -15,7 +15,6 @@ from tests.kit.engine.collection import TTL_S, Ground
 
 
 async def compacted(c: int = 4) -> Ground:
-    """A database with eight WAL objects."""
     ground = await Ground.created()
     await ground.wal(8)
     await ground.compact(c)
@@ -23,7 +22,6 @@ async def compacted(c: int = 4) -> Ground:
 
 
 def wal_ids(ground: Ground) -> list[int]:
-    """The WAL objects that are there."""
     found = map(names.parse_wal_name, ground.names())
     return sorted(wal_id for wal_id in found if wal_id is not None)
 

@@ -47,7 +47,6 @@ async def behind(log: RunningLog, key: bytes, value: bytes) -> Told:
 
 
 def newest_of(log: RunningLog) -> list[tuple[bytes, bytes]]:
-    """What a scan of all that is durable reads."""
     return read(log.memtable.view(log.prefix.seq, log.prefix.wal_id))
 
 

@@ -190,6 +190,5 @@ async def test_uncommitted_reads_see_the_newest_through_a_displacement(k: int) -
 
 
 def newest(log: RunningLog) -> dict[bytes, bytes]:
-    """What a read at UNCOMMITTED gets."""
     found = {key: log.log.overlay.get(key) for key in (b"a", b"b")}
     return {key: entry.value for key, entry in found.items() if entry is not None}

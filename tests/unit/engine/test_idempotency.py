@@ -28,7 +28,6 @@ class Keys:
         self.idempotency = Idempotency(window_ms=WINDOW_MS, now_ms=lambda: self.now_ms)
 
     def land(self, key: bytes, seq: int = 7, reply: bytes = b"reply") -> Entry:
-        """A request with this key became durable now."""
         record = IdempotencyRecord(HASH, 12, ReplyKind.WRITE, reply)
         expire_at_ms = self.idempotency.expiry_ms()
         entry = Entry(record_key(key), seq, Kind.PUT, encode_record(record), expire_at_ms)
@@ -36,7 +35,6 @@ class Keys:
         return entry
 
     def state_of(self, key: bytes) -> str:
-        """What a repeat meets."""
         try:
             found = self.idempotency.find(key, HASH)
         except KeyExpired:
@@ -45,7 +43,6 @@ class Keys:
 
 
 def uuid7(made_ms: int, *, version: int = 7, variant: int = 0b10) -> bytes:
-    """A UUID that was made at this time."""
     rest = bytes((version << 4, 1, variant << 6, *range(7)))
     return made_ms.to_bytes(6, "big") + rest
 

@@ -42,7 +42,6 @@ BATCH = [
 
 
 def numbered(changes: Sequence[Change], seq: int) -> list[Entry]:
-    """What a batch leaves."""
     return sorted(
         Entry(change.key, seq, change.kind, change.value, change.expire_at_ms) for change in changes
     )

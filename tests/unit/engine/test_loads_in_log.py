@@ -61,7 +61,6 @@ class LoadingLog(RunningLog):
         self.landed.append(landed)
 
     def ingest(self, pending: PendingLoad, *, claim: Claim | None = None) -> Told:
-        """Admit and submit a load."""
         told = Told()
         assert self.admission.try_admit(LOAD_BYTES + (0 if claim is None else RECORD_BYTES))
         self.log.ingest(pending, told.settle, size_bytes=LOAD_BYTES, claim=claim)
@@ -69,7 +68,6 @@ class LoadingLog(RunningLog):
         return told
 
     def sst(self, wal_id: int) -> Sst:
-        """The object in a slot."""
         name = names.wal_name(wal_id)
         return open_sst(name, self.store.data(name), database_id=DATABASE_ID)
 

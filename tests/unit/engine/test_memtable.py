@@ -30,7 +30,6 @@ def key_of(number: int) -> bytes:
 
 
 def many(seq: int, count: int = COUNT) -> Run:
-    """One run of many keys."""
     entries = {key_of(n): Entry(key_of(n), seq, Kind.PUT, b"v") for n in range(count)}
     return Run.from_newest(entries, max_seq=seq)
 
@@ -192,7 +191,6 @@ class Watching(InlineClock):
         self._look = look
 
     async def sleep_ms(self, duration_ms: float) -> None:
-        """Look, and go on."""
         del duration_ms
         self._look()
 

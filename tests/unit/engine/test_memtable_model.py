@@ -33,7 +33,6 @@ class MemtableHistory:
         self.views: list[tuple[View, list[tuple[bytes, bytes]]]] = []
 
     def step(self, step: Step) -> None:
-        """One of all that may happen."""
         name, first, second, lag = step
         match name:
             case "put" | "delete" | "range":
@@ -61,7 +60,6 @@ class MemtableHistory:
                 self.asides.append(self.seq)
 
     def change(self, name: str, key: bytes, bounds: list[bytes]) -> None:
-        """One more commit, which is on its way."""
         if name == "range":
             start, end = bounds if bounds[0] != bounds[1] else (bounds[0], b"")
             run = range_delete(self.seq, (start, end))
@@ -82,7 +80,6 @@ class MemtableHistory:
                 self.ahead[at] = (seq, run, True)
 
     def extend(self) -> None:
-        """All land, and the prefix holds them."""
         for at, (seq, run, _) in enumerate([*self.ahead]):
             self.land(at - len(self.ahead))
             self.memtable.extend_prefix(run)

@@ -18,19 +18,16 @@ from tests.kit.states import DictState
 
 
 def transacted(seq: int, *operations: Operation) -> Commit:
-    """A commit that does these operations."""
     commit = Commit.of(Transaction(operations), seq, unsettled, size_bytes=0)
     commit.decide(DictState())
     return commit
 
 
 def delete_range(seq: int, start: bytes, end: bytes) -> Commit:
-    """A commit that deletes a range."""
     return transacted(seq, DeleteRange(KeyRange(start, end)))
 
 
 def durable(*keys: bytes) -> Memtable:
-    """A memtable with these keys, of commit 1."""
     memtable = Memtable()
     run = run_of(1, *(put(key) for key in keys))
     memtable.land(run)
@@ -39,7 +36,6 @@ def durable(*keys: bytes) -> Memtable:
 
 
 def land(memtable: Memtable, overlay: Overlay, commit: Commit) -> None:
-    """A commit is durable, alone in its object."""
     group = Group(commit.seq, [commit])
     memtable.land(group.run)
     memtable.extend_prefix(group.run)
@@ -47,7 +43,6 @@ def land(memtable: Memtable, overlay: Overlay, commit: Commit) -> None:
 
 
 def seen(overlay: Overlay, *keys: bytes) -> list[bytes]:
-    """Those of `keys` that a read at UNCOMMITTED finds."""
     return [key for key in keys if is_put(overlay.get(key))]
 
 
@@ -121,26 +116,21 @@ class Layers:
         self.seq = 0
 
     def state(self) -> NewestState:
-        """The newest of all of it."""
         return NewestState(self.overlay, self.memtable.view(self.seq, 0), NOW_MS, COMPARE_COUNT_MAX)
 
     def land(self, *changes: Change) -> None:
-        """A durable commit."""
         self.seq += 1
         self.land_run(run_of(self.seq, *changes))
 
     def land_run(self, run: Run) -> None:
-        """A durable object."""
         self.memtable.land(run)
         self.memtable.extend_prefix(run)
 
     def queue(self, *changes: Change) -> None:
-        """A commit that is not durable."""
         self.seq += 1
         self.overlay.add(commit_of(self.seq, *changes))
 
     def delete_range(self, keys: KeyRange, *, is_durable: bool) -> None:
-        """A range delete."""
         self.seq += 1
         commit = Commit.of(Transaction([DeleteRange(keys)]), self.seq, unsettled, size_bytes=0)
         commit.decide(DictState())
@@ -151,7 +141,6 @@ class Layers:
             self.overlay.add(commit)
 
     def is_costly(self, keys: KeyRange = ALL) -> bool:
-        """Whether a comparison of the range is refused; the range is empty."""
         try:
             assert not self.state().has_keys(keys)
         except RangeTooCostly:
@@ -160,7 +149,6 @@ class Layers:
 
 
 def tombstones(count: int) -> list[Change]:
-    """Deletes of so many keys."""
     return [tombstone(b"%06d" % number) for number in range(count)]
 
 

@@ -47,7 +47,6 @@ class Looks(FaultyStore):
             await self.looks[-1]
 
     def answer(self, error: Exception | None = None) -> None:
-        """Answer the list that was sent last."""
         if error is None:
             self.looks[-1].set_result(None)
         else:
@@ -66,7 +65,6 @@ class Watch:
         self.task = task
 
     async def confirm(self) -> asyncio.Task[None]:
-        """A read that has asked, and waits."""
         asking = asyncio.create_task(self.ownership.confirm())
         await quiesce()
         return asking

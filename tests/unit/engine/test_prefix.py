@@ -42,7 +42,6 @@ class Follower:
 
     @property
     def keys(self) -> list[bytes]:
-        """What a scan of the prefix sees."""
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
         return [key for key, _ in read(view)]
 

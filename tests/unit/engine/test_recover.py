@@ -48,12 +48,10 @@ LEVELS = SstTable.from_infos([A_LEVEL_SST])
 
 
 def own(opened: OpenedLog) -> WriterId:
-    """The name of an opening."""
     return opened.manifest.own
 
 
 def occupant(database: Database, manifest: Manifest, wal_id: int) -> Occupant:
-    """Who has a slot."""
     name = names.wal_name(wal_id)
     return occupant_of(open_sst(name, database.data(name), database_id=manifest.database_id))
 
@@ -206,7 +204,6 @@ def cas_of(world: World, node: str) -> CasStore:
 
 
 async def is_owner(opened: OpenedLog) -> bool:
-    """Whether the manifest still shows this opening."""
     try:
         await opened.manifest.refresh()
     except Fenced:

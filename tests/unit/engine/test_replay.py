@@ -34,7 +34,6 @@ from tests.kit.store import STORE_NOW_MS
 
 
 def own(opened: OpenedLog) -> WriterId:
-    """The name of an opening."""
     return opened.manifest.own
 
 
@@ -154,7 +153,6 @@ def commit(
 
 
 def delete_range(start: bytes, end: bytes) -> DeleteRange:
-    """An operation that deletes a range."""
     return DeleteRange(KeyRange(start, end))
 
 

@@ -37,17 +37,14 @@ def run_with(keys: set[bytes], seq: int) -> Run:
 
 
 def runs_of(key_sets: list[set[bytes]]) -> list[Run]:
-    """Runs from oldest to newest."""
     return [run_with(keys, seq) for seq, keys in enumerate(key_sets, 1)]
 
 
 def in_range(key: bytes, start: bytes, end: bytes) -> bool:
-    """Whether a scan of this range sees the key."""
     return key >= start and (not end or key < end)
 
 
 def newest_of(runs: list[Run], start: bytes = b"", end: bytes = b"") -> list[Entry]:
-    """What a merge should yield, the slow way."""
     newest = {entry.key: entry for run in runs for entry in run.entries}
     return [newest[key] for key in sorted(newest) if in_range(key, start, end)]
 
@@ -90,7 +87,6 @@ def test_slice_reads_a_bounded_number_of_entries(
 
 
 def slice_count(runs: list[Run], target: int, *, reverse: bool = False) -> int:
-    """In how many slices runs are merged."""
     cursors = open_cursors(runs, b"", b"")
     count = 0
     while cursors:
@@ -164,12 +160,10 @@ def test_merging_is_amortised(lengths: list[int], pending_max: int) -> None:
 
 
 def tier_of(length: int) -> int:
-    """The tier of a run of that length."""
     return Run(range_of(length), (), 0, 0).tier
 
 
 def range_of(length: int) -> list[bytes]:
-    """As many keys, which are never looked at."""
     return [b""] * length
 
 

@@ -47,17 +47,14 @@ class GroundClock(LoopClock):
         self.jumped_ms = 0.0
 
     def monotonic_ms(self) -> float:
-        """Milliseconds since some moment."""
         return self._ground.now_ms - 1_000_000 + self.jumped_ms
 
     async def sleep_ms(self, duration_ms: float) -> None:
-        """Let other tasks run, and time pass."""
         self._ground.now_ms += round(duration_ms)
         await asyncio.sleep(0)
 
 
 def cas_of(ground: Ground, store: ObjectStore | None = None) -> CasStore:
-    """The store as one more process sees it."""
     runtime = Runtime(GroundClock(ground), Random(ground.random.random()), InlineWorkers())
     return CasStore(store or ground.store, runtime, StoreSettings())
 
@@ -65,7 +62,6 @@ def cas_of(ground: Ground, store: ObjectStore | None = None) -> CasStore:
 async def views_of(
     ground: Ground, store: ObjectStore | None = None, **limits: int
 ) -> SnapshotViews:
-    """One more process that reads snapshots."""
     cas = cas_of(ground, store)
     database_id = (await ground.manifest()).database_id
     ssts = LevelSsts(cas, database_id=database_id, settings=CacheSettings())
@@ -73,7 +69,6 @@ async def views_of(
 
 
 async def shown(opened: OpenView) -> Shown:
-    """All that a scan shows."""
     slices = scan_slices(opened.view, start=b"", end=b"", reverse=False, now_ms=opened.now_ms)
     return [(entry.key, entry.value) for part in await gathered(slices) for entry in part]
 
@@ -86,7 +81,6 @@ async def filled(count: int = 3) -> Ground:
 
 
 def keys(count: int) -> Shown:
-    """What so many commits of a `Ground` leave."""
     return [(b"k%d" % number, b"v") for number in range(1, count + 1)]
 
 
@@ -375,7 +369,6 @@ async def test_gap_is_waited_for() -> None:
 
 
 def _filler(ground: Ground, wal_id: int) -> Callable[[], Awaitable[CreateOutcome]]:
-    """Fills a slot with nothing."""
     name = names.wal_name(wal_id)
     data = ground._encoded(name, [])  # noqa: SLF001
 

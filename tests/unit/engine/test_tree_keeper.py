@@ -40,7 +40,6 @@ NOW_S = STORE_NOW_MS // 1_000
 
 
 def sst(number: int) -> SstInfo:
-    """An SST of L0 that nobody reads here."""
     return SstInfo(bytes(15) + bytes([number]), 0, b"a", b"z", 0, 0, 8, 8, 1, 1, 1, 0, 100, 1)
 
 
@@ -86,7 +85,6 @@ class Keeping:
 
     @property
     def slot(self) -> int:
-        """The last slot of the prefix."""
         assert self.prefix.wal_id is not None
         return self.prefix.wal_id
 
@@ -107,7 +105,6 @@ class Keeping:
         return await self.database.manifest()
 
     async def pass_s(self, duration_s: float) -> None:
-        """Let time go on."""
         self.now_s += int(duration_s)
         await self.clock.sleep_ms(1_000 * duration_s)
 

@@ -17,7 +17,6 @@ from tests.kit.inline_runtime import InlineClock, finish
 
 
 def waits() -> asyncio.Future[int]:
-    """What a call waits for."""
     return asyncio.get_running_loop().create_future()
 
 

@@ -52,13 +52,11 @@ class CountingWorkers(InlineWorkers):
         self.jobs = 0
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """The result of ``function(*args)``."""
         self.jobs += 1
         return await super().run(function, *args)
 
 
 def entries_of(count: int, value_bytes: int = 0) -> list[Entry]:
-    """Some entries in order."""
     return [Entry(b"%06d" % number, 7, Kind.PUT, b"v" * value_bytes) for number in range(count)]
 
 
@@ -107,12 +105,10 @@ async def test_slot_of_another_database_is_nobodys() -> None:
 
 
 def records_of(count: int) -> list[Entry]:
-    """Some records of idempotency keys in order."""
     return [Entry(record_key(b"%06d" % n), 7, Kind.PUT, bytes(40)) for n in range(count)]
 
 
 def ranges_of(count: int) -> list[Entry]:
-    """Some range tombstones in order."""
     return [Entry(b"%06d" % n, 7, Kind.RANGE_TOMBSTONE, b"%06dx" % n) for n in range(count)]
 
 

@@ -43,24 +43,20 @@ class Running:
         return cls(database, store, WriterEngine(opened, writer, LoopClock()))
 
     def write(self, key: bytes) -> Write:
-        """Submit a put of one key."""
         write = Write(key, b"v")
         assert self.engine.admission.try_admit(changes_bytes(write.changes))
         self.engine.log.submit(write.changes, write.settle)
         return write
 
     async def take_over(self) -> None:
-        """Another writer takes the next epoch."""
         await self.database.edit(lambda m: replace(m, writer_epoch=9, writer_nonce=b"r" * 16))
 
 
 def now_ms() -> float:
-    """Virtual time."""
     return asyncio.get_running_loop().time() * 1_000
 
 
 async def check_no_tasks() -> None:
-    """Nothing runs any more but the test."""
     await quiesce()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 

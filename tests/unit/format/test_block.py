@@ -42,17 +42,14 @@ some_points = points.filter(bool)
 
 
 def encoded(entries: list[Entry], section: Section = Section.POINTS) -> bytes:
-    """The block of these entries."""
     return encode_block(section, columns_of(entries))
 
 
 def parsed(data: bytes) -> Block:
-    """The block in these bytes."""
     return parse_block(Piece("levels/x.sst", OFFSET, data))
 
 
 def newest(entries: list[Entry], key: bytes, seq: int) -> Entry | None:
-    """What `find` must find."""
     return next((e for e in entries if e.key == key and e.seq <= seq), None)
 
 

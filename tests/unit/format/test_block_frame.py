@@ -39,7 +39,6 @@ def encoded(entries: list[Entry], codec: Codec) -> bytes:
 
 
 def parsed(data: bytes) -> Block:
-    """The block in these bytes."""
     return parse_block(Piece("levels/x.sst", OFFSET, data))
 
 

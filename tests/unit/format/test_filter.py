@@ -33,7 +33,6 @@ bits_per_key = st.floats(1, 64) | st.sampled_from([1, 6.4, 6.5, 10, 64])
 
 
 def parsed(data: bytes | memoryview) -> Filter:
-    """The filter in these bytes."""
     found = parse_filter(LEVEL_NAME, 4096, data)
     assert found is not None
     return found

@@ -48,7 +48,6 @@ def info(
     max_seq: int = 0,
     entry_count: int = 10,
 ) -> SstInfo:
-    """A file of a load."""
     return SstInfo(
         id=SST_IDS[number],
         level=level,
@@ -68,13 +67,11 @@ def info(
 
 
 def load(*infos: SstInfo, load_id: str = "load-1") -> PendingLoad:
-    """A load of these files."""
     return PendingLoad(load_id, SstTable.from_infos(infos or [info(0)]))
 
 
 @st.composite
 def loads(draw: st.DrawFn) -> PendingLoad:
-    """Any load."""
     bounds = sorted(draw(st.sets(keys.filter(bool), min_size=2, max_size=8)))
     files = [info(n, *bounds[2 * n : 2 * n + 2]) for n in range(len(bounds) // 2)]
     text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=64)
@@ -139,7 +136,6 @@ def test_another_section_cannot_pass_as_control() -> None:
 
 
 def value_of(*infos: SstInfo) -> bytes:
-    """The value of a record, unchecked."""
     message = table_message(SstTable.from_infos(infos)).SerializeToString(deterministic=True)
     return b"\x01" + bytes(7) + message
 
@@ -186,12 +182,10 @@ POINTS = [put(b"a", 0, b"v"), tombstone(b"b", 0), put(b"c", 0, b"w" * 40, 99), p
 
 
 def numbered(entries: list[Entry], seq: int) -> list[Entry]:
-    """What readers of an unnumbered SST find."""
     return [entry._replace(seq=seq) for entry in entries]
 
 
 def unnumbered(*entries: Entry, ranges: tuple[Entry, ...] = ()) -> bytes:
-    """An SST of the levels."""
     name = properties(LEVEL_NAME)
     return encode_sst(name, entries, ranges, block_bytes=24, filter_bits_per_key=10)
 

@@ -30,12 +30,10 @@ BODY_AT = 20
 
 
 def message() -> manifest_pb2.Manifest:
-    """The message in the sample, to be changed."""
     return manifest_pb2.Manifest.FromString(DATA[BODY_AT:])
 
 
 def stored(changed: Message) -> bytes:
-    """An object that holds this message."""
     return resealed_manifest(DATA[:BODY_AT] + changed.SerializeToString())
 
 

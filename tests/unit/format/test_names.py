@@ -76,7 +76,6 @@ FOREIGN = [
 
 
 def parsed(name: str) -> list[int | bytes]:
-    """What each of the parsers that recognise a name makes of it."""
     found = (
         names.parse_manifest_name(name),
         names.parse_wal_name(name),

@@ -253,13 +253,11 @@ INFO = opened(DATA, LEVEL_NAME).footer.info(1)
 
 
 def fetched(data: bytes, info: SstInfo, *, with_filter: bool = True) -> bytes:
-    """What one request brings."""
     start, length = metadata_range(info, with_filter=with_filter)
     return data[start : start + length]
 
 
 def read(data: bytes, info: SstInfo = INFO, *, with_filter: bool = True) -> SstMetadata:
-    """The metadata in what was fetched."""
     return read_metadata(info, data, database_id=DATABASE_ID, with_filter=with_filter)
 
 

@@ -180,7 +180,6 @@ def test_what_contradicts_the_format_is_refused(
 
 
 def u64(number: int) -> bytes:
-    """Eight bytes."""
     return struct.pack("<Q", number)
 
 

@@ -43,7 +43,6 @@ def only(*entries: Entry, name: str = WAL_NAME) -> bytes:
 
 
 def footer_at(sst: Sst) -> int:
-    """Where the footer begins."""
     return sst.footer.layout.index_offset + sst.footer.layout.index_len
 
 

@@ -28,7 +28,6 @@ ORPHAN = level_name(bytes.fromhex("0198c0de000170008000000000000001"))
 
 
 def history() -> Commits:
-    """Some commits, not in their order."""
     commits = Commits()
     commits.add(3, [DeleteRange(KeyRange(b"b", b"d")), Put(b"c", b"3")])
     commits.add(1, [Put(b"a", b"1"), Put(b"b", b"1"), Put(b"t", b"1", Between(900, 950))])
@@ -37,7 +36,6 @@ def history() -> Commits:
 
 
 def view(seq: int, *rows: tuple[bytes, bytes, int]) -> SeenView:
-    """A view of everything."""
     return SeenView(seq, NOW, [Row(*row, None) for row in rows])
 
 

@@ -33,7 +33,6 @@ class WatchedWorkers(ThreadWorkers):
     """Threads that note what was run in them."""
 
     def __init__(self) -> None:
-        """One thread."""
         super().__init__(1)
         self.ran: list[str] = []
 

@@ -32,7 +32,6 @@ def stored_in(store: ObjectStore) -> StoredManifest:
 
 
 def raised_epoch(manifest: Manifest) -> Manifest:
-    """An edit that takes the next compactor epoch."""
     return replace(manifest, compactor_epoch=manifest.compactor_epoch + 1)
 
 

@@ -42,7 +42,6 @@ from tests.unit.format.test_load_record import info
 
 
 def status_of(writer: Serving) -> admin_pb2.StatusReply:
-    """The status now."""
     answer = writer.admin.status(admin_pb2.StatusRequest(), CALL)
     assert isinstance(answer, admin_pb2.StatusReply)
     return answer
@@ -119,7 +118,6 @@ def test_no_secret_is_told() -> None:
 
 
 def sst_id(number: int) -> bytes:
-    """The id of an SST."""
     return bytes.fromhex("0198c0de000070008000") + number.to_bytes(6, "big")
 
 
@@ -151,7 +149,6 @@ async def report_of(database: Database) -> tuple[LevelsReport, WriterEngine]:
 
 
 async def status(report: LevelsReport) -> admin_pb2.StatusReply:
-    """A status with what the report fills in."""
     reply = admin_pb2.StatusReply()
     await report.fill(reply)
     return reply
@@ -239,7 +236,6 @@ async def test_the_cache_on_disk_is_told_if_there_is_one(tmp_path: Path) -> None
 
 
 def _requests(reply: admin_pb2.StatusReply, operation: str, folder: str) -> int:
-    """How many there were."""
     (count,) = [
         each.requests
         for each in reply.store_requests
@@ -252,7 +248,6 @@ GOOD = [info(0, b"a", b"b"), info(1, b"c", b"d")]
 
 
 def request(*infos: SstInfo, load_id: str = "x", key: bytes = b"") -> admin_pb2.IngestSstRequest:
-    """A request to load these files."""
     return admin_pb2.IngestSstRequest(
         header=kv_pb2.RequestHeader(idempotency_key=key),
         load_id=load_id,
@@ -261,7 +256,6 @@ def request(*infos: SstInfo, load_id: str = "x", key: bytes = b"") -> admin_pb2.
 
 
 def header(seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
-    """The header of a reply."""
     return kv_pb2.ReplyHeader(seq=seq, wal_id=wal_id)
 
 

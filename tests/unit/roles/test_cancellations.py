@@ -58,7 +58,6 @@ class Callers:
         self.cancelled = self.answered = 0
 
     def drawn(self) -> Message:
-        """Some request."""
         random = self.random
         key = random.choice(KEYS)
         value = bytes(random.choice([10, 10, 100 * KIB]))
@@ -107,7 +106,6 @@ class Callers:
                 self.note(request, task.result())
 
     def note(self, request: Any, reply: Any) -> None:
-        """Remember what was acknowledged."""
         self.answered += 1
         if isinstance(request, kv_pb2.PutRequest):
             before = self.acknowledged[request.key]
@@ -116,7 +114,6 @@ class Callers:
             self.copies[request.header.idempotency_key].replies.append(reply)
 
     async def finish(self) -> None:
-        """Everybody who is still there is answered."""
         self.writer.store.let_go()
         async with asyncio.timeout(30):
             await asyncio.gather(*self.calls, return_exceptions=True)

@@ -97,20 +97,17 @@ async def _opened(
 
 
 async def get(process: Process, key: bytes) -> kv_pb2.GetReply:
-    """The reply to a get."""
     answer = process.kv.get(kv_pb2.GetRequest(key=key), CALL)
     return answer if isinstance(answer, kv_pb2.GetReply) else await answer
 
 
 async def get_right(process: Process, database: ColdDatabase, number: int) -> None:
-    """Get a key that is there."""
     reply = await get(process, key_of(number))
     assert len(reply.value) == VALUE_BYTES
     assert reply.value.startswith(b"%d" % database.newest_seq(number))
 
 
 def requests(store: CountingStore, folder: str, *operations: Operation) -> int:
-    """How many were sent."""
     counts = store.counts_by_folder
     return sum(counts.get((operation, folder), Count()).requests for operation in operations)
 

@@ -27,7 +27,6 @@ def failing(error: Exception) -> FaultyStore:
 
 
 async def collected_until(role: Collector, condition: Callable[[], bool]) -> None:
-    """Let the role collect again and again."""
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(role.run())
         await until(condition, "collections")
@@ -35,7 +34,6 @@ async def collected_until(role: Collector, condition: Callable[[], bool]) -> Non
 
 
 async def with_garbage() -> Ground:
-    """A database with something to delete."""
     ground = await Ground.created()
     await ground.wal(4)
     await ground.compact(3)

@@ -36,12 +36,10 @@ EAGER = {"wal_trigger_bytes": 1, "l0_trigger_count": 2, "base_level_bytes": 2_00
 
 
 def eager_settings(**more: int) -> CompactSettings:
-    """Everything is due at once."""
     return small_settings(sst_bytes=600, record_kept_s=86_400, **EAGER | more)
 
 
 async def written(seed: int = 3, slots: int = 12) -> Trial:
-    """A database with some slots full of changes."""
     trial, random = await Trial.begun(), Random(seed)
     for slot in range(slots):
         commits = [
@@ -60,7 +58,6 @@ async def opened(
     hurry: asyncio.Event | None = None,
     seed: int = 11,
 ) -> Compactor:
-    """One more compactor of the database."""
     return await Compactor.open(
         store or trial.store,
         settings=settings or eager_settings(),
@@ -81,7 +78,6 @@ async def check(trial: Trial, *, is_all: bool = True) -> Manifest:
 
 
 async def settle(condition: Callable[[], bool]) -> None:
-    """Let tasks run until the condition holds."""
     for _ in range(100_000):
         if condition():
             return
@@ -121,7 +117,6 @@ async def until_compacted(trial: Trial, *, step_ms: float = 0) -> None:
 
 
 def is_output(request: Request) -> bool:
-    """Whether an SST of the levels is created."""
     return request.operation == "create" and request.name.startswith(names.LEVELS_FOLDER)
 
 

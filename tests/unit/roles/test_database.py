@@ -76,7 +76,6 @@ ADDRESSES = ("n1:1", "n2:1", "n3:1")
 
 
 async def created_with(nodes: Nodes, addresses: tuple[str, ...] = ADDRESSES) -> Database:
-    """A new database with these safekeepers."""
     database = Database()
     quorum = Quorum(InProcessLinks(nodes), addresses)
     await create_database(database.store, database.runtime(), StoreSettings(), quorum)

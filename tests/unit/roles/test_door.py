@@ -150,7 +150,6 @@ async def test_key_of_who_is_turned_away_while_being_let_in_is_free(steps: int) 
 
 
 async def ask_or_refusal(writer: Serving, request: Message) -> Any:
-    """The reply, or the error."""
     try:
         return await writer.ask(request)
     except Stopping as refusal:

@@ -28,7 +28,6 @@ SECOND_MS = 1_000
 
 
 async def sweep(writer: Serving) -> None:
-    """Both ways."""
     await writer.engine.expiry.sweep()
     await writer.engine.expiry.scan()
 

@@ -65,7 +65,6 @@ class SlowLevels:
             waiter.set_result(None)
 
     async def read(self) -> None:
-        """Wait until a read is held."""
         while not self.held_reads:  # noqa: ASYNC110 - the reader is told of nothing
             await asyncio.sleep(0)
 
@@ -79,7 +78,6 @@ async def slow_levels(database: Database) -> AsyncIterator[tuple[Serving, SlowLe
 
 
 async def levels_of(database: Database) -> set[str]:
-    """The names of all objects of the levels."""
     return {info.name async for info in database.store.list(names.LEVELS_FOLDER)}
 
 
@@ -216,7 +214,6 @@ async def compacted(
 
 
 async def holds(writer: Serving, *compares: kv_pb2.Compare) -> bool:
-    """Whether a transaction finds that these comparisons hold."""
     reply: kv_pb2.TxnReply = await writer.ask(kv_pb2.TxnRequest(compares=compares, then=[get()]))
     return reply.succeeded
 

@@ -39,28 +39,23 @@ class QuorumServing(Calls):
 
     @property
     def engine(self) -> WriterEngine:
-        """The engine behind the services."""
         return self.writing.engine
 
     @property
     def report(self) -> QuorumReport:
-        """The state of the quorum."""
         found = self.writing.slots.report()
         assert found is not None
         return found
 
     def hold(self) -> None:
-        """No majority answers from now on."""
         for address in ("n1:1", "n2:1"):
             self.ground.nodes[address].hold()
 
     def let_go(self) -> None:
-        """All answer again."""
         for node in self.ground.nodes:
             node.let_go()
 
     def may_archive(self, *, is_allowed: bool) -> None:
-        """Whether safekeepers put objects into the store."""
         for kept in self.ground.logs():
             kept.can_archive = is_allowed
 

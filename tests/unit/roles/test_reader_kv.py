@@ -38,7 +38,6 @@ NO_CACHE = CacheSettings().model_copy(update={"block_cache_bytes": 0, "metadata_
 
 
 async def opened(ground: ReplicaGround, store: AskedStore | None = None, **settings: Any) -> Reader:
-    """A reader that has joined."""
     read = ReadSettings(
         database=UrlSettings(url="memory://replica"),
         cache=NO_CACHE,
@@ -51,7 +50,6 @@ async def opened(ground: ReplicaGround, store: AskedStore | None = None, **setti
 
 @asynccontextmanager
 async def running(reader: Reader) -> AsyncIterator[Reader]:
-    """Let it follow, then end."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(reader.run())
         try:
@@ -61,7 +59,6 @@ async def running(reader: Reader) -> AsyncIterator[Reader]:
 
 
 async def get(reader: Reader, key: bytes, call: Call | None = None, **header: Any) -> Any:
-    """The reply to a get."""
     request = kv_pb2.GetRequest(header=kv_pb2.RequestHeader(**header), key=key)
     answer = reader.kv.get(request, call or Call())
     return await answer if isinstance(answer, Awaitable) else answer

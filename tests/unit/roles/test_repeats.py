@@ -53,7 +53,6 @@ EACH_KIND = pytest.mark.parametrize("kind", REQUESTS)
 
 
 def keyed(request: Any, key: bytes = KEY, **fields: Any) -> Any:
-    """The same request with an idempotency key."""
     copy = type(request)()
     copy.CopyFrom(request)
     copy.header.CopyFrom(key_header(key, **fields))
@@ -67,7 +66,6 @@ async def fill(writer: Serving) -> None:
 
 
 def same(first: Message, *others: Message) -> None:
-    """Replies are the same, byte for byte."""
     wanted = first.SerializeToString(deterministic=True)
     assert [other.SerializeToString(deterministic=True) for other in others] == [
         wanted for _ in others
@@ -175,7 +173,6 @@ SMALL: dict[str, Any] = {
 
 
 def large(key: bytes) -> kv_pb2.WriteRequest:
-    """A batch that becomes a load."""
     return kv_pb2.WriteRequest(changes=[put(key, bytes(100_000))])
 
 

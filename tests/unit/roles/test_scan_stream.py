@@ -30,12 +30,10 @@ GREATEST = 2**64 - 1
 
 
 def token(last_key: bytes) -> bytes:
-    """The token of the next page."""
     return b"after " + last_key
 
 
 def entry(key: bytes, value: bytes = b"v") -> Entry:
-    """An entry of commit 7."""
     return Entry(key, 7, Kind.PUT, value)
 
 
@@ -47,8 +45,6 @@ async def _one_by_one(slices: list[list[Entry]]) -> AsyncIterator[list[Entry]]:
 def messages(
     slices: list[list[Entry]], *, message_bytes: int = 1 << 20, **request: object
 ) -> list[kv_pb2.ScanReply]:
-    """The whole stream."""
-
     async def stream() -> list[kv_pb2.ScanReply]:
         scan_request = kv_pb2.ScanRequest(**request)  # type: ignore[arg-type]  # fields of a test
         clock = YieldingClock()
@@ -68,7 +64,6 @@ def messages(
 
 
 def keys(reply: kv_pb2.ScanReply) -> list[bytes]:
-    """The keys of a message."""
     return [each.key for each in reply.entries]
 
 
@@ -167,7 +162,6 @@ RANGE: dict[str, bytes] = {"start": b"a", "end": b"c"}
 
 
 def scan(**fields: Any) -> kv_pb2.ScanRequest:
-    """A scan, of `RANGE` unless another is given."""
     return kv_pb2.ScanRequest(**({"range": kv_pb2.KeyRange(**RANGE)} | fields))
 
 
@@ -185,7 +179,6 @@ def decode(data: bytes, request: kv_pb2.ScanRequest, database_id: bytes = DATABA
 
 
 def problem_of(data: bytes, request: kv_pb2.ScanRequest, database_id: bytes = DATABASE_ID) -> str:
-    """Why a token is refused."""
     with pytest.raises(InvalidRequest) as caught:
         decode(data, request, database_id)
     assert caught.value.field == "page_token"
@@ -245,7 +238,6 @@ class Scanning:
             yield [*opened.view.runs[number].entries]
 
     async def keys(self) -> list[bytes]:
-        """Those of one more slice."""
         return [entry.key for entry in await anext(self.scan)]
 
 

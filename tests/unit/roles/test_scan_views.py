@@ -24,7 +24,6 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 async def fill(writer: Serving, count: int = 10, value: bytes = b"1") -> Pairs:
-    """So many keys in one commit."""
     keys = [b"%03d" % number for number in range(count)]
     await writer.ask(kv_pb2.WriteRequest(changes=[put(key, value) for key in keys]))
     return [(key, value) for key in keys]
@@ -76,7 +75,6 @@ MEMORY_BYTES = MIB  # of which views may keep a quarter
 
 
 def keys(name: bytes, count: int = COUNT) -> list[bytes]:
-    """Keys that begin with a name."""
     return [b"%s%03d" % (name, number) for number in range(count)]
 
 
@@ -89,7 +87,6 @@ class Shedding:
         self._database = database
 
     async def fill(self, name: bytes) -> None:
-        """Put the keys of a name, 200 KiB."""
         await asyncio.gather(*(self.writer.put(key, VALUE) for key in keys(name)))
 
     async def compact(self) -> None:
@@ -118,7 +115,6 @@ class Shedding:
         return count
 
     async def page(self, token: bytes = b"") -> kv_pb2.ScanReply:
-        """One page of one entry."""
         (reply,) = await self.writer.scan(limit=1, page_token=token)
         return reply
 

@@ -88,14 +88,11 @@ class Serves(Protocol):
     """A writer or a replica."""
 
     @property
-    def kv(self) -> KvService:
-        """Keys and values."""
-        ...
+    def kv(self) -> KvService: ...
 
 
 @asynccontextmanager
 async def replica(database: Database, limits: LimitSettings | None = None) -> AsyncIterator[Reader]:
-    """One more process that serves the database."""
     settings = ReadSettings(
         database=UrlSettings(url="memory://test"), limits=limits or LimitSettings()
     )
@@ -112,20 +109,17 @@ async def replica(database: Database, limits: LimitSettings | None = None) -> As
 async def create(
     admin: SnapshotAdmin, *, ttl_s: int = TTL_S, **fields: Any
 ) -> admin_pb2.SnapshotInfo:
-    """A snapshot, as its creator is told."""
     request = admin_pb2.CreateSnapshotRequest(ttl_s=ttl_s, **fields)
     return (await admin.create(request, CALL)).snapshot
 
 
 def at(snapshot_id: bytes, **fields: Any) -> kv_pb2.RequestHeader:
-    """The header of a read at a snapshot."""
     return kv_pb2.RequestHeader(snapshot_id=snapshot_id, **fields)
 
 
 async def scanned(
     server: Serving | Serves, header: kv_pb2.RequestHeader, **fields: Any
 ) -> list[kv_pb2.ScanReply]:
-    """All messages of a scan."""
     request = kv_pb2.ScanRequest(header=header, **fields)
     return await gathered(server.kv.scan(request, CALL))
 
@@ -133,7 +127,6 @@ async def scanned(
 async def got(
     server: Serving | Serves, header: kv_pb2.RequestHeader, *keys: bytes
 ) -> kv_pb2.BatchGetReply:
-    """The values of some keys."""
     answer = server.kv.batch_get(kv_pb2.BatchGetRequest(header=header, keys=keys), CALL)
     return answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
 
@@ -198,7 +191,6 @@ async def resumed(
 
 
 def some_limits(random: Random) -> dict[str, Any]:
-    """Limits of a page, or none."""
     return random.choice([{}, {"limit": random.randint(1, 40)}, {"limit_bytes": 700}])
 
 
@@ -211,7 +203,6 @@ async def fill_levels(writer: Serving, random: Random, database: Database) -> No
 
 
 async def churn(writer: Serving, random: Random, keys: Sequence[bytes]) -> None:
-    """Change a part of them."""
     changed = [put(key, random.randbytes(50)) for key in random.sample(keys, 60)]
     deleted = [delete(key) for key in random.sample(keys, 30)]
     start = random.randrange(390)

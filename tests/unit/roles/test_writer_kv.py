@@ -45,12 +45,10 @@ LEVELS = (COMMITTED, LINEARIZABLE)
 
 
 def put_change(key: bytes, value: bytes) -> kv_pb2.Change:
-    """A put inside a batch."""
     return kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value))
 
 
 async def awaited(answer: Answer[kv_pb2.BatchGetReply]) -> kv_pb2.BatchGetReply:
-    """The reply, whenever it comes."""
     return answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
 
 
@@ -183,7 +181,6 @@ REFUSALS: dict[str, tuple[Any, type[Exception]]] = {
 
 
 def at_level(request: Any, level: Any) -> Any:
-    """The same request with a read level."""
     leveled = type(request)()
     leveled.CopyFrom(request)
     leveled.header.CopyFrom(header(level))

@@ -37,12 +37,10 @@ def operation(operation_id: int, request: Message | None = None) -> kv_pb2.Sessi
 
 
 def operations(*requests: Message, first_id: int = 0) -> list[kv_pb2.SessionOperation]:
-    """One operation for each request, numbered."""
     return [operation(first_id + number, request) for number, request in enumerate(requests)]
 
 
 def by_id(replies: list[kv_pb2.SessionReply]) -> Results:
-    """All results; none came twice."""
     results = [result for reply in replies for result in reply.results]
     found = {result.id: result for result in results}
     assert len(found) == len(results)
@@ -57,7 +55,6 @@ class SocketSession:
         self.replies: list[kv_pb2.SessionReply] = []
 
     async def send(self, *sent: kv_pb2.SessionOperation) -> None:
-        """Send operations in one message."""
         await self.call.write(kv_pb2.SessionRequest(operations=sent))
 
     async def take(self, count: int) -> Results:
@@ -69,7 +66,6 @@ class SocketSession:
         return by_id(self.replies)
 
     async def rest(self) -> Results:
-        """Half-close, and read to the end; all results."""
         await self.call.done_writing()
         while (reply := await self.call.read()) is not grpc.aio.EOF:
             self.replies.append(reply)
@@ -118,24 +114,19 @@ class DrivenSession:
         self._replies = self.session.replies()
 
     def send(self, *sent: kv_pb2.SessionOperation) -> None:
-        """Send operations in one message."""
         self._requests.put_nowait(kv_pb2.SessionRequest(operations=sent))
 
     def half_close(self) -> None:
-        """Nothing more will be sent."""
         self._requests.put_nowait(None)
 
     async def take(self) -> kv_pb2.SessionReply:
-        """The next reply."""
         return await anext(self._replies)
 
     async def rest(self) -> Results:
-        """Half-close, and read to the end."""
         self.half_close()
         return by_id([reply async for reply in self._replies])
 
     async def requests(self) -> AsyncIterator[kv_pb2.SessionRequest]:
-        """What was sent, as the session reads it."""
         while (request := await self._requests.get()) is not None:
             self.read_count += 1
             yield request
@@ -155,7 +146,6 @@ async def driven(
 
 
 def described(error: BaseException) -> kv_pb2.OperationError:
-    """What an operation is told."""
     if isinstance(error, ShaleError):
         return operation_error(status_of(error))
     return operation_error(status_of_bug(BUG_ID))

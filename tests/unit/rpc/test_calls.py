@@ -177,7 +177,6 @@ Counts = Mapping[str, admin_pb2.CallStatus]
 
 
 async def counts(it: Serving[MemoryKv]) -> Counts:
-    """What the status tells of the calls before it."""
     reply = await it.admin.Status(admin_pb2.StatusRequest())
     return {call.method: call for call in reply.calls}
 

@@ -250,7 +250,6 @@ async def test_status(tmp_path: Path) -> None:
 
 
 async def propose(it: Safekeeper, *messages: bytes) -> grpc.StatusCode:
-    """How a stream with these messages ends."""
     async with grpc.aio.insecure_channel(it.address) as channel:
         call = RawCalls(channel).stream_stream(f"/{SERVICE}/Propose", [*messages])
         return (await failure(call)).code

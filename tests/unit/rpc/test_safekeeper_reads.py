@@ -21,7 +21,6 @@ PIECE_BYTES = 4_096
 
 
 async def fetched(it: Safekeeper, member_id: bytes, first_lsn: int = 1) -> list[list[Record]]:
-    """All pieces of a fetch."""
     pieces = it.links.fetch(it.address, DATABASE_ID, member_id, first_lsn)
     return [[*records] async for records in pieces]
 
@@ -30,29 +29,24 @@ class Tailing:
     """A tail, and what it has told."""
 
     def __init__(self, it: Safekeeper, first_wal_id: int = 0) -> None:
-        """It has asked for nothing yet."""
         self._pieces = it.links.tail(it.address, DATABASE_ID, first_wal_id)
         self.records: list[Record] = []
 
     async def next(self) -> TailPiece:
-        """The next piece."""
         async with asyncio.timeout(DEADLINE_S):
             piece = await anext(self._pieces)
         self.records += piece.records
         return piece
 
     async def until(self, lsn: int) -> None:
-        """Take pieces until this record was told."""
         while not self.records or self.records[-1].lsn < lsn:
             await self.next()
 
     async def close(self) -> None:
-        """Take no more."""
         await closed(self._pieces)
 
 
 async def closed(pieces: AsyncIterator[object]) -> None:
-    """Close a generator."""
     assert isinstance(pieces, AsyncGenerator)
     await pieces.aclose()
 
@@ -158,7 +152,6 @@ async def test_tail_ends_with_the_node(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def safekeepers(folder: Path, count: int) -> AsyncIterator[Sequence[Safekeeper]]:
-    """So many that serve, each with a member of the database."""
     async with AsyncExitStack() as stack:
         them = []
         for number in range(count):
@@ -171,7 +164,6 @@ async def safekeepers(folder: Path, count: int) -> AsyncIterator[Sequence[Safeke
 
 
 async def led(them: Sequence[Safekeeper], epoch: int = 1) -> list[Writer]:
-    """The streams of one writer to all."""
     return [await it.lead(epoch) for it in them]
 
 

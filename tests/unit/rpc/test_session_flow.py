@@ -30,12 +30,10 @@ GET_BYTES = 2 * len(VALUE)  # more than what a get and its result hold
 
 
 def puts(count: int, value: bytes = VALUE) -> list[Message]:
-    """So many puts of different keys."""
     return [kv_pb2.PutRequest(key=b"%d" % number, value=value) for number in range(count)]
 
 
 def held_by(request: Message) -> int:
-    """What an operation holds while it is not answered, bytes."""
     return operation(1, request).ByteSize() + OPERATION_OVERHEAD_BYTES
 
 

@@ -145,7 +145,6 @@ UNARY = {
 
 
 def told(failed: Failure) -> kv_pb2.OperationError:
-    """What a unary call was told, as an operation would be."""
     assert failed.info is not None
     return kv_pb2.OperationError(
         code=failed.code.value[0],

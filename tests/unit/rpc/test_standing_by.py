@@ -33,7 +33,6 @@ async def server() -> AsyncIterator[Server]:
 
 
 async def start(server: Server, service: MemoryKv) -> None:
-    """Serve from now on."""
     await server.start(service, MemoryAdmin(), MemoryWatches())
 
 

@@ -13,12 +13,10 @@ from tests.kit.serving.rpc import failure, serving
 
 
 def create(watch_id: int) -> kv_pb2.WatchRequest:
-    """The request to open a watch."""
     return kv_pb2.WatchRequest(create=kv_pb2.WatchCreate(watch_id=watch_id))
 
 
 async def endless() -> AsyncIterator[kv_pb2.WatchRequest]:
-    """One watch, and nothing more is asked for."""
     yield create(7)
     await asyncio.Event().wait()
 

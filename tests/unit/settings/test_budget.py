@@ -22,7 +22,6 @@ Groups = Mapping[str, Any]
 
 
 def given(memory_bytes: int = 512 * MIB, **groups: Any) -> ServeSettings:
-    """Settings of which only these were set."""
     memory = {"memory_bytes": memory_bytes}
     return ServeSettings.model_validate(
         {"database": {"url": "memory://x"}, "memory": memory, **groups}

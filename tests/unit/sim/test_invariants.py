@@ -36,13 +36,11 @@ SNAPSHOT = Snapshot(b"s" * 16, 1, 100)
 
 
 def manifest(manifest_id: int, **fields: object) -> Manifest:
-    """One that says as little as it can."""
     given = {"database_id": bytes(16), "manifest_id": manifest_id, "write_id": bytes(16)}
     return Manifest(**(given | fields))  # type: ignore[arg-type]
 
 
 def sst(number: int, *, level: int = 0) -> SstInfo:
-    """One that holds everything from one commit."""
     seq = number + 1
     return SstInfo(
         number.to_bytes(16, "big"), level, b"a", b"z", 0, 0, 0, 0, seq, seq, 1, 0, 100, 0
@@ -50,7 +48,6 @@ def sst(number: int, *, level: int = 0) -> SstInfo:
 
 
 def order_of(past: Past) -> SerialOrder:
-    """The order of what has happened so far."""
     return SerialOrder(past.history, Stored((), tuple(past.wal)), KEYS)
 
 

@@ -41,12 +41,10 @@ class Past:
         return operation
 
     def put(self, key: bytes, **fields: object) -> Operation:
-        """As `asked`, a put of the value that tells its number."""
         value = b"v%d" % (len(self.history.operations) + 1)
         return self.asked(kv_pb2.PutRequest(key=key, value=value, **fields))  # type: ignore[arg-type]
 
     def add(self, delta: int) -> Operation:
-        """As `asked`, an add to the counter `n`."""
         change = kv_pb2.Change(add=kv_pb2.AddChange(key=b"n", delta=delta))
         return self.asked(kv_pb2.WriteRequest(changes=[change]))
 

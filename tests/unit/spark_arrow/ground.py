@@ -40,12 +40,10 @@ CODECS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
 
 
 def by_key(entries: Iterable[Entry]) -> list[Entry]:
-    """In the order of SSTs."""
     return sorted(entries, key=lambda entry: (entry.key, -entry.seq))
 
 
 def is_range(entry: Entry) -> bool:
-    """Whether it deletes a range."""
     return entry.kind is Kind.RANGE_TOMBSTONE
 
 
@@ -63,12 +61,10 @@ class Ground:
 
     @property
     def store(self) -> CasStore:
-        """Where the objects are."""
         settings = StoreSettings(read_attempts=1)
         return CasStore(self.levels.counting, inline_runtime(), settings)
 
     def add_run(self, entries: Sequence[Entry], cuts: Sequence[bytes] = ()) -> None:
-        """One run; `cuts` divide it into SSTs."""
         self.stored += entries
         run, bounds = [], [b"", *cuts, END_OF_KEYS]
         for start, end in pairwise(bounds):
@@ -86,7 +82,6 @@ class Ground:
         self.sources.append([replace(info, level=L0, min_seq=seq, max_seq=seq)])
 
     def add_wal(self, entries: Sequence[Entry]) -> None:
-        """An object of the WAL."""
         self.stored += entries
         name = wal_name(len(self.wal))
         points = [entry for entry in entries if not is_range(entry)]
@@ -102,12 +97,10 @@ class Ground:
         self.wal.append(WalSlot(len(self.wal), len(data)))
 
     def add_tail(self, entries: Sequence[Entry]) -> None:
-        """What the driver sends along."""
         self.stored += entries
         self.tail += entries
 
     def task(self, **changes: Any) -> ScanTask:
-        """All of it."""
         points = by_key(entry for entry in self.tail if not is_range(entry))
         ranges = [Fragment(e.key, e.value or END_OF_KEYS, e.seq) for e in self.tail if is_range(e)]
         values: dict[str, Any] = {
@@ -135,7 +128,6 @@ class Ground:
 
 
 def replace_seq(entry: Entry) -> Entry:
-    """As the writer of a load knows it."""
     return entry._replace(seq=0)
 
 
@@ -148,13 +140,11 @@ def _cut(entry: Entry, start: bytes, end: bytes) -> list[Entry]:
 
 
 async def batches_of(store: CasStore, task: ScanTask) -> list[pa.RecordBatch]:
-    """All batches of a task."""
     async with aclosing(read_from(store, task)) as found:
         return [batch async for batch in found]
 
 
 async def rows_of_task(store: CasStore, task: ScanTask) -> list[tuple[Any, ...]]:
-    """All rows of a task."""
     found: list[tuple[Any, ...]] = []
     for batch in await batches_of(store, task):
         assert batch.num_rows
@@ -166,7 +156,6 @@ async def rows_of_task(store: CasStore, task: ScanTask) -> list[tuple[Any, ...]]
 
 
 def _plain(column: pa.Array) -> list[Any]:
-    """As Python has it; moments as milliseconds since 1970, 0 for never."""
     if pa.types.is_timestamp(column.type):
         return [(us or 0) // 1_000 for us in column.cast(pa.int64()).to_pylist()]
     values: list[Any] = column.to_pylist()
@@ -174,7 +163,6 @@ def _plain(column: pa.Array) -> list[Any]:
 
 
 def expected(task: ScanTask, stored: Iterable[Entry]) -> list[Entry]:
-    """What a read must find, key by key."""
     return [entry for entry, is_live in expected_versions(task, stored) if is_live]
 
 

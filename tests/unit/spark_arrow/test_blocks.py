@@ -31,17 +31,14 @@ ALL_FLAGS = [
 
 
 def encoded(entries: Sequence[Entry], codec: Codec = Codec.NONE, block_bytes: int = 100) -> bytes:
-    """An SST."""
     return encode_sst(properties(LEVEL_NAME), entries, block_bytes=block_bytes, codec=codec)
 
 
 def opened(data: bytes, listed_seq: int = 0) -> Sst:
-    """The SST, whose checksums match."""
     return open_sst(LEVEL_NAME, data, database_id=None, listed_seq=listed_seq)
 
 
 def rows_in(sst: Sst, *, with_values: bool = True) -> Rows:
-    """All points, decoded at once."""
     numbers = sst.index.blocks_of(Section.POINTS)
     end = sst.index[numbers[-1]].offset + sst.index[numbers[-1]].length
     data = sst.data[sst.index[numbers[0]].offset : end]
@@ -49,12 +46,10 @@ def rows_in(sst: Sst, *, with_values: bool = True) -> Rows:
 
 
 def columns_in(sst: Sst) -> Columns:
-    """The same by the format package."""
     return columns_of([*sst.entries()])
 
 
 def told(rows: Rows) -> list[list[Any] | None]:
-    """All columns, so that they can be compared."""
     values = None if rows.values is None else rows.values.to_pylist()
     kinds = None if rows.kinds is None else rows.kinds.tolist()
     expire_at_ms = None if rows.expire_at_ms is None else rows.expire_at_ms.tolist()
@@ -62,7 +57,6 @@ def told(rows: Rows) -> list[list[Any] | None]:
 
 
 def outcome(work: Callable[[], Rows]) -> object:
-    """What comes of it: rows, or an error."""
     try:
         return told(work())
     except CorruptObject as error:
@@ -125,7 +119,6 @@ UNNUMBERED = [put(b"a", 0, b"v"), put(b"b", 0, b"w"), put(b"bb", 0, b"")]
 
 
 def decoded(sst: Sst) -> Rows:
-    """All points by the format package."""
     return rows_of(columns_in(sst), with_values=True)
 
 

@@ -44,7 +44,6 @@ class Kept:
         await self.settle()
 
     async def settle(self) -> None:
-        """Let everything run that can."""
         for _ in range(TURNS):
             await self.clock.sleep_ms(0)
 
@@ -56,7 +55,6 @@ class Kept:
 
 @asynccontextmanager
 async def kept(ttl_ms: int | None = TTL_MS) -> AsyncIterator[Kept]:
-    """A snapshot whose keeper has begun."""
     ground, clock, refused = await Ground.created(), HandClock(), list[str]()
     snapshot = await ground.snapshots().create(ttl_ms=ttl_ms)
 

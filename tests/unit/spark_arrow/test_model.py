@@ -93,7 +93,6 @@ def made(random: Random, keys: Sequence[bytes], *, levels_only: bool = False) ->
 
 
 def bounds(random: Random, keys: Sequence[bytes]) -> KeyRange:
-    """All keys, or some."""
     start, end = sorted(random.sample(keys, 2))
     return KeyRange(random.choice((b"", b"", start)), random.choice((b"", b"", end)))
 

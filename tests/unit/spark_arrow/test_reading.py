@@ -33,7 +33,6 @@ LARGE_BLOCKS = (4_000, 16_000)
 
 
 def many(count: int, seq: int, value_bytes: int = 100, step: int = 1) -> list[Entry]:
-    """Puts with keys of 8 bytes."""
     return [put(b"%08d" % (number * step), seq, bytes(value_bytes)) for number in range(count)]
 
 
@@ -193,8 +192,6 @@ def test_the_ssts_of_a_clone(tmp_path: Path) -> None:
 
 
 def copied(ground: Ground, place: Place) -> None:
-    """Put all SSTs of the levels there."""
-
     async def copy() -> None:
         async with place.open() as store:
             for info in ground.levels.infos:

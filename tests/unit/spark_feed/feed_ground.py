@@ -31,13 +31,11 @@ class FeedGround(Ground):
 
     @classmethod
     async def created(cls, seed: int = 0) -> FeedGround:
-        """A new, empty database."""
         ground = await super().created(seed)
         assert isinstance(ground, FeedGround)
         return ground
 
     async def put(self, *keys: bytes, expire_at_ms: int = 0) -> int:
-        """One commit with these keys; its number."""
         seq = self.last_seq + 1
         await self.object([Entry(key, seq, Kind.PUT, b"v", expire_at_ms) for key in sorted(keys)])
         return seq
@@ -57,7 +55,6 @@ class FeedGround(Ground):
         await self.store.create(name, data)
 
     async def load(self, *files: Sequence[bytes]) -> PendingLoad:
-        """Files with these keys, registered and committed."""
         infos = []
         for keys in files:
             stem = new_lease_id(self.now_ms, self.random.randbytes(RANDOM_BYTES))
@@ -72,7 +69,6 @@ class FeedGround(Ground):
         return pending
 
     def query(self, **options: Any) -> FeedQuery:
-        """One more query."""
         return FeedQuery(self.cas(), feed_options(**options))
 
     async def told(self, query: FeedQuery, start: FeedOffset, end: FeedOffset) -> list[Any]:
@@ -93,7 +89,6 @@ class FeedGround(Ground):
 
 
 def feed_options(**options: Any) -> FeedOptions:
-    """The options of a stream, by their names."""
     given = {"url": "file:///nowhere"} | {name: str(value) for name, value in options.items()}
     return FeedOptions.of(given)
 

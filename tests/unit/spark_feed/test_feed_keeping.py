@@ -18,13 +18,11 @@ NAMED = {"consumer": "totals", "consumerTtl": 60}
 
 
 async def collect(ground: FeedGround) -> None:
-    """Delete whatever nothing keeps, however young it was."""
     ground.pass_time()
     await ground.collecting().collect()
 
 
 async def compacted(ground: FeedGround) -> None:
-    """All of the log."""
     await ground.compact(ground.last_wal_id)
     await collect(ground)
 

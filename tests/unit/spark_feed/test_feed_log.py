@@ -20,7 +20,6 @@ ALL = ReadAllAvailable()
 
 
 async def remove(ground: FeedGround, *wal_ids: int) -> None:
-    """As a collector would."""
     await ground.store.delete([names.wal_name(wal_id) for wal_id in wal_ids])
 
 

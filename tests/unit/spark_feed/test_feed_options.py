@@ -212,6 +212,5 @@ def test_batches_are_bounded() -> None:
 
 
 def _whole(ground: FeedGround) -> tuple[FeedOffset, FeedOffset]:
-    """The whole log as one batch."""
     database_id = ground.database_id
     return FeedOffset(database_id, 0), FeedOffset(database_id, ground.last_wal_id + 1, 0)

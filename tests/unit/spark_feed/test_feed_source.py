@@ -36,7 +36,6 @@ ALL = ReadAllAvailable()
 
 
 def reader_of(url: str, **options: str) -> ChangesReader:
-    """A stream from the first commit on."""
     return ChangesReader(FeedOptions.of({"url": url, "startingOffset": "earliest", **options}))
 
 
@@ -49,13 +48,11 @@ def batch(reader: ChangesReader, start: OffsetValue) -> tuple[OffsetValue, list[
 
 
 def feed_threads() -> set[str]:
-    """Those that a stream has started, and those of its store."""
     return {each.name for each in threading.enumerate() if each.name.startswith("shalekv")}
 
 
 @asynccontextmanager
 async def served(url: str) -> AsyncIterator[Served]:
-    """A writer on the folder."""
     with real_runtime() as runtime:
         store = open_store(url, runtime, StoreSettings())
         async with serving(store) as found:

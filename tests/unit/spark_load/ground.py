@@ -27,7 +27,6 @@ LEVELS = LevelSettings(sst_bytes=64 * 1024, block_bytes=1024, codec=LevelCodec.N
 
 @asynccontextmanager
 async def database(folder: Path) -> AsyncIterator[tuple[Place, CasStore]]:
-    """A new one, and its store."""
     place = Place(f"file://{folder}/database")
     async with place.open() as store:
         await create_database(store.reads, store.runtime, StoreSettings())
@@ -35,14 +34,12 @@ async def database(folder: Path) -> AsyncIterator[tuple[Place, CasStore]]:
 
 
 async def begun(store: CasStore, load_id: str = LOAD_ID) -> LoadJob:
-    """A load that has begun."""
     return await LoadJob.begin(store, load_id, levels=LEVELS, limits=LimitSettings())
 
 
 def write(
     place: Place, ticket: LoadTicket, rows: Sequence[Row], *, partition: int = 0, attempt: int = 0
 ) -> Sequence[Mapping[str, Any]]:
-    """What a task reports that has got these rows."""
     task = LoadTask(place, ticket, has_rule=False)
     batches: Iterable[pa.RecordBatch] = iter([batch_of(rows)])
     report = write_partition(task, iter(batches), partition, attempt)
@@ -50,7 +47,6 @@ def write(
 
 
 async def current(store: CasStore) -> Manifest:
-    """The manifest as it is now."""
     return await StoredManifest(store).refresh()
 
 
@@ -100,7 +96,6 @@ def batches_of(rows: Sequence[Row], sizes: Iterable[int]) -> list[pa.RecordBatch
 
 
 def taken(batches: Iterable[pa.RecordBatch], *, has_rule: bool = False) -> list[PointRows]:
-    """What a partition of these batches loads."""
     check = RowCheck(Limits(), partition=3, has_rule=has_rule)
     found = [check.take(batch) for batch in batches]
     return [rows for rows in found if rows is not None]

@@ -21,7 +21,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def writer(codec: Codec, block_bytes: int, filter_bits: int | None) -> SstWriter:
-    """An SST that is empty yet."""
     own = properties(LEVEL_NAME)
     return SstWriter(own, block_bytes=block_bytes, codec=codec, filter_bits_per_key=filter_bits)
 
@@ -93,7 +92,6 @@ def test_a_block_does_not_go_below_what_stands() -> None:
 
 
 def encoded(parts: list[PointRows]) -> list[EncodedBlock]:
-    """All blocks of these rows."""
     encoder = BlockEncoder(block_bytes=100, codec=Codec.NONE, has_filter=False)
     blocks = [block for part in parts for block in encoder.add(part)]
     return [*blocks, *encoder.finish()]

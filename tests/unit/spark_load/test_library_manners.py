@@ -31,7 +31,6 @@ def _unconfigured() -> Iterator[None]:
 
 
 def warn(module: str) -> None:
-    """Log as code of this module."""
     code = "structlog.get_logger().warning('lease not renewed', error='100% broken')"
     exec(code, {"structlog": structlog, "__name__": module})  # noqa: S102 - as if it stood there
 

@@ -36,18 +36,15 @@ class Ready:
     infos: list[SstInfo]
 
     def committer(self, writer: str | None, timeout_s: float = TIMEOUT_S) -> Committer:
-        """What commits by this writer."""
         return Committer(self.store, writer, timeout_s=timeout_s)
 
     async def found(self) -> dict[bytes, bytes]:
-        """What the server shows."""
         async with Client(self.server.listen) as client:
             return {entry.key: entry.value async for entry in client.scan()}
 
 
 @asynccontextmanager
 async def ready(folder: Path, processes: Processes) -> AsyncIterator[Ready]:
-    """Such a database, in `folder`."""
     place = Place(f"file://{folder}/database")
     server = await processes.serve(place.url, *ALONE)
     async with place.open() as store:

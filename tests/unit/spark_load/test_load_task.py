@@ -42,7 +42,6 @@ NOTHING_IS_SPARED = CollectorSettings(collect_age_s=0, foreign_age_s=0, wal_rete
 
 
 def names(infos: Sequence[SstInfo]) -> set[str]:
-    """The names of these files."""
     return {level_name(info.id) for info in infos}
 
 
@@ -56,7 +55,6 @@ async def collected(store: CasStore) -> set[str]:
 
 
 async def commit(store: CasStore, infos: Sequence[SstInfo]) -> Committed:
-    """Commit where no writer is."""
     return await Committer(store, OPEN, timeout_s=10).commit(LOAD_ID, infos)
 
 
@@ -150,27 +148,21 @@ class Session:
     """As much of a session of Spark as a load tells it while it works."""
 
     def __init__(self) -> None:
-        """Nothing was said yet."""
         self.tags: list[str] = []
         self.interrupted = threading.Event()
 
     def addTag(self, tag: str) -> None:  # noqa: N802 - Spark's names
-        """What this thread starts has this tag."""
         self.tags.append(tag)
 
     def removeTag(self, tag: str) -> None:  # noqa: N802
-        """No longer."""
         self.tags.remove(tag)
 
     def interruptTag(self, tag: str) -> None:  # noqa: N802
-        """End what has the tag."""
         if tag in self.tags:
             self.interrupted.set()
 
 
 async def drop_leases(store: CasStore) -> None:
-    """As the collector does when they have expired."""
-
     def edit(manifest: Manifest) -> Manifest:
         for lease in manifest.leases:
             manifest = without_lease(manifest, lease.id)

@@ -32,13 +32,11 @@ ALL = KeyRange(b"", b"")
 
 
 def sst(first_key: bytes, last_key: bytes, size_bytes: int = 1_000) -> SstInfo:
-    """One of which only bounds and size matter."""
     sst_id = first_key.ljust(8, b".") + last_key.ljust(8, b".")
     return SstInfo(sst_id, 1, first_key, last_key, 0, 0, 0, 0, 1, 1, 1, 0, size_bytes, 0)
 
 
 def blocks(*keys: bytes, size_bytes: int = 100) -> list[BlockWeight]:
-    """Blocks of one size."""
     return [BlockWeight(key, size_bytes) for key in keys]
 
 

@@ -104,7 +104,6 @@ class Counting:
         self.is_closed = False
 
     async def numbers(self) -> AsyncGenerator[int, None]:
-        """What is opened for them takes a moment to be closed."""
         try:
             for number in range(self.count):
                 self.made += 1

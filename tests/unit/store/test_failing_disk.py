@@ -34,7 +34,6 @@ async def store(tmp_path: Path, disk: FailingFileSystem) -> LocalStore:
 
 
 async def names(store: LocalStore) -> list[str]:
-    """The names in ``wal/``."""
     return [info.name for info in await gathered(store.list("wal/"))]
 
 

@@ -31,8 +31,6 @@ def store(root: Path) -> LocalStore:
 
 
 def names(store: LocalStore, prefix: str = "wal/", start_after: str = "") -> list[str]:
-    """The names that a list shows."""
-
     async def listed() -> list[str]:
         return [info.name async for info in store.list(prefix, start_after=start_after)]
 

@@ -75,7 +75,6 @@ def power_cut(number: int, wrap: Callable[[FileSystem], FileSystem]) -> list[str
 
 
 def _work(store: LocalStore, told: Told, random: Random, own: str, names: list[str]) -> None:
-    """Random calls, and what they told."""
     weights = random.choice((ALL, RACER, READER))
     calls_max = READS_MAX if weights == READER else CALLS_MAX
     for number in range(random.randint(1, calls_max)):
@@ -127,7 +126,6 @@ def _delete(store: LocalStore, told: Told, own: str) -> None:
 
 
 def _problems(store: LocalStore, told: Told) -> list[str]:
-    """What the disk holds now against what was told."""
     problems = [f"{name} was created {n} times" for name, n in told.created.items() if n > 1]
     shown = {info.name for folder in FOLDERS for info in finish(gathered(store.list(folder)))}
     unfinished = {name for name in shown if name.endswith(TEMP_SUFFIX)}
@@ -180,7 +178,6 @@ class Killer:
         self._previous = ""
 
     def __call__(self, call: str) -> None:
-        """What a disk does before each call."""
         if self.fatal and self._previous == self.fatal:
             raise PowerCut
         self._previous = call

@@ -24,7 +24,6 @@ async def inner() -> ScriptedStore:
 
 
 async def read(store: ObjectStore, kind: str) -> object:
-    """One read of a kind."""
     match kind:
         case "get":
             return (await store.get("wal/1")).data

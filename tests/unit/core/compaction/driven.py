@@ -75,22 +75,18 @@ class Driven:
 
     @property
     def wal(self) -> WalState:
-        """What is not compacted."""
         sizes = tuple(int(rows.logical_bytes.sum()) for rows in self.slots[self.done :])
         return WalState(self.done, len(sizes), sum(sizes), self.wal_age_ms, sizes)
 
     @property
     def state(self) -> CompactionState:
-        """What the policy sees."""
         return CompactionState(self.tree, self.wal, self.is_hurried, self.now_ms)
 
     @property
     def shape(self) -> Shape:
-        """The targets of the tree as it is."""
         return Shape.of(self.tree, self.settings)
 
     def step(self) -> Job | None:
-        """Run one job, and judge it."""
         state = self.state
         job = self.policy.pick(state)
         if job is None:
@@ -143,7 +139,6 @@ class Driven:
 
 
 def meets(one: SstInfo, other: SstInfo) -> bool:
-    """Whether the ranges of two SSTs have a key in common."""
     return one.first_key <= upper_bound(other) and other.first_key <= upper_bound(one)
 
 

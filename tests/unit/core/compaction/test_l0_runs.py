@@ -24,7 +24,6 @@ BACKLOG = WalState(7, 1, SETTINGS.wal_trigger_bytes, 0)
 
 
 def sst(number: int, seqs: tuple[int, int], keys: tuple[bytes, bytes]) -> SstInfo:
-    """An SST of L0."""
     return SstInfo(number.to_bytes(16, "big"), L0, *keys, 1, 1, 2, 1, *seqs, 2, 0, 32 * MIB, 1)
 
 
@@ -38,7 +37,6 @@ def outputs(first: int, count: int, seqs: tuple[int, int]) -> list[SstInfo]:
 
 
 def tree_of(*ssts: SstInfo) -> Tree:
-    """L0 alone."""
     return Tree(1, 6, 9_999, newest_first(ssts), (), ())
 
 

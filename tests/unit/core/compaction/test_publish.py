@@ -30,7 +30,6 @@ OTHER_LEASE_ID = new_lease_id(6, bytes(RANDOM_BYTES))
 
 
 def info(number: int, level: int = 0, *, lease_id: bytes = LEASE_ID) -> SstInfo:
-    """An SST that was written under a lease."""
     sst_id = leased_sst_id(lease_id, number.to_bytes(8, "big"))
     first, last = b"%03d" % (2 * number), b"%03d" % (2 * number + 1)
     return SstInfo(sst_id, level, first, last, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
@@ -59,7 +58,6 @@ OTHERS_LEASE = Lease(OTHER_LEASE_ID, 99, "another")
 def of_slots(
     slots: range, outputs: Sequence[SstInfo] = (), last_seq: int = 70, time_ms: int = 1_500
 ) -> WalResult:
-    """What became of these slots."""
     return WalResult(WalJob(slots, ""), outputs, last_seq, time_ms)
 
 

@@ -36,7 +36,6 @@ class Model:
 
 
 def info(number: int, level: int, first: bytes, last: bytes, seqs: Iterable[int]) -> SstInfo:
-    """An SST with these bounds."""
     known = [*seqs] or [1]
     return SstInfo(
         number.to_bytes(16, "big"),

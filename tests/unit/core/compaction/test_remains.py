@@ -18,7 +18,6 @@ from tests.unit.core.compaction.driven import DELETE, PUT, SMALL_LEVELS, Driven
 
 
 def info(number: int, level: int, first: bytes, last: bytes, max_seq: int) -> SstInfo:
-    """An SST with these bounds."""
     return SstInfo(
         bytes(15) + bytes([number]), level, first, last, 1, 1, 1, 1, 1, max_seq, 1, 1, 1, 1
     )

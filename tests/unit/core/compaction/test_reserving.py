@@ -43,7 +43,6 @@ def info(
     lease_id: bytes = OTHER_ID,
     size_bytes: int = 1,
 ) -> SstInfo:
-    """An SST whose entries have one sequence number."""
     sst_id = leased_sst_id(lease_id, number.to_bytes(8, "big"))
     return SstInfo(sst_id, level, *keys, 1, 1, 1, 1, seq, seq, 1, 0, size_bytes, 1)
 
@@ -190,7 +189,6 @@ POLICY = LeveledPolicy(SETTINGS, LevelSettings())
 
 
 def state(new: Sequence[SstInfo], *, wal: int = 0, is_hurried: bool = False) -> CompactionState:
-    """What a compactor sees while the job runs."""
     backlog = WalState(7, wal, wal * 2_000, 0)
     return CompactionState(tree_of(new), backlog, is_hurried, now_ms=NOW_MS, reserved_seq=50)
 

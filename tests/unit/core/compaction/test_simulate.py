@@ -36,7 +36,6 @@ PROPERTIES = SstProperties(
 
 
 def workload(order: KeyOrder = KeyOrder.UNIFORM, *, written_mib: int = 64) -> Workload:
-    """A small one."""
     return Workload(order=order, written_bytes=written_mib * MIB)
 
 

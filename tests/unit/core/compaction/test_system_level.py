@@ -23,7 +23,6 @@ IDLE = WalState(0, 0, 0, 0.0)
 
 
 def records(number: int, size_bytes: int, made_at_ms: int = 1) -> SstInfo:
-    """An SST of records, the `number`th of all."""
     return SstInfo(
         id=made_at_ms.to_bytes(6, "big") + number.to_bytes(10, "big"),
         level=SYSTEM_LEVEL,
@@ -43,7 +42,6 @@ def records(number: int, size_bytes: int, made_at_ms: int = 1) -> SstInfo:
 
 
 def state_of(newest_first: list[SstInfo], now_ms: int = 0) -> CompactionState:
-    """A database that has nothing but records."""
     return CompactionState(
         replace(EMPTY, system=newest_first), IDLE, is_hurried=False, now_ms=now_ms
     )

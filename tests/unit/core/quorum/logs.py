@@ -15,7 +15,6 @@ TWIN = b"t" * 16
 
 
 def ballot(epoch: int, nonce: bytes = NONCE) -> Ballot:
-    """The name of an opening."""
     return Ballot(epoch, nonce)
 
 
@@ -25,7 +24,6 @@ def members(names: str) -> tuple[Member, ...]:
 
 
 def ids(names: str) -> list[bytes]:
-    """Of these members."""
     return [member.id for member in members(names)]
 
 
@@ -56,11 +54,9 @@ def log(epochs: str, *, trimmed: int = 0) -> LogShape:
 def state(
     epochs: str = "", *, promise: Ballot | None = None, committed_lsn: int = 0
 ) -> AcceptorState:
-    """A member with this log."""
     promised = ballot(int(max(epochs, default="1"))) if promise is None else promise
     return AcceptorState(ME, promised, log(epochs), committed_lsn)
 
 
 def kinds(effects: Sequence[object]) -> list[str]:
-    """What is to be done, by name."""
     return [type(effect).__name__ for effect in effects]

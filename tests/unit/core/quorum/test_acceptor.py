@@ -46,7 +46,6 @@ STREAM = 7
 
 
 def reply(effects: object) -> ToProposer:
-    """The one answer among the effects."""
     assert isinstance(effects, list)
     (found,) = [effect for effect in effects if isinstance(effect, Reply)]
     assert found.stream == STREAM
@@ -54,7 +53,6 @@ def reply(effects: object) -> ToProposer:
 
 
 def follow(before: AcceptorState, epoch: int, epochs: str, *, trimmed: int = 0) -> Step:
-    """A leader with this log is elected."""
     return step(before, STREAM, Elected(ME, ballot(epoch), log(epochs, trimmed=trimmed)))
 
 

@@ -41,7 +41,6 @@ def records_of(text: str, first_lsn: int = 1) -> list[Record]:
 
 
 def objects_of(text: str, committed_lsn: int) -> list[tuple[int, int, int]]:
-    """The complete objects: id, first and last lsn."""
     found = complete_objects(records_of(text), committed_lsn)
     return [(each.wal_id, each.first_lsn, each.last.lsn) for each in found]
 
@@ -70,7 +69,6 @@ def test_the_archive_reaches_to_its_first_hole() -> None:
 
 
 def marked(wal_id: int, last_lsn: int) -> LogObject:
-    """An object that ends there."""
     return LogObject(wal_id, last_lsn, Mark(last_lsn, 1, 0, wal_id, ends_object=True))
 
 
@@ -103,7 +101,6 @@ def test_members_take_over_one_after_the_other() -> None:
 def candidate(
     member_id: bytes, lsn: int, archived: int | None = None, *, is_fit: bool = True
 ) -> Candidate:
-    """A candidate."""
     return Candidate(member_id, is_fit, lsn, archived)
 
 

@@ -29,7 +29,6 @@ OWN = WriterId(5, NONCE)
 
 
 def manifest(names: str = "abc", following: str = "") -> Manifest:
-    """Of a database with these safekeepers."""
     return Manifest(
         database_id=bytes(16),
         manifest_id=3,
@@ -141,7 +140,6 @@ JOINT = Configuration(1, members("abc"), members("cde"))
 
 
 def candidacy(votes: Mapping[str, LogShape], configuration: Configuration = THREE) -> Candidacy:
-    """Epoch 9, and the votes of some members."""
     found = Candidacy(ballot(9), configuration)
     for name, shape in votes.items():
         found = found.voted(name.encode() * 16, Vote(ballot(9), shape, 0))
@@ -149,7 +147,6 @@ def candidacy(votes: Mapping[str, LogShape], configuration: Configuration = THRE
 
 
 def leader(epochs: str = "11", configuration: Configuration = THREE) -> Leader:
-    """Of epoch 9, with its fence behind this log."""
     everyone = {member.id.decode()[0]: log(epochs) for member in configuration.everyone}
     elected = Leader.of(candidacy(everyone, configuration))
     return elected.appended(records(epochs + "9")[-1])
@@ -276,14 +273,12 @@ WRITER = WriterId(9, NONCE)
 
 
 def committed(found: Leader) -> Leader:
-    """Up to its end."""
     for member_id in ids("ab"):
         found = found.acknowledged(member_id, found.log.last.lsn)
     return found
 
 
 def shown(mode: WalMode = WalMode.QUORUM) -> Manifest:
-    """That shows the writer of epoch 9."""
     return replace(manifest(), writer_epoch=9, writer_nonce=NONCE, wal_mode=mode)
 
 

@@ -117,7 +117,6 @@ LOG = log_records(
 
 
 def answer(count: int, *, committed: int = 0, health: Health = Health.SOUND) -> Answer:
-    """Of a member with the first records of the log."""
     return Answer(health, EMPTY_LOG.appended(LOG[:count]), committed)
 
 

@@ -11,15 +11,12 @@ from tests.kit.processes.in_process import real_runtime
 
 
 async def back_up(source: Place, repository: Place) -> None:
-    """Make a backup of it."""
     with real_runtime(seed=source.seed()) as runtime:
         there = Repository(repository.cas(runtime))
         await BackupCreation(source.cas(runtime), there).run()
 
 
 async def restore(repository: Place, target: Place) -> None:
-    """Restore the newest backup."""
-
     async def fit() -> None:
         """A store in memory is."""
 

@@ -172,7 +172,6 @@ async def test_the_archive_of_a_database_with_safekeepers_is_copied() -> None:
 
 
 async def scanned_of(repository: Place, backup_id: str | None = None) -> dict[bytes, bytes]:
-    """What a scan shows of what is restored."""
     target = Place()
     await restore(repository, target, backup_id=backup_id)
     await target.check()

@@ -28,24 +28,20 @@ Harm = Callable[[Place, str], None]
 
 
 def flip(place: Place, name: str) -> None:
-    """Change one bit in the middle."""
     data = bytearray(place.data(name))
     data[len(data) // 2] ^= 4
     place.overwrite(name, bytes(data))
 
 
 def cut(place: Place, name: str) -> None:
-    """Take the last byte away."""
     place.overwrite(name, place.data(name)[:-1])
 
 
 def prolong(place: Place, name: str) -> None:
-    """Add a byte."""
     place.overwrite(name, place.data(name) + b"\0")
 
 
 def empty(place: Place, name: str) -> None:
-    """Take all bytes away."""
     place.overwrite(name, b"")
 
 

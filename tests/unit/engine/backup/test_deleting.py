@@ -43,7 +43,6 @@ from tests.kit.store import (
 
 
 def copies(repository: Place) -> set[str]:
-    """The names of the copies that are there."""
     return {n for n in repository.names() if n.startswith((LEVELS_FOLDER, WAL_FOLDER))}
 
 
@@ -211,7 +210,6 @@ class TwoPhasePlace(Place):
         self.table: Table = {}
 
     def store(self) -> ObjectStore:
-        """One more view of it."""
         runtime = Runtime(LoopClock(), Random(next(SEEDS)), InlineWorkers())
         plain = MemoryStore(wall_clock_ms, objects=self.objects)
         return TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)

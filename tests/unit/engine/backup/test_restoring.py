@@ -37,7 +37,6 @@ class PlaceInThePast(Place):
     """A place with a clock of 1970."""
 
     def store(self) -> ObjectStore:
-        """As it is there."""
         return MemoryStore(lambda: 5_000_000, objects=self.objects)
 
 

@@ -35,7 +35,6 @@ TWO_ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
 async def files_of(
     database: CollectedDatabase, load_id: str = LOAD_ID
 ) -> tuple[LoadJob, list[SstInfo]]:
-    """A job whose files are written."""
     store = process(database)
     job = await begin(store, load_id)
     files = LoadFiles(store, job.ticket)

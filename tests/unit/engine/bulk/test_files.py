@@ -34,12 +34,10 @@ PUT, DELETE = bytes((Kind.PUT,)), bytes((Kind.TOMBSTONE,))
 
 
 def row(key: bytes, value: bytes = b"", kind: bytes = PUT, expire_at_ms: int = 0) -> Columns:
-    """One row."""
     return Columns((key,), (0,), kind, (value,), (expire_at_ms,))
 
 
 def entries_in(database: CollectedDatabase, infos: list[SstInfo]) -> list[Entry]:
-    """What is in these files."""
     found: list[Entry] = []
     for info in infos:
         stored = database.objects.find(level_name(info.id))
@@ -51,7 +49,6 @@ def entries_in(database: CollectedDatabase, infos: list[SstInfo]) -> list[Entry]
 
 
 async def add_all(files: LoadFiles, rows: list[Columns]) -> None:
-    """Add one after the other."""
     for each in rows:
         await files.add(each)
 
@@ -144,13 +141,11 @@ class Uploading:
         self.store = FaultyStore(database.another_store(), before=self.gate)
 
     async def begin(self) -> LoadFiles:
-        """Begin the load."""
         cas = process(self.database, self.store)
         return LoadFiles(cas, (await begin(cas)).ticket)
 
 
 async def turns(count: int) -> None:
-    """Let other tasks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 

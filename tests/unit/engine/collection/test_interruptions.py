@@ -55,7 +55,6 @@ async def collect_beside(prepare: Prepare) -> int:
 
 
 async def publishing(database: CollectedDatabase) -> Event:
-    """A job publishes under a lease that lives."""
     lease = await database.lease(ttl_s=1_000)
     info = await database.write_sst(lease)
     database.pass_time()
@@ -80,7 +79,6 @@ async def new_snapshots(database: CollectedDatabase) -> Event:
 
 
 async def another_collector(database: CollectedDatabase) -> Event:
-    """Another collector runs a whole collection."""
     await database.write_sst(await database.lease(ttl_s=5))
     await database.snapshots().create(ttl_ms=5_000)
     await database.merge()
@@ -102,8 +100,6 @@ async def expiring_snapshot(database: CollectedDatabase) -> Event:
 
 
 async def writing(database: CollectedDatabase) -> Event:
-    """Slots are filled and compacted."""
-
     async def write() -> None:
         await database.wal(4)
         await database.compact(database.last_wal_id)
@@ -112,8 +108,6 @@ async def writing(database: CollectedDatabase) -> Event:
 
 
 async def fencing(database: CollectedDatabase) -> Event:
-    """A fence is written and compacted."""
-
     async def fence() -> None:
         await database.fence()
         await database.compact(database.last_wal_id)

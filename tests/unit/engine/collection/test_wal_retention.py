@@ -16,7 +16,6 @@ RETAINING: dict[str, Any] = {"wal_retention_s": RETAINED_S, "collect_age_s": 0}
 
 
 def kept(plan: Plan) -> dict[int, tuple[Reason, str]]:
-    """The WAL objects that would stay, and why."""
     return {
         each.listed.number: (each.verdict.reason, each.verdict.detail)
         for each in plan.objects
@@ -74,7 +73,6 @@ async def test_retention_is_bounded_by_bytes() -> None:
 
 
 async def wal(database: CollectedDatabase) -> list[Listed]:
-    """The WAL objects as they are listed."""
     listing = await list_objects(database.cas())
     return [each for each in listing if each.folder is Folder.WAL]
 

@@ -53,7 +53,6 @@ class Parts(OwnProcessParts):
 def request(
     database: CompactedDatabase, keys: KeyRange = EVERYTHING, *, forced: bool = False
 ) -> RangeRequest:
-    """A job over these keys, in several parts."""
     limits = PartLimits(
         part_bytes=600,
         memory_bytes=database.settings.compactor.subcompaction_memory_bytes,
@@ -72,7 +71,6 @@ async def ranged(
     meanwhile: Meanwhile = nothing,
     forced: bool = False,
 ) -> CompactionReport:
-    """Run such a job."""
     parts = Parts(database, meanwhile)
     return await run_range(database.cas, request(database, keys, forced=forced), parts)
 
@@ -95,7 +93,6 @@ async def filled(slots: int = 8, limits: CompactSettings | None = None) -> Compa
 
 
 def picked(random: Random, tree: Tree, slots_left: int) -> Job | None:
-    """Any job that a policy may pick."""
     kind = random.randrange(6)
     if kind < 2 and slots_left:
         first = 0 if tree.wal_id is None else tree.wal_id + 1

@@ -27,7 +27,6 @@ OVER_MS = STORE_NOW_MS + 5
 
 
 async def compacted(database: CompactedDatabase, *, target: int = 3) -> NaiveTree:
-    """All slots in one level."""
     while (await database.stored.refresh()).first_uncompacted_wal_id < len(database.written):
         await database.compact_wal()
     await database.merge(L0, target)

@@ -19,7 +19,6 @@ from tests.kit.engine.compaction import STORE_NOW_MS, CompactedDatabase, put, sm
 
 
 def properties(database: CompactedDatabase, name: str) -> SstProperties:
-    """Of an object that a writer makes."""
     return SstProperties(
         name=name,
         database_id=database.stored.current.database_id,

@@ -56,7 +56,6 @@ def _forged(planted: Planted, at: Callable[[Footer], int], new: Callable[[Footer
 
 
 def _denying(planted: Planted) -> None:
-    """Empty the filter."""
     header = 16
     _forged(
         planted,

@@ -37,7 +37,6 @@ from tests.kit.store import FaultyStore, Request
 
 
 async def listed(store: ObjectStore) -> list[tuple[str, FindingKind]]:
-    """What a check finds on this store."""
     cas = CasStore(store, inline_runtime(), StoreSettings())
     found: list[Finding] = await gathered(Fsck(cas, parallel=1).findings())
     return sorted((each.name, each.kind) for each in found)
@@ -69,7 +68,6 @@ async def listed_torn(*left_out: str) -> list[tuple[str, FindingKind]]:
 
 
 def _publish(planted: Planted, **changes: object) -> None:
-    """One more manifest, after the current one."""
     planted.current = replace(planted.current, manifest_id=planted.current.manifest_id + 1)
     planted.edit(**changes)
 

@@ -23,7 +23,6 @@ class Loads:
         self.begun: list[asyncio.Future[Sized[str]]] = []
 
     async def fetch(self) -> Sized[str]:
-        """One more load."""
         self.begun.append(asyncio.get_running_loop().create_future())
         return await self.begun[-1]
 
@@ -40,8 +39,6 @@ class Loads:
 
 
 def at_once(item: str, size_bytes: int = 1) -> Fetch:
-    """A load that does not wait."""
-
     async def fetch() -> Sized[str]:
         return Sized(item, size_bytes)
 
@@ -49,7 +46,6 @@ def at_once(item: str, size_bytes: int = 1) -> Fetch:
 
 
 async def never() -> Sized[str]:
-    """A load that must not happen."""
     raise AssertionError("loaded")
 
 

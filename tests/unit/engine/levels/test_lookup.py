@@ -22,12 +22,10 @@ FILTER_BITS = 16.0  # lets 1 absent key in 800 through, so that 5 filters let 1 
 
 
 def key_of(number: int) -> bytes:
-    """Keys of one length, whose neighbours are absent."""
     return b"key%08d" % (number * 2)
 
 
 def absent(number: int) -> bytes:
-    """A key between two that are there."""
     return b"key%08d" % (number * 2 + 1)
 
 

@@ -28,7 +28,6 @@ ALL = KeyRange(b"", b"")
 
 
 def levels_of_two() -> Levels:
-    """Two SSTs over each other, with range tombstones."""
     levels = Levels()
     levels.add(2, POINTS, block_bytes=200)
     levels.add(1, POINTS[::7], RANGES, block_bytes=100)
@@ -36,7 +35,6 @@ def levels_of_two() -> Levels:
 
 
 async def read_all(levels: Levels, ssts: LevelSsts) -> list[Entry | None]:
-    """Every key, one by one."""
     tree = levels.tree()
     return [await find(ssts, tree, key) for key in KEYS]
 

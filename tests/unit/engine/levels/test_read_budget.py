@@ -20,7 +20,6 @@ class Requests:
         self.order: list[str] = []
 
     async def request(self, name: str, size_bytes: int) -> None:
-        """One request."""
         async with self.budget.room(size_bytes):
             end = self.running[name] = asyncio.Event()
             self.order.append(name)
@@ -30,7 +29,6 @@ class Requests:
                 del self.running[name]
 
     async def end(self, name: str) -> None:
-        """Let it end."""
         self.running[name].set()
         await quiesce()
 

@@ -34,12 +34,10 @@ BOTH = pytest.mark.parametrize("reverse", [False, True])
 
 
 def key_of(number: int) -> bytes:
-    """Keys of one length."""
     return b"key%06d" % number
 
 
 def entries_of(numbers: range, seq: int, *, value_bytes: int = 60) -> list[Entry]:
-    """Puts of these keys."""
     random = Random(seq)
     return [
         Entry(key_of(number), seq, Kind.PUT, random.randbytes(value_bytes)) for number in numbers
@@ -84,7 +82,6 @@ async def drain(
 
 
 async def windows(source: TreeSource, hidden: RangeTombstones = NONE) -> AsyncIterator[Window]:
-    """All windows of a source."""
     while (window := await source.next(hidden)) is not None:
         yield window
 
@@ -114,7 +111,6 @@ async def test_a_scan_reads_each_block_once(
 
 
 def wide() -> Levels:
-    """One SST of 400 blocks."""
     levels = Levels()
     levels.add(1, entries_of(range(400), 1, value_bytes=480), block_bytes=1)
     return levels

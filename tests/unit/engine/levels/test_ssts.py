@@ -20,7 +20,6 @@ RANGES = [range_tombstone(b"%03d" % key, b"%03d" % (key + 5), 500) for key in ra
 
 
 def points_only() -> tuple[Levels, SstInfo]:
-    """One SST of some blocks."""
     levels = Levels()
     return levels, levels.add(1, POINTS, block_bytes=200)
 

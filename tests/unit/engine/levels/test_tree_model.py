@@ -159,7 +159,6 @@ class History:
         return view
 
     def _load(self, loaded: dict[bytes, bytes | None]) -> CommittedLoad:
-        """A load whose SSTs have no sequence numbers."""
         entries = [
             Entry(key, 0, Kind.TOMBSTONE if value is None else Kind.PUT, value or b"")
             for key, value in sorted(loaded.items())
@@ -175,22 +174,18 @@ class History:
 
 
 def points_of(entries: Sequence[Entry]) -> list[Entry]:
-    """Without range tombstones."""
     return [entry for entry in entries if entry.kind is not Kind.RANGE_TOMBSTONE]
 
 
 def ranges_of(entries: Sequence[Entry]) -> list[Entry]:
-    """Only range tombstones."""
     return [entry for entry in entries if entry.kind is Kind.RANGE_TOMBSTONE]
 
 
 def newest_of(entries: Sequence[Entry]) -> dict[bytes, Entry]:
-    """The newest version of each key."""
     return {entry.key: entry for entry in sorted(points_of(entries), key=lambda entry: entry.seq)}
 
 
 def value_of(entry: Entry | None) -> bytes | None:
-    """What a reader sees of it."""
     return entry.value if entry is not None and entry.kind is Kind.PUT else None
 
 

@@ -25,7 +25,6 @@ class WithoutStatus(InProcessLinks):
 
 
 def record_bytes(appends: list[Append]) -> int:
-    """The payloads in these."""
     return sum(len(record.payload) for append in appends for record in append.records)
 
 
@@ -36,7 +35,6 @@ def sent_bytes(writing: Writing) -> int:
 
 
 async def settled(ground: Ground, writing: Writing) -> None:
-    """Wait until each member has everything."""
     await until(
         lambda: all(log.state.log.last.lsn >= writing.committed_lsn for log in ground.logs())
     )

@@ -175,7 +175,6 @@ def _members(ground: Ground, *numbers: int) -> tuple[Member, ...]:
 
 
 async def _see_manifest(writing: Writing) -> None:
-    """As the watch for another writer does, sooner."""
     await writing.opened.manifest.refresh()
 
 

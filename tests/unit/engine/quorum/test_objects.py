@@ -64,8 +64,6 @@ def drawn(random: Random, seq: int) -> WalContents:
 
 
 def together(parts: Sequence[WalContents]) -> WalContents:
-    """One group of several commits."""
-
     def joined(number: int) -> list[Entry]:
         entries = [entry for part in parts for entry in part[number]]
         return sorted(entries, key=lambda entry: (entry.key, -entry.seq))
@@ -76,7 +74,6 @@ def together(parts: Sequence[WalContents]) -> WalContents:
 def payload_of(
     contents: WalContents, number: int, *, codec: Codec = Codec.NONE, block_bytes: int = 4_096
 ) -> bytes:
-    """The SST of a group."""
     own = replace(
         properties(NAME), write_id=b"write id %07d" % number, logical_time_ms=1_000 + number
     )
@@ -103,7 +100,6 @@ def opened(payload: bytes) -> Sst:
 
 
 def replayed(payloads: Sequence[bytes]) -> Replayed:
-    """What a replay of these SSTs, one after the other, comes to."""
     found = Replayed(Memtable(), last_seq=0, logical_time_ms=0)
     for payload in payloads:
         apply_object(opened(payload), found)
@@ -111,7 +107,6 @@ def replayed(payloads: Sequence[bytes]) -> Replayed:
 
 
 def state_of(found: Replayed) -> object:
-    """All that a reader can tell of it."""
     versions = [found.memtable.get(key) for key in KEYS]
     newest = [entry for entry in versions if entry and not found.memtable.hides(entry)]
     # Each commit has one number, so that what is older than any of them can be told apart.

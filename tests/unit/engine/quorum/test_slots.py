@@ -22,7 +22,6 @@ from tests.kit.virtual_time import virtual_time
 
 
 def group(*keys: bytes, size: int = 1) -> WalContents:
-    """What a group of one put for each key holds."""
     return WalContents([Entry(key, 1, Kind.PUT, bytes(size)) for key in keys])
 
 
@@ -53,7 +52,6 @@ async def test_loads_are_alone_in_their_object() -> None:
 
 
 async def _ahead(ground: Ground) -> str:
-    """Who has the longest log."""
     return max(ground.nodes.nodes, key=lambda address: ground.log(address).state.log.last.lsn)
 
 
@@ -162,7 +160,6 @@ PAYLOAD = bytes(1_000)
 
 
 def records(*wal_ids: int) -> list[Record]:
-    """Records that follow each other, of these objects."""
     made: list[Record] = []
     last = Mark()
     for wal_id in wal_ids:

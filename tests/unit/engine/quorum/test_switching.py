@@ -77,7 +77,6 @@ async def _write(ground: Ground, *keys: bytes) -> None:
 
 
 async def _to_object_store(ground: Ground, store: CasStore) -> Manifest:
-    """... while the safekeepers archive."""
     switched: list[Manifest] = []
     failures: list[ShaleError] = []
     async with asyncio.TaskGroup() as tasks:

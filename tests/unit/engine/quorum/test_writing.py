@@ -17,7 +17,6 @@ from tests.kit.virtual_time import virtual_time
 
 
 async def waits_for(writing: Writing) -> asyncio.Future[None]:
-    """A call that waits for the log."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     writing.engine.log.patience.begin(future)
     return future
@@ -47,7 +46,6 @@ async def test_lost_majority_comes_back() -> None:
 
 
 def _refuses(writing: Writing, why: type[ShaleError]) -> bool:
-    """Whether writes are refused for that reason; another reason is raised."""
     try:
         writing.slots.check_available()
     except why:

@@ -59,7 +59,6 @@ class Keeper:
 
     @property
     def member(self) -> Member:
-        """Its name in the manifest."""
         return Member(self.kept.state.member_id, self.node.address)
 
     def receive(self, message: ToAcceptor, wanted: type[Reply]) -> Reply:
@@ -95,7 +94,6 @@ class QuorumCluster(ReplicaGround):
         return cluster
 
     def tails(self, keeper: Keeper) -> int:
-        """How many tails of it are read."""
         return self.links.tails[keeper.node.address]
 
     async def switch(self) -> None:
@@ -114,7 +112,6 @@ class QuorumCluster(ReplicaGround):
         await self.elect()
 
     def keeper(self, member_id: bytes) -> Keeper:
-        """The safekeeper that is this member."""
         return next(each for each in self.keepers if each.member.id == member_id)
 
     async def elect(self) -> None:
@@ -140,7 +137,6 @@ class QuorumCluster(ReplicaGround):
         return self.write(self.commit(**values))
 
     def write(self, commit: Commit, *, ends_object: bool = False) -> int:
-        """Commit it, if a majority hears."""
         wal_id = self.open_wal_id
         contents = group_of(wal_id, commit).contents()
         self.append(self._sst(wal_id, contents), ends_object=ends_object)
@@ -148,7 +144,6 @@ class QuorumCluster(ReplicaGround):
 
     @property
     def open_wal_id(self) -> int:
-        """The object that the next record goes into."""
         last = self.leader.log.last
         return last.next_wal_id if last.ends_object or last.wal_id is None else last.wal_id
 
@@ -158,7 +153,6 @@ class QuorumCluster(ReplicaGround):
             self.append(b"", ends_object=True)
 
     def append(self, payload: bytes, *, ends_object: bool, wal_id: int | None = None) -> Record:
-        """One more record, to all that hear."""
         record = make_record(
             self.leader.log.last,
             epoch=self.leader.ballot.epoch,

@@ -16,7 +16,6 @@ from tests.unit.engine.tailing.cluster import QuorumCluster, shown, steps
 
 
 async def tailing(engine: ReaderEngine) -> None:
-    """Wait until what is committed comes by itself."""
     await steps(lambda: engine.is_told)
 
 
@@ -181,7 +180,6 @@ async def test_manifest_never_knows_of_objects_that_are_not_archived() -> None:
 
 
 def now_s() -> float:
-    """Virtual time."""
     return asyncio.get_running_loop().time()
 
 

@@ -27,7 +27,6 @@ READS_MAX = 20  # of the log, until a watch is told by the feed
 async def watching(
     cluster: QuorumCluster, engine: ReaderEngine, **fields: Any
 ) -> AsyncIterator[WatchClient]:
-    """A client with a watch of everything."""
     cas = CasStore(cluster.another_store(), cluster.local_runtime(), StoreSettings())
 
     def header(seq: int, wal_id: int | None) -> Any:

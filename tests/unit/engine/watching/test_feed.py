@@ -27,7 +27,6 @@ class Ear:
         feed.join(self)
 
     def tell(self, commit: SeenCommit) -> bool:
-        """As `Watcher.tell`."""
         if len(self.told) == self._enough:
             self.fall_behind(commit.seq, commit.wal_id)
             return False
@@ -35,7 +34,6 @@ class Ear:
         return True
 
     def fall_behind(self, seq: int, wal_id: int) -> None:
-        """As `Watcher.fall_behind`."""
         self._feed.leave(self)
         self.behind.append((seq, wal_id))
 
@@ -46,7 +44,6 @@ def new_feed() -> CommitFeed:
 
 
 def put(key: bytes, seq: int) -> Entry:
-    """A put."""
     return Entry(key, seq, Kind.PUT, b"v")
 
 
@@ -81,7 +78,6 @@ def test_jump_of_the_engine_sends_all_to_the_store() -> None:
 
 
 def probes(feed: CommitFeed, obj: AppliedObject) -> int:
-    """What it costs to tell of an object, in lookups."""
     before = feed.audience.probes
     feed.applied(obj, NOTHING)
     return feed.audience.probes - before

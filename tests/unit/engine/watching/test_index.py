@@ -40,12 +40,10 @@ def some_range(random: Random) -> KeyRange:
 
 
 def contains(keys: KeyRange, key: bytes) -> bool:
-    """The model of `matching`."""
     return keys.start <= key and (not keys.end or key < keys.end)
 
 
 def overlaps(keys: KeyRange, start: bytes, end: bytes) -> bool:
-    """The model of `overlapping`."""
     return (not keys.end or start < keys.end) and (not end or keys.start < end)
 
 
@@ -85,7 +83,6 @@ def test_prefixes_of_many_lengths_are_all_found() -> None:
 
 
 def costs(index: RangeIndex[int], keys: list[bytes]) -> int:
-    """What it costs to look these keys up."""
     before = index.probes
     for key in keys:
         index.matching(key)

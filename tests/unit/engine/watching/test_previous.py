@@ -25,14 +25,12 @@ def held_tree(levels: Levels) -> HeldTree:
 
 
 def view(held: HeldTree, *points: Entry, tombstone: Entry | None = None) -> View:
-    """A state with these entries in memory."""
     run = Run.from_newest({entry.key: entry for entry in points}, max_seq=99)
     tombstones = NONE if tombstone is None else NONE.with_added([tombstone])
     return View(99, 1, (run,), tombstones, held)
 
 
 async def read(previous: Previous, held: HeldTree) -> Previous:
-    """What is told in the end."""
     commit = SeenCommit(100, 1, [Entry(b"k", 100, Kind.PUT)], [previous], held)
     await look_up([commit])
     assert commit.previous is not None

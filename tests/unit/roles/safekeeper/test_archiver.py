@@ -205,7 +205,6 @@ async def test_who_is_not_named_archives_nothing(store: MemoryStore, runtime: Ru
 
 
 async def ended(run: Awaitable[None]) -> BaseException | None:
-    """What it has raised."""
     try:
         await run
     except StoreBroken as error:

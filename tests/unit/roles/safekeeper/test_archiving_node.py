@@ -38,7 +38,6 @@ async def append(
 
 
 async def trimmed(member: Member, lsn: int) -> None:
-    """Wait until the log begins there."""
     async with asyncio.timeout(DEADLINE_S):
         while member.state.log.base.lsn < lsn:  # noqa: ASYNC110 - it is seen from outside alone
             await asyncio.sleep(0)

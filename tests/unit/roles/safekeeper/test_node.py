@@ -59,12 +59,10 @@ OTHER_ID = b"o" * 16
 
 
 def place(folder: Path, name: str = "db", database_id: bytes = DATABASE_ID) -> DatabasePlace:
-    """A database below the archive of the node."""
     return DatabasePlace(database_id, f"file://{folder}/archive/{name}")
 
 
 async def say(member: Member, stream: int, message: ToAcceptor) -> ToProposer:
-    """The reply to a message."""
     reply = await member.receive(stream, message)
     assert reply is not None
     return reply
@@ -119,12 +117,10 @@ async def write_manifest(
 
 
 def held_by(node: Node) -> set[bytes]:
-    """The databases of which it has logs."""
     return {member.place.database_id for member in node.status().members}
 
 
 def health_of(node: Node) -> Health:
-    """What the log of the database is worth."""
     return node.find(DATABASE_ID).state.health
 
 
@@ -201,7 +197,6 @@ async def test_one_process_for_a_folder(tmp_path: Path) -> None:
 
 
 def folders_in(settings: SafekeepSettings) -> set[str]:
-    """The folders of members, whole or half gone."""
     return {path.name for path in Path(settings.safekeeper.data).iterdir() if path.is_dir()}
 
 

@@ -14,7 +14,6 @@ SIZE_BYTES = RECORD_BYTES + 100
 
 
 def records(first_lsn: int, count: int) -> list[Record]:
-    """Of a hundred bytes each."""
     lsns = range(first_lsn, first_lsn + count)
     return [Record(lsn, 1, lsn, True, 0, 0, bytes(100)) for lsn in lsns]
 

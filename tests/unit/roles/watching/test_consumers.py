@@ -13,12 +13,10 @@ from tests.kit.serving.watchers import WatchClient, Watched, watched
 
 
 async def lease_of(database: Database, name: str = "c") -> Lease | None:
-    """The lease of a consumer."""
     return find_wal_lease(await database.manifest(), f"consumer {name}")
 
 
 async def held_from(database: Database, name: str = "c") -> int | None:
-    """The first WAL object that a consumer keeps."""
     found = await lease_of(database, name)
     return None if found is None else found.wal_id_min
 

@@ -21,7 +21,6 @@ PUT = kv_pb2.WatchChange.KIND_PUT
 
 
 def key(number: int) -> bytes:
-    """A key of a load."""
     return b"load/%05d" % number
 
 
@@ -35,7 +34,6 @@ async def load(under: Watched, value: bytes) -> int:
 
 
 def changes_of(seq: int, value: bytes, start: int = 0, end: int = KEYS) -> list[Change]:
-    """What a watch of these keys is told of the load."""
     return [
         Change(PUT, key(number), value + b"%d" % number + bytes(40), seq, b"")
         for number in range(start, end)

@@ -26,7 +26,6 @@ UNKNOWN = object()
 
 
 def some_write(random: Random) -> kv_pb2.WriteRequest:
-    """Some changes of few keys."""
     changes = []
     for _ in range(random.choice([1, 1, 3])):
         key = b"k%02d" % random.randrange(KEYS)
@@ -49,7 +48,6 @@ def some_write(random: Random) -> kv_pb2.WriteRequest:
 
 
 async def write(under: Watched, random: Random) -> int:
-    """Many writes at once; the last commit."""
     writes = [under.writer.ask(some_write(random)) for _ in range(WRITES)]
     seqs: list[int] = [reply.header.seq for reply in await asyncio.gather(*writes)]
     return max(seqs)
@@ -82,7 +80,6 @@ async def values_before(database: Database) -> dict[tuple[int, bytes], bytes | N
 async def told_until(
     client: WatchClient, seq: int, watch_id: int = 1
 ) -> dict[tuple[int, bytes], Any]:
-    """What a watch tells of values before, up to a commit."""
     found: dict[tuple[int, bytes], Any] = {}
     for commit in await client.until(seq, watch_id):
         for change in commit.changes:
@@ -98,7 +95,6 @@ async def told_until(
 
 
 def is_right(found: dict[tuple[int, bytes], Any], truth: dict[tuple[int, bytes], Any]) -> bool:
-    """Whether all that was told is the truth, or unknown."""
     return all(value is UNKNOWN or value == truth[place] for place, value in found.items())
 
 

@@ -36,20 +36,17 @@ class ReadOnlyStore(AskedStore):
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
     ) -> CreateOutcome:
-        """As `ObjectStore.create`."""
         if self.is_read_only:
             raise StoreUnavailable(self.url, "create", name, "refused")
         return await super().create(name, data, metadata)
 
 
 def header(seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
-    """That of a reply."""
     return kv_pb2.ReplyHeader(seq=seq, wal_id=wal_id or 0)
 
 
 @asynccontextmanager
 async def watching(ground: ReplicaGround, engine: ReaderEngine) -> AsyncIterator[WatchClient]:
-    """A stream of watches of a replica."""
     cas = CasStore(ground.another_store(), ground.local_runtime(), StoreSettings())
     watches = watches_of(engine, cas, WatchSettings.model_validate(TIMELESS), header)
     async with asyncio.TaskGroup() as tasks:

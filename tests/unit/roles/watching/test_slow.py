@@ -33,13 +33,11 @@ async def fill(under: Watched, count: int = COUNT) -> int:
 
 
 async def fallen_behind(under: Watched) -> None:
-    """Some watch has to read from the store."""
     while not under.watches.status().catching_up:  # noqa: ASYNC110 - it is seen from outside alone
         await asyncio.sleep(0)
 
 
 async def opened(under: Watched, **fields: Any) -> WatchClient:
-    """A client with one open watch."""
     client = under.client()
     client.create(**fields)
     await client.opened()

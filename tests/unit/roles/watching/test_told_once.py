@@ -46,7 +46,6 @@ async def write(watched: Watched, random: Random, count: int) -> int:
 
 
 def whole(prefix: bytes) -> KeyRange:
-    """The range of a prefix."""
     return KeyRange(prefix, prefix_end(prefix))
 
 

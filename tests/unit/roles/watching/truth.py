@@ -29,7 +29,6 @@ Commits = list[tuple[int, list[Change]]]
 
 
 def told(commits: list[kv_pb2.WatchCommit], last_seq: int = 2**63) -> Commits:
-    """The same of replies."""
     return [
         (commit.seq, [told_change(each) for each in commit.changes])
         for commit in commits
@@ -67,7 +66,6 @@ async def truth(
 
 
 def seen(entry: Entry, keys: KeyRange) -> Change | None:
-    """What of a change is inside a range."""
     if entry.kind is Kind.RANGE_TOMBSTONE:
         start = max(entry.key, keys.start)
         end = min((each for each in (entry.value, keys.end) if each), default=b"")

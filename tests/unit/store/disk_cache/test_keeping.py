@@ -26,7 +26,6 @@ from tests.kit.disks.cache_folders import (
 
 
 def set_age(path: Path, seconds: int) -> None:
-    """Make a file older."""
     status = path.stat()
     os.utime(path, (status.st_atime - seconds, status.st_mtime - seconds))
 

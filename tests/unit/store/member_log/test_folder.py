@@ -31,7 +31,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(path: Path) -> DataFolder:
-    """The folder, locked."""
     return DataFolder.open(path, segment_bytes=SEGMENT_BYTES)
 
 

@@ -28,7 +28,6 @@ BALLOT = Ballot(3, b"n" * 16)
 
 
 def segments(folder: Path) -> list[int]:
-    """The first record of each."""
     return sorted(int(path.stem) for path in folder.glob("*.log"))
 
 

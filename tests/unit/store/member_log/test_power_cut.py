@@ -52,7 +52,6 @@ class State:
 
     @classmethod
     def of(cls, records: tuple[Record, ...], promise: Ballot, trimmed: Mark | None = None) -> State:
-        """Of a log that begins at the beginning."""
         return cls(Mark(), records, promise, (Mark(), trimmed or Mark()))
 
 

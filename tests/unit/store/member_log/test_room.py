@@ -68,7 +68,6 @@ class SmallDisk(FileSystem):
 
 
 def sizes(count: int) -> list[int]:
-    """Of so many records."""
     return [frame_bytes(record) for record in RECORDS[:count]]
 
 

@@ -46,7 +46,6 @@ class HeldWorkers(ThreadWorkers):
         self.calls = 0
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """As all workers."""
         self.calls += 1
 
         def held_back(*values: *Ts) -> T:
@@ -58,7 +57,6 @@ class HeldWorkers(ThreadWorkers):
 
 @asynccontextmanager
 async def running(workers: ThreadWorkers) -> AsyncIterator[Syncer]:
-    """A syncer whose task ends with the block."""
     syncer = Syncer(workers)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(syncer.run())

@@ -70,12 +70,10 @@ def said(status: int = 200, body: str = "", **headers: str) -> Reply:
 
 
 async def dropped(_: Request) -> Reply:
-    """No reply, but the end of the connection."""
     raise Broken
 
 
 async def silence(_: Request) -> Reply:
-    """Nothing at all."""
     await asyncio.Event().wait()
     raise AssertionError("nobody sets it")
 
@@ -221,7 +219,6 @@ async def test_missing_objects_and_missing_buckets(provider: Provider, code: str
 
 
 def batch(*statuses: int) -> Reply:
-    """What Azure answers to a batch of deletions."""
     parts = "".join(
         f"--part\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\n"
         f"HTTP/1.1 {status} Told\r\n\r\n"
@@ -283,7 +280,6 @@ async def test_connections_are_bounded() -> None:
 
 
 def listed(*keys: str) -> Reply:
-    """A page of Google's that shows these keys."""
     contents = "".join(
         f"<Contents><Key>{key}</Key><Size>1</Size><ETag>x</ETag>"
         "<LastModified>2026-01-01T00:00:00.123Z</LastModified></Contents>"

@@ -75,7 +75,6 @@ def test_credentials_of_google_that_are_none(
 
 
 def open_at_google(endpoint: str) -> object:
-    """A bucket of Google's with credentials."""
     place = BucketUrl(Provider.GOOGLE, "bucket", "database")
     return open_bucket(place, inline_runtime(), StoreSettings(endpoint_url=endpoint))
 

@@ -65,12 +65,10 @@ CALLS: dict[str, Callable[[S3Store], Awaitable[object]]] = {
 
 
 def broken(_: Request) -> Reply:
-    """No reply at all."""
     raise Broken
 
 
 async def failure(s3: S3Store, call: str) -> StoreError:
-    """What a call raises, which names store and operation."""
     with pytest.raises(StoreError) as raised:
         await CALLS[call](s3)
     error = raised.value
@@ -85,7 +83,6 @@ def gossip(request: Request) -> str:
 
 
 def assert_discreet(text: str) -> None:
-    """Nothing in it lets anybody sign."""
     for secret in (ACCESS_KEY, SECRET_KEY, TOKEN, "Signature=", "AWS4-HMAC"):
         assert secret not in text
 

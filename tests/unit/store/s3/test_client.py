@@ -16,7 +16,6 @@ from tests.kit.s3.scripted_server import found, scripted
 
 
 def options(**settings: object) -> ClientOptions:
-    """Those of a server that nobody calls."""
     given = {"endpoint_url": "http://127.0.0.1:1", **settings}
     return ClientOptions.of(StoreSettings.model_validate(given))
 

@@ -16,7 +16,6 @@ from tests.kit.s3.scripted_server import Reply, Request, found, scripted, stored
 
 
 def free_endpoint() -> str:
-    """The endpoint of nobody."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{taken.getsockname()[1]}"

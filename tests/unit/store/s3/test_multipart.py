@@ -40,7 +40,6 @@ class Uploads:
     at_once_most: int = 0
 
     async def answer(self, request: Request) -> Reply:
-        """As S3 does."""
         query = parse_qs(urlsplit(request.target).query, keep_blank_values=True)
         if request.method == "POST" and "uploads" in query:
             return self._begin()
@@ -88,7 +87,6 @@ class Uploads:
 
 
 def broken() -> Reply:
-    """No reply at all."""
     raise Broken
 
 

@@ -42,7 +42,6 @@ async def test_a_commit_is_one_request() -> None:
 
 
 def obliging(request: Request) -> Reply:
-    """A success of whatever is asked."""
     if request.method == "GET":
         return found(b"x")
     copied = b"<R><ETag>e</ETag></R>" if "x-amz-copy-source" in request.headers else b""

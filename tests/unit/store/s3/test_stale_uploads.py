@@ -23,7 +23,6 @@ PAGE = (
 
 
 def no_name_is_collected(_name: str) -> bool:
-    """What a collector asks with, at its simplest."""
     return False
 
 

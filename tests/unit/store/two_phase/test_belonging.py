@@ -18,7 +18,6 @@ Table = dict[Destination, Record]
 
 
 def opened(objects: MemoryObjects, table: Table) -> BelongingStore:
-    """One process's store."""
     plain = MemoryStore(lambda: 0, name="db", objects=objects)
     return BelongingStore(plain, MemoryRecords(table=table), inline_runtime(len(table)))
 

@@ -32,12 +32,10 @@ Rival = Callable[[World, str], Coroutine[Any, Any, Any]]
 
 
 def folder_of(name: str) -> str:
-    """Where the object is."""
     return name.partition("/")[0] + "/"
 
 
 async def creates(world: World, name: str) -> object:
-    """A rival that wants the same name."""
     return await world.open().create(name, THEIRS)
 
 
@@ -47,7 +45,6 @@ async def claims(world: World, name: str) -> ClaimOutcome:
 
 
 async def recovers(world: World, _name: str) -> Recovered:
-    """A process that opens the database."""
     return await world.open().recover()
 
 

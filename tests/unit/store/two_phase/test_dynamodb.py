@@ -71,7 +71,6 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
 
 @asynccontextmanager
 async def opened(server: ScriptedServer) -> AsyncIterator[RecordStore]:
-    """Records on this server."""
     settings = StoreSettings(
         cas=CasChoice.TWO_PHASE,
         records_url="dynamodb://records",
@@ -85,7 +84,6 @@ async def opened(server: ScriptedServer) -> AsyncIterator[RecordStore]:
 
 
 def said(content: object, status: int = 200) -> Reply:
-    """As DynamoDB answers."""
     return Reply(status, json.dumps(content).encode(), {"x-amzn-RequestId": "4711"})
 
 
@@ -199,7 +197,6 @@ async def test_errors_are_discreet(status: int, caplog: pytest.LogCaptureFixture
 
 
 async def told(records: RecordStore, call: str) -> str:
-    """All that a failed call says, tracebacks included."""
     try:
         outcome = await CALLS[call](records)
     except StoreError as error:

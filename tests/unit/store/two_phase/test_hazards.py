@@ -31,17 +31,14 @@ LOST = (Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.LATE)
 
 
 def creating(world: World, data: bytes, fates: Fates = all_answered) -> Process:
-    """A process that creates the name once."""
     return Process(world.open(fates).create(NAME, data))
 
 
 def claiming(world: World, data: bytes, fates: Fates = all_answered) -> Process:
-    """A process that claims it."""
     return Process(claim(world.open(fates), NAME, data, runtime=world.runtime))
 
 
 def sweeping(world: World) -> Process:
-    """A collector."""
     return Process(sweep(world.open()))
 
 
@@ -98,7 +95,6 @@ def test_a_source_that_takes_over_is_deleted_while_its_owner_resumes() -> None:
 
 
 def dead_record() -> Record:
-    """A record whose source is gone."""
     destination = Destination("memory://stepped", NAME)
     return Record(destination, temporary_name(NAME, bytes(16), 0))
 

@@ -22,7 +22,6 @@ RECORD = Record(Destination("s3://bucket", "wal/1"), "wal/1.source")
 
 
 def opened(records_url: str) -> RecordStore:
-    """The records at this URL."""
     settings = StoreSettings(
         cas=CasChoice.TWO_PHASE, records_url=records_url, connect_timeout_ms=500
     )

@@ -42,7 +42,6 @@ Fates = Callable[[str], Fate]
 
 
 def all_answered(_request: str) -> Fate:
-    """Nothing is lost."""
     return Fate.ANSWERED
 
 
@@ -77,17 +76,14 @@ class World:
     random: Random = field(default_factory=lambda: Random(1))
 
     def open(self, fates: Fates = all_answered) -> TwoPhaseStore:
-        """The store of another process."""
         runtime = Runtime(InlineClock(), self.random, InlineWorkers())
         return TwoPhaseStore(SteppedStore(self, fates), SteppedRecords(self, fates), runtime)
 
     @property
     def runtime(self) -> Runtime:
-        """One that never waits."""
         return Runtime(InlineClock(), self.random, InlineWorkers())
 
     def land(self, landing: Landing) -> None:
-        """Write what a copy has read, once."""
         if landing.has_landed:
             return
         landing.has_landed = True
@@ -101,17 +97,14 @@ class World:
         finish(self.late.pop(random.randrange(len(self.late)))())
 
     def data(self, name: str) -> bytes | None:
-        """What the object holds now."""
         found = self.objects.find(name)
         return None if found is None else found.data
 
     def temporary(self, folder: str) -> list[str]:
-        """The temporary objects that are there."""
         names = [info.name for info in self.objects.page(folder, "")]
         return [name for name in names if parse_temporary_name(name) is not None]
 
     def record(self, name: str) -> Record | None:
-        """What the record of `name` says now."""
         return self.table.get(Destination("memory://stepped", name))
 
 
@@ -143,19 +136,16 @@ class Process:
             self.step()
 
     def finish(self) -> Any:
-        """What it comes to when nobody else moves."""
         while not self.is_done:
             self.step()
         return self.result
 
     def crash(self) -> None:
-        """Let it never go on."""
         self._coroutine.close()
         self.is_done = True
 
 
 async def sweep(store: TwoPhaseStore, folder: str = "wal/") -> None:
-    """Delete every temporary object, however young."""
     listed = [info.name async for info in store.list(folder)]
     doomed = [name for name in listed if parse_temporary_name(name) is not None]
     if doomed:
@@ -258,7 +248,6 @@ class SteppedRecords(MemoryRecords):
         return await super().find(destination)
 
     async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
-        """As of objects."""
         await Turn("list records")
         if self._fates("list records") is not Fate.ANSWERED:
             raise StoreUnavailable(self.url, "list", database, "lost")

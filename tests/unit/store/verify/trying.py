@@ -29,11 +29,9 @@ class Tried:
 
     @property
     def failed(self) -> set[str]:
-        """The checks that the store did not pass."""
         return {name for name, verdict in self.verdicts.items() if isinstance(verdict, Failed)}
 
     async def run(self) -> None:
-        """Run all checks."""
         runtime = inline_runtime(1)
         async with verification(
             self.open_one, runtime, StoreSettings(), EFFORT, self.left.extend
@@ -44,7 +42,6 @@ class Tried:
 
 
 async def tried(kind: Kind, objects: MemoryObjects | None = None) -> Tried:
-    """What the checks find of a kind of store."""
     shared = MemoryObjects() if objects is None else objects
     trial = Tried(lambda: kind(shared))
     await trial.run()
@@ -52,6 +49,5 @@ async def tried(kind: Kind, objects: MemoryObjects | None = None) -> Tried:
 
 
 def two_phases(kind: Kind, records: type[MemoryRecords]) -> Callable[[], TwoPhaseStore]:
-    """What opens views of one database that is decided in two phases."""
     objects, table, runtime = MemoryObjects(), Table(), inline_runtime(2)
     return lambda: TwoPhaseStore(kind(objects), records(table=table), runtime)
