@@ -49,6 +49,11 @@ def test_tsv_is_read_again_or_refused(pairs: list[tuple[bytes, bytes]], encoding
     assert (found, bad) == ([Put(key, value) for key, value in pairs], [])
 
 
+def test_text_that_begins_as_gzip_does_is_text() -> None:
+    """Two bytes of the magic number of gzip may begin a key."""
+    assert rows_of(b"\x1f\x8b\tv\n", reading(TSV)) == ([Put(b"\x1f\x8b", b"v")], [])
+
+
 @pytest.mark.parametrize(
     ("data", "how"),
     [

@@ -20,7 +20,9 @@ from typing_extensions import Buffer
 
 BUFFER_BYTES = 128 * 1024
 BEGINNING_BYTES = 64 * 1024  # what tells one input from another of the same size
-GZIP_MAGIC = b"\x1f\x8b"
+# RFC 1952, 2.3: the magic number and deflate, the only method; then flags, of which 3 bits are 0.
+GZIP_MAGIC = b"\x1f\x8b\x08"
+GZIP_FLAGS_MAX = 0x1F
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,9 @@ class Source:
         if self._raw is not None:
             # Kept, since one that is forgotten closes what it reads from.
             plain = self._buffered = cast("BinaryIO", io.BufferedReader(self._raw, BUFFER_BYTES))
-        magic = plain.read(len(GZIP_MAGIC))
-        stream = put_back(magic, plain)
-        if magic != GZIP_MAGIC:
+        head = plain.read(len(GZIP_MAGIC) + 1)
+        stream = put_back(head, plain)
+        if not is_gzip(head):
             return stream
         self.size_bytes = None  # of what is inside
         unzipped = gzip.GzipFile(fileobj=stream, mode="rb")
@@ -76,6 +78,11 @@ class Source:
         """Whoever reads, now or later, finds the end."""
         if self._raw is not None:
             self._raw.stop()
+
+
+def is_gzip(head: bytes) -> bool:
+    """Whether the first 4 bytes of a file begin a gzip member. Text may begin with two of them."""
+    return head[:3] == GZIP_MAGIC and len(head) > 3 and head[3] <= GZIP_FLAGS_MAX
 
 
 def put_back(head: bytes, stream: BinaryIO) -> BinaryIO:
