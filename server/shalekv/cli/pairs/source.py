@@ -23,6 +23,7 @@ BEGINNING_BYTES = 64 * 1024  # what tells one input from another of the same siz
 # RFC 1952, 2.3: the magic number and deflate, the only method; then flags, of which 3 bits are 0.
 GZIP_MAGIC = b"\x1f\x8b\x08"
 GZIP_FLAGS_MAX = 0x1F
+GZIP_HEAD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Source:
         if self._raw is not None:
             # Kept, since one that is forgotten closes what it reads from.
             plain = self._buffered = cast("BinaryIO", io.BufferedReader(self._raw, BUFFER_BYTES))
-        head = plain.read(len(GZIP_MAGIC) + 1)
+        head = plain.read(GZIP_HEAD_BYTES)
         stream = put_back(head, plain)
         if not is_gzip(head):
             return stream
@@ -82,7 +83,9 @@ class Source:
 
 def is_gzip(head: bytes) -> bool:
     """Whether the first 4 bytes of a file begin a gzip member. Text may begin with two of them."""
-    return head[:3] == GZIP_MAGIC and len(head) > 3 and head[3] <= GZIP_FLAGS_MAX
+    return (
+        len(head) == GZIP_HEAD_BYTES and head.startswith(GZIP_MAGIC) and head[-1] <= GZIP_FLAGS_MAX
+    )
 
 
 def put_back(head: bytes, stream: BinaryIO) -> BinaryIO:
