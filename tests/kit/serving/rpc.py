@@ -36,10 +36,6 @@ class RawCalls:
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(path)
         return method(request, **options)
 
-    def unary_stream(self, path: str, request: bytes) -> Any:
-        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(path)
-        return method(request)
-
     def stream_stream(self, path: str, requests: list[bytes]) -> Any:
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(path)
         return method(iter(requests))

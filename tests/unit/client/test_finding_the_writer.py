@@ -38,16 +38,6 @@ def writes(running: Cluster) -> list[int]:
 
 
 @together
-async def test_writes_go_to_the_writer_among_the_addresses(*, coalesce: bool) -> None:
-    """The writer is found before the first write: no reader is asked to write."""
-    async with cluster() as running:
-        async with Client(running.addresses, coalesce=coalesce) as client:
-            assert (await client.put(b"k", b"v")).seq == 1
-            assert await client.add(b"n") == 1
-        assert writes(running) == [0, 0, 1]
-
-
-@together
 async def test_reader_is_followed_to_a_writer_that_nobody_listed(*, coalesce: bool) -> None:
     """A client of one reader writes to the writer that the reader names, and remembers it."""
     async with cluster(readers=1) as running:
@@ -182,22 +172,6 @@ async def test_write_under_way_leaves_a_writer_that_is_dropped() -> None:
             assert (await client.put(b"k", b"2")).seq > 1 << 32
             assert (await under_way).seq > 1 << 32
             old.state.answering.set()
-
-
-async def test_old_address_is_forgotten_with_its_writer() -> None:
-    """A writer that only readers knew of is dropped when another one has taken over."""
-    async with cluster() as running:
-        addresses = [member.address for member in running.readers]
-        async with Client(addresses, retry=QUICK) as client:
-            await client.put(b"k", b"0")
-            old = running.writer
-            await old.stop()
-            new = await running.take_over()
-            running.tell(new)
-            await client.put(b"k", b"1")
-            known = [each.address for each in client.fleet.endpoints]
-        assert known == [*addresses, new.address]
-        assert old.address not in known
 
 
 async def test_session_goes_to_the_writer() -> None:

@@ -108,38 +108,6 @@ async def test_a_member_without_room_looks_at_once(
         assert not b.is_room_wanted
 
 
-async def test_another_takes_over_from_one_that_is_gone(
-    store: MemoryStore, runtime: Runtime
-) -> None:
-    """What the appointed member does not archive is archived by another that has waited."""
-    written, log = Written(), HeldLog(A, appointed=B)
-    log.append(written.write("0.1.2."), committed_lsn=3)
-    async with running(archiver_of(log, store, runtime)):
-        await log.reached(archived=2, trimmed_lsn=3)
-
-
-async def test_archivers_that_race_agree(
-    objects: MemoryObjects, store: MemoryStore, runtime: Runtime
-) -> None:
-    """Members that all archive at once make the same objects, and find no fault in it (CE16)."""
-    written = Written()
-    records = written.write("".join(f"{n}{n}-{n}." for n in range(10)))
-    logs = [HeldLog(each, appointed=each) for each in (A, B, C)]
-    # Each reads pieces of another size.
-    sizes = (4_096, 5_000, 1 << 20)
-    archivers = []
-    for log, read_bytes in zip(logs, sizes, strict=True):
-        log.append(records, committed_lsn=len(records))
-        settings = EAGER.model_copy(update={"archive_read_bytes": read_bytes})
-        archivers.append(archiver_of(log, memory_store(objects), runtime, settings))
-    async with running(*archivers):
-        for log in logs:
-            await log.reached(archived=9, trimmed_lsn=len(records))
-    for wal_id in range(10):
-        assert (await store.get(names.wal_name(wal_id))).data == written.object(wal_id)
-    assert [log.archiving.problem for log in logs] == [""] * 3
-
-
 async def test_collected_objects_count_as_archived(store: MemoryStore, runtime: Runtime) -> None:
     """What is compacted is neither uploaded again nor missed, and is trimmed."""
     await put_manifest(store, manifest_of(1, A, B, C, c=2))

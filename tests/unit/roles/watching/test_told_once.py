@@ -11,11 +11,13 @@ import pytest
 from shalekv.core.key_range import KeyRange, prefix_end
 from shalekv.v1 import kv_pb2
 from tests.kit.seeds import random_of
+from tests.kit.serving.letting_go import follow
 from tests.kit.serving.messages import delete, delete_range, put
+from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import WatchClient, Watched, watched
-from tests.unit.roles.watching.truth import told, truth
+from tests.unit.roles.watching.truth import ValuesBefore, told, truth, values_before
 
-SEEDS = range(2)
+SEEDS = range(3)
 WRITES = 80
 KEYS = 30
 SMALL: dict[str, Any] = {"watch_stream_bytes_max": 65_536, "watch_bytes_max": 262_144}
@@ -79,28 +81,48 @@ async def everything(client: WatchClient, last_seq: int) -> list[Found]:
     return found
 
 
+def check_previous(commit: kv_pb2.WatchCommit, expected: ValuesBefore, *, is_known: bool) -> None:
+    for change in commit.changes:
+        if change.kind == kv_pb2.WatchChange.KIND_DELETE_RANGE or change.previous_unknown:
+            assert not change.HasField("previous")
+            assert not change.previous_unknown or not is_known
+        else:
+            value = change.previous.value if change.HasField("previous") else None
+            assert value == expected[commit.seq, change.entry.key]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_watches_tell_the_log(seed: int) -> None:
     """Watches from the past and from now on, of many ranges, on streams that are taken fast or
-    late, while writes go on with several objects in flight: each tells exactly the log.
+    late, while writes go on with several objects in flight: each tells exactly the log, with the
+    values before, which are unknown only where it began before what the levels hold.
     """
     random = random_of(f"told_once/{seed}")
     watching = SMALL | {"watch_progress_ms": 10}
-    async with watched(max_parallel_writes=random.choice([1, 4]), watching=watching) as under:
+    async with watched(
+        max_parallel_writes=random.choice([1, 4]), watching=watching, memtable_segment_bytes=65_536
+    ) as under:
         await write(under, random, WRITES)
+        await compact(under.database)
+        await follow(under.writer)
+        leveled_seq = under.writer.engine.levels.current.tree.last_seq
         clients = [under.client() for _ in range(4)]
         starts = [random.choice([0, 1, random.randrange(1, WRITES), WRITES + 50]) for _ in clients]
         for client, start in zip(clients, starts, strict=True):
             for number, prefix in enumerate(RANGES):
-                client.create(number, prefix, start_seq=start)
+                client.create(number, prefix, start_seq=start, previous_value=True)
         last_seq = max([await write(under, random, WRITES) for _ in range(3)])
         reading = [asyncio.create_task(everything(each, last_seq)) for each in clients]
         await write(under, random, WRITES)
+        found_before = await values_before(under.database)
         for client, task, start in zip(clients, reading, starts, strict=True):
             client.end()
             for prefix, found in zip(RANGES, await task, strict=True):
                 assert found.opened_at_seq == start or (not start and found.opened_at_seq > WRITES)
                 expected = await truth(under.database, whole(prefix), found.opened_at_seq, last_seq)
                 assert told(found.commits, last_seq) == expected, (start, prefix)
+                is_known = found.opened_at_seq > leveled_seq
+                for commit in found.commits:
+                    check_previous(commit, found_before, is_known=is_known)
         status = under.watches.status()
         assert status.cut == 0
