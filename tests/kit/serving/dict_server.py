@@ -43,6 +43,7 @@ __all__ = [
     "bare",
     "end",
     "losing",
+    "received",
     "refusing",
     "silent",
 ]
@@ -304,6 +305,12 @@ class DictServer:
         reply = self.state.stats.popleft() if self.state.stats else admin_pb2.StatsReply()
         reply.header.CopyFrom(self.state.header())
         return reply
+
+
+async def received(server: DictServer, count: int) -> None:
+    """Wait until so many operations have come in sessions."""
+    async with server.state.received:
+        await server.state.received.wait_for(lambda: sum(map(len, server.state.messages)) >= count)
 
 
 async def end(context: Context, failure: Failure) -> NoReturn:

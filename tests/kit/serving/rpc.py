@@ -19,8 +19,7 @@ from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import LimitSettings, ServerSettings
 from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
-from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv
-from tests.kit.serving.memory_watches import MemoryWatches
+from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv, MemoryWatches
 
 MessageT = TypeVar("MessageT", bound=Message)
 ServiceT = TypeVar("ServiceT", bound=KvService)

@@ -36,10 +36,10 @@ LOOPS = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 
 
 @contextmanager
-def started(*argv: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+def started(*argv: str) -> Iterator[subprocess.Popen[str]]:
     """A process that is killed at the end, whatever it does."""
     with subprocess.Popen(
-        [sys.executable, "-c", *argv], stdin=stdin, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             yield process

@@ -33,8 +33,7 @@ from shalekv_client import (
 )
 from shalekv_client.coalescer import Coalescer
 from shalekv_client.outbox import UNANSWERED_BYTES_MAX, Outbox
-from tests.kit.serving.dict_server import DictServer, ServerState, bare, refusing, silent
-from tests.unit.client.waiting import received
+from tests.kit.serving.dict_server import DictServer, ServerState, bare, received, refusing, silent
 
 CODE = grpc.StatusCode
 ONCE = RetryPolicy(attempts_max=1)
@@ -133,7 +132,7 @@ async def test_too_large_operations_are_refused_here(server: DictServer) -> None
 @pytest.mark.parametrize("limits", [{"message_count_max": 3}, {"message_bytes_max": 64 << 10}])
 async def test_smaller_limits_of_a_server_are_found(limits: dict[str, int]) -> None:
     """A server that accepts smaller messages than usual gets them, and nothing is lost by it."""
-    async with DictServer(**limits) as server, Client(server.address, retry=QUICK) as client:  # type: ignore[arg-type] # one table for both
+    async with DictServer(**limits) as server, Client(server.address, retry=QUICK) as client:
         for _ in range(2):
             await asyncio.gather(*(client.put(b"%d" % n, bytes(10_000)) for n in range(100)))
         assert await client.add(b"n") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc
 import pytest
 
 from shalekv.errors import Fenced
@@ -21,9 +20,8 @@ from shalekv_client import (
     WrongDatabase,
 )
 from shalekv_client.policies import Routing
-from tests.kit.serving.dict_server import bare, losing, refusing, silent
+from tests.kit.serving.dict_server import losing, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster, until_asked, until_called
-from tests.unit.client.waiting import received
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 WITHOUT_KEYS = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20, idempotent=False)
@@ -98,16 +96,6 @@ async def test_write_whose_reply_is_lost_is_applied_once_across_writers() -> Non
         keys = [member.state.requests[-1].header.idempotency_key for member in (old, new)]
         assert keys[0] == keys[1] != b""
         assert len(new.state.replies) == 1
-
-
-async def test_write_without_a_key_is_not_repeated_at_another_writer() -> None:
-    """A write whose outcome is unknown, and that has no key, is sent to nobody else."""
-    async with cluster() as running:
-        async with Client(running.addresses, retry=WITHOUT_KEYS) as client:
-            running.writer.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
-            with pytest.raises(ConnectionLost):
-                await client.put(b"k", b"v")
-        assert writes(running) == [0, 0, 1]
 
 
 @together

@@ -15,9 +15,8 @@ from shalekv_client import (
     SyncClient,
     TooStale,
 )
-from tests.kit.serving.dict_server import Failure, bare, refusing, silent
+from tests.kit.serving.dict_server import Failure, bare, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster
-from tests.unit.client.waiting import received
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 HOURS_MS = 3_600_000

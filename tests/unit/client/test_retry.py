@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from shalekv.errors import DeadlinePassed, Fenced, InvalidRequest, QueueFull, Stopping
+from shalekv.errors import Fenced, InvalidRequest, QueueFull, Stopping
 from shalekv.errors import OutcomeUnknown as ServerOutcomeUnknown
 from shalekv_client import (
     Absent,
@@ -38,9 +38,6 @@ HOWS: dict[str, Failure] = {
     "unknown": refusing(ServerOutcomeUnknown("perhaps")),
     "lost": losing(),
     "invalid": refusing(InvalidRequest("key", "is wrong")),
-    "late": refusing(DeadlinePassed("too late")),
-    "stopping": STOPPING,
-    "full": FULL,
     "fenced": refusing(Fenced("fenced", own_epoch=1, newer_epoch=2)),
 }
 

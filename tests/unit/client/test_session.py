@@ -24,8 +24,7 @@ from shalekv_client import (
     Value,
 )
 from shalekv_client.outbox import OVERHEAD_BYTES
-from tests.kit.serving.dict_server import DictServer, bare, silent
-from tests.unit.client.waiting import received
+from tests.kit.serving.dict_server import DictServer, bare, received, silent
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -134,15 +133,6 @@ async def test_ready_waits_while_too_much_is_unanswered(client: Client, server: 
         await waiting
         assert puts[1].done()
     assert server.state.unanswered_bytes_most <= 1_000
-
-
-async def test_closed_session_says_so(client: Client) -> None:
-    """A session that is closed takes nothing more; one that was never used can be closed."""
-    async with client.session() as session:
-        pass
-    with pytest.raises(NotSent, match="the session is closed"):
-        await session.put(b"k", b"v")
-    await session.aclose()
 
 
 async def test_too_large_operations_are_refused_here(server: DictServer) -> None:

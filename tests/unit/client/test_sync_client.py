@@ -18,8 +18,7 @@ from shalekv_client import (
     Put,
     SyncClient,
 )
-from tests.kit.serving.dict_server import DictServer, silent
-from tests.unit.client.waiting import received
+from tests.kit.serving.dict_server import DictServer, received, silent
 
 
 async def in_thread(work: Callable[[], None]) -> None:

@@ -13,8 +13,17 @@ from shalekv.errors import OutcomeUnknown, QueueFull, Stopping, StoreBroken
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.commits import put as engine_put
 from tests.kit.engine.running_log import quiesce
-from tests.kit.serving.messages import add, change, get, key_header, put
-from tests.kit.serving.roles import MEMORY, Serving, opened, serving
+from tests.kit.serving.roles import (
+    MEMORY,
+    Serving,
+    add,
+    change,
+    get,
+    key_header,
+    opened,
+    put,
+    serving,
+)
 from tests.kit.states import counter
 from tests.sim.run import simulate
 from tests.sim.world import World

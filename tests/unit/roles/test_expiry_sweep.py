@@ -8,9 +8,7 @@ from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.run_by import run_by
-from tests.kit.serving.letting_go import follow, forgotten
-from tests.kit.serving.messages import delete_range
-from tests.kit.serving.roles import Serving, pairs, serving
+from tests.kit.serving.roles import Serving, delete_range, follow, forgotten, pairs, serving
 from tests.kit.serving.sweeping import (
     BY_HAND,
     TTL_MS,

@@ -20,8 +20,7 @@ from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.quorum.log import Ground, Writing, in_virtual_time, runtime, until
 from tests.kit.run_by import run_by
-from tests.kit.serving.messages import absent, key_header
-from tests.kit.serving.roles import CALL, Calls
+from tests.kit.serving.roles import CALL, Calls, absent, key_header
 
 NEVER_MS = 3_600_000  # so long an object stays open unless somebody asks for its end
 

@@ -26,11 +26,13 @@ from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers, gathered
-from tests.kit.serving.messages import delete, delete_range, put
 from tests.kit.serving.roles import (
     CALL,
     Serving,
+    delete,
+    delete_range,
     pairs,
+    put,
     serving,
 )
 from tests.kit.serving.sweeping import compact
@@ -166,8 +168,9 @@ async def test_scan_of_a_snapshot_goes_on_at_any_server(
         header = at(info.id)
         whole = await scanned(writer, header, **fields)
         async with replica(database, SMALL_MESSAGES) as reader:
+            servers: list[Serving | Reader] = [writer, reader]
             found, token = [], b""
-            for number, server in enumerate(cycle((writer, reader))):
+            for number, server in enumerate(cycle(servers)):
                 message = await one_message(server, header, token, **limits, **fields)
                 assert message.header.seq == info.seq
                 found.append(message)

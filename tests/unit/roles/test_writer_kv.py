@@ -19,22 +19,20 @@ from shalekv.roles.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
-from tests.kit.serving.messages import (
-    absent,
-    add,
-    change,
-    get,
-    present,
-    put,
-)
 from tests.kit.serving.roles import (
     COMMITTED,
     DURABLE,
     LINEARIZABLE,
     MEMORY,
     Serving,
+    absent,
+    add,
+    change,
+    get,
     header,
     opened,
+    present,
+    put,
     serving,
 )
 

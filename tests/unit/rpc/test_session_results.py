@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.memory_service import ACCIDENTS
-from tests.kit.serving.messages import get
-from tests.kit.serving.roles import MEMORY, Serving, serving
+from tests.kit.serving.roles import MEMORY, Serving, get, serving
 from tests.kit.serving.rpc import Failure, failure
 from tests.kit.serving.rpc import serving as serving_memory
 from tests.unit.rpc.sessions import (
@@ -146,7 +145,9 @@ async def test_accidents_are_told_in_every_way(key: bytes, kind: str) -> None:
             ids = [wanted.metadata["error_id"], error.metadata["error_id"]]
             assert [line["error_id"] for line in lines] == ids
             assert ids[0] != ids[1]
-            assert "secret" not in str(found[1])
+            assert "secret" not in f"{failed.message} {failed.info} {found[1]}"
+            causes = [line.get("exc_info") for line in lines]
+            assert causes == [ACCIDENTS[key]] * 2 or key != b"!bug"
             error.message = error.message.replace(error.metadata["error_id"], "")
             wanted.message = wanted.message.replace(wanted.metadata["error_id"], "")
             del error.metadata["error_id"], wanted.metadata["error_id"]

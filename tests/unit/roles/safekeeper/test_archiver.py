@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
 from shalekv.runtime import Runtime
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.kit.processes.in_process import memory_store
+from tests.kit.processes.in_process import memory_store, real_runtime
 from tests.kit.quorum.held_log import (
     DEADLINE_S,
     EAGER,
@@ -33,6 +33,27 @@ from tests.kit.quorum.held_log import (
     running,
 )
 from tests.kit.store import FaultyStore, HeldStore, Request, nothing
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    """Real time, and threads."""
+    with real_runtime() as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def objects() -> MemoryObjects:
+    """Those of the database."""
+    return MemoryObjects()
+
+
+@pytest.fixture
+async def store(objects: MemoryObjects) -> MemoryStore:
+    """One with a manifest that names all three members."""
+    store = memory_store(objects)
+    await put_manifest(store, manifest_of(0, A, B, C))
+    return store
 
 
 async def test_the_appointed_member_archives_what_is_complete(
