@@ -17,7 +17,7 @@ from tests.conformance.cases import Topic, topics
 from tests.conformance.runner import caller_to, disagreements
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.processes.in_process import memory_store, serving
-from tests.kit.serving.letting_go import NEVER_POLLED
+from tests.kit.serving.roles import NEVER_POLLED
 from tests.kit.serving.sweeping import compact_store
 
 # The other files with settings are about what is in memory, and how much of it.

@@ -62,10 +62,6 @@ def key_of(number: int) -> bytes:
     return b"%0*d" % (KEY_BYTES, 2 * number)
 
 
-def missing_key(number: int) -> bytes:
-    return b"%0*d" % (KEY_BYTES, 2 * number + 1)
-
-
 async def write_cold_database(
     store: ObjectStore,
     runtime: Runtime,

@@ -43,6 +43,7 @@ __all__ = [
     "bare",
     "end",
     "losing",
+    "received",
     "refusing",
     "silent",
 ]
@@ -87,11 +88,9 @@ class DictServer:
     def __init__(
         self,
         *,
-        has_sessions: bool = True,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         message_count_max: int = MESSAGE_COUNT_MAX,
     ) -> None:
-        """Without sessions it answers as a server does that has never heard of them."""
         self.state = ServerState()
         self.snapshots: dict[bytes, Data] = {}
         self.address = ""
@@ -99,7 +98,6 @@ class DictServer:
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.so_reuseport", 0),
         ]
-        self._has_sessions = has_sessions
         self._message_count_max = message_count_max
         self._server = self._new_server()
 
@@ -132,10 +130,9 @@ class DictServer:
         kv["Scan"] = grpc.unary_stream_rpc_method_handler(
             self._scan, kv_pb2.ScanRequest.FromString, replies
         )
-        if self._has_sessions:
-            kv["Session"] = grpc.stream_stream_rpc_method_handler(
-                self._session, kv_pb2.SessionRequest.FromString, replies
-            )
+        kv["Session"] = grpc.stream_stream_rpc_method_handler(
+            self._session, kv_pb2.SessionRequest.FromString, replies
+        )
         admin: Methods = {
             "Status": unary(self._status, admin_pb2.StatusRequest.FromString, replies),
             "Stats": unary(self._stats, admin_pb2.StatsRequest.FromString, replies),
@@ -308,6 +305,12 @@ class DictServer:
         reply = self.state.stats.popleft() if self.state.stats else admin_pb2.StatsReply()
         reply.header.CopyFrom(self.state.header())
         return reply
+
+
+async def received(server: DictServer, count: int) -> None:
+    """Wait until so many operations have come in sessions."""
+    async with server.state.received:
+        await server.state.received.wait_for(lambda: sum(map(len, server.state.messages)) >= count)
 
 
 async def end(context: Context, failure: Failure) -> NoReturn:

@@ -155,3 +155,66 @@ async def serving(database: Database | None = None, **settings: Any) -> AsyncIte
         writer.store.let_go()
         writer.engine.close()
     writer.check_idle()
+
+
+Compare = kv_pb2.Compare
+
+
+def put(key: bytes = b"k", value: bytes = b"", **fields: Any) -> kv_pb2.Change:
+    return kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value, **fields))
+
+
+def delete(key: bytes = b"k") -> kv_pb2.Change:
+    return kv_pb2.Change(delete=kv_pb2.DeleteChange(key=key))
+
+
+def delete_range(**fields: Any) -> kv_pb2.Change:
+    key_range = kv_pb2.KeyRange(**fields)
+    return kv_pb2.Change(delete_range=kv_pb2.DeleteRangeChange(range=key_range))
+
+
+def add(key: bytes = b"k", delta: int = 1) -> kv_pb2.Change:
+    return kv_pb2.Change(add=kv_pb2.AddChange(key=key, delta=delta))
+
+
+def change(changed: kv_pb2.Change) -> kv_pb2.TxnOperation:
+    return kv_pb2.TxnOperation(change=changed)
+
+
+def get(key: bytes = b"k", **fields: Any) -> kv_pb2.TxnOperation:
+    return kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=key, **fields))
+
+
+def absent() -> kv_pb2.Precondition:
+    return kv_pb2.Precondition(absent=True)
+
+
+def present() -> kv_pb2.Precondition:
+    return kv_pb2.Precondition(present=True)
+
+
+def seq_equals(seq: int) -> kv_pb2.Precondition:
+    """The key must have the value of this commit."""
+    return kv_pb2.Precondition(seq_equals=seq)
+
+
+def key_header(idempotency_key: bytes, **fields: Any) -> kv_pb2.RequestHeader:
+    return kv_pb2.RequestHeader(idempotency_key=idempotency_key, **fields)
+
+
+HOUR_MS = 3_600_000
+NEVER_POLLED: dict[str, Any] = {"fence_poll_ms": HOUR_MS, "queue_wait_ms": 30_000}
+
+
+async def follow(writer: Serving) -> None:
+    """The writer reads the levels of the newest manifest."""
+    before = writer.engine.levels.current
+    await writer.engine.ownership.confirm()
+    while writer.engine.levels.current is before:  # noqa: ASYNC110 - it is seen from outside alone
+        await asyncio.sleep(0)
+
+
+async def forgotten(writer: Serving) -> None:
+    memtable = writer.engine.memtable
+    while memtable.key_count or memtable.size_bytes:  # noqa: ASYNC110 - it is seen from outside alone
+        await asyncio.sleep(0)

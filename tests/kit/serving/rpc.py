@@ -19,8 +19,7 @@ from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import LimitSettings, ServerSettings
 from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
-from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv
-from tests.kit.serving.memory_watches import MemoryWatches
+from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv, MemoryWatches
 
 MessageT = TypeVar("MessageT", bound=Message)
 ServiceT = TypeVar("ServiceT", bound=KvService)
@@ -35,10 +34,6 @@ class RawCalls:
     def unary(self, path: str, request: bytes, **options: Any) -> Any:
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(path)
         return method(request, **options)
-
-    def unary_stream(self, path: str, request: bytes) -> Any:
-        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(path)
-        return method(request)
 
     def stream_stream(self, path: str, requests: list[bytes]) -> Any:
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(path)

@@ -14,7 +14,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import CompactorSettings, CompactSettings, LevelSettings, UrlSettings
 from shalekv.store.api import ObjectStore
 from tests.kit.engine.databases import Database
-from tests.kit.serving.letting_go import NEVER_POLLED
+from tests.kit.serving.roles import NEVER_POLLED
 from tests.sim.run import simulate
 from tests.sim.world import World
 

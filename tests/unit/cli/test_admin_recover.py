@@ -5,10 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from click.testing import CliRunner, Result
 
 from shalekv.cli.admin_recover import recover_store
-from shalekv.cli.main import shalekv
 from shalekv.clock import LoopClock
 from shalekv.core.manifest import CasMode
 from shalekv.errors import DatabaseMismatch, StoreUnavailable
@@ -99,7 +97,3 @@ async def test_another_mode_is_refused() -> None:
         await recover_store(other.cas())
     assert world.objects.find(NAME) is None
     assert other.objects.find(NAME) is None
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(shalekv, ["admin", "recover", *arguments])

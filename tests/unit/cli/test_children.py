@@ -148,12 +148,6 @@ async def beside(
     await children.beside(serve())
 
 
-async def test_a_child_ends_when_serving_does(told: Told) -> None:
-    """The end of its pipe is all it needs; nobody sends a signal."""
-    await beside(told.until(bool), told, OBEDIENT, FOR_EVER)
-    await told.until(lambda lines: [line.split()[0] for line in lines] == ["began", "end"])
-
-
 @pytest.mark.parametrize("code", [0, 1, 6])
 async def test_a_child_that_ends_is_started_again(told: Told, code: int) -> None:
     """Whatever its exit code says, but those of the next test."""

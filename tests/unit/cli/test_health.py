@@ -7,14 +7,16 @@ import socket
 
 from click.testing import CliRunner, Result
 
-from shalekv.cli.health import health
+from shalekv.cli.main import shalekv
 from shalekv.errors import Stopping
 from tests.kit.serving.rpc import serving
 
 
 async def ask(address: str, *flags: str) -> Result:
     """Run the command in a thread: the server is in the loop of the test."""
-    return await asyncio.to_thread(CliRunner().invoke, health, ["--addr", address, *flags])
+    return await asyncio.to_thread(
+        CliRunner().invoke, shalekv, ["health", "--addr", address, *flags]
+    )
 
 
 async def test_a_server_that_turns_calls_away_is_not() -> None:

@@ -32,19 +32,14 @@ async def listen(hurry):
 (uvloop.run if sys.argv[1] == "uvloop" else asyncio.run)(child())
 """
 # Starts CHILD, and waits for ever.
-PARENT = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdin=subprocess.PIPE)
-child.wait()
-"""
 LOOPS = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 
 
 @contextmanager
-def started(*argv: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+def started(*argv: str) -> Iterator[subprocess.Popen[str]]:
     """A process that is killed at the end, whatever it does."""
     with subprocess.Popen(
-        [sys.executable, "-c", *argv], stdin=stdin, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             yield process
@@ -73,16 +68,6 @@ def test_the_end_of_the_pipe_asks_to_stop(loop: str) -> None:
         child.stdin.close()
         assert next_line(child) == "stopped"
         assert child.wait() == 0
-
-
-@LOOPS
-def test_a_parent_that_is_killed_stops_its_child(loop: str) -> None:
-    """No last word of the parent is needed: kill -9 is heard like a closed pipe."""
-    with started(PARENT, CHILD, loop, stdin=subprocess.DEVNULL) as parent:
-        assert next_line(parent) == "ready"
-        parent.kill()
-        assert next_line(parent) == "stopped"  # the child's word: they share the output
-        assert next_line(parent) == ""
 
 
 @LOOPS

@@ -29,6 +29,10 @@ def run(server: DictServer) -> Run:
 
     async def invoke(command: click.Command, *args: str, stdin: bytes | None = None) -> Result:
         runner = CliRunner(env={"SHALEKV_ADDR": server.address})
-        return await asyncio.to_thread(runner.invoke, command, args, input=stdin)
+        # As below `shalekv`: a command keeps the names with which it is called first.
+        names = ["-h", "--help"]
+        return await asyncio.to_thread(
+            runner.invoke, command, args, input=stdin, help_option_names=names
+        )
 
     return invoke

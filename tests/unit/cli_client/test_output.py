@@ -1,4 +1,4 @@
-"""What happens when standard output cannot be written."""
+"""Standard output that cannot be written, the bar that counts rows, and shell completion."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.main import COMMANDS
+from shalekv.cli.rows_bar import rows_bar
+from shalekv.cli.rows_told import RowsTold, telling
 
 
 @pytest.mark.parametrize("count", [1, 1_000_000])
@@ -33,3 +36,52 @@ def test_output_that_fails_ends_with_its_exit_code(tmp_path: Path, count: int) -
     assert run.returncode == ExitCode.OUTPUT
     why = os.strerror(errno.EBADF)
     assert run.stderr.splitlines() == [f"Error: standard output cannot be written: {why}"]
+
+
+def test_the_bar_tells_rows_bytes_and_rates(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal it counts; `telling` draws it only there, and for files."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    told = RowsTold(rows=1_234, bytes=5 << 20)
+    with rows_bar(told):
+        pass
+    drawn = capsys.readouterr().err
+    assert "1,234 rows, 5.0 MiB, " in drawn
+    assert "rows/s" in drawn
+    with telling(told, to_file=True):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with telling(told, to_file=True):
+        pass
+    assert "1,234 rows" in capsys.readouterr().err
+
+
+ONLY_FOR_COMMANDS = ("grpc", "pydantic", "shalekv_client")
+
+
+def asked(words: str, number: int) -> list[str]:
+    """What bash would be told to offer for word `number` of `words`, and what was imported."""
+    script = (
+        "import sys\nfrom shalekv.cli.main import main\n"
+        "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    )
+    typed = {"COMP_WORDS": words, "COMP_CWORD": str(number)}
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"_SHALEKV_COMPLETE": "bash_complete"} | typed,
+    )
+    offered = [line.partition(",")[2] for line in run.stdout.splitlines()]
+    return [*offered, *(m for m in run.stderr.split() if m in ONLY_FOR_COMMANDS)]
+
+
+def test_commands_are_completed_without_importing_them() -> None:
+    """All that begin with what was typed, at once."""
+    assert asked("shalekv ", 1) == list(COMMANDS)
+    assert asked("shalekv sc", 1) == ["scan"]
+    assert asked("shalekv --ver", 1) == ["--version"]

@@ -40,22 +40,6 @@ async def test_batch_counts_what_it_was_made_from() -> None:
     assert Batch(changes).size_bytes == batch.size_bytes == 9
 
 
-async def test_pages_go_on_where_a_limit_has_ended_them(client: Client) -> None:
-    """A page token continues the scan at the same view, whatever was written meanwhile."""
-    keys = await filled(client, 8)
-    first = client.scan(limit=3)
-    assert [entry.key async for entry in first] == keys[:3]
-    assert first.more
-    await client.delete_range(all_keys=True)
-    second = client.scan(limit=3, page_token=first.page_token)
-    assert [entry.key async for entry in second] == keys[3:6]
-    third = second.next_page()
-    assert [entry.key async for entry in third] == keys[6:]
-    assert (third.more, third.page_token) == (False, b"")
-    with pytest.raises(ValueError, match="no next page"):
-        third.next_page()
-
-
 async def test_scan_can_be_read_by_messages(client: Client) -> None:
     """`read` returns the entries as they came together, and none at the end."""
     await filled(client, 7)

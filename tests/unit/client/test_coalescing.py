@@ -33,8 +33,7 @@ from shalekv_client import (
 )
 from shalekv_client.coalescer import Coalescer
 from shalekv_client.outbox import UNANSWERED_BYTES_MAX, Outbox
-from tests.kit.serving.dict_server import DictServer, ServerState, bare, refusing, silent
-from tests.unit.client.waiting import received
+from tests.kit.serving.dict_server import DictServer, ServerState, bare, received, refusing, silent
 
 CODE = grpc.StatusCode
 ONCE = RetryPolicy(attempts_max=1)
@@ -69,20 +68,6 @@ async def test_concurrent_operations_share_a_message(client: Client, server: Dic
     assert [value and value.value for value in found] == [b"v%d" % n for n in range(100)]
     assert [len(message) for message in server.state.messages] == [100, 100]
     assert server.state.sessions_begun == 1
-
-
-async def test_errors_are_told_to_their_caller_alone(client: Client, server: DictServer) -> None:
-    """One operation of a message that is refused does not touch the others."""
-    good, bad, other = await asyncio.gather(
-        client.put(b"a", b"1"),
-        client.put(b"", b"2"),
-        client.put(b"c", b"3"),
-        return_exceptions=True,
-    )
-    assert isinstance(good, Commit)
-    assert isinstance(bad, InvalidRequest)
-    assert isinstance(other, Commit)
-    assert len(server.state.messages) == 1
 
 
 async def test_one_cancelled_caller_harms_no_other(client: Client, server: DictServer) -> None:
@@ -147,19 +132,11 @@ async def test_too_large_operations_are_refused_here(server: DictServer) -> None
 @pytest.mark.parametrize("limits", [{"message_count_max": 3}, {"message_bytes_max": 64 << 10}])
 async def test_smaller_limits_of_a_server_are_found(limits: dict[str, int]) -> None:
     """A server that accepts smaller messages than usual gets them, and nothing is lost by it."""
-    async with DictServer(**limits) as server, Client(server.address, retry=QUICK) as client:  # type: ignore[arg-type] # one table for both
+    async with DictServer(**limits) as server, Client(server.address, retry=QUICK) as client:
         for _ in range(2):
             await asyncio.gather(*(client.put(b"%d" % n, bytes(10_000)) for n in range(100)))
         assert await client.add(b"n") == 1
     assert server.state.seq == 201
-
-
-async def test_servers_without_sessions_get_calls() -> None:
-    """A server that has never heard of sessions gets a call for each operation."""
-    async with DictServer(has_sessions=False) as server, Client(server.address) as client:
-        await asyncio.gather(*(client.put(b"%d" % n, b"") for n in range(10)))
-        assert await client.get(b"0") is not None
-        assert server.state.calls == {"Put": 10, "Get": 1}
 
 
 async def test_unimplemented_sessions_are_not_tried_again(

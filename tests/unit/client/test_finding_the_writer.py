@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc
 import pytest
 
 from shalekv.errors import Fenced
@@ -21,9 +20,8 @@ from shalekv_client import (
     WrongDatabase,
 )
 from shalekv_client.policies import Routing
-from tests.kit.serving.dict_server import bare, losing, refusing, silent
+from tests.kit.serving.dict_server import losing, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster, until_asked, until_called
-from tests.unit.client.waiting import received
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 WITHOUT_KEYS = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20, idempotent=False)
@@ -35,16 +33,6 @@ together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "
 def writes(running: Cluster) -> list[int]:
     """How many puts each server was asked for, the writer last."""
     return [member.state.calls["Put"] for member in (*running.readers, running.writer)]
-
-
-@together
-async def test_writes_go_to_the_writer_among_the_addresses(*, coalesce: bool) -> None:
-    """The writer is found before the first write: no reader is asked to write."""
-    async with cluster() as running:
-        async with Client(running.addresses, coalesce=coalesce) as client:
-            assert (await client.put(b"k", b"v")).seq == 1
-            assert await client.add(b"n") == 1
-        assert writes(running) == [0, 0, 1]
 
 
 @together
@@ -110,16 +98,6 @@ async def test_write_whose_reply_is_lost_is_applied_once_across_writers() -> Non
         assert len(new.state.replies) == 1
 
 
-async def test_write_without_a_key_is_not_repeated_at_another_writer() -> None:
-    """A write whose outcome is unknown, and that has no key, is sent to nobody else."""
-    async with cluster() as running:
-        async with Client(running.addresses, retry=WITHOUT_KEYS) as client:
-            running.writer.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
-            with pytest.raises(ConnectionLost):
-                await client.put(b"k", b"v")
-        assert writes(running) == [0, 0, 1]
-
-
 @together
 async def test_fenced_writer_is_left_for_the_new_one(*, coalesce: bool) -> None:
     """A writer that was fenced, and says so, is not asked again although it calls itself one."""
@@ -182,22 +160,6 @@ async def test_write_under_way_leaves_a_writer_that_is_dropped() -> None:
             assert (await client.put(b"k", b"2")).seq > 1 << 32
             assert (await under_way).seq > 1 << 32
             old.state.answering.set()
-
-
-async def test_old_address_is_forgotten_with_its_writer() -> None:
-    """A writer that only readers knew of is dropped when another one has taken over."""
-    async with cluster() as running:
-        addresses = [member.address for member in running.readers]
-        async with Client(addresses, retry=QUICK) as client:
-            await client.put(b"k", b"0")
-            old = running.writer
-            await old.stop()
-            new = await running.take_over()
-            running.tell(new)
-            await client.put(b"k", b"1")
-            known = [each.address for each in client.fleet.endpoints]
-        assert known == [*addresses, new.address]
-        assert old.address not in known
 
 
 async def test_session_goes_to_the_writer() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 import pytest
 
 from shalekv.errors import (
-    Fenced,
     InvalidRequest,
     LeaseLost,
     LoadUnknown,
@@ -16,17 +13,15 @@ from shalekv.errors import (
     ShaleError,
     StoreUnavailable,
 )
-from shalekv.v1 import kv_pb2, manifest_pb2
-from shalekv_client import Client, Ingested, NoWriter, RetryPolicy
+from shalekv.v1 import manifest_pb2
+from shalekv_client import Client, Ingested, RetryPolicy
 from shalekv_client import InvalidRequest as RefusedRequest
 from shalekv_client import LeaseLost as LostLease
 from shalekv_client import LoadUnknown as UnknownLoad
 from tests.kit.serving.dict_server import DictServer, bare, losing, refusing
-from tests.unit.client.cluster import cluster, until_called
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 SSTS = [manifest_pb2.SstInfo(sstinfo_format_version=1, id=bytes(16), first_key=b"a", last_key=b"b")]
-FENCED = refusing(Fenced("another took over", own_epoch=7, newer_epoch=8))
 
 
 async def test_a_load_is_committed_once(server: DictServer) -> None:
@@ -42,40 +37,6 @@ async def test_a_load_is_committed_once(server: DictServer) -> None:
     [first, second] = [each for each in server.state.requests if hasattr(each, "load_id")]
     assert first == second
     assert (first.load_id, [*first.ssts], first.header.idempotency_key) == ("monday", SSTS, b"")
-
-
-async def test_the_writer_is_found_among_the_addresses() -> None:
-    """Also when a reader is asked alone; no reader is asked to commit twice."""
-    async with cluster() as running:
-        async with Client(running.addresses) as client:
-            assert not (await client.ingest("monday", SSTS)).already_applied
-        async with Client(running.readers[0].address) as client:
-            assert (await client.ingest("monday", SSTS)).already_applied
-        assert running.writer.state.calls["IngestSst"] == 2
-        running.readers[0].state.writer_address = ""
-        async with Client(running.readers[0].address, retry=QUICK) as client:
-            with pytest.raises(NoWriter):
-                await client.ingest("tuesday", SSTS, timeout_ms=1_500)
-    assert running.writer.state.loads.keys() == {"monday"}
-
-
-@pytest.mark.parametrize("failure", [losing(), bare(grpc.StatusCode.CANCELLED), FENCED])
-async def test_a_load_goes_on_at_the_next_writer(failure: object) -> None:
-    """Whether the old one has committed it or not, the new one knows: it is committed once."""
-    async with cluster() as running:
-        async with Client(running.addresses, retry=QUICK) as client:
-            await client.put(b"k", b"v")
-            old = running.writer
-            old.state.failures.append(failure)  # type: ignore[arg-type]
-            ingest = asyncio.create_task(client.ingest("monday", SSTS))
-            await until_called(old, "IngestSst")
-            new = await running.take_over()
-            old.state.role = kv_pb2.ROLE_READER  # it is not asked for writes any more
-            old.state.epoch, old.state.writer_address = new.state.epoch, new.address
-            running.tell(new)
-            ingested = await ingest
-        assert new.state.loads == {"monday": ingested.seq}
-        assert ingested.already_applied == ("monday" in old.state.loads)
 
 
 @pytest.mark.parametrize(

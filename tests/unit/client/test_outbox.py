@@ -1,4 +1,4 @@
-"""The outbox: order, messages, and the bound on what is unanswered."""
+"""The outbox: order, messages, and the bound on what is unanswered; and deadlines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from shalekv.v1 import kv_pb2
 from shalekv_client import operations
+from shalekv_client.deadlines import Deadlines
 from shalekv_client.outbox import OVERHEAD_BYTES, Outbox, Pending
 
 GET = operations.get(b"k")
@@ -108,9 +110,45 @@ async def test_room_is_news() -> None:
 @pytest.mark.parametrize("value_bytes", [0, 100, 100_000])
 def test_overhead_is_not_too_little(value_bytes: int) -> None:
     """An operation has no more bytes in a message than it is counted with."""
-    from shalekv.v1 import kv_pb2  # noqa: PLC0415 (only this test looks at the wire)
-
     put = operations.put(b"k", bytes(value_bytes))
     message = kv_pb2.SessionRequest()
     message.operations.add(id=2**40, put=put.request)
     assert message.ByteSize() <= put.size_bytes + OVERHEAD_BYTES
+
+
+class Bell:
+    """Notes which deadlines have passed, and when."""
+
+    def __init__(self) -> None:
+        self.rung: list[tuple[int, float]] = []
+        self.rang = asyncio.Event()
+
+    def __call__(self, pending: Pending) -> None:
+        self.rung.append((pending.number, asyncio.get_running_loop().time()))
+        self.rang.set()
+
+
+async def test_deadlines_pass_in_order_and_never_early() -> None:
+    """Each deadline passes after its time, whatever the order in which they were added."""
+    bell = Bell()
+    deadlines = Deadlines(bell)
+    began_s = asyncio.get_running_loop().time()
+    for number, timeout_ms in enumerate([60, 20, 40, 1]):
+        deadlines.add(pending(number), timeout_ms)
+    while len(bell.rung) < 4:
+        bell.rang.clear()
+        await bell.rang.wait()
+    assert [number for number, _ in bell.rung] == [3, 1, 2, 0]
+    for number, at_s in bell.rung:
+        assert at_s - began_s >= [0.06, 0.02, 0.04, 0.001][number]
+
+
+async def test_what_is_taken_out_does_not_pass() -> None:
+    """An operation that was answered in time is left alone, and the next deadline still counts."""
+    bell = Bell()
+    deadlines = Deadlines(bell)
+    answered = pending(0)
+    deadlines.discard(deadlines.add(answered, 5), answered)
+    deadlines.add(pending(1), 30)
+    await bell.rang.wait()
+    assert [number for number, _ in bell.rung] == [1]

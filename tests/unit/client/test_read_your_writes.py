@@ -129,23 +129,6 @@ async def test_uncommitted_reads_are_not_waited_for() -> None:
             assert min_seqs(running.readers[0]) == []
 
 
-async def test_crash_that_takes_back_memory_writes_stops_no_reads() -> None:
-    """After a take-over below the seq of a lost MEMORY write, reads go on at once."""
-    async with cluster() as running, Client(running.addresses, retry=QUICK) as client:
-        await client.put(b"k", b"1")
-        old = running.writer
-        kept = dict(old.state.data), old.state.seq
-        for _ in range(5):
-            await client.put(b"k", b"lost", durability=Durability.MEMORY)
-            await client.get(b"k", read_level=ReadLevel.UNCOMMITTED)
-        await old.stop()
-        old.state.data, old.state.seq = kept
-        for _ in range(4):
-            found = await client.get(b"k", timeout_ms=20_000)
-            assert found is not None
-            assert found.value == b"1"
-
-
 async def test_refused_condition_is_remembered() -> None:
     """A read after a condition that failed shows what the condition met."""
     async with cluster(readers=1) as running:
@@ -205,15 +188,3 @@ async def test_lone_server_that_went_back_is_an_error() -> None:
             with pytest.raises(SeqNotReached):
                 await client.get(b"k", timeout_ms=1_500)
         assert min_seqs(running.writer)[:2] == [0, 2]
-
-
-async def test_new_database_at_the_address_is_read_from_its_beginning() -> None:
-    """A lone server that serves another database now is read without what the first one had."""
-    async with cluster(readers=0) as running:
-        state = running.writer.state
-        async with Client(running.writer.address) as client:
-            for _ in range(3):
-                await client.put(b"k", b"v")
-            state.database_id, state.data, state.seq = bytes(16), {}, 0
-            assert await client.get(b"k") is None
-            assert client.token == SessionToken(bytes(16), 0)

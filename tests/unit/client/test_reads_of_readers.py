@@ -14,11 +14,9 @@ from shalekv_client import (
     RetryPolicy,
     SyncClient,
     TooStale,
-    WrongDatabase,
 )
-from tests.kit.serving.dict_server import Failure, bare, refusing, silent
+from tests.kit.serving.dict_server import Failure, bare, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster
-from tests.unit.client.waiting import received
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 HOURS_MS = 3_600_000
@@ -37,17 +35,6 @@ async def fill(running: Cluster) -> None:
         await client.put(b"k", b"v")
 
 
-@together
-async def test_any_spreads_reads_over_the_readers(*, coalesce: bool) -> None:
-    """With the policy `any` each reader gets its share, and the writer none once it is known."""
-    async with cluster(readers=3) as running:
-        async with Client(running.addresses, reads="any", coalesce=coalesce) as client:
-            await client.put(b"k", b"v")
-            for _ in range(30):
-                assert (await client.get(b"k")) is not None
-        assert gets(running) == [10, 10, 10, 0]
-
-
 async def test_writer_policy_reads_at_the_writer() -> None:
     """With the policy `writer` no reader is asked, even if a reader's is the only address given."""
     async with cluster() as running:
@@ -57,18 +44,6 @@ async def test_writer_policy_reads_at_the_writer() -> None:
                 assert (await client.get(b"k")) is not None
                 assert await client.batch_get([b"x"]) == [None]
         assert gets(running) == [0, 0, 2]
-
-
-async def test_nearest_learns_who_answers_soonest() -> None:
-    """With the policy `nearest` a server that never answers loses its reads to the others."""
-    async with cluster() as running:
-        await fill(running)
-        far = running.readers[0]
-        far.state.failures.extend([silent()] * 500)
-        async with Client(running.addresses, reads="nearest", replica_wait_ms=50) as client:
-            for _ in range(100):
-                assert (await client.get(b"k")) is not None
-        assert gets(running)[0] < 30
 
 
 @together
@@ -191,18 +166,6 @@ async def test_only_gets_are_hedged() -> None:
             assert not done
             writer.state.answering.set()
         assert (writer.state.calls["Put"], gets(running)) == (2, [0, 0, 1])
-
-
-async def test_foreign_server_is_told_of() -> None:
-    """A read that comes to a server of another database is an error, and never an answer."""
-    async with cluster(readers=0) as running, cluster(readers=0) as other:
-        other.writer.state.database_id = bytes(16)
-        addresses = [running.writer.address, other.writer.address]
-        async with Client(addresses) as client:
-            told = await asyncio.gather(
-                *(client.get(b"k") for _ in range(4)), return_exceptions=True
-            )
-        assert {type(each) for each in told} == {type(None), WrongDatabase}
 
 
 @pytest.mark.parametrize(

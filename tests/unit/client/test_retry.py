@@ -5,14 +5,13 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from shalekv.errors import DeadlinePassed, Fenced, InvalidRequest, QueueFull, Stopping
+from shalekv.errors import Fenced, InvalidRequest, QueueFull, Stopping
 from shalekv.errors import OutcomeUnknown as ServerOutcomeUnknown
 from shalekv_client import (
     Absent,
     Add,
     Batch,
     Client,
-    ConnectionLost,
     ErrorDetails,
     NotApplied,
     Overloaded,
@@ -39,9 +38,6 @@ HOWS: dict[str, Failure] = {
     "unknown": refusing(ServerOutcomeUnknown("perhaps")),
     "lost": losing(),
     "invalid": refusing(InvalidRequest("key", "is wrong")),
-    "late": refusing(DeadlinePassed("too late")),
-    "stopping": STOPPING,
-    "full": FULL,
     "fenced": refusing(Fenced("fenced", own_epoch=1, newer_epoch=2)),
 }
 
@@ -149,30 +145,6 @@ async def test_key_of_the_caller_is_sent_as_it_is(server: DictServer) -> None:
 
 
 @together
-@pytest.mark.parametrize("how", ["full", "stopping", "fenced", "late"])
-async def test_refused_repeat_does_not_settle(
-    server: DictServer, how: str, *, coalesce: bool
-) -> None:
-    """Once an attempt may have been applied, a repeat that is turned away does not change that."""
-    policy = RetryPolicy(attempts_max=2, backoff_initial_ms=1)
-    server.state.failures.extend([losing(), HOWS[how]])
-    async with Client(server.address, retry=policy, coalesce=coalesce) as client:
-        with pytest.raises(ConnectionLost) as caught:
-            await client.put(b"k", b"v")
-    assert isinstance(caught.value.__cause__, NotApplied)
-    assert server.state.seq == 1
-
-
-async def test_attempts_are_bounded(server: DictServer) -> None:
-    """After the last attempt the caller gets the refusal."""
-    server.state.failures.extend([FULL] * 10)
-    async with Client(server.address, retry=QUICK) as client:
-        with pytest.raises(Overloaded):
-            await client.put(b"k", b"v")
-    assert server.state.calls["Put"] == QUICK.attempts_max
-
-
-@together
 async def test_all_attempts_share_one_deadline(server: DictServer, *, coalesce: bool) -> None:
     """A second attempt has the time that the first one left, and no more."""
     server.state.failures.extend([FULL, silent()])
@@ -227,16 +199,3 @@ def test_backoff_grows_to_its_limit() -> None:
     shortest = [policy.delay_ms(n, stopping(), 0.0) for n in range(1, 7)]
     assert longest == [100.0, 200.0, 400.0, 800.0, 800.0, 800.0]
     assert shortest == [50.0, 100.0, 200.0, 400.0, 400.0, 400.0]
-
-
-@together
-@pytest.mark.parametrize("how", ["invalid", "fenced"])
-async def test_with_a_key_what_cannot_succeed_is_sent_once(
-    server: DictServer, how: str, *, coalesce: bool
-) -> None:
-    """A key does not make a client repeat what a repeat would not settle."""
-    server.state.failures.append(HOWS[how])
-    async with Client(server.address, retry=QUICK, coalesce=coalesce) as client:
-        with pytest.raises(ShaleKVError):
-            await client.put(b"k", b"v")
-    assert server.state.calls["Put"] == 1

@@ -57,23 +57,6 @@ async def test_scan_at_a_snapshot_goes_on_at_another_server(after: int, *, rever
         assert all(header.min_seq == 0 for m in scanned(running) for header in m.state.scan_headers)
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 4, 8, 9, 10])
-async def test_limit_holds_across_calls(limit: int) -> None:
-    """However often a scan breaks off, it ends after its limit, and knows whether there is more."""
-    async with cluster() as running:
-        await fill(running)
-        break_all(running, 1)
-        async with Client(running.addresses, retry=QUICK) as client:
-            scan = client.scan(at=Pin(SNAPSHOT), limit=limit)
-            found = [entry.key async for entry in scan]
-            rest = []
-            if scan.more:
-                rest = [entry.key async for page in scan.next_page().pages() for entry in page]
-        assert found == KEYS[:limit]
-        assert scan.more == (limit < len(KEYS))
-        assert found + rest == KEYS
-
-
 async def test_snapshot_is_read_by_any_server() -> None:
     """`at` reaches gets and batch gets, at readers, and demands nothing else."""
     async with cluster() as running:

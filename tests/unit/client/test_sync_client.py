@@ -18,8 +18,7 @@ from shalekv_client import (
     Put,
     SyncClient,
 )
-from tests.kit.serving.dict_server import DictServer, silent
-from tests.unit.client.waiting import received
+from tests.kit.serving.dict_server import DictServer, received, silent
 
 
 async def in_thread(work: Callable[[], None]) -> None:
@@ -46,7 +45,10 @@ async def test_scan_is_an_ordinary_iterator(server: DictServer) -> None:
             assert first.view is not None
             again = client.scan(page_token=first.page_token)
             assert [entry.key for entry in again] == keys[15:]
-            assert [entry.key for entry in first.next_page()] == keys[15:]
+            last = first.next_page()
+            assert [entry.key for entry in last] == keys[15:]
+            with pytest.raises(ValueError, match="no next page"):
+                last.next_page()
 
     await in_thread(work)
 

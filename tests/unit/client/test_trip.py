@@ -1,4 +1,4 @@
-"""What becomes of a call whose attempts fail: decisions without servers."""
+"""What becomes of a call whose attempts fail, and what each failure means, without servers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from shalekv_client.errors import ErrorDetails, ShaleKVError
 from shalekv_client.policies import Destination
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.trip import READ, REPEATABLE_WRITE, WRITE, Aim, Trip
-from shalekv_client.verdicts import Verdict
+from shalekv_client.verdicts import Verdict, attempt_ms, verdict
 
 POLICY = RetryPolicy(attempts_max=3, backoff_initial_ms=100)
 HERE = Endpoint("here:1", is_listed=True)
+BY_POLICY, WRITER = Destination.BY_POLICY, Destination.WRITER
+FINAL, SAME, OTHER = Verdict.FINAL, Verdict.SAME, Verdict.OTHER
 
 
-def error(kind: type[ShaleKVError], reason: str = "") -> ShaleKVError:
-    return kind(ErrorDetails("here:1", "UNAVAILABLE", "what happened", reason))
+def error(
+    kind: type[ShaleKVError],
+    reason: str = "",
+    *,
+    code: str = "UNAVAILABLE",
+    retry_after_ms: int | None = None,
+) -> ShaleKVError:
+    return kind(
+        ErrorDetails("here:1", code, "what happened", reason, retry_after_ms=retry_after_ms)
+    )
 
 
 def trip(aim: Aim) -> Trip:
@@ -100,9 +110,61 @@ def test_lone_server_is_asked_again_as_the_policy_says() -> None:
 
 def test_policy_of_the_client_decides_what_a_read_may_do() -> None:
     """A read that the policy sends to the writer is judged as all that only the writer answers."""
-    read = Trip(READ, Destination.WRITER, POLICY)
+    read = Trip(READ, WRITER, POLICY)
     read.note(HERE, error(errors.Overloaded))
-    assert read.verdict is Verdict.FINAL
-    read = Trip(READ, Destination.BY_POLICY, POLICY)
+    assert read.verdict is FINAL
+    read = Trip(READ, BY_POLICY, POLICY)
     read.note(HERE, error(errors.Overloaded))
-    assert read.verdict is Verdict.OTHER
+    assert read.verdict is OTHER
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "read", "repeatable_write", "write"),
+    [
+        (errors.NotTheWriter, "FAILED_PRECONDITION", OTHER, OTHER, OTHER),
+        (errors.Fenced, "UNAVAILABLE", OTHER, OTHER, OTHER),
+        (errors.Stopping, "UNAVAILABLE", OTHER, OTHER, OTHER),
+        (errors.NotSent, "UNAVAILABLE", OTHER, OTHER, OTHER),
+        (errors.NotApplied, "UNAVAILABLE", OTHER, OTHER, OTHER),
+        (errors.Overloaded, "RESOURCE_EXHAUSTED", OTHER, SAME, SAME),
+        (errors.DeadlinePassed, "DEADLINE_EXCEEDED", OTHER, SAME, SAME),
+        (errors.TooStale, "FAILED_PRECONDITION", OTHER, OTHER, OTHER),
+        (errors.SeqNotReached, "DEADLINE_EXCEEDED", OTHER, OTHER, OTHER),
+        (errors.Unreachable, "UNAVAILABLE", OTHER, OTHER, FINAL),
+        (errors.ConnectionLost, "UNAVAILABLE", OTHER, OTHER, FINAL),
+        (errors.DeadlineExceeded, "DEADLINE_EXCEEDED", OTHER, OTHER, FINAL),
+        (errors.Cancelled, "CANCELLED", OTHER, OTHER, FINAL),
+        (errors.OutcomeUnknown, "UNKNOWN", OTHER, OTHER, FINAL),
+        (errors.Abandoned, "CANCELLED", FINAL, FINAL, FINAL),
+        (errors.ClientClosed, "CANCELLED", FINAL, FINAL, FINAL),
+        (errors.WrongDatabase, "FAILED_PRECONDITION", FINAL, FINAL, FINAL),
+        (errors.InvalidRequest, "INVALID_ARGUMENT", FINAL, FINAL, FINAL),
+        (errors.ConditionFailed, "ABORTED", FINAL, FINAL, FINAL),
+        (errors.PageExpired, "ABORTED", FINAL, FINAL, FINAL),
+        (errors.SnapshotNotFound, "NOT_FOUND", FINAL, FINAL, FINAL),
+        (errors.ServerFailed, "DATA_LOSS", FINAL, FINAL, FINAL),
+        (errors.Unimplemented, "UNIMPLEMENTED", FINAL, FINAL, FINAL),
+    ],
+)
+def test_where_the_next_attempt_goes(
+    kind: type[ShaleKVError], code: str, read: Verdict, repeatable_write: Verdict, write: Verdict
+) -> None:
+    """A read goes on at any server that may serve it, a write where it is and does no harm."""
+    failed = error(kind, code=code, retry_after_ms=5)
+    assert verdict(failed, BY_POLICY, is_repeatable=True) is read
+    assert verdict(failed, WRITER, is_repeatable=True) is repeatable_write
+    assert verdict(failed, WRITER, is_repeatable=False) is write
+
+
+def test_overload_without_advice_sends_only_reads_elsewhere() -> None:
+    """A write that was refused for good stays refused; a read may find room at another server."""
+    full = error(errors.Overloaded, code="RESOURCE_EXHAUSTED")
+    assert verdict(full, BY_POLICY, is_repeatable=True) is OTHER
+    assert verdict(full, WRITER, is_repeatable=True) is FINAL
+
+
+def test_attempts_get_more_time_each_round() -> None:
+    """The time doubles, ends at the deadline, and is never nothing."""
+    assert [attempt_ms(5_000, 1_000, number) for number in (1, 2, 3, 4)] == [1000, 2000, 4000, 5000]
+    assert attempt_ms(-3.0, 1_000, 1) == 1.0
+    assert attempt_ms(5_000, 1_000, 10_000) == 5_000

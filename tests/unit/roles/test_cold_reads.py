@@ -30,7 +30,6 @@ from tests.kit.serving.cold_database import (
     PARTS,
     ColdDatabase,
     key_of,
-    missing_key,
     write_cold_database,
 )
 
@@ -39,7 +38,6 @@ VALUE_BYTES = 1_000
 SSTS = 32  # of the lowest level, whatever the size: as in 1 GiB at default settings
 OPEN_REQUESTS_MAX = 16  # to the folder of manifests, those of its snapshot included
 POLLS_MAX = 5  # for the object after the last one of the log
-GETS = 300
 
 Process = Writer | Reader
 EACH_ROLE = pytest.mark.parametrize("role", ["writer", "reader"])
@@ -132,29 +130,6 @@ async def test_first_read_of_a_new_process(database: ColdDatabase, folder: Path,
     assert found.block_requests == found.blocks_fetched <= len({info.level for info in touched})
     assert requests(store, "levels", Operation.GET, Operation.LIST, Operation.HEAD) == 0
     assert read_bytes < 0.03 * database.level_bytes
-
-
-@EACH_ROLE
-async def test_cold_point_reads(database: ColdDatabase, folder: Path, role: str) -> None:
-    """With no block cached a get fetches one block for a key that is there, none for others."""
-    random = random_of("cold reads")
-    numbers = [random.randrange(database.keys) for _ in range(GETS)]
-    async with process(role, folder) as (opened, _):
-        ssts = opened.engine.levels.ssts
-
-        async def fetched(key: bytes) -> int:
-            before = ssts.counters.block_requests
-            await get(opened, key)
-            return ssts.counters.block_requests - before
-
-        present = [await fetched(key_of(number)) for number in numbers]
-        absent = [await fetched(missing_key(number)) for number in numbers]
-        metadata = ssts.counters.metadata_requests
-        assert metadata <= len(database.infos)
-        assert {await fetched(b"~%d" % number) for number in numbers} == {0}
-        assert ssts.counters.metadata_requests == metadata
-    assert min(present) == 1
-    assert min(present.count(1), absent.count(0)) >= 0.95 * GETS
 
 
 @EACH_ROLE

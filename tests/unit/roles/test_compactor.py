@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from random import Random
 
 import pytest
 
-from shalekv.core.lease import protects
 from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
 from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.format import names
-from shalekv.format.system_key import record_key
 from shalekv.roles.compactor import Compactor
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
@@ -129,43 +126,6 @@ async def running(compactor: Compactor) -> AsyncIterator[asyncio.Task[None]]:
             yield task
         finally:
             task.cancel()
-
-
-async def test_once_does_all_that_is_due() -> None:
-    """It ends when nothing is due: all slots are compacted, L0 is merged, records are found."""
-    trial = await written()
-    compactor = await opened(trial)
-    await compactor.run(is_once=True)
-    await compactor.close()
-    manifest = await check(trial)
-    tree = Tree.of(manifest)
-    assert len(tree.l0) < 2
-    assert tree.runs
-    assert manifest.leases == ()
-    naive = await NaiveTree.read(trial.store, manifest)
-    assert all(naive.record(record_key(b"r%d" % slot)) for slot in range(12))
-
-
-async def test_what_was_written_under_a_lost_lease_is_not_published() -> None:
-    """When the lease has expired while SSTs were written, they are written anew under another."""
-    trial = await written()
-    lost: list[bytes] = []
-
-    async def expire(request: Request) -> None:
-        if lost or not is_output(request):
-            return
-        leases = (await trial.stored.refresh()).leases
-        lost.extend(lease.id for lease in leases)
-        await trial.stored.edit(
-            lambda current: replace(current, leases=()), lambda current: not current.leases
-        )
-
-    compactor = await opened(trial, FaultyStore(trial.store, after=expire))
-    await driven(trial, compactor)
-    manifest = await check(trial)
-    assert lost
-    assert manifest.leveled_ssts
-    assert not any(protects(lease, info.id) for lease in lost for info in manifest.leveled_ssts)
 
 
 async def test_a_lease_is_renewed_while_a_job_runs() -> None:

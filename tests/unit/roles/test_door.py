@@ -13,8 +13,17 @@ from shalekv.errors import OutcomeUnknown, QueueFull, Stopping, StoreBroken
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.commits import put as engine_put
 from tests.kit.engine.running_log import quiesce
-from tests.kit.serving.messages import add, change, get, key_header, put
-from tests.kit.serving.roles import MEMORY, Serving, opened, serving
+from tests.kit.serving.roles import (
+    MEMORY,
+    Serving,
+    add,
+    change,
+    get,
+    key_header,
+    opened,
+    put,
+    serving,
+)
 from tests.kit.states import counter
 from tests.sim.run import simulate
 from tests.sim.world import World
@@ -147,6 +156,47 @@ async def test_key_of_who_is_turned_away_while_being_let_in_is_free(steps: int) 
             told = await first
             copied = await ask_or_refusal(writer, COUNT_UP)
         assert copied == told or (isinstance(copied, Stopping) and isinstance(told, Stopping))
+
+
+@pytest.mark.parametrize("steps", range(25))
+@pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
+async def test_cancelled_calls_harm_nobody(request_: Any, steps: int) -> None:
+    """Whenever its caller goes, at the door or behind it, a request is applied once or not at all;
+    its copies and others are answered, and nothing is left of it.
+    """
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        first = await waits(writer, request_)
+        other = await waits(writer, kv_pb2.PutRequest(key=b"b"))
+        copy = await waits(writer, request_)
+        writer.store.let_go()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        first.cancel()
+        assert (await other).header.wal_id > 0
+        told = await copy
+        assert await writer.ask(request_) == told
+        assert first.cancelled() or first.result() == told
+        assert (await writer.get(b"n")).value == counter(1)
+        writer.check_idle()
+        assert len(writer.engine.log.overlay) == 0
+        assert writer.engine.prefix.waiting_count == 0
+
+
+@pytest.mark.parametrize("steps", range(25))
+async def test_cancelled_request_leaves_its_key_free(steps: int) -> None:
+    """Alone, without a copy, it is applied or not; a repeat counts once."""
+    async with serving(queued_bytes_max=MIB) as writer:
+        full(writer)
+        first = await waits(writer, COUNT_UP)
+        writer.store.let_go()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        first.cancel()
+        async with asyncio.timeout(10):
+            await writer.ask(COUNT_UP)
+        assert (await writer.get(b"n")).value == counter(1)
+        writer.check_idle()
 
 
 async def ask_or_refusal(writer: Serving, request: Message) -> Any:

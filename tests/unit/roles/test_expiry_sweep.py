@@ -8,9 +8,7 @@ from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.run_by import run_by
-from tests.kit.serving.letting_go import follow, forgotten
-from tests.kit.serving.messages import delete_range
-from tests.kit.serving.roles import Serving, pairs, serving
+from tests.kit.serving.roles import Serving, delete_range, follow, forgotten, pairs, serving
 from tests.kit.serving.sweeping import (
     BY_HAND,
     TTL_MS,
@@ -131,33 +129,6 @@ async def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
         writer.pass_ms(TTL_MS + SECOND_MS)
         await sweep(writer)
         assert [key for key, _ in await told(database)] == [b"b1"]
-
-
-@run_by(in_still_time)
-async def test_next_writer_finds_what_the_last_one_has_left() -> None:
-    """In the log that it replays, and in the levels, where only SSTs with such values are read."""
-    database = await Database.created()
-    async with serving(database, **BY_HAND) as writer:
-        await writer.put(b"plain")
-        await compact(database)
-        await follow(writer)
-        await writer.put(b"old", ttl_ms=TTL_MS)
-        await writer.put(b"older", ttl_ms=TTL_MS)
-        await compact(database, l0_trigger_count=100)
-        await follow(writer)
-        await writer.put(b"older")
-        await writer.put(b"young", ttl_ms=TTL_MS)
-        writer.pass_ms(TTL_MS + SECOND_MS)
-        await writer.put(b"late", ttl_ms=TTL_MS)
-    async with serving(database, **BY_HAND) as writer:
-        await writer.engine.expiry.sweep()
-        assert [key for key, _ in await told(database)] == [b"young"]
-        await writer.engine.expiry.scan()
-        assert [key for key, _ in await told(database)] == [b"young", b"old"]
-        assert writer.engine.levels.ssts.counters.metadata_requests == 1
-        await sweep(writer)
-        assert len(await told(database)) == 2
-        check_log(await logged(database))
 
 
 @run_by(in_still_time)

@@ -17,19 +17,22 @@ from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
-from tests.kit.serving.letting_go import NEVER_POLLED, follow, forgotten
-from tests.kit.serving.messages import (
+from tests.kit.serving.roles import (
+    NEVER_POLLED,
     Compare,
+    Serving,
     absent,
     add,
     change,
     delete,
     delete_range,
+    follow,
+    forgotten,
     get,
     put,
     seq_equals,
+    serving,
 )
-from tests.kit.serving.roles import Serving, serving
 from tests.kit.serving.sweeping import compact
 from tests.kit.states import counter
 from tests.kit.store import Request

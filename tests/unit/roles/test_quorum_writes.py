@@ -20,8 +20,7 @@ from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.quorum.log import Ground, Writing, in_virtual_time, runtime, until
 from tests.kit.run_by import run_by
-from tests.kit.serving.messages import absent, key_header
-from tests.kit.serving.roles import CALL, Calls
+from tests.kit.serving.roles import CALL, Calls, absent, key_header
 
 NEVER_MS = 3_600_000  # so long an object stays open unless somebody asks for its end
 
@@ -101,25 +100,8 @@ async def test_reply_tells_what_was_reached() -> None:
 
 
 @run_by(in_virtual_time)
-async def test_archived_waits_for_the_object_store() -> None:
-    """The reply comes when the object is there, which is ended for that; others do not wait."""
-    async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
-        writer.may_archive(is_allowed=False)
-        request = kv_pb2.PutRequest(key=b"a", durability=ARCHIVED)
-        waiting = asyncio.ensure_future(_awaited(writer, request))
-        await writer.put(b"b")
-        await until(lambda: writer.report.unarchived_bytes > 0)
-        assert not waiting.done()
-        writer.may_archive(is_allowed=True)
-        reply = await waiting
-        assert reply.durability == ARCHIVED
-        name = names.wal_name(reply.header.wal_id)
-        assert (await writer.ground.cas().reads.head(name)).size_bytes > 0
-
-
-@run_by(in_virtual_time)
-async def test_repeat_of_an_archived_write_waits_as_the_first_did() -> None:
-    """What is remembered is in a quorum; that it is archived is waited for each time."""
+async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None:
+    """Both replies come when the object is there; others do not wait."""
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
         writer.may_archive(is_allowed=False)
         request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", durability=ARCHIVED)
@@ -130,7 +112,11 @@ async def test_repeat_of_an_archived_write_waits_as_the_first_did() -> None:
         assert not first.done()
         assert not repeat.done()
         writer.may_archive(is_allowed=True)
-        assert await repeat == await first
+        reply = await first
+        assert await repeat == reply
+        assert reply.durability == ARCHIVED
+        name = names.wal_name(reply.header.wal_id)
+        assert (await writer.ground.cas().reads.head(name)).size_bytes > 0
 
 
 @run_by(in_virtual_time)

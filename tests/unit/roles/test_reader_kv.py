@@ -25,7 +25,6 @@ from shalekv.settings import CacheSettings, ReaderSettings, ReadSettings, UrlSet
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.replica import (
     BY_HAND,
-    TTL_S,
     AskedStore,
     ReplicaGround,
     in_virtual_time,
@@ -161,27 +160,6 @@ async def test_reader_that_cannot_begin_leaves_nothing() -> None:
         with pytest.raises(CorruptObject):
             await opened(ground)
     assert (await ground.manifest()).snapshots == ()
-
-
-@run_by(in_virtual_time)
-async def test_reader_that_was_stopped_answers_from_what_it_has_and_goes_on() -> None:
-    """After a stop that outlasts its snapshot it says how old it is, and then is new again."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1")
-    reader = await opened(ground)
-    first = reader.engine.held.snapshot_id
-    await ground.put(a=b"2")
-    await pass_s(TTL_S + 1)
-    await ground.compact()
-    await ground.collect()
-    reply = await get(reader, b"a")
-    assert (reply.value, reply.header.seq) == (b"1", 1)
-    assert reply.header.staleness_ms >= 1_000 * TTL_S
-    async with running(reader):
-        reply = await get(reader, b"a", max_staleness_ms=1_000)
-        assert (reply.value, reply.header.seq) == (b"2", 2)
-        with pytest.raises(SnapshotNotFound):
-            await get(reader, b"a", snapshot_id=first)
 
 
 @pytest.mark.parametrize("is_scan", [False, True])

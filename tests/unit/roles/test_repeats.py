@@ -13,19 +13,23 @@ from shalekv.engine.idempotency import Remembered
 from shalekv.errors import ConditionFailed, KeyExpired, MemtableFull
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
-from tests.kit.serving.letting_go import follow
-from tests.kit.serving.messages import (
+from tests.kit.serving.roles import (
+    COMMITTED,
+    MEMORY,
+    Serving,
     absent,
     add,
     change,
     delete,
     delete_range,
+    follow,
     get,
     key_header,
+    pairs,
     present,
     put,
+    serving,
 )
-from tests.kit.serving.roles import COMMITTED, MEMORY, Serving, pairs, serving
 from tests.kit.serving.sweeping import compact
 from tests.kit.states import counter
 

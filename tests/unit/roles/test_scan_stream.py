@@ -42,39 +42,35 @@ async def _one_by_one(slices: list[list[Entry]]) -> AsyncIterator[list[Entry]]:
         yield entries
 
 
-def messages(
-    slices: list[list[Entry]], *, message_bytes: int = 1 << 20, **request: object
-) -> list[kv_pb2.ScanReply]:
-    async def stream() -> list[kv_pb2.ScanReply]:
-        scan_request = kv_pb2.ScanRequest(**request)  # type: ignore[arg-type]  # fields of a test
-        clock = YieldingClock()
-        replies = scan_messages(
-            _one_by_one(slices),
-            scan_request,
-            HEADER,
-            message_bytes=message_bytes,
-            room=ResultRoom(1 << 30),
-            wait_ms=0,
-            clock=clock,
-            next_page=token,
-        )
-        return await gathered(replies)
-
-    return asyncio.run(stream())
+def stream(
+    slices: AsyncIterator[list[Entry]], *, message_bytes: int, room: ResultRoom, wait_ms: int = 0
+) -> AsyncGenerator[kv_pb2.ScanReply, None]:
+    """The messages of a scan of everything."""
+    return scan_messages(
+        slices,
+        kv_pb2.ScanRequest(),
+        HEADER,
+        message_bytes=message_bytes,
+        room=room,
+        wait_ms=wait_ms,
+        clock=YieldingClock(),
+        next_page=token,
+    )
 
 
 def keys(reply: kv_pb2.ScanReply) -> list[bytes]:
     return [each.key for each in reply.entries]
 
 
-def test_message_is_cut_before_it_grows_too_large() -> None:
+async def test_message_is_cut_before_it_grows_too_large() -> None:
     """A message ends before the entry that would pass its size; every message tells the view."""
-    one = 2 + ENTRY_FRAME_BYTES
+    one, room = 2 + ENTRY_FRAME_BYTES, ResultRoom(1 << 30)
     slices = [[entry(b"%d" % number) for number in range(5)]]
-    replies = messages(slices, message_bytes=2 * one)
+    replies = await gathered(stream(_one_by_one(slices), message_bytes=2 * one, room=room))
     assert [keys(reply) for reply in replies] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
     assert all(reply.header == HEADER for reply in replies)
-    assert len(messages(slices, message_bytes=2 * one - 1)) == 5
+    smaller = stream(_one_by_one(slices), message_bytes=2 * one - 1, room=room)
+    assert len(await gathered(smaller)) == 5
 
 
 def test_frame_of_an_entry_is_bounded() -> None:
@@ -86,7 +82,7 @@ def test_frame_of_an_entry_is_bounded() -> None:
         assert message_bytes - key_bytes - value_bytes <= ENTRY_FRAME_BYTES
 
 
-def test_nothing_is_read_ahead() -> None:
+async def test_nothing_is_read_ahead() -> None:
     """A slice is merged when the caller has taken what came before, and never if he goes."""
     taken: list[int] = []
 
@@ -95,22 +91,10 @@ def test_nothing_is_read_ahead() -> None:
             taken.append(number)
             yield [entry(b"%d" % number, b"v" * 100)]
 
-    async def two_messages() -> None:
-        replies = scan_messages(
-            slices(),
-            kv_pb2.ScanRequest(),
-            HEADER,
-            message_bytes=1,
-            room=ResultRoom(1 << 30),
-            wait_ms=0,
-            clock=YieldingClock(),
-            next_page=token,
-        )
-        await anext(replies)
-        await anext(replies)
-        await replies.aclose()
-
-    asyncio.run(two_messages())
+    replies = stream(slices(), message_bytes=1, room=ResultRoom(1 << 30))
+    await anext(replies)
+    await anext(replies)
+    await replies.aclose()
     assert taken == [0, 1, 2]
 
 
@@ -118,16 +102,8 @@ async def test_messages_are_smaller_where_little_room_is_left() -> None:
     """Each takes what is left, gives it back when it was taken, and the last one at the end."""
     one = 2 + ENTRY_FRAME_BYTES
     room = ResultRoom(MESSAGE_COPIES * 3 * one)
-    replies = scan_messages(
-        _one_by_one([[entry(b"%d" % number) for number in range(6)]]),
-        kv_pb2.ScanRequest(),
-        HEADER,
-        message_bytes=2 * one,
-        room=room,
-        wait_ms=0,
-        clock=YieldingClock(),
-        next_page=token,
-    )
+    slices = _one_by_one([[entry(b"%d" % number) for number in range(6)]])
+    replies = stream(slices, message_bytes=2 * one, room=room)
     sizes = [len((await anext(replies)).entries)]
     assert room.used_bytes == MESSAGE_COPIES * 2 * one
     others_bytes = room.take(MESSAGE_COPIES * 2 * one, 0)
@@ -142,16 +118,8 @@ async def test_a_large_value_waits_for_room() -> None:
     """And is refused when there is none in time."""
     room = ResultRoom(1 << 20)
     room.take(1 << 20, 0)
-    replies = scan_messages(
-        _one_by_one([[entry(b"k", b"v" * (1 << 19))]]),
-        kv_pb2.ScanRequest(),
-        HEADER,
-        message_bytes=1_024,
-        room=room,
-        wait_ms=1,
-        clock=YieldingClock(),
-        next_page=token,
-    )
+    slices = _one_by_one([[entry(b"k", b"v" * (1 << 19))]])
+    replies = stream(slices, message_bytes=1_024, room=room, wait_ms=1)
     with pytest.raises(Overloaded):
         await anext(replies)
     assert room.used_bytes == 1 << 20

@@ -16,8 +16,7 @@ from shalekv.settings import KIB, MIB, DatabaseSettings, LimitSettings, ServeSet
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import gathered
-from tests.kit.serving.messages import put
-from tests.kit.serving.roles import CALL, Serving, pairs, serving
+from tests.kit.serving.roles import CALL, Serving, pairs, put, serving
 from tests.kit.serving.sweeping import compact
 
 Pairs = list[tuple[bytes, bytes]]

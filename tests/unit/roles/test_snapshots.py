@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from random import Random
-from typing import Any, Protocol, cast
+from itertools import cycle
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +19,6 @@ from shalekv.errors import (
 from shalekv.format import names
 from shalekv.roles.open_views import ENDED_TTL_MS
 from shalekv.roles.reader import Reader
-from shalekv.roles.service import KvService
 from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.runtime import Runtime
 from shalekv.settings import LimitSettings, ReadSettings, UrlSettings
@@ -27,12 +26,13 @@ from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers, gathered
-from tests.kit.seeds import random_of
-from tests.kit.serving.messages import delete, delete_range, put
 from tests.kit.serving.roles import (
     CALL,
     Serving,
+    delete,
+    delete_range,
     pairs,
+    put,
     serving,
 )
 from tests.kit.serving.sweeping import compact
@@ -84,13 +84,6 @@ async def test_objects_that_go_with_the_snapshot_are_not_missed() -> None:
 TTL_S = 3_600
 
 
-class Serves(Protocol):
-    """A writer or a replica."""
-
-    @property
-    def kv(self) -> KvService: ...
-
-
 @asynccontextmanager
 async def replica(database: Database, limits: LimitSettings | None = None) -> AsyncIterator[Reader]:
     settings = ReadSettings(
@@ -118,124 +111,80 @@ def at(snapshot_id: bytes, **fields: Any) -> kv_pb2.RequestHeader:
 
 
 async def scanned(
-    server: Serving | Serves, header: kv_pb2.RequestHeader, **fields: Any
+    server: Serving | Reader, header: kv_pb2.RequestHeader, **fields: Any
 ) -> list[kv_pb2.ScanReply]:
     request = kv_pb2.ScanRequest(header=header, **fields)
     return await gathered(server.kv.scan(request, CALL))
 
 
 async def got(
-    server: Serving | Serves, header: kv_pb2.RequestHeader, *keys: bytes
+    server: Serving | Reader, header: kv_pb2.RequestHeader, *keys: bytes
 ) -> kv_pb2.BatchGetReply:
     answer = server.kv.batch_get(kv_pb2.BatchGetRequest(header=header, keys=keys), CALL)
     return answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
 
 
 SMALL_MESSAGES = LimitSettings(scan_message_bytes=1_024)
-SCANS_COUNT = 30
-Pairs = list[tuple[bytes, bytes]]
+KEYS = [b"%03d" % number for number in range(400)]
 Messages = AsyncGenerator[kv_pb2.ScanReply, None]
 
 
-def some_range(random: Random) -> dict[str, Any]:
-    """A range in one of the ways in which it is said."""
-    prefix = b"%d" % random.randrange(10)
-    start, end = sorted(b"%03d" % random.randrange(400) for _ in range(2))
-    ranges = [
-        kv_pb2.KeyRange(),
-        kv_pb2.KeyRange(prefix=prefix),
-        kv_pb2.KeyRange(start=start, end=end),
-        kv_pb2.KeyRange(start=start),
-    ]
-    return {
-        "range": random.choice(ranges),
-        "reverse": random.random() < 0.5,
-        "keys_only": random.random() < 0.3,
-    }
+async def churn(writer: Serving, version: int) -> None:
+    """Change and delete some keys, and empty a range."""
+    changed = [put(key, b"%d" % version * 50) for key in KEYS[version::7]]
+    await writer.ask(kv_pb2.WriteRequest(changes=changed))
+    deleted = [delete(key) for key in KEYS[version + 3 :: 13]]
+    emptied = delete_range(start=b"%03d" % (70 * version), end=b"%03d" % (70 * version + 9))
+    await writer.ask(kv_pb2.WriteRequest(changes=[*deleted, emptied]))
 
 
-async def resumed(
-    servers: Sequence[Any],
-    header: kv_pb2.RequestHeader,
-    random: Random,
-    limits: dict[str, Any],
-    **fields: Any,
-) -> tuple[Pairs, set[int]]:
-    """A scan that is cut after some message and resumed elsewhere, until it is at its end.
-
-    What it has read, and the sequence numbers that it has told.
-    """
-    found: Pairs = []
-    seqs: set[int] = set()
-    token = b""
-    for _ in range(10_000):
-        request = kv_pb2.ScanRequest(
-            header=header, resumable=True, page_token=token, **limits, **fields
-        )
-        server = random.choice(servers)
-        messages = cast("Messages", server.kv.scan(request, CALL))
-        is_cut = False
-        async for message in messages:
-            found += pairs([message])
-            seqs.add(message.header.seq)
-            token = message.page_token
-            if token and random.random() < 0.3:
-                is_cut = True
-                break
-        await messages.aclose()
-        if not is_cut and not token:
-            return found, seqs
-        assert token
-        assert message.entries
-    raise AssertionError("it makes no progress")
+async def one_message(
+    server: Serving | Reader, header: kv_pb2.RequestHeader, token: bytes, **fields: Any
+) -> kv_pb2.ScanReply:
+    """The first message of a scan that goes on, whose caller then goes away."""
+    request = kv_pb2.ScanRequest(header=header, resumable=True, page_token=token, **fields)
+    messages = cast("Messages", server.kv.scan(request, CALL))
+    message = await anext(messages)
+    await messages.aclose()
+    return message
 
 
-def some_limits(random: Random) -> dict[str, Any]:
-    return random.choice([{}, {"limit": random.randint(1, 40)}, {"limit_bytes": 700}])
-
-
-async def fill_levels(writer: Serving, random: Random, database: Database) -> None:
-    """Keys in levels and memory, with deletes of all kinds above them."""
-    keys = [b"%03d" % number for number in range(400)]
-    await writer.ask(kv_pb2.WriteRequest(changes=[put(k, random.randbytes(60)) for k in keys]))
-    await compact(database)
-    await churn(writer, random, keys)
-
-
-async def churn(writer: Serving, random: Random, keys: Sequence[bytes]) -> None:
-    changed = [put(key, random.randbytes(50)) for key in random.sample(keys, 60)]
-    deleted = [delete(key) for key in random.sample(keys, 30)]
-    start = random.randrange(390)
-    await writer.ask(kv_pb2.WriteRequest(changes=[*changed, *deleted]))
-    emptied = delete_range(start=b"%03d" % start, end=b"%03d" % (start + 9))
-    await writer.ask(kv_pb2.WriteRequest(changes=[emptied]))
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_scan_of_a_snapshot_goes_on_at_any_server(seed: int) -> None:
-    """Cut anywhere, resumed at the writer, a replica or the next writer, it is one scan."""
-    random = random_of(f"snapshots/{seed}")
-    database = await Database.created(seed)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("limits", [{}, {"limit": 7}, {"limit_bytes": 700}], ids=str)
+@pytest.mark.parametrize(
+    "key_range", [{}, {"prefix": b"1"}, {"start": b"077", "end": b"301"}], ids=str
+)
+async def test_scan_of_a_snapshot_goes_on_at_any_server(
+    key_range: dict[str, bytes], limits: dict[str, int], *, reverse: bool
+) -> None:
+    """Cut after each message, resumed at the writer, a replica or the next writer, it is one."""
+    database = await Database.created()
+    fields = {"range": kv_pb2.KeyRange(**key_range), "reverse": reverse}
     async with serving(database, limits=SMALL_MESSAGES, fence_poll_ms=10) as writer:
-        await fill_levels(writer, random, database)
+        await writer.ask(kv_pb2.WriteRequest(changes=[put(key, b"v" * 60) for key in KEYS]))
+        await compact(database)
+        await churn(writer, 1)
         info = await create(writer.admin.snapshots)
         header = at(info.id)
+        whole = await scanned(writer, header, **fields)
         async with replica(database, SMALL_MESSAGES) as reader:
-            for number in range(SCANS_COUNT):
-                fields = some_range(random)
-                whole = pairs(await scanned(writer, header, **fields))
-                limits = some_limits(random)
-                found = await resumed((writer, reader), header, random, limits, **fields)
-                assert found == (whole, {info.seq})
-                if number % 10 == 0:
-                    await churn(writer, random, [b"%03d" % each for each in range(400)])
+            servers: list[Serving | Reader] = [writer, reader]
+            found, token = [], b""
+            for number, server in enumerate(cycle(servers)):
+                message = await one_message(server, header, token, **limits, **fields)
+                assert message.header.seq == info.seq
+                found.append(message)
+                token = message.page_token
+                if not token:
+                    break
+                if number == 1:
+                    await churn(writer, 2)
+            assert len(found) > 3
+            assert pairs(found) == pairs(whole)
             assert len(reader.kv.scans.views) == len(writer.kv.scans.views) == 0
-        request = kv_pb2.ScanRequest(header=header, resumable=True)
-        first = await anext(writer.kv.scan(request, CALL))
-        whole = pairs(await scanned(writer, header))
     async with serving(database, limits=SMALL_MESSAGES) as writer:
-        rest = await scanned(writer, header, page_token=first.page_token)
-        assert pairs([first, *rest]) == whole
+        rest = await scanned(writer, header, page_token=found[0].page_token, **fields)
+        assert pairs([found[0], *rest]) == pairs(whole)
 
 
 def test_view_of_a_resumable_scan_does_not_stay() -> None:

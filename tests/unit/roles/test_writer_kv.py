@@ -15,111 +15,26 @@ from shalekv.errors import (
     Fenced,
     NotACounter,
 )
-from shalekv.roles.service import Answer, Call
+from shalekv.roles.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
-from tests.kit.serving.messages import (
-    absent,
-    add,
-    change,
-    get,
-    present,
-    put,
-)
 from tests.kit.serving.roles import (
-    CALL,
     COMMITTED,
     DURABLE,
     LINEARIZABLE,
     MEMORY,
-    UNCOMMITTED,
     Serving,
+    absent,
+    add,
+    change,
+    get,
     header,
     opened,
-    pairs,
+    present,
+    put,
     serving,
 )
-
-LEVELS = (COMMITTED, LINEARIZABLE)
-
-
-def put_change(key: bytes, value: bytes) -> kv_pb2.Change:
-    return kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value))
-
-
-async def awaited(answer: Answer[kv_pb2.BatchGetReply]) -> kv_pb2.BatchGetReply:
-    return answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
-
-
-async def test_put_is_acknowledged_when_it_is_durable() -> None:
-    """The reply to a durable put waits for the object, and names it and the commit."""
-    async with serving() as writer:
-        writer.store.is_holding = True
-        answer = writer.kv.put(kv_pb2.PutRequest(key=b"a", value=b"1"), CALL)
-        assert isinstance(answer, asyncio.Future)
-        held = await writer.store.arrived(1)
-        assert not answer.done()
-        held.release()
-        reply = await answer
-        assert (reply.header.seq, reply.header.wal_id, reply.header.epoch) == (1, 1, 1)
-        assert reply.header.database_id == writer.engine.manifest.current.database_id
-        assert reply.header.role == kv_pb2.ROLE_WRITER
-        assert reply.durability == kv_pb2.DURABILITY_DURABLE
-
-
-async def test_reads_wait_for_what_came_before() -> None:
-    """At k = 2 a put that lands ahead of an earlier batch is shown by no read without the batch."""
-    async with serving(max_parallel_writes=2) as writer:
-        writer.store.is_holding = True
-        both = [put_change(b"a", b"1"), put_change(b"b", b"1")]
-        early = writer.kv.write(kv_pb2.WriteRequest(changes=both), CALL)
-        await writer.store.arrived(1)
-        late = writer.kv.put(kv_pb2.PutRequest(key=b"a", value=b"2"), CALL)
-        (await writer.store.arrived(2)).release()
-        assert isinstance(late, asyncio.Future)
-        await late
-        keys = kv_pb2.BatchGetRequest(keys=[b"a", b"b"])
-        async with asyncio.TaskGroup() as tasks:
-            reads = [tasks.create_task(writer.get(b"a", level)) for level in LEVELS]
-            batch = tasks.create_task(awaited(writer.kv.batch_get(keys, CALL)))
-            scan = tasks.create_task(writer.scan())
-            await quiesce()
-            assert not any(task.done() for task in (*reads, batch, scan))
-            assert (await writer.get(b"a", UNCOMMITTED)).value == b"2"
-            assert pairs(await writer.scan(UNCOMMITTED)) == [(b"a", b"2"), (b"b", b"1")]
-            writer.store.held[0].release()
-        assert isinstance(early, asyncio.Future)
-        await early
-        assert [(read.result().value, read.result().header.seq) for read in reads] == [
-            (b"2", 2),
-            (b"2", 2),
-        ]
-        assert [result.value for result in batch.result().results] == [b"2", b"1"]
-        assert batch.result().header.seq == 2
-        assert pairs(scan.result()) == [(b"a", b"2"), (b"b", b"1")]
-
-
-async def test_linearizable_read_is_answered_after_a_look() -> None:
-    """A linearizable read notices another writer before it answers, and then nobody is answered."""
-    database = await Database.created()
-    writer = await opened(database)
-    running = asyncio.create_task(writer.run())
-    await writer.put(b"a", b"1")
-    assert (await writer.get(b"a", LINEARIZABLE)).value == b"1"
-    await database.edit(lambda m: replace(m, writer_epoch=2, writer_nonce=b"r" * 16))
-    assert (await writer.get(b"a", COMMITTED)).value == b"1"  # may lag by one poll
-    with pytest.raises(Fenced):
-        await writer.get(b"a", LINEARIZABLE)
-    with pytest.raises(Fenced):
-        await running
-    for level in (COMMITTED, LINEARIZABLE, UNCOMMITTED):
-        with pytest.raises(Fenced):
-            await writer.get(b"a", level)
-        with pytest.raises(Fenced):
-            await writer.scan(level)
-    with pytest.raises(Fenced):
-        await writer.put(b"a")
 
 
 async def test_passed_deadline_does_nothing() -> None:

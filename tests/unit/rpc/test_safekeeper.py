@@ -17,7 +17,6 @@ from shalekv.core.quorum.messages import (
     Appended,
     Greet,
     Health,
-    Joined,
     Refusal,
     Vote,
 )
@@ -67,61 +66,6 @@ class HeldFileSystem(FileSystem):
             self.is_waiting.set()
             assert self.may_sync.wait(DEADLINE_S)
         super().sync_data(descriptor)
-
-
-async def test_two_streams(tmp_path: Path) -> None:
-    """What comes late on a stream that is not the elected one any more changes nothing (CE10)."""
-    async with safekeeper(tmp_path) as it:
-        await it.admit()
-        old = await it.lead(1)
-        records = old.make(b"one", b"two", b"three")
-        assert flushed_lsn(await old.send(records[:2])) == 2
-        again = Writer(await it.connect(), old.ballot, old.log)
-        await again.greet()
-        assert await again.elect() == Joined(old.ballot, 2)
-        late = await old.send(records[2:])
-        assert isinstance(late, Refusal)
-        assert "stream" in late.problem
-        assert isinstance(await old.elect(), Refusal)
-        assert flushed_lsn(await again.send(records[2:])) == 3
-
-
-@pytest.mark.parametrize("recent_bytes_max", [0, 300, 1 << 20])
-async def test_new_writer_truncates(tmp_path: Path, recent_bytes_max: int) -> None:
-    """What the elected log does not have is cut off, and what it has stays."""
-    async with safekeeper(tmp_path, recent_bytes_max=recent_bytes_max) as it:
-        await it.admit()
-        old = await it.lead(1)
-        await old.append(b"one", b"two", b"three")
-        elected = old.log.truncated(old.records[0].mark)
-        new = Writer(await it.connect(), SECOND, elected)
-        await new.greet()
-        assert await new.elect() == Joined(SECOND, 1)
-        assert flushed_lsn(await new.append(b"other")) == 2
-        pieces = it.links.fetch(it.address, DATABASE_ID, new.member_id, 1)
-        held = [record.payload async for records in pieces for record in records]
-        assert held == [b"one", b"other"]
-
-
-async def test_only_after_the_sync(tmp_path: Path) -> None:
-    """An append is answered when it is on the disk and not before; others are taken meanwhile."""
-    files = HeldFileSystem()
-    async with safekeeper(tmp_path, filesystem=files) as it:
-        await it.admit()
-        writer = await it.lead(1)
-        files.may_sync.clear()
-        for payload in (b"one", b"two"):
-            await writer.link.send(Append(writer.ballot, writer.make(payload), 0))
-        receiving = asyncio.create_task(writer.link.receive())
-        assert await asyncio.to_thread(files.is_waiting.wait, DEADLINE_S)
-        member = it.node.find(it.place().database_id)
-        while member.state.log.last.lsn < 2:  # noqa: ASYNC110 - both are to be taken
-            await asyncio.sleep(0)
-        assert not receiving.done()
-        files.may_sync.set()
-        async with asyncio.timeout(DEADLINE_S):
-            assert flushed_lsn(await receiving) == 1
-            assert flushed_lsn(await writer.link.receive()) == 2
 
 
 async def test_vote_waits_for_the_disk(tmp_path: Path) -> None:
@@ -300,15 +244,6 @@ async def test_refusing_server(tmp_path: Path) -> None:
             assert checked.status == health_pb2.HealthCheckResponse.NOT_SERVING
             assert (await failure(stream)).code is grpc.StatusCode.UNAVAILABLE
         await server.stop()
-
-
-async def test_ballot_is_said(tmp_path: Path) -> None:
-    """A refusal over the wire names the ballot that was promised."""
-    async with safekeeper(tmp_path) as it:
-        await it.admit()
-        writer = await it.lead(5)
-        [member] = (await it.links.status(it.address, DATABASE_ID)).members
-        assert member.promise == Ballot(5, writer.ballot.nonce)
 
 
 async def test_retire_and_status_are_refused(tmp_path: Path) -> None:

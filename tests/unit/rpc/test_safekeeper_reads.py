@@ -208,18 +208,6 @@ async def test_a_chain(tmp_path: Path) -> None:
             assert (state.log, state.committed_lsn) == (first.log, 2)
 
 
-async def test_a_gap(tmp_path: Path) -> None:
-    """What leaves one is dropped without a word, and what the writer sends fills it."""
-    async with safekeepers(tmp_path, 2) as them:
-        first, second = await led(them)
-        one, two, three = first.make(b"one", b"two", b"three")
-        await first.send([one])
-        await first.send([two], relays=[second])
-        assert await second.send([one, two]) == Appended(second.ballot, 2)
-        await first.send([three], relays=[second])
-        assert await second.hear() == Appended(second.ballot, 3)
-
-
 async def test_a_relay_of_an_old_leader(tmp_path: Path) -> None:
     """After the next writer was elected it changes nothing, nor does one of a writer that was not
     elected here, or for another member.

@@ -18,8 +18,7 @@ from shalekv.roles.service import Answer, Call
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.memory_service import MemoryKv
-from tests.kit.serving.messages import absent, add, change, key_header, put
-from tests.kit.serving.roles import MEMORY
+from tests.kit.serving.roles import MEMORY, absent, add, change, key_header, put
 from tests.kit.serving.rpc import Failure, Serving, failure
 from tests.kit.serving.rpc import serving as serving_memory
 from tests.unit.rpc.sessions import (

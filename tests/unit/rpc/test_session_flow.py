@@ -132,10 +132,7 @@ async def test_long_message_lets_others_run() -> None:
         assert max(steps) <= TURN_COUNT
 
 
-ROOM_ONE_BYTES = 2 * len(VALUE)  # more than what a get and its result hold
-ALL_BYTES = 64 * KIB
 SESSIONS = 10
-ROOM_LIMITS = LimitSettings(session_bytes_max=64 * KIB)
 
 
 async def test_sessions_share_their_room() -> None:
@@ -144,10 +141,10 @@ async def test_sessions_share_their_room() -> None:
     """
     service = MemoryKv()
     service.values[b"a"] = VALUE
-    room = ResultRoom(ALL_BYTES)
+    room = ResultRoom(MAX_BYTES)
     async with AsyncExitStack() as stack:
         silent = [
-            await stack.enter_async_context(driven(service, limits=ROOM_LIMITS, room=room))
+            await stack.enter_async_context(driven(service, limits=LIMITS, room=room))
             for _ in range(SESSIONS)
         ]
         for session in silent:
@@ -158,8 +155,8 @@ async def test_sessions_share_their_room() -> None:
         held = [session.session.held_bytes for session in silent]
         assert all(each > SMALL_BYTES for each in held)
         assert room.used_bytes == sum(held)
-        assert ALL_BYTES < room.used_bytes <= ALL_BYTES + SESSIONS * ROOM_ONE_BYTES
-        async with driven(service, limits=ROOM_LIMITS, room=room) as late:
+        assert MAX_BYTES < room.used_bytes <= MAX_BYTES + SESSIONS * GET_BYTES
+        async with driven(service, limits=LIMITS, room=room) as late:
             for number in range(20):
                 late.send(operation(number, kv_pb2.GetRequest(key=b"a")))
             assert len(await late.rest()) == 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
 from shalekv.runtime import Runtime
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.kit.processes.in_process import memory_store
+from tests.kit.processes.in_process import memory_store, real_runtime
 from tests.kit.quorum.held_log import (
     DEADLINE_S,
     EAGER,
@@ -33,6 +33,27 @@ from tests.kit.quorum.held_log import (
     running,
 )
 from tests.kit.store import FaultyStore, HeldStore, Request, nothing
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    """Real time, and threads."""
+    with real_runtime() as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def objects() -> MemoryObjects:
+    """Those of the database."""
+    return MemoryObjects()
+
+
+@pytest.fixture
+async def store(objects: MemoryObjects) -> MemoryStore:
+    """One with a manifest that names all three members."""
+    store = memory_store(objects)
+    await put_manifest(store, manifest_of(0, A, B, C))
+    return store
 
 
 async def test_the_appointed_member_archives_what_is_complete(
@@ -106,38 +127,6 @@ async def test_a_member_without_room_looks_at_once(
         b.want_room()
         await b.reached(archived=2, trimmed_lsn=6)
         assert not b.is_room_wanted
-
-
-async def test_another_takes_over_from_one_that_is_gone(
-    store: MemoryStore, runtime: Runtime
-) -> None:
-    """What the appointed member does not archive is archived by another that has waited."""
-    written, log = Written(), HeldLog(A, appointed=B)
-    log.append(written.write("0.1.2."), committed_lsn=3)
-    async with running(archiver_of(log, store, runtime)):
-        await log.reached(archived=2, trimmed_lsn=3)
-
-
-async def test_archivers_that_race_agree(
-    objects: MemoryObjects, store: MemoryStore, runtime: Runtime
-) -> None:
-    """Members that all archive at once make the same objects, and find no fault in it (CE16)."""
-    written = Written()
-    records = written.write("".join(f"{n}{n}-{n}." for n in range(10)))
-    logs = [HeldLog(each, appointed=each) for each in (A, B, C)]
-    # Each reads pieces of another size.
-    sizes = (4_096, 5_000, 1 << 20)
-    archivers = []
-    for log, read_bytes in zip(logs, sizes, strict=True):
-        log.append(records, committed_lsn=len(records))
-        settings = EAGER.model_copy(update={"archive_read_bytes": read_bytes})
-        archivers.append(archiver_of(log, memory_store(objects), runtime, settings))
-    async with running(*archivers):
-        for log in logs:
-            await log.reached(archived=9, trimmed_lsn=len(records))
-    for wal_id in range(10):
-        assert (await store.get(names.wal_name(wal_id))).data == written.object(wal_id)
-    assert [log.archiving.problem for log in logs] == [""] * 3
 
 
 async def test_collected_objects_count_as_archived(store: MemoryStore, runtime: Runtime) -> None:

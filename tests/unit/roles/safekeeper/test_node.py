@@ -7,7 +7,6 @@ import errno
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.membership import Member as Named
@@ -15,14 +14,11 @@ from shalekv.core.quorum.messages import (
     Append,
     Appended,
     Elected,
-    Greet,
-    Greeting,
     Health,
     Joined,
     Refusal,
     ToAcceptor,
     ToProposer,
-    Vote,
     VoteRequest,
 )
 from shalekv.core.quorum.record import EMPTY_LOG, Ballot, LogShape, Record
@@ -169,25 +165,6 @@ async def test_admit_checks_the_place(tmp_path: Path) -> None:
             await node.admit(place(tmp_path, "moved"), REQUEST_ID)
 
 
-async def test_restart(tmp_path: Path) -> None:
-    """Promise, records and commit point outlive a process that ends at any moment."""
-    async with running_node(safekeeper_settings(tmp_path)) as node:
-        member_id = await node.admit(place(tmp_path), REQUEST_ID)
-        member = node.find(DATABASE_ID)
-        records = await filled(member)
-        stream = member.open_stream()
-        assert isinstance(await say(member, stream, VoteRequest(member_id, SECOND)), Vote)
-    async with running_node(safekeeper_settings(tmp_path), settles=False) as node:
-        member = node.find(DATABASE_ID)
-        assert await member.records(1, 9, bytes_max=1 << 20) == records
-        stream = member.open_stream()
-        greeting = await say(member, stream, Greet())
-        assert isinstance(greeting, Greeting)
-        assert (greeting.member_id, greeting.promise) == (member_id, SECOND)
-        assert greeting.committed_lsn == 4
-        assert isinstance(await say(member, stream, VoteRequest(member_id, FIRST)), Refusal)
-
-
 async def test_one_process_for_a_folder(tmp_path: Path) -> None:
     """A second node on the same folder is refused."""
     async with running_node(safekeeper_settings(tmp_path)):
@@ -271,45 +248,6 @@ async def test_retired_by_itself(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
         assert held_by(node) == {new_id}
     assert folders_in(settings) == {new_id.hex(), SET_ASIDE}
-
-
-async def test_damaged_log(tmp_path: Path) -> None:
-    """A log that lost records does not vote, shows nothing, and is sound when it is full again."""
-    settings = safekeeper_settings(tmp_path)
-    async with running_node(settings) as node:
-        member_id = await node.admit(place(tmp_path), REQUEST_ID)
-        records = await filled(node.find(DATABASE_ID))
-        shape = node.find(DATABASE_ID).state.log
-    damage(settings, records[2])
-    with capture_logs() as lines:
-        async with running_node(settings):
-            (line,) = [line for line in lines if line["event"] == "records were lost"]
-    assert (line["log_level"], line["health"]) == ("error", "damaged")
-    assert "record" in line["problem"]
-    async with running_node(settings) as node:
-        member = node.find(DATABASE_ID)
-        assert health_of(node) is Health.DAMAGED
-        stream = member.open_stream()
-        assert isinstance(await say(member, stream, VoteRequest(member_id, SECOND)), Refusal)
-        with pytest.raises(LogDamaged):
-            await member.records(1, 9, bytes_max=1 << 20)
-        with pytest.raises(LogDamaged):
-            member.first_of_object(0)
-        elected = Elected(member_id, SECOND, shape)
-        assert await say(member, stream, elected) == Joined(SECOND, 0)
-        assert await say(member, stream, Append(SECOND, tuple(records[:4]), 4)) == Appended(
-            SECOND, 4
-        )
-        assert health_of(node) is Health.REFILLING
-        third = Ballot(3, b"3" * 16)
-        voter = member.open_stream()
-        assert isinstance(await say(member, voter, VoteRequest(member_id, third)), Refusal)
-        assert await say(member, stream, Append(SECOND, (records[4],), 4)) == Appended(SECOND, 5)
-        assert isinstance(await say(member, voter, VoteRequest(member_id, third)), Vote)
-    async with running_node(settings) as node:
-        member = node.find(DATABASE_ID)
-        assert (member.state.health, member.state.promise) == (Health.SOUND, third)
-        assert await member.records(1, 9, bytes_max=1 << 20) == records
 
 
 async def test_a_record_rots_while_the_node_runs(tmp_path: Path) -> None:

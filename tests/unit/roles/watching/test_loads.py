@@ -9,7 +9,7 @@ import pytest
 from shalekv.format import names
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
-from tests.kit.serving.messages import delete, put
+from tests.kit.serving.roles import delete, put
 from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import Watched, watched
 from tests.unit.roles.watching.truth import Change, told

@@ -139,3 +139,18 @@ async def test_idle_watches_are_told_how_far_all_was_told() -> None:
                 assert reply.WhichOneof("event") == "progress_seq"
             assert reply.header.seq >= seq
             assert reply.header.role == kv_pb2.ROLE_WRITER
+
+
+async def test_values_that_do_not_fit_are_unknown() -> None:
+    """Two values that do not fit into one message are not sent together: the new one is."""
+    size = 2_500_000
+    async with watched() as under:
+        client = under.client()
+        client.create(previous_value=True)
+        await client.opened()
+        for value in (b"a" * size, b"b" * size):
+            await under.writer.put(b"k", value)
+        await client.commit()
+        change = (await client.commit()).changes[0]
+        assert change.entry.value == b"b" * size
+        assert change.previous_unknown

@@ -26,6 +26,7 @@ class Change(NamedTuple):
 
 
 Commits = list[tuple[int, list[Change]]]
+ValuesBefore = dict[tuple[int, bytes], bytes | None]  # by sequence number and key
 
 
 def told(commits: list[kv_pb2.WatchCommit], last_seq: int = 2**63) -> Commits:
@@ -78,3 +79,27 @@ def seen(entry: Entry, keys: KeyRange) -> Change | None:
     if entry.kind is Kind.TOMBSTONE:
         kind = WatchChange.KIND_EXPIRED if entry.expire_at_ms else WatchChange.KIND_DELETE
     return Change(kind, entry.key, entry.value, entry.seq, b"")
+
+
+async def values_before(database: Database) -> ValuesBefore:
+    """The value before each change of a key, by the log alone."""
+    state: dict[bytes, bytes] = {}
+    found: ValuesBefore = {}
+    commits: dict[int, list[Entry]] = {}
+    for entry in await wal_entries(database):
+        commits.setdefault(entry.seq, []).append(entry)
+    for seq, entries in commits.items():
+        before = dict(state)
+        for entry in entries:  # range deletes come first
+            if entry.kind is Kind.RANGE_TOMBSTONE:
+                for key in [
+                    k for k in state if k >= entry.key and (not entry.value or k < entry.value)
+                ]:
+                    del state[key]
+                continue
+            found[seq, entry.key] = before.get(entry.key)
+            if entry.kind is Kind.PUT:
+                state[entry.key] = entry.value
+            else:
+                state.pop(entry.key, None)
+    return found

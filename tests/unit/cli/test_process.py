@@ -1,0 +1,130 @@
+"""What every process does: its log lines, its garbage collector, signals that ask to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from shalekv.cli.garbage import tame_garbage_collector
+from shalekv.cli.logs import configure_logs
+from shalekv.cli.stopping import StopRequest
+from shalekv.settings import LogFormat, LogLevel
+
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
+
+
+def _fail(secret: str) -> None:
+    raise ValueError(f"no {len(secret)}")
+
+
+def test_json_lines_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """With timestamp, level and event first, whoever wrote them, tracebacks inside."""
+    configure_logs(LogFormat.JSON, LogLevel.INFO)
+    structlog.get_logger("shalekv").info("serving", listen="127.0.0.1:1")
+    structlog.get_logger("shalekv").debug("not shown")
+    logging.getLogger("some.library").warning("careful with %s", "it")
+    try:
+        _fail(secret=SECRET)
+    except ValueError:
+        structlog.get_logger("shalekv").exception("failed")
+    written = capsys.readouterr()
+    lines = [json.loads(line) for line in written.err.splitlines()]
+    assert [list(line)[:3] for line in lines] == [["timestamp", "level", "event"]] * 3
+    assert [(line["level"], line["event"]) for line in lines] == [
+        ("info", "serving"),
+        ("warning", "careful with it"),
+        ("error", "failed"),
+    ]
+    assert lines[0]["listen"] == "127.0.0.1:1"
+    assert "ValueError: no 7" in lines[2]["exception"]
+    assert SECRET not in written.err
+    assert written.out == ""
+
+
+def test_lines_name_the_role(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of libraries as well: processes of several roles share their stderr."""
+    configure_logs(LogFormat.JSON, LogLevel.INFO, role="compactor")
+    structlog.get_logger("shalekv").info("compacting")
+    logging.getLogger("some.library").warning("careful")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["role"] for line in lines] == ["compactor", "compactor"]
+
+
+ENTRIES = 200_000
+
+
+@pytest.fixture(autouse=True)
+def _collector_as_before() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def test_no_full_collection_interrupts_a_growing_memtable() -> None:
+    """Young objects are collected all the same."""
+    tame_garbage_collector()
+    before = [generation["collections"] for generation in gc.get_stats()]
+    kept = {number: [number] for number in range(ENTRIES)}
+    after = [generation["collections"] for generation in gc.get_stats()]
+    young, middle, full = (b - a for a, b in zip(before, after, strict=True))
+    assert len(kept) == ENTRIES
+    assert young > 10
+    assert middle > 0
+    assert full == 0
+
+
+def test_what_was_there_is_out_of_sight() -> None:
+    """A collection later looks at none of it."""
+    kept = {number: [number] for number in range(ENTRIES)}
+    tame_garbage_collector()
+    assert gc.get_freeze_count() >= len(kept)
+
+
+async def test_what_may_be_interrupted_is_cancelled() -> None:
+    """An opening that waits for a store ends at once, quietly, and the task goes on."""
+    with StopRequest() as stop:
+        with stop.interrupts():
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        assert stop.asked.is_set()
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+
+async def test_a_cancellation_by_others_is_not_swallowed() -> None:
+    """Only the signal is answered for."""
+
+    async def open_for_ever(stop: StopRequest, opening: asyncio.Event) -> None:
+        with stop.interrupts():
+            opening.set()
+            await asyncio.Event().wait()
+
+    with StopRequest() as stop:
+        opening = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(open_for_ever(stop, opening))
+            await opening.wait()
+            task.cancel()
+    assert task.cancelled()
+    assert not stop.asked.is_set()
