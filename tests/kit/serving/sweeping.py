@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shalekv.core.entry import Entry, Kind
@@ -15,8 +15,6 @@ from shalekv.settings import CompactorSettings, CompactSettings, LevelSettings, 
 from shalekv.store.api import ObjectStore
 from tests.kit.engine.databases import Database
 from tests.kit.serving.roles import NEVER_POLLED
-from tests.sim.run import simulate
-from tests.sim.world import World
 
 DAY_MS = 86_400_000
 BY_HAND: dict[str, Any] = NEVER_POLLED | {"expiry_sweep_interval_ms": DAY_MS}
@@ -28,15 +26,6 @@ class Logged(NamedTuple):
 
     entry: Entry
     logical_time_ms: int
-
-
-def in_still_time(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `main` where time stands still but for what it lets pass."""
-
-    async def in_world(_: World) -> None:
-        await main()
-
-    simulate(1, in_world)
 
 
 async def logged(database: Database) -> list[Logged]:

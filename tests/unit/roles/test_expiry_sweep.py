@@ -7,18 +7,17 @@ import asyncio
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
-from tests.kit.run_by import run_by
 from tests.kit.serving.roles import Serving, delete_range, follow, forgotten, pairs, serving
 from tests.kit.serving.sweeping import (
     BY_HAND,
     TTL_MS,
     check_log,
     compact,
-    in_still_time,
     logged,
     told,
 )
 from tests.kit.states import counter
+from tests.kit.virtual_time import virtual_time
 from tests.sim.run import simulate
 from tests.sim.world import World
 
@@ -30,7 +29,7 @@ async def sweep(writer: Serving) -> None:
     await writer.engine.expiry.scan()
 
 
-@run_by(in_still_time)
+@virtual_time(seed=1)
 async def test_expired_value_is_told_once() -> None:
     """Not before its time; with its expiry; reads are the same before and after."""
     database = await Database.created()
@@ -53,7 +52,7 @@ async def test_expired_value_is_told_once() -> None:
         check_log(await logged(database))
 
 
-@run_by(in_still_time)
+@virtual_time(seed=1)
 async def test_what_was_replaced_is_not_told() -> None:
     """Deleted, deleted by range, overwritten, or given another life before it was over."""
     database = await Database.created()
@@ -73,7 +72,7 @@ async def test_what_was_replaced_is_not_told() -> None:
         check_log(await logged(database))
 
 
-@run_by(in_still_time)
+@virtual_time(seed=1)
 async def test_write_that_comes_first_is_not_taken_away() -> None:
     """A sweep is decided in the order of all writes, those that are not durable yet included."""
     database = await Database.created()
@@ -93,7 +92,7 @@ async def test_write_that_comes_first_is_not_taken_away() -> None:
         assert [key for key, _ in await told(database)] == [b"b"]
 
 
-@run_by(in_still_time)
+@virtual_time(seed=1)
 async def test_delete_that_lands_ahead_of_its_turn_counts() -> None:
     """A value that lands after its delete is not kept in mind, and never told."""
     database = await Database.created()
@@ -115,7 +114,7 @@ async def test_delete_that_lands_ahead_of_its_turn_counts() -> None:
         assert await told(database) == []
 
 
-@run_by(in_still_time)
+@virtual_time(seed=1)
 async def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
     """Then the levels are asked: a key that it has deleted is not told."""
     database = await Database.created()
@@ -131,7 +130,7 @@ async def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
         assert [key for key, _ in await told(database)] == [b"b1"]
 
 
-@run_by(in_still_time)
+@virtual_time(seed=1)
 async def test_values_without_room_are_found_in_the_levels() -> None:
     """Nothing is lost when more expire than are kept in mind, nor read as long as none does."""
     database = await Database.created()
@@ -151,7 +150,7 @@ async def test_values_without_room_are_found_in_the_levels() -> None:
         assert sorted(key for key, _ in await told(database)) == sorted(expected)
 
 
-@run_by(in_still_time)
+@virtual_time(seed=1)
 async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() -> None:
     """Within `expired_kept_s` it is told after any merge; later it may go untold."""
     for kept_s, expected in ((3_600, [b"a"]), (0, [])):

@@ -18,9 +18,9 @@ from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.kit.quorum.log import Ground, Writing, in_virtual_time, runtime, until
-from tests.kit.run_by import run_by
+from tests.kit.quorum.log import Ground, Writing, runtime, until
 from tests.kit.serving.roles import CALL, Calls, absent, key_header
+from tests.kit.virtual_time import virtual_time
 
 NEVER_MS = 3_600_000  # so long an object stays open unless somebody asks for its end
 
@@ -81,7 +81,7 @@ QUORUM = kv_pb2.DURABILITY_QUORUM
 ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
 
 
-@run_by(in_virtual_time)
+@virtual_time(5)
 async def test_reply_tells_what_was_reached() -> None:
     """What is durable is in a quorum, and the reply says so; MEMORY says no more than it is."""
     async with quorum_serving() as writer:
@@ -99,7 +99,7 @@ async def test_reply_tells_what_was_reached() -> None:
         assert reply.durability == QUORUM
 
 
-@run_by(in_virtual_time)
+@virtual_time(5)
 async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None:
     """Both replies come when the object is there; others do not wait."""
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
@@ -119,7 +119,7 @@ async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None
         assert (await writer.ground.cas().reads.head(name)).size_bytes > 0
 
 
-@run_by(in_virtual_time)
+@virtual_time(5)
 async def test_without_a_majority_writes_end_and_are_refused() -> None:
     """Waiting ones end as unknown, new ones are refused; reads go on; then all resumes."""
     async with quorum_serving(parallel_appends=2) as writer:
@@ -142,7 +142,7 @@ async def test_without_a_majority_writes_end_and_are_refused() -> None:
         await writer.put(b"b")
 
 
-@run_by(in_virtual_time)
+@virtual_time(5)
 async def test_key_of_an_unknown_write_is_remembered() -> None:
     """A repeat is not applied beside the first: it is unknown, too, and later gets its reply."""
     async with quorum_serving() as writer:
@@ -159,7 +159,7 @@ async def test_key_of_an_unknown_write_is_remembered() -> None:
         assert len(writer.engine.idempotency) == 1
 
 
-@run_by(in_virtual_time)
+@virtual_time(5)
 async def test_snapshot_holds_all_that_was_acknowledged() -> None:
     """It is a view of the store, so what is in safekeepers is archived first."""
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:

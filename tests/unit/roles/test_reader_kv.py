@@ -27,11 +27,10 @@ from tests.kit.engine.replica import (
     BY_HAND,
     AskedStore,
     ReplicaGround,
-    in_virtual_time,
     pass_s,
 )
 from tests.kit.inline_runtime import gathered
-from tests.kit.run_by import run_by
+from tests.kit.virtual_time import virtual_time
 
 NO_CACHE = CacheSettings().model_copy(update={"block_cache_bytes": 0, "metadata_cache_bytes": 0})
 
@@ -73,7 +72,7 @@ WRITES: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("method", "request_"), WRITES)
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_writes_are_refused_with_the_address_of_the_writer(
     method: str, request_: Any
 ) -> None:
@@ -87,7 +86,7 @@ async def test_writes_are_refused_with_the_address_of_the_writer(
 
 
 @pytest.mark.parametrize("level", [kv_pb2.READ_LEVEL_LINEARIZABLE, kv_pb2.READ_LEVEL_UNCOMMITTED])
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> None:
     """Never answered with less than the level promises."""
     reader = await opened(await ReplicaGround.created())
@@ -98,7 +97,7 @@ async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> 
         await gathered(reader.kv.scan(scan, Call()))
 
 
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_read_whose_tree_was_lost_begins_again() -> None:
     """A reader without a snapshot answers from levels that are there; a scan is ended instead."""
     ground = await ReplicaGround.created()
@@ -121,7 +120,7 @@ async def test_read_whose_tree_was_lost_begins_again() -> None:
     assert [e.value for m in await gathered(scan) for e in m.entries] == [b"4", b"1"]
 
 
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
     """A reader without a snapshot that comes too late for the log begins anew, not for ever."""
     ground = await ReplicaGround.created()
@@ -150,7 +149,7 @@ async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
         await opened(ground, store, snapshot="none", reader_parallel_reads=1)
 
 
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_reader_that_cannot_begin_leaves_nothing() -> None:
     """One that is started again and again at a damaged log does not fill the manifest."""
     ground = await ReplicaGround.created()
@@ -163,7 +162,7 @@ async def test_reader_that_cannot_begin_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_scan", [False, True])
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
     """A read with the number of a write sees it, however seldom the reader looks by itself."""
     ground = await ReplicaGround.created()
@@ -181,7 +180,7 @@ async def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
         assert found == [b"1"]
 
 
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None:
     """The answer is there before the deadline, so that the caller hears it."""
     ground = await ReplicaGround.created()
@@ -197,7 +196,7 @@ async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None
         assert reader.engine.prefix.waiting_count == 0
 
 
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
     """A state that is new enough is answered at once; another after one look, if that helps."""
     ground = await ReplicaGround.created()

@@ -18,12 +18,11 @@ from tests.kit.engine.replica import (
     TTL_S,
     AskedStore,
     ReplicaGround,
-    in_virtual_time,
     pass_s,
     running,
 )
-from tests.kit.run_by import run_by
 from tests.kit.serving.watchers import TIMELESS, WatchClient
+from tests.kit.virtual_time import virtual_time
 
 CONSUMER = "keeps the log"
 
@@ -70,7 +69,7 @@ async def fall_asleep(ground: ReplicaGround) -> int:
     return ground.seq
 
 
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_jump_over_what_is_gone_is_told() -> None:
     """When the log was collected meanwhile, a watch is closed with WAL_COLLECTED: it is not told
     what comes later as if nothing had been between. One that needs none of that goes on.
@@ -96,7 +95,7 @@ async def test_jump_over_what_is_gone_is_told() -> None:
             assert [commit.seq for commit in await client.until(7, 3)] == [6, 7]
 
 
-@run_by(in_virtual_time)
+@virtual_time(seed=1)
 async def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
     """While the manifest cannot be edited a watch with a consumer goes on, and tries again soon
     enough for its lease to outlive that.
