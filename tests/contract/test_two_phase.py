@@ -369,14 +369,10 @@ async def test_a_table_that_was_dropped(
         await records.insert(record("wal/1"))
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 class TestDecidedBySqlite(HttpStoreContract):
     rounds = 4
-    many = 60
-
-    @pytest.fixture
-    def kind(self) -> str:
-        """By a file; lists and reads are those of the plain store."""
-        return "sqlite"
+    many = 60  # lists and reads are those of the plain store
 
     async def test_a_create_has_its_price(self, store: ObjectStore) -> None:
         """A create is two puts, two writes of records and one delete, when all goes well."""

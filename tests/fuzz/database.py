@@ -27,7 +27,6 @@ from shalekv.format.names import (
     parse_election_name,
     parse_level_name,
     parse_manifest_name,
-    parse_temporary_name,
     parse_wal_name,
 )
 from shalekv.format.sst import open_sst, read_block
@@ -222,9 +221,6 @@ class Readers:
             return REFUSED
 
     def _read(self, name: str, data: bytes) -> object:
-        temporary = parse_temporary_name(name)
-        if temporary is not None:  # it is copied, and read under the other name
-            return self._read(temporary.destination, data)
         if parse_manifest_name(name) is not None:
             return decode_manifest(name, data)
         if parse_wal_name(name) is not None:

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from tests.fuzz.budget import SOAK_TIMES, attempts, replayable
+from tests.fuzz.budget import attempts, budgets, replayable
 from tests.fuzz.decoders.decoder import Decoder, check_cost, is_refused, outcome
 from tests.fuzz.decoders.registry import DECODERS, GROUPS
 from tests.fuzz.mutations import ABSURD_NUMBERS, flipped, mutant, overwritten
@@ -68,26 +68,15 @@ def attack(decoder: Decoder, random: Random) -> None:
             check_cost(decoder, reseal(mutant(random, decoder.samples)))
 
 
-def fuzz(group: str, budget_s: float) -> None:
-    for number, random in attempts(group, budget_s):
-        with replayable(number):
-            attack(GROUPS[group][number % len(GROUPS[group])], random)
-
-
+@budgets
 @groups
-def test_fuzzed(group: str) -> None:
+def test_fuzzed(group: str, times: int) -> None:
     """Any bytes end in a documented error, or in an answer; with a checksum, in the right one.
     Memory and work are bounded by what there is to decode, whatever it claims to be.
     """
-    fuzz(group, BUDGET_S)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@groups
-def test_fuzzed_at_length(group: str) -> None:
-    """As above."""
-    fuzz(group, SOAK_TIMES * BUDGET_S)
+    for number, random in attempts(group, times * BUDGET_S):
+        with replayable(number):
+            attack(GROUPS[group][number % len(GROUPS[group])], random)
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.contract.opening import OpenStore, opener
+from tests.contract import conftest as contract
+from tests.contract.opening import OpenStore
 from tests.kit.household import Household
 from tests.kit.processes.in_process import real_runtime
 
 HTTP_TICK_MS = 2_000  # HTTP tells whole seconds
-
-
-@pytest.fixture
-def open_store(kind: str, request: pytest.FixtureRequest) -> Iterator[OpenStore]:
-    """Opens one and the same new database on this kind of store."""
-    yield from opener(kind, request)
+open_store = contract.open_store  # a fixture
 
 
 @pytest.fixture

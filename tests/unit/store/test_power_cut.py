@@ -148,18 +148,11 @@ def _problems(store: LocalStore, told: Told) -> list[str]:
     return problems
 
 
-def test_what_was_told_survives() -> None:
-    """After a power cut, acknowledged objects are there and whole, and no half object is."""
-    for number in range(CUTS):
-        problems = power_cut(number, ForwardingFileSystem)
-        assert not problems, f"cut {number}: {problems}"
-
-
-@pytest.mark.soak
+@pytest.mark.parametrize("first", [0, pytest.param(CUTS, marks=pytest.mark.soak)])
 @pytest.mark.timeout(600)
-def test_what_was_told_survives_many_power_cuts() -> None:
-    """As above, for many more cuts."""
-    for number in range(CUTS, CUTS_OF_SOAK):
+def test_what_was_told_survives(first: int) -> None:
+    """After a power cut, acknowledged objects are there and whole, and no half object is."""
+    for number in range(first, CUTS_OF_SOAK if first else CUTS):
         problems = power_cut(number, ForwardingFileSystem)
         assert not problems, f"cut {number}: {problems}"
 

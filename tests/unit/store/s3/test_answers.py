@@ -103,6 +103,18 @@ async def test_refusals_say_what_to_do(status: int, code: str, advice: str) -> N
         assert len(server.requests) == s3.sent.total == 2
 
 
+async def test_no_permission() -> None:
+    """Whoever lacks a permission is told which one each operation needs."""
+    denied = refused(403, "AccessDenied")
+    async with scripted(lambda _: denied) as server, opened(server.endpoint) as s3:
+        for call in ("create", "get", "get_range", "head", "list", "delete", "now"):
+            doing = "ask for the time" if call == "now" else call
+            told = str(await failure(s3, call))
+            assert told.startswith(f"{URL}: {call} ")
+            assert f"may not {doing} in" in told
+            assert "they need s3:" in told
+
+
 @pytest.mark.parametrize(("status", "code"), PASSING)
 async def test_what_may_pass(status: int, code: str) -> None:
     """What may pass leaves a create unknown, and a read to be repeated; nothing repeats it here."""
