@@ -14,11 +14,20 @@ from random import Random
 import pytest
 
 from tests.fuzz.budget import attempts, budgets, replayable
+from tests.fuzz.decoders import manifests, members, pieces, ssts, texts
 from tests.fuzz.decoders.decoder import Decoder, check_cost, is_refused, outcome
-from tests.fuzz.decoders.registry import DECODERS, GROUPS
 from tests.fuzz.mutations import ABSURD_NUMBERS, flipped, mutant, overwritten
 from tests.style.sources import ROOT
 
+GROUPS = {
+    "SSTs": ssts.DECODERS,
+    "pieces of SSTs": pieces.DECODERS,
+    "manifests": manifests.DECODERS,
+    "members": members.DECODERS,
+    "names": texts.NAMES,
+    "texts": texts.DECODERS,
+}
+DECODERS = tuple(each for group in GROUPS.values() for each in group)
 BUDGET_S = 0.8  # of a group
 ARBITRARY_BYTES_MAX = 400
 SMALL_BYTES = 5_000

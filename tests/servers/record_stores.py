@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +114,7 @@ def mariadb() -> Iterator[MariaServer]:
     with folder() as work:
         server = MariaServer("127.0.0.1", free_port())
         argv = _maria_argv(usr, work)
-        _create_maria(argv, usr, work)
+        _create_maria(argv, usr)
         grant = work / "grant.sql"
         grant.write_text(MARIA_GRANT.format(name=server.user, password=server.password))
         argv += [f"--init-file={grant}", f"--socket={work / 'socket'}", f"--port={server.port}"]
@@ -142,29 +142,35 @@ def _maria_argv(usr: Path, work: Path) -> list[str]:
     ]
 
 
-def _create_maria(argv: list[str], usr: Path, work: Path) -> None:
+def _create_maria(argv: list[str], usr: Path) -> None:
     share = usr / "share" / "mysql"
     found = [
         next(path for path in (share / f"{kind}_{name}.sql" for kind in ("mariadb", "mysql"))
              if path.exists())
         for name in MARIA_TABLES
     ]  # fmt: skip
-    with (work / "tables.sql").open("wb") as script:
-        script.write(MARIA_BEGIN)
-        for path in found:
-            with path.open("rb") as part:
-                shutil.copyfileobj(part, script)
-    with (work / "tables.sql").open("rb") as script:
-        created = subprocess.run(
-            [*argv, "--bootstrap", "--skip-networking"],
-            env=os.environ | libraries(usr),
-            stdin=script,
-            capture_output=True,
-            check=False,
-            timeout=CREATE_S,
-        )
-    if created.returncode != 0:
-        raise ServerFailed(f"$ {' '.join(argv)}\n{created.stderr.decode(errors='replace')}")
+    script = MARIA_BEGIN + b"".join(path.read_bytes() for path in found)
+    _run([*argv, "--bootstrap", "--skip-networking"], libraries(usr), script=script)
+
+
+def _run(
+    argv: list[str], env: Mapping[str, str], *, user: str | None = None, script: bytes = b""
+) -> None:
+    """A program that makes the files of a server, to its end."""
+    ran = subprocess.run(
+        argv,
+        env=os.environ | env,
+        cwd="/",
+        user=user,
+        extra_groups=None if user is None else [],
+        input=script,
+        capture_output=True,
+        check=False,
+        timeout=CREATE_S,
+    )
+    if ran.returncode != 0:
+        said = (ran.stdout + ran.stderr).decode(errors="replace")
+        raise ServerFailed(f"$ {' '.join(argv)}\n{said}")
 
 
 def _greets(server: MariaServer) -> Callable[[], bool]:
@@ -205,9 +211,8 @@ def postgres() -> Iterator[PostgresServer]:
         server = PostgresServer("127.0.0.1", free_port())
         data = work / "data"
         argv = [f"--pgdata={data}", f"--username={server.user}", "--auth=trust", "--no-sync"]
-        _create_postgres(
-            [str(programs / "initdb"), *argv, "--no-locale", "--encoding=UTF8"], env, user
-        )
+        argv = [str(programs / "initdb"), *argv, "--no-locale", "--encoding=UTF8"]
+        _run(argv, env, user=user)
         argv = [str(programs / "postgres"), "-D", str(data), "-p", str(server.port), "-h"]
         argv += [server.host, "-k", "", "-c", "max_connections=200", "-c", "fsync=off"]
         answers = _answers(programs, server, env)
@@ -215,22 +220,6 @@ def postgres() -> Iterator[PostgresServer]:
         program = Program(argv, env, user=user, ending=signal.SIGINT)
         with running(program, work / "log", answers):
             yield server
-
-
-def _create_postgres(argv: list[str], env: dict[str, str], user: str | None) -> None:
-    created = subprocess.run(
-        argv,
-        env=os.environ | env,
-        cwd="/",
-        user=user,
-        extra_groups=None if user is None else [],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=CREATE_S,
-    )
-    if created.returncode != 0:
-        raise ServerFailed(f"$ {' '.join(argv)}\n{created.stdout}{created.stderr}")
 
 
 def _answers(programs: Path, server: PostgresServer, env: dict[str, str]) -> Callable[[], bool]:

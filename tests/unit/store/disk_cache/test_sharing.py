@@ -107,16 +107,3 @@ async def test_a_damaged_folder_is_shared(tmp_path: Path, rounds: int) -> None:
             await finds(cache, shared_part(number))
     await kept(cache, part(PARTS))
     assert taken_bytes(tmp_path) <= BYTES_MAX
-
-
-async def test_the_bound_is_that_of_all_together(tmp_path: Path) -> None:
-    """Caches that write by turns find each other's parts at once, and stay within one bound."""
-    caches = [open_cache(tmp_path, seed=seed) for seed in range(4)]
-    for number in range(400):
-        await kept(caches[number % 4], part(number))
-        assert await finds(caches[(number + 1) % 4], part(number))
-        if number == 1:
-            assert caches[1].counters.held_bytes == 2 * 8_192
-        if number % 4 == 0:
-            assert taken_bytes(tmp_path) <= BYTES_MAX
-    assert min(cache.counters.written for cache in caches) == 100

@@ -170,6 +170,8 @@ CUT = Reply(200, b"half", {"Last-Modified": formatdate(usegmt=True)}, said_bytes
             for reply in (Reply(), Reply(204), Reply(200, b"<html><body>Log in</body></html>"))
         ),
         (Reply(502, b"<html>Bad gateway"), "502", ["get"]),
+        # A copy whose status was sent before it failed has failed.
+        (Reply(200, refused(500, "InternalError").body), "", ["copy"]),
         (CUT, "", ["get"]),
     ],
 )
@@ -212,14 +214,6 @@ async def test_redirections_are_not_followed() -> None:
         server.answer = lambda _: elsewhere
         assert "set --region eu-north-1" in str(await failure(s3, "get"))
         assert len(server.requests) == 2
-
-
-async def test_an_error_behind_status_200() -> None:
-    """A copy whose status was sent before it failed has failed."""
-    answer = Reply(200, refused(500, "InternalError").body)
-    async with scripted(lambda _: answer) as server, opened(server.endpoint) as s3:
-        assert isinstance(await failure(s3, "copy"), StoreUnavailable)
-        assert len(server.requests) == 1
 
 
 async def test_a_connection_that_breaks() -> None:

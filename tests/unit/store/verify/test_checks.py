@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
-from random import Random
 
 import pytest
 
-from shalekv.errors import StoreUnavailable, StoreUnfit
+from shalekv.errors import StoreUnfit
 from shalekv.format import names
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
@@ -28,11 +26,7 @@ from tests.kit import careless_stores as careless
 from tests.kit.careless_stores import Careful, Kind
 from tests.kit.inline_runtime import gathered, inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
-from tests.kit.seeds import random_of
 from tests.kit.store import FaultyStore, Lost, Request
-from tests.sim.faults import Faults
-from tests.sim.run import simulate
-from tests.sim.world import World
 
 EFFORT = Effort(racers=4, rounds=5, large_object_bytes=3 << 20)
 REQUESTS_MAX = 25  # of the few checks
@@ -303,19 +297,3 @@ async def test_a_late_create_does_not_look_like_a_lost_delete() -> None:
     store = FaultyStore(Careful(objects), before=lose, after=land)
     await check_fit(store, inline_runtime(), StoreSettings())
     assert await gathered(Careful(objects).list(FOLDER)) == []
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_faults_do_not_look_like_an_unfit_store(seed: int) -> None:
-    """However requests are lost, late and refused, a store that keeps its promises is not refused.
-
-    It may be that it does not answer.
-    """
-
-    async def main(world: World) -> None:
-        settings = StoreSettings(read_attempts=100)
-        with suppress(StoreUnavailable):
-            await check_fit(world.store_for("admin"), world.runtime_for("admin"), settings)
-
-    seed = random_of(f"fit {seed}").getrandbits(32)
-    simulate(seed, main, faults=Faults.swarm(Random(seed)))
