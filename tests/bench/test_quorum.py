@@ -37,8 +37,8 @@ from tests.kit.processes.in_process import real_runtime, serve_settings
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.quorum_cluster import Cluster
 from tests.kit.processes.stubs import kv_stub
+from tests.servers.object_stores import versitygw
 from tests.servers.proxy import Proxy, proxy_before
-from tests.servers.versitygw import versitygw
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -20,12 +20,10 @@ from shalekv.cli.exit_codes import ExitCode
 from tests.e2e.bucket_commands import BUCKET, ENDPOINT, URL, of
 from tests.kit.processes.child import Child
 from tests.kit.processes.processes import Processes
-from tests.servers.messages import Message
+from tests.servers.messages import Message, serving
+from tests.servers.object_stores import s3rver, versitygw
 from tests.servers.process import free_port
 from tests.servers.s3 import S3Server
-from tests.servers.s3rver import s3rver
-from tests.servers.serving import serving
-from tests.servers.versitygw import versitygw
 
 SECRET = "wrong0secret0of0mine"
 SERVE = ("serve", "--listen", "127.0.0.1:0", "--log-format", "json")

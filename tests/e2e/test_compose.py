@@ -17,10 +17,10 @@ from shalekv_client import Client
 from tests.e2e.compose_file import read_compose
 from tests.e2e.composition import Composition
 from tests.kit.processes.child import Line
-from tests.servers.mariadb import MariaServer, mariadb
+from tests.servers.object_stores import versitygw
 from tests.servers.process import free_port, free_ports
+from tests.servers.record_stores import MariaServer, mariadb
 from tests.servers.s3 import S3Server
-from tests.servers.versitygw import versitygw
 
 Accept = Callable[[Line], bool]
 

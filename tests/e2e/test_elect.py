@@ -14,7 +14,7 @@ from tests.kit.processes.elected import elected, epochs_of
 from tests.kit.processes.load import ONE_ATTEMPT
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.quorum_cluster import Cluster
-from tests.servers.etcd import EtcdServer
+from tests.servers.record_stores import EtcdServer
 
 TAKE_OVERS, TAKE_OVERS_SOAK = 1, 50
 SHORT = ("--lease-ttl-ms", "1000")  # where servers may take over from each other at any moment

@@ -19,7 +19,7 @@ import pytest
 
 from tests.kit.processes.child import Child
 from tests.kit.processes.processes import SHALEKV, Processes
-from tests.servers.versitygw import versitygw
+from tests.servers.object_stores import versitygw
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:7654"

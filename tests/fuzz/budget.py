@@ -13,12 +13,17 @@ from contextlib import contextmanager
 from itertools import count
 from random import Random
 
+import pytest
+
 from tests.kit.seeds import VARIABLE, random_of, run_seed
 
 FIRST = int(os.environ.get("FUZZ_FIRST", "0"))
 TIMES = float(os.environ.get("FUZZ_TIMES", "1"))
 LEAST = 20  # attempts, however slow the machine is
-SOAK_TIMES = 60  # the budget of a test that is marked `soak`, in those of the short one
+# The budget of a test, in those of the short one; the long one is marked `soak`.
+budgets = pytest.mark.parametrize(
+    "times", [1, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+)
 
 
 def attempts(test: str, budget_s: float) -> Iterator[tuple[int, Random]]:

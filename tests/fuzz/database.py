@@ -27,7 +27,6 @@ from shalekv.format.names import (
     parse_election_name,
     parse_level_name,
     parse_manifest_name,
-    parse_temporary_name,
     parse_wal_name,
 )
 from shalekv.format.sst import open_sst, read_block
@@ -222,9 +221,6 @@ class Readers:
             return REFUSED
 
     def _read(self, name: str, data: bytes) -> object:
-        temporary = parse_temporary_name(name)
-        if temporary is not None:  # it is copied, and read under the other name
-            return self._read(temporary.destination, data)
         if parse_manifest_name(name) is not None:
             return decode_manifest(name, data)
         if parse_wal_name(name) is not None:
@@ -310,8 +306,7 @@ class Answers:
 async def answers(place: StillPlace, snapshot_ids: tuple[bytes, ...]) -> Answers:
     """Open a copy, and ask for everything. Raises what the roles raise."""
     async with roles_at(place.copy(), SEED) as roles:
-        # A record of a manifest that is not there makes opening try again until its end.
-        writer = await roles.open_writer(open_timeout_ms=1_000)
+        writer = await roles.open_writer()
         async with running(writer) as serving:
             engine = writer.engine
             found = Answers(

@@ -13,12 +13,21 @@ from random import Random
 
 import pytest
 
-from tests.fuzz.budget import SOAK_TIMES, attempts, replayable
+from tests.fuzz.budget import attempts, budgets, replayable
+from tests.fuzz.decoders import manifests, members, pieces, ssts, texts
 from tests.fuzz.decoders.decoder import Decoder, check_cost, is_refused, outcome
-from tests.fuzz.decoders.registry import DECODERS, GROUPS
 from tests.fuzz.mutations import ABSURD_NUMBERS, flipped, mutant, overwritten
 from tests.style.sources import ROOT
 
+GROUPS = {
+    "SSTs": ssts.DECODERS,
+    "pieces of SSTs": pieces.DECODERS,
+    "manifests": manifests.DECODERS,
+    "members": members.DECODERS,
+    "names": texts.NAMES,
+    "texts": texts.DECODERS,
+}
+DECODERS = tuple(each for group in GROUPS.values() for each in group)
 BUDGET_S = 0.8  # of a group
 ARBITRARY_BYTES_MAX = 400
 SMALL_BYTES = 5_000
@@ -68,26 +77,15 @@ def attack(decoder: Decoder, random: Random) -> None:
             check_cost(decoder, reseal(mutant(random, decoder.samples)))
 
 
-def fuzz(group: str, budget_s: float) -> None:
-    for number, random in attempts(group, budget_s):
-        with replayable(number):
-            attack(GROUPS[group][number % len(GROUPS[group])], random)
-
-
+@budgets
 @groups
-def test_fuzzed(group: str) -> None:
+def test_fuzzed(group: str, times: int) -> None:
     """Any bytes end in a documented error, or in an answer; with a checksum, in the right one.
     Memory and work are bounded by what there is to decode, whatever it claims to be.
     """
-    fuzz(group, BUDGET_S)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@groups
-def test_fuzzed_at_length(group: str) -> None:
-    """As above."""
-    fuzz(group, SOAK_TIMES * BUDGET_S)
+    for number, random in attempts(group, times * BUDGET_S):
+        with replayable(number):
+            attack(GROUPS[group][number % len(GROUPS[group])], random)
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=str)

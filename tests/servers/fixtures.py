@@ -6,15 +6,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers.azurite import AzureServer, azurite
-from tests.servers.dynamodb import DynamoServer, dynamodb_local
-from tests.servers.etcd import EtcdServer, etcd
-from tests.servers.google import GoogleServer, google
-from tests.servers.mariadb import MariaServer, mariadb
-from tests.servers.moto import moto
-from tests.servers.postgres import PostgresServer, postgres
+from tests.servers.object_stores import (
+    AzureServer,
+    GoogleServer,
+    azurite,
+    google,
+    moto,
+    versitygw,
+)
+from tests.servers.record_stores import (
+    DynamoServer,
+    EtcdServer,
+    MariaServer,
+    PostgresServer,
+    dynamodb_local,
+    etcd,
+    mariadb,
+    postgres,
+)
 from tests.servers.s3 import S3Server
-from tests.servers.versitygw import versitygw
 
 BUCKET = "tests"  # a test uses a folder of it that no other test has
 

@@ -1,9 +1,13 @@
-"""HTTP/1.1 messages as a proxy needs them: read whole, changed, and written again."""
+"""HTTP/1.1 in the event loop of a test: messages are read whole, changed, and written again."""
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 LINE_BYTES_MAX = 1 << 20
 NO_BODY = frozenset({204, 304})
@@ -23,15 +27,6 @@ class Message:
     def header(self, name: str) -> str | None:
         """The value of the first header of that name, in whatever case."""
         return next((value for key, value in self.headers if key.lower() == name), None)
-
-    def drop(self, *names: str) -> None:
-        """Take the headers of these lower-case names away; a name that ends with - is a prefix."""
-        self.headers = [
-            (key, value)
-            for key, value in self.headers
-            if key.lower() not in names
-            and not any(name.endswith("-") and key.lower().startswith(name) for name in names)
-        ]
 
     def encoded(self) -> bytes:
         kept = [header for header in self.headers if header[0].lower() not in _FRAMING]
@@ -114,3 +109,63 @@ async def _read_chunks(reader: StreamReader) -> bytes:
     while (await reader.readline()).strip():
         pass
     return b"".join(parts)
+
+
+Answering = Callable[[Message], Awaitable[Message | None]]
+
+
+@asynccontextmanager
+async def serving(answer: Answering, port: int = 0) -> AsyncIterator[str]:
+    """The URL of a server that replies what `answer` returns; at None the connection is closed.
+
+    Its port is a free one unless one is given.
+    """
+    connections = _Connections(answer)
+    listener = await asyncio.start_server(
+        connections.accept, "127.0.0.1", port, limit=LINE_BYTES_MAX
+    )
+    host, port = listener.sockets[0].getsockname()[:2]
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        listener.close()
+        await connections.end()
+
+
+async def forwarded(request: Message, endpoint: str) -> Message:
+    where = urlsplit(endpoint)
+    far, forth = await asyncio.open_connection(where.hostname, where.port, limit=LINE_BYTES_MAX)
+    try:
+        forth.write(request.encoded())
+        return await read_reply(far, request.method)
+    finally:
+        forth.close()
+
+
+class _Connections:
+    """Those that are open."""
+
+    def __init__(self, answer: Answering) -> None:
+        self._answer = answer
+        self._open: dict[StreamWriter, asyncio.Event] = {}
+
+    async def accept(self, near: StreamReader, back: StreamWriter) -> None:
+        ended = self._open[back] = asyncio.Event()
+        try:
+            with suppress(ConnectionError, IncompleteReadError):
+                while (request := await read_request(near, back)) is not None:
+                    reply = await self._answer(request)
+                    if reply is None:
+                        break
+                    back.write(reply.encoded())
+                    await back.drain()
+        finally:
+            back.close()
+            del self._open[back]
+            ended.set()
+
+    async def end(self) -> None:
+        """Close all of them, and wait until their last replies are given up."""
+        for back, ended in list(self._open.items()):
+            back.close()
+            await ended.wait()

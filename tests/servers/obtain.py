@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.servers.debian import installed_usr, unpack
-from tests.servers.shell import ObtainFailed, run
+from tests.servers.debian import ObtainFailed, installed_usr, run, unpack
 
 HERE = Path(__file__).parent
 SERVERS = HERE.parents[1] / ".cache" / "servers"

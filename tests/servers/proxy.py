@@ -2,13 +2,11 @@
 
     async with proxy_before(s3) as proxy:
         ... proxy.server is `s3` by way of the proxy ...
-        proxy.drop_header("If-None-Match")
         proxy.lose_reply(r"^PUT /bucket/manifest/")
         proxy.answer(SLOW_DOWN, times=2, when=r"^GET ")
 
 `when` is searched for in "METHOD /path?query", decoded. A rule that counts is spent after `times`
-requests; `heal` ends all of them. The Host of the client is passed on, so that signatures hold; a
-request that was changed is signed again, which takes the key that the client has used.
+requests; `heal` ends all of them. The Host of the client is passed on, so that signatures hold.
 """
 
 from __future__ import annotations
@@ -20,13 +18,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
-from tests.servers.messages import Message
+from tests.servers.messages import Message, forwarded, serving
 from tests.servers.s3 import S3Server
-from tests.servers.serving import forwarded, serving
-from tests.servers.signing import authorization
-
-CREDENTIAL = re.compile(r"Credential=[^/]+/([^,]+),\s*SignedHeaders=([^,]+),")
-CONTENTS = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +54,6 @@ class Rule:
     answer: Answer | None = None
     delay_s: float = 0.0
     loses_reply: bool = False
-    dropped: str = ""  # the lower-case name of a header
     spent: int = 0  # requests that it has met
 
     def take(self, request: str) -> bool:
@@ -79,14 +71,8 @@ class Proxy:
     server: S3Server  # by way of the proxy
     target: str  # the URL of the server itself
     seen: list[str] = field(default_factory=list)  # "METHOD /path?query", in the order of arrival
-    lists_reversed: bool = False  # whether lists name the last of a page first
-    metadata_hidden: bool = False  # whether replies come without x-amz-meta-*
     rules: list[Rule] = field(default_factory=list)
     healed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def drop_header(self, name: str, *, when: str = "", times: int | None = None) -> Rule:
-        """The server does not see this header of the requests."""
-        return self._add(Rule(re.compile(when), times, dropped=name.lower()))
 
     def answer(self, answer: Answer, *, when: str = "", times: int | None = None) -> Rule:
         """The server does not see these requests at all."""
@@ -103,14 +89,12 @@ class Proxy:
     def heal(self) -> None:
         """From now on all is passed on as it is."""
         self.rules.clear()
-        self.lists_reversed = self.metadata_hidden = False
         self.healed.set()
         self.healed = asyncio.Event()
 
     async def reply(self, request: Message) -> Message | None:
         name = f"{request.method} {unquote(request.target)}"
         self.seen.append(name)
-        dropped = set()
         for rule in [rule for rule in self.rules if not rule.loses_reply]:
             if not rule.take(name):
                 continue
@@ -119,44 +103,15 @@ class Proxy:
             if rule.delay_s:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.healed.wait(), rule.delay_s)
-            dropped.add(rule.dropped)
-        self._drop(request, dropped - {""})
         reply = await forwarded(request, self.target)
         losing = [rule for rule in self.rules if rule.loses_reply]
         if reply.status < 300 and any(rule.take(name) for rule in losing):
             return None
-        return self._changed(request, reply)
+        return reply
 
     def _add(self, rule: Rule) -> Rule:
         self.rules.append(rule)
         return rule
-
-    def _drop(self, request: Message, names: set[str]) -> None:
-        if not any(request.header(name) is not None for name in names):
-            return
-        request.drop(*names)
-        signature = CREDENTIAL.search(request.header("authorization") or "")
-        if signature is None:
-            return
-        value = authorization(
-            request.method,
-            request.target,
-            {key.lower(): value for key, value in request.headers},
-            signed=[name for name in signature[2].split(";") if name not in names],
-            scope=signature[1],
-            access_key=self.server.access_key,
-            secret_key=self.server.secret_key,
-        )
-        request.drop("authorization")
-        request.headers.append(("Authorization", value))
-
-    def _changed(self, request: Message, reply: Message) -> Message:
-        if self.metadata_hidden:
-            reply.drop("x-amz-meta-")
-        if self.lists_reversed and "list-type=2" in request.target:
-            found = CONTENTS.findall(reply.body)
-            reply.body = CONTENTS.sub(lambda _: found.pop(), reply.body)
-        return reply
 
 
 @asynccontextmanager

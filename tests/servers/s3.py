@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
-
-from tests.servers.signing import authorization
 
 REQUEST_S = 30.0
 
@@ -45,13 +40,9 @@ class S3Server:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """The body of the reply to a signed request; raises what urllib does.
-
-        The names of `headers` are in lower case.
-        """
+        """The body of the reply to a signed request; raises what urllib does."""
         described = {"content-type": "application/octet-stream", **(headers or {})}
-        described["x-amz-content-sha256"] = hashlib.sha256(body).hexdigest()
-        signed = self.sign(method, target, described)
+        signed = self._sign(method, target, body, described)
         request = Request(self.endpoint + target, body or None, signed, method=method)  # noqa: S310 - it is http://127.0.0.1
         try:
             with urlopen(request, timeout=REQUEST_S) as reply:  # noqa: S310 - as above
@@ -61,19 +52,15 @@ class S3Server:
                 error.add_note(error.read().decode(errors="replace"))
             raise
 
-    def sign(
-        self, method: str, target: str, headers: Mapping[str, str], *, service: str = "s3"
+    def _sign(
+        self, method: str, target: str, body: bytes, headers: Mapping[str, str]
     ) -> dict[str, str]:
-        """`headers`, whose names are in lower case, and those that sign the request."""
-        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        signed = {"host": urlsplit(self.endpoint).netloc, **headers, "x-amz-date": now}
-        signed["authorization"] = authorization(
-            method,
-            target,
-            signed,
-            signed=list(signed),  # no server minds that more is signed than must be
-            scope=f"{now[:8]}/{self.region}/{service}/aws4_request",
-            access_key=self.access_key,
-            secret_key=self.secret_key,
-        )
-        return signed
+        """`headers`, and those that sign the request."""
+        from botocore.auth import S3SigV4Auth  # noqa: PLC0415 - it is slow
+        from botocore.awsrequest import AWSRequest  # noqa: PLC0415 - as above
+        from botocore.credentials import Credentials  # noqa: PLC0415 - as above
+
+        request = AWSRequest(method, self.endpoint + target, dict(headers), body)
+        keys = Credentials(self.access_key, self.secret_key)
+        S3SigV4Auth(keys, "s3", self.region).add_auth(request)
+        return dict(request.headers.items())

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
 
 from shalekv.errors import Fenced, ManifestVersionExists, OutcomeUnknown
 from shalekv.roles.writer import Writer
-from tests.contract.opening import names_in
+from tests.contract import conftest as contract
+from tests.contract.opening import OpenStore, names_in
 from tests.kit.household import Household, everything, running, write_all
-from tests.kit.processes.in_process import put_at
+from tests.kit.processes.in_process import put_at, real_runtime
 
 OPENERS = 4
 KEYS = 400
 VALUE_BYTES = 200
 ROUNDS = 4
+HTTP_TICK_MS = 2_000  # HTTP tells whole seconds
+
+open_store = contract.open_store  # a fixture
 
 one_of_each = pytest.mark.parametrize("kind", ["file", "s3", "sqlite"])
+
+
+@pytest.fixture
+async def it(kind: str, open_store: OpenStore) -> AsyncIterator[Household]:
+    """What opens the roles of this database, which is there."""
+    with real_runtime() as runtime:
+        household = Household(open_store, runtime, 10 if kind == "file" else HTTP_TICK_MS)
+        try:
+            await household.create()
+            yield household
+        finally:
+            await household.close()
 
 
 def wal_names(*wal_ids: int) -> list[str]:

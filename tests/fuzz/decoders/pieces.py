@@ -26,19 +26,21 @@ from shalekv.format.sst import (
 from shalekv.format.sst_metadata import metadata_range, read_metadata
 from shalekv.format.sst_tail import needed_tail, unseal
 from tests.fuzz.decoders.decoder import Decoder
-from tests.fuzz.decoders.forged_ssts import (
+from tests.fuzz.decoders.ssts import (
     FILTER_LEN_AT,
     FILTER_OFFSET_AT,
     INDEX_LEN_AT,
     INDEX_OFFSET_AT,
+    LEVEL_SSTS,
     SIZE_AT,
     TAIL_BYTES,
     U32,
     U64,
+    WAL_SSTS,
     number_at,
     resealed_footer,
+    rows,
 )
-from tests.fuzz.decoders.ssts import LEVEL_SSTS, WAL_SSTS, rows
 from tests.fuzz.mutations import overwritten
 from tests.kit.samples import (
     DATABASE_ID,

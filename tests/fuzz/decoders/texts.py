@@ -1,4 +1,4 @@
-"""Tokens, URLs and settings that are text, and what the command line reads."""
+"""Names of objects, tokens, URLs and settings that are text, and what the command line reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,31 @@ from shalekv.cli.txn_notation import NotationError, parse_compares, parse_operat
 from shalekv.core.key_range import KeyRange
 from shalekv.core.quorum.membership import Member
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
+from shalekv.format.backup_names import (
+    LevelCopy,
+    Mark,
+    WalCopy,
+    Work,
+    backup_name,
+    is_backup_id,
+    new_backup_id,
+    parse_backup_name,
+    parse_copy,
+    parse_mark,
+)
 from shalekv.format.coding import crc32c
+from shalekv.format.names import (
+    TemporaryName,
+    election_name,
+    level_name,
+    manifest_name,
+    parse_election_name,
+    parse_level_name,
+    parse_manifest_name,
+    parse_temporary_name,
+    parse_wal_name,
+    wal_name,
+)
 from shalekv.roles.electors.place import parse_place
 from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.store.disk_cache_part import Part, from_file, to_file
@@ -33,7 +57,6 @@ from shalekv_client import SessionToken
 from shalekv_client.changes import to_message
 from shalekv_client.tokens import InvalidToken
 from tests.fuzz.decoders.decoder import Decoder
-from tests.fuzz.decoders.names_of_objects import text_of
 from tests.kit.samples import DATABASE_ID, SST_ID
 
 KEYS = KeyRange(b"a", b"q")
@@ -41,7 +64,47 @@ SNAPSHOT_ID = b"id of a snapshot"
 LIMITS = BatchLimits(count_max=4, bytes_max=64)
 NOW_MS = 1_700_000_000_000
 PART = Part(DATABASE_ID, SST_ID, 4096, 11)
+BACKUP_ID = new_backup_id(1_769_832_000_123, b"rand")
 STATE = LoadState("0" * 32, {"path": "a.tsv"}, "d" * 32, line=7, offset_bytes=99, rows=6)
+
+
+def text_of(data: bytes) -> str:
+    """Bytes as the text of a name, whatever they are."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+def _named(parse: Callable[[str], object], *samples: str) -> Decoder:
+    return Decoder(
+        name=parse.__name__,
+        covers=(parse,),
+        decode=lambda data: parse(text_of(data)),
+        samples=[sample.encode() for sample in samples],
+        errors=(),
+        refused=None,
+    )
+
+
+NAMES = (
+    _named(parse_manifest_name, manifest_name(0), manifest_name(2**64 - 1)),
+    _named(parse_wal_name, wal_name(7), wal_name(2**64 - 1)),
+    _named(parse_election_name, election_name(7)),
+    _named(parse_level_name, level_name(SST_ID)),
+    _named(parse_temporary_name, str(TemporaryName(wal_name(7), SST_ID, 0xC0FFEE))),
+    _named(parse_backup_name, backup_name(BACKUP_ID)),
+    _named(parse_mark, str(Mark(BACKUP_ID, Work.CREATION))),
+    _named(parse_copy, str(LevelCopy(SST_ID, 0xC0FFEE)), str(WalCopy(7, b"identifies bytes", 1))),
+    Decoder(
+        name="id of a backup",
+        covers=(is_backup_id,),
+        decode=lambda data: is_backup_id(text_of(data)),
+        samples=[BACKUP_ID.encode()],
+        errors=(),
+        refused=False,
+    ),
+)
 
 
 def _request(view: int | bytes) -> kv_pb2.ScanRequest:

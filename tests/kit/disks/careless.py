@@ -18,7 +18,12 @@ class ForwardingFileSystem(FileSystem):
     def __init__(self, inner: FileSystem) -> None:
         self.inner = inner
         self.open_folders: dict[int, Path] = {}
-        self.open_files: dict[int, Path] = {}  # those that are overwritten
+        self.open_files: dict[int, Path] = {}  # those that are read or overwritten
+
+    def open(self, path: Path) -> int:
+        descriptor = self.inner.open(path)
+        self.open_files[descriptor] = path
+        return descriptor
 
     def open_update(self, path: Path) -> int:
         descriptor = self.inner.open_update(path)

@@ -16,8 +16,8 @@ from shalekv.roles.electors.etcd import EtcdElector
 from shalekv.roles.electors.etcd_client import EtcdClient, EtcdSilent
 from shalekv.roles.electors.place import EtcdAddress
 from shalekv.runtime import Runtime, ThreadWorkers
-from tests.servers.etcd import EtcdServer
 from tests.servers.process import free_port
+from tests.servers.record_stores import EtcdServer
 
 TTL_MS = 6_000
 LASTING_TTL_MS = 15_000  # so long that whoever waits for the machine renews in time

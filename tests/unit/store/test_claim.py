@@ -137,18 +137,3 @@ async def test_waits_double_within_limits_and_repeat_with_the_seed() -> None:
     assert [attempts for attempts, _ in heard] == [*range(1, 51)] * 3
     assert "the script says so" in heard[0][1]
     assert "REQUEST_LOST" in heard[1][1]
-
-
-async def test_no_two_claims_hold_one_name() -> None:
-    """Of claims that race with lost replies, exactly one is told that the name is its own."""
-    for seed in range(100):
-        store, runtime = ScriptedStore(), inline_runtime(seed)
-        store.creates = runtime.random.choices(tuple(Fate)[:-1], k=12)
-        bodies = [f"write id {number}".encode() for number in range(4)]
-        outcomes = await asyncio.gather(
-            *(claim(store, NAME, body, runtime=runtime) for body in bodies)
-        )
-        assert outcomes.count(Claimed()) == 1, f"seed {seed}"
-        holder = bodies[outcomes.index(Claimed())]
-        taken = [outcome for outcome in outcomes if isinstance(outcome, Taken)]
-        assert [outcome.data for outcome in taken] == [holder] * 3, f"seed {seed}"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from shalekv.settings import MIB
 from shalekv.store.disk_cache import PENDING_BYTES_MAX
+from shalekv.store.disk_cache_ages import Ages
 from shalekv.store.disk_cache_folder import FOLDER, TEMP_LIFE_MS
-from shalekv.store.disk_cache_part import HEADER_BYTES, Part
+from shalekv.store.disk_cache_part import HEADER_BYTES
 from tests.kit.disks.cache_folders import (
     BYTES_MAX,
     data_of,
@@ -31,20 +34,21 @@ def set_age(path: Path, seconds: int) -> None:
 
 
 async def test_parts_survive_a_restart(tmp_path: Path) -> None:
-    """What one process has kept, also what waits to be written, the next one finds: bytes,
-    counters and what is held.
+    """What one process has kept, also what waits to be written, the next one finds: bytes of any
+    length, around a page and above a write, counters and what is held.
     """
-    parts, first = [part(number) for number in range(10)], open_cache(tmp_path)
+    parts = [part(n, size) for n, size in enumerate((8_000, 1, 4_035, 4_036, 4_037, 1_100_000))]
+    first = open_cache(tmp_path, bytes_max=64 * MIB)
     first.keep(parts[0], data_of(parts[0]))
     assert not files(tmp_path)
     assert await finds(first, parts[0])
     await kept(first, *parts)
-    cache = open_cache(tmp_path)
+    cache = open_cache(tmp_path, bytes_max=64 * MIB)
     assert await cache.find([*parts, part(11)]) == [*map(data_of, parts), None]
-    counters = cache.counters
-    assert (counters.hits, counters.misses, counters.hit_bytes) == (10, 1, 80_000)
+    counters, wanted_bytes = cache.counters, sum(each.length for each in parts)
+    assert (counters.hits, counters.misses, counters.hit_bytes) == (6, 1, wanted_bytes)
     await kept(cache, part(12))
-    assert cache.counters.held_bytes == taken_bytes(tmp_path) == 11 * 8_192
+    assert cache.counters.held_bytes == taken_bytes(tmp_path) > wanted_bytes
 
 
 async def test_another_range_sst_or_database_is_another_part(tmp_path: Path) -> None:
@@ -200,10 +204,40 @@ def test_waiting_parts_take_bounded_memory(tmp_path: Path) -> None:
     assert cache.counters.dropped == count - cache.pending_bytes // 8_000
 
 
-@pytest.mark.parametrize("length", [1, 4_035, 4_036, 4_037, 1_100_000])
-async def test_any_length(tmp_path: Path, length: int) -> None:
-    """Parts of any length come back whole, those around a page and above a write included."""
-    cache = open_cache(tmp_path, bytes_max=64 * MIB)
-    wanted: Part = part(1, length)
-    await kept(cache, wanted)
-    assert await finds(open_cache(tmp_path, bytes_max=64 * MIB), wanted)
+FILES = st.lists(st.tuples(st.integers(0, 10**13), st.integers(1, 1_000)), max_size=200)
+
+
+def aged(files: Sequence[tuple[int, int]], classes_max: int) -> Ages:
+    """The ages of files, each a time and a size."""
+    ages = Ages(classes_max)
+    for used_ms, size_bytes in files:
+        ages.add(used_ms, size_bytes)
+    return ages
+
+
+@given(FILES, st.integers(1, 300), st.integers(0, 100_000))
+def test_a_cut_frees_enough_and_keeps_what_is_newer(
+    files: list[tuple[int, int]], classes_max: int, wanted_bytes: int
+) -> None:
+    """All that is asked for if there is so much, at most a file too much, and the oldest first."""
+    ages = aged(files, classes_max)
+    cut = ages.cut(wanted_bytes)
+    taken = [cut.takes(*file) for file in files]
+    total_bytes = sum(size for _, size in files)
+    freed_bytes = sum(size for (_, size), gone in zip(files, taken, strict=True) if gone)
+    assert ages.total_bytes == total_bytes
+    assert freed_bytes >= min(wanted_bytes, total_bytes)
+    largest_bytes = max((size for _, size in files), default=0)
+    assert freed_bytes < wanted_bytes + largest_bytes + 1
+    gone_ms = [used for (used, _), gone in zip(files, taken, strict=True) if gone]
+    kept_ms = [used for (used, _), gone in zip(files, taken, strict=True) if not gone]
+    if gone_ms and kept_ms:
+        assert max(gone_ms) < min(kept_ms) + ages.class_ms
+
+
+def test_memory_is_bounded() -> None:
+    """However many times there are, only so many classes are told apart, of even lengths."""
+    ages = aged([(number * 1_000, 1) for number in range(100_000)], 1_000)
+    assert 100_000 * 1_000 / ages.class_ms <= 1_000
+    cut = ages.cut(50_000)
+    assert abs(cut.from_ms - 50_000_000) <= ages.class_ms

@@ -169,12 +169,16 @@ class GatedFileSystem(FileSystem):
             self.gate.wait()
 
 
+def gated(path: Path, call: str) -> tuple[DiskCache, GatedFileSystem, ThreadWorkers]:
+    workers, filesystem = ThreadWorkers(2), GatedFileSystem(call)
+    runtime = Runtime(LoopClock(), Random(1), workers)
+    return DiskCache(path, BYTES_MAX, runtime, filesystem=filesystem), filesystem, workers
+
+
 async def test_a_start_waits_for_nothing(tmp_path: Path) -> None:
     """While the first scan goes on, parts are found and taken; they are written afterwards."""
     await kept(open_cache(tmp_path), part(1))
-    workers, filesystem = ThreadWorkers(2), GatedFileSystem("list_files")
-    runtime = Runtime(LoopClock(), Random(1), workers)
-    cache = DiskCache(tmp_path, BYTES_MAX, runtime, filesystem=filesystem)
+    cache, filesystem, workers = gated(tmp_path, "list_files")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(cache.run())
         await asyncio.to_thread(filesystem.reached.wait)
@@ -191,9 +195,7 @@ async def test_a_start_waits_for_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stopped_in", ["list_files", "try_lock"])
 async def test_the_lock_goes_with_who_was_cancelled(tmp_path: Path, stopped_in: str) -> None:
     """A process that is stopped while it scans leaves no lock: the next one scans."""
-    workers, filesystem = ThreadWorkers(2), GatedFileSystem(stopped_in)
-    runtime = Runtime(LoopClock(), Random(1), workers)
-    stopped = DiskCache(tmp_path, BYTES_MAX, runtime, filesystem=filesystem)
+    stopped, filesystem, workers = gated(tmp_path, stopped_in)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(stopped.run())
         await asyncio.to_thread(filesystem.reached.wait)

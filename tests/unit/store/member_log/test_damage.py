@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import errno
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from shalekv.core.quorum.messages import Health
 from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.errors import CorruptObject
 from shalekv.store.filesystem import FileSystem
+from tests.kit.disks.careless import ForwardingFileSystem
 from tests.kit.disks.crashing import CrashingDisk
 from tests.kit.disks.member_logs import (
     ALL,
@@ -27,7 +27,6 @@ from tests.kit.disks.member_logs import (
     disk_with_records,
     files_of,
     held,
-    new_log,
     old_log,
     write,
 )
@@ -122,78 +121,54 @@ def test_an_old_segment_does_not_return(disk: CrashingDisk) -> None:
     assert again.read(1, ALL, ALL) == list(RECORDS[:3])
 
 
-class BadSectors(FileSystem):
-    """A real file system that cannot read some bytes of the files with one name."""
+class BadSectors(ForwardingFileSystem):
+    """Cannot read some bytes of the file with this name."""
 
-    def __init__(self, name: str, *offsets: int) -> None:
+    def __init__(self, inner: FileSystem, name: str, *offsets: int) -> None:
+        super().__init__(inner)
         self._name = name
         self._offsets = offsets
-        self._bad: set[int] = set()  # descriptors of such files
-
-    def open(self, path: Path) -> int:
-        return self._opened(path, super().open(path))
-
-    def open_update(self, path: Path) -> int:
-        return self._opened(path, super().open_update(path))
-
-    def close(self, descriptor: int) -> None:
-        self._bad.discard(descriptor)
-        super().close(descriptor)
 
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
         is_hit = any(offset <= bad < offset + length for bad in self._offsets)
-        if descriptor in self._bad and is_hit:
+        if is_hit and self.open_files[descriptor].name == self._name:
             raise OSError(errno.EIO, "Input/output error")
-        return super().pread(descriptor, length, offset)
-
-    def _opened(self, path: Path, descriptor: int) -> int:
-        if path.name == self._name:
-            self._bad.add(descriptor)
-        return descriptor
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Of a log of several segments on a real disk that was closed."""
-    log = new_log(tmp_path / "member")
-    log.perform([Save(PROMISE, Health.SOUND), Write(RECORDS), Flush()])
-    log.close()
-    return tmp_path / "member"
+        return self.inner.pread(descriptor, length, offset)
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])
 @pytest.mark.parametrize("offset", [0, 70, 500])
-def test_bad_sectors_in_a_segment(folder: Path, number: int, offset: int) -> None:
+def test_bad_sectors_in_a_segment(disk: CrashingDisk, number: int, offset: int) -> None:
     """A log of which any part cannot be read is damaged; a leader fills it again."""
-    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".log")
-    log = old_log(folder, filesystem=BadSectors(names[number], offset))
+    name = [name for name in files_of(disk) if name.endswith(".log")][number]
+    log = old_log(FOLDER, filesystem=BadSectors(disk, name, offset))
     assert log.recovered.health is Health.DAMAGED
     log.perform([Reset(Mark()), Save(PROMISE, Health.REFILLING), Write(RECORDS[:3]), Flush()])
     log.close()
-    again = old_log(folder)
+    again = old_log(FOLDER, filesystem=disk)
     assert again.recovered.health is Health.REFILLING
     assert again.recovered.promise == PROMISE
     assert held(again) == list(RECORDS[:3])
 
 
 @pytest.mark.parametrize("name", ["control", "synced"])
-def test_bad_sectors_in_slots(folder: Path, name: str) -> None:
+def test_bad_sectors_in_slots(disk: CrashingDisk, name: str) -> None:
     """Without one slot the other says the same, and what is saved then is found; without both, a
     promise is not guessed, and what was durable is taken for lost.
     """
     for offset in (0, SLOT_BYTES):
-        log = old_log(folder, filesystem=BadSectors(name, offset))
+        log = old_log(FOLDER, filesystem=BadSectors(disk, name, offset))
         assert log.recovered.health is Health.SOUND
         higher = Ballot(log.recovered.promise.epoch + 1, b"h" * 16)
         log.perform([Save(higher, Health.SOUND)])
         log.close()
-        again = old_log(folder)
+        again = old_log(FOLDER, filesystem=disk)
         assert again.recovered.promise == higher
         assert held(again) == list(RECORDS)
         again.close()
-    bad = BadSectors(name, 0, SLOT_BYTES)
+    bad = BadSectors(disk, name, 0, SLOT_BYTES)
     if name == "control":
         with pytest.raises(CorruptObject):
-            old_log(folder, filesystem=bad)
+            old_log(FOLDER, filesystem=bad)
     else:
-        assert old_log(folder, filesystem=bad).recovered.health is Health.DAMAGED
+        assert old_log(FOLDER, filesystem=bad).recovered.health is Health.DAMAGED

@@ -152,7 +152,9 @@ def test_a_reset_begins_another_log(folder: Path) -> None:
 
 
 def test_trimming_deletes_whole_segments(folder: Path) -> None:
-    """What is before the base is not read; its segments go, and the base is found again."""
+    """What is before the base is not read; its segments go, and the base is found again. A log that
+    was trimmed to its end goes on behind it.
+    """
     log = new_log(folder)
     write(log, RECORDS)
     log.trim(RECORDS[7].mark)
@@ -169,12 +171,6 @@ def test_trimming_deletes_whole_segments(folder: Path) -> None:
     assert held(log) == list(RECORDS[8:])
     with pytest.raises(ValueError, match="not in the log"):
         log.trim(Mark(21, 1, 0))
-
-
-def test_trimming_to_nothing(folder: Path) -> None:
-    """A log that was trimmed to its end goes on behind it."""
-    log = new_log(folder)
-    write(log, RECORDS)
     log.trim(RECORDS[-1].mark)
     assert log.size_bytes == 0
     assert segments(folder) == [19]
@@ -203,22 +199,17 @@ def test_objects_are_found(folder: Path) -> None:
     assert log.first_lsn_of(1) == 5
 
 
-def test_a_lost_file_is_told(folder: Path) -> None:
-    """A segment that somebody deletes while the node runs is told as damage."""
+def test_nothing_is_written_behind_damage(folder: Path) -> None:
+    """A segment that somebody deletes is told, also while the node runs; a damaged log takes no
+    records before it was reset.
+    """
     log = new_log(folder)
-    write(log, RECORDS)
+    write(log, RECORDS[:5])
     (folder / f"{4:020}.log").unlink()
     with pytest.raises(LogDamaged):
         log.read(4, 4, ALL)
     assert log.read(1, 3, ALL) == list(RECORDS[:3])
-
-
-def test_nothing_is_written_behind_damage(folder: Path) -> None:
-    """A damaged log takes no records before it was reset."""
-    log = new_log(folder)
-    write(log, RECORDS[:5])
     log.close()
-    (folder / f"{4:020}.log").unlink()
     log = old_log(folder)
     assert log.recovered.health is Health.DAMAGED
     with pytest.raises(ValueError, match="reset"):

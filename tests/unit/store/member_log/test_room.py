@@ -80,20 +80,6 @@ def append_until_full(log: MemberLog) -> int:
     raise AssertionError("it is never full")
 
 
-def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path) -> None:
-    """With no room for another segment, all that was written stays, and the log says it is full."""
-    disk = SmallDisk(SMALL_FILES_BYTES + 3 * SEGMENT_BYTES + 100)
-    log = new_log(tmp_path / "member", filesystem=disk)
-    assert append_until_full(log) == 9
-    assert held(log) == list(RECORDS[:9])
-    log.perform([Save(BALLOT, Health.SOUND), Flush()])  # a vote needs no room
-    log.close()
-    log = old_log(tmp_path / "member", filesystem=disk)
-    assert log.recovered.promise == BALLOT
-    assert held(log) == list(RECORDS[:9])
-    assert not log.has_room(RECORDS[9:10])
-
-
 def test_a_part_of_the_disk_stays_free(tmp_path: Path) -> None:
     """No segment is allocated that would leave less free than is to be left."""
     disk = SmallDisk(SMALL_FILES_BYTES + 4 * SEGMENT_BYTES)
@@ -132,11 +118,14 @@ def test_trimming_makes_room(tmp_path: Path) -> None:
 
 
 def test_votes_and_cuts_on_a_full_disk(tmp_path: Path) -> None:
-    """On a disk without a free byte, promises are saved and logs are cut and found again."""
+    """A full disk is told before anything is written, and all that was written stays; without a
+    free byte, promises are saved and logs are cut and found again.
+    """
     disk = SmallDisk(SMALL_FILES_BYTES + 2 * SEGMENT_BYTES)
     log = new_log(tmp_path / "member", filesystem=disk)
     assert append_until_full(log) == 6
     assert disk.left_bytes == 0
+    assert held(log) == list(RECORDS[:6])
     log.perform([Truncate(RECORDS[4].mark), Save(BALLOT, Health.SOUND), Flush()])
     other = records_after(RECORDS[4].mark, payloads(1), epoch=3)
     assert log.has_room(other)
@@ -145,6 +134,7 @@ def test_votes_and_cuts_on_a_full_disk(tmp_path: Path) -> None:
     log = old_log(tmp_path / "member", filesystem=disk)
     assert held(log) == [*RECORDS[:5], *other]
     assert log.recovered.promise == BALLOT
+    assert not log.has_room(RECORDS[6:7])
 
 
 def test_a_member_needs_room(tmp_path: Path) -> None:

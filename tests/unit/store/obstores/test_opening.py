@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -49,34 +48,32 @@ def test_bad_endpoints(provider: Provider, endpoint: str) -> None:
     assert "pass" not in str(raised.value)
 
 
-def test_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the name of an account there is no container, and the error names the variable."""
-    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-    with pytest.raises(InvalidSetting, match="AZURE_STORAGE_ACCOUNT_NAME"):
-        open_at(Provider.AZURE, "")
-
-
 @pytest.mark.usefixtures("azure_account")
-def test_a_key_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that cannot be read is refused, and not told."""
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "not a key")
-    with pytest.raises(InvalidSetting) as raised:
-        open_at(Provider.AZURE, "")
-    assert "not a key" not in str(raised.value)
-
-
-def test_credentials_of_google_that_are_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("provider", "variable", "value", "told"),
+    [
+        (Provider.AZURE, "AZURE_STORAGE_ACCOUNT_NAME", "", "AZURE_STORAGE_ACCOUNT_NAME"),
+        (Provider.AZURE, "AZURE_STORAGE_ACCOUNT_KEY", "not a key", "az://bucket"),
+        (
+            Provider.GOOGLE,
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "/nowhere/none.json",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+        ),
+    ],
+)
+def test_credentials_that_are_none(
+    monkeypatch: pytest.MonkeyPatch, provider: Provider, variable: str, value: str, told: str
 ) -> None:
-    """A file of credentials that cannot be read is refused, and the error names the variable."""
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-    with pytest.raises(InvalidSetting, match="GOOGLE_APPLICATION_CREDENTIALS"):
-        open_at_google("")
-
-
-def open_at_google(endpoint: str) -> object:
-    place = BucketUrl(Provider.GOOGLE, "bucket", "database")
-    return open_bucket(place, inline_runtime(), StoreSettings(endpoint_url=endpoint))
+    """Without an account, and with credentials that cannot be read, a bucket is not opened; the
+    error names the variable, and tells no key.
+    """
+    monkeypatch.setenv(variable, value)
+    if not value:
+        monkeypatch.delenv(variable)
+    with pytest.raises(InvalidSetting, match=told) as raised:
+        open_bucket(BucketUrl(provider, "bucket", "database"), inline_runtime(), StoreSettings())
+    assert "not a key" not in str(raised.value)
 
 
 @pytest.mark.usefixtures("azure_account")
@@ -92,37 +89,31 @@ async def test_keys_of_the_environment_are_used() -> None:
         await store.close()
 
 
-@pytest.mark.parametrize(("status", "kind"), [(400, StoreRefused), (503, StoreUnavailable)])
+@pytest.mark.parametrize(
+    ("status", "kind", "told"),
+    [
+        (400, StoreRefused, "no token .* 400 invalid_grant.*clock"),
+        (503, StoreUnavailable, "no token .* 503 invalid_grant.*clock"),
+        (None, StoreRefused, "no token"),  # the file with the token is missing
+    ],
+)
 async def test_a_token_that_is_not_issued(
-    monkeypatch: pytest.MonkeyPatch, status: int, kind: type[Exception]
+    monkeypatch: pytest.MonkeyPatch, status: int | None, kind: type[Exception], told: str
 ) -> None:
     """Without a token nothing was created: the error is of the credentials, and certain."""
     answer = json.dumps({"error": "invalid_grant", "error_description": "S3CRET"})
-    async with scripted(lambda _: Reply(status, answer.encode())) as server:
-        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-        monkeypatch.setenv("AZURE_STORAGE_CLIENT_ID", "id")
-        monkeypatch.setenv("AZURE_STORAGE_CLIENT_SECRET", "S3CRET")
-        monkeypatch.setenv("AZURE_STORAGE_TENANT_ID", "tenant")
-        monkeypatch.setenv("AZURE_STORAGE_AUTHORITY_HOST", server.endpoint)
+    async with scripted(lambda _: Reply(status or 201, answer.encode())) as server:
+        variables = {"ACCOUNT_NAME": "account", "CLIENT_ID": "id", "TENANT_ID": "tenant"}
+        if status is None:
+            monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", "/nowhere/none")
+        else:
+            variables |= {"CLIENT_SECRET": "S3CRET", "AUTHORITY_HOST": server.endpoint}
+        for name, value in variables.items():
+            monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
         store = open_at(Provider.AZURE, server.endpoint)
-        with pytest.raises(kind, match=f"no token .* {status} invalid_grant.*clock") as raised:
+        with pytest.raises(kind, match=told) as raised:
             await store.create("wal/1.sst", b"x")
-        assert [request.target for request in server.requests] == ["/tenant/oauth2/v2.0/token"]
+        asked = [] if status is None else ["/tenant/oauth2/v2.0/token"]
+        assert [request.target for request in server.requests] == asked
         assert "S3CRET" not in str(raised.value)
-        await store.close()
-
-
-async def test_a_file_with_a_token_that_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A token that cannot be read from its file is a refusal: nothing was sent."""
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    monkeypatch.setenv("AZURE_STORAGE_CLIENT_ID", "id")
-    monkeypatch.setenv("AZURE_STORAGE_TENANT_ID", "tenant")
-    monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(tmp_path / "none"))
-    async with scripted(lambda _: Reply(201)) as server:
-        store = open_at(Provider.AZURE, server.endpoint)
-        with pytest.raises(StoreRefused, match="no token"):
-            await store.create("wal/1.sst", b"x")
-        assert server.requests == []
         await store.close()

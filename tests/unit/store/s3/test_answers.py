@@ -103,6 +103,18 @@ async def test_refusals_say_what_to_do(status: int, code: str, advice: str) -> N
         assert len(server.requests) == s3.sent.total == 2
 
 
+async def test_no_permission() -> None:
+    """Whoever lacks a permission is told which one each operation needs."""
+    denied = refused(403, "AccessDenied")
+    async with scripted(lambda _: denied) as server, opened(server.endpoint) as s3:
+        for call in ("create", "get", "get_range", "head", "list", "delete", "now"):
+            doing = "ask for the time" if call == "now" else call
+            told = str(await failure(s3, call))
+            assert told.startswith(f"{URL}: {call} ")
+            assert f"may not {doing} in" in told
+            assert "they need s3:" in told
+
+
 @pytest.mark.parametrize(("status", "code"), PASSING)
 async def test_what_may_pass(status: int, code: str) -> None:
     """What may pass leaves a create unknown, and a read to be repeated; nothing repeats it here."""
@@ -158,6 +170,8 @@ CUT = Reply(200, b"half", {"Last-Modified": formatdate(usegmt=True)}, said_bytes
             for reply in (Reply(), Reply(204), Reply(200, b"<html><body>Log in</body></html>"))
         ),
         (Reply(502, b"<html>Bad gateway"), "502", ["get"]),
+        # A copy whose status was sent before it failed has failed.
+        (Reply(200, refused(500, "InternalError").body), "", ["copy"]),
         (CUT, "", ["get"]),
     ],
 )
@@ -200,14 +214,6 @@ async def test_redirections_are_not_followed() -> None:
         server.answer = lambda _: elsewhere
         assert "set --region eu-north-1" in str(await failure(s3, "get"))
         assert len(server.requests) == 2
-
-
-async def test_an_error_behind_status_200() -> None:
-    """A copy whose status was sent before it failed has failed."""
-    answer = Reply(200, refused(500, "InternalError").body)
-    async with scripted(lambda _: answer) as server, opened(server.endpoint) as s3:
-        assert isinstance(await failure(s3, "copy"), StoreUnavailable)
-        assert len(server.requests) == 1
 
 
 async def test_a_connection_that_breaks() -> None:

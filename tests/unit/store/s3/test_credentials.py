@@ -10,17 +10,17 @@ import pytest
 
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
 from shalekv.store.api import Created
-from tests.kit.s3.credential_program import (
+from tests.kit.s3.opening import (
     FAILING,
     GOOD,
     KEYS,
     SECRET,
     STALE,
     Program,
+    opened,
     program_in,
     saying,
 )
-from tests.kit.s3.opening import opened
 from tests.kit.s3.scripted_server import Reply, found, refused, scripted, stored
 
 NO_OBJECT = refused(404, "NoSuchKey")

@@ -1,20 +1,23 @@
-"""Uploads in parts: all or nothing, and no part is left behind."""
+"""Uploads in parts: all or nothing, and no part is left behind. Those that nobody will complete are
+aborted by the collector, and by nobody else.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from random import Random
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from shalekv.errors import StoreRefused, StoreUnavailable
-from shalekv.store.api import Created, Exists, Unknown
+from shalekv.store.api import Created, Exists, Recovered, Unknown
 from shalekv.store.requests import RequestKind
 from shalekv.store.s3 import multipart
-from tests.kit.s3.opening import MIB, opened
+from tests.kit.s3.opening import FOLDER, MIB, opened
 from tests.kit.s3.scripted_server import Broken, Reply, Request, refused, scripted, stored
 
 DATA = Random(1).randbytes(21 * MIB)  # 5 parts
@@ -156,14 +159,6 @@ async def test_an_upload_that_does_not_begin(reply: Reply) -> None:
         assert uploads.steps == ["begin"]
 
 
-async def test_a_rival_completes_first() -> None:
-    """The condition is decided when the upload is completed, and the parts are thrown away."""
-    uploads = Uploads(on_complete=lambda: refused(412, "PreconditionFailed"))
-    async with scripted(uploads.answer) as server, opened(server.endpoint, **SIZES) as s3:
-        assert await s3.create(NAME, DATA) == Exists()
-        assert uploads.steps[-1] == "abort"
-
-
 @pytest.mark.parametrize(
     "reply",
     [
@@ -185,18 +180,26 @@ async def test_completing_fails(reply: Reply | None) -> None:
         assert s3.sent.total == len(server.requests)
 
 
-async def test_an_abort_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An abort that nobody answers holds its caller for a while only."""
-    monkeypatch.setattr(multipart, "ABORT_S", 0.05)
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_a_rival_completes_first(
+    monkeypatch: pytest.MonkeyPatch, *, is_answered: bool
+) -> None:
+    """The condition is decided when the upload is completed, and the parts are thrown away; an
+    abort that nobody answers holds its caller for a while only.
+    """
     uploads = Uploads(on_complete=lambda: refused(412, "PreconditionFailed"))
 
-    async def answer(request: object) -> Reply:
-        if getattr(request, "method", "") == "DELETE":
+    async def answer(request: Request) -> Reply:
+        reply = await uploads.answer(request)
+        if request.method == "DELETE" and not is_answered:
             await asyncio.Event().wait()
-        return await uploads.answer(request)  # type: ignore[arg-type]  # it is one
+        return reply
 
+    if not is_answered:
+        monkeypatch.setattr(multipart, "ABORT_S", 0.05)
     async with scripted(answer) as server, opened(server.endpoint, **SIZES) as s3:
         assert await s3.create(NAME, DATA) == Exists()
+        assert uploads.steps[-1] == "abort"
 
 
 async def test_cancellation() -> None:
@@ -205,11 +208,11 @@ async def test_cancellation() -> None:
     aborting = asyncio.Event()
     go_on = asyncio.Event()
 
-    async def answer(request: object) -> Reply:
-        if getattr(request, "method", "") == "DELETE":
+    async def answer(request: Request) -> Reply:
+        if request.method == "DELETE":
             aborting.set()
             await go_on.wait()
-        return await uploads.answer(request)  # type: ignore[arg-type]  # it is one
+        return await uploads.answer(request)
 
     async with scripted(answer) as server, opened(server.endpoint, **SIZES) as s3:
         creating = asyncio.create_task(s3.create(NAME, DATA))
@@ -225,3 +228,78 @@ async def test_cancellation() -> None:
         assert uploads.steps[-1] == "abort"
         assert "complete" not in uploads.steps
         assert uploads.stored is None
+
+
+UPLOAD = "<Upload><Key>{0}</Key><UploadId>id</UploadId><Initiated>{1}</Initiated></Upload>"
+PAGE = (
+    "<ListMultipartUploadsResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>"
+    "<IsTruncated>{more}</IsTruncated><NextKeyMarker>{key}</NextKeyMarker>"
+    "<NextUploadIdMarker>id</NextUploadIdMarker>{upload}</ListMultipartUploadsResult>"
+)
+
+
+def no_name_is_collected(_name: str) -> bool:
+    return False
+
+
+class Abandoned:
+    """A server with uploads that were begun some hours ago: key -> hours."""
+
+    def __init__(self, begun: dict[str, float]) -> None:
+        self.begun = begun
+        self.aborted: list[str] = []
+
+    def answer(self, request: Request) -> Reply:
+        """A list shows one upload a page; the time is that of this machine."""
+        if request.method == "DELETE":
+            self.aborted.append(request.target.partition("?")[0].partition("/bucket/")[2])
+            return Reply(204)
+        if "uploads" not in request.target:
+            return refused(404, "NoSuchKey")
+        marker = parse_qs(urlsplit(request.target).query).get("key-marker", [""])[0]
+        key = min(key for key in self.begun if key > marker)
+        begun = datetime.now(UTC) - timedelta(hours=self.begun[key])
+        upload = UPLOAD.format(key, f"{begun:%Y-%m-%dT%H:%M:%S.000Z}")
+        more = str(key != max(self.begun)).lower()
+        return Reply(200, PAGE.format(more=more, key=key, upload=upload).encode())
+
+
+async def test_old_uploads_go_and_others_stay() -> None:
+    """Those of a day ago are aborted, page by page; younger ones and other folders are let be."""
+    uploads = Abandoned(
+        {
+            f"{FOLDER}/levels/a": 25,
+            f"{FOLDER}/levels/b": 23,
+            f"{FOLDER}/levels/c": 99,
+            "other/d": 99,
+        }
+    )
+    async with scripted(uploads.answer) as server, opened(server.endpoint) as s3:
+        assert await s3.recover(no_name_is_collected) == Recovered(aborted=2)
+        assert uploads.aborted == [f"{FOLDER}/levels/a", f"{FOLDER}/levels/c"]
+        assert s3.sent.by_kind[RequestKind.LIST] == 4
+
+
+async def test_they_are_looked_for_seldom() -> None:
+    """A collector that comes every minute asks once an hour; who opens a database never does."""
+    uploads = Abandoned({f"{FOLDER}/levels/a": 25})
+    async with scripted(uploads.answer) as server, opened(server.endpoint) as s3:
+        assert await s3.recover() == Recovered()
+        assert s3.sent.total == 0
+        await s3.recover(no_name_is_collected)
+        sent = s3.sent.total
+        assert await s3.recover(no_name_is_collected) == Recovered()
+        assert s3.sent.total == sent
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "NotImplemented"])
+async def test_a_refusal_is_no_reason_not_to_collect(code: str) -> None:
+    """Parts that stay cost money and nothing else."""
+
+    def answer(request: Request) -> Reply:
+        if "uploads" in request.target:
+            return refused(403 if code == "AccessDenied" else 501, code)
+        return refused(404, "NoSuchKey")
+
+    async with scripted(answer) as server, opened(server.endpoint) as s3:
+        assert await s3.recover(no_name_is_collected) == Recovered()

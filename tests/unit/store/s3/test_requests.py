@@ -1,4 +1,6 @@
-"""What goes over the wire for each call, and that it is counted where it belongs."""
+"""What goes over the wire for each call, that it is counted where it belongs, and a store's time:
+what one reply says that is far ahead is not believed at once.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,26 @@ import asyncio
 import base64
 import hashlib
 import re
+from email.utils import formatdate
 
 import pytest
 
 from shalekv.errors import StoreRefused, StoreUnavailable
+from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Recovered
 from shalekv.store.requests import RequestKind
+from shalekv.store.retry import RetryingStore
+from shalekv.store.s3.clock import LEAP_MS, StoreClock
 from shalekv.store.s3.headers import _be_consistent
-from tests.kit.s3.opening import opened
-from tests.kit.s3.scripted_server import Reply, Request, found, refused, scripted, stored
+from shalekv.store.s3.store import S3Store
+from shalekv.store.url import BucketUrl, Provider
+from tests.kit.inline_runtime import InlineClock, inline_runtime
+from tests.kit.s3.opening import BUCKET, opened
+from tests.kit.s3.scripted_server import Reply, Request, found, refused, scripted
 
 WHEN = "2028-01-01T00:00:00.123Z"
+NOON_MS = 1_830_297_600_000
+HOUR_MS = 3_600_000
 
 
 def page(keys: list[str], *, token: str = "") -> Reply:
@@ -31,16 +42,6 @@ def page(keys: list[str], *, token: str = "") -> Reply:
     return Reply(200, xml.encode())
 
 
-async def test_a_commit_is_one_request() -> None:
-    """A create is exactly one request over the wire, and is counted as one write."""
-    async with scripted(lambda _: stored()) as server, opened(server.endpoint) as s3:
-        assert await s3.create("wal/1.sst", b"x", {"writer_epoch": "7"}) == Created()
-        (request,) = server.requests
-        assert (request.method, request.target) == ("PUT", "/bucket/folder/wal/1.sst")
-        assert request.headers["x-amz-meta-writer_epoch"] == "7"
-        assert {kind: n for kind, n in s3.sent.by_kind.items() if n} == {RequestKind.WRITE: 1}
-
-
 def obliging(request: Request) -> Reply:
     if request.method == "GET":
         return found(b"x")
@@ -49,8 +50,12 @@ def obliging(request: Request) -> Reply:
 
 
 async def test_every_kind_is_counted() -> None:
-    """Each call counts what it sends under what it is charged as."""
+    """Each call counts what it sends under what it is charged as; a create is one request."""
     async with scripted(obliging) as server, opened(server.endpoint) as s3:
+        assert await s3.create("wal/1.sst", b"x", {"writer_epoch": "7"}) == Created()
+        (request,) = server.requests
+        assert request.target == "/bucket/folder/wal/1.sst"
+        assert request.headers["x-amz-meta-writer_epoch"] == "7"
         await s3.put("wal/1", b"x")
         await s3.copy("wal/1", "wal/2")
         await s3.get("wal/1")
@@ -61,10 +66,10 @@ async def test_every_kind_is_counted() -> None:
         await s3.delete([])
         assert await s3.recover() == Recovered()
         assert [request.method for request in server.requests] == (
-            "PUT PUT GET GET HEAD GET POST".split()
+            "PUT PUT PUT GET GET HEAD GET POST".split()
         )
         counted = {kind: n for kind, n in s3.sent.by_kind.items() if n}
-        assert counted == {RequestKind.WRITE: 2, RequestKind.READ: 4, RequestKind.DELETE: 1}
+        assert counted == {RequestKind.WRITE: 3, RequestKind.READ: 4, RequestKind.DELETE: 1}
         # No headers or trailers of checksums that other servers do not know.
         names = {name for request in server.requests for name in request.headers}
         assert not [name for name in names if "checksum" in name or "trailer" in name]
@@ -199,3 +204,74 @@ def test_tigris_is_asked_to_be_consistent(url: str, is_asked: bool) -> None:  # 
     params: dict[str, object] = {"url": url, "headers": {}}
     _be_consistent(params=params)
     assert params["headers"] == ({"X-Tigris-Consistent": "true"} if is_asked else {})
+
+
+class ToldTimes:
+    """Answers with the Dates that a test sets."""
+
+    def __init__(self, *told_ms: int) -> None:
+        self.told_ms = list(told_ms)
+
+    def answer(self, _: Request) -> Reply:
+        date = formatdate(self.told_ms.pop(0) / 1_000, usegmt=True)
+        return Reply(404, refused(404, "NoSuchKey").body, {"Date": date})
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [
+        # (what is told after noon, when, whether it is believed)
+        [(0, 0, True)],  # the first: there is nothing to compare it with
+        # One that is far ahead moves nothing when the next one is as those before it.
+        [(0, 0, True), (HOUR_MS, 1_000, False), (1_000, 1_000, True), (HOUR_MS, 3_000, False)],
+        # Those that disagree confirm nothing.
+        [(0, 0, True), (3 * HOUR_MS, 1, False), (HOUR_MS, 2, False), (3 * HOUR_MS, 3, False)],
+        # A store whose clock was set, or a machine that slept, is held up by one request.
+        [(0, 0, True), (HOUR_MS, 1, False), (HOUR_MS + 1_000, 1_000, True)],
+        # What has passed here has passed there; and clocks differ a bit.
+        [(0, 0, True), (9 * HOUR_MS + LEAP_MS, 9 * HOUR_MS, True)],
+        [(0, 0, True), (9 * HOUR_MS + LEAP_MS + 1_000, 9 * HOUR_MS, False)],
+    ],
+)
+def test_what_is_believed(heard: list[tuple[int, int, bool]]) -> None:
+    """A leap is believed when a second reply confirms it."""
+    clock = StoreClock()
+    for told_ms, at_ms, is_believed in heard:
+        expected = NOON_MS + told_ms if is_believed else None
+        assert clock.heard(NOON_MS + told_ms, float(at_ms)) == expected
+
+
+async def test_a_reply_that_is_far_ahead() -> None:
+    """The call fails as one that may pass, and stores that share a client share what they heard;
+    where replies go back the clock stands still.
+    """
+    told = ToldTimes(NOON_MS, NOON_MS + HOUR_MS, NOON_MS + 5_000, NOON_MS + 3_000)
+    async with scripted(told.answer) as server, opened(server.endpoint) as s3:
+        assert await s3.now_ms() == NOON_MS
+        async with opened(server.endpoint) as other:
+            with pytest.raises(StoreUnavailable, match="far ahead"):
+                await other.now_ms()
+            assert await s3.now_ms() == NOON_MS + 5_000
+            assert await other.now_ms() == NOON_MS + 5_000
+        never = Reply(404, refused(404, "NoSuchKey").body, {"Date": "soon"})
+        server.answer = lambda _: never
+        with pytest.raises(StoreRefused, match="no Date"):
+            await s3.now_ms()
+
+
+async def test_it_is_asked_again() -> None:
+    """A store that repeats what may pass is told the time; local time is that of the runtime."""
+    clock = InlineClock()
+    runtime = inline_runtime(clock=clock)
+    told = ToldTimes(NOON_MS, NOON_MS + HOUR_MS, NOON_MS + 1_000, NOON_MS + HOUR_MS + 1_000)
+    async with scripted(told.answer) as server:
+        place = BucketUrl(Provider.S3, BUCKET, "")
+        s3 = S3Store(place, runtime, StoreSettings(endpoint_url=server.endpoint))
+        store = RetryingStore(s3, runtime)
+        assert await store.now_ms() == NOON_MS
+        assert await store.now_ms() == NOON_MS + 1_000
+        assert len(server.requests) == 3
+        await clock.sleep_ms(HOUR_MS)
+        assert await store.now_ms() == NOON_MS + HOUR_MS + 1_000
+        assert len(server.requests) == 4
+        await store.close()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shalekv.format.names import manifest_name, wal_name
-from shalekv.store.api import Created, Exists, Recovered, Unknown
+from shalekv.store.api import Created, Exists, Recovered
 from shalekv.store.claim import Claimed, ClaimOutcome, Taken, claim
 from tests.unit.store.two_phase.world import Process, World, collect, sweep
 
@@ -89,29 +89,6 @@ def check_all_is_forgotten(world: World, name: str) -> None:
         Process(collect(world.open(), folder_of(name), lambda _name: True)).finish()
     assert [info.name for info in world.objects.page(folder_of(name), "")] == []
     assert world.table == {}
-
-
-@names
-@stalls
-@rivals
-def test_the_owner_resumes(name: str, stalled_at: int, rival: Rival) -> None:
-    """An owner that was stalled while a rival came and went agrees with it who has won."""
-    world = World()
-    owner = owner_stalled(world, name, stalled_at)
-    told = Process(rival(world, name)).finish()
-    told_owner = owner.finish()
-    has_won = world.data(name) == OURS
-    if stalled_at >= DECIDED:
-        assert has_won
-    if rival is creates:
-        assert told == (Exists() if has_won else Created())
-    if rival is claims:
-        assert told == (Taken(OURS) if has_won else Claimed())
-    if rival is collects and stalled_at == STEPS.index("insert"):
-        assert isinstance(told_owner, Unknown)  # what it would have copied was deleted
-    else:
-        assert told_owner == (Created() if has_won else Exists())
-    check_nothing_is_left(world, name)
 
 
 @names

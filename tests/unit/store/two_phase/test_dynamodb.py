@@ -18,16 +18,15 @@ from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.two_phase.opening import open_records
 from shalekv.store.two_phase.records import Inserted, InsertUnknown, RecordStore
 from tests.kit.inline_runtime import gathered
-from tests.kit.s3.credential_program import (
-    FAILING,
-    GOOD,
+from tests.kit.s3.opening import (
     SECRET,
     STALE,
     Program,
+    forget_aws,
     program_in,
+    real_runtime,
     saying,
 )
-from tests.kit.s3.opening import real_runtime
 from tests.kit.s3.scripted_server import Broken, Reply, Request, ScriptedServer, scripted
 
 RECORD = Record(Destination("s3://bucket", "wal/1"), "wal/1.source")
@@ -49,11 +48,7 @@ HTML = b"<html>Sign in to the hotel's network</html>"
 
 @pytest.fixture(autouse=True)
 def _nothing_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PROFILE", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "ENDPOINT_URL"):
-        monkeypatch.delenv(f"AWS_{name}", raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent/config")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent/credentials")
+    forget_aws(monkeypatch)
 
 
 @pytest.fixture
@@ -92,21 +87,6 @@ def obliging(request: Request) -> Reply:
     if request.headers["x-amz-target"].endswith(".DescribeTable"):
         return said({"Table": {"TableStatus": "ACTIVE", "KeySchema": KEY_SCHEMA}})
     return said({})
-
-
-@pytest.mark.parametrize("text", FAILING)
-async def test_a_program_that_fails(
-    program: Program, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever a source of credentials says instead, nothing was inserted; it may pass."""
-    program(text)
-    async with scripted(obliging) as server, opened(server) as records:
-        with pytest.raises(StoreUnavailable, match="source of credentials") as raised:
-            await records.insert(RECORD)
-        assert SECRET not in "".join(traceback.format_exception(raised.value)) + caplog.text
-        assert records.sent.total == len(server.requests) == 0
-        program(saying(GOOD))
-        assert await records.insert(RECORD) == Inserted()
 
 
 async def test_a_renewal_that_fails(program: Program, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """What could go wrong with two-phase compare-and-swap, one hazard at a time.
 
 Each is a schedule in which a store that is less careful loses an object that was acknowledged.
+Records of another database, or none, are noticed before anything is written.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from collections.abc import Sequence
 import pytest
 
 from shalekv.core.two_phase import Destination, Record
-from shalekv.errors import InvalidRequest, StoreUnavailable
-from shalekv.format.names import temporary_name, wal_name
+from shalekv.errors import InvalidRequest, StoreRefused, StoreUnavailable
+from shalekv.format.names import manifest_name, temporary_name, wal_name
 from shalekv.store.api import Created, Exists, Recovered, Unknown
 from shalekv.store.claim import Claimed, Taken, claim
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.store.requests import RequestKind
+from shalekv.store.two_phase.belonging import BelongingStore
+from shalekv.store.two_phase.memory import MemoryRecords, Table
+from tests.kit.inline_runtime import inline_runtime
 from tests.unit.store.two_phase.world import (
     Fate,
     Fates,
@@ -97,18 +103,6 @@ def test_a_source_that_takes_over_is_deleted_while_its_owner_resumes() -> None:
 def dead_record() -> Record:
     destination = Destination("memory://stepped", NAME)
     return Record(destination, temporary_name(NAME, bytes(16), 0))
-
-
-def test_a_stalled_owner_was_taken_over() -> None:
-    """An owner whose source was deleted before step 2 does not take a rival's object for its."""
-    world = World()
-    owner = creating(world, OURS)
-    owner.until("insert")
-    sweeping(world).finish()
-    owner.until("copy")
-    assert creating(world, THEIRS).finish() == Created()
-    assert isinstance(owner.finish(), Unknown)
-    assert world.data(NAME) == THEIRS
 
 
 def test_a_copy_lands_late() -> None:
@@ -268,20 +262,6 @@ def test_an_open_record_is_not_deleted_with_its_object() -> None:
     assert owner.finish() == Created()
 
 
-def test_a_fence_keeps_a_stalled_writer_out_for_ever() -> None:
-    """A writer that was stalled before step 2 fails in a slot of the fence run, after collections.
-
-    Rule F1: fences and their records are never collected.
-    """
-    world = World()
-    stalled = claiming(world, OURS)
-    stalled.until("insert")
-    assert claiming(world, THEIRS).finish() == Claimed()
-    for _ in range(2):
-        Process(collect(world.open(), is_collected=lambda name: name != NAME)).finish()
-    assert stalled.finish() == Taken(THEIRS)
-
-
 def test_names_of_temporary_objects_are_not_created() -> None:
     """The name of a temporary object is no destination."""
     with pytest.raises(InvalidRequest):
@@ -295,3 +275,54 @@ def test_foreign_objects_are_deleted_as_they_are() -> None:
     foreign = ["wal/é", f"wal/é.{'0' * 8}-{'0000-' * 3}{'0' * 12}.{'0' * 8}", "wal/notes.txt"]
     Process(store.delete(foreign)).finish()
     assert world.table == {}
+
+
+def opened(objects: MemoryObjects, table: Table) -> BelongingStore:
+    plain = MemoryStore(lambda: 0, name="db", objects=objects)
+    return BelongingStore(plain, MemoryRecords(table=table), inline_runtime(len(table)))
+
+
+async def test_its_own_records_are_recognised() -> None:
+    """Where there is no manifest, any records will do; another process with the same records
+    creates and recovers. The manifest is looked for once.
+    """
+    objects, table = MemoryObjects(), Table()
+    store = opened(objects, table)
+    assert await store.create(manifest_name(0), b"0") == Created()
+    before = store.sent.by_kind[RequestKind.LIST]
+    assert await store.create(wal_name(1), b"0") == Created()
+    assert store.sent.by_kind[RequestKind.LIST] == before
+    assert await opened(objects, table).create(wal_name(0), b"wal") == Created()
+    assert (await opened(objects, table).recover()).completed == 0
+
+
+@pytest.mark.parametrize("name", [manifest_name(1), wal_name(0)])
+async def test_other_records_are_refused(name: str) -> None:
+    """With an empty table, or that of another database, nothing is written anywhere."""
+    objects, table = MemoryObjects(), Table()
+    await opened(objects, table).create(manifest_name(0), b"0")
+    stranger = opened(objects, Table())
+    with pytest.raises(StoreRefused, match="records_url"):
+        await stranger.create(name, b"late")
+    with pytest.raises(StoreRefused, match=r"0\.manifest"):
+        await stranger.recover()
+    assert stranger.sent.by_kind[RequestKind.WRITE] == 0
+    assert stranger.sent.by_kind[RequestKind.RECORD_WRITE] == 0
+
+
+async def test_a_manifest_that_goes_meanwhile_is_no_stranger() -> None:
+    """The newest manifest may be superseded and collected between list and look: look again."""
+    objects, table = MemoryObjects(), Table()
+    own = opened(objects, table)
+    await own.create(manifest_name(0), b"0")
+
+    class Late(MemoryRecords):
+        async def find(self, destination: Destination) -> Record | None:
+            if destination.name == manifest_name(0):
+                await own.create(manifest_name(1), b"1")
+                await own.delete([manifest_name(0)])
+            return await super().find(destination)
+
+    plain = MemoryStore(lambda: 0, name="db", objects=objects)
+    late = BelongingStore(plain, Late(table=table), inline_runtime(9))
+    assert await late.create(manifest_name(2), b"2") == Created()

@@ -76,8 +76,7 @@ class World:
     random: Random = field(default_factory=lambda: Random(1))
 
     def open(self, fates: Fates = all_answered) -> TwoPhaseStore:
-        runtime = Runtime(InlineClock(), self.random, InlineWorkers())
-        return TwoPhaseStore(SteppedStore(self, fates), SteppedRecords(self, fates), runtime)
+        return TwoPhaseStore(SteppedStore(self, fates), SteppedRecords(self, fates), self.runtime)
 
     @property
     def runtime(self) -> Runtime:
@@ -166,64 +165,74 @@ async def collect(
     return await store.recover(is_collected)
 
 
+@dataclass(slots=True)
+class Turns:
+    """Those of one process: each request has the fate that a test chose."""
+
+    world: World
+    fates: Fates
+    url: str
+
+    async def begin(self, request: str) -> Fate:
+        await Turn(request)
+        return self.fates(request)
+
+    def end(self, fate: Fate, request: str, name: str) -> None:
+        if fate is not Fate.ANSWERED:
+            raise StoreUnavailable(self.url, request, name, fate.name)
+
+    async def read(self, request: str, name: str) -> None:
+        self.end(await self.begin(request), request, name)
+
+    async def change(
+        self, request: str, name: str, change: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        fate = await self.begin(request)
+        if fate is Fate.LATE:
+            self.world.late.append(change)
+        result = await change() if fate in {Fate.ANSWERED, Fate.REPLY_LOST} else None
+        self.end(fate, request, name)
+        return result
+
+
 class SteppedStore(MemoryStore):
     """The plain store as one process sees it."""
 
     def __init__(self, world: World, fates: Fates) -> None:
         super().__init__(lambda: next(world.moments), name="stepped", objects=world.objects)
-        self._world = world
-        self._fates = fates
+        self._turns = Turns(world, fates, self.url)
 
     async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
-        put = partial(super().put, name, data, metadata)
-        await self._change("put", name, put)
+        await self._turns.change("put", name, partial(super().put, name, data, metadata))
 
     async def copy(self, source: str, destination: str) -> None:
-        fate = await self._begin("copy")
+        fate = await self._turns.begin("copy")
         self.sent.add(RequestKind.WRITE)
         if fate is not Fate.REQUEST_LOST:
             landing = Landing(destination, self._find("copy", source))
-            self._world.landings.append(landing)
+            self._turns.world.landings.append(landing)
             if fate is not Fate.LATE:
                 await Turn("landing")
-                self._world.land(landing)
-        self._end(fate, "copy", source)
+                self._turns.world.land(landing)
+        self._turns.end(fate, "copy", source)
 
     async def delete(self, names: Iterable[str]) -> None:
         doomed = tuple(names)
-        await self._change("delete", str(doomed), partial(super().delete, doomed))
+        await self._turns.change("delete", str(doomed), partial(super().delete, doomed))
 
     async def get(self, name: str) -> StoredObject:
-        self._end(await self._begin("get"), "get", name)
+        await self._turns.read("get", name)
         return await super().get(name)
 
     async def head(self, name: str) -> ObjectInfo:
-        self._end(await self._begin("head"), "head", name)
+        await self._turns.read("head", name)
         return await super().head(name)
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """The page is read in the turn, and gone through while others go on."""
-        self._end(await self._begin("list"), "list", prefix)
+        await self._turns.read("list", prefix)
         async for info in super().list(prefix, start_after=start_after):
             yield info
-
-    async def _change(
-        self, request: str, name: str, change: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        fate = await self._begin(request)
-        if fate is Fate.LATE:
-            self._world.late.append(change)
-        elif fate is not Fate.REQUEST_LOST:
-            await change()
-        self._end(fate, request, name)
-
-    async def _begin(self, request: str) -> Fate:
-        await Turn(request)
-        return self._fates(request)
-
-    def _end(self, fate: Fate, request: str, name: str) -> None:
-        if fate is not Fate.ANSWERED:
-            raise StoreUnavailable(self.url, request, name, fate.name)
 
 
 class SteppedRecords(MemoryRecords):
@@ -231,8 +240,7 @@ class SteppedRecords(MemoryRecords):
 
     def __init__(self, world: World, fates: Fates) -> None:
         super().__init__(table=world.table)
-        self._world = world
-        self._fates = fates
+        self._turns = Turns(world, fates, self.url)
 
     async def insert(self, record: Record) -> InsertOutcome:
         try:
@@ -242,15 +250,11 @@ class SteppedRecords(MemoryRecords):
         return outcome
 
     async def find(self, destination: Destination) -> Record | None:
-        await Turn("find")
-        if self._fates("find") is not Fate.ANSWERED:
-            raise StoreUnavailable(self.url, "find", str(destination), "lost")
+        await self._turns.read("find", str(destination))
         return await super().find(destination)
 
     async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
-        await Turn("list records")
-        if self._fates("list records") is not Fate.ANSWERED:
-            raise StoreUnavailable(self.url, "list", database, "lost")
+        await self._turns.read("list records", database)
         async for record in super().list(database, uncommitted_only=uncommitted_only):
             yield record
 
@@ -258,8 +262,7 @@ class SteppedRecords(MemoryRecords):
         return bool(await self._change("commit", partial(super().commit, record)))
 
     async def take_over(self, record: Record, source: str) -> bool:
-        change = partial(super().take_over, record, source)
-        return bool(await self._change("take_over", change))
+        return bool(await self._change("take_over", partial(super().take_over, record, source)))
 
     async def withdraw(self, record: Record) -> None:
         await self._change("withdraw", partial(super().withdraw, record))
@@ -269,11 +272,4 @@ class SteppedRecords(MemoryRecords):
         await self._change("delete_committed", partial(super().delete_committed, doomed))
 
     async def _change(self, request: str, change: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        await Turn(request)
-        fate = self._fates(request)
-        if fate is Fate.LATE:
-            self._world.late.append(change)
-        result = await change() if fate in {Fate.ANSWERED, Fate.REPLY_LOST} else None
-        if fate is not Fate.ANSWERED:
-            raise StoreUnavailable(self.url, request, "a record", fate.name)
-        return result
+        return await self._turns.change(request, "a record", change)

@@ -1,22 +1,70 @@
-"""The checks of a store: whoever keeps all passes, and whoever breaks one promise is told which."""
+"""The checks of a store, all of them and the few that a database is created behind: whoever keeps
+all promises passes, and whoever breaks one is told which.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
+from shalekv.errors import StoreUnfit
+from shalekv.format import names
+from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
+from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects
-from shalekv.store.two_phase.memory import MemoryRecords
-from shalekv.store.verify.scratch import FOLDER
-from shalekv.store.verify.verdict import Passed, Told, Unanswered
+from shalekv.store.requests import RequestKind
+from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.store import TwoPhaseStore
+from shalekv.store.verify.fit import check_fit
+from shalekv.store.verify.scratch import FOLDER, Effort
+from shalekv.store.verify.verdict import Failed, Passed, Told, Unanswered, Verdict
 from shalekv.store.verify.verifying import verification
 from tests.kit import careless_stores as careless
 from tests.kit.careless_stores import Careful, Kind
 from tests.kit.inline_runtime import gathered, inline_runtime
-from tests.kit.store import FaultyStore, Request
-from tests.unit.store.verify.trying import EFFORT, Tried, tried, two_phases
+from tests.kit.scripted_store import Fate, ScriptedStore
+from tests.kit.store import FaultyStore, Lost, Request
+
+EFFORT = Effort(racers=4, rounds=5, large_object_bytes=3 << 20)
+REQUESTS_MAX = 25  # of the few checks
+
+
+class Tried:
+    """A store, and what all checks found of it."""
+
+    def __init__(self, open_one: Callable[[], ObjectStore]) -> None:
+        self.open_one = open_one
+        self.verdicts: dict[str, Verdict] = {}
+        self.lost: dict[str, str] = {}
+        self.left: list[str] = []
+
+    @property
+    def failed(self) -> set[str]:
+        return {name for name, verdict in self.verdicts.items() if isinstance(verdict, Failed)}
+
+    async def run(self, seed: int = 1) -> None:
+        async with verification(
+            self.open_one, inline_runtime(seed), StoreSettings(), EFFORT, self.left.extend
+        ) as verifying:
+            async for finding in verifying.findings():
+                await asyncio.sleep(0)
+                self.verdicts[finding.check.name] = finding.verdict
+                self.lost[finding.check.name] = finding.check.lost
+
+
+async def tried(kind: Kind, objects: MemoryObjects | None = None) -> Tried:
+    shared = MemoryObjects() if objects is None else objects
+    trial = Tried(lambda: kind(shared))
+    await trial.run()
+    return trial
+
+
+def two_phases(kind: Kind, records: type[MemoryRecords]) -> Callable[[], TwoPhaseStore]:
+    objects, table, runtime = MemoryObjects(), Table(), inline_runtime(2)
+    return lambda: TwoPhaseStore(kind(objects), records(table=table), runtime)
 
 
 async def test_a_careful_store_passes() -> None:
@@ -30,54 +78,58 @@ async def test_a_careful_store_passes() -> None:
     assert await gathered(Careful(objects).list("levels/")) == []
 
 
+WINNER, GAPS, CURRENT = "one winner", "a log without gaps", "one current manifest"
+BYTES, DATES = "bytes as they were written", "protection by snapshots"
+
+
 @pytest.mark.parametrize(
-    ("kind", "check", "guarantee"),
+    ("kind", "lost"),
     [
-        (careless.IgnoresConditions, "create-races", "one winner"),
-        (careless.IgnoresConditions, "second-create", "one winner"),
-        (careless.IgnoresConditions, "large-object", "bytes as they were written"),
-        (careless.ReplacesAndSaysSo, "create-races", "one winner"),
-        (careless.ReplacesAndSaysSo, "second-create", "one winner"),
-        (careless.LooksThenWrites, "create-races", "one winner"),
-        (careless.ReadsTooEarly, "read-after-write", "durability"),
-        (careless.ReadsTheDeleted, "read-after-delete", "deletion that lasts"),
-        (careless.ReadsTheDeleted, "list-after-write", "a log without gaps"),
-        (careless.ListsTooEarly, "list-after-write", "a log without gaps"),
-        (careless.ListsBackwards, "list-order", "one current manifest"),
-        (careless.ListsBackwards, "list-paging", "a log without gaps"),
-        (careless.ListsByLetters, "list-order", "one current manifest"),
-        (careless.ListsOnePage, "list-paging", "a log without gaps"),
-        (careless.ListsAll, "list-start-after", "one current manifest"),
-        (careless.CutsRanges, "ranged-reads", "bytes as they were written"),
-        (careless.HidesTheEmpty, "empty-object", "one winner"),
-        (careless.CutsTheLarge, "large-object", "bytes as they were written"),
-        (careless.ChangesMetadata, "metadata", "bytes as they were written"),
-        (careless.TellsNoTime, "store-clock", "protection by snapshots"),
-        (careless.StepsBack, "store-clock", "protection by snapshots"),
-        (careless.GoesBack, "store-clock", "protection by snapshots"),
-        (careless.DatesByAnotherClock, "store-clock", "protection by snapshots"),
+        (
+            careless.IgnoresConditions,
+            {"create-races": WINNER, "second-create": WINNER, "large-object": BYTES},
+        ),
+        (careless.ReplacesAndSaysSo, {"create-races": WINNER, "second-create": WINNER}),
+        (careless.LooksThenWrites, {"create-races": WINNER}),
+        (careless.ReadsTooEarly, {"read-after-write": "durability"}),
+        (
+            careless.ReadsTheDeleted,
+            {"read-after-delete": "deletion that lasts", "list-after-write": GAPS},
+        ),
+        (careless.ListsTooEarly, {"list-after-write": GAPS}),
+        (careless.ListsBackwards, {"list-order": CURRENT, "list-paging": GAPS}),
+        (careless.ListsByLetters, {"list-order": CURRENT}),
+        (careless.ListsOnePage, {"list-paging": GAPS}),
+        (careless.ListsAll, {"list-start-after": CURRENT}),
+        (careless.CutsRanges, {"ranged-reads": BYTES}),
+        (careless.HidesTheEmpty, {"empty-object": WINNER}),
+        (careless.CutsTheLarge, {"large-object": BYTES}),
+        (careless.ChangesMetadata, {"metadata": BYTES}),
+        (careless.TellsNoTime, {"store-clock": DATES}),
+        (careless.StepsBack, {"store-clock": DATES}),
+        (careless.GoesBack, {"store-clock": DATES}),
+        (careless.DatesByAnotherClock, {"store-clock": DATES}),
     ],
 )
-async def test_careless_stores_fail(kind: Kind, check: str, guarantee: str) -> None:
-    """A store that breaks a promise fails the check of it, by which the lost guarantee is told."""
+async def test_careless_stores_fail(kind: Kind, lost: dict[str, str]) -> None:
+    """A store that breaks a promise fails the check of it, by which the lost guarantee is told;
+    one that breaks a single promise passes the others.
+    """
     trial = await tried(kind)
-    assert check in trial.failed, trial.verdicts
-    assert trial.lost[check].startswith(guarantee)
+    assert lost.keys() <= trial.failed, trial.verdicts
+    for check, guarantee in lost.items():
+        assert trial.lost[check].startswith(guarantee)
+    if kind in BREAKS_ONE:
+        assert trial.failed == lost.keys()
 
 
-@pytest.mark.parametrize(
-    ("kind", "checks"),
-    [
-        (careless.LooksThenWrites, {"create-races"}),
-        (careless.ListsByLetters, {"list-order"}),
-        (careless.ListsOnePage, {"list-paging"}),
-        (careless.CutsTheLarge, {"large-object"}),
-        (careless.TellsNoTime, {"store-clock"}),
-    ],
-)
-async def test_nothing_else_fails(kind: Kind, checks: set[str]) -> None:
-    """A store fails the checks of what it breaks, and passes the others."""
-    assert (await tried(kind)).failed == checks
+BREAKS_ONE = {
+    careless.LooksThenWrites,
+    careless.ListsByLetters,
+    careless.ListsOnePage,
+    careless.CutsTheLarge,
+    careless.TellsNoTime,
+}
 
 
 async def test_lost_metadata_is_told() -> None:
@@ -164,16 +216,84 @@ async def test_runs_do_not_disturb_each_other() -> None:
     """Two runs on one store at once both find it fit."""
     objects = MemoryObjects()
     trials = [Tried(lambda: Careful(objects)), Tried(lambda: Careful(objects))]
-
-    async def run(trial: Tried, seed: int) -> None:
-        runtime = inline_runtime(seed)
-        async with verification(
-            trial.open_one, runtime, StoreSettings(), EFFORT, trial.left.extend
-        ) as verifying:
-            async for finding in verifying.findings():
-                trial.verdicts[finding.check.name] = finding.verdict
-                await asyncio.sleep(0)
-
-    await asyncio.gather(*(run(trial, seed) for seed, trial in enumerate(trials)))
+    await asyncio.gather(*(trial.run(seed) for seed, trial in enumerate(trials)))
     assert [trial.failed for trial in trials] == [set(), set()]
     assert [trial.left for trial in trials] == [[], []]
+
+
+async def test_what_it_costs() -> None:
+    """A fit store is found so with a few requests, and nothing is left in it."""
+    store = Careful(MemoryObjects())
+    await check_fit(store, inline_runtime(), StoreSettings())
+    assert store.sent.total <= REQUESTS_MAX
+    assert store.sent.by_kind[RequestKind.WRITE] == 14
+    assert await gathered(store.list(FOLDER)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (careless.IgnoresConditions, "one winner"),
+        (careless.ReplacesAndSaysSo, "one winner"),
+        (careless.LooksThenWrites, "one winner"),
+        (careless.ListsTooEarly, "a log without gaps"),
+        (careless.ReadsTheDeleted, "deletion that lasts"),
+        (careless.TellsNoTime, "protection by snapshots"),
+    ],
+)
+async def test_no_database_is_created_on_an_unfit_store(kind: Kind, told: str) -> None:
+    """What is refused is told with the guarantee that is lost, and nothing is left there."""
+    objects = MemoryObjects()
+    store = kind(objects)
+    with pytest.raises(StoreUnfit, match=f"no {told}.*shalekv store verify"):
+        await create_database(store, inline_runtime(), StoreSettings())
+    for folder in (names.MANIFEST_FOLDER, FOLDER, names.WAL_FOLDER):
+        assert await gathered(Careful(objects).list(folder)) == []
+
+
+async def test_what_to_do_about_it() -> None:
+    """Two-phase compare-and-swap is recommended where it helps, and nowhere else."""
+    runtime, settings = inline_runtime(), StoreSettings()
+    with pytest.raises(StoreUnfit, match="--cas two_phase"):
+        await check_fit(careless.IgnoresConditions(MemoryObjects()), runtime, settings)
+    with pytest.raises(StoreUnfit, match=r"Use another store;"):
+        await check_fit(careless.ListsTooEarly(MemoryObjects()), runtime, settings)
+    with pytest.raises(StoreUnfit, match=r"Use another store;"):
+        await check_fit(two_phases(Careful, careless.InsertsTwice)(), runtime, settings)
+
+
+async def test_two_phases_are_fit_without_conditions() -> None:
+    """A store that ignores conditions holds a database whose creates are decided elsewhere."""
+    store = two_phases(careless.IgnoresConditions, MemoryRecords)()
+    await create_database(store, inline_runtime(), StoreSettings())
+    (record,) = await gathered(store.records.list(store.url, uncommitted_only=False))
+    assert record.destination.name == names.manifest_name(0)
+    assert await gathered(store.list(FOLDER)) == []
+
+
+async def test_lost_replies_do_not_look_like_an_unfit_store() -> None:
+    """A create of our own whose reply was lost, or that comes late, is no broken promise."""
+    for fate in (Fate.REPLY_LOST, Fate.LATE, Fate.REQUEST_LOST, Fate.REFUSED):
+        for before in range(14):
+            store = ScriptedStore()
+            store.creates = [Fate.ANSWERED] * before + [fate]
+            await check_fit(store, inline_runtime(), StoreSettings())
+
+
+async def test_a_late_create_does_not_look_like_a_lost_delete() -> None:
+    """What lands after its name was deleted is the network's doing, and not the store's."""
+    objects, late = MemoryObjects(), list[Request]()
+
+    async def lose(request: Request) -> None:
+        if request.operation == "create" and len(store.asked("create")) == 2:
+            late.append(request)
+            raise Lost("no answer")
+
+    async def land(request: Request) -> None:
+        if request.operation == "delete" and late:
+            each = late.pop()
+            await Careful(objects).create(each.name, each.data)
+
+    store = FaultyStore(Careful(objects), before=lose, after=land)
+    await check_fit(store, inline_runtime(), StoreSettings())
+    assert await gathered(Careful(objects).list(FOLDER)) == []
