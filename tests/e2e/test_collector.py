@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.kit.engine.collection import Ground
-from tests.kit.engine.collection_files import load, save
+from tests.kit.engine.collection import Ground, load, save
 from tests.kit.processes.child import EXIT_S, Line
 from tests.kit.processes.processes import SHALEKV, Processes, environment
 

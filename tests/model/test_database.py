@@ -26,7 +26,6 @@ from shalekv.errors import KeyReused, ShaleError
 from shalekv.format.sst_message import info_message
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.model import Left, Moment, Timeline, decide, writes
-from tests.model.replies import check_refusal, check_reply, check_scan, got
 from tests.model.requests import (
     ALL_KEYS,
     CHANGES,
@@ -38,6 +37,10 @@ from tests.model.requests import (
     SCANS,
     VALUES,
     batch_requests,
+    check_refusal,
+    check_reply,
+    check_scan,
+    got,
     one_key_requests,
     txn_requests,
     with_seqs,

@@ -23,7 +23,6 @@ from shalekv.roles.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.inline_runtime import gathered
 from tests.kit.model import decide, rests_on_state, writes
-from tests.model.replies import check_reply, check_scan, got
 from tests.model.requests import (
     DURABLE,
     IDEMPOTENCY_KEYS,
@@ -32,6 +31,9 @@ from tests.model.requests import (
     METHODS,
     SCANS,
     batch_requests,
+    check_reply,
+    check_scan,
+    got,
     one_key_requests,
     txn_requests,
     with_seqs,

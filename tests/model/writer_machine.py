@@ -44,10 +44,11 @@ from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.model import Left, Moment, Timeline
 from tests.kit.store import STORE_NOW_MS, HeldCreate, HeldStore
-from tests.model.replies import check_refusal, check_reply
 from tests.model.requests import (
     ALL_KEYS,
     KEYS,
+    check_refusal,
+    check_reply,
 )
 from tests.sim.history import Refusal, Told
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from random import Random
+from typing import Any
 
 from shalekv.clock import LoopClock
 from shalekv.core.manifest import Manifest
@@ -28,12 +29,9 @@ from tests.kit.household import Household, everything, write_all
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.processes.in_process import real_runtime, wall_clock_ms
 
-DATABASE_FOLDERS = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
-REPOSITORY_FOLDERS = (
-    backup_names.BACKUPS_FOLDER,
-    backup_names.WAL_FOLDER,
-    backup_names.LEVELS_FOLDER,
-    backup_names.MARKS_FOLDER,
+FOLDERS = (  # of databases, and of repositories
+    *(names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER, backup_names.BACKUPS_FOLDER),
+    *(backup_names.WAL_FOLDER, backup_names.LEVELS_FOLDER, backup_names.MARKS_FOLDER),
 )
 Pairs = dict[bytes, bytes]
 SEEDS = count()  # every process draws numbers of its own
@@ -54,8 +52,7 @@ class Place:
         return CasStore(store or self.store(), runtime, StoreSettings())
 
     def names(self) -> list[str]:
-        folders = (*DATABASE_FOLDERS, *REPOSITORY_FOLDERS)
-        return [info.name for folder in folders for info in self.objects.page(folder, "")]
+        return [info.name for folder in FOLDERS for info in self.objects.page(folder, "")]
 
     def data(self, name: str) -> bytes:
         return self._find(name).data
@@ -135,16 +132,9 @@ async def scanned(place: Place) -> Pairs:
         return await everything(writer)
 
 
-async def back_up(
-    source: Place,
-    repository: Place,
-    *,
-    read: ObjectStore | None = None,
-    written: ObjectStore | None = None,
-    **options: int,
-) -> Backup:
-    """Make a backup, by a process of its own on these stores."""
-    return await creation(source, repository, read=read, written=written, **options).run()
+async def back_up(source: Place, repository: Place, **options: Any) -> Backup:
+    """Make a backup, by a process of its own; the options are those of `creation`."""
+    return await creation(source, repository, **options).run()
 
 
 def creation(
@@ -153,11 +143,9 @@ def creation(
     *,
     read: ObjectStore | None = None,
     written: ObjectStore | None = None,
-    **options: int,
 ) -> BackupCreation:
-    limits = CopyLimits(parallel=options.pop("parallel", 2))
     there = Repository(repository.cas(written))
-    return BackupCreation(source.cas(read), there, limits=limits, **options)
+    return BackupCreation(source.cas(read), there, limits=CopyLimits(parallel=2))
 
 
 async def restore(

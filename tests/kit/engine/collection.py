@@ -6,8 +6,10 @@ whatever is published holds a lease, which the publishing edit checks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,7 +20,6 @@ from shalekv.core.lease import (
     has_lease,
     leased_sst_id,
     new_lease_id,
-    protects,
     with_lease,
     without_lease,
 )
@@ -36,7 +37,7 @@ from shalekv.format.sst_encode import encode_sst
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.database import create_database
 from shalekv.settings import CollectorSettings, StoreSettings
-from shalekv.store.api import ObjectStore
+from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.engine.running_log import yielding_runtime
@@ -225,9 +226,27 @@ class CollectedDatabase:
         missing = await self.needed() - self.names()
         assert not missing, sorted(missing)
 
-    def leased_names(self, lease: Lease) -> set[str]:
-        ids = {name: names.parse_level_name(name) for name in self.names()}
-        return {n for n, sst_id in ids.items() if sst_id and protects(lease.id, sst_id)}
-
 
 Ground = CollectedDatabase  # the name that other tests still use
+
+
+def save(ground: Ground, root: Path) -> None:
+    """Write the objects as files that are older than any collector asks for."""
+    for name in ground.names():
+        found = ground.objects.find(name)
+        assert found is not None
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(found.data)
+        os.utime(path, (0, found.info.modified_ms / 1_000))
+
+
+def load(root: Path, like: Ground) -> Ground:
+    """The objects in a folder, to be looked at."""
+    ground = Ground()
+    ground.last_wal_id = like.last_wal_id
+    for path in sorted(root.glob("*/*")):
+        data = path.read_bytes()
+        info = ObjectInfo(str(path.relative_to(root)), len(data), 0)
+        ground.objects.add(StoredObject(info, data))
+    return ground

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.core.entry import Entry
@@ -253,3 +256,11 @@ async def findings(planted: Planted, *, is_deep: bool = False, parallel: int = 2
 
 async def found(planted: Planted, *, is_deep: bool = False) -> list[tuple[str, FindingKind]]:
     return sorted((each.name, each.kind) for each in await findings(planted, is_deep=is_deep))
+
+
+Plant = Callable[[Planted], object]
+
+
+def case(name: str, plant: Plant, *expected: tuple[str, FindingKind]) -> Any:
+    """Damage that is planted, and all that a check finds then."""
+    return pytest.param(plant, sorted(expected), id=name)

@@ -96,10 +96,6 @@ class HeldLog:
         self.state = replace(self.state, log=log, committed_lsn=committed_lsn)
         self._wake()
 
-    def appoint(self, member_id: bytes) -> None:
-        self.archiver_id = member_id
-        self._wake()
-
     def want_room(self) -> None:
         self.is_room_wanted = True
         self._wake()

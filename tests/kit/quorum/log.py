@@ -193,7 +193,3 @@ class Writing:
 
     async def contents(self) -> list[tuple[bytes, bytes]]:
         return read(await self.engine.committed_view())
-
-
-def contents(opened: OpenedLog) -> list[tuple[bytes, bytes]]:
-    return read(opened.memtable.view(opened.last_seq, opened.last_wal_id))

@@ -15,8 +15,7 @@ from shalekv.cli.main import shalekv
 from shalekv.store import opening
 from shalekv.store.memory import MemoryObjects
 from tests.kit.careless_stores import Careful, IgnoresConditions
-from tests.kit.engine.collection import Ground
-from tests.kit.engine.collection_files import save
+from tests.kit.engine.collection import Ground, save
 
 
 async def _database(name: str = "") -> Ground:

@@ -1,7 +1,8 @@
-"""Leases: when one may be taken, when it is lost, and their bytes."""
+"""Leases: where the election is held, when one may be taken, when it is lost, and their bytes."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from shalekv.core.leasing import (
     renew_wait_ms,
     sight,
 )
+from shalekv.errors import InvalidSetting
 from shalekv.format.coding import crc32c
 from shalekv.format.election import NONCE_BYTES, TTL_MS_MAX, decode_lease, encode_lease
 from shalekv.format.names import (
@@ -24,6 +26,7 @@ from shalekv.format.names import (
     parse_manifest_name,
     parse_wal_name,
 )
+from shalekv.roles.electors.place import BucketPlace, EtcdAddress, EtcdPlace, parse_place
 
 TTL_MS = 3_000
 LEASE = ElectionLease("there:7654", b"n" * 16, TTL_MS)
@@ -48,16 +51,12 @@ def test_a_holder_gives_up_before_a_candidate_may_take_over(
 
 
 def test_a_lease_lasts_from_its_first_sighting() -> None:
-    """Seen again it is no younger; a later one begins anew."""
+    """Seen again it is no younger; a later one begins anew. Released, it is over at once."""
     first = sight(None, 7, LEASE, 100.0)
     assert sight(first, 7, LEASE, 900.0) is first
     assert not first.is_over(100.0 + TTL_MS - 1)
     assert first.is_over(100.0 + TTL_MS)
     assert not sight(first, 8, LEASE, 100.0 + TTL_MS).is_over(100.0 + TTL_MS)
-
-
-def test_a_released_lease_is_over_at_once() -> None:
-    """Whoever sees it may take it."""
     assert sight(None, 7, RELEASED, 100.0).is_over(100.0)
 
 
@@ -115,3 +114,35 @@ def test_names_are_their_own(lease_id: int) -> None:
     assert parse_wal_name(name) is None
     assert parse_level_name(name) is None
     assert parse_election_name(name + "x") is None
+
+
+def test_places() -> None:
+    """The bucket, and a key of etcd with one server or several."""
+    assert parse_place("bucket") == BucketPlace()
+    assert parse_place("etcd://a:2379/db") == EtcdPlace((EtcdAddress("a", 2379),), "db")
+    several = parse_place("etcd://a.b:1,[::1]:2/shale/db-1")
+    assert several == EtcdPlace((EtcdAddress("a.b", 1), EtcdAddress("::1", 2)), "shale/db-1")
+    assert isinstance(several, EtcdPlace)
+    assert [str(each) for each in several.addresses] == ["a.b:1", "[::1]:2"]
+
+
+@pytest.mark.parametrize(
+    "elect",
+    [
+        "buckets",
+        "Bucket",
+        "etcd://",
+        "etcd://a:1",
+        "etcd://a:1/",
+        "etcd://a/db",
+        "etcd://a:0/db",
+        "etcd://a:99999/db",
+        "etcd://a:1,/db",
+        "etcd://a:1/d b",
+        "http://a:1/db",
+    ],
+)
+def test_other_texts_are_refused(elect: str) -> None:
+    """By the name of the setting."""
+    with pytest.raises(InvalidSetting, match=r"^--elect"):
+        parse_place(elect)

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 from shalekv.engine.admission import Admission
 from shalekv.errors import MemtableFull, QueueFull, Stopping
 from shalekv.settings import WriterSettings
+from tests.kit.engine.running_log import quiesce
 from tests.kit.virtual_time import virtual_time
 
 QUEUED_MAX = 1 << 20
@@ -41,11 +42,6 @@ def full_admission(*, queue_wait_ms: int = 1_000) -> Admission:
     admission = admission_of(queue_wait_ms=queue_wait_ms)
     assert admission.try_admit(QUEUED_MAX)
     return admission
-
-
-async def quiesce() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def admit(admission: Admission, size_bytes: int) -> None:

@@ -80,23 +80,6 @@ async def test_refusal_decided_again_waits_for_what_it_rests_on() -> None:
 
 
 @ORDERS
-async def test_counter_counts_on(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """The new value is that of the counter as it was put behind, and is told so."""
-    async with running(RunningLog(k=2)) as log:
-        await fenced(log)
-        added = log.transact(Add(b"n", 1))
-        await behind(log, b"n", counter(40))
-        await displaced(log, first=meets_fence_first)
-        (await log.store.arrived(3)).release()
-        assert await added.results() == [41]
-        receipt = await added.receipt()
-        assert receipt.wal_id == 12
-        assert receipt.seq > 101
-        assert [entry.seq for entry in log.entries_of(12)] == [receipt.seq]
-        assert newest_of(log) == [(b"n", counter(41))]
-
-
-@ORDERS
 async def test_refusal_becomes_a_write(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A delete-if-present that shared a lost object finds a value at its new place, and deletes."""
     async with running(RunningLog(k=2)) as log:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from shalekv.engine.following import CORRUPT_LOOKS, EMPTY_LOOKS, NEVER_MS
-from shalekv.engine.reader_engine import ReaderEngine
+from shalekv.engine.following import CORRUPT_LOOKS, EMPTY_LOOKS
 from shalekv.errors import BadMagic, StoreUnavailable
 from shalekv.format import names
 from tests.kit.engine.replica import (
@@ -111,36 +109,6 @@ async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_looks: int)
     assert await all_shown(engine) == {b"a": b"1"}
     engine.close()
     await running_engine
-
-
-async def behind_a_gap(ground: ReplicaGround, **settings: Any) -> tuple[ReaderEngine, AskedStore]:
-    """A replica of a writer of epoch 2 with four objects in flight, whose next one is missing."""
-    await ground.take_over(k=4)
-    await ground.put(a=b"1")
-    store = AskedStore(ground)
-    engine = await ground.join(store, **settings)
-    ground.slot += 1
-    await ground.put(c=b"3")
-    return engine, store
-
-
-@virtual_time(seed=1)
-async def test_gap_is_waited_for_and_told() -> None:
-    """What stands behind a gap is not shown, and may be acknowledged: the state grows old."""
-    ground = await ReplicaGround.created()
-    engine, store = await behind_a_gap(ground)
-    following = asyncio.create_task(engine.follower.run())
-    await engine.catch_up()
-    assert await all_shown(engine) == {b"a": b"1"}
-    follower = engine.follower
-    assert (follower.is_in_gap, follower.counts.gaps) == (True, 1)
-    assert engine.staleness_ms == NEVER_MS  # it has never seen the end of the log
-    await pass_s(2)
-    store.forget()
-    await engine.catch_up()
-    assert (store.gets, store.lists) == ([names.wal_name(1)], [names.WAL_FOLDER])
-    assert (follower.counts.gaps, follower.gap_ms) == (1, 2_000)
-    following.cancel()
 
 
 @virtual_time(seed=1)

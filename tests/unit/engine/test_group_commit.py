@@ -1,4 +1,4 @@
-"""Group commit: what is coalesced, how much is in flight, and that every write hears one answer."""
+"""Group commit: what is coalesced, how much is in flight, and what transactions wait for."""
 
 from __future__ import annotations
 
@@ -6,27 +6,15 @@ import asyncio
 
 import pytest
 
+from shalekv.core.key_range import KeyRange
+from shalekv.core.transaction import Add, DeleteRange, ExistsCompare, Get, Put
 from shalekv.engine.commit import Receipt, changes_bytes
+from shalekv.errors import ConditionFailed
 from shalekv.format import names
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import OLDER, RunningLog, quiesce, running
 from tests.sim.run import simulate
 from tests.sim.world import World
-
-
-async def test_lone_write_is_flushed_at_once() -> None:
-    """A write that finds the log idle is uploaded alone, and acknowledged when it has landed."""
-    async with running(RunningLog()) as log:
-        write = log.write(b"a", b"1")
-        held = await log.store.arrived(1)
-        assert held.name == names.wal_name(10)
-        assert held.metadata == {"writer_epoch": "5"}
-        assert write.told == []
-        assert log.memtable.get(b"a") is None
-        held.release()
-        assert await write.outcome() == Receipt(seq=100, wal_id=10)
-        assert log.object_of(10) == [(b"a", b"1")]
-        assert (log.prefix.seq, log.prefix.wal_id) == (100, 10)
 
 
 async def test_writes_that_come_during_an_upload_share_the_next_object() -> None:
@@ -117,20 +105,6 @@ async def test_object_takes_no_more_than_flush_bytes() -> None:
         assert [receipt.wal_id for receipt in receipts] == [10, 11, 11, 11, 12, 12, 13, 14]
 
 
-async def test_unknown_upload_is_sent_again_with_the_same_bytes() -> None:
-    """An upload that has a slot is repeated until it lands, so that no gap is left behind."""
-    async with running(RunningLog()) as log:
-        write = log.write(b"a", b"1")
-        first = await log.store.arrived(1)
-        first.lose_request()
-        second = await log.store.arrived(2)
-        second.refuse()
-        third = await log.store.arrived(3)
-        assert (first.name, first.data) == (second.name, second.data) == (third.name, third.data)
-        third.release()
-        assert await write.receipt() == Receipt(seq=100, wal_id=10)
-
-
 async def test_displaced_group_gets_numbers_above_what_landed_behind_it() -> None:
     """At k = 2, slot order stays sequence order when the earlier of two is displaced (I4)."""
     async with running(RunningLog(k=2)) as log:
@@ -168,27 +142,60 @@ async def test_displaced_groups_keep_their_order(first_to_fail: int) -> None:
         assert read(log.memtable.view(receipts[-1].seq, receipts[-1].wal_id)) == [(b"a", b"3")]
 
 
-@pytest.mark.parametrize("k", [1, 2])
-async def test_uncommitted_reads_see_the_newest_through_a_displacement(k: int) -> None:
-    """What lies over the memtable is the newest version by final order, until it is durable."""
+NOTHING = DeleteRange(KeyRange(b"a", b"a"))
+
+
+async def fly(log: RunningLog, count: int) -> None:
+    """Bring so many puts under way, each in an object of its own."""
+    for number in range(count):
+        log.write(b"in flight %d" % number)
+        await log.store.arrived(number + 1)
+
+
+async def test_idle_log_answers_at_once_what_writes_nothing() -> None:
+    """With nothing under way, reads and refusals are told before the call returns."""
+    async with running(RunningLog()) as log:
+        read = log.transact(Get(b"a"))
+        assert [(each.seq, each.wal_id) for each in read.told if isinstance(each, Receipt)] == [
+            (50, 9)
+        ]
+        refused = log.transact(Put(b"a", b"1"), compares=[ExistsCompare(b"a", exists=True)])
+        assert [type(each) for each in refused.told] == [ConditionFailed]
+        assert len(log.transact(NOTHING).told) == 1
+        await quiesce()
+        assert log.store.held == []
+        assert log.admission.queued_bytes == 0
+
+
+@pytest.mark.parametrize("k", [2, 4])
+async def test_write_before_a_transaction_goes_alone_while_others_are_in_flight(k: int) -> None:
+    """The barrier is before the transaction: what is queued before it takes the next slot."""
     async with running(RunningLog(k=k)) as log:
-        await log.fill(10, OLDER)
-        log.write(b"a", b"1")
-        first = await log.store.arrived(1)
-        log.write(b"a", b"2")
-        log.write(b"b", b"1")
+        await fly(log, 1)
+        early, added, late = log.write(b"a"), log.transact(Add(b"n", 1)), log.write(b"b")
+        await log.store.arrived(2)
         await quiesce()
-        assert newest(log) == {b"a": b"2", b"b": b"1"}
-        first.release()
-        await quiesce()
-        # With a second object in flight, the displaced one comes after it.
-        assert newest(log) == {b"a": b"2" if k == 1 else b"1", b"b": b"1"}
-        log.store.let_go()
-        await asyncio.gather(*(write.receipt() for write in log.writes))
-        assert len(log.log.overlay) == 0
-        assert newest(log) == {b"a": b"2" if k == 1 else b"1", b"b": b"1"}
+        assert len(log.store.held) == 2
+        log.store.held[1].release()
+        assert (await early.receipt()).wal_id == 11
+        assert (added.told, late.told) == ([], [])
+        log.store.held[0].release()
+        (await log.store.arrived(3)).release()
+        assert [(await each.receipt()).wal_id for each in (added, late)] == [12, 12]
 
 
-def newest(log: RunningLog) -> dict[bytes, bytes]:
-    found = {key: log.log.overlay.get(key) for key in (b"a", b"b")}
-    return {key: entry.value for key, entry in found.items() if entry is not None}
+@pytest.mark.parametrize("k", [2, 4])
+async def test_writes_behind_a_transaction_go_on_beside_it(k: int) -> None:
+    """Its object in flight holds up no unconditional write, but the next transaction."""
+    async with running(RunningLog(k=k)) as log:
+        added = log.transact(Add(b"n", 1))
+        await log.store.arrived(1)
+        beside = log.write(b"a")
+        again = log.transact(Add(b"n", 1))
+        (await log.store.arrived(2)).release()
+        assert (await beside.receipt()).wal_id == 11
+        await quiesce()
+        assert len(log.store.held) == 2
+        log.store.held[0].release()
+        (await log.store.arrived(3)).release()
+        assert [*await added.results(), *await again.results()] == [1, 2]

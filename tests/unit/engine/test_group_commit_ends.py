@@ -105,25 +105,6 @@ async def test_closed_log_that_is_fenced_was_stopped() -> None:
     assert isinstance(log.log.stopped_by, Fenced)
 
 
-@pytest.mark.parametrize("closes_first", [False, True])
-async def test_cancelled_log_settles_everything_once(closes_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """When its task is cancelled, what is in flight is unknown, the queue not applied, all once."""
-    log = RunningLog()
-    task = asyncio.create_task(log.log.run())
-    sent = log.write(b"a")
-    await log.store.arrived(1)
-    queued = log.write(b"b")
-    if closes_first:
-        log.log.close()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert isinstance(await sent.outcome(), OutcomeUnknown)
-    assert isinstance(await queued.outcome(), Stopping)
-    assert not log.log.is_closing
-    log.check_settled()
-
-
 async def test_bug_in_an_upload_settles_everything() -> None:
     """An error that nobody foresaw ends the log loudly, and no caller waits for ever."""
     log = RunningLog(k=2)

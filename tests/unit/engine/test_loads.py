@@ -1,4 +1,4 @@
-"""A load is committed whole or not at all, once, and its files stay as long as they are needed."""
+"""A load is committed whole or not at all, once; it divides what is older from what is newer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,35 @@ import pytest
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.fencing import WriterId
-from shalekv.core.loads import OWN_PREFIX, drop_unrecorded, is_pending, level_rows, with_committed
+from shalekv.core.loads import (
+    OWN_PREFIX,
+    CommittedLoad,
+    drop_unrecorded,
+    is_pending,
+    level_rows,
+    with_committed,
+)
 from shalekv.core.manifest import Manifest, PendingLoad
 from shalekv.core.snapshot import has_snapshot
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.transaction import Change
 from shalekv.engine.batch_files import Authorship, encode_batch
+from shalekv.engine.commit import RECORD_BYTES, Claim, WalContents
 from shalekv.engine.loads import Loaded
-from shalekv.errors import InvalidRequest, LeaseLost, LoadUnknown
-from shalekv.format.sst import open_sst
+from shalekv.engine.memtable import Memtable
+from shalekv.engine.replay import Replayed, replay
+from shalekv.errors import (
+    InvalidRequest,
+    LeaseLost,
+    LoadUnknown,
+    UnsupportedVersion,
+)
+from shalekv.format import names
+from shalekv.format.load_record import decode_load, load_entry
+from shalekv.format.sst import Sst, open_sst
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import (
     SETTINGS,
@@ -31,7 +51,19 @@ from tests.kit.engine.loading import (
     loads_in_wal,
     one_turn,
 )
-from tests.kit.engine.running_log import quiesce
+from tests.kit.engine.running_log import (
+    DATABASE_ID,
+    OLDER,
+    OWN,
+    RunningLog,
+    Told,
+    quiesce,
+    running,
+    slots_on,
+    yielding_runtime,
+)
+from tests.unit.format.test_load_record import info
+from tests.unit.format.test_load_record import load as load_of
 
 NOISE = Random(5)
 # More than two files of 64 KiB.
@@ -173,19 +205,6 @@ async def test_files_that_stand_ready_are_committed_once() -> None:
     assert (await database.manifest()).pending_loads == ()
 
 
-async def test_batches_of_a_stream_are_known_by_the_last() -> None:
-    """A batch that comes again after a later one of its stream was applied before."""
-    database = await Database.created()
-    infos = await _two_files(database)
-    async with loading(database) as writer:
-        first = await writer.loads.ingest("query-4", infos[:1])
-        second = await writer.loads.ingest("query-5", infos[1:])
-        assert second.seq > first.seq
-        assert (await writer.loads.ingest("query-4", infos[:1])).already_applied
-        assert (await writer.loads.ingest("query-3", infos[:1])).already_applied
-    assert len(await loads_in_wal(database)) == 2
-
-
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
@@ -253,3 +272,103 @@ def test_files_are_cut_by_their_size() -> None:
         assert sum(len(each.key) + len(each.value) for each in entries[:-1]) <= SETTINGS.sst_bytes
     assert found == numbered(changes, 0)
     assert len(files) > 20
+
+
+LOAD_BYTES = 3_000  # that are admitted for one
+WIDTHS = pytest.mark.parametrize("k", [1, 2, 4])
+
+
+class LoadingLog(RunningLog):
+    """A log that takes loads, and notes what has landed, and in which order."""
+
+    def __init__(self, *, k: int = 1, flush_bytes: int = 1) -> None:
+        super().__init__(k=k, flush_bytes=flush_bytes)
+        self.landed: list[CommittedLoad] = []
+        self.told_before_landing = 0
+        self.log.land_load = self._land
+
+    def _land(self, landed: CommittedLoad) -> None:
+        self.told_before_landing += sum(bool(write.told) for write in self.writes[-1:])
+        assert self.prefix.seq == landed.seq
+        assert self.prefix.is_whole
+        self.landed.append(landed)
+
+    def ingest(self, pending: PendingLoad, *, claim: Claim | None = None) -> Told:
+        told = Told()
+        assert self.admission.try_admit(LOAD_BYTES + (0 if claim is None else RECORD_BYTES))
+        self.log.ingest(pending, told.settle, size_bytes=LOAD_BYTES, claim=claim)
+        self.writes.append(told)
+        return told
+
+    def sst(self, wal_id: int) -> Sst:
+        name = names.wal_name(wal_id)
+        return open_sst(name, self.store.data(name), database_id=DATABASE_ID)
+
+
+@WIDTHS
+async def test_a_load_is_alone(k: int) -> None:
+    """It waits for all before it, is alone in its object, and holds back all that comes after."""
+    log = LoadingLog(k=k)
+    async with running(log):
+        before = [log.write(b"a%d" % n) for n in range(3)]
+        told = log.ingest(load_of(info(0)))
+        after = [log.write(b"b%d" % n) for n in range(3)]
+        assert log.log.is_loading
+        await quiesce()
+        assert len(log.store.waiting) == min(k, 3)  # with k of 4 there is room for the load
+        for count in range(1, 4):
+            (await log.store.arrived(count)).release()
+        held = await log.store.arrived(4)
+        await quiesce()
+        assert log.store.waiting == [held]
+        assert held.name == names.wal_name(13)
+        assert [len(write.told) for write in before] == [1, 1, 1]
+        waiting = asyncio.create_task(log.log.wait_loaded())
+        await quiesce()
+        assert not waiting.done()
+        held.release()
+        receipt = await told.receipt()
+        await waiting
+        assert not log.log.is_loading
+        assert (receipt.seq, receipt.wal_id) == (103, 13)
+        assert log.landed == [CommittedLoad("load-1", load_of(info(0)).ssts, 103, 13)]
+        assert log.told_before_landing == 0
+        assert not any(write.told for write in after)
+        log.store.let_go()
+        assert [(await write.receipt()).seq for write in after] == [104, 105, 106]
+    sst = log.sst(13)
+    [entry] = sst.control_entries()
+    assert (entry.seq, decode_load("", entry)) == (103, load_of(info(0)))
+    assert sst.footer.contents.entry_count == 1
+
+
+@WIDTHS
+async def test_a_displaced_load_gets_another_number(k: int) -> None:
+    """When a slow opener's fence took its slot, the record has the number of its new place."""
+    log = LoadingLog(k=k)
+    async with running(log):
+        told = log.ingest(load_of(info(0)))
+        held = await log.store.arrived(1)
+        log.write(b"later")
+        await log.fill(10, OLDER)
+        held.release()
+        log.store.let_go()
+        receipt = await told.receipt()
+    assert receipt.wal_id == 11
+    [entry] = log.sst(11).control_entries()
+    assert entry.seq == receipt.seq == log.landed[0].seq > 100
+    assert log.sst(12).footer.contents.min_seq > receipt.seq
+    assert log.landed[0].wal_id == 11
+
+
+async def test_a_record_that_cannot_be_read_ends_the_replay() -> None:
+    """A load that this version does not understand is an error, not a load that is left out."""
+    store = MemoryStore(lambda: 0)
+    entry = load_entry(load_of(), 5)
+    later = entry._replace(value=b"\x02" + entry.value[1:])
+    await slots_on(store, OWN).create(0, WalContents(control=[later]))
+    replayed = Replayed(Memtable(), 0, 0)
+    cas = CasStore(store, yielding_runtime(), StoreSettings())
+    with pytest.raises(UnsupportedVersion, match="version 2"):
+        await replay(cas, range(1), database_id=DATABASE_ID, replayed=replayed, parallel_reads=2)
+    assert replayed.loads == []

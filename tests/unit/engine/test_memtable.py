@@ -61,14 +61,6 @@ def test_bytes_are_counted_from_the_landing_on() -> None:
     assert memtable.range_tombstone_count == 2
 
 
-def test_merging_shrinks_what_is_accounted() -> None:
-    """Versions that a newer one shadows are gone after a merge, and so are their bytes."""
-    memtable = landed(*(run_of(n, put(b"k", b"%03d" % n)) for n in range(1, MERGE_FAN_IN + 1)))
-    one_bytes = memtable.size_bytes // MERGE_FAN_IN
-    merge(memtable)
-    assert (memtable.run_count, memtable.size_bytes) == (1, one_bytes)
-
-
 def test_merges_drop_what_is_hidden_and_memory_falls() -> None:
     """Deleted entries leave the runs and the newest of each key, and so do their bytes."""
     puts = [run_of(seq, *(put(b"%d/%d" % (seq, n)) for n in range(50))) for seq in range(1, 8)]
@@ -82,20 +74,6 @@ def test_merges_drop_what_is_hidden_and_memory_falls() -> None:
     assert (memtable.run_count, memtable.key_count) == (1, 50)
     assert memtable.size_bytes < full_bytes / 6
     assert len(read(memtable.view(9, 2))) == len(read(held)) == 50
-
-
-def test_dropped_runs_count_while_a_view_has_them() -> None:
-    """They count once, however many views have them, until the last of those is gone."""
-    memtable = filled(1, 2)
-    size_bytes = memtable.size_bytes
-    views = [memtable.view(2, 0) for _ in range(2)]
-    assert memtable.held_bytes == 0
-    drop(memtable, 2)
-    assert (memtable.size_bytes, memtable.held_bytes) == (0, size_bytes)
-    views.pop()
-    assert memtable.held_bytes == size_bytes
-    views.pop()
-    assert memtable.held_bytes == 0
 
 
 def test_merged_runs_count_while_views_from_before_and_after_have_them() -> None:
@@ -218,19 +196,6 @@ def test_segments_go_from_the_oldest_on_when_the_levels_hold_all_of_them() -> No
     assert [memtable.get(b"%d" % seq) is None for seq in range(1, 6)] == [True] * 2 + [False] * 3
     assert drop(memtable, 5) == 2
     assert memtable.key_count == 0
-
-
-def test_segment_that_grows_is_dropped_unless_something_is_ahead() -> None:
-    """What has landed ahead is in its dictionary, so it must stay for the runs to come."""
-    memtable = landed(run_of(1, put(b"a")))
-    ahead = run_of(3, put(b"c"))
-    memtable.land(ahead)
-    assert drop(memtable, 1) == 0
-    assert memtable.get(b"c") is not None
-    landed(run_of(2, put(b"b")), into=memtable)
-    memtable.extend_prefix(ahead)
-    assert drop(memtable, 3) == 1
-    assert (memtable.key_count, memtable.size_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("is_ahead", [True, False])

@@ -1,8 +1,12 @@
-"""What is not durable yet, over the memtable: range deletes, and the newest state."""
+"""How far reads see: the prefix of what has landed, and over it what is not durable yet."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
@@ -11,9 +15,21 @@ from shalekv.engine.commit import Commit, Group
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.newest_state import NewestState
 from shalekv.engine.overlay import Overlay
+from shalekv.engine.prefix import Prefix
 from shalekv.engine.sorted_runs import Run
-from shalekv.errors import RangeTooCostly
-from tests.kit.engine.commits import NOW_MS, commit_of, is_put, put, run_of, tombstone, unsettled
+from shalekv.errors import Fenced, RangeTooCostly, ShaleError
+from tests.kit.engine.commits import (
+    NOW_MS,
+    commit_of,
+    group_of,
+    is_put,
+    landed,
+    put,
+    read,
+    run_of,
+    tombstone,
+    unsettled,
+)
 from tests.kit.states import DictState
 
 
@@ -28,36 +44,16 @@ def delete_range(seq: int, start: bytes, end: bytes) -> Commit:
 
 
 def durable(*keys: bytes) -> Memtable:
-    memtable = Memtable()
-    run = run_of(1, *(put(key) for key in keys))
-    memtable.land(run)
-    memtable.extend_prefix(run)
-    return memtable
+    return landed(run_of(1, *(put(key) for key in keys)))
 
 
 def land(memtable: Memtable, overlay: Overlay, commit: Commit) -> None:
-    group = Group(commit.seq, [commit])
-    memtable.land(group.run)
-    memtable.extend_prefix(group.run)
+    landed(Group(commit.seq, [commit]).run, into=memtable)
     overlay.remove(commit)
 
 
 def seen(overlay: Overlay, *keys: bytes) -> list[bytes]:
     return [key for key in keys if is_put(overlay.get(key))]
-
-
-def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
-    """Whichever of many lands, the ranges of those that have not landed stay hidden."""
-    keys = [b"%02d" % number for number in range(40)]
-    memtable = durable(*keys)
-    overlay = Overlay(memtable)
-    commits = [delete_range(2 + n, key, key + b"\x00") for n, key in enumerate(keys[:30])]
-    for commit in commits:
-        overlay.add(commit)
-    for number, commit in enumerate(commits):
-        land(memtable, overlay, commit)
-        assert seen(overlay, *keys) == keys[30:]
-        assert [entry.key for entry in overlay.range_tombstones] == keys[number + 1 : 30]
 
 
 def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> None:
@@ -74,19 +70,6 @@ def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> 
     assert seen(overlay, b"a", b"b") == [b"b"]
     land(memtable, overlay, early)
     assert seen(overlay, b"a", b"b") == [b"b"]
-
-
-def test_put_after_a_landed_range_delete_is_seen() -> None:
-    """What the overlay still knows of a durable range delete hides nothing that is newer."""
-    memtable = durable(b"a")
-    overlay = Overlay(memtable)
-    first, second = delete_range(2, b"a", b"b"), delete_range(3, b"x", b"y")
-    other = delete_range(4, b"y", b"z")
-    for commit in (first, second, other):
-        overlay.add(commit)
-    land(memtable, overlay, first)
-    overlay.add(transacted(5, Put(b"a", b"new")))
-    assert seen(overlay, b"a") == [b"a"]
 
 
 def test_rebuilt_overlay_knows_only_what_it_is_given() -> None:
@@ -120,11 +103,7 @@ class Layers:
 
     def land(self, *changes: Change) -> None:
         self.seq += 1
-        self.land_run(run_of(self.seq, *changes))
-
-    def land_run(self, run: Run) -> None:
-        self.memtable.land(run)
-        self.memtable.extend_prefix(run)
+        landed(run_of(self.seq, *changes), into=self.memtable)
 
     def queue(self, *changes: Change) -> None:
         self.seq += 1
@@ -132,11 +111,9 @@ class Layers:
 
     def delete_range(self, keys: KeyRange, *, is_durable: bool) -> None:
         self.seq += 1
-        commit = Commit.of(Transaction([DeleteRange(keys)]), self.seq, unsettled, size_bytes=0)
-        commit.decide(DictState())
+        commit = transacted(self.seq, DeleteRange(keys))
         if is_durable:
-            tombstones = commit.range_tombstones
-            self.land_run(Run.from_newest({}, max_seq=self.seq, range_tombstones=tombstones))
+            landed(Group(self.seq, [commit]).run, into=self.memtable)
         else:
             self.overlay.add(commit)
 
@@ -150,18 +127,6 @@ class Layers:
 
 def tombstones(count: int) -> list[Change]:
     return [tombstone(b"%06d" % number) for number in range(count)]
-
-
-def test_key_that_lies_only_below_a_deletion_is_none() -> None:
-    """A durable key that a queued commit deletes, alone or with its range, leaves nothing."""
-    layers = Layers()
-    layers.land(put(b"a"), put(b"b"))
-    layers.queue(tombstone(b"a"))
-    assert layers.state().has_keys(ALL)
-    layers.delete_range(KeyRange(b"b", b"c"), is_durable=False)
-    assert not layers.state().has_keys(ALL)
-    layers.queue(put(b"b"))
-    assert layers.state().has_keys(ALL)
 
 
 def test_deleted_keys_are_looked_at_up_to_the_limit() -> None:
@@ -183,9 +148,116 @@ def test_range_that_was_deleted_as_a_whole_costs_nothing(is_durable: bool) -> No
     layers = Layers()
     layers.seq = 1
     entries = {b"%06d" % n: Entry(b"%06d" % n, 1, Kind.PUT) for n in range(5 * COMPARE_COUNT_MAX)}
-    layers.land_run(Run.from_newest(entries, max_seq=1))
+    landed(Run.from_newest(entries, max_seq=1), into=layers.memtable)
     assert layers.state().has_keys(ALL)
     layers.delete_range(KeyRange(b"0", b"1"), is_durable=is_durable)
     assert not layers.is_costly()
     layers.queue(put(b"000007"))
     assert layers.state().has_keys(ALL)
+
+
+FENCED = Fenced("fenced", own_epoch=1, newer_epoch=2)
+
+
+class Follower:
+    """A prefix that starts after slot 9 and commit 5, and the groups that it was given."""
+
+    def __init__(self) -> None:
+        self.memtable = Memtable()
+        self.prefix = Prefix(self.memtable, seq=5, wal_id=9)
+        self.groups: list[Group] = []
+
+    def add(self) -> Group:
+        """A group of two commits, in the next slot."""
+        number = len(self.groups)
+        changes = [commit_of(6 + 2 * number + i, put(b"%02d%d" % (number, i))) for i in (0, 1)]
+        group = group_of(self.prefix.next_wal_id, *changes)
+        self.groups.append(group)
+        self.prefix.add(group)
+        return group
+
+    def settle(self, number: int, *, landed: bool = True) -> None:
+        group = self.groups[number]
+        if landed:
+            self.memtable.land(group.run)
+        self.prefix.settle(group, landed=landed)
+
+    @property
+    def keys(self) -> list[bytes]:
+        view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
+        return [key for key, _ in read(view)]
+
+
+def test_shared_object_is_whole_when_all_its_groups_are() -> None:
+    """Several groups may go into an object: all of them have to be there before it counts."""
+    memtable = Memtable()
+    prefix = Prefix(memtable, seq=5, wal_id=9)
+    commits = [commit_of(6 + number, put(b"%d" % number)) for number in range(3)]
+    places = zip((10, 10, 11), commits, strict=True)
+    groups = [Group(wal_id, [each], position=n) for n, (wal_id, each) in enumerate(places)]
+    for group in groups:
+        prefix.add(group)
+    assert (prefix.has_whole(9), prefix.has_whole(10)) == (True, False)
+    assert prefix.next_wal_id == 12
+    seen = []
+    for group in groups:
+        memtable.land(group.run)
+        prefix.settle(group, landed=True)
+        seen.append((prefix.seq, prefix.wal_id, prefix.has_whole(10), prefix.has_whole(11)))
+    assert seen == [(6, 10, False, False), (7, 10, True, False), (8, 11, True, True)]
+
+
+@given(order=st.permutations(range(5)), lost=st.sets(st.integers(0, 4)))
+def test_prefix_ends_before_the_first_gap(order: list[int], lost: set[int]) -> None:
+    """However objects land or are lost, scans see those before the first slot that is open."""
+    follower = Follower()
+    for _ in range(5):
+        follower.add()
+    settled: set[int] = set()
+    for number in order:
+        follower.settle(number, landed=number not in lost)
+        settled.add(number)
+        whole = next(n for n in range(6) if n not in settled)
+        present = [n for n in range(whole) if n not in lost]
+        assert follower.prefix.wal_id == 9 + whole
+        assert follower.prefix.seq == (7 + 2 * present[-1] if present else 5)
+        assert follower.keys == [b"%02d%d" % (n, i) for n in present for i in (0, 1)]
+        ahead = [n for n in settled if n > whole and n not in lost]
+        assert follower.prefix.landed_ahead() == [follower.groups[n] for n in ahead]
+        durable = [n for n in settled if n not in lost]
+        assert follower.prefix.landed_seq == max([5, *(7 + 2 * n for n in durable)])
+
+
+async def test_cover_waits_for_the_gap_to_close() -> None:
+    """Who asks for what has landed ahead of its turn waits until all before it is settled."""
+    follower = Follower()
+    for _ in range(3):
+        follower.add()
+    await follower.prefix.cover(5)
+    covering = {seq: asyncio.create_task(follower.prefix.cover(seq)) for seq in (6, 7, 8, 11)}
+    await asyncio.sleep(0)
+    follower.settle(1)
+    follower.settle(0)
+    await covering[6]
+    await covering[7]
+    await covering[8]
+    assert not covering[11].done()
+    follower.settle(2)
+    await covering[11]
+
+
+@pytest.mark.parametrize("error", [None, FENCED])
+async def test_cancelled_waiter_harms_nobody(error: ShaleError | None) -> None:
+    """A read that is cancelled while it waits ends no other, and is not remembered."""
+    follower = Follower()
+    follower.add()
+    gone, stays = (asyncio.create_task(follower.prefix.cover(7)) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    if error is None:
+        follower.settle(0)
+    else:
+        follower.prefix.fail(error)
+    results = await asyncio.gather(gone, stays, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1] is error

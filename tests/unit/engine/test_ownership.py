@@ -117,19 +117,6 @@ async def test_take_over_is_told_to_those_who_asked_and_to_all_later() -> None:
                 await asking
 
 
-async def test_store_that_does_not_answer_is_told_and_asked_again() -> None:
-    """An error of the store is no take-over: who waits is told, and the watch goes on."""
-    async with watching() as watch:
-        asking = await watch.confirm()
-        watch.store.answer(StoreUnavailable("memory://", "list", "manifest/", "down"))
-        with pytest.raises(StoreUnavailable):
-            await asking
-        again = await watch.confirm()
-        watch.store.answer()
-        await again
-        assert not watch.task.done()
-
-
 async def test_damaged_manifest_ends_the_watch() -> None:
     """A manifest that cannot be trusted is no ground to go on."""
     async with watching() as watch:

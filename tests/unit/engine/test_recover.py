@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.fencing import SEQ_GAP, Occupant, WriterId
+from shalekv.core.fencing import SEQ_GAP, WriterId
 from shalekv.core.manifest import CasMode, Manifest, WalMode
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.recover import open_log
-from shalekv.engine.wal import occupant_of
 from shalekv.errors import DatabaseMismatch, Fenced, ManifestConflict
 from shalekv.format import names
-from shalekv.format.sst import open_sst
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings, WriterSettings
@@ -28,32 +25,9 @@ from tests.kit.store import HeldStore
 from tests.sim.run import simulate
 from tests.sim.world import World
 
-A_LEVEL_SST = SstInfo(
-    id=bytes.fromhex("01890a5dac967b2e8c5a0f1e2d3c4b5a"),
-    level=1,
-    first_key=b"a",
-    last_key=b"b",
-    filter_offset=0,
-    filter_len=0,
-    block_meta_offset=8,
-    block_meta_len=8,
-    min_seq=1,
-    max_seq=1,
-    entry_count=1,
-    tombstone_count=0,
-    size_bytes=100,
-    checksum=1,
-)
-LEVELS = SstTable.from_infos([A_LEVEL_SST])
-
 
 def own(opened: OpenedLog) -> WriterId:
     return opened.manifest.own
-
-
-def occupant(database: Database, manifest: Manifest, wal_id: int) -> Occupant:
-    name = names.wal_name(wal_id)
-    return occupant_of(open_sst(name, database.data(name), database_id=manifest.database_id))
 
 
 async def test_numbers_go_on_far_above_all_that_may_have_been_shown() -> None:
@@ -65,22 +39,6 @@ async def test_numbers_go_on_far_above_all_that_may_have_been_shown() -> None:
     third = await database.open()
     assert (first.first_seq, second.first_seq) == (1, 5 + SEQ_GAP)
     assert third.first_seq == second.first_seq + SEQ_GAP
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-async def test_as_many_fences_as_older_writers_may_have_in_flight(k: int) -> None:
-    """The run of fences is as wide as the widest writer that is not fenced yet, then shrinks."""
-    database = await Database.created()
-    await database.open(k=k)
-    assert await database.wal() == list(range(k))
-    assert (await database.manifest()).fence_width == k
-    lowered = await database.open(k=1)
-    assert await database.wal() == list(range(2 * k))
-    manifest = await database.manifest()
-    assert (manifest.fence_width, manifest.max_parallel_writes) == (1, 1)
-    assert lowered.last_wal_id == 2 * k - 1
-    await database.open(k=1)
-    assert await database.wal() == list(range(2 * k + 1))
 
 
 async def test_logical_time_does_not_go_back() -> None:
@@ -103,35 +61,6 @@ async def test_database_of_another_mode_is_refused(mode: dict[str, Any]) -> None
     with pytest.raises(DatabaseMismatch):
         await database.open()
     assert await database.manifest() == before
-
-
-async def test_mode_that_is_switched_during_the_opening_is_found() -> None:
-    """No epoch is won in the other mode: its writers would not be fenced by ours (CE15)."""
-    database = await Database.created()
-    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    opening = asyncio.create_task(database.open(store))
-    held = await store.arrived(1)
-    switched = await database.edit(lambda m: replace(m, wal_mode=WalMode.QUORUM))
-    held.release()
-    with pytest.raises(DatabaseMismatch, match="quorum"):
-        await opening
-    assert await database.manifest() == switched
-
-
-async def test_levels_that_appear_during_the_opening_are_read() -> None:
-    """What is compacted while we fence is replayed or read; the newest levels are served."""
-    database = await Database.created()
-    first = await database.open()
-    await database.fill(1, own(first), 1, put(b"a"))
-    store = HeldStore(database.objects)
-    opening = asyncio.create_task(database.open(store))
-    await store.arrived(1)
-    await database.edit(
-        lambda m: replace(m, leveled_ssts=LEVELS, wal_id_last_compacted=1, last_compacted_seq=1)
-    )
-    store.let_go()
-    tree = (await opening).held.tree
-    assert (tree.wal_id, [run.ssts[0].id for run in tree.runs]) == (1, [LEVELS[0].id])
 
 
 def test_conflicts_for_too_long_are_told() -> None:

@@ -9,9 +9,7 @@ import pytest
 from shalekv.clock import LoopClock
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.fencing import WriterId
-from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import DeleteRange, Operation, Put, Transaction
-from shalekv.engine.commit import Claim, Commit, WalContents
+from shalekv.engine.commit import WalContents
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.replay import Replayed, replay
@@ -26,25 +24,14 @@ from shalekv.format import names
 from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from tests.kit.engine.commits import put, tombstone, unsettled
+from tests.kit.engine.commits import put, tombstone
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import yielding_runtime
-from tests.kit.states import DictState
 from tests.kit.store import STORE_NOW_MS
 
 
 def own(opened: OpenedLog) -> WriterId:
     return opened.manifest.own
-
-
-async def test_versions_in_one_object_are_replayed_newest_first() -> None:
-    """Of the versions of one key in one object the one with the greatest number counts."""
-    database = await Database.created()
-    first = await database.open()
-    versions = [Entry(key, seq, Kind.PUT, b"%d" % seq) for key in (b"a", b"b") for seq in (3, 2, 1)]
-    assert await first.slots.create(1, WalContents(versions), position=0) is None
-    second = await database.open()
-    assert contents(second) == [(b"a", b"3"), (b"b", b"3")]
 
 
 @pytest.mark.parametrize("parallel_reads", [1, 2, 3, 64])
@@ -60,21 +47,6 @@ async def test_many_objects_are_replayed_into_few_runs(parallel_reads: int) -> N
     assert contents(second) == sorted(last.items())
     assert second.objects_replayed == 200
     assert second.memtable.run_count < 30
-
-
-async def test_compacted_slots_are_not_replayed() -> None:
-    """Replay begins behind c, and numbers go on above what was compacted."""
-    database = await four_objects()
-    await database.edit(lambda m: replace(m, wal_id_last_compacted=2, last_compacted_seq=2))
-    await database.remove(names.wal_name(1), names.wal_name(2))
-    opened = await database.open()
-    assert contents(opened) == [(b"a", b"7")]
-    assert opened.objects_replayed == 1
-    await database.edit(lambda m: replace(m, wal_id_last_compacted=4, last_compacted_seq=7))
-    await database.remove(names.wal_name(3))
-    opened = await database.open()
-    assert contents(opened) == []
-    assert (opened.last_seq, opened.last_wal_id) == (7, 5)
 
 
 async def test_slots_out_of_order_are_illegal() -> None:
@@ -140,53 +112,15 @@ HASH = b"h" * 16
 EXPIRE_AT_MS = STORE_NOW_MS + 1_000
 
 
-def commit(
-    seq: int, *operations: Operation, key: bytes = b"", request_hash: bytes = HASH
-) -> Commit:
-    """A commit that does these operations, some for a request with an idempotency key."""
-    reply = b"reply %d" % seq
-    claim = Claim(key, request_hash, EXPIRE_AT_MS, ReplyKind.WRITE, lambda _: reply)
-    transaction = Transaction(operations)
-    made = Commit.of(transaction, seq, unsettled, size_bytes=0, claim=claim if key else None)
-    made.decide(DictState(now_ms=STORE_NOW_MS))
-    return made
-
-
-def delete_range(start: bytes, end: bytes) -> DeleteRange:
-    return DeleteRange(KeyRange(start, end))
-
-
-def engine_of(opened: OpenedLog, window_s: int = 86_400) -> WriterEngine:
-    """The engine of an opening; it does not run."""
-    settings = WriterSettings(flush_interval_ms=0, idempotency_window_s=window_s)
-    return WriterEngine(opened, settings, LoopClock())
-
-
-async def test_many_objects_with_range_deletes_are_merged_as_they_are_read() -> None:
-    """What was deleted early is not in memory at the end of a long replay."""
-    database = await Database.created()
-    own = (await database.open()).manifest.own
-    for number in range(1, 100):
-        key = b"%03d" % number
-        operations = [Put(key, b"v")]
-        if number % 10 == 0:
-            await database.fill_with(
-                number, own, commit(number, delete_range(b"", key), Put(key, b"v"))
-            )
-        else:
-            await database.fill_with(number, own, commit(number, *operations))
-    opened = await database.open()
-    expected = [(b"%03d" % number, b"v") for number in range(90, 100)]
-    assert contents(opened) == expected
-    assert opened.memtable.key_count < 30
-
-
 async def test_records_count_as_memory() -> None:
     """What the engine holds, and lets writes in by, has the records in it."""
     database = await Database.created()
-    own = (await database.open()).manifest.own
-    await database.fill_with(1, own, commit(1, Put(b"a", b""), key=b"k"))
-    engine = engine_of(await database.open())
+    first = await database.open()
+    value = encode_record(IdempotencyRecord(HASH, 1, ReplyKind.WRITE, b""))
+    records = [Entry(record_key(b"k"), 1, Kind.PUT, value, EXPIRE_AT_MS)]
+    contents = WalContents([Entry(b"a", 1, Kind.PUT)], (), records)
+    assert await first.slots.create(1, contents, position=0) is None
+    engine = WriterEngine(await database.open(), WriterSettings(), LoopClock())
     assert engine.idempotency.size_bytes > 0
     assert engine.memory_bytes == engine.memtable.size_bytes + engine.idempotency.size_bytes
 

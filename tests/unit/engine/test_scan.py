@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.transaction import Change
-from shalekv.engine.memtable import Memtable
 from shalekv.engine.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX
 from shalekv.engine.sorted_runs import (
     MERGE_FAN_IN,
@@ -21,7 +20,7 @@ from shalekv.engine.sorted_runs import (
     pick_merge,
 )
 from shalekv.engine.view import View
-from tests.kit.engine.commits import put, run_of, slices_of, tombstone
+from tests.kit.engine.commits import landed, put, run_of, slices_of, tombstone
 
 KEYS = st.binary(min_size=1, max_size=2)
 BOUNDS = st.binary(max_size=2)
@@ -113,13 +112,6 @@ def test_equal_runs_are_merged_at_the_fan_in() -> None:
     assert pick_merge([2] + [1] * (MERGE_FAN_IN - 1) + [0] * (MERGE_FAN_IN - 1)) is None
 
 
-def test_short_run_before_a_longer_one_is_merged_into_it() -> None:
-    """Tiers never rise towards the newest: else runs of one entry between batches pile up."""
-    assert pick_merge([5, 0, 0, 3]) == slice(1, 4)
-    assert pick_merge([5, 3, 0, 3]) == slice(2, 4)
-    assert pick_merge([0, 3, 0, 3]) == slice(0, 4)
-
-
 def test_merge_takes_a_bounded_number_of_runs() -> None:
     """When runs have piled up, they are merged some at a time."""
     assert pick_merge([0] * 1_000) == slice(0, MERGE_RUNS_MAX)
@@ -169,13 +161,8 @@ def range_of(length: int) -> list[bytes]:
 
 def view_of(*changes_by_commit: list[Change]) -> View:
     """A view with a run for each commit that changes anything."""
-    memtable = Memtable()
-    for seq, changes in enumerate(changes_by_commit, 1):
-        if changes:
-            run = run_of(seq, *changes)
-            memtable.land(run)
-            memtable.extend_prefix(run)
-    return memtable.view(len(changes_by_commit), None)
+    runs = [run_of(seq, *changes) for seq, changes in enumerate(changes_by_commit, 1) if changes]
+    return landed(*runs).view(len(changes_by_commit), None)
 
 
 def test_slices_grow_to_a_bound() -> None:

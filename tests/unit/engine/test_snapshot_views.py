@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from random import Random
 
@@ -29,7 +28,7 @@ from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
 from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
-from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore
+from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from tests.kit.engine.collection import Ground
 from tests.kit.inline_runtime import InlineWorkers, gathered
@@ -97,56 +96,6 @@ def reads_held(store: FaultyStore) -> tuple[asyncio.Event, asyncio.Event]:
     return asked, may_go_on
 
 
-async def test_snapshot_shows_its_levels_and_wal_for_ever() -> None:
-    """What is written, compacted and collected later changes nothing in any process."""
-    ground = await filled()
-    created = await ground.snapshots().create(ttl_ms=None)
-    old = await views_of(ground)
-    first = await old.open(created.id)
-    await ground.wal(3)
-    await ground.compact(5)
-    ground.pass_time()
-    assert (await ground.collecting().collect()).deleted_objects
-    for views in (old, await views_of(ground)):
-        opened = await views.open(created.id)
-        assert await shown(opened) == keys(3)
-        assert (opened.view.seq, opened.view.wal_id) == (3, 2)
-        assert opened.now_ms == first.now_ms
-
-
-async def test_read_after_expiry_is_refused() -> None:
-    """By the store's clock, whether the snapshot was read before or not, collected or not."""
-    ground = await filled()
-    created = await ground.snapshots().create(ttl_ms=10_000)
-    old = await views_of(ground)
-    await old.open(created.id)
-    ground.pass_time(10)
-    await old.open(created.id)
-    ground.pass_time(2)
-    for views in (old, await views_of(ground)):
-        with pytest.raises(SnapshotNotFound, match=created.id.hex()):
-            await views.open(created.id)
-    ground.pass_time()
-    await ground.collecting().collect()
-    for views in (old, await views_of(ground)):
-        with pytest.raises(SnapshotNotFound):
-            await views.check(created.id)
-
-
-async def test_renewed_snapshot_goes_on() -> None:
-    """Whoever has renewed it: a process looks again before it says that it is over."""
-    ground = await filled()
-    created = await ground.snapshots().create(ttl_ms=10_000)
-    views = await views_of(ground)
-    opened = await views.open(created.id)
-    ground.pass_time(9)
-    await views.check(created.id)
-    await ground.snapshots().renew(created.id.hex(), ttl_ms=10_000)
-    ground.pass_time(2)
-    await views.check(created.id)
-    assert await views.open(created.id) is opened
-
-
 async def test_deletion_is_noticed_soon() -> None:
     """Within a few seconds, and by who has deleted it at once; nobody looks more often."""
     ground = await filled()
@@ -210,24 +159,6 @@ async def test_replaced_manifest_is_noticed() -> None:
     views = await views_of(ground)
     with pytest.raises(IllegalState, match=name):
         await views.open(shared.id)
-
-
-async def test_loader_that_is_cancelled_hands_over() -> None:
-    """The others who wait get the state all the same."""
-    ground = await filled(5)
-    created = await ground.snapshots().create(ttl_ms=None)
-    store = FaultyStore(ground.store)
-    views = await views_of(ground, store)
-    await views.check(created.id)
-    asked, may_go_on = reads_held(store)
-    first, second = (asyncio.create_task(views.open(created.id)) for _ in range(2))
-    await asked.wait()
-    first.cancel()
-    await asyncio.sleep(0)
-    may_go_on.set()
-    assert await shown(await second) == keys(5)
-    with pytest.raises(asyncio.CancelledError):
-        await first
 
 
 async def test_states_are_bounded_by_count() -> None:
@@ -343,14 +274,12 @@ async def test_gap_is_waited_for() -> None:
     ground.last_wal_id += 1
     await ground.wal()
     hole = names.wal_name(2)
-    late: list[Callable[[], Awaitable[CreateOutcome]]] = [_filler(ground, 2)]
+    late = ground._encoded(hole, [])  # noqa: SLF001
 
     class Waiting(GroundClock):
         async def sleep_ms(self, duration_ms: float) -> None:
             await super().sleep_ms(duration_ms)
-            for fill in late:
-                await fill()
-            late.clear()
+            await ground.store.create(hole, late)
 
     cas = CasStore(
         ground.store, Runtime(Waiting(ground), Random(1), InlineWorkers()), StoreSettings()
@@ -366,16 +295,6 @@ async def test_gap_is_waited_for() -> None:
     await Snapshots(cas_of(ground)).create(ttl_ms=None, gap_wait_ms=1_000)
     assert (await ground.manifest()).wal_id_last_seen == 3
     assert 1_000 <= ground.now_ms - began_ms < 2_000
-
-
-def _filler(ground: Ground, wal_id: int) -> Callable[[], Awaitable[CreateOutcome]]:
-    name = names.wal_name(wal_id)
-    data = ground._encoded(name, [])  # noqa: SLF001
-
-    async def fill(metadata: Mapping[str, str] = NO_METADATA) -> CreateOutcome:
-        return await ground.store.create(name, data, metadata)
-
-    return fill
 
 
 async def test_clock_that_jumps_ends_no_snapshot() -> None:

@@ -22,7 +22,7 @@ from shalekv.engine.wal import (
 from shalekv.errors import WrongObject
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
-from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.idempotency import record_key
 from shalekv.format.sst import open_sst
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WalCodec
@@ -73,18 +73,14 @@ async def test_object_says_whose_it_is() -> None:
     assert list(sst.entries()) == entries_of(2)
 
 
-async def test_parts_of_an_object_stand_beside_each_other() -> None:
-    """Range tombstones and records are in it with the rest; without puts it is no fence."""
+async def test_object_without_puts_is_no_fence() -> None:
+    """Range tombstones and records are contents as well."""
     store = MemoryStore(lambda: 0)
     ranges = [Entry(b"a", 7, Kind.RANGE_TOMBSTONE, b"c"), Entry(b"m", 6, Kind.RANGE_TOMBSTONE)]
-    value = encode_record(IdempotencyRecord(b"h" * 16, 3, ReplyKind.PUT, b""))
-    records = [Entry(record_key(b"k"), 7, Kind.PUT, value, 9)]
-    assert await slots_on(store, OLDER).create(3, WalContents((), ranges, records)) is None
-    sst = open_sst(names.wal_name(3), (await store.get(names.wal_name(3))).data, database_id=None)
-    assert list(sst.entries()) == []
-    assert list(sst.range_tombstones()) == ranges
-    assert list(sst.system_entries()) == records
-    assert await slots_on(store, OWN).create(3, WalContents()) == Occupant(OLDER, is_fence=False)
+    for slot, filling in enumerate((WalContents((), ranges), WalContents((), (), records_of(1)))):
+        assert await slots_on(store, OLDER).create(slot, filling) is None
+        expected = Occupant(OLDER, is_fence=False)
+        assert await slots_on(store, OWN).create(slot, WalContents()) == expected
 
 
 async def test_slot_of_another_database_is_nobodys() -> None:

@@ -61,21 +61,6 @@ async def check_no_tasks() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_close_ends_when_all_is_durable() -> None:
-    """`run` returns, without an error, when the last write that was accepted has landed."""
-    running = await Running.opened()
-    writes = [running.write(b"a")]
-    await running.store.arrived(1)
-    writes.append(running.write(b"b"))
-    running.engine.close()
-    await quiesce()
-    assert not running.task.done()
-    running.store.let_go()
-    await running.task
-    assert [type(await write.outcome()) for write in writes] == [Receipt, Receipt]
-    await check_no_tasks()
-
-
 @virtual_time(10)
 async def test_close_gives_up_after_its_grace() -> None:
     """Uploads that nobody answers end as unknown, what waits as not applied, `run` as an error."""

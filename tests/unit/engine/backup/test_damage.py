@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 
@@ -23,8 +22,6 @@ from shalekv.format.backup_names import WalCopy
 from shalekv.format.sst_encode import encode_sst
 from tests.kit.engine.backups import Place, back_up, backup_ids, database, restore, verify
 from tests.kit.engine.damage import DATABASE_ID, properties
-
-Harm = Callable[[Place, str], None]
 
 
 def flip(place: Place, name: str) -> None:
@@ -76,18 +73,6 @@ async def test_missing_copy_is_found() -> None:
         assert (damage.name, damage.problem) == (str(copy), "is missing")
         with pytest.raises(ObjectNotFound):
             await restore(repository, Place())
-
-
-async def test_copies_that_changed_places_are_told() -> None:
-    """What is intact, but under another name, is no copy of that."""
-    source, _ = await database()
-    repository = Place()
-    made = await back_up(source, repository)
-    first, second = str(made.copies[0][0]), str(made.copies[1][0])
-    one, other = repository.data(first), repository.data(second)
-    repository.overwrite(first, other)
-    repository.overwrite(second, one)
-    assert {damage.name for damage in await verify(repository)} == {first, second}
 
 
 async def test_the_name_of_a_copy_must_have_its_checksum() -> None:

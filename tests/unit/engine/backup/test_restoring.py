@@ -10,7 +10,7 @@ from shalekv.core.fencing import SEQ_GAP, WriterId, check_owner
 from shalekv.engine.backup.plan import EPOCH_GAP, MANIFEST_ID_GAP
 from shalekv.engine.consumer_leases import ConsumerLeases
 from shalekv.engine.snapshots import Snapshots
-from shalekv.errors import BackupNotFound, DatabaseExists, Fenced, IllegalState
+from shalekv.errors import DatabaseExists, Fenced, IllegalState
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
@@ -18,7 +18,6 @@ from shalekv.v1 import kv_pb2
 from tests.kit.engine.backups import (
     Place,
     back_up,
-    backup_ids,
     database,
     household,
     new_database,
@@ -180,21 +179,3 @@ async def test_a_restoration_does_not_go_on_with_that_of_another_backup() -> Non
     assert target.names() == before
     await restore(repository, target, backup_id=second.backup_id)
     assert await scanned(target) == {**pairs, b"more": b"1"}
-
-
-async def test_any_backup_can_be_chosen() -> None:
-    """Each shows its own moment; one that is not there is an error."""
-    source, pairs = await database()
-    repository = Place()
-    with pytest.raises(BackupNotFound):
-        await restore(repository, Place())
-    await back_up(source, repository)
-    await write(source, more="1")
-    await back_up(source, repository)
-    first, second = await backup_ids(repository)
-    await restore(repository, one := Place(), backup_id=first)
-    await restore(repository, other := Place(), backup_id=second)
-    assert await scanned(one) == pairs
-    assert await scanned(other) == {**pairs, b"more": b"1"}
-    with pytest.raises(BackupNotFound):
-        await restore(repository, Place(), backup_id="20260131T040000123Z-00000000")

@@ -11,7 +11,6 @@ from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KEY_BYTES_MAX
 from shalekv.core.lease import protects
 from shalekv.core.sst_table import SstInfo
-from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.files import UPLOADS_AT_ONCE, LoadFiles
 from shalekv.engine.load_files import check_files
 from shalekv.errors import InvalidRequest, StoreBroken
@@ -20,11 +19,8 @@ from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.loading_jobs import (
-    LOAD_ID,
-    WRITER,
     begin,
     level_names,
-    look,
     process,
     rows_of,
 )
@@ -79,20 +75,6 @@ async def test_files_hold_the_rows_and_divide_the_keys(rows_at_once: int) -> Non
     assert all(protects(job.ticket.lease_id, info.id) for info in infos)
     assert {info.first_expiry_ms for info in infos} == {0, database.now_ms + 60}
     await check_files(store, infos, database_id=database.database_id)
-
-
-async def test_values_that_expire_are_gone_then() -> None:
-    """Read before and after."""
-    database = await CollectedDatabase.created()
-    store = process(database)
-    job = await begin(store)
-    files = LoadFiles(store, job.ticket)
-    await files.add(row(b"a", b"1", expire_at_ms=job.ticket.logical_time_ms + 5_000))
-    await files.add(row(b"b", b"2"))
-    await commit_by_opening(store, LOAD_ID, await files.finish(), WRITER)
-    assert [*(await look(database)).state] == [b"a", b"b"]
-    database.pass_time(6)
-    assert [*(await look(database)).state] == [b"b"]
 
 
 A_B = rows_of([(b"a", b"1"), (b"b", b"2")])

@@ -1,4 +1,4 @@
-"""The lease of a load: made before the first file, renewed, given up; and not made in vain."""
+"""Loads: the lease under which files are made, and commits by opening, in order and once."""
 
 from __future__ import annotations
 
@@ -7,17 +7,37 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.manifest import PendingLoad, RecentLoad
-from shalekv.core.sst_table import SstTable
+from shalekv.core.manifest import RecentLoad
+from shalekv.core.sst_table import SstInfo
+from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.files import LoadFiles
 from shalekv.engine.bulk.job import LoadJob
-from shalekv.errors import LeaseLost
+from shalekv.engine.loads import Loaded
+from shalekv.errors import Fenced, InvalidRequest, LeaseLost, LoadUnknown
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
-from tests.kit.engine.loading_jobs import LOAD_ID, begin, load, look, process, rows_of, write
+from tests.kit.engine.loading_jobs import (
+    LOAD_ID,
+    WRITER,
+    begin,
+    collect,
+    level_names,
+    load,
+    look,
+    named_files,
+    process,
+    rows_of,
+    write,
+)
 from tests.kit.engine.running_log import yielding_runtime
-from tests.kit.store import FaultyStore, at_each_request, at_request
+from tests.kit.store import (
+    FaultyStore,
+    MortalProcess,
+    at_each_request,
+    at_request,
+    dying_at_each_request,
+)
 
 ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
 
@@ -89,23 +109,6 @@ async def test_a_later_batch_of_a_stream_stands_for_those_before() -> None:
     assert (await begin(process(database), "stream")).committed_seq is None
 
 
-async def test_a_load_that_only_was_registered_is_not_committed() -> None:
-    """Its writer died before the record: it is written anew, and committed then."""
-    database = await CollectedDatabase.created()
-    store = process(database)
-    job = await begin(store)
-    files = LoadFiles(store, job.ticket)
-    await files.add(rows_of([(b"a", b"lost")]))
-    infos = SstTable.from_infos(await files.finish())
-    await database.edit(
-        lambda manifest: replace(manifest, pending_loads=(PendingLoad(LOAD_ID, infos),))
-    )
-    assert (await begin(process(database))).committed_seq is None
-    loaded = await load(process(database), ROWS)
-    assert not loaded.already_applied
-    assert (await look(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"2", loaded.seq)}
-
-
 async def test_the_log_is_not_read_for_loads_that_nobody_registered() -> None:
     """However much is in it: only a load that is pending can have a record there."""
     database = await CollectedDatabase.created()
@@ -143,3 +146,135 @@ async def test_load_that_is_compacted_during_the_look_is_found() -> None:
         return store
 
     assert await at_each_request(run) > 5
+
+
+TWO_ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
+
+
+async def files_of(
+    database: CollectedDatabase, load_id: str = LOAD_ID
+) -> tuple[LoadJob, list[SstInfo]]:
+    store = process(database)
+    job = await begin(store, load_id)
+    files = LoadFiles(store, job.ticket)
+    await files.add(TWO_ROWS)
+    return job, await files.finish()
+
+
+async def test_order_is_that_of_commits_and_not_of_files() -> None:
+    """Files that were written before a put hide it when they are committed after; and a put that
+    comes then hides them.
+    """
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
+    await write(database, a=b"before")
+    loaded = await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
+    assert not loaded.already_applied
+    assert loaded.wal_id is not None
+    assert (await look(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"2", loaded.seq)}
+    later = await write(database, b=b"after")
+    assert later > loaded.seq
+    assert (await look(database)).state == {b"a": (b"1", loaded.seq), b"b": (b"after", later)}
+
+
+async def test_a_load_that_was_committed_fences_nobody() -> None:
+    """It is found without opening: the manifest stays as it is."""
+    database = await CollectedDatabase.created()
+    first = await load(process(database), TWO_ROWS)
+    before = await database.manifest()
+    _, infos = await files_of(database, "another")
+    again = await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
+    assert (again.already_applied, again.seq) == (True, first.seq)
+    now = await database.manifest()
+    assert now.writer_epoch == before.writer_epoch
+
+
+async def test_two_that_commit_the_same_load_commit_it_once() -> None:
+    """Whoever is later, or is fenced and tries again, finds it committed."""
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
+    outcomes = []
+
+    async def commit() -> None:
+        while True:
+            try:
+                outcomes.append(await commit_by_opening(process(database), LOAD_ID, infos, WRITER))
+            except Fenced:
+                continue
+            return
+
+    await asyncio.gather(commit(), commit(), commit())
+    assert len({each.seq for each in outcomes}) == 1
+    assert [each.already_applied for each in outcomes].count(False) <= 1
+    assert (await look(database)).loads == [LOAD_ID]
+
+
+async def test_lists_that_cannot_be_a_load_are_refused_before_anybody_is_fenced() -> None:
+    """By what they say alone."""
+    database = await CollectedDatabase.created()
+    before = database.names()
+    with pytest.raises(InvalidRequest, match="at least one"):
+        await commit_by_opening(process(database), LOAD_ID, [], WRITER)
+    assert database.names() == before
+    _, infos = await files_of(database)
+    before = database.names()
+    for wrong in ([infos[0], infos[0]], [replace(infos[0], level=1)]):
+        with pytest.raises(InvalidRequest, match="ssts"):
+            await commit_by_opening(process(database), LOAD_ID, wrong, WRITER)
+    with pytest.raises(InvalidRequest, match="load_id"):
+        await commit_by_opening(process(database), "", infos, WRITER)
+    assert database.names() == before
+
+
+async def test_files_of_one_load_are_not_those_of_another() -> None:
+    """The same files under two ids would be one load twice."""
+    database = await CollectedDatabase.created()
+    _, infos = await files_of(database)
+    await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
+    with pytest.raises(LoadUnknown, match="belongs to load 'monday'"):
+        await commit_by_opening(process(database), "tuesday", infos, WRITER)
+
+
+VALUE = b"loaded" * 5
+KEYS = [b"k%02d" % number for number in range(20)]
+ALL_ROWS = rows_of([(key, VALUE) for key in KEYS], deletes=[b"gone"])
+
+
+async def check_loaded(database: CollectedDatabase, loaded: Loaded) -> None:
+    """All of the load is there, once and under one number, and what it did not touch."""
+    state, loads = await look(database)
+    found = dict(state)
+    assert found.pop(b"other")[0] == b"old"
+    assert found == dict.fromkeys(KEYS, (VALUE, loaded.seq))
+    assert loads.count(LOAD_ID) == 1
+
+
+async def test_load_that_is_run_again_is_loaded_once() -> None:
+    """Wherever a process dies, what is read is all of the load or nothing; run again it is all of
+    it, once; and the collector takes what no commit names, and nothing else.
+    """
+    original = await CollectedDatabase.created()
+    await write(original, k03=b"old", gone=b"old", other=b"old")
+    outcomes = set()
+
+    async def run(dying: MortalProcess) -> None:
+        database = original.copy()
+        store = dying.store(database.another_store())
+        await dying.run(load(process(database, store), ALL_ROWS))
+        before = await look(database)
+        was_committed = LOAD_ID in before.loads
+        found = (before.state[b"k03"][0], len(before.state))
+        assert found == ((VALUE, 21) if was_committed else (b"old", 3))
+        if dying.dies_at % 2:
+            await collect(database)
+            assert level_names(database) == await named_files(database)
+        again = await load(process(database), ALL_ROWS)
+        assert again.already_applied == was_committed
+        await collect(database)
+        assert level_names(database) == await named_files(database)
+        await check_loaded(database, again)
+        assert (await load(process(database), ALL_ROWS)).already_applied
+        outcomes.add(was_committed)
+
+    assert await dying_at_each_request(run) > 20
+    assert outcomes == {False, True}

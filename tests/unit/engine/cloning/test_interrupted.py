@@ -98,8 +98,8 @@ async def test_the_parent_goes_on_meanwhile(first: int) -> None:
     assert await clone.damage() == []
 
 
-async def _unfinished(parent: Place, target: Place) -> Snapshot:
-    """Make a clone and crash when it is there, before its pin is for ever: the pin."""
+async def _unfinished(parent: Place, target: Place, pinned: Place | None = None) -> Snapshot:
+    """Make a clone and crash before its pin, which is in `pinned`, is for ever: the pin."""
 
     async def after(request: Request) -> None:
         if (request.operation, request.name) == ("create", names.manifest_name(0)):
@@ -109,7 +109,7 @@ async def _unfinished(parent: Place, target: Place) -> Snapshot:
         cloning = Cloning(parent.cas(runtime), FaultyStore(target.store, after=after))
         with pytest.raises(Died):
             await cloning.run()
-    pin = await _pin(target, parent)
+    pin = await _pin(target, pinned or parent)
     assert not is_pin(pin)
     return pin
 
@@ -165,19 +165,9 @@ async def test_a_clone_that_has_nothing_of_its_parent_is_completed_by_the_same_c
     first, parent, clone = await everything(), Place("parent"), Place("clone")
     await first.compact()
     await first.clone_to(parent)
-
-    async def after(request: Request) -> None:
-        if (request.operation, request.name) == ("create", names.manifest_name(0)):
-            raise Died
-
-    with real_runtime(seed=clone.seed()) as runtime:
-        cloning = Cloning(parent.cas(runtime), FaultyStore(clone.store, after=after))
-        with pytest.raises(Died):
-            await cloning.run()
+    pin = await _unfinished(parent, clone, pinned=first)
     manifest = await clone.manifest()
     assert {origin.url for origin in manifest.origins} == {first.url}
-    pin = await _pin(clone, first)
-    assert not is_pin(pin)
     await parent.clone_to(clone)
     assert is_fixed(await first.manifest(), pin.id)
     with pytest.raises(DatabaseExists):

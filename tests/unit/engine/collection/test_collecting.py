@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from shalekv.core.collectable import Folder, Reason
+from shalekv.core.collectable import Folder, Listed, Reason
 from shalekv.core.manifest import PendingLoad
 from shalekv.core.sst_table import SstTable
 from shalekv.engine.collection.deleting import BATCH_MAX, Deleter
 from shalekv.engine.collection.fences import FENCE_BYTES
-from shalekv.errors import BadChecksum, DatabaseNotFound, IllegalState, SnapshotNotFound
+from shalekv.engine.collection.listing import list_objects
+from shalekv.engine.collection.plan import Plan
+from shalekv.errors import BadChecksum, DatabaseNotFound, IllegalState
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
+from shalekv.store.requests import RequestKind
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
 from tests.kit.inline_runtime import InlineClock
 from tests.kit.store import FaultyStore
@@ -43,22 +48,6 @@ async def test_garbage_goes_and_nothing_else() -> None:
     assert report.deleted_bytes > 0
 
 
-async def test_young_garbage_stays_until_it_is_old() -> None:
-    """Nothing goes that is as old as `collect_age_s`, by the store's clock; a moment later it does.
-
-    The manifest is edited then, and not before.
-    """
-    database = await compacted()
-    manifest = await database.manifest()
-    database.pass_time(AGE_S)
-    report = await database.collecting().collect()
-    assert (report.deleted_objects, report.is_edited) == (0, False)
-    assert await database.manifest() == manifest
-    database.pass_time(0.001)
-    assert (await database.collecting().collect()).deleted[Folder.LEVELS].objects == 1
-    assert (await database.manifest()).gc_cutoff_ms == database.now_ms - AGE_S * 1_000
-
-
 @pytest.mark.parametrize("reason", [Reason.LEASE, Reason.PENDING_LOAD])
 async def test_objects_of_leases_and_pending_loads_stay(reason: Reason) -> None:
     """What a job has written stays while its lease is there, or its load is registered."""
@@ -72,52 +61,6 @@ async def test_objects_of_leases_and_pending_loads_stay(reason: Reason) -> None:
     report = await database.collecting().collect()
     assert report.kept[Folder.LEVELS, reason].objects == 1
     assert names.level_name(info.id) in database.names()
-
-
-async def test_lease_keeps_the_wal_that_its_job_reads() -> None:
-    """From its `wal_id_min` on."""
-    database = await compacted()
-    await database.lease(wal_id_min=2)
-    database.pass_time()
-    await database.collecting().collect()
-    assert {names.wal_name(n) for n in (2, 3)} <= database.names()
-    assert names.wal_name(1) not in database.names()
-
-
-async def test_pinned_objects_stay_and_are_freed_with_their_snapshot() -> None:
-    """A snapshot keeps its manifest, SSTs and WAL until it is deleted, and not longer."""
-    database = await CollectedDatabase.created()
-    await database.wal(6)
-    await database.compact(2)
-    snapshot = await database.snapshots().create(ttl_ms=None)
-    await database.merge()
-    lease = await database.lease()
-    await database.publish(lease, c=5)
-    database.pass_time()
-    await database.collecting().collect()
-    assert database.names() == await database.needed()
-    assert names.wal_name(2) in database.names()
-    await database.snapshots().delete(snapshot.id.hex())
-    database.pass_time()
-    await database.collecting().collect()
-    assert database.names() == await database.needed()
-    assert names.wal_name(2) not in database.names()
-
-
-async def test_expired_snapshot_is_dropped_and_cannot_be_renewed() -> None:
-    """Once the collector dropped it, whoever renews it is told (F3)."""
-    database = await compacted()
-    snapshots = database.snapshots()
-    snapshot = await snapshots.create(name="nightly", ttl_ms=5_000)
-    await database.merge()
-    database.pass_time()
-    report = await database.collecting().collect()
-    assert report.dropped_snapshots == 1
-    assert (await database.manifest()).snapshots == ()
-    for called in ("nightly", snapshot.id.hex()):
-        with pytest.raises(SnapshotNotFound):
-            await snapshots.renew(called, ttl_ms=60_000)
-    assert database.names() == await database.needed()
 
 
 async def test_fences_are_found_by_their_footers_once() -> None:
@@ -148,34 +91,6 @@ async def test_small_objects_that_cannot_be_read_stay() -> None:
     database.pass_time()
     await database.collecting().collect()
     assert name in database.names()
-
-
-async def test_fences_go_at_the_age_of_the_operator() -> None:
-    """With `fence_age_s` an old fence below c goes."""
-    database = await CollectedDatabase.created()
-    await database.fence()
-    await database.wal(2)
-    await database.compact(2)
-    database.pass_time(100)
-    await database.collecting(fence_age_s=101).collect()
-    assert names.wal_name(0) in database.names()
-    await database.collecting(fence_age_s=99).collect()
-    assert names.wal_name(0) not in database.names()
-
-
-async def test_files_that_are_not_ours_go_when_they_are_old() -> None:
-    """In every folder, at an age of their own; without an edit, for nobody can publish them."""
-    database = await CollectedDatabase.created()
-    foreign = {"manifest/notes.txt", "wal/x.sst", "levels/x.sst"}
-    for name in foreign:
-        await database.store.create(name, b"not ours")
-    database.pass_time()
-    assert (await database.collecting(foreign_age_s=60).collect()).deleted_objects == 0
-    assert foreign <= database.names()
-    database.pass_time(60)
-    report = await database.collecting(foreign_age_s=60).collect()
-    assert (report.deleted_objects, report.is_edited) == (3, False)
-    assert not foreign & database.names()
 
 
 @pytest.mark.parametrize(
@@ -282,3 +197,72 @@ async def test_batches_keep_to_the_rate(
     assert store.counts[Operation.DELETE].objects == count
     assert clock.monotonic_ms() == waited_ms
     assert BATCH_MAX == 1_000
+
+
+RETAINED_S = 100
+RETAINING: dict[str, Any] = {"wal_retention_s": RETAINED_S, "collect_age_s": 0}
+
+
+def kept(plan: Plan) -> dict[int, tuple[Reason, str]]:
+    return {
+        each.listed.number: (each.verdict.reason, each.verdict.detail)
+        for each in plan.objects
+        if each.listed.folder is Folder.WAL
+        and each.listed.number is not None
+        and not each.verdict.goes
+    }
+
+
+async def test_what_is_retained_is_claimed_in_the_manifest() -> None:
+    """From its first collection on, what the collector retains is leased: the reason tells it."""
+    database = await CollectedDatabase.created()
+    await database.wal(6)
+    await database.collecting(**RETAINING).collect()
+    await database.compact(3)
+    plan = await database.collecting(**RETAINING).plan()
+    assert kept(plan)[0] == (Reason.LEASE, "wal retention")
+    assert plan.dropped_leases == 0
+    database.pass_time(RETAINED_S + 1)
+    await database.collecting(**RETAINING).collect()
+    (lease,) = (await database.manifest()).leases
+    assert (lease.holder, lease.wal_id_min) == ("wal retention", 3)
+    report = await database.collecting().collect()
+    assert report.dropped_leases == 1
+    assert (await database.manifest()).leases == ()
+
+
+async def test_retention_is_bounded_by_bytes() -> None:
+    """The newest objects stay, as many as `wal_retention_bytes` allow."""
+    database = await CollectedDatabase.created()
+    await database.wal(6)
+    await database.compact(5)
+    database.pass_time(1)
+    sizes = {listed.number: listed.size_bytes for listed in await wal(database)}
+    allowed = sizes[4] + sizes[3] + sizes[2] - 1
+    plan = await database.collecting(**RETAINING, wal_retention_bytes=allowed).plan()
+    assert kept(plan).keys() == {3, 4, 5}
+    plan = await database.collecting(**RETAINING, wal_retention_bytes=allowed + 1).plan()
+    assert kept(plan).keys() == {2, 3, 4, 5}
+
+
+async def wal(database: CollectedDatabase) -> list[Listed]:
+    listing = await list_objects(database.cas())
+    return [each for each in listing if each.folder is Folder.WAL]
+
+
+async def test_settled_database_is_left_alone() -> None:
+    """When what was retained is old and gone, collections edit and delete nothing."""
+    database = await CollectedDatabase.created()
+    await database.wal(6)
+    await database.compact(5)
+    collecting = database.collecting(wal_retention_s=RETAINED_S)
+    for _ in range(RETAINED_S // AGE_S + 5):
+        database.pass_time()
+        await collecting.collect()
+    before = Counter(database.store.sent.by_kind)
+    for _ in range(5):
+        database.pass_time()
+        assert not (await collecting.collect()).is_edited
+    spent = Counter(database.store.sent.by_kind) - before
+    assert spent[RequestKind.WRITE] == spent[RequestKind.DELETE] == 0
+    assert database.names() == await database.needed()

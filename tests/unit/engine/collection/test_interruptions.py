@@ -177,54 +177,6 @@ async def test_killed_collector_leaves_a_correct_database() -> None:
     assert await dying_at_each_request(run) > 10
 
 
-async def test_stalled_collector_deletes_nothing_that_came_later() -> None:
-    """It wakes before its first deletion, when all that it knows has changed."""
-    database = await with_garbage()
-    lease = await database.lease(ttl_s=1_000)
-    info = await database.write_sst(lease)
-    database.pass_time()
-
-    async def stall(request: Request) -> None:
-        if store.asked("delete") != [request.name]:
-            return
-        await database.publish(lease, info)
-        await database.snapshots().create(ttl_ms=None)
-        for _ in range(3):
-            await database.wal(3)
-            await database.compact(database.last_wal_id)
-            database.pass_time(100)
-            await database.collecting().collect()
-
-    store = FaultyStore(database.store)
-    store.before = stall
-    await database.collecting(store, deletes_per_s_count=1).collect()
-    assert len(store.asked("delete")) > 1
-    await database.check_reachable()
-
-
-async def test_snapshot_at_a_recycled_manifest_id_is_made_again() -> None:
-    """A create at a manifest id that was collected isn't the newest, and doesn't count (F2)."""
-    database = await with_garbage()
-
-    async def collect_the_id(request: Request) -> None:
-        if store.asked("create") == [request.name]:
-            for _ in range(3):
-                await database.merge()
-            database.pass_time()
-            await database.collecting().collect()
-
-    store = FaultyStore(database.store, before=collect_the_id)
-    snapshot = await database.snapshots(store).create(ttl_ms=None)
-    first, second = store.asked("create")
-    current = await database.manifest()
-    assert first < second == names.manifest_name(snapshot.manifest_id)
-    assert [s.id for s in current.snapshots] == [snapshot.id]
-    assert names.manifest_name(current.manifest_id) == second
-    database.pass_time()
-    await database.collecting().collect()
-    assert database.names() == await database.needed()
-
-
 async def test_collectors_edit_at_a_recycled_manifest_id_is_made_again() -> None:
     """A collector that comes late edits again: what has expired does not stay (F2)."""
     database = await with_garbage()

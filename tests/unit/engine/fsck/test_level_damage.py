@@ -18,11 +18,12 @@ from tests.kit.engine.damage import (
     LEFT_SST,
     LOADED_SST,
     LOWEST_SST,
-    OLD_SST,
     PINNED,
     RIGHT_SST,
     SYSTEM_SST,
+    Plant,
     Planted,
+    case,
     findings,
     found,
     record,
@@ -32,12 +33,9 @@ from tests.kit.forging import patched, resealed
 from tests.kit.samples import put, range_tombstone, tombstone
 
 OLD, NOW = manifest_name(PINNED), manifest_name(CURRENT)
-L0, LEFT, RIGHT, LOWEST, SYSTEM, OLDER, LOADED = (
-    sst_name(number)
-    for number in (L0_SST, LEFT_SST, RIGHT_SST, LOWEST_SST, SYSTEM_SST, OLD_SST, LOADED_SST)
+L0, LEFT, RIGHT, LOWEST, SYSTEM, LOADED = (
+    sst_name(number) for number in (L0_SST, LEFT_SST, RIGHT_SST, LOWEST_SST, SYSTEM_SST, LOADED_SST)
 )
-Plant = Callable[[Planted], object]
-Row = tuple[str, Plant, list[tuple[str, Kind]]]
 
 
 def _swapped(planted: Planted, number: int, other: int) -> None:
@@ -74,96 +72,100 @@ def _boasting(planted: Planted) -> None:
     )
 
 
-SSTS: list[Row] = [
-    ("a block", lambda p: p.flip(L0, 3), [(L0, Kind.BAD_CHECKSUM)]),
-    ("what only a load needs", lambda p: p.flip(LOADED, 3), [(LOADED, Kind.BAD_CHECKSUM)]),
-    ("gone", lambda p: p.objects.remove(LEFT), [(LEFT, Kind.MISSING)]),
-    (
+SSTS = [
+    case("a block", lambda p: p.flip(L0, 3), (L0, Kind.BAD_CHECKSUM)),
+    case("what only a load needs", lambda p: p.flip(LOADED, 3), (LOADED, Kind.BAD_CHECKSUM)),
+    case("gone", lambda p: p.objects.remove(LEFT), (LEFT, Kind.MISSING)),
+    case(
         "another object",
         lambda p: _swapped(p, LEFT_SST, RIGHT_SST),
-        [(LEFT, Kind.SST_MISMATCH), (LEFT, Kind.WRONG_OBJECT)],
+        (LEFT, Kind.SST_MISMATCH),
+        (LEFT, Kind.WRONG_OBJECT),
     ),
-    (
+    case(
         "an older object of the same name",
         lambda p: p.sst(RIGHT_SST, 1, [put(b"m", 14), tombstone(b"p", 14)]),
-        [(RIGHT, Kind.SST_MISMATCH), (RIGHT, Kind.WRONG_OBJECT)],
+        (RIGHT, Kind.SST_MISMATCH),
+        (RIGHT, Kind.WRONG_OBJECT),
     ),
-    (
+    case(
         "longer than it says",
         lambda p: p.write(LEFT, p.data(LEFT) + b"x"),
-        [(LEFT, Kind.BAD_MAGIC), (LEFT, Kind.SST_MISMATCH)],
+        (LEFT, Kind.BAD_MAGIC),
+        (LEFT, Kind.SST_MISMATCH),
     ),
-    (
+    case(
         "the manifest says another range",
         lambda p: p.edit_sst(LEFT_SST, first_key=b"b"),
-        [(LEFT, Kind.SST_MISMATCH)],
+        (LEFT, Kind.SST_MISMATCH),
     ),
-    (
+    case(
         "two manifests do not say the same",
         lambda p: p.edit_sst(LOWEST_SST, entry_count=9),
-        [(OLD, Kind.SST_ROW), (LOWEST, Kind.SST_MISMATCH)],
+        (OLD, Kind.SST_ROW),
+        (LOWEST, Kind.SST_MISMATCH),
     ),
-    ("the footer counts wrong", _boasting, [(RIGHT, Kind.BAD_STRUCTURE)]),
-    ("the filter denies a key", _denying, [(RIGHT, Kind.BAD_STRUCTURE)]),
-    (
+    case("the footer counts wrong", _boasting, (RIGHT, Kind.BAD_STRUCTURE)),
+    case("the filter denies a key", _denying, (RIGHT, Kind.BAD_STRUCTURE)),
+    case(
         "ranges that overlap",
         lambda p: p.rewrite(LEFT_SST, 1, [put(b"a", 11), put(b"n", 12)]),
-        [(NOW, Kind.LEVEL_OVERLAP)],
+        (NOW, Kind.LEVEL_OVERLAP),
     ),
-    (
+    case(
         "a range tombstone that is not clipped",
         lambda p: p.rewrite(LEFT_SST, 1, [put(b"a", 11)], [range_tombstone(b"d", b"z", 13)]),
-        [(NOW, Kind.LEVEL_OVERLAP)],
+        (NOW, Kind.LEVEL_OVERLAP),
     ),
-    (
+    case(
         "L0 without an order",
         lambda p: p.rewrite(LEFT_SST, 0, [put(b"a", 32), put(b"c", 33)]),
-        [(NOW, Kind.LEVEL_SEQUENCE)],
+        (NOW, Kind.LEVEL_SEQUENCE),
     ),
-    (
+    case(
         "records among keys",
         lambda p: p.rewrite(LEFT_SST, 1, [put(b"a", 11)], system=[record(b"k", 12)]),
-        [(LEFT, Kind.LEVEL_SECTION)],
+        (LEFT, Kind.LEVEL_SECTION),
     ),
-    (
+    case(
         "keys among records",
         lambda p: p.rewrite(SYSTEM_SST, SYSTEM_LEVEL, [put(b"a", 11)], system=[record(b"k", 12)]),
-        [(SYSTEM, Kind.LEVEL_SECTION)],
+        (SYSTEM, Kind.LEVEL_SECTION),
     ),
-    (
+    case(
         "two versions of a key",
         lambda p: p.rewrite(LEFT_SST, 1, [put(b"a", 12), put(b"a", 11)]),
-        [(LEFT, Kind.REPEATED_KEY)],
+        (LEFT, Kind.REPEATED_KEY),
     ),
-    (
+    case(
         "numbers that are not compacted",
         lambda p: p.rewrite(LEFT_SST, 1, [put(b"a", 41)]),
-        [(NOW, Kind.SST_ROW)],
+        (NOW, Kind.SST_ROW),
     ),
-    (
-        "a level that does not exist",
-        lambda p: p.edit_sst(LEFT_SST, level=64),
-        [(NOW, Kind.SST_ROW)],
+    case(
+        "a level that does not exist", lambda p: p.edit_sst(LEFT_SST, level=64), (NOW, Kind.SST_ROW)
     ),
-    (
+    case(
         "an id that is none",
         lambda p: p.edit_sst(L0_SST, id=bytes(16)),
-        [(NOW, Kind.SST_ROW), (L0, Kind.ORPHAN)],
+        (NOW, Kind.SST_ROW),
+        (L0, Kind.ORPHAN),
     ),
-    (
+    case(
         "a range upside down",
         lambda p: p.edit_sst(L0_SST, first_key=b"z"),
-        [(NOW, Kind.SST_ROW), (L0, Kind.SST_MISMATCH)],
+        (NOW, Kind.SST_ROW),
+        (L0, Kind.SST_MISMATCH),
     ),
 ]
 
 
-@pytest.mark.parametrize(("plant", "expected"), [r[1:] for r in SSTS], ids=[r[0] for r in SSTS])
+@pytest.mark.parametrize(("plant", "expected"), SSTS)
 async def test_damage_of_the_levels(plant: Plant, expected: list[tuple[str, Kind]]) -> None:
     """Bytes, objects that are not those of the manifest, and levels that break their rules."""
     planted = Planted()
     plant(planted)
-    assert await found(planted) == sorted(expected)
+    assert await found(planted) == expected
 
 
 async def test_orphans_are_told_and_are_no_damage() -> None:
@@ -202,37 +204,37 @@ async def test_all_damage_of_one_object_is_told(monkeypatch: pytest.MonkeyPatch)
     assert 0 < offsets[2] <= damaged[1]
 
 
-STALE: list[Row] = [
-    (
+STALE = [
+    case(
         "a newer version below",
         lambda p: p.rewrite(L0_SST, 0, [put(b"c", 7), put(b"p", 31)]),
-        [(L0, Kind.STALE_VERSION)],
+        (L0, Kind.STALE_VERSION),
     ),
-    (
+    case(
         "the same version below",
         lambda p: p.rewrite(L0_SST, 0, [put(b"c", 12), put(b"p", 31)]),
-        [(L0, Kind.STALE_VERSION)],
+        (L0, Kind.STALE_VERSION),
     ),
-    (
+    case(
         "a newer range tombstone below",
         lambda p: p.rewrite(L0_SST, 0, [put(b"e", 12), put(b"p", 31)]),
-        [(L0, Kind.STALE_VERSION)],
+        (L0, Kind.STALE_VERSION),
     ),
-    (
+    case(
         "an older range tombstone above",
         lambda p: p.rewrite(L0_SST, 0, [put(b"p", 31)], [range_tombstone(b"a", b"b", 5)]),
-        [(L0, Kind.STALE_VERSION)],
+        (L0, Kind.STALE_VERSION),
     ),
 ]
 
 
-@pytest.mark.parametrize(("plant", "expected"), [r[1:] for r in STALE], ids=[r[0] for r in STALE])
+@pytest.mark.parametrize(("plant", "expected"), STALE)
 async def test_versions_above_newer_ones(plant: Plant, expected: list[tuple[str, Kind]]) -> None:
     """Only the deep check merges keys, and tells of those that stand above newer ones."""
     planted = Planted()
     plant(planted)
     assert await findings(planted) == []
-    assert await found(planted, is_deep=True) == sorted(expected)
+    assert await found(planted, is_deep=True) == expected
 
 
 async def test_a_deep_check_of_a_damaged_tree_ends() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
-from structlog.testing import capture_logs
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
@@ -17,7 +15,7 @@ from shalekv.errors import CorruptObject
 from shalekv.format.names import level_name
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_part import Part
-from tests.kit.disks.cache_folders import files, open_cache
+from tests.kit.disks.cache_folders import open_cache
 from tests.kit.engine.trees import Levels, range_tombstone
 from tests.kit.samples import DATABASE_ID
 
@@ -93,25 +91,6 @@ async def test_long_scans_pass_the_disk_by(tmp_path: Path) -> None:
     assert await scan() == 100
     assert disk.counters.hits == blocks + 1
     assert disk.counters.misses == looked
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_damaged_files_are_fetched_again(tmp_path: Path, seed: int) -> None:
-    """Whatever bits flip on the disk, every read is right, and the disk is mended by it."""
-    levels, random = levels_of_two(), Random(seed)
-    expected = await cached(levels, tmp_path)
-    for path in files(tmp_path):
-        data = bytearray(path.read_bytes())
-        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
-        path.write_bytes(data)
-    disk = open_cache(tmp_path)
-    with capture_logs():
-        assert await read_all(levels, levels.open(disk)) == expected
-    await disk.flush()
-    assert disk.counters.damaged == disk.counters.written > 20
-    levels.store.requests.clear()
-    assert await read_all(levels, levels.open(open_cache(tmp_path))) == expected
-    assert levels.store.reads == []
 
 
 async def test_sound_files_with_wrong_contents_are_fetched_again(tmp_path: Path) -> None:

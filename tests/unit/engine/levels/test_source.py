@@ -21,7 +21,7 @@ from shalekv.engine.levels.source import (
     tree_sources,
 )
 from shalekv.engine.levels.ssts import LevelSsts
-from shalekv.errors import BadChecksum, ObjectNotFound, StoreUnavailable
+from shalekv.errors import StoreUnavailable
 from shalekv.format.block_frame import Codec
 from shalekv.format.names import level_name
 from shalekv.format.section import Section
@@ -224,23 +224,6 @@ async def test_an_interrupted_scan_goes_on_where_it_was(*, reverse: bool) -> Non
     keys = sorted(key for window in told for key in window.run.keys)
     assert keys == [key_of(number) for number in range(200)]
     assert ssts.counters.in_flight_bytes == 0
-
-
-async def test_damage_is_told_with_object_and_offset() -> None:
-    """A scan ends with the error that names a damaged block, or an object that is gone."""
-    levels = wide()
-    ssts, tree = levels.open(), levels.tree()
-    name = level_name(levels.infos[0].id)
-    data = bytearray(levels.data(name))
-    handle = levels.sst(name).index[200]
-    data[handle.offset + 100] ^= 1
-    levels.overwrite(name, bytes(data))
-    with pytest.raises(BadChecksum) as raised:
-        await drain(ssts, tree)
-    assert (raised.value.name, raised.value.offset) == (name, handle.offset)
-    await levels.store.delete([name])
-    with pytest.raises(ObjectNotFound):
-        await drain(ssts, tree)
 
 
 async def test_a_scan_does_not_hold_filters() -> None:

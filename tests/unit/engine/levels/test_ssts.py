@@ -8,7 +8,7 @@ import pytest
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.sst_table import SstInfo
-from shalekv.errors import CorruptObject, StoreUnavailable
+from shalekv.errors import CorruptObject
 from shalekv.format.block_frame import Codec
 from shalekv.format.names import level_name
 from shalekv.settings.model import MIB
@@ -75,21 +75,6 @@ async def test_who_asks_at_once_shares_requests() -> None:
         await quiesce()
         levels.gate.open()
     assert len({id(task.result()) for task in blocks}) == ssts.counters.block_requests == 1
-
-
-async def test_a_failed_read_is_told_and_tried_again() -> None:
-    """An answer that does not come fails all who wait for it, and nobody afterwards."""
-    levels, info = points_only()
-    ssts = levels.open()
-    levels.store.fail("get_range")
-    with pytest.raises(StoreUnavailable):
-        await ssts.metadata(info)
-    opened = await ssts.metadata(info)
-    levels.store.fail("get_range")
-    with pytest.raises(StoreUnavailable):
-        await ssts.blocks(opened, range(2, 5), keep=True)
-    assert len(await ssts.blocks(opened, range(2, 5), keep=True)) == 3
-    assert ssts.counters.in_flight_bytes == 0
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.manifest import Manifest
 from shalekv.core.quorum.membership import Member, begin_change, cancel_change
 from shalekv.core.quorum.messages import Health
 from shalekv.engine.quorum.changing import Changing, survey
@@ -18,8 +17,8 @@ from shalekv.errors import (
     OutcomeUnknown,
     QuorumUnavailable,
 )
-from tests.kit.engine.databases import Database
-from tests.kit.quorum.log import Ground, Writing, contents, in_virtual_time, until
+from tests.kit.engine.databases import Database, contents
+from tests.kit.quorum.log import Ground, Writing, until
 from tests.kit.quorum.nodes import Nodes
 from tests.kit.virtual_time import virtual_time
 
@@ -115,36 +114,29 @@ async def test_two_changes_at_once_are_refused() -> None:
     await changing.replace("n1:1", "n4:1")
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+@virtual_time(1)
+async def test_what_makes_no_sense_is_refused() -> None:
     """Nothing is changed by it, and the message names the address."""
-
-    async def refused(ground: Ground, before: Manifest) -> None:
-        changing = _changing(ground)
-        for change, words in (
-            (changing.remove(["n9:1"]), "n9:1 is none of them: they are n1:1, n2:1, n3:1"),
-            (changing.replace("n9:1", "n4:1"), "n9:1 is none of them"),
-            (changing.replace("n1:1", "n2:1"), "n2:1 is one already"),
-            (changing.add(["n1:1"]), "n1:1 is one already: if it was made anew, use `replace`"),
-            (changing.add(["n4:1", "n4:1"]), "an address stands there twice"),
-            (changing.remove(["n1:1", "n2:1", "n3:1"]), "0 of them"),
-        ):
-            with pytest.raises(InvalidRequest, match=words):
-                await change
-        ground.nodes["n4:1"].stop()
-        with pytest.raises(QuorumUnavailable, match=r"n4:1 does not answer.*Nothing was changed"):
-            await changing.add(["n4:1"])
-        assert await ground.database.manifest() == before
-
-    async def main() -> None:
-        ground = await _ground()
-        await refused(ground, await ground.database.manifest())
-        database = await Database.created()
-        database_id = (await database.manifest()).database_id
-        without = Ground(database, Nodes(3), database_id)
-        with pytest.raises(DatabaseMismatch, match="no safekeepers"):
-            await _changing(without).add(["n1:1"])
-
-    in_virtual_time(main, orders=1)
+    ground = await _ground()
+    changing, before = _changing(ground), await ground.database.manifest()
+    for change, words in (
+        (changing.remove(["n9:1"]), "n9:1 is none of them: they are n1:1, n2:1, n3:1"),
+        (changing.replace("n9:1", "n4:1"), "n9:1 is none of them"),
+        (changing.replace("n1:1", "n2:1"), "n2:1 is one already"),
+        (changing.add(["n1:1"]), "n1:1 is one already: if it was made anew, use `replace`"),
+        (changing.add(["n4:1", "n4:1"]), "an address stands there twice"),
+        (changing.remove(["n1:1", "n2:1", "n3:1"]), "0 of them"),
+    ):
+        with pytest.raises(InvalidRequest, match=words):
+            await change
+    ground.nodes["n4:1"].stop()
+    with pytest.raises(QuorumUnavailable, match=r"n4:1 does not answer.*Nothing was changed"):
+        await changing.add(["n4:1"])
+    assert await ground.database.manifest() == before
+    database = await Database.created()
+    without = Ground(database, Nodes(3), (await database.manifest()).database_id)
+    with pytest.raises(DatabaseMismatch, match="no safekeepers"):
+        await _changing(without).add(["n1:1"])
 
 
 @virtual_time(1)
@@ -176,32 +168,6 @@ def _members(ground: Ground, *numbers: int) -> tuple[Member, ...]:
 
 async def _see_manifest(writing: Writing) -> None:
     await writing.opened.manifest.refresh()
-
-
-@virtual_time(5)
-async def test_members_are_exchanged_while_writes_go_on() -> None:
-    """Nothing is lost, and the old members are not needed afterwards."""
-    ground = await _admitted(first=3, count=6)
-    async with ground.writing() as writing:
-        for number in range(5):
-            await writing.put(b"a%d" % number)
-        await writing.slots.archive()
-        next_members = _members(ground, 4, 5, 6)
-        await ground.database.edit(partial(begin_change, members=next_members))
-        await _see_manifest(writing)
-        for number in range(5):
-            await writing.put(b"b%d" % number)
-        await until(lambda: writing.opened.manifest.current.wal_generation == 3)
-        manifest = await ground.database.manifest()
-        assert manifest.wal_members == tuple(map(str, next_members))
-        assert manifest.wal_members_next == ()
-        for node in [*ground.nodes][:3]:
-            node.stop()
-        await writing.put(b"c")
-        report = writing.slots.report()
-        assert report is not None
-        assert {each.address for each in report.members} == {"n4:1", "n5:1", "n6:1"}
-    assert len(contents(await ground.open())) == 11
 
 
 @virtual_time(5)

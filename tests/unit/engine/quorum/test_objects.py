@@ -148,27 +148,17 @@ def groups(draw: st.DrawFn) -> list[bytes]:
 
 
 @given(payloads=groups())
-def test_the_merged_object_replays_as_its_parts(payloads: list[bytes]) -> None:
-    """Points, range tombstones, records of idempotency keys and times come to the same."""
-    merged = object_bytes(NAME, records_of(payloads))
-    parts = [payload for payload in payloads if payload]
-    assert state_of(replayed([merged])) == state_of(replayed(parts))
-
-
-@given(payloads=groups())
-def test_watches_are_told_of_every_commit(payloads: list[bytes]) -> None:
-    """No version is left out, not even one that a later commit of the same object replaces."""
-    merged = object_bytes(NAME, records_of(payloads))
-    assert commits_of([merged]) == commits_of([payload for payload in payloads if payload])
-
-
-@given(payloads=groups())
-def test_the_object_is_whose_its_last_record_is(payloads: list[bytes]) -> None:
-    """Owner, write id and logical time are those of the last group that wrote anything."""
+def test_the_merged_object_says_what_its_parts_say(payloads: list[bytes]) -> None:
+    """It replays to the same; watches are told of every version in it; and its owner, write id and
+    logical time are those of the last group that wrote anything.
+    """
     records = records_of(payloads)
-    last = next(payload for payload in reversed(payloads) if payload)
-    merged = opened(object_bytes(NAME, records))
-    assert merged.properties == opened(last).properties == last_properties(NAME, records)
+    parts = [payload for payload in payloads if payload]
+    merged = object_bytes(NAME, records)
+    assert state_of(replayed([merged])) == state_of(replayed(parts))
+    assert commits_of([merged]) == commits_of(parts)
+    properties_of_last = opened(parts[-1]).properties
+    assert opened(merged).properties == properties_of_last == last_properties(NAME, records)
 
 
 def test_one_payload_is_the_object() -> None:

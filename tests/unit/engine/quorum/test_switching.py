@@ -17,13 +17,11 @@ from shalekv.engine.recover import open_log
 from shalekv.errors import DatabaseMismatch, Fenced, InvalidRequest, QuorumUnavailable, ShaleError
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from tests.kit.engine.databases import Database
+from tests.kit.engine.databases import Database, contents
 from tests.kit.quorum.log import (
     TIMES,
     Ground,
     Writing,
-    contents,
-    in_virtual_time,
     runtime,
 )
 from tests.kit.quorum.nodes import Nodes
@@ -34,7 +32,6 @@ FIRST, OTHERS = ["n1:1", "n2:1", "n3:1"], ["n4:1", "n5:1", "n6:1"]
 REQUESTS_MAX = 200  # of one switch
 NEVER_MS = 3_600_000
 
-Keys = list[tuple[bytes, bytes]]
 Switch = Callable[[CasStore], Awaitable[Manifest]]
 
 
@@ -127,6 +124,18 @@ async def test_a_database_goes_through_the_modes() -> None:
     await _check(ground, set(b"a b c d e".split()))
 
 
+async def _prepared(target: WalMode) -> tuple[Ground, Switch]:
+    """A database of the other mode that holds two keys, and what switches it."""
+    if target is WalMode.QUORUM:
+        ground = await _object_store_ground()
+        switch: Switch = partial(_to_quorum, ground, FIRST)
+    else:
+        ground = await Ground.created()
+        switch = partial(_to_object_store, ground)
+    await _write(ground, b"a", b"b")
+    return ground, switch
+
+
 async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio.Event) -> None:
     """Write on until something else is told than that it is durable."""
     number = 0
@@ -147,12 +156,7 @@ async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio
 @virtual_time(5)
 async def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
     """It serves while it is switched: what it acknowledged is kept, and then it ends."""
-    if target is WalMode.QUORUM:
-        ground = await _object_store_ground()
-        switch: Switch = partial(_to_quorum, ground, FIRST)
-    else:
-        ground = await Ground.created()
-        switch = partial(_to_object_store, ground)
+    ground, switch = await _prepared(target)
     told: set[bytes] = set()
     begun = asyncio.Event()
     async with _writing(ground) as writing, asyncio.TaskGroup() as tasks:
@@ -168,20 +172,9 @@ async def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
     await _check_sound(ground)
 
 
-async def _prepared(target: WalMode) -> tuple[Ground, Switch]:
-    """A database of the other mode that holds two keys, and what switches it."""
-    if target is WalMode.QUORUM:
-        ground = await _object_store_ground()
-        switch: Switch = partial(_to_quorum, ground, FIRST)
-    else:
-        ground = await Ground.created()
-        switch = partial(_to_object_store, ground)
-    await _write(ground, b"a", b"b")
-    return ground, switch
-
-
 @pytest.mark.parametrize("target", [WalMode.QUORUM, WalMode.OBJECT_STORE])
-def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) -> None:
+@virtual_time(1)
+async def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) -> None:
     """Wherever a switch comes between, who opened in the mode before acknowledges nothing after."""
 
     async def crosses(ground: Ground, switch: Switch, at: int, keys: set[bytes]) -> bool:
@@ -208,23 +201,21 @@ def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) -> Non
             writing.engine.close()
         return bool(switched)
 
-    async def main() -> None:
-        for at in range(REQUESTS_MAX):
-            ground, switch = await _prepared(target)
-            keys = {b"a", b"b"}
-            if not await crosses(ground, switch, at, keys):
-                return
-            assert (await ground.database.manifest()).wal_mode is target
-            found = {key for key, _ in contents(await _open(ground))}
-            assert found >= keys
-            await _check_sound(ground)
-        raise AssertionError("it never ends")
-
-    in_virtual_time(main, orders=1)
+    for at in range(REQUESTS_MAX):
+        ground, switch = await _prepared(target)
+        keys = {b"a", b"b"}
+        if not await crosses(ground, switch, at, keys):
+            return
+        assert (await ground.database.manifest()).wal_mode is target
+        found = {key for key, _ in contents(await _open(ground))}
+        assert found >= keys
+        await _check_sound(ground)
+    raise AssertionError("it never ends")
 
 
 @pytest.mark.parametrize("target", [WalMode.QUORUM, WalMode.OBJECT_STORE])
-def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode) -> None:
+@virtual_time(1)
+async def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode) -> None:
     """Wherever it dies, the database opens in one of them with all that was acknowledged; run
     again it ends, and nothing is lost by that.
     """
@@ -235,27 +226,24 @@ def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode) -> None:
         work = switch(CasStore(store, runtime(10_000 + at), StoreSettings()))
         return not await process.run(work)
 
-    async def main() -> None:
-        modes = set()
-        for at in range(REQUESTS_MAX):
-            ground, switch = await _prepared(target)
-            has_died = await dies(ground, switch, at)
-            mode = (await ground.database.manifest()).wal_mode
-            await _write(ground, b"c")
-            if mode is target:
-                with pytest.raises(DatabaseMismatch, match="already"):
-                    await switch(ground.cas())
-            else:
-                assert (await switch(ground.cas())).wal_mode is target
-            await _check(ground, {b"a", b"b", b"c"})
-            modes.add(mode)
-            if not has_died:
-                break
+    modes = set()
+    for at in range(REQUESTS_MAX):
+        ground, switch = await _prepared(target)
+        has_died = await dies(ground, switch, at)
+        mode = (await ground.database.manifest()).wal_mode
+        await _write(ground, b"c")
+        if mode is target:
+            with pytest.raises(DatabaseMismatch, match="already"):
+                await switch(ground.cas())
         else:
-            raise AssertionError("it never ends")
-        assert len(modes) == 2
-
-    in_virtual_time(main, orders=1)
+            assert (await switch(ground.cas())).wal_mode is target
+        await _check(ground, {b"a", b"b", b"c"})
+        modes.add(mode)
+        if not has_died:
+            break
+    else:
+        raise AssertionError("it never ends")
+    assert len(modes) == 2
 
 
 @virtual_time(1)

@@ -110,10 +110,6 @@ async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
         await until(lambda: ground.log("n1:1").state.log.last.lsn >= writing.committed_lsn)
 
 
-def _last_lsn(ground: Ground) -> int:
-    return max(kept.state.log.last.lsn for kept in ground.logs())
-
-
 @virtual_time(5)
 async def test_memory_for_what_is_not_archived_is_bounded() -> None:
     """Without an archive writes wait behind the bound, are refused then, and go on with it."""

@@ -1,16 +1,22 @@
-"""A replica of a quorum database: what it sees, when, and how old it says that it is."""
+"""A replica of a quorum database: what it sees, when, how old it says that it is; and watches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from shalekv.engine.reader_engine import ReaderEngine
-from shalekv.settings import MIB
+from shalekv.format.sst import Sst
+from shalekv.roles.engine_watches import watches_of
+from shalekv.roles.reader_kv import reader_header
+from shalekv.settings import MIB, StoreSettings, WatchSettings
+from shalekv.store.cas import CasStore
 from tests.kit.engine.replica import AskedStore, all_shown, pass_s, running
+from tests.kit.serving.watchers import TIMELESS, WatchClient
 from tests.kit.virtual_time import virtual_time
 from tests.unit.engine.tailing.cluster import QuorumCluster, shown, steps
 
@@ -92,23 +98,6 @@ async def test_object_of_which_a_part_was_applied_is_applied_once(*, trims: bool
         assert engine.prefix.wal_id == cluster.leader.log.last.wal_id != whole
         assert await all_shown(engine) == {b"a": b"2", b"b": b"1", b"c": b"1"}
         assert engine.memtable.key_count == 3
-
-
-@virtual_time(seed=1)
-async def test_trimmed_records_are_read_from_the_bucket() -> None:
-    """A replica that was away finds what the safekeepers have forgotten in the archive."""
-    cluster = await QuorumCluster.opened()
-    engine = await cluster.replica(poll_interval_ms=100)
-    for number in range(4):
-        await cluster.put(a=b"%d" % number)
-        cluster.seal()
-    await cluster.archive(trims=True)
-    seq = await cluster.put(b=b"1")
-    async with running(engine):
-        await pass_s(2)
-        assert engine.prefix.seq == seq
-        assert engine.is_told
-        assert await all_shown(engine) == {b"a": b"3", b"b": b"1"}
 
 
 @virtual_time(seed=1)
@@ -318,3 +307,72 @@ async def test_archive_is_seen_of_what_memory_does_not_keep() -> None:
         await cluster.archive()
         await engine.archive()
         assert engine.applying.archived_wal_id in await cluster.wal()
+
+
+READS_MAX = 20  # of the log, until a watch is told by the feed
+
+
+@asynccontextmanager
+async def watching(
+    cluster: QuorumCluster, engine: ReaderEngine, **fields: Any
+) -> AsyncIterator[WatchClient]:
+    cas = CasStore(cluster.another_store(), cluster.local_runtime(), StoreSettings())
+
+    def header(seq: int, wal_id: int | None) -> Any:
+        return reader_header(engine, seq, wal_id)
+
+    watches = watches_of(engine, cas, WatchSettings.model_validate(TIMELESS), header)
+    client = WatchClient(watches)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(client.run())
+        client.create(**fields)
+        try:
+            yield client
+        finally:
+            task.cancel()
+
+
+@pytest.mark.parametrize("wants_previous", [False, True])
+@virtual_time(seed=1)
+async def test_watch_catches_up_although_commits_never_pause(
+    monkeypatch: pytest.MonkeyPatch, *, wants_previous: bool
+) -> None:
+    """Commits come whenever the end of the log is read: the feed has the watch nevertheless, after
+    a few reads, and each commit is told once.
+    """
+    cluster = await QuorumCluster.opened()
+    engine = await cluster.replica()
+    async with running(engine):
+        await steps(lambda: engine.is_told)
+        puts = reads = 0
+        held_object = engine.held_object
+
+        async def put() -> None:
+            nonlocal puts
+            seq = await cluster.put(a=b"%d" % puts)
+            puts += 1
+            await steps(lambda: engine.prefix.seq >= seq)
+
+        async def held_while_commits_come(wal_id: int) -> Sst | None:
+            nonlocal reads
+            reads += 1
+            await put()
+            held = await held_object(wal_id)
+            await put()
+            return held
+
+        monkeypatch.setattr(engine, "held_object", held_while_commits_come)
+        await put()
+        fields = {"start_seq": 1, "previous_value": wants_previous}
+        async with watching(cluster, engine, **fields) as client:
+            await client.opened()
+            while not engine.feed.audience.count:
+                await asyncio.sleep(0)
+                assert reads <= READS_MAX
+            await put()
+            told = [await client.commit() for _ in range(puts)]
+        values = [commit.changes[0].entry.value for commit in told]
+        assert values == [b"%d" % number for number in range(puts)]
+        if wants_previous:
+            before = [commit.changes[0].previous.value for commit in told]
+            assert before == [b"", *values[:-1]]
