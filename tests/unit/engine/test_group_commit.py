@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import Add, DeleteRange, ExistsCompare, Get, Put
+from shalekv.core.transaction import Add, DeleteRange, ExistsCompare, Get, Put, Read
 from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.errors import ConditionFailed
 from shalekv.format import names
@@ -150,6 +150,29 @@ async def fly(log: RunningLog, count: int) -> None:
     for number in range(count):
         log.write(b"in flight %d" % number)
         await log.store.arrived(number + 1)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+async def test_nothing_is_told_before_what_it_rests_on_is_durable(k: int) -> None:
+    """A refusal, a read and an empty range delete meet puts that a crash may still take back: they
+    are answered with the last of those, and take no object.
+    """
+    before, first = max(k - 1, 1), b"in flight 0"
+    async with running(RunningLog(k=k)) as log:
+        await fly(log, before)
+        refused = log.transact(Put(first, b""), compares=[ExistsCompare(first, exists=False)])
+        others = [log.transact(Get(first)), log.transact(NOTHING)]
+        for held in reversed(log.store.held[:before]):
+            await quiesce()
+            assert not any(each.told for each in (refused, *others))
+            held.release()
+        refusal = await refused.refusal()
+        assert isinstance(refusal, ConditionFailed)
+        assert refusal.found_seq == 100
+        receipts = [await each.receipt() for each in others]
+        assert [(each.seq, each.wal_id) for each in receipts] == [(99 + before, 9 + before)] * 2
+        assert await others[0].results() == [Read(log.memtable.get(first))]
+    assert (log.log.objects_written, log.log.next_wal_id) == (before, 10 + before)
 
 
 async def test_idle_log_answers_at_once_what_writes_nothing() -> None:

@@ -56,6 +56,24 @@ def seen(overlay: Overlay, *keys: bytes) -> list[bytes]:
     return [key for key in keys if is_put(overlay.get(key))]
 
 
+def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
+    """Whichever of many lands, the ranges of those that have not landed stay hidden; and what is
+    still known of one that has landed hides no put after it.
+    """
+    keys = [b"%02d" % number for number in range(40)]
+    memtable = durable(*keys)
+    overlay = Overlay(memtable)
+    commits = [delete_range(2 + n, key, key + b"\x00") for n, key in enumerate(keys[:30])]
+    for commit in commits:
+        overlay.add(commit)
+    for number, commit in enumerate(commits):
+        land(memtable, overlay, commit)
+        if not number:
+            overlay.add(transacted(99, Put(keys[0], b"new")))
+        assert seen(overlay, *keys) == [keys[0], *keys[30:]]
+        assert [entry.key for entry in overlay.range_tombstones] == keys[number + 1 : 30]
+
+
 def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> None:
     """A put that is older and not durable yet does not come back when the deletion has landed."""
     memtable = durable(b"a", b"b")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.fencing import SEQ_GAP, WriterId
+from shalekv.core.fencing import SEQ_GAP
 from shalekv.core.manifest import CasMode, Manifest, WalMode
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.recover import open_log
@@ -26,15 +26,11 @@ from tests.sim.run import simulate
 from tests.sim.world import World
 
 
-def own(opened: OpenedLog) -> WriterId:
-    return opened.manifest.own
-
-
 async def test_numbers_go_on_far_above_all_that_may_have_been_shown() -> None:
     """Each writer begins 2**32 above what is durable and above where the last one began (I5)."""
     database = await Database.created()
     first = await database.open()
-    await database.fill(1, own(first), 5, put(b"a"))
+    await database.fill(1, first.manifest.own, 5, put(b"a"))
     second = await database.open()
     third = await database.open()
     assert (first.first_seq, second.first_seq) == (1, 5 + SEQ_GAP)
@@ -45,7 +41,7 @@ async def test_logical_time_does_not_go_back() -> None:
     """A new writer's clock begins where the WAL and the manifest have ended (I5)."""
     database = await Database.created()
     first = await database.open()
-    await database.fill(1, own(first), 1, put(b"a"))
+    await database.fill(1, first.manifest.own, 1, put(b"a"))
     second = await database.open()
     ahead_ms = second.time.now_ms() + 10**9
     await database.edit(lambda m: replace(m, logical_time_ms=ahead_ms))
@@ -84,8 +80,8 @@ async def test_fences_in_recycled_slots_do_not_count() -> None:
     store = HeldStore(database.objects)
     opening = asyncio.create_task(database.open(store))
     stalled = await store.arrived(1)
-    await database.fill(1, own(first), 1, put(b"a", b"1"))
-    await database.fill(2, own(first), 2, put(b"b", b"2"))
+    await database.fill(1, first.manifest.own, 1, put(b"a", b"1"))
+    await database.fill(2, first.manifest.own, 2, put(b"b", b"2"))
     await database.edit(lambda m: replace(m, wal_id_last_compacted=1, last_compacted_seq=1))
     await database.remove(names.wal_name(1))
     stalled.release()  # creates slot 1 a second time
@@ -107,7 +103,7 @@ async def test_wal_is_protected_while_it_is_replayed() -> None:
     assert snapshot.snapshot_expire_time_s == await database.store.now_ms() // 1000 + 100
     store.let_go()
     opened = await opening
-    assert snapshot.id == own(opened).nonce
+    assert snapshot.id == opened.manifest.own.nonce
     (snapshot,) = (await database.manifest()).snapshots
     assert snapshot.id == opened.held.snapshot_id
 

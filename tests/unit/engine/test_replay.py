@@ -8,10 +8,8 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.core.entry import Entry, Kind
-from shalekv.core.fencing import WriterId
 from shalekv.engine.commit import WalContents
 from shalekv.engine.memtable import Memtable
-from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.replay import Replayed, replay
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import (
@@ -30,10 +28,6 @@ from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.store import STORE_NOW_MS
 
 
-def own(opened: OpenedLog) -> WriterId:
-    return opened.manifest.own
-
-
 @pytest.mark.parametrize("parallel_reads", [1, 2, 3, 64])
 async def test_many_objects_are_replayed_into_few_runs(parallel_reads: int) -> None:
     """However many objects there are and however far is read ahead, replay is whole and merged."""
@@ -41,7 +35,7 @@ async def test_many_objects_are_replayed_into_few_runs(parallel_reads: int) -> N
     first = await database.open()
     for number in range(1, 200):
         change = put(b"%03d" % (number % 150), b"%d" % number)
-        await database.fill(number, own(first), number, change)
+        await database.fill(number, first.manifest.own, number, change)
     second = await database.open(replay_parallel_reads=parallel_reads)
     last = {b"%03d" % (number % 150): b"%d" % number for number in range(1, 200)}
     assert contents(second) == sorted(last.items())
@@ -53,8 +47,8 @@ async def test_slots_out_of_order_are_illegal() -> None:
     """Where slot order is not sequence order nobody can tell which version counts (I4)."""
     database = await Database.created()
     first = await database.open()
-    await database.fill(1, own(first), 5, put(b"a"))
-    await database.fill(2, own(first), 5, put(b"b"))
+    await database.fill(1, first.manifest.own, 5, put(b"a"))
+    await database.fill(2, first.manifest.own, 5, put(b"b"))
     with pytest.raises(IllegalState, match=f"{names.wal_name(2)} begins with sequence number 5"):
         await database.open()
 
@@ -102,9 +96,9 @@ async def four_objects(seed: int = 0) -> Database:
     """A database with a fence and three objects of its first writer."""
     database = await Database.created(seed)
     first = await database.open()
-    await database.fill(1, own(first), 1, put(b"a", b"1" * 20), put(b"b", b"1"))
-    await database.fill(2, own(first), 2, put(b"b", b"2"), tombstone(b"c"))
-    await database.fill(3, own(first), 7, put(b"a", b"7"))
+    await database.fill(1, first.manifest.own, 1, put(b"a", b"1" * 20), put(b"b", b"1"))
+    await database.fill(2, first.manifest.own, 2, put(b"b", b"2"), tombstone(b"c"))
+    await database.fill(3, first.manifest.own, 7, put(b"a", b"7"))
     return database
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from shalekv.core.manifest import Snapshot
-from shalekv.errors import IllegalState, SnapshotNotFound
+from shalekv.errors import SnapshotNotFound
 from shalekv.format import names
 from tests.kit.engine.collection import Ground
 from tests.kit.store import FaultyStore, Request
@@ -125,14 +125,3 @@ async def test_list_says_what_each_snapshot_pins() -> None:
             0,
             merged_away.size_bytes + wal_bytes,
         )
-
-
-async def test_pinned_manifest_that_is_missing_is_told() -> None:
-    """A snapshot whose manifest is gone is not listed as if nothing were wrong."""
-    ground = await Ground.created()
-    snapshots = ground.snapshots()
-    created = await snapshots.create(ttl_ms=None)
-    await ground.merge()
-    await ground.store.delete([names.manifest_name(created.manifest_id)])
-    with pytest.raises(IllegalState, match=names.manifest_name(created.manifest_id)):
-        await snapshots.list()

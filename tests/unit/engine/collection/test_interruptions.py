@@ -146,19 +146,6 @@ async def test_late_publication_succeeds_before_the_edit_or_is_refused() -> None
     assert {*published} == {True, False}
 
 
-async def test_renewal_before_the_expiry_always_succeeds() -> None:
-    """A snapshot that is renewed during a collection which began before its expiry stays."""
-
-    async def prepare(database: CollectedDatabase) -> Event:
-        snapshots = database.snapshots()
-        snapshot = await snapshots.create(ttl_ms=1_000 * TTL_S)
-        await database.merge()
-        database.pass_time(TTL_S - 0.001)
-        return lambda: snapshots.renew(snapshot.id.hex(), ttl_ms=10_000_000)
-
-    assert await collect_beside(prepare) > 10  # no `SnapshotNotFound`
-
-
 async def test_killed_collector_leaves_a_correct_database() -> None:
     """It dies at any request: nothing needed is gone (I8), and the next one ends the work."""
     original = await with_garbage()

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.core.compaction.jobs import MergeJob, WalJob
+from shalekv.core.compaction.jobs import WalJob
 from shalekv.core.compaction.reserving import reservations
 from shalekv.core.compaction.shape import LAST_LEVEL
-from shalekv.core.compaction.state import move_result
 from shalekv.core.key_range import KeyRange
 from shalekv.core.tree import L0
 from shalekv.engine.compaction.range_run import plan_range
@@ -208,8 +207,3 @@ def test_no_compaction_changes_an_answer(seed: int) -> None:
     what was written last: at worst, the job over a range ends in vain (I2, I9).
     """
     asyncio.run(history(seed))
-
-
-def test_a_move_is_the_same_sst_in_another_level() -> None:
-    """The result of a move is known without reading or writing."""
-    assert move_result(MergeJob(1, 2, (), (), is_move=True, reason="")).outputs == []

@@ -134,23 +134,6 @@ async def test_full_memory_stops_the_tail_until_there_is_room() -> None:
 
 
 @virtual_time(seed=1)
-async def test_compaction_lets_go_of_what_came_by_a_tail() -> None:
-    """What is in the levels leaves memory, also when the object that follows is open."""
-    async with tailed(manifest_interval_ms=500) as (cluster, engine):
-        await cluster.put(a=b"1")
-        await cluster.put(b=b"1")
-        cluster.seal()
-        await cluster.put(a=b"2")
-        await cluster.archive(trims=True)
-        await cluster.compact()
-        await pass_s(2)
-        assert engine.levels.current.tree.last_seq == cluster.seq - 1
-        assert await all_shown(engine) == {b"a": b"2", b"b": b"1"}
-        assert engine.memtable.key_count <= 2
-        assert engine.applying.unarchived.oldest_wal_id == cluster.open_wal_id
-
-
-@virtual_time(seed=1)
 async def test_manifest_never_knows_of_objects_that_are_not_archived() -> None:
     """What a replica has seen in a tail alone is no object that somebody may look for."""
     async with tailed(manifest_interval_ms=500) as (cluster, engine):
