@@ -76,30 +76,24 @@ def test_wait_moves_the_clock(last_flush_ms: float, interval_ms: float, passed_m
     assert wait_ms <= interval_ms + 0.001
 
 
-def test_waits_double_up_to_the_longest() -> None:
-    """Each look that sees the same doubles the wait, up to a bound."""
-    poll = IdlePoll(1_000, 10_000)
+@pytest.mark.parametrize(
+    ("longest_ms", "seen", "waits_ms"),
+    [
+        (10_000, "aaaaaa", [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]),
+        (10_000, "aaab", [1_000, 2_000, 4_000, 1_000]),
+        (10, "aa", [1_000, 1_000]),
+    ],
+)
+def test_waits_double(longest_ms: int, seen: str, waits_ms: list[int]) -> None:
+    """Each look that sees the same doubles the wait, up to a bound that is never below the first
+    one; a look that sees something new sets it back.
+    """
+    poll = IdlePoll(1_000, longest_ms)
     waits = []
-    for _ in range(6):
-        poll.look("same")
+    for each in seen:
+        poll.look(each)
         waits.append(poll.wait_ms)
-    assert waits == [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]
-
-
-def test_a_change_is_followed_closely() -> None:
-    """A look that sees something new sets the wait back to the shortest."""
-    poll = IdlePoll(1_000, 10_000)
-    for seen in ("a", "a", "a", "b"):
-        poll.look(seen)
-    assert poll.wait_ms == 1_000
-
-
-def test_the_longest_wait_is_never_below_the_first() -> None:
-    """A longest wait below the first one is the first one."""
-    poll = IdlePoll(1_000, 10)
-    poll.look("a")
-    poll.look("a")
-    assert poll.wait_ms == 1_000
+    assert waits == waits_ms
 
 
 HERE = Destination("s3://bucket/here", "wal/1")

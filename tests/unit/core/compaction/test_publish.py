@@ -11,7 +11,6 @@ from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalJob, WalResul
 from shalekv.core.compaction.publish import (
     CompactorId,
     check_compactor,
-    claim_compactor_epoch,
     is_published,
     publish,
 )
@@ -20,8 +19,7 @@ from shalekv.core.lease import RANDOM_BYTES, leased_sst_id, new_lease_id, with_l
 from shalekv.core.loads import CommittedLoad
 from shalekv.core.manifest import Lease, Manifest, PendingLoad, Snapshot
 from shalekv.core.sst_table import SstInfo, SstTable
-from shalekv.core.tree import SYSTEM_LEVEL
-from shalekv.errors import IllegalState, LeaseLost, Superseded
+from shalekv.errors import IllegalState, LeaseLost
 
 NONCE, OTHER_NONCE = b"n" * 16, b"o" * 16
 OWN = CompactorId(3, NONCE)
@@ -52,7 +50,6 @@ MANIFEST = with_lease(
     ),
     Lease(LEASE_ID, 99, "us"),
 )
-OTHERS_LEASE = Lease(OTHER_LEASE_ID, 99, "another")
 
 
 def of_slots(
@@ -68,22 +65,6 @@ def of_merge(outputs: Sequence[SstInfo]) -> MergeResult:
 
 MOVE = MergeJob(0, 1, OLD[:2], (), is_move=True, reason="")
 MERGES: list[MergeResult] = [of_merge([info(12, 1)]), of_merge([]), move_result(MOVE)]
-RESULTS: list[WalResult | MergeResult] = [
-    of_slots(range(7, 9), [info(10), info(11, SYSTEM_LEVEL)]),
-    of_slots(range(7, 8), last_seq=0),
-    *MERGES,
-]
-
-
-def test_slots_become_ssts_of_l0() -> None:
-    """The slots are compacted, and all that the manifest says of them moves on."""
-    outputs = [info(10), info(11, SYSTEM_LEVEL)]
-    after = publish(MANIFEST, OWN, of_slots(range(7, 12), outputs), LEASE_ID)
-    assert after.wal_id_last_compacted == 11
-    assert after.wal_id_last_seen == 11
-    assert after.last_compacted_seq == 70
-    assert after.logical_time_ms == 1_500
-    assert [*after.leveled_ssts] == [*OLD, *outputs]
 
 
 def test_the_first_slot_is_zero() -> None:
@@ -102,19 +83,6 @@ def test_slots_follow_those_that_are_compacted(slots: range) -> None:
         publish(MANIFEST, OWN, of_slots(slots), LEASE_ID)
 
 
-def test_a_merge_replaces_its_inputs() -> None:
-    """Inputs go, outputs come, and nothing else changes."""
-    after = publish(MANIFEST, OWN, of_merge([info(12, 1)]), LEASE_ID)
-    assert [*after.leveled_ssts] == [OLD[2], info(12, 1)]
-    assert replace(after, leveled_ssts=MANIFEST.leveled_ssts) == MANIFEST
-
-
-def test_a_move_changes_the_level_alone() -> None:
-    """The same SSTs stand in the other level, written under whichever lease."""
-    after = publish(MANIFEST, OWN, move_result(MOVE), LEASE_ID)
-    assert [*after.leveled_ssts] == [*OLD[2:], *(replace(each, level=1) for each in OLD[:2])]
-
-
 @pytest.mark.parametrize("result", MERGES)
 def test_an_input_that_is_gone_was_merged_by_another(result: MergeResult) -> None:
     """A merge whose input is not in its level any more is not published: it would undo others."""
@@ -126,29 +94,10 @@ def test_an_input_that_is_gone_was_merged_by_another(result: MergeResult) -> Non
             publish(manifest, OWN, result, LEASE_ID)
 
 
-@pytest.mark.parametrize("result", RESULTS)
-@pytest.mark.parametrize(("epoch", "nonce"), [(4, OTHER_NONCE), (4, NONCE), (3, OTHER_NONCE)])
-def test_only_the_compactor_publishes(
-    result: WalResult | MergeResult, epoch: int, nonce: bytes
-) -> None:
-    """With a newer epoch, or its own in other hands, a compactor publishes nothing (I9)."""
-    manifest = replace(MANIFEST, compactor_epoch=epoch, compactor_nonce=nonce)
-    with pytest.raises(Superseded) as caught:
-        publish(manifest, OWN, result, LEASE_ID)
-    assert (caught.value.own_epoch, caught.value.newer_epoch) == (3, epoch)
-
-
 def test_an_epoch_never_goes_down() -> None:
     """An older epoch in the manifest is no rival, but a broken store."""
     with pytest.raises(IllegalState, match="never go down"):
         check_compactor(replace(MANIFEST, compactor_epoch=2), OWN)
-
-
-@pytest.mark.parametrize("result", RESULTS)
-def test_without_its_lease_nothing_is_published(result: WalResult | MergeResult) -> None:
-    """What the lease protected may be deleted by now, whoever else has one (F3)."""
-    with pytest.raises(LeaseLost):
-        publish(replace(MANIFEST, leases=(OTHERS_LEASE,)), OWN, result, LEASE_ID)
 
 
 def test_a_lease_protects_what_was_written_under_it() -> None:
@@ -156,15 +105,6 @@ def test_a_lease_protects_what_was_written_under_it() -> None:
     stranger = of_merge([info(12, 1, lease_id=OTHER_LEASE_ID)])
     with pytest.raises(LeaseLost, match="was not written under"):
         publish(MANIFEST, OWN, stranger, LEASE_ID)
-
-
-@pytest.mark.parametrize("result", RESULTS)
-def test_what_is_published_is_seen(result: WalResult | MergeResult) -> None:
-    """A manifest contains a result exactly after it was published (F2)."""
-    assert not is_published(MANIFEST, OWN, result)
-    after = publish(MANIFEST, OWN, result, LEASE_ID)
-    assert is_published(after, OWN, result)
-    assert is_published(replace(after, leases=(), snapshots=()), OWN, result)
 
 
 def test_a_result_of_nothing_is_not_taken_for_anothers() -> None:
@@ -179,15 +119,6 @@ def test_a_result_of_nothing_is_not_taken_for_anothers() -> None:
     )
     assert not is_published(theirs, OWN, of_merge([]))
     assert not is_published(theirs, OWN, of_merge([info(12, 1)]))
-
-
-def test_a_claim_takes_the_next_epoch() -> None:
-    """The epoch goes up by one, and the nonce says whose it is."""
-    after = claim_compactor_epoch(MANIFEST, OTHER_NONCE)
-    check_compactor(after, CompactorId(4, OTHER_NONCE))
-    with pytest.raises(Superseded):
-        check_compactor(after, OWN)
-    assert replace(after, compactor_epoch=3, compactor_nonce=NONCE) == MANIFEST
 
 
 def test_a_load_moves_into_l0_when_its_record_is_compacted() -> None:
