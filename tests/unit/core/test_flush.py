@@ -22,23 +22,10 @@ from shalekv.core.two_phase import Destination, Record, Standing, standing
 POLICY = FlushPolicy(max_parallel_writes=2, interval_ms=50.0, flush_bytes=1_000)
 
 
-def delay(
-    policy: FlushPolicy = POLICY,
-    *,
-    now_ms: float = 100.0,
-    last_flush_ms: float | None = 90.0,
-    window: int = 0,
-    queued_bytes: int = 1,
-    is_hurried: bool = False,
-) -> float | None:
+def delay(policy: FlushPolicy = POLICY, **given_: Any) -> float | None:
     """The delay of a queue that has been flushed 10 ms ago, but for what is given."""
-    return policy.delay_ms(
-        now_ms=now_ms,
-        last_flush_ms=last_flush_ms,
-        window=window,
-        queued_bytes=queued_bytes,
-        is_hurried=is_hurried,
-    )
+    usual = {"now_ms": 100.0, "last_flush_ms": 90.0, "window": 0, "queued_bytes": 1}
+    return policy.delay_ms(**({"is_hurried": False} | usual | given_))
 
 
 @pytest.mark.parametrize(

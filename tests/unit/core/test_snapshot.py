@@ -80,14 +80,6 @@ def test_shared_snapshot_shows_the_same() -> None:
     assert first.snapshots[-1] == Snapshot(NEW_ID, 5, 50, "", 99)
 
 
-def test_renewed_snapshot_is_the_same_but_for_its_end() -> None:
-    """Only the end of that one snapshot changes, and it may become none."""
-    for expire_time_s in (900, NEVER):
-        renewed = renew_snapshot(MANIFEST, NIGHTLY.id, expire_time_s=expire_time_s, now_s=100)
-        later = replace(NIGHTLY, snapshot_expire_time_s=expire_time_s)
-        assert renewed == replace(MANIFEST, snapshots=(later, OWN))
-
-
 REFUSED: dict[str, Callable[[bytes], Manifest]] = {
     "renew": lambda id_: renew_snapshot(MANIFEST, id_, expire_time_s=900, now_s=101),
     "share": lambda id_: share_snapshot(MANIFEST, id_, NEW_ID, expire_time_s=900, now_s=101),

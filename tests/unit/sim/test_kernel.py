@@ -1,4 +1,4 @@
-"""The simulation itself: crashes run no code, requests outlive senders, seeds order tasks."""
+"""The simulation itself: a crash runs no code, and no run hangs, or fails unseen."""
 
 from __future__ import annotations
 
