@@ -70,6 +70,13 @@ def test_verdict(owner: WriterId, is_fence: bool, verdict: Verdict) -> None:  # 
     assert judge(Occupant(owner, is_fence), OWN) is verdict
 
 
+def test_newer_writer_ends_the_run() -> None:
+    """Outcome 4 of a fencing write: a newer writer's slot means that we are fenced, and by whom."""
+    with pytest.raises(Fenced, match="slot 12 belongs to epoch 9") as caught:
+        FenceRun(first=12, width=1).after(Verdict.NEWER, 9, OWN)
+    assert (caught.value.own_epoch, caught.value.newer_epoch) == (5, 9)
+
+
 @pytest.mark.parametrize(
     ("owner", "error", "message"),
     [

@@ -19,7 +19,8 @@ from shalekv.core.lease import RANDOM_BYTES, leased_sst_id, new_lease_id, with_l
 from shalekv.core.loads import CommittedLoad
 from shalekv.core.manifest import Lease, Manifest, PendingLoad, Snapshot
 from shalekv.core.sst_table import SstInfo, SstTable
-from shalekv.errors import IllegalState, LeaseLost
+from shalekv.core.tree import SYSTEM_LEVEL
+from shalekv.errors import IllegalState, LeaseLost, Superseded
 
 NONCE, OTHER_NONCE = b"n" * 16, b"o" * 16
 OWN = CompactorId(3, NONCE)
@@ -92,6 +93,25 @@ def test_an_input_that_is_gone_was_merged_by_another(result: MergeResult) -> Non
     for manifest in (gone, elsewhere):
         with pytest.raises(IllegalState, match="is not in level 0"):
             publish(manifest, OWN, result, LEASE_ID)
+
+
+RESULTS: list[WalResult | MergeResult] = [
+    of_slots(range(7, 9), [info(10), info(11, SYSTEM_LEVEL)]),
+    of_slots(range(7, 8), last_seq=0),
+    *MERGES,
+]
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize(("epoch", "nonce"), [(4, OTHER_NONCE), (4, NONCE), (3, OTHER_NONCE)])
+def test_only_the_compactor_publishes(
+    result: WalResult | MergeResult, epoch: int, nonce: bytes
+) -> None:
+    """With a newer epoch, or its own in other hands, a compactor publishes nothing (I9)."""
+    manifest = replace(MANIFEST, compactor_epoch=epoch, compactor_nonce=nonce)
+    with pytest.raises(Superseded) as caught:
+        publish(manifest, OWN, result, LEASE_ID)
+    assert (caught.value.own_epoch, caught.value.newer_epoch) == (3, epoch)
 
 
 def test_an_epoch_never_goes_down() -> None:

@@ -57,6 +57,29 @@ def followed(epochs: str, elected: str, epoch: int = 2, *, committed_lsn: int = 
     return follow(state(epochs, committed_lsn=committed_lsn), epoch, elected)[0]
 
 
+def test_an_older_stream_is_not_followed() -> None:
+    """CE10: the stream that was opened last is the one that counts, also when it has ended."""
+    before, _ = step(state("1"), 9, Elected(ME, ballot(2), log("1")))
+    after, effects = follow(before, 2, "1")
+    assert after == before
+    assert reply(effects) == Refusal(ballot(2), "another stream was elected since")
+    assert follow(disconnected(before, 9), 2, "1")[1] == effects
+    assert follow(disconnected(before, 9), 3, "1")[0].leader == STREAM
+    assert disconnected(before, 8) == before
+
+
+def test_an_older_stream_does_not_fill_a_damaged_member() -> None:
+    """CE10: it was elected with a log that ends before what was acknowledged on the newer one."""
+    before, _ = step(state("1"), 9, Elected(ME, ballot(2), log("1")))
+    before, _ = step(before, 9, Append(ballot(2), tuple(records("12")), 0))
+    lost = disconnected(damaged(before)[0], 9)
+    after, effects = follow(lost, 2, "1")
+    assert after == lost
+    assert reply(effects) == Refusal(ballot(2), "another stream was elected since")
+    again, _ = step(lost, 10, Elected(ME, ballot(2), log("12")))
+    assert (again.health, again.sound_from_lsn) == (Health.REFILLING, 2)
+
+
 @pytest.mark.parametrize(
     ("mine", "committed_lsn", "trimmed"), [("1111", 3, 0), ("1111", 4, 4), ("1", 1, 0)]
 )
