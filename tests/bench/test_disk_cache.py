@@ -26,11 +26,9 @@ from shalekv.settings import (
     LevelSettings,
     ReadSettings,
     ServeSettings,
-    StoreSettings,
     UrlSettings,
 )
 from shalekv.store.api import ObjectStore
-from shalekv.store.opening import open_store
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load, measured
 from tests.bench.sizes import sized
@@ -38,7 +36,6 @@ from tests.kit.processes.in_process import memory_store, real_runtime
 from tests.kit.serving.cold_database import CALL, ColdDatabase, key_of, write_cold_database
 from tests.kit.store import FaultyStore, Request
 from tests.servers.fixtures import BUCKET
-from tests.servers.s3 import S3Server
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -86,11 +83,11 @@ def gets(reader: Reader, database: ColdDatabase) -> Callable[[], Awaitable[None]
     return run
 
 
-async def compare(title: str, store: ObjectStore, settings: StoreSettings, path: Path) -> None:
+async def compare(path: Path) -> None:
+    store = FaultyStore(memory_store(), before=late)
     with real_runtime(threads=8) as runtime:
         serve = ServeSettings(
             database=DatabaseSettings(url=URL),
-            store=settings,
             levels=LevelSettings(sst_bytes=DATABASE_BYTES // 8),
         )
         database = await write_cold_database(
@@ -112,7 +109,7 @@ async def compare(title: str, store: ObjectStore, settings: StoreSettings, path:
             await disk.flush()
             costs = await measured(ways, ROUNDS)
             assert disk.counters.dropped == 0
-    print(f"\n{title}, {load()}")
+    print(f"\na store that takes {DELAY_MS} ms, {load()}")
     for name in ways:
         milliseconds = costs.wall_s(name) * 1_000 / GETS
         print(
@@ -121,30 +118,7 @@ async def compare(title: str, store: ObjectStore, settings: StoreSettings, path:
         )
 
 
-def test_cold_gets_from_s3(
-    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A real S3 server on this machine."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
-
-    async def campaign() -> None:
-        settings = StoreSettings(endpoint_url=s3_server.endpoint)
-        with real_runtime(threads=2) as runtime:
-            store = open_store(URL, runtime, settings)
-            await compare("versitygw", store, settings, tmp_path)
-            await store.close()
-
-    with capture_logs():
-        uvloop.run(campaign())
-
-
 def test_cold_gets_from_afar(tmp_path: Path) -> None:
     """A store whose answers take as long as those of a cloud may."""
-
-    async def campaign() -> None:
-        store = FaultyStore(memory_store(), before=late)
-        await compare(f"a store that takes {DELAY_MS} ms", store, StoreSettings(), tmp_path)
-
     with capture_logs():
-        uvloop.run(campaign())
+        uvloop.run(compare(tmp_path))

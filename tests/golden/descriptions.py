@@ -65,18 +65,6 @@ def describe_sst(sst: Sst, arguments: Json) -> Json:
     return description
 
 
-def describe_arguments(
-    *, block_bytes: int, codec: Codec = Codec.NONE, filter_bits_per_key: float | None = None
-) -> Json:
-    """What the writer of an SST was asked for; what it was not asked for is left out."""
-    result: Json = {"block_bytes": block_bytes}
-    if codec is not Codec.NONE:
-        result["codec"] = codec.name.lower()
-    if filter_bits_per_key is not None:
-        result["filter_bits_per_key"] = filter_bits_per_key
-    return result
-
-
 def arguments_in(description: Json) -> Json:
     """What the writer of the SST that is described was asked for, as `encode_sst` takes it."""
     result = {name: description[name] for name in ARGUMENTS if name in description}

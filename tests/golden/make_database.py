@@ -16,26 +16,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shalekv.core.key_range import KeyRange
-from shalekv_client import Add, Client, DeleteRange, Put
+from shalekv_client import Client, Put
 from tests.golden.databases import DATABASES, described, text_of
-from tests.judging import commits as judging
-from tests.judging.commits import Between, Commits
 from tests.kit.processes.child import Child
 from tests.kit.processes.processes import Processes
 
 HOUR_MS = 3_600_000
-ALL = KeyRange(b"", b"")
 Rows = Sequence[tuple[bytes, bytes, bool]]
 
 
 class Making:
-    """A database that is being made, and what it must hold."""
+    """A database that is being made."""
 
     def __init__(self, processes: Processes, url: str) -> None:
         self.url = url
         self.repeats: list[dict[str, Any]] = []
-        self.commits = Commits()
         self._processes = processes
 
     async def serve(self, *flags: str) -> Child:
@@ -45,36 +40,16 @@ class Making:
         child = await self._processes.run(*argv)
         assert await child.exited() == 0, child.report()
 
-    async def put(self, client: Client, key: bytes, value: bytes, ttl_ms: int = 0) -> None:
-        commit = await client.put(key, value, ttl_ms=ttl_ms)
-        got = await client.get(key) if ttl_ms == HOUR_MS else None
-        at_ms = got.expire_at_ms if got is not None else None
-        expires = Between(at_ms, at_ms) if at_ms else Between(0, 1) if ttl_ms else None
-        self.commits.add(commit.seq, [judging.Put(key, value, expires)])
-
     async def put_once(self, client: Client, key: bytes, value: bytes) -> None:
         """A put that can be repeated by its idempotency key."""
         once = b"golden " + key
         commit = await client.put(key, value, idempotency_key=once)
-        self.commits.add(commit.seq, [judging.Put(key, value)])
         self.repeats.append(
             {"key": text_of(key), "value": text_of(value), "once": text_of(once), "seq": commit.seq}
         )
 
-    async def delete(self, client: Client, key: bytes) -> None:
-        self.commits.add((await client.delete(key)).seq, [judging.Delete(key)])
-
-    async def delete_range(self, client: Client, start: bytes, end: bytes) -> None:
-        commit = await client.write([DeleteRange(start, end)])
-        self.commits.add(commit.seq, [judging.DeleteRange(KeyRange(start, end))])
-
-    async def write(self, client: Client, values: Mapping[bytes, bytes]) -> None:
-        commit = await client.write([Put(key, value) for key, value in values.items()])
-        puts = [judging.Put(key, value) for key, value in values.items()]
-        self.commits.add(commit.seq, puts)
-
-    async def load(self, client: Client, server: Child, load_id: str, rows: Rows) -> None:
-        """A bulk load, which the server commits; each row is a key, a value and a life or 0."""
+    async def load(self, server: Child, load_id: str, rows: Rows) -> None:
+        """A bulk load, which the server commits; each row is a key, a value, and if it expires."""
         expire_at_ms = time.time_ns() // 1_000_000 + HOUR_MS
         lines = [
             {"key": text_of(key), "value": text_of(value)}
@@ -86,44 +61,35 @@ class Making:
             file.flush()
             where = ("--url", self.url, "--addr", server.listen)
             await self.run("load", file.name, "--bulk", *where, "--load-id", load_id)
-        first = await client.get(rows[0][0])
-        assert first is not None
-        at = Between(expire_at_ms, expire_at_ms)
-        puts = [judging.Put(key, value, at if expires else None) for key, value, expires in rows]
-        self.commits.add(first.seq, puts)
 
-    async def add(self, client: Client, key: bytes, delta: int) -> None:
-        commit = await client.write([Add(key, delta)])
-        value = commit.counters[0].to_bytes(8, "little", signed=True)
-        self.commits.add(commit.seq, [judging.Put(key, value)])
 
-    async def description(self, client: Client) -> dict[str, Any]:
-        """What the database holds, by what was acknowledged and by what the server says."""
-        now_ms = time.time_ns() // 1_000_000
-        found = [entry async for entry in client.scan()]
-        (state,) = self.commits.states([self.commits.last_seq])
-        told = {entry.key: judging.Told(entry.value, entry.seq) for entry in found}
-        state.check_range(ALL, Between(now_ms, now_ms), told)
-        entries = [
-            {
-                "key": text_of(entry.key),
-                "value": described(entry.value),
-                "seq": entry.seq,
-                "expire_at_ms": entry.expire_at_ms or 0,
-            }
-            for entry in found
-        ]
-        return {"now_ms": now_ms, "last_seq": self.commits.last_seq, "entries": entries}
+async def description_of(client: Client, last_seq: int) -> dict[str, Any]:
+    """What the database holds."""
+    now_ms = time.time_ns() // 1_000_000
+    entries = [
+        {
+            "key": text_of(entry.key),
+            "value": described(entry.value),
+            "seq": entry.seq,
+            "expire_at_ms": entry.expire_at_ms or 0,
+        }
+        async for entry in client.scan()
+    ]
+    return {"now_ms": now_ms, "last_seq": last_seq, "entries": entries}
+
+
+async def write(client: Client, values: Mapping[bytes, bytes]) -> None:
+    await client.write([Put(key, value) for key, value in values.items()])
 
 
 async def api_writes(making: Making, client: Client) -> None:
-    await making.put(client, b"for a moment", b"gone", ttl_ms=1)
-    await making.put(client, b"for an hour", b"still there", ttl_ms=HOUR_MS)
+    await client.put(b"for a moment", b"gone", ttl_ms=1)
+    await client.put(b"for an hour", b"still there", ttl_ms=HOUR_MS)
     await making.put_once(client, b"once", b"and no more")
-    await making.add(client, b"counter", 40)
-    await making.add(client, b"counter", 2)
-    await making.delete_range(client, b"plain10", b"plain15")
-    await making.put(client, b"plain12", b"after the range delete")
+    await client.add(b"counter", 40)
+    await client.add(b"counter", 2)
+    await client.delete_range(start=b"plain10", end=b"plain15")
+    await client.put(b"plain12", b"after the range delete")
 
 
 async def everything(making: Making) -> dict[str, Any]:
@@ -134,34 +100,34 @@ async def everything(making: Making) -> dict[str, Any]:
     server = await making.serve(*alone)
     async with Client(server.listen) as client:
         for number in range(20):
-            await making.put(client, b"plain%02d" % number, b"of the first writer")
+            await client.put(b"plain%02d" % number, b"of the first writer")
     await server.kill()
     server = await making.serve("--max-parallel-writes", "4", "--wal-codec", "lz4", *alone)
     async with Client(server.listen) as client:
-        await making.delete(client, b"plain01")
+        await client.delete(b"plain01")
         for first in range(0, 100, 25):
             low = {b"low%03d" % n: b"to level 1, %d" % n * 4 for n in range(first, first + 25)}
-            await making.write(client, low)
-        await making.write(client, {b"load%02d" % n: b"%d, " % n * 300 for n in range(80)})
+            await write(client, low)
+        await write(client, {b"load%02d" % n: b"%d, " % n * 300 for n in range(80)})
         await making.run(*compact, "1")
         await api_writes(making, client)
-        await making.delete_range(client, b"low010", b"low020")
-        await making.put(client, b"low015", b"in level 0")
+        await client.delete_range(start=b"low010", end=b"low020")
+        await client.put(b"low015", b"in level 0")
         rows = [(b"bulk%03d" % n, b"%d loaded" % n, n % 7 == 0) for n in range(200)]
-        await making.load(client, server, "golden, the first", rows)
-        await making.delete_range(client, b"bulk010", b"bulk015")
+        await making.load(server, "golden, the first", rows)
+        await client.delete_range(start=b"bulk010", end=b"bulk015")
         await making.run(*compact, "100")
         await making.run("snapshot", "create", "--url", making.url, "--name", "kept", "--forever")
-        await making.put(client, b"low015", b"in the log")
+        await client.put(b"low015", b"in the log")
         await making.put_once(client, b"once more", b"in the log")
-        await making.delete_range(client, b"low030", b"low040")
-        await making.write(client, {b"load%02d" % n: b"%d. " % n * 300 for n in range(80)})
+        await client.delete_range(start=b"low030", end=b"low040")
+        await write(client, {b"load%02d" % n: b"%d. " % n * 300 for n in range(80)})
         rows = [(b"bulk%03d" % n, b"%d again" % n, n % 5 == 0) for n in range(100, 250)]
-        await making.load(client, server, "golden, the second", rows)
-        await making.put(client, b"bulk140", b"after the second load")
-        described = await making.description(client)
+        await making.load(server, "golden, the second", rows)
+        last = await client.put(b"bulk140", b"after the second load")
+        description = await description_of(client, last.seq)
     await server.kill()
-    return described
+    return description
 
 
 async def make(target: Path) -> None:

@@ -52,6 +52,7 @@ def test_there_are_golden_databases() -> None:
         *("v0_1", "v0_2_before_levels", "v0_3_levels", "v0_4_two_phase", "v0_5_clone"),
         *("v0_6_bulk", "v0_8_levels"),
     } <= {*NAMES}
+    assert [folder.name for folder in FOLDERS] == ["v0_7_quorum"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -215,11 +216,6 @@ def processes() -> Iterator[Processes]:
     """Starts processes for a test and ends them with it."""
     with Processes() as started:
         yield started
-
-
-def test_there_are_golden_quorum_databases() -> None:
-    """The test below has something to read."""
-    assert [folder.name for folder in FOLDERS] == ["v0_7_quorum"]
 
 
 def restored(folder: Path, cluster: Cluster) -> None:

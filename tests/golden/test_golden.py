@@ -29,7 +29,7 @@ from tests.golden.descriptions import (
     statement,
     system_in,
 )
-from tests.golden.make_golden import make, sst_of
+from tests.golden.make_golden import sst_of
 
 SETS = Path(__file__).parent
 ALL_SSTS = sorted(SETS.glob("v*/*.sst"))
@@ -96,21 +96,6 @@ def test_golden_manifests_are_read_and_written(path: Path) -> None:
     assert decode_manifest(manifest_name(manifest.manifest_id), path.read_bytes()) == manifest
     assert describe_manifest(manifest) == description_of(path)
     assert encode_manifest(manifest) == path.read_bytes()
-
-
-def test_a_new_set_is_written_beside_its_descriptions(tmp_path: Path) -> None:
-    """The script writes the bytes of descriptions, and never over files that exist."""
-    for path in (*ALL_SSTS[:1], *ALL_MANIFESTS[:1]):
-        (tmp_path / path.with_suffix(".json").name).write_bytes(
-            path.with_suffix(".json").read_bytes()
-        )
-    make(tmp_path)
-    for path in (*ALL_SSTS[:1], *ALL_MANIFESTS[:1]):
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-        assert description_of(tmp_path / path.name) == description_of(path)
-        (tmp_path / path.name).write_bytes(b"")
-    make(tmp_path)
-    assert (tmp_path / ALL_SSTS[0].name).read_bytes() == b""
 
 
 def test_golden_files_have_every_feature() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,10 +36,6 @@ JUDGE_S = 600
 VERDICTS = {"Ok": True, "Illegal": False, "Unknown": None}
 
 Json = dict[str, Any]
-
-
-def go_is_missing() -> bool:
-    return shutil.which("go") is None
 
 
 def build() -> Path:

@@ -12,7 +12,6 @@ from shalekv.format import names
 from shalekv.format.names import parse_temporary_name
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings
-from shalekv.store.api import ObjectStore
 from tests.scenarios import acts, jobs, objects
 from tests.scenarios.reading import Scenario, carry_out, sentence, table
 from tests.scenarios.serving import CreatorProcess
@@ -26,6 +25,7 @@ from tests.sim.world import World
 
 CREATOR = r"(?P<process>process \d+)"
 OBJECT = r"(?P<folder>manifest|wal) (?P<object_id>\d+)"
+OUTCOME = r"(?:: (?P<outcome>\w+))?"
 OF_RECORDS = frozenset({"insert", "find", "commit", "withdraw", "delete_committed"})
 
 
@@ -61,67 +61,42 @@ async def has_no_conditions(stage: Stage) -> None:
     stores(stage)
 
 
-@sentence(rf"{CREATOR} writes {OBJECT}")
-async def writes(stage: Stage, process: str, folder: str, object_id: str) -> None:
-    """The process creates it, and waits in the background."""
+@sentence(rf"{CREATOR} writes {OBJECT}{OUTCOME}")
+async def writes(
+    stage: Stage, process: str, folder: str, object_id: str, outcome: str | None
+) -> None:
+    """The process creates it, and waits in the background, or until this has become of it."""
     creator = _creator(stage, process)
-    creator.begin_job(creator.create(_name(folder, object_id)))
+    await _begin(stage, process, creator.create(_name(folder, object_id)), outcome)
 
 
-@sentence(rf"{CREATOR} deletes {OBJECT}")
-async def deletes(stage: Stage, process: str, folder: str, object_id: str) -> None:
+@sentence(rf"{CREATOR} deletes {OBJECT}{OUTCOME}")
+async def deletes(
+    stage: Stage, process: str, folder: str, object_id: str, outcome: str | None
+) -> None:
     """Object and record go, as when a collector deletes it."""
-    await _begin(stage, process, stores_of(stage, process).delete([_name(folder, object_id)]))
+    role = _creator(stage, process).role
+    await _begin(stage, process, role.delete([_name(folder, object_id)]), outcome)
 
 
-@sentence(rf"{CREATOR} recovers")
-async def recovers(stage: Stage, process: str) -> None:
-    await _begin(stage, process, stores_of(stage, process).recover())
-
-
-@sentence(rf"{CREATOR} recovers, and knows that {OBJECT} was collected")
-async def recovers_as_collector(stage: Stage, process: str, folder: str, object_id: str) -> None:
-    """It completes what others have begun, and forgets what belongs to that object."""
-    name = _name(folder, object_id)
-    await _begin(stage, process, stores_of(stage, process).recover(lambda each: each == name))
+@sentence(rf"{CREATOR} recovers(?:, and knows that {OBJECT} was collected)?{OUTCOME}")
+async def recovers(
+    stage: Stage, process: str, folder: str | None, object_id: str | None, outcome: str | None
+) -> None:
+    """It completes what others have begun, and forgets what belongs to an object that is gone."""
+    gone = _name(folder, object_id) if folder and object_id else ""
+    job = _creator(stage, process).role.recover(lambda name: name == gone)
+    await _begin(stage, process, job, outcome)
 
 
 @sentence(rf"{CREATOR}: (?P<outcome>done|Created|Exists|Unknown|{ERROR})")
-async def ends(stage: Stage, process: str, outcome: str, error: str | None) -> None:
+async def ends(stage: Stage, process: str, outcome: str, error: str | None = None) -> None:
     del error  # the outcome says it
     creator = _creator(stage, process)
     found = await creator.end()
     assert found is None or isinstance(found, ShaleError), f"{process} ended with {found!r}"
     assert (type(found).__name__ if found else creator.told or "done") == outcome
     creator.told = ""
-
-
-@sentence(rf"{CREATOR} writes {OBJECT}: (?P<outcome>\w+)")
-async def writes_and_waits(
-    stage: Stage, process: str, folder: str, object_id: str, outcome: str
-) -> None:
-    await writes(stage, process, folder, object_id)
-    await ends(stage, process, outcome, None)
-
-
-@sentence(rf"{CREATOR} deletes {OBJECT}: done")
-async def deletes_and_waits(stage: Stage, process: str, folder: str, object_id: str) -> None:
-    await deletes(stage, process, folder, object_id)
-    await ends(stage, process, "done", None)
-
-
-@sentence(rf"{CREATOR} recovers: done")
-async def recovers_and_waits(stage: Stage, process: str) -> None:
-    await recovers(stage, process)
-    await ends(stage, process, "done", None)
-
-
-@sentence(rf"{CREATOR} recovers, and knows that {OBJECT} was collected: done")
-async def recovers_as_collector_and_waits(
-    stage: Stage, process: str, folder: str, object_id: str
-) -> None:
-    await recovers_as_collector(stage, process, folder, object_id)
-    await ends(stage, process, "done", None)
 
 
 @sentence(r"the temporary objects of process (?P<number>\d+) are deleted")
@@ -133,12 +108,12 @@ async def loses_sources(stage: Stage, number: str) -> None:
         stores(stage).remove(name)
 
 
-def stores_of(stage: Stage, process: str) -> ObjectStore:
-    return _creator(stage, process).role
-
-
-async def _begin(stage: Stage, process: str, job: Coroutine[Any, Any, object]) -> None:
+async def _begin(
+    stage: Stage, process: str, job: Coroutine[Any, Any, object], outcome: str | None
+) -> None:
     _creator(stage, process).begin_job(job)
+    if outcome is not None:
+        await ends(stage, process, outcome)
 
 
 def _creator(stage: Stage, name: str) -> CreatorProcess:

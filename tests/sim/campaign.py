@@ -166,7 +166,6 @@ def run_campaign(
     tasks: Iterable[Task],
     *,
     processes: int | None = None,
-    failures_max: int = FAILURES_MAX,
     into: dict[str, Tally] | None = None,
     seen: Callable[[Outcome], None] | None = None,
     ahead: int = AHEAD,
@@ -181,7 +180,7 @@ def run_campaign(
             tallies.setdefault(outcome.task.profile, Tally()).add(outcome)
             if seen is not None:
                 seen(outcome)
-            if sum(len(tally.failures) for tally in tallies.values()) >= failures_max:
+            if sum(len(tally.failures) for tally in tallies.values()) >= FAILURES_MAX:
                 break
     return tallies
 

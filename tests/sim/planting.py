@@ -80,12 +80,6 @@ def planted(patches: Sequence[Patch]) -> Iterator[None]:
                 setattr(owner, name, was)
 
 
-def first_failure(patches: Sequence[Patch], main: Main[object], *, seeds: int) -> int | None:
-    """The first seed that fails with the bug planted; None: so many do not notice it."""
-    with planted(patches):
-        return next((seed for seed in range(seeds) if failure(seed, main) is not None), None)
-
-
 def failure(seed: int, main: Main[object]) -> Exception | None:
     """Why the run with this seed fails, if it does."""
     with contextlib.redirect_stderr(io.StringIO()):

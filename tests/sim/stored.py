@@ -145,14 +145,6 @@ class Stored:
         """All commits, in slot order and then by their numbers."""
         return list(chain.from_iterable(map(_commits, self.durable)))
 
-    def displacements(self) -> int:
-        """How many slots behind those of a newer writer a slow opener's fence has taken."""
-        newest = taken = 0
-        for each in self.wal:
-            newest = max(newest, each.epoch)
-            taken += each.epoch < newest
-        return taken
-
 
 def current_manifest(store: SimStore) -> Manifest:
     name = store.names(names.MANIFEST_FOLDER)[-1]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -86,8 +85,7 @@ ALL_LINES = 1_000_000  # more than any run has
 LINES_SHOWN = 30  # on each side of what went wrong
 BATCH_SEEDS = 100  # after so many a campaign says how far it is
 SIMULATED = ("server", "tests/sim")  # the folders that decide about every run
-_WIDTH = 100
-_HEADINGS = ("profile", "seeds", "crashes", "pauses", "virtual hours", "x real time", "failures")
+_HEADING = "profile       seeds  crashes  pauses  virtual hours  x real time  failures"
 # Everybody looks for a newer manifest, and asks for the time, again and again.
 _DULL = re.compile(r"list \S+ of \S+: list$|now_ms\b")
 _REPLIED = re.compile(r"\breplied_us=(\d+)")
@@ -119,18 +117,9 @@ def table(tallies: Mapping[str, Tally], began_with: str | None = None) -> str:
 
     That is told twice if it was something else when it began: processes begin with what is there.
     """
-    total = total_of(tallies.values())
-    rows = [_HEADINGS, *(_row(*each) for each in [*tallies.items(), ("all", total)])]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADINGS))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    now = simulated()
-    return "\n".join([*lines, *dict.fromkeys([began_with or now, now])])
+    rows = [*tallies.items(), ("all", total_of(tallies.values()))]
+    lines = [_HEADING, *(_row(name, tally) for name, tally in rows)]
+    return "\n".join([*lines, *dict.fromkeys([began_with or simulated(), simulated()])])
 
 
 def simulated() -> str:
@@ -162,13 +151,7 @@ def tell(failed: Outcome) -> str:
             timeline(around(run.events, at_us)),
             "",
             f"{failed.kind} {when}:",
-            *textwrap.wrap(
-                f"{first_of(run.error)}",
-                _WIDTH,
-                initial_indent="  ",
-                subsequent_indent="  ",
-                break_on_hyphens=False,
-            ),
+            f"  {first_of(run.error)}",
             f"all {len(run.events)} events: {path}",
             f"replay: {replay_command(task)}",
         )
@@ -226,13 +209,9 @@ def _git(*arguments: str) -> str:
     return ended.stdout.strip()
 
 
-def _row(name: str, tally: Tally) -> tuple[str, ...]:
+def _row(name: str, tally: Tally) -> str:
+    crashes, pauses = tally.befallen["crashes"], tally.befallen["pauses"]
     return (
-        name,
-        f"{tally.seeds}",
-        f"{tally.befallen['crashes']}",
-        f"{tally.befallen['pauses']}",
-        f"{tally.virtual_s / 3_600:.0f}",
-        f"{tally.speed:.0f}",
-        f"{len(tally.failures)}",
+        f"{name:12}{tally.seeds:7}{crashes:9}{pauses:8}{tally.virtual_s / 3_600:15.0f}"
+        f"{tally.speed:13.0f}{len(tally.failures):10}"
     )

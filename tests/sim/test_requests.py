@@ -19,6 +19,7 @@ from shalekv.settings import (
     DatabaseSettings,
     ReadSettings,
     ServeSettings,
+    StoreSettings,
     UrlSettings,
 )
 from shalekv.store.api import ObjectStore
@@ -41,51 +42,39 @@ class Roles:
     """
 
     def __init__(self, world: World) -> None:
-        self.world = world
         self.stores: dict[str, ObjectStore] = {role: world.store_for(role) for role in ROLES}
-        self.writer: Writer | None = None
+        self._runtimes = {role: world.runtime_for(role) for role in ROLES}
 
     async def start_writer(self, tasks: asyncio.TaskGroup) -> Writer:
         settings = ServeSettings(database=DatabaseSettings(url=URL))
-        store, runtime = self.stores["writer"], self.world.runtime_for("writer")
+        store, runtime = self.stores["writer"], self._runtimes["writer"]
         await create_database(store, runtime, settings.store)
         writer = await Writer.open(store, settings=settings, runtime=runtime)
         tasks.create_task(writer.run())
         return writer
 
     async def start_others(self, tasks: asyncio.TaskGroup) -> None:
-        settings = CompactSettings(database=UrlSettings(url=URL))
-        compactor = await Compactor.open(
-            self.stores["compactor"],
-            settings=settings,
-            runtime=self.world.runtime_for("compactor"),
+        url, (compactor, collector, reader) = UrlSettings(url=URL), ROLES[1:]
+        compacting = await Compactor.open(
+            self.stores[compactor],
+            settings=CompactSettings(database=url),
+            runtime=self._runtimes[compactor],
             hurry=asyncio.Event(),
         )
-        tasks.create_task(compactor.run())
-        runtime = self.world.runtime_for("collector")
-        cas = CasStore(self.stores["collector"], runtime, settings.store)
-        chosen = CollectorSettings()
-        collector = Collector(
-            [Collecting(cas, chosen)], runtime.clock, interval_ms=chosen.collect_interval_ms
-        )
-        tasks.create_task(collector.run())
-
-    async def start_reader(self, tasks: asyncio.TaskGroup) -> Reader:
-        settings = ReadSettings(database=UrlSettings(url=URL))
-        reader = await Reader.open(
-            self.stores["reader"], settings=settings, runtime=self.world.runtime_for("reader")
-        )
-        tasks.create_task(reader.run())
-        return reader
+        tasks.create_task(compacting.run())
+        runtime, chosen = self._runtimes[collector], CollectorSettings()
+        cas = CasStore(self.stores[collector], runtime, StoreSettings())
+        interval_ms = chosen.collect_interval_ms
+        collecting = Collector([Collecting(cas, chosen)], runtime.clock, interval_ms=interval_ms)
+        tasks.create_task(collecting.run())
+        settings = ReadSettings(database=url)
+        store, runtime = self.stores[reader], self._runtimes[reader]
+        reading = await Reader.open(store, settings=settings, runtime=runtime)
+        tasks.create_task(reading.run())
 
     def sent(self) -> Counter[tuple[str, RequestKind]]:
-        return Counter(
-            {
-                (role, kind): count
-                for role, store in self.stores.items()
-                for kind, count in store.sent.by_kind.items()
-            }
-        )
+        sent = {role: store.sent.by_kind for role, store in self.stores.items()}
+        return Counter({(role, kind): n for role in sent for kind, n in sent[role].items()})
 
 
 def test_an_idle_database_costs_less_than_a_request_a_second() -> None:
@@ -96,7 +85,6 @@ def test_an_idle_database_costs_less_than_a_request_a_second() -> None:
         async with asyncio.TaskGroup() as tasks:
             writer = await it.start_writer(tasks)
             await it.start_others(tasks)
-            await it.start_reader(tasks)
             for number in range(PUTS):
                 await put_at(writer, b"%d" % number, b"value")
             await world.sleep_ms(SETTLING_MS)

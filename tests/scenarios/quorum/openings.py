@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from shalekv.core.quorum.messages import Elected, Joined, Refusal, Vote, VoteRequest
+from shalekv.core.quorum.messages import Elected, Joined, Refusal, ToProposer, Vote, VoteRequest
 from tests.scenarios.quorum.stage import Stage
 from tests.scenarios.reading import Scenario
 
@@ -88,17 +88,19 @@ def claims_too(stage: Stage, writer: str, epoch: str) -> None:
 @sentence(rf"{NODES} votes? for {WRITER}")
 def vote(stage: Stage, nodes: str, writer: str) -> None:
     for node in nodes.split():
-        stream = stage.stream(stage.writer(writer), node)
-        assert isinstance(stream.there[0], VoteRequest)
-        answer = stage.ask(stream)
+        answer = _asked_to_vote(stage, node, writer)
         assert isinstance(answer, Vote), f"{node}: {answer}"
 
 
 @sentence(rf"{NODE} refuses to vote for {WRITER}: (?P<problem>.+)")
 def refuses_to_vote(stage: Stage, node: str, writer: str, problem: str) -> None:
+    _refused(_asked_to_vote(stage, node, writer), problem)
+
+
+def _asked_to_vote(stage: Stage, node: str, writer: str) -> ToProposer:
     stream = stage.stream(stage.writer(writer), node)
     assert isinstance(stream.there[0], VoteRequest)
-    _refused(stage.ask(stream), problem)
+    return stage.ask(stream)
 
 
 @sentence(rf"{WRITER} is elected with the log of {NODE}")
@@ -131,23 +133,22 @@ def cannot_open(stage: Stage, writer: str, problem: str) -> None:
 def follow(stage: Stage, nodes: str, writer: str) -> None:
     """They make their logs a beginning of its log."""
     for node in nodes.split():
-        it = stage.writer(writer)
-        if not any(s.is_open and s.member.address == node for s in it.streams):
-            stage.ask(stage.connect(it, node))
-        stream = stage.stream(it, node)
-        assert isinstance(stream.there[0], Elected)
-        answer = stage.ask(stream)
+        answer = _told_of_election(stage, node, writer)
         assert isinstance(answer, Joined), f"{node}: {answer}"
 
 
 @sentence(rf"{NODE} refuses to follow {WRITER}: (?P<problem>.+)")
 def refuses_to_follow(stage: Stage, node: str, writer: str, problem: str) -> None:
+    _refused(_told_of_election(stage, node, writer), problem)
+
+
+def _told_of_election(stage: Stage, node: str, writer: str) -> ToProposer:
     it = stage.writer(writer)
     if not any(s.is_open and s.member.address == node for s in it.streams):
         stage.ask(stage.connect(it, node))
     stream = stage.stream(it, node)
     assert isinstance(stream.there[0], Elected)
-    _refused(stage.ask(stream), problem)
+    return stage.ask(stream)
 
 
 @sentence(rf"{WRITER} fills {NODES}")

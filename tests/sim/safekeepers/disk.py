@@ -7,7 +7,6 @@ the power is cut at a call to the file system, whichever comes up when a crash i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
@@ -71,17 +70,6 @@ class MachineDisk(CrashingDisk):
             node = node.synced[name]
         assert isinstance(node, Folder)
         return {name: file.synced for name, file in node.synced.items() if isinstance(file, File)}
-
-    def present_files(self, folder: Path) -> dict[str, bytes]:
-        found = self._folder(folder).entries.items()
-        return {name: bytes(file.data) for name, file in found if isinstance(file, File)}
-
-    def present_folders(self, folder: Path) -> list[str]:
-        """The names of folders that a process finds there."""
-        with suppress(FileNotFoundError):
-            entries = self._folder(folder).entries
-            return [name for name, each in entries.items() if isinstance(each, Folder)]
-        return []
 
     def durable_folders(self, folder: Path) -> list[str]:
         """The names of folders that a power cut leaves in any case."""

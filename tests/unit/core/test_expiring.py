@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shalekv.core.collectable import Folder, Listed
 from shalekv.core.entry import Entry, Kind
@@ -83,36 +81,6 @@ def test_loads_and_range_deletes_cast_doubt() -> None:
     found.miss(9)
     found.doubt(8)
     assert (found.through_seq, found.doubtful_seq) == (9, 9)
-
-
-WRITES = st.lists(
-    st.tuples(st.integers(0, 5), st.sampled_from([0, 0, 1, 900, 5_000, 70_000]), st.booleans()),
-    max_size=60,
-)
-
-
-@given(writes=WRITES, looks=st.lists(st.integers(0, 80_000), max_size=8))
-def test_whatever_is_newest_and_expires_is_due_once(
-    writes: list[tuple[int, int, bool]], looks: list[int]
-) -> None:
-    """In any history, what is taken are the newest versions that have expired, and all of them."""
-    found = ExpiringValues(bytes_max=ROOMY, through_seq=0)
-    newest: dict[bytes, Entry] = {}
-    for seq, (number, expire_at_ms, is_delete) in enumerate(writes, 1):
-        key = b"%d" % number
-        entry = delete(key, seq) if is_delete else put(key, seq, expire_at_ms)
-        newest[key] = entry
-        found.note([entry])
-    for now_ms in sorted(looks):
-        taken = found.take_due(now_ms, 3)
-        for each in taken:
-            entry = newest.pop(each.key)
-            assert (entry.seq, entry.expire_at_ms) == (each.seq, each.expire_at_ms)
-            assert 0 < each.expire_at_ms <= now_ms
-        found.drop(taken)
-    left = {key for key, entry in newest.items() if entry.expire_at_ms}
-    assert {each.key for each in found.take_due(10**6, 100)} == left
-    assert found.size_bytes == len(left) * (VALUE_BYTES + 1)
 
 
 EXPIRED = entry_of(b"k", b"v", 5, NOW_MS)

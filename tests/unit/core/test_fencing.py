@@ -6,11 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shalekv.core.fencing import (
-    SEQ_GAP,
     FenceRun,
     Occupant,
     Verdict,
@@ -42,7 +39,6 @@ VERDICTS = [
     (WriterId(6, RIVAL_NONCE), False, Verdict.NEWER),
     (WriterId(6, OWN.nonce), False, Verdict.NEWER),
 ]
-PASSED = (Verdict.OLDER_FENCE, Verdict.OLDER_DATA)
 
 
 def manifest_of(own: WriterId = OWN, **fields: object) -> Manifest:
@@ -74,41 +70,11 @@ def test_verdict(owner: WriterId, is_fence: bool, verdict: Verdict) -> None:  # 
     assert judge(Occupant(owner, is_fence), OWN) is verdict
 
 
-@given(
-    width=st.integers(1, 4),
-    first=st.integers(0, 9),
-    verdicts=st.lists(st.sampled_from([Verdict.OURS, *PASSED]), max_size=30),
-)
-def test_run_is_the_last_slots_that_are_ours(
-    width: int, first: int, verdicts: list[Verdict]
-) -> None:
-    """At any moment the run is the unbroken row of our fences that ends before the next slot."""
-    run = FenceRun(first=first, width=width)
-    tried: list[Verdict] = []
-    for verdict in verdicts:
-        if run.is_complete:
-            break
-        assert run.next_slot == first + len(tried)
-        tried.append(verdict)
-        run = run.after(verdict, OWN.epoch, OWN)
-        ours = 0
-        while ours < len(tried) and tried[-1 - ours] is Verdict.OURS:
-            ours += 1
-        assert run.length == ours
-        assert run.is_complete == (ours >= width)
-
-
 def test_newer_writer_ends_the_run() -> None:
     """Outcome 4 of a fencing write: a newer writer's slot means that we are fenced, and by whom."""
     with pytest.raises(Fenced, match="slot 12 belongs to epoch 9") as caught:
         FenceRun(first=12, width=1).after(Verdict.NEWER, 9, OWN)
     assert (caught.value.own_epoch, caught.value.newer_epoch) == (5, 9)
-
-
-def test_impostor_ends_the_run() -> None:
-    """Outcome 3 of a fencing write: our epoch in other hands is a state that must not be."""
-    with pytest.raises(IllegalState, match=r"slot 12 .* same epoch 5"):
-        FenceRun(first=12, width=1).after(Verdict.IMPOSTOR, 5, OWN)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +108,6 @@ def test_epoch_below_ours_is_illegal() -> None:
         check_owner(manifest_of(WriterId(4, RIVAL_NONCE)), OWN)
 
 
-@given(fence_width=st.integers(1, 64), max_parallel_writes=st.integers(1, 64))
-def test_claim_never_shrinks_the_fence_width(fence_width: int, max_parallel_writes: int) -> None:
-    """The width covers the writers before and our own uploads, whichever are more."""
-    before = manifest_of(fence_width=fence_width)
-    after = claimed(before, max_parallel_writes=max_parallel_writes)
-    assert after.fence_width == max(fence_width, max_parallel_writes)
-    assert after.max_parallel_writes == max_parallel_writes
-
-
 def test_claim_takes_the_next_epoch_and_keeps_the_wal() -> None:
     """A claim raises the epoch by one and adds a snapshot of the manifest that it becomes."""
     other = Snapshot(id=b"s" * 16, manifest_id=3, snapshot_expire_time_s=9)
@@ -165,28 +122,6 @@ def test_first_writer_begins_with_the_first_number() -> None:
     """Where nobody has served yet, numbers begin after the last durable one."""
     assert first_seq_of_writer(manifest_of(), 0) == 1
     assert first_seq_of_writer(manifest_of(), 17) == 18
-
-
-@given(
-    openings=st.lists(
-        st.tuples(st.integers(0, SEQ_GAP - 2), st.integers(0, SEQ_GAP - 2)), min_size=1, max_size=8
-    )
-)
-def test_no_number_is_issued_twice(openings: list[tuple[int, int]]) -> None:
-    """Writer after writer, no number that was shown comes again, whatever became durable (I5).
-
-    Each opening issues some numbers above its first durable one, of which a part gets durable.
-    """
-    manifest = manifest_of()
-    last_seq, greatest_shown = 0, 0
-    for durable_count, lost_count in openings:
-        first_seq = first_seq_of_writer(manifest, last_seq)
-        assert first_seq > max(last_seq, greatest_shown)
-        manifest = replace(manifest, writer_first_seq=first_seq)
-        if durable_count:
-            last_seq = first_seq + durable_count - 1
-        greatest_shown = first_seq + durable_count + lost_count - 1
-        greatest_shown = min(greatest_shown, max(last_seq, first_seq) + SEQ_GAP - 1)
 
 
 SNAPSHOT_ID = b"s" * 16

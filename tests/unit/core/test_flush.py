@@ -22,23 +22,10 @@ from shalekv.core.two_phase import Destination, Record, Standing, standing
 POLICY = FlushPolicy(max_parallel_writes=2, interval_ms=50.0, flush_bytes=1_000)
 
 
-def delay(
-    policy: FlushPolicy = POLICY,
-    *,
-    now_ms: float = 100.0,
-    last_flush_ms: float | None = 90.0,
-    window: int = 0,
-    queued_bytes: int = 1,
-    is_hurried: bool = False,
-) -> float | None:
+def delay(policy: FlushPolicy = POLICY, **given_: Any) -> float | None:
     """The delay of a queue that has been flushed 10 ms ago, but for what is given."""
-    return policy.delay_ms(
-        now_ms=now_ms,
-        last_flush_ms=last_flush_ms,
-        window=window,
-        queued_bytes=queued_bytes,
-        is_hurried=is_hurried,
-    )
+    usual = {"now_ms": 100.0, "last_flush_ms": 90.0, "window": 0, "queued_bytes": 1}
+    return policy.delay_ms(**({"is_hurried": False} | usual | given_))
 
 
 @pytest.mark.parametrize(
@@ -76,30 +63,24 @@ def test_wait_moves_the_clock(last_flush_ms: float, interval_ms: float, passed_m
     assert wait_ms <= interval_ms + 0.001
 
 
-def test_waits_double_up_to_the_longest() -> None:
-    """Each look that sees the same doubles the wait, up to a bound."""
-    poll = IdlePoll(1_000, 10_000)
+@pytest.mark.parametrize(
+    ("longest_ms", "seen", "waits_ms"),
+    [
+        (10_000, "aaaaaa", [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]),
+        (10_000, "aaab", [1_000, 2_000, 4_000, 1_000]),
+        (10, "aa", [1_000, 1_000]),
+    ],
+)
+def test_waits_double(longest_ms: int, seen: str, waits_ms: list[int]) -> None:
+    """Each look that sees the same doubles the wait, up to a bound that is never below the first
+    one; a look that sees something new sets it back.
+    """
+    poll = IdlePoll(1_000, longest_ms)
     waits = []
-    for _ in range(6):
-        poll.look("same")
+    for each in seen:
+        poll.look(each)
         waits.append(poll.wait_ms)
-    assert waits == [1_000, 2_000, 4_000, 8_000, 10_000, 10_000]
-
-
-def test_a_change_is_followed_closely() -> None:
-    """A look that sees something new sets the wait back to the shortest."""
-    poll = IdlePoll(1_000, 10_000)
-    for seen in ("a", "a", "a", "b"):
-        poll.look(seen)
-    assert poll.wait_ms == 1_000
-
-
-def test_the_longest_wait_is_never_below_the_first() -> None:
-    """A longest wait below the first one is the first one."""
-    poll = IdlePoll(1_000, 10)
-    poll.look("a")
-    poll.look("a")
-    assert poll.wait_ms == 1_000
+    assert waits == waits_ms
 
 
 HERE = Destination("s3://bucket/here", "wal/1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,23 +117,6 @@ KEY_BOUNDS = st.binary(max_size=2)
 def contains(keys: KeyRange, key: bytes) -> bool:
     """Whether the key is in the interval, word for word as it is defined."""
     return keys.start <= key and (not keys.end or key < keys.end)
-
-
-@pytest.mark.parametrize(
-    ("prefix", "end"),
-    [
-        (b"a", b"b"),
-        (b"ab", b"ac"),
-        (b"a\xff", b"b"),
-        (b"a\xfe\xff\xff", b"a\xff"),
-        (b"\xff", b""),
-        (b"\xff\xff", b""),
-        (b"\x00", b"\x01"),
-    ],
-)
-def test_end_of_a_prefix(prefix: bytes, end: bytes) -> None:
-    """The first key behind a prefix; of nothing but 0xff there is none."""
-    assert prefix_end(prefix) == end
 
 
 @given(prefix=st.binary(min_size=1, max_size=3), key=st.binary(max_size=5))

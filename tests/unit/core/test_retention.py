@@ -170,12 +170,6 @@ def test_no_wal_goes_while_an_active_manifest_has_no_c(*, is_current: bool) -> N
         assert judge(wal_object(wal_id, 0), current, older)[0] is Reason.NOT_BELOW_C
 
 
-def test_fences_stay_for_ever() -> None:
-    """A fence below c keeps stalled writers out, however old it is (F1)."""
-    assert judge(wal_object(4, 0), CURRENT, fences=["wal/4"])[0] is Reason.FENCE
-    assert judge(wal_object(3, 0), CURRENT, fences=["wal/4"])[0] is Reason.BELOW_C
-
-
 def test_fences_go_at_the_age_that_an_operator_gives() -> None:
     """A fence goes when it is older than that, `<`, and below c as any other."""
     aged = Cutoffs(CUTOFF_MS, FOREIGN_MS, 700)

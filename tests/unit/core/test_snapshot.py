@@ -52,12 +52,6 @@ def test_snapshot_lives_until_its_time_is_over(now_s: float, *, expected: bool) 
     assert active_manifest_ids(MANIFEST, now_s) == ({5, 7} if expected else {3, 5, 7})
 
 
-def test_snapshot_names_the_manifest_that_its_edit_makes() -> None:
-    """The next manifest is the one that is kept, not the one that was edited."""
-    created = create_snapshot(MANIFEST, NEW_ID, expire_time_s=50, name="mine")
-    assert created.snapshots == (NIGHTLY, OWN, Snapshot(NEW_ID, 8, 50, "mine"))
-
-
 def test_snapshot_that_is_made_again_is_there_once() -> None:
     """After a conflict the same edit leaves one snapshot, of the later manifest."""
     lost = create_snapshot(MANIFEST, NEW_ID, expire_time_s=50, name="mine")
@@ -86,14 +80,6 @@ def test_shared_snapshot_shows_the_same() -> None:
     assert first.snapshots[-1] == Snapshot(NEW_ID, 5, 50, "", 99)
 
 
-def test_renewed_snapshot_is_the_same_but_for_its_end() -> None:
-    """Only the end of that one snapshot changes, and it may become none."""
-    for expire_time_s in (900, NEVER):
-        renewed = renew_snapshot(MANIFEST, NIGHTLY.id, expire_time_s=expire_time_s, now_s=100)
-        later = replace(NIGHTLY, snapshot_expire_time_s=expire_time_s)
-        assert renewed == replace(MANIFEST, snapshots=(later, OWN))
-
-
 REFUSED: dict[str, Callable[[bytes], Manifest]] = {
     "renew": lambda id_: renew_snapshot(MANIFEST, id_, expire_time_s=900, now_s=101),
     "share": lambda id_: share_snapshot(MANIFEST, id_, NEW_ID, expire_time_s=900, now_s=101),
@@ -106,11 +92,6 @@ def test_nothing_rests_on_a_snapshot_that_is_over(kind: str, snapshot_id: bytes)
     """One that has expired is as good as gone, though it still stands there."""
     with pytest.raises(SnapshotNotFound, match=f"{snapshot_id.hex()} is not in manifest 7"):
         REFUSED[kind](snapshot_id)
-
-
-def test_process_renews_its_own_and_no_others() -> None:
-    """Those that it names live longer; the names and ends of others stay."""
-    assert maintained(renewed=(OWN.id,)) == (NIGHTLY, replace(OWN, snapshot_expire_time_s=900))
 
 
 def test_process_removes_and_creates_in_one_edit() -> None:

@@ -102,8 +102,6 @@ def test_ids_tell_holders_apart_and_protect_no_sst() -> None:
         assert not protects(mine.id, sst_id)
 
 
-EMPTY = Manifest(database_id=bytes(16), manifest_id=7, write_id=bytes(16))
-AT_5 = replace(EMPTY, wal_id_last_compacted=5)
 YOUNG = WalRetention(young_ms=100, bytes_max=1_000)
 
 
@@ -171,7 +169,6 @@ def test_claim_begins_with_what_is_protected() -> None:
 
 OWN = Lease(b"o" * 16, 100, "compactor", wal_id_min=3)
 OTHER = Lease(b"t" * 16, 200, "restore")
-EMPTY = Manifest(database_id=bytes(16), manifest_id=7, write_id=bytes(16))
 BOTH = replace(EMPTY, leases=(OWN, OTHER))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 from hypothesis import given
 
@@ -88,25 +86,6 @@ def test_columns_that_say_nothing_are_left_out(entries: list[Entry], flags: int)
     block = parsed(encoded(entries))
     assert block.flags == flags
     assert list(block.columns().entries()) == entries
-
-
-def test_a_block_is_laid_out_as_specified() -> None:
-    """Each byte stands where server/docs/formats.md says."""
-    entries = [put(b"ab", 9, b"xyz", 5), tombstone(b"ab", 8), put(b"c", 7, b"w")]
-    raw = b"".join(
-        (
-            struct.pack("<II", 3, 0b111),
-            struct.pack("<3Q", 9, 8, 7),
-            struct.pack("<3Q", 5, 0, 0),
-            struct.pack("<4I", 0, 2, 4, 5),
-            struct.pack("<4I", 0, 3, 3, 4),
-            bytes([1, 2, 1]),
-            b"ababc",
-            b"xyzw",
-        )
-    )
-    header = struct.pack("<BBHI", 0, 0, 0, len(raw))
-    assert encoded(entries) == header + raw + bytes(-len(raw) % 8)
 
 
 @pytest.mark.parametrize(

@@ -79,22 +79,6 @@ def test_a_compressed_block_is_the_same_block(
 
 
 @codecs
-def test_a_compressed_block_is_laid_out_as_specified(codec: Codec) -> None:
-    """Header, stored length, compressed columns, padding: as server/docs/formats.md says."""
-    data = encoded(ROWS, codec)
-    assert struct.unpack_from("<BBHI", data) == (codec, Section.POINTS, 0, RAW_LEN)
-    stored_len = int.from_bytes(data[8:12], "little")
-    assert data[12 + stored_len :] == bytes(-(12 + stored_len) % 8)
-    stored = data[12 : 12 + stored_len]
-    if codec is Codec.ZSTD:
-        assert zstandard.frame_content_size(stored) == RAW_LEN
-        assert zstandard.ZstdDecompressor().decompress(stored) == RAW
-    else:
-        assert lz4.block.decompress(stored, uncompressed_size=RAW_LEN) == RAW
-    assert len(data) < len(RAW) * 2 / 3
-
-
-@codecs
 def test_noise_is_stored_as_it_is(codec: Codec) -> None:
     """A block that does not shrink by a whole 8 bytes keeps codec 0."""
     rows = [put(b"k", 0x0123456789ABCDEF, Random(5).randbytes(900))]

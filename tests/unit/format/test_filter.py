@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import sys
 
@@ -72,22 +71,6 @@ def test_absurd_sizes_are_refused(bits: float) -> None:
     """A filter of less than a bit for a key, or of more than 64, is refused."""
     with pytest.raises(ValueError, match="bits_per_key"):
         build_filter([], bits)
-
-
-def test_a_filter_is_laid_out_as_specified() -> None:
-    """Header, and the bits of each key, stand where server/docs/formats.md says."""
-    keys = [b"%d" % number for number in range(60)]
-    data = build_filter(keys, 10)
-    assert data[:16] == struct.pack("<BBHIQ", 1, 6, 0, 2, 60)
-    lines = [bytearray(64), bytearray(64)]
-    for key in keys:
-        hashed = key_hash(key)
-        line = lines[(hashed >> 32) * 2 >> 32]
-        x = hashed % 2**32
-        y = x * 0x9E3779B97F4A7C15 % 2**64 >> 37
-        for number in (x, x >> 9, x >> 18, y, y >> 9, y >> 18):
-            line[number % 512 // 8] |= 1 << number % 8
-    assert data[16:] == b"".join(lines)
 
 
 @pytest.mark.parametrize(

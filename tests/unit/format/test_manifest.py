@@ -164,13 +164,6 @@ def test_text_that_is_no_utf8_is_refused() -> None:
         decode_manifest(NAME, resealed_manifest(DATA[:BODY_AT] + body))
 
 
-def test_the_envelope_is_laid_out_as_specified() -> None:
-    """Each byte stands where server/docs/formats.md says."""
-    assert DATA[:12] == b"ShaleMan\x01\x00\x00\x00"
-    assert int.from_bytes(DATA[12:16], "little") == len(DATA) - 20
-    assert manifest_pb2.Manifest.FromString(DATA[20:]).manifest_id == FULL.manifest_id
-
-
 def test_a_manifest_too_big_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message whose length has no room in the envelope is refused when it is written."""
     monkeypatch.setattr(manifest_module, "MAX_U32", len(DATA) - BODY_AT - 1)

@@ -84,16 +84,11 @@ def parsed(name: str) -> list[int | bytes]:
     return [result for result in found if result is not None]
 
 
-@given(ids)
-def test_numbered_names_come_back(number: int) -> None:
+@given(ids, uuids)
+def test_names_come_back(number: int, sst_id: bytes) -> None:
     """The name of an id is parsed as that id, by the parser of its folder alone."""
     assert parsed(names.manifest_name(number)) == [number]
     assert parsed(names.wal_name(number)) == [number]
-
-
-@given(uuids)
-def test_level_names_come_back(sst_id: bytes) -> None:
-    """The name of a UUID is parsed as that UUID, by the parser of its folder alone."""
     assert parsed(names.level_name(sst_id)) == [sst_id]
 
 

@@ -14,19 +14,14 @@ from shalekv.errors import WrongObject
 from shalekv.format.block_frame import Codec
 from shalekv.format.coding import crc32c
 from shalekv.format.contents import SstContents
-from shalekv.format.footer_codec import read_footer
 from shalekv.format.section import Section
-from shalekv.format.sst import Sst, read_block, read_filter, read_index
+from shalekv.format.sst import read_block, read_filter
 from shalekv.format.sst_encode import encode_fence, encode_sst
 from shalekv.format.sst_metadata import SstMetadata, metadata_range, read_metadata
-from shalekv.format.sst_tail import needed_tail
 from tests.kit.samples import (
     DATABASE_ID,
     LEVEL_NAME,
-    POINTS,
-    RANGES,
     SST_ID,
-    SYSTEM,
     keys,
     opened,
     points,
@@ -43,19 +38,6 @@ from tests.kit.samples import (
 block_sizes = st.sampled_from([1, 16, 64, 4096])
 
 
-@given(points, ranges, block_sizes)
-def test_entries_come_back(
-    entries: list[Entry], range_tombstones: list[Entry], block_bytes: int
-) -> None:
-    """An SST gives back its entries and properties, whatever the size of its blocks."""
-    data = encode_sst(properties(), iter(entries), range_tombstones, block_bytes=block_bytes)
-    sst = opened(data)
-    assert list(sst.entries()) == entries
-    assert list(sst.range_tombstones()) == range_tombstones
-    assert sst.properties == properties()
-    sst.audit()
-
-
 @given(points, block_sizes, keys, seqs)
 def test_one_block_answers_for_a_key(
     entries: list[Entry], block_bytes: int, key: bytes, seq: int
@@ -69,25 +51,6 @@ def test_one_block_answers_for_a_key(
         number = sst.index.locate(Section.POINTS, entry.key)
         assert number is not None
         assert sst.decode_block(number).find(entry.key, entry.seq) == entry
-
-
-@given(points, ranges, block_sizes)
-def test_pieces_are_the_whole(
-    entries: list[Entry], range_tombstones: list[Entry], block_bytes: int
-) -> None:
-    """A reader that fetches footer, index and blocks one by one sees what a whole read sees."""
-    data = encode_sst(properties(LEVEL_NAME), entries, range_tombstones, block_bytes=block_bytes)
-    size = needed_tail(LEVEL_NAME, data[-20:])
-    footer = read_footer(LEVEL_NAME, data[-size:], len(data), database_id=DATABASE_ID)
-    start, length = footer.layout.index_offset, footer.layout.index_len
-    index = read_index(footer, data[start : start + length])
-    found: list[Entry] = []
-    for number in index.blocks_of(Section.POINTS):
-        handle = index[number]
-        block = read_block(index, number, data[handle.offset : handle.offset + handle.length])
-        found += block.columns().entries()
-    assert found == entries
-    assert Sst(data, footer, index) == opened(data, LEVEL_NAME)
 
 
 def test_a_block_is_closed_before_it_is_too_big() -> None:
@@ -113,23 +76,6 @@ def test_a_fence_is_small_and_empty() -> None:
     assert (len(sst.index), list(sst.entries()), list(sst.range_tombstones())) == (0, [], [])
     assert sst.index.locate(Section.POINTS, b"a") is None
     assert sst.properties == properties()
-
-
-def test_the_footer_says_what_is_in_it() -> None:
-    """Counts, sizes and sequence numbers in the footer are those of the entries."""
-    entries = POINTS + RANGES + SYSTEM
-    assert opened(sample()).footer.contents == SstContents(
-        min_seq=1,
-        max_seq=9,
-        put_count=5,
-        tombstone_count=2,
-        range_tombstone_count=2,
-        other_count=2,
-        key_bytes=sum(len(entry.key) for entry in entries),
-        value_bytes=sum(len(entry.value) for entry in entries),
-        first_key=b"",
-        last_key=b"",
-    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, fields, replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,17 +35,6 @@ from tests.kit.samples import (
     sample,
 )
 
-U64_COLUMNS = [
-    "filter_offsets",
-    "filter_lens",
-    "block_meta_offsets",
-    "block_meta_lens",
-    "min_seqs",
-    "max_seqs",
-    "entry_counts",
-    "tombstone_counts",
-    "sizes_bytes",
-]
 ONE = SstTable.from_infos([some_info(1)])
 
 
@@ -158,20 +147,6 @@ def test_numbers_that_do_not_fit_are_refused(field: str, value: Any, column: str
     """A number beyond the width of its column is refused by the column's name."""
     with pytest.raises(ValueError, match=column):
         SstTable.from_infos([replace(some_info(1), **{field: value})])
-
-
-def test_columns_are_packed_as_the_message_says() -> None:
-    """Numbers are stored least significant byte first, one after the other."""
-    table = SstTable.from_infos([some_info(1), some_info(2)])
-    assert table.ids == some_info(1).id + some_info(2).id
-    assert table.levels == bytes([some_info(1).level, some_info(2).level])
-    for column in U64_COLUMNS:
-        assert len(getattr(table, column)) == 16
-    assert table.min_seqs == b"".join(some_info(n).min_seq.to_bytes(8, "little") for n in (1, 2))
-    assert table.checksums[4:] == some_info(2).checksum.to_bytes(4, "little")
-    assert table.first_key_offsets == bytes([0, 0, 0, 0, 5, 0, 0, 0, 10, 0, 0, 0])
-    assert table.first_keys == some_info(1).first_key + some_info(2).first_key
-    assert len(astuple(table[0])) == 15
 
 
 ROWS = [put(b"key %03d" % number, 7, b"value %03d" % number * 5) for number in range(300)]

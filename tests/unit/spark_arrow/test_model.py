@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from shalekv.format.names import level_name
 from shalekv.settings import MIB, LevelSettings
 from shalekv_spark.arrow import merging
 from shalekv_spark.compaction.merging import merge_part
+from shalekv_spark.scanning.scan_task import ScanTask
 from tests.kit.samples import DATABASE_ID
 from tests.unit.spark_arrow.ground import (
     NOW_MS,
@@ -97,59 +99,57 @@ def bounds(random: Random, keys: Sequence[bytes]) -> KeyRange:
     return KeyRange(random.choice((b"", b"", start)), random.choice((b"", b"", end)))
 
 
-@settings(max_examples=120, deadline=None)
-@given(
+DRAWN = (
     st.integers(0, 2**32),
     st.sampled_from(KEYS),
     st.sampled_from([0, 3_000, 64 * MIB]),
     st.sampled_from(WAYS),
 )
+
+
+def drawn(seed: int, keys: Sequence[bytes], **fields: Any) -> tuple[Ground, ScanTask]:
+    """A database, and a task that reads some keys of some state of it."""
+    random = Random(seed)
+    ground = made(random, keys)
+    newest = max(entry.seq for entry in ground.stored)
+    task = ground.task(
+        keys=bounds(random, keys),
+        seq=random.choice((newest, random.randint(1, newest))),
+        **{"now_ms": random.choice((0, NOW_MS, 2**51))} | fields,
+    )
+    return ground, task
+
+
+def rows_read(ground: Ground, task: ScanTask, few: int) -> list[tuple[Any, ...]]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(merging, "_FEW", few)
+        return asyncio.run(rows_of_task(ground.store, task))
+
+
+@settings(max_examples=120, deadline=None)
+@given(*DRAWN)
 def test_a_task_reads_the_newest_versions(
     seed: int, keys: Sequence[bytes], memory_bytes: int, few: int
 ) -> None:
     """Each key that is there, once, as its newest version in the state says it; no other (I2)."""
-    random = Random(seed)
-    ground = made(random, keys)
-    newest = max(entry.seq for entry in ground.stored)
-    task = ground.task(
-        keys=bounds(random, keys),
-        seq=random.choice((newest, random.randint(1, newest))),
-        now_ms=random.choice((0, NOW_MS, 2**51)),
-        memory_bytes=memory_bytes,
-    )
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(merging, "_FEW", few)
-        found = asyncio.run(rows_of_task(ground.store, task))
+    ground, task = drawn(seed, keys, memory_bytes=memory_bytes)
     right = [(e.key, e.value, e.seq, e.expire_at_ms) for e in expected(task, ground.stored)]
     latest_ms = 253_402_300_799_999
+    found = rows_read(ground, task, few)
     assert found == [(*row[:-1], min(row[-1], latest_ms)) for row in right]
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    st.integers(0, 2**32),
-    st.sampled_from(KEYS),
-    st.sampled_from([0, 3_000, 64 * MIB]),
-    st.sampled_from(WAYS),
-)
+@given(*DRAWN)
 def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int, few: int) -> None:
     """Each version that is stored, once, by key and from the newest to the oldest, and which of
     them a read sees.
     """
-    random = Random(seed)
-    ground = made(random, keys)
-    newest = max(entry.seq for entry in ground.stored)
-    task = ground.task(
-        keys=bounds(random, keys),
-        seq=random.choice((newest, random.randint(1, newest))),
-        columns=("is_live", "key", "kind", "seq", "value_bytes"),
-        all_versions=True,
-        memory_bytes=memory_bytes,
+    columns = ("is_live", "key", "kind", "seq", "value_bytes")
+    ground, task = drawn(
+        seed, keys, columns=columns, all_versions=True, memory_bytes=memory_bytes, now_ms=NOW_MS
     )
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(merging, "_FEW", few)
-        found = asyncio.run(rows_of_task(ground.store, task))
-    assert found == [
+    assert rows_read(ground, task, few) == [
         (is_live, entry.key, entry.kind, entry.seq, len(entry.value))
         for entry, is_live in expected_versions(task, ground.stored)
     ]

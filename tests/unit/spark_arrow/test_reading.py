@@ -1,32 +1,36 @@
-"""How a task reads: how much at once, which parts of objects, and how it ends."""
+"""How a task reads: how much at once, which parts of objects, how it ends; and blocks as arrays,
+beside what the format package makes of the same bytes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 import tracemalloc
-from collections.abc import Generator
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
-from shalekv.core.manifest import Origin
-from shalekv.errors import BadStructure, ObjectNotFound, StoreUnavailable
+from shalekv.errors import BadChecksum, BadStructure, CorruptObject, StoreUnavailable, Truncated
+from shalekv.format.block_frame import Codec
+from shalekv.format.columns import Columns, columns_of
 from shalekv.format.names import level_name, wal_name
-from shalekv.store.claim import Claimed
-from shalekv_spark.arrow import objects
+from shalekv.format.section import Section
+from shalekv.format.sst import Sst, open_sst
+from shalekv.format.sst_encode import encode_sst
+from shalekv_spark.arrow import blocks, objects
+from shalekv_spark.arrow.blocks import rows_of_blocks
 from shalekv_spark.arrow.reading import read_from
-from shalekv_spark.place import Place
-from shalekv_spark.scanning.scan_task import ScanTask, read, schema_of
+from shalekv_spark.arrow.rows import Rows, rows_of
 from tests.kit.forging import resealed
-from tests.kit.samples import DATABASE_ID, put, range_tombstone
-from tests.unit.spark_arrow.ground import Ground, batches_of, expected, rows_of_task
+from tests.kit.samples import LEVEL_NAME, properties, put, range_tombstone, tombstone
+from tests.unit.spark_arrow.ground import CODECS, Ground, batches_of, expected, rows_of_task
 
 MIB = 1 << 20
 LARGE_BLOCKS = (4_000, 16_000)
@@ -158,44 +162,120 @@ async def test_who_stops_early_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
     assert asyncio.all_tasks() == before
 
 
-def test_a_task_travels(tmp_path: Path) -> None:
-    """A task is pickled, and read elsewhere from a store that is opened there."""
-    ground = Ground(Random(1))
-    ground.add_run(many(500, 1))
-    ground.add_tail([put(b"tail", 2, b"v"), range_tombstone(b"00000010", b"00000490", 3)])
-    place = Place.of(f"file://{tmp_path}/database")
-    copied(ground, place)
-    task: ScanTask = pickle.loads(pickle.dumps(ground.task(place=place)))  # noqa: S301 - our own
-    table = pa.Table.from_batches(read(task), schema=schema_of(task.columns))
-    assert table.column("key").to_pylist() == [e.key for e in expected(task, ground.stored)]
-    half = read(task)
-    assert next(half).num_rows
-    assert isinstance(half, Generator)
-    half.close()
+ALL_FLAGS = [
+    *(put(b"a%03d" % number, 7, b"v" * 9) for number in range(30)),  # one number for all
+    *(put(b"b%03d" % number, 100 - number, b"", number % 2) for number in range(30)),
+    *(tombstone(b"c%03d" % number, number + 1) for number in range(30)),
+    *(put(b"d", 90 - number, b"version %d" % number) for number in range(30)),
+]
 
 
-def test_the_ssts_of_a_clone(tmp_path: Path) -> None:
-    """Those in the folder of the parent are read there, and say that they are the parent's."""
-    ground = Ground(Random(1))
-    ground.add_run(many(300, 1))
-    parent = Place.of(f"file://{tmp_path}/parent")
-    copied(ground, parent)
-    ids = b"".join(info.id for info in ground.levels.infos)
-    task = ground.task(
-        place=Place.of(f"file://{tmp_path}/clone"),
-        database_id=b"another database",
-        origins=[Origin(DATABASE_ID, parent.url, bytes(16), ids)],
-    )
-    assert sum(batch.num_rows for batch in read(task)) == 300
-    with pytest.raises(ObjectNotFound):
-        next(read(replace(task, origins=())))
+def encoded(entries: Sequence[Entry], codec: Codec = Codec.NONE, block_bytes: int = 100) -> bytes:
+    return encode_sst(properties(LEVEL_NAME), entries, block_bytes=block_bytes, codec=codec)
 
 
-def copied(ground: Ground, place: Place) -> None:
-    async def copy() -> None:
-        async with place.open() as store:
-            for info in ground.levels.infos:
-                name = level_name(info.id)
-                assert isinstance(await store.claim(name, ground.levels.data(name)), Claimed)
+def opened(data: bytes, listed_seq: int = 0) -> Sst:
+    return open_sst(LEVEL_NAME, data, database_id=None, listed_seq=listed_seq)
 
-    asyncio.run(copy())
+
+def rows_in(sst: Sst, *, with_values: bool = True) -> Rows:
+    numbers = sst.index.blocks_of(Section.POINTS)
+    end = sst.index[numbers[-1]].offset + sst.index[numbers[-1]].length
+    data = sst.data[sst.index[numbers[0]].offset : end]
+    return rows_of_blocks(sst.index, numbers, data, with_values=with_values)
+
+
+def columns_in(sst: Sst) -> Columns:
+    return columns_of([*sst.entries()])
+
+
+def told(rows: Rows) -> list[list[Any] | None]:
+    values = None if rows.values is None else rows.values.to_pylist()
+    kinds = None if rows.kinds is None else rows.kinds.tolist()
+    expire_at_ms = None if rows.expire_at_ms is None else rows.expire_at_ms.tolist()
+    return [rows.keys.to_pylist(), values, rows.seqs.tolist(), kinds, expire_at_ms]
+
+
+def outcome(work: Callable[[], Rows]) -> object:
+    try:
+        return told(work())
+    except CorruptObject as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("block_bytes", [100, 100_000])
+@pytest.mark.parametrize("with_values", [True, False])
+def test_all_that_blocks_may_have(
+    monkeypatch: pytest.MonkeyPatch, codec: Codec, block_bytes: int, *, with_values: bool
+) -> None:
+    """Numbers and expiry for all rows or for each, tombstones and versions: no row is decoded by
+    itself, and nothing differs.
+    """
+
+    def refused(*_: object) -> Columns:
+        raise AssertionError("decoded row by row")
+
+    monkeypatch.setattr(blocks, "read_block", refused)
+    sst = opened(encoded(ALL_FLAGS, codec, block_bytes))
+    expected = rows_of(columns_in(sst), with_values=with_values)
+    assert told(rows_in(sst, with_values=with_values)) == told(expected)
+
+
+def test_rows_of_a_load() -> None:
+    """Rows that were written without a number have the one that lists their file."""
+    entries = [put(b"%03d" % number, 0, b"v") for number in range(50)]
+    rows = rows_in(opened(encoded(entries), listed_seq=12))
+    assert set(rows.seqs.tolist()) == {12}
+
+
+def test_bytes_that_were_damaged() -> None:
+    """A checksum that does not match, and bytes that are missing, are refused as always."""
+    sst = opened(encoded(ALL_FLAGS))
+    numbers = sst.index.blocks_of(Section.POINTS)
+    end = sst.index[numbers[-1]].offset + sst.index[numbers[-1]].length
+    damaged = bytearray(sst.data[:end])
+    damaged[end // 2] ^= 1
+    with pytest.raises(BadChecksum):
+        rows_of_blocks(sst.index, numbers, bytes(damaged), with_values=False)
+    with pytest.raises(Truncated):
+        rows_of_blocks(sst.index, numbers, sst.data[: end - 8], with_values=False)
+
+
+SMALL = [put(b"a", 5, b"v", 8), tombstone(b"a", 4), tombstone(b"b", 3), put(b"c", 2, b"xy")]
+WIDE = [put(b"a", 5, bytes(50)), put(b"b", 6, bytes(50)), put(b"c", 5, b"not zeros alone")]
+UNNUMBERED = [put(b"a", 0, b"v"), put(b"b", 0, b"w"), put(b"bb", 0, b"")]
+
+
+def decoded(sst: Sst) -> Rows:
+    return rows_of(columns_in(sst), with_values=True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "block_bytes", "codec"),
+    [
+        (SMALL, 20, Codec.NONE),
+        (SMALL, 1_000, Codec.NONE),
+        (UNNUMBERED, 20, Codec.NONE),
+        (UNNUMBERED, 1_000, Codec.NONE),
+        (WIDE, 100, Codec.LZ4),
+        (WIDE, 1_000, Codec.LZ4),
+    ],
+)
+def test_every_byte_that_a_writer_may_get_wrong(
+    entries: list[Entry], block_bytes: int, codec: Codec
+) -> None:
+    """Each byte of blocks that have all columns, or the fewest: refused with the same error under
+    a checksum that matches, or read the same.
+    """
+    data = encoded(entries, codec, block_bytes)
+    listed_seq = 0 if entries[0].seq else 9
+    errors = set()
+    for at in range(opened(data).footer.layout.filter_offset):
+        for byte in {0, 1, 2, 3, 4, 255, data[at] ^ 1, data[at] ^ 128, data[at] + 8 & 255}:
+            forged = data[:at] + bytes([byte]) + data[at + 1 :]
+            sst = opened(resealed(LEVEL_NAME, data, forged), listed_seq)
+            right = outcome(partial(decoded, sst))
+            assert outcome(partial(rows_in, sst)) == right, (at, byte)
+            errors.add(isinstance(right, tuple))
+    assert errors == {True, False}

@@ -1,16 +1,32 @@
-"""What keeps the log for a stream that is down, or slow."""
+"""What keeps the log for a stream that is down, or slow, and what a query leaves at its end."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from shalekv.engine.consumer_leases import consumers_of
 from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import StoreUnavailable
 from shalekv.format import names
-from shalekv_spark.feed.offset import FeedWalCollected
+from shalekv.manifest.stored import StoredManifest
+from shalekv.settings import StoreSettings
+from shalekv.store.opening import open_store
+from shalekv_client import Client
+from shalekv_spark.feed.keeping import Keeping
+from shalekv_spark.feed.offset import FeedWalCollected, OffsetValue
+from shalekv_spark.feed.options import FeedOptions
+from shalekv_spark.feed.source import ChangesReader
+from shalekv_spark.place import Place
+from tests.kit.processes.in_process import Served, real_runtime, serving
 from tests.unit.spark_feed.feed_ground import FeedGround
 
 ALL = ReadAllAvailable()
@@ -158,3 +174,55 @@ async def test_no_query_fails_of_a_snapshot_that_cannot_be_deleted(
     await query.keeping.processed(end.wal_id)
     await ground.store.delete([name for name in ground.names() if "manifest" in name])
     await query.keeping.end()
+
+
+def reader_of(url: str, **options: str) -> ChangesReader:
+    return ChangesReader(FeedOptions.of({"url": url, "startingOffset": "earliest", **options}))
+
+
+def batch(reader: ChangesReader, start: OffsetValue) -> tuple[OffsetValue, list[Any]]:
+    """The end of the next batch, and its rows."""
+    end = reader.latestOffset(start, ALL)
+    parts = reader.partitions(start, end)
+    found = [each for part in parts for each in reader.read(part)]
+    return end, [row for each in found for row in each.to_pylist()]
+
+
+def feed_threads() -> set[str]:
+    return {each.name for each in threading.enumerate() if each.name.startswith("shalekv")}
+
+
+@asynccontextmanager
+async def served(url: str) -> AsyncIterator[Served]:
+    with real_runtime() as runtime:
+        store = open_store(url, runtime, StoreSettings())
+        async with serving(store) as found:
+            yield found
+
+
+@pytest.mark.parametrize("failure", [None, TimeoutError(), RuntimeError("planted")])
+async def test_a_query_that_ends_leaves_its_lease_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+) -> None:
+    """No thread, whatever it meets at its end; the lease stands behind what was processed."""
+    url = f"file://{tmp_path}"
+    reader = reader_of(url, consumer="totals")
+    async with served(url) as server, Client(server.listen) as client:
+        await client.put(b"a", b"")
+        start = await asyncio.to_thread(reader.initialOffset)
+        end, _ = await asyncio.to_thread(batch, reader, start)
+    await asyncio.to_thread(reader.commit, end)
+    if failure is not None:
+
+        async def fail(_: Keeping) -> None:
+            raise failure
+
+        monkeypatch.setattr(Keeping, "end", fail)
+    is_bug = isinstance(failure, RuntimeError)
+    with pytest.raises(RuntimeError, match="planted") if is_bug else nullcontext():
+        await asyncio.to_thread(reader.stop)
+    assert not feed_threads()
+    async with Place.of(url).open() as store:
+        [consumer] = consumers_of(await StoredManifest(store).refresh())
+    assert consumer.lease.wal_id_min == (end if failure is None else start)["walId"]
+    await asyncio.to_thread(reader.stop)

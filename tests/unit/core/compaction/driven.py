@@ -116,27 +116,6 @@ class Driven:
                 return
         raise AssertionError(f"still picking after {jobs_max} jobs: {self.jobs[-3:]}")
 
-    def check_answers(self) -> None:
-        """Every key that was compacted reads as it was written last."""
-        compacted = sum(map(len, self.slots[: self.done]))
-        for key, (seq, is_delete) in self.newest.items():
-            if seq > compacted:
-                continue
-            found = self.find(key)
-            if is_delete:
-                assert found is None or found == (seq, True), key
-            else:
-                assert found == (seq, False), key
-
-    def find(self, key: int) -> tuple[int, bool] | None:
-        """The first version of a key that a read of the tree meets."""
-        for info in self.tree.sources_of(key.to_bytes(8, "big")):
-            rows = self.rehearsal.contents[info.id]
-            at = int(np.searchsorted(rows.keys, np.uint64(key)))
-            if at < len(rows) and int(rows.keys[at]) == key:
-                return int(rows.seqs[at]), bool(rows.tombstones[at])
-        return None
-
 
 def meets(one: SstInfo, other: SstInfo) -> bool:
     return one.first_key <= upper_bound(other) and other.first_key <= upper_bound(one)

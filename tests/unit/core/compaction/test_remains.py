@@ -125,4 +125,3 @@ def test_time_series_are_merged_in_small_jobs() -> None:
     last_bytes = driven.tree.runs[-1].size_bytes
     assert last_bytes > 100 * SST_BYTES
     assert largest < 30 * SST_BYTES + 512 * KIB
-    driven.check_answers()

@@ -45,13 +45,6 @@ def objects_of(text: str, committed_lsn: int) -> list[tuple[int, int, int]]:
     return [(each.wal_id, each.first_lsn, each.last.lsn) for each in found]
 
 
-def test_an_object_is_complete_when_its_end_is_committed() -> None:
-    """An end that is not committed may lose, and be followed by another (CE7)."""
-    assert objects_of("000.", 2) == []
-    assert objects_of("000.", 3) == [(0, 1, 3)]
-    assert objects_of("000.11.2", 6) == [(0, 1, 3), (1, 4, 5)]
-
-
 def test_an_object_left_open_is_complete_when_a_later_one_is_begun() -> None:
     """A new leader begins an object of its own: when that is committed nothing is added before."""
     assert objects_of("001.", 2) == []

@@ -27,13 +27,6 @@ from tests.unit.core.quorum.logs import log, records
 EPOCHS = st.lists(st.integers(1, 5), max_size=12).map(sorted).map(lambda n: "".join(map(str, n)))
 
 
-def test_the_epoch_of_the_last_record_ranks_before_its_number() -> None:
-    """CE1, CE2: a newer epoch wins over a longer log, and length decides within an epoch."""
-    assert log("12").last.rank > log("1111").last.rank
-    assert log("1111").last.rank > log("111").last.rank
-    assert EMPTY_LOG.last.rank < log("1").last.rank
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
