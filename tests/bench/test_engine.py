@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -225,3 +227,17 @@ async def test_longest_turn_of_the_largest_batch() -> None:
             writer.kv.batch_get(kv_pb2.BatchGetRequest(keys=keys), CALL)
             await asyncio.sleep(0)
         turns.tell("turns, gets of 10,000")
+
+
+@pytest.mark.parametrize("batch", [1, 10, BATCH])
+def test_memory_of_entries(batch: int) -> None:
+    """What entries really take beside what is accounted for them, in a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench.engine_memory",
+        str(ENTRIES // sized(1, 4)),
+        str(batch),
+    ]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    print(result.stdout.strip())

@@ -1,0 +1,89 @@
+"""How many entries a compaction merges in a second. Nothing is asserted about time."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.core.compaction.publish import CompactorId
+from shalekv.core.compaction.remains import OlderKeys
+from shalekv.core.entry import Kind
+from shalekv.core.key_range import KeyRange
+from shalekv.core.lease import RANDOM_BYTES, new_lease_id
+from shalekv.core.tree import L0
+from shalekv.engine.compaction.outputs import Authorship, LevelWriter
+from shalekv.engine.compaction.pace import Pace
+from shalekv.engine.compaction.part import Part, run_part
+from shalekv.format.columns import Columns
+from shalekv.format.section import Section
+from shalekv.runtime import Runtime
+from shalekv.settings import MIB, LevelCodec, LevelSettings, StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
+from tests.bench.sizes import sized
+from tests.kit.inline_runtime import InlineWorkers
+
+RUNS = 4
+ENTRIES = sized(125_000, 2_000)  # in each
+VALUE_BYTES = 100
+DATABASE_ID = bytes(16)
+pytestmark = pytest.mark.timeout(600)
+
+
+def author() -> Authorship:
+    lease_id = new_lease_id(1, bytes(RANDOM_BYTES))
+    return Authorship(DATABASE_ID, CompactorId(1, bytes(16)), lease_id, 1)
+
+
+def memory_store() -> CasStore:
+    """A store without waiting, so that only computing counts."""
+    runtime = Runtime(LoopClock(), Random(1), InlineWorkers())
+    return CasStore(MemoryStore(lambda: 1), runtime, StoreSettings())
+
+
+def rows(random: Random, seq: int) -> Columns:
+    """Puts of 16-byte keys, drawn from four times as many."""
+    keys = [b"%016d" % n for n in sorted(random.sample(range(4 * ENTRIES), ENTRIES))]
+    half = VALUE_BYTES // 2
+    values = [random.randbytes(half) + bytes(half) for _ in keys]
+    return Columns(keys, [seq] * ENTRIES, bytes((Kind.PUT,)) * ENTRIES, values, [0] * ENTRIES)
+
+
+@pytest.mark.parametrize("codec", [LevelCodec.NONE, LevelCodec.LZ4])
+async def test_merge_of_levels(codec: LevelCodec) -> None:
+    """Four runs that overlap everywhere become one, on one core."""
+    store, levels = memory_store(), LevelSettings(codec=codec)
+    pace = Pace(store.runtime.clock, 0)
+    random, sources = Random(7), []
+    for run in range(RUNS):
+        writer = LevelWriter(store, author(), levels, pace)
+        sst = writer.begin()
+        columns = rows(random, RUNS - run)
+        for start in range(0, ENTRIES, 1000):
+            sst.add(Section.POINTS, columns.rows(start, start + 1000))
+        sources.append([await writer.create(sst, L0)])
+    part = Part(
+        author=author(),
+        target_level=1,
+        sources=sources,
+        keys=KeyRange(b"", b""),
+        older=OlderKeys(),
+        expiry_horizon_ms=0,
+        cuts=(),
+        levels=levels,
+        memory_bytes=64 * MIB,
+        bytes_per_s=0,
+    )
+    best_s, read_bytes = float("inf"), 0
+    for _ in range(sized(3, 1)):
+        began_s = time.process_time()
+        read_bytes = (await run_part(store, part, pace)).read_bytes
+        best_s = min(best_s, time.process_time() - began_s)
+    entries = RUNS * ENTRIES
+    print(
+        f"\nmerge of {RUNS} runs, {codec}: {entries / best_s:,.0f} entries/s read, "
+        f"{best_s / entries * 1e9:.0f} ns each, {read_bytes / best_s / MIB:.0f} MiB/s read"
+    )
