@@ -1,4 +1,4 @@
-"""What clients get from a real server: beside the bare store, and ways to call beside each other.
+"""Throughput of a real server: beside the bare store, and ways to call beside each other.
 
 Nothing is asserted about time: rates are printed with their ratios, measured in turn in one run on
 one machine. The median is that of the time from a call to its result.
@@ -40,7 +40,7 @@ Queue: TypeAlias = "Callable[[bytes], asyncio.Future[Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What was measured."""
+    """Figures of one measurement."""
 
     per_second: float
     median_ms: float | None  # None: it would tell only how long the queue is

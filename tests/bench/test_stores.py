@@ -209,7 +209,7 @@ async def bare_s3(server: S3Server, bucket: str, connections: int) -> AsyncItera
 
 
 class BareS3:
-    """What the store is compared with."""
+    """Reference for the comparison with the store."""
 
     def __init__(self, client: S3Client, bucket: str) -> None:
         self._client = client

@@ -49,7 +49,7 @@ async def in_levels(topic: Topic) -> AsyncIterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 async def test_topic(topic: Topic) -> None:
-    """What the levels hold is answered as what is in memory."""
+    """Answers from the levels equal those from memory."""
     async with in_levels(topic) as (address, compacted), caller_to(address) as caller:
         played = disagreements(caller, topic.cases, before_step=compacted)
         problems = [f"{case.name}: {problem}" async for case, problem in played if problem]

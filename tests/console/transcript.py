@@ -76,7 +76,7 @@ class Step:
 
 @dataclass
 class Session:
-    """What the commands of one transcript share."""
+    """State shared by the commands of one transcript."""
 
     variables: dict[str, str]  # `$NAME` in the transcript
     environment: Mapping[str, str]

@@ -61,7 +61,7 @@ class Opening:
 
 
 class RaceContract(Opening):
-    """What safety rests on: one object per name, for good."""
+    """Creates are exclusive: one object per name, for good."""
 
     racers: ClassVar[int] = 8
     rounds: ClassVar[int] = 30  # of races
@@ -75,7 +75,7 @@ class RaceContract(Opening):
         assert (await rival.get("wal/1.sst")).data == b"first"
 
     async def test_races_have_one_winner(self, open_store: OpenStore) -> None:
-        """Of creates of one name at once, one wins, and all racers read its bytes at once."""
+        """One of several creates of a name at once wins, and all racers read its bytes at once."""
         racers = [open_store() for _ in range(self.racers)]
 
         async def create_and_read(at: ObjectStore, name: str, body: bytes) -> tuple[object, bytes]:

@@ -82,7 +82,7 @@ class Source:
 
 
 def is_gzip(head: bytes) -> bool:
-    """Whether the first 4 bytes of a file begin a gzip member. Text may begin with two of them."""
+    """True if the first 4 bytes of a file begin a gzip member. Text may begin with two of them."""
     return (
         len(head) == GZIP_HEAD_BYTES and head.startswith(GZIP_MAGIC) and head[-1] <= GZIP_FLAGS_MAX
     )
