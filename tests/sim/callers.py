@@ -55,6 +55,7 @@ def check_i13_one_writer_serves(
 
 @checks(13, "writers", "database", "two_phase", "quorum")
 def check_i13_writes_succeed(operation: Operation) -> None:
+    """A write is acknowledged."""
     last = operation.attempts[-1]
     if last.outcome is not Outcome.ACKNOWLEDGED:
         problem = f"I13: in peace {operation} ended as {operation.attempts}"
@@ -65,6 +66,7 @@ def check_i13_writes_succeed(operation: Operation) -> None:
 def check_i13_reads_are_answered(
     writer: str, answered: tuple[int, int], asked: tuple[int, int]
 ) -> None:
+    """As many gets and scans are answered as were asked for."""
     if answered != asked:
         raise Violation(f"I13: in peace {writer} answers {answered} gets and scans of {asked}")
 

@@ -43,6 +43,7 @@ def check_i1_acknowledged_writes_are_in_the_log(order: SerialOrder) -> None:
 
 @checks(14, "writers", "database")
 def check_i14_commits_are_in_the_order_of_time(order: SerialOrder) -> None:
+    """A write that began after another was acknowledged follows it in the log."""
     for number, placed in order.placed.items():
         operation = order.history.operations[number - 1]
         began_us = operation.attempts[0].invoked_us

@@ -160,7 +160,7 @@ class World(Parts):
     def _relay(self) -> None:
         """A member passes an append on to another one, or what was passed on arrives, some day."""
         writer = self._some_writer(self._leaders())
-        if writer is not None and writer.leader is not None:
+        if writer is not None and writer.leader is not None and writer.log.base != writer.log.last:
             first = self.random.randint(writer.log.base.lsn + 1, writer.log.last.lsn)
             last = min(writer.log.last.lsn, first + self.random.choice((0, 2)))
             records = tuple(writer.records[lsn] for lsn in range(first, last + 1))

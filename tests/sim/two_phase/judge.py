@@ -60,6 +60,7 @@ class _Place:
 
 @checks(10, "two_phase")
 def check_i10_one_winner(happened: list[Happening]) -> None:
+    """A client that got `Created` has won, for ever, and its object is complete."""
     _Judge().judge(happened)
 
 
