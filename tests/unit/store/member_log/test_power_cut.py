@@ -118,9 +118,9 @@ def cut(random: Random, wrap: Callable[[FileSystem], FileSystem]) -> bool:
     disk.before_call = lambda _: None
     try:
         log = old_log(FOLDER, filesystem=wrap(disk))
+        again = old_log(FOLDER, filesystem=disk.after_cut(random))
     except (ShaleError, OSError):
         return False
-    again = old_log(FOLDER, filesystem=disk.after_cut(random))
     return fits(log, before, after) and again.recovered.log == log.recovered.log
 
 
