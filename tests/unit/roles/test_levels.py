@@ -65,7 +65,8 @@ class SlowLevels:
         self.is_slow = is_slow
         held, self.held_reads = self.held_reads, []
         for waiter in held:
-            waiter.set_result(None)
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def read(self) -> None:
         while not self.held_reads:  # noqa: ASYNC110 - the reader is told of nothing
@@ -73,10 +74,12 @@ class SlowLevels:
 
 
 @asynccontextmanager
-async def slow_levels(database: Database) -> AsyncIterator[tuple[Serving, SlowLevels]]:
+async def slow_levels(
+    database: Database, **settings: Any
+) -> AsyncIterator[tuple[Serving, SlowLevels]]:
     """A writer whose levels are read as slowly as the test says."""
     levels = SlowLevels()
-    async with serving(database, before=levels.before, **NEVER_POLLED) as writer:
+    async with serving(database, before=levels.before, **NEVER_POLLED, **settings) as writer:
         yield writer, levels
 
 
@@ -174,6 +177,42 @@ async def test_key_that_leaves_memory_while_its_writer_waits_for_room_is_not_abs
         await large
         writer.store.let_go()
         check_stale(kind, await transacted, seq=1)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_who_is_cancelled_with_room_gives_it_back(is_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """A call that ends when it was let in: the levels are asked anew for it, or it waits for one
+    before it of which that is so.
+    """
+    database = await Database.created()
+    async with slow_levels(database, queued_bytes_max=MIB) as (writer, levels):
+        await writer.put(b"a")
+        writer.store.is_holding = True
+        large = asyncio.create_task(writer.put(b"large", bytes(MIB)))
+        held = await writer.store.arrived(1)
+        first = asyncio.create_task(writer.put(b"a", precondition=seq_equals(1)))
+        await quiesce()
+        second = asyncio.create_task(writer.put(b"b"))
+        await quiesce()
+        await compact(database, l0_trigger_count=L0_COUNT)
+        await follow(writer)
+        await forgotten(writer)
+        levels.is_slow = lambda _: True
+        writer.store.is_holding = False
+        held.release()
+        await large
+        await levels.read()
+        ended, other = (first, second) if is_first else (second, first)
+        before_bytes = writer.engine.admission.queued_bytes
+        assert before_bytes > 0
+        assert writer.engine.admission.waiting_bytes == 0
+        ended.cancel()
+        await quiesce()
+        assert writer.engine.admission.queued_bytes < before_bytes
+        levels.pass_reads(lambda _: False)
+        await other
+        assert ended.cancelled()
+        writer.check_idle()
 
 
 async def test_put_that_comes_while_the_levels_are_asked_counts() -> None:

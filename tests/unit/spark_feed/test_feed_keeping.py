@@ -137,6 +137,9 @@ async def test_files_of_a_load_are_kept_while_they_are_read() -> None:
     await collect(ground)
     files = {names.level_name(info.id) for info in pending.ssts}
     assert files <= ground.names()
+    await query.keeping.processed(end.wal_id - 1)
+    await collect(ground)
+    assert files <= ground.names()
     await query.keeping.processed(end.wal_id)
     await collect(ground)
     assert not files & ground.names()

@@ -209,3 +209,16 @@ async def test_the_lock_goes_with_who_was_cancelled(tmp_path: Path, stopped_in: 
     await asyncio.sleep(0)  # what the thread has brought too late is let go of
     assert await beside.flush()
     assert len(files(tmp_path)) == 1
+
+
+async def test_a_damaged_part_that_waits_to_be_written_is_forgotten(tmp_path: Path) -> None:
+    """It is not found any more, and never written; what waits beside it is."""
+    cache = open_cache(tmp_path)
+    for each in (part(1), part(2)):
+        cache.keep(each, data_of(each))
+    await cache.forget([part(1)])
+    assert cache.pending_bytes == part(2).length
+    assert not await finds(cache, part(1))
+    await cache.flush()
+    assert (await finds(cache, part(1)), await finds(cache, part(2))) == (False, True)
+    assert len(files(tmp_path)) == 1

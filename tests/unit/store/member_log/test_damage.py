@@ -10,7 +10,7 @@ import errno
 
 import pytest
 
-from shalekv.core.quorum.acceptor import Flush, Reset, Save, Write
+from shalekv.core.quorum.acceptor import Commit, Flush, Reset, Save, Write
 from shalekv.core.quorum.messages import Health
 from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.errors import CorruptObject
@@ -87,6 +87,21 @@ def test_an_older_file_that_is_put_back(sound: CrashingDisk) -> None:
         damaged = copy.deepcopy(sound)
         damaged.bytes_of(FOLDER / name)[:] = older.bytes_of(FOLDER / name)
         assert check_found(damaged) == expected, name
+
+
+def test_what_was_committed_is_missed(disk: CrashingDisk) -> None:
+    """Committed records are known to have been there, although an older `synced` claims less."""
+    log = old_log(FOLDER, filesystem=disk)
+    saves = [Save(PROMISE, health) for health in (Health.REFILLING, Health.SOUND)]
+    log.perform([Commit(len(RECORDS)), *saves, Flush()])
+    log.close()
+    older = disk_with_records(2)
+    disk.bytes_of(FOLDER / "synced")[:] = older.bytes_of(FOLDER / "synced")
+    segments = [name for name in files_of(disk) if name.endswith(".log")]
+    last = disk.bytes_of(FOLDER / segments[-1])
+    assert check_found(copy.deepcopy(disk)) == "all"
+    del last[64:]  # its records, of which there is one
+    assert check_found(disk) == "damaged"
 
 
 def test_a_record_of_another_place(disk: CrashingDisk) -> None:
