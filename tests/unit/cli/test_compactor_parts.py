@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -22,9 +24,21 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.requests import RequestKind
 from tests.kit.inline_runtime import InlineWorkers
+from tests.kit.patience import patience_s
 
 # Reads the task, and gives the reply that it was told.
 REPLIES = "import sys; sys.stdin.readline(); print(sys.argv[1])"
+# The first that makes the folder never replies; the others do.
+FIRST_HANGS = """
+import os, sys, time
+sys.stdin.readline()
+try:
+    os.mkdir({folder!r})
+    time.sleep(3600)
+except FileExistsError:
+    print(sys.argv[1])
+"""
+HANG_S = 30
 SENT = {RequestKind.WRITE: 3, RequestKind.READ: 4}
 PART = Part(
     author=Authorship(bytes(16), CompactorId(1, bytes(16)), bytes(16), logical_time_ms=0),
@@ -81,3 +95,12 @@ async def test_a_part_that_dies_has_no_last_word() -> None:
     with pytest.raises(PartFailed, match="no result"):
         await runner.run([PART, PART], lambda: False)
     assert store.sent.total == 0
+
+
+async def test_a_part_that_fails_ends_the_others(tmp_path: Path) -> None:
+    """The merge is over at once: a part that would run for an hour is killed."""
+    program = FIRST_HANGS.format(folder=str(tmp_path / "hangs"))
+    runner, _ = parts(PartReply(reason="BAD_CHECKSUM", problem="made up"), program)
+    async with asyncio.timeout(patience_s(HANG_S)):
+        with pytest.raises(PartFailed, match="made up"):
+            await runner.run([PART] * 3, lambda: False)
