@@ -23,6 +23,7 @@ from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.inline_runtime import finish
 
 STORE_NOW_MS = 1_700_000_000_000
+FOR_EVER = 10**9  # so many times
 
 R = TypeVar("R")
 
@@ -55,6 +56,16 @@ async def nothing(_request: Request) -> None:
 def at_request(at: int, act: Callable[[], Awaitable[object]]) -> Hook:
     async def hook(request: Request) -> None:
         if request.number == at:
+            await act()
+
+    return hook
+
+
+def at_each(operation: str, prefix: str, act: Callable[[], Awaitable[object]]) -> Hook:
+    """Act at every such request."""
+
+    async def hook(request: Request) -> None:
+        if request.operation == operation and request.name.startswith(prefix):
             await act()
 
     return hook

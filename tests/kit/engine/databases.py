@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from shalekv.core.fencing import WriterId
 from shalekv.core.manifest import Manifest
@@ -38,7 +38,7 @@ class Database:
         self._seeds = Random(seed)  # every process draws nonces of its own
 
     @classmethod
-    async def created(cls, seed: int = 0) -> Database:
+    async def created(cls, seed: int = 0) -> Self:
         database = cls(seed)
         await create_database(database.store, database.runtime(), StoreSettings())
         return database

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from shalekv.clock import LoopClock
 from shalekv.core.fencing import WriterId
@@ -19,7 +19,6 @@ from shalekv.engine.quorum.links import Links
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.scan import scan_slices
 from shalekv.manifest.stored import StoredManifest
-from shalekv.roles.database import create_database
 from shalekv.runtime import Runtime
 from shalekv.settings import (
     CacheSettings,
@@ -28,7 +27,7 @@ from shalekv.settings import (
     ReaderSettings,
     StoreSettings,
 )
-from shalekv.store.api import ObjectInfo, StoredObject
+from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.commits import commit_of, pairs, put
@@ -36,8 +35,6 @@ from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.serving.sweeping import compact
 from tests.kit.store import STORE_NOW_MS
-from tests.sim.run import simulate
-from tests.sim.world import World
 
 WRITER = WriterId(1, b"w" * 16)
 TTL_S = 60
@@ -51,13 +48,6 @@ BY_HAND: dict[str, Any] = {
 }
 
 
-def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]], seed: int = 1) -> None:
-    async def in_world(_: World) -> None:
-        await main()
-
-    simulate(seed, in_world)
-
-
 def store_now_ms() -> int:
     """The clock of the store goes as the loop's does."""
     return STORE_NOW_MS + int(asyncio.get_running_loop().time() * 1_000)
@@ -65,40 +55,6 @@ def store_now_ms() -> int:
 
 async def pass_s(duration_s: float) -> None:
     await LoopClock().sleep_ms(1_000 * duration_s)
-
-
-async def nothing(_name: str) -> None:
-    """Does nothing."""
-
-
-class AskedStore(MemoryStore):
-    """Notes what was asked for; a test may step in before a request is answered, and after."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(store_now_ms, objects=database.objects)
-        self.gets: list[str] = []
-        self.lists: list[str] = []
-        self.before_get: Callable[[str], Awaitable[None]] = nothing
-        self.after_get: Callable[[str], Awaitable[None]] = nothing
-        self.before_list: Callable[[str], Awaitable[None]] = nothing
-
-    async def get(self, name: str) -> StoredObject:
-        self.gets.append(name)
-        await self.before_get(name)
-        try:
-            return await super().get(name)
-        finally:
-            await self.after_get(name)
-
-    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        self.lists.append(prefix)
-        await self.before_list(prefix)
-        for info in await gathered(super().list(prefix, start_after=start_after)):
-            yield info
-
-    def forget(self) -> None:
-        self.gets.clear()
-        self.lists.clear()
 
 
 class ReplicaGround(Database):
@@ -109,13 +65,13 @@ class ReplicaGround(Database):
         self.slot = -1  # the last that is filled
         self.seq = 0  # the last commit
         self.writer = WRITER
+        self.links: Links | None = None  # to safekeepers, where there are any
 
     @classmethod
-    async def created(cls, seed: int = 0) -> ReplicaGround:
-        ground = cls(seed)
-        await create_database(ground.store, ground.runtime(), StoreSettings())
-        await ground.edit(lambda m: replace(m, writer_epoch=WRITER.epoch))
-        return ground
+    async def created(cls, seed: int = 0) -> Self:
+        database = await super().created(seed)
+        await database.edit(lambda m: replace(m, writer_epoch=WRITER.epoch))
+        return database
 
     def another_store(self) -> MemoryStore:
         """One more view of the same objects, by a clock that moves."""
@@ -155,7 +111,7 @@ class ReplicaGround(Database):
             lambda m: replace(m, writer_epoch=epoch, max_parallel_writes=k, fence_width=k)
         )
 
-    async def join(self, store: AskedStore | None = None, **settings: Any) -> ReaderEngine:
+    async def join(self, store: ObjectStore | None = None, **settings: Any) -> ReaderEngine:
         """A replica that has loaded what is there, and does nothing yet."""
         reader = ReaderSettings.model_validate(BY_HAND | settings)
         cas = CasStore(store or self.another_store(), self.local_runtime(), StoreSettings())
@@ -163,20 +119,11 @@ class ReplicaGround(Database):
         def open_ssts(manifest: Manifest) -> LevelSsts:
             return LevelSsts(cas, database_id=manifest.database_id, settings=CacheSettings())
 
-        return await opened(cas, reader, open_ssts)
-
-
-async def opened(
-    cas: CasStore,
-    reader: ReaderSettings,
-    open_ssts: Callable[[Manifest], LevelSsts],
-    links: Links | None = None,
-) -> ReaderEngine:
-    asked_ms = cas.runtime.clock.monotonic_ms()
-    joined = await join(cas, StoredManifest(cas), reader, open_ssts)
-    engine = ReaderEngine(cas, joined, reader, LimitSettings(), links)
-    await engine.load(joined.last_wal_id, asked_ms=asked_ms)
-    return engine
+        asked_ms = cas.runtime.clock.monotonic_ms()
+        joined = await join(cas, StoredManifest(cas), reader, open_ssts)
+        engine = ReaderEngine(cas, joined, reader, LimitSettings(), self.links)
+        await engine.load(joined.last_wal_id, asked_ms=asked_ms)
+        return engine
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -28,25 +28,12 @@ from tests.kit.engine.running_log import Write
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.nodes import KeptLog, Nodes
-from tests.sim.run import simulate
-from tests.sim.world import World
 
 GRACE_MS = 1_000
 ARCHIVE_EVERY_MS = 20
 UNTIL_MS_MAX = 60_000
 # Short enough that a test of what happens after them is no long run, in time that is not real.
 TIMES = {"safekeeper_connect_timeout_ms": 500, "vote_timeout_ms": 2_000, "quorum_timeout_ms": 1_000}
-
-
-def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]], *, orders: int = 5) -> None:
-    """Run `main` in some orders of what is ready; waiting takes no time."""
-
-    async def in_world(world: World) -> None:
-        del world
-        await main()
-
-    for seed in range(orders):
-        simulate(seed, in_world)
 
 
 def runtime(seed: int) -> Runtime:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from shalekv.engine.following import CORRUPT_LOOKS, EMPTY_LOOKS
-from shalekv.errors import BadMagic, StoreUnavailable
+from shalekv.errors import BadMagic, ObjectNotFound
 from shalekv.format import names
-from tests.kit.engine.replica import (
-    TTL_S,
-    AskedStore,
-    ReplicaGround,
-    all_shown,
-    get,
-    pass_s,
-    running,
-    scan,
-)
+from tests.kit.engine.replica import TTL_S, ReplicaGround, all_shown, get, pass_s, running, scan
+from tests.kit.store import FOR_EVER, FaultyStore, at_each, nothing
 from tests.kit.virtual_time import virtual_time
 
 
@@ -26,17 +19,17 @@ from tests.kit.virtual_time import virtual_time
 async def test_what_is_there_is_applied_in_order_more_of_it_at_once() -> None:
     """One request for each object, twice as many at once each time, and one for the end."""
     ground = await ReplicaGround.created()
-    store = AskedStore(ground)
+    store = FaultyStore(ground.another_store())
     engine = await ground.join(store, reader_parallel_reads=4)
     for number in range(9):
         await ground.put(a=b"%d" % number)
-    store.forget()
+    store.requests.clear()
     async with running(engine):
         await engine.catch_up()
     assert (engine.prefix.seq, engine.prefix.wal_id) == (9, 8)
-    assert sorted(store.gets) == [names.wal_name(n) for n in range(11)]  # 1 + 2 + 4 + 4
-    assert store.gets[0] == names.wal_name(0)
-    assert store.lists == []
+    assert sorted(store.asked("get")) == [names.wal_name(n) for n in range(11)]  # 1 + 2 + 4 + 4
+    assert store.asked("get")[0] == names.wal_name(0)
+    assert store.asked("list") == []
     assert await get(engine, b"a") == b"8"
     assert engine.follower.counts.applied == 9
 
@@ -50,16 +43,16 @@ async def test_answers_count_under_a_manifest_that_protects(
 ) -> None:
     """A snapshot that may be over is looked for after each answer; a sure one costs nothing."""
     ground = await ReplicaGround.created()
-    store = AskedStore(ground)
+    store = FaultyStore(ground.another_store())
     engine = await ground.join(store, snapshot=snapshot, poll_interval_idle_ms=3_600_000)
     if not is_sure:
         await pass_s(TTL_S - 1.5)
-    store.forget()
+    store.requests.clear()
     running_follower = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
     running_follower.cancel()
-    assert store.gets == [names.wal_name(0)]
-    assert store.lists == [names.MANIFEST_FOLDER] * lists
+    assert store.asked("get") == [names.wal_name(0)]
+    assert store.asked("list") == [names.MANIFEST_FOLDER] * lists
     assert engine.staleness_ms == 0
 
 
@@ -141,7 +134,7 @@ async def test_writer_that_is_not_known_yet_may_leave_gaps() -> None:
     """After an object of a newer epoch than the manifest that was seen, the log is listed."""
     ground = await ReplicaGround.created()
     await ground.put(a=b"1")
-    store = AskedStore(ground)
+    store = FaultyStore(ground.another_store())
     engine = await ground.join(store)
     await ground.take_over(k=4)
     await ground.put(b=b"2")
@@ -163,16 +156,16 @@ MIB = 1 << 20
 async def test_looks_are_paced_by_what_happens() -> None:
     """Every interval while something is written, then ever more seldom."""
     ground = await ReplicaGround.created()
-    store = AskedStore(ground)
+    store = FaultyStore(ground.another_store())
     settings = {"poll_interval_min_ms": 20, "poll_interval_idle_ms": 1_000}
     engine = await ground.join(store, poll_interval_ms=250, **settings)
-    store.forget()
+    store.requests.clear()
     following = asyncio.create_task(engine.follower.run())
     await pass_s(0.25 * EMPTY_LOOKS + 0.01)
-    assert len(store.gets) == EMPTY_LOOKS + 1
+    assert len(store.asked("get")) == EMPTY_LOOKS + 1
     await pass_s(10)
     assert engine.follower.interval_ms == 1_000
-    assert len(store.gets) <= EMPTY_LOOKS + 1 + 12
+    assert len(store.asked("get")) <= EMPTY_LOOKS + 1 + 12
     await ground.put(a=b"1")
     await engine.catch_up()
     assert engine.follower.interval_ms == 250
@@ -183,17 +176,18 @@ async def test_looks_are_paced_by_what_happens() -> None:
 async def test_look_that_began_before_does_not_answer_who_asks_now() -> None:
     """What was written before the question is seen by the answer."""
     ground = await ReplicaGround.created()
-    store = AskedStore(ground)
+    store = FaultyStore(ground.another_store())
     engine = await ground.join(store)
 
-    async def write_late(_: str) -> None:
-        store.after_get = store.before_get
+    async def answer_late() -> None:
+        store.before = nothing
         await ground.put(a=b"1")
         asked.append(asyncio.create_task(engine.catch_up()))
         await pass_s(1)
+        raise ObjectNotFound(store.url, "get", names.wal_name(0), "as it was asked for")
 
     asked: list[asyncio.Task[None]] = []
-    store.after_get = write_late
+    store.before = at_each("get", names.wal_name(0), answer_late)
     following = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
     assert engine.prefix.seq == 0
@@ -252,16 +246,12 @@ async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(snapshot
 async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> None:
     """By lapsed time: an object that is applied makes nothing fresher, the end behind it does."""
     ground = await ReplicaGround.created()
-    store = AskedStore(ground)
+    store = FaultyStore(ground.another_store())
     engine = await ground.join(store)
-
-    async def slow(_: str) -> None:
-        await pass_s(3)
-
     assert engine.staleness_ms == 0
     await pass_s(5)
     assert engine.staleness_ms == 5_000
-    store.before_get = slow
+    store.before = at_each("get", "", partial(pass_s, 3))
     following = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
     assert engine.staleness_ms == 3_000
@@ -275,21 +265,17 @@ async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> No
 async def test_store_that_does_not_answer_makes_the_state_grow_old() -> None:
     """Nobody who looks is told less than before, or hangs; it goes on when the store does."""
     ground = await ReplicaGround.created()
-    store = AskedStore(ground)
+    store = FaultyStore(ground.another_store())
     engine = await ground.join(store)
-
-    async def away(name: str) -> None:
-        raise StoreUnavailable(store.url, "get", name, "away")
-
     following = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
-    store.before_get = away
+    store.fail("get", times=FOR_EVER)
     since_s = asyncio.get_running_loop().time()
     await pass_s(4)
     await engine.catch_up()
     assert engine.follower.is_cut_off
     assert engine.staleness_ms / 1_000 >= asyncio.get_running_loop().time() - since_s >= 4
-    store.before_get = store.after_get
+    store.before = nothing
     await engine.catch_up()
     assert not engine.follower.is_cut_off
     assert engine.staleness_ms == 0

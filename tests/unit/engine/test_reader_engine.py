@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,8 @@ from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import DatabaseNotFound, ObjectNotFound, SnapshotNotFound, Stopping, WrongObject
 from shalekv.format import names
 from shalekv.format.sst import open_sst
-from tests.kit.engine.replica import TTL_S, AskedStore, ReplicaGround, get, pass_s, running, scan
+from tests.kit.engine.replica import TTL_S, ReplicaGround, get, pass_s, running, scan
+from tests.kit.store import FaultyStore, at_each
 from tests.kit.virtual_time import virtual_time
 
 
@@ -21,13 +23,8 @@ async def test_snapshot_is_renewed_while_the_log_is_loaded() -> None:
     ground = await ReplicaGround.created()
     for number in range(6):
         await ground.put(**{f"k{number}": b"1"})
-    store = AskedStore(ground)
-
-    async def slow(name: str) -> None:
-        if name.startswith(names.WAL_FOLDER):
-            await pass_s(TTL_S / 3)
-
-    store.before_get = slow
+    slow = at_each("get", names.WAL_FOLDER, partial(pass_s, TTL_S / 3))
+    store = FaultyStore(ground.another_store(), before=slow)
     joining = asyncio.create_task(ground.join(store, reader_parallel_reads=1))
     await pass_s(TTL_S + 5)
     await ground.compact()
@@ -43,14 +40,13 @@ async def test_joining_fails_when_the_log_is_lost() -> None:
     ground = await ReplicaGround.created()
     for number in range(4):
         await ground.put(**{f"k{number}": b"1"})
-    store = AskedStore(ground)
 
-    async def compact_and_collect(name: str) -> None:
-        if name == names.wal_name(0):
-            await ground.compact()
-            await ground.collect()
+    async def compact_and_collect() -> None:
+        await ground.compact()
+        await ground.collect()
 
-    store.before_get = compact_and_collect
+    lose = at_each("get", names.wal_name(0), compact_and_collect)
+    store = FaultyStore(ground.another_store(), before=lose)
     with pytest.raises(ObjectNotFound):
         await ground.join(store, snapshot="none", reader_parallel_reads=1)
     assert len(asyncio.all_tasks()) == 1
@@ -114,8 +110,7 @@ async def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -
     ground = await ReplicaGround.created()
     await ground.put(a=b"1")
     await ground.compact()
-    store = AskedStore(ground)
-    engine = await ground.join(store, snapshot="none")
+    engine = await ground.join(snapshot="none")
     held = engine.held
     await ground.put(a=b"2")
     await ground.compact()

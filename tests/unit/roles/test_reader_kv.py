@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,27 +23,26 @@ from shalekv.format import names
 from shalekv.roles.reader import JOINS_MAX, Reader
 from shalekv.roles.service import Call
 from shalekv.settings import CacheSettings, ReaderSettings, ReadSettings, UrlSettings
+from shalekv.store.api import ObjectStore
 from shalekv.v1 import kv_pb2
-from tests.kit.engine.replica import (
-    BY_HAND,
-    AskedStore,
-    ReplicaGround,
-    pass_s,
-)
+from tests.kit.engine.replica import BY_HAND, ReplicaGround, pass_s
 from tests.kit.inline_runtime import gathered
+from tests.kit.store import FaultyStore, at_each
 from tests.kit.virtual_time import virtual_time
 
 NO_CACHE = CacheSettings().model_copy(update={"block_cache_bytes": 0, "metadata_cache_bytes": 0})
 
 
-async def opened(ground: ReplicaGround, store: AskedStore | None = None, **settings: Any) -> Reader:
+async def opened(
+    ground: ReplicaGround, store: ObjectStore | None = None, **settings: Any
+) -> Reader:
     read = ReadSettings(
         database=UrlSettings(url="memory://replica"),
         cache=NO_CACHE,
         reader=ReaderSettings.model_validate(BY_HAND | settings),
     )
     return await Reader.open(
-        store or AskedStore(ground), settings=read, runtime=ground.local_runtime()
+        store or ground.another_store(), settings=read, runtime=ground.local_runtime()
     )
 
 
@@ -124,15 +124,12 @@ async def test_read_whose_tree_was_lost_begins_again() -> None:
 async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
     """A reader without a snapshot that comes too late for the log begins anew, not for ever."""
     ground = await ReplicaGround.created()
-    store = AskedStore(ground)
-    losses = 0
-
-    async def compact_and_collect(name: str) -> None:
-        if losses > 0 and name.startswith(names.WAL_FOLDER):
-            await lose_the_log()
+    losses = 1
 
     async def lose_the_log() -> None:
         nonlocal losses
+        if losses <= 0:
+            return
         losses -= 1
         await ground.compact()
         await ground.collect()
@@ -140,7 +137,8 @@ async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
             await ground.put(a=b"%d" % number)
 
     await lose_the_log()
-    store.before_get = compact_and_collect
+    losing = at_each("get", names.WAL_FOLDER, lose_the_log)
+    store = FaultyStore(ground.another_store(), before=losing)
     losses = JOINS_MAX - 1  # or fewer: more than one request may meet a loss
     reader = await opened(ground, store, snapshot="none", reader_parallel_reads=1)
     assert ((await get(reader, b"a")).value, losses) == (b"2", 0)
@@ -200,22 +198,18 @@ async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None
 async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
     """A state that is new enough is answered at once; another after one look, if that helps."""
     ground = await ReplicaGround.created()
-    store = AskedStore(ground)
+    store = FaultyStore(ground.another_store())
     reader = await opened(ground, store)
     async with running(reader):
         await reader.engine.catch_up()
         await pass_s(5)
         await ground.put(a=b"1")
-        store.forget()
+        store.requests.clear()
         assert not (await get(reader, b"a", max_staleness_ms=5_000)).found
-        assert store.gets == []
+        assert store.asked("get") == []
         reply = await get(reader, b"a", max_staleness_ms=4_999)
         assert (reply.value, reply.header.staleness_ms) == (b"1", 0)
-
-        async def slow(_: str) -> None:
-            await pass_s(2)
-
-        store.before_get = slow
+        store.before = at_each("get", "", partial(pass_s, 2))
         await pass_s(2)
         with pytest.raises(TooStale) as stale:
             await get(reader, b"a", max_staleness_ms=1_000)

@@ -32,6 +32,7 @@ from tests.kit.engine.loading_jobs import (
 )
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.store import (
+    FOR_EVER,
     FaultyStore,
     MortalProcess,
     at_each_request,
@@ -72,7 +73,7 @@ async def test_an_end_that_the_store_refuses_is_no_error() -> None:
     runtime = yielding_runtime()  # whose retries take no time
     job = await begin(CasStore(store, runtime, StoreSettings()))
     for operation in ("list", "get", "create"):
-        store.fail(operation, times=10_000)
+        store.fail(operation, times=FOR_EVER)
     await job.end()
     assert (await database.manifest()).leases
     database.pass_time(TTL_S + AGE_S + 1)

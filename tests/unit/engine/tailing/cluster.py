@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.election import Candidacy, Leader
@@ -21,7 +21,6 @@ from shalekv.core.quorum.messages import (
 )
 from shalekv.core.quorum.record import Ballot, Record
 from shalekv.engine.commit import Commit, WalContents
-from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.quorum.archive import Archive
 from shalekv.engine.quorum.links import DatabasePlace
 from shalekv.engine.quorum.objects import object_bytes
@@ -30,17 +29,11 @@ from shalekv.engine.wal import encode_wal
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.wal_record import make_record
-from shalekv.settings import CacheSettings, ReaderSettings, StoreSettings
+from shalekv.settings import StoreSettings
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
 from tests.kit.engine.commits import group_of
-from tests.kit.engine.replica import (
-    BY_HAND,
-    AskedStore,
-    ReplicaGround,
-    opened,
-    store_now_ms,
-)
+from tests.kit.engine.replica import ReplicaGround, store_now_ms
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.nodes import UPLOAD_TIMEOUT_MS, KeptLog, Node, Nodes
 
@@ -82,7 +75,6 @@ class QuorumCluster(ReplicaGround):
     async def opened(cls, seed: int = 0, *, is_quorum: bool = True) -> QuorumCluster:
         """A new database with a writer; its log is still in the bucket unless `is_quorum`."""
         cluster = await cls.created(seed)
-        assert isinstance(cluster, QuorumCluster)
         nodes = Nodes(6)
         cluster.database_id = (await cluster.manifest()).database_id
         nodes.admit_all(DatabasePlace(cluster.database_id, cluster.store.url))
@@ -208,16 +200,6 @@ class QuorumCluster(ReplicaGround):
         self.leader = self.leader.reconfigured(Configuration.of(manifest))
         self.tell_commit()
         return manifest
-
-    async def replica(self, store: AskedStore | None = None, **settings: Any) -> ReaderEngine:
-        """A replica that has loaded what is archived, and does nothing yet."""
-        reader = ReaderSettings.model_validate(BY_HAND | settings)
-        cas = CasStore(store or self.another_store(), self.local_runtime(), StoreSettings())
-
-        def open_ssts(manifest: Manifest) -> LevelSsts:
-            return LevelSsts(cas, database_id=manifest.database_id, settings=CacheSettings())
-
-        return await opened(cas, reader, open_ssts, self.links)
 
     def _heard(self) -> list[Keeper]:
         return [keeper for keeper in self.keepers if keeper.hears]

@@ -15,8 +15,9 @@ from shalekv.roles.engine_watches import watches_of
 from shalekv.roles.reader_kv import reader_header
 from shalekv.settings import MIB, StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
-from tests.kit.engine.replica import AskedStore, all_shown, pass_s, running
+from tests.kit.engine.replica import all_shown, pass_s, running
 from tests.kit.serving.watchers import TIMELESS, WatchClient
+from tests.kit.store import FaultyStore
 from tests.kit.virtual_time import virtual_time
 from tests.unit.engine.tailing.cluster import QuorumCluster, shown, steps
 
@@ -26,10 +27,10 @@ async def tailing(engine: ReaderEngine) -> None:
 
 
 @asynccontextmanager
-async def tailed(**settings: int) -> AsyncIterator[tuple[QuorumCluster, ReaderEngine]]:
+async def tailed(**settings: Any) -> AsyncIterator[tuple[QuorumCluster, ReaderEngine]]:
     """A new database and a replica of it, to which what is committed comes by itself."""
     cluster = await QuorumCluster.opened()
-    engine = await cluster.replica(None, **settings)
+    engine = await cluster.join(**settings)
     async with running(engine):
         await tailing(engine)
         yield cluster, engine
@@ -45,13 +46,13 @@ def followed(cluster: QuorumCluster) -> int:
 async def test_tail_saves_the_polls_of_the_bucket() -> None:
     """While the tail works no WAL object is asked for; manifest and archive are, now and then."""
     cluster = await QuorumCluster.opened()
-    store = AskedStore(cluster)
+    store = FaultyStore(cluster.another_store())
     settings = {"poll_interval_ms": 250, "manifest_interval_ms": 10_000}
-    engine = await cluster.replica(store, **settings)
+    engine = await cluster.join(store, **settings)
     async with running(engine):
         await tailing(engine)
         await engine.catch_up()
-        store.forget()
+        store.requests.clear()
         for number in range(60):
             seq = await cluster.put(a=b"%d" % number)
             await shown(engine, seq)
@@ -61,8 +62,8 @@ async def test_tail_saves_the_polls_of_the_bucket() -> None:
                 await cluster.archive(trims=True)
             await pass_s(1)
         assert engine.prefix.seq == cluster.seq
-        assert not [name for name in store.gets if name.startswith("wal/")]
-        assert len(store.lists) <= 6 * 4  # a manifest, the archive, and the own snapshot
+        assert not store.asked("get", "wal/")
+        assert len(store.asked("list")) <= 6 * 4  # a manifest, the archive, and the own snapshot
         assert cluster.links.status_count >= 60 * 4 * 2  # safekeepers are asked instead
 
 
@@ -162,7 +163,7 @@ async def test_one_safekeeper_says_nothing_of_what_came_after() -> None:
     It goes on to show what that one sends.
     """
     cluster = await QuorumCluster.opened()
-    engine = await cluster.replica(poll_interval_ms=100, manifest_interval_ms=500)
+    engine = await cluster.join(poll_interval_ms=100, manifest_interval_ms=500)
     async with running(engine):
         await steps(lambda: engine.is_told)
         await engine.catch_up()
@@ -191,7 +192,7 @@ async def test_one_safekeeper_says_nothing_of_what_came_after() -> None:
 async def test_what_a_majority_has_must_be_applied_first() -> None:
     """A tail that is behind the logs of the majority makes nothing fresh until it catches up."""
     cluster = await QuorumCluster.opened()
-    engine = await cluster.replica(poll_interval_ms=60_000)
+    engine = await cluster.join(poll_interval_ms=60_000)
     async with running(engine):
         await steps(lambda: engine.is_told)
         await engine.catch_up()
@@ -213,7 +214,7 @@ async def test_what_a_majority_has_must_be_applied_first() -> None:
 async def test_members_that_were_replaced_make_nothing_fresh() -> None:
     """Until the manifest is read again, old members may all be alive, and know nothing."""
     cluster = await QuorumCluster.opened()
-    engine = await cluster.replica(poll_interval_ms=100, manifest_interval_ms=20_000)
+    engine = await cluster.join(poll_interval_ms=100, manifest_interval_ms=20_000)
     async with running(engine):
         await pass_s(5)
         await engine.catch_up()
@@ -235,7 +236,7 @@ async def test_members_that_were_replaced_make_nothing_fresh() -> None:
 async def test_archive_alone_is_as_old_as_its_last_commit() -> None:
     """What is acknowledged and not archived may be missing: the bucket's end proves nothing."""
     cluster = await QuorumCluster.opened()
-    engine = await cluster.replica(tail="off", poll_interval_ms=100, poll_interval_idle_ms=100)
+    engine = await cluster.join(tail="off", poll_interval_ms=100, poll_interval_idle_ms=100)
     async with running(engine):
         await pass_s(5)
         assert engine.staleness_ms >= 5_000  # since the last fence
@@ -254,7 +255,7 @@ async def test_archive_alone_is_as_old_as_its_last_commit() -> None:
 async def test_bucket_proves_nothing_when_the_log_has_moved_to_safekeepers() -> None:
     """A replica that has not seen that it moved claims nothing for the time behind the fence."""
     cluster = await QuorumCluster.opened(is_quorum=False)
-    engine = await cluster.replica(
+    engine = await cluster.join(
         poll_interval_ms=100, poll_interval_idle_ms=100, manifest_interval_ms=60_000
     )
     async with running(engine):
@@ -281,7 +282,7 @@ async def test_archive_is_seen_of_what_memory_does_not_keep() -> None:
     archive.
     """
     cluster = await QuorumCluster.opened()
-    engine = await cluster.replica(reader_memtable_bytes_max=MIB)
+    engine = await cluster.join(reader_memtable_bytes_max=MIB)
     async with running(engine):
         await steps(lambda: engine.is_told)
         await shown(engine, await cluster.put(a=bytes(MIB // 4)))
@@ -324,7 +325,7 @@ async def test_watch_catches_up_although_commits_never_pause(
     a few reads, and each commit is told once.
     """
     cluster = await QuorumCluster.opened()
-    engine = await cluster.replica()
+    engine = await cluster.join()
     async with running(engine):
         await steps(lambda: engine.is_told)
         puts = reads = 0

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shalekv.core.wal_lease import find_wal_lease
 from shalekv.engine.reader_engine import ReaderEngine
-from shalekv.errors import StoreUnavailable
 from shalekv.roles.engine_watches import watches_of
 from shalekv.settings import StoreSettings, WatchSettings
-from shalekv.store.api import NO_METADATA, CreateOutcome
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
-from tests.kit.engine.replica import (
-    TTL_S,
-    AskedStore,
-    ReplicaGround,
-    pass_s,
-    running,
-)
+from tests.kit.engine.replica import TTL_S, ReplicaGround, pass_s, running
 from tests.kit.serving.watchers import TIMELESS, WatchClient
+from tests.kit.store import FOR_EVER, FaultyStore, nothing
 from tests.kit.virtual_time import virtual_time
 
 CONSUMER = "keeps the log"
-
-
-class ReadOnlyStore(AskedStore):
-    """Creates nothing while it is told to."""
-
-    is_read_only = False
-
-    async def create(
-        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-    ) -> CreateOutcome:
-        if self.is_read_only:
-            raise StoreUnavailable(self.url, "create", name, "refused")
-        return await super().create(name, data, metadata)
 
 
 def header(seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
@@ -102,7 +82,7 @@ async def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
     """
     ground = await ReplicaGround.created()
     await ground.put(k0=b"before")
-    store = ReadOnlyStore(ground)
+    store = FaultyStore(ground.another_store())
     engine = await ground.join(store)
     async with watching(ground, engine) as client:
         client.create(consumer=CONSUMER)
@@ -110,10 +90,10 @@ async def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
         lease = find_wal_lease(await ground.manifest(), f"consumer {CONSUMER}")
         assert lease is not None
         closing = asyncio.create_task(client.closed())  # takes what is told
-        store.is_read_only = True
+        store.fail("create", times=FOR_EVER)
         life_s = WatchSettings().consumer_lease_ttl_s
         await pass_s(life_s * 0.8)
-        store.is_read_only = False
+        store.before = nothing
         await pass_s(life_s * 0.15)
         renewed = find_wal_lease(await ground.manifest(), lease.holder)
         assert renewed is not None
