@@ -1,9 +1,9 @@
-"""A writer that takes loads, on a store that may die at any request."""
+"""A writer that takes loads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from shalekv.clock import LoopClock
@@ -27,52 +27,22 @@ from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
 from shalekv.settings import KIB, LevelCodec, LevelSettings, StoreSettings, WriterSettings
-from shalekv.store.api import NO_METADATA, CreateOutcome
 from shalekv.store.cas import CasStore
-from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.engine.commits import newest_state
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Told, yielding_runtime
 from tests.kit.samples import properties
-from tests.kit.store import STORE_NOW_MS
+from tests.kit.store import STORE_NOW_MS, FaultyStore
 
 SETTINGS = LevelSettings(
     sst_bytes=64 * KIB, block_bytes=4 * KIB, codec=LevelCodec.NONE, filter_bits=10
 )
 
 
-class Died(BaseException):
-    """The process is no more."""
-
-
-class MortalStore(MemoryStore):
-    """Dies at a create: before it takes effect, or after that and before it is answered."""
-
-    def __init__(self, objects: MemoryObjects) -> None:
-        super().__init__(lambda: STORE_NOW_MS, objects=objects)
-        self.creates = 0
-        self.dies_at: int | None = None  # counted from 1
-        self.takes_effect = False
-        self.gate = asyncio.Event()  # files of the levels wait for it
-        self.gate.set()
-
-    async def create(
-        self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
-    ) -> CreateOutcome:
-        self.creates += 1
-        if name.startswith("levels/"):
-            await self.gate.wait()
-        if self.dies_at is None or self.creates < self.dies_at:
-            return await super().create(name, data, metadata)
-        if self.takes_effect and self.creates == self.dies_at:
-            await super().create(name, data, metadata)
-        raise Died
-
-
 class LoadingWriter:
     """The log of an opening, with its loads."""
 
-    def __init__(self, database: Database, opened: OpenedLog, store: MortalStore) -> None:
+    def __init__(self, database: Database, opened: OpenedLog, store: FaultyStore) -> None:
         self.database = database
         self.opened = opened
         self.store = store
@@ -119,12 +89,12 @@ async def room_for_all() -> None:
 
 @asynccontextmanager
 async def loading(
-    database: Database, store: MortalStore | None = None
+    database: Database, store: FaultyStore | None = None
 ) -> AsyncIterator[LoadingWriter]:
     """A writer whose log runs; at the end it is closed."""
-    store = MortalStore(database.objects) if store is None else store
+    store = store or FaultyStore(database.another_store())
     opened = await database.open(store)
-    store.creates = 0
+    store.requests.clear()
     writer = LoadingWriter(database, opened, store)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(writer.log.run())

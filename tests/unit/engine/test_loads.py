@@ -43,8 +43,6 @@ from shalekv.store.memory import MemoryStore
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import (
     SETTINGS,
-    Died,
-    MortalStore,
     entries_of,
     file_of,
     loading,
@@ -62,6 +60,7 @@ from tests.kit.engine.running_log import (
     slots_on,
     yielding_runtime,
 )
+from tests.kit.store import Gate, MortalProcess, dying_at_each_request
 from tests.unit.format.test_load_record import info
 from tests.unit.format.test_load_record import load as load_of
 
@@ -86,7 +85,7 @@ async def test_a_large_batch_becomes_files_and_one_record() -> None:
         told = await writer.write(BATCH)
         receipt = await told.receipt()
         assert writer.admission.queued_bytes == 0
-        assert writer.store.creates == 1 + 3 + 1  # a manifest, the files, the record
+        assert len(writer.store.asked("create")) == 1 + 3 + 1  # a manifest, the files, the record
         assert writer.memtable.size_bytes == 0
     manifest = await database.manifest()
     [load] = await loads_in_wal(database)
@@ -105,36 +104,34 @@ async def test_a_large_batch_becomes_files_and_one_record() -> None:
     assert is_pending(pinned, load.load_id)
 
 
-@pytest.mark.parametrize("takes_effect", [False, True])
-@pytest.mark.parametrize("dies_at", range(1, 7))
-async def test_a_crash_leaves_all_or_nothing(dies_at: int, takes_effect: bool) -> None:  # noqa: FBT001
+async def test_a_crash_leaves_all_or_nothing() -> None:
     """Wherever the writer dies, what is left is the whole batch, or no trace that is read."""
-    database = await Database.created()
-    store = MortalStore(database.objects)
-    is_dead = False
-    try:
-        async with loading(database, store) as writer:
-            store.dies_at, store.takes_effect = dies_at, takes_effect
-            await (await writer.write(BATCH)).outcome()
-    except* Died:
-        is_dead = True
-    manifest = await database.manifest()
-    loads = await loads_in_wal(database)
-    was_written = (dies_at == 5 and takes_effect) or dies_at > 5
-    assert is_dead == (dies_at <= 5)
-    assert len(loads) == was_written
-    for load in loads:
-        assert entries_of(database, manifest, load) == numbered(BATCH, load.seq)
-        assert is_pending(manifest, load.load_id)
-    opened = drop_unrecorded(manifest, [load.load_id for load in loads])
-    assert [each.load_id for each in opened.pending_loads] == [each.load_id for each in loads]
+
+    async def run(process: MortalProcess) -> None:
+        database = await Database.created()
+
+        async def write() -> None:
+            async with loading(database, process.store(database.another_store())) as writer:
+                await (await writer.write(BATCH)).outcome()
+
+        is_alive = await process.run(write())
+        manifest = await database.manifest()
+        loads = await loads_in_wal(database)
+        assert len(loads) == is_alive
+        for load in loads:
+            assert entries_of(database, manifest, load) == numbered(BATCH, load.seq)
+            assert is_pending(manifest, load.load_id)
+        opened = drop_unrecorded(manifest, [load.load_id for load in loads])
+        assert [each.load_id for each in opened.pending_loads] == [each.load_id for each in loads]
+
+    assert await dying_at_each_request(run) >= 1 + 3 + 1
 
 
 async def test_a_call_that_ends_early_leaves_nothing() -> None:
     """A batch whose caller goes while files are written is not applied, nor pending for long."""
     database = await Database.created()
     async with loading(database) as writer:
-        writer.store.gate.clear()
+        writer.store.before = gate = Gate("create", names.LEVELS_FOLDER, is_open=False)
         call = asyncio.create_task(writer.write(BATCH))
         while not (await database.manifest()).pending_loads:
             await quiesce()
@@ -143,7 +140,7 @@ async def test_a_call_that_ends_early_leaves_nothing() -> None:
         while (await database.manifest()).pending_loads:
             await quiesce()
         assert writer.admission.queued_bytes == 0
-        writer.store.gate.set()
+        gate.open()
         await (await writer.write(BATCH[:3])).receipt()
     [load] = await loads_in_wal(database)
     assert len(load.ssts) == 1
@@ -224,7 +221,7 @@ async def test_files_are_what_the_load_says(
     async with loading(database) as writer:
         with pytest.raises(InvalidRequest, match=rf"ssts\[0\].*{problem}"):
             await writer.loads.ingest("x", [spoil(infos[0]), infos[1]])
-        assert writer.store.creates == 0
+        assert writer.store.asked("create") == []
         assert not (await writer.loads.ingest("x", infos)).already_applied
 
 

@@ -301,7 +301,7 @@ async def test_requests_are_checked(sent: admin_pb2.IngestSstRequest, field: str
         with pytest.raises(InvalidRequest) as caught:
             await Ingests(writer.loads, header).ingest_sst(sent)
         assert caught.value.field == field
-        assert writer.store.creates == 0
+        assert writer.store.asked("create") == []
 
 
 @pytest.mark.parametrize("version", [0, 2])
