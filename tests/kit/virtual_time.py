@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
+from tests.sim.faults import Faults
 from tests.sim.run import simulate
 from tests.sim.world import World
 
@@ -20,12 +22,29 @@ def virtual_time(
     def decorated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            async def in_world(_: World) -> None:
-                await test(*args, **kwargs)
-
             for each in range(seed, seed + orders):
-                simulate(each, in_world)
+                simulate(each, lambda _: test(*args, **kwargs))
 
+        return run
+
+    return decorated
+
+
+def virtual_world(
+    orders: int = 1, *, seed: int = 0, faults: Faults | None = None
+) -> Callable[[Callable[Concatenate[World, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """As `virtual_time`, for a test whose first argument is the world that it runs in."""
+
+    def decorated(
+        test: Callable[Concatenate[World, P], Coroutine[Any, Any, None]],
+    ) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            for each in range(seed, seed + orders):
+                simulate(each, lambda world: test(world, *args, **kwargs), faults=faults)
+
+        _, *others = inspect.signature(test).parameters.values()
+        run.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
         return run
 
     return decorated

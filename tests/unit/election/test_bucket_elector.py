@@ -23,9 +23,9 @@ from shalekv.store.two_phase.memory import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.store import STORE_NOW_MS, FaultyStore, Request
+from tests.kit.virtual_time import virtual_world
 from tests.sim.faults import Faults
 from tests.sim.nodes import Node
-from tests.sim.run import simulate
 from tests.sim.world import World
 
 TTL_MS = 3_000
@@ -84,7 +84,7 @@ class Candidates:
         return next(iter(self.reigning))
 
 
-SEEDS = range(6)
+ORDERS = 6
 HELD = ElectionLease("there", bytes(16), TTL_MS)
 
 
@@ -93,63 +93,53 @@ async def ids(world: World) -> list[int | None]:
     return [parse_election_name(info.name) async for info in listed]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_crash_is_followed_by_another_holder(seed: int) -> None:
+@virtual_world(ORDERS)
+async def test_a_crash_is_followed_by_another_holder(world: World) -> None:
     """Not before the TTL is over, and not much later."""
-
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        for name in "abc":
-            candidates.start(name)
-        for _ in range(10):
-            holder = await candidates.reigns_somebody()
-            await world.sleep_ms(world.rng.uniform(0, 3 * TTL_MS))
-            candidates.crash(holder)
-            crashed_ms = world.now_ms
-            successor = await candidates.reigns_somebody()
-            waited_ms = world.now_ms - crashed_ms
-            assert successor != holder
-            assert TTL_MS / 2 < waited_ms < 1.4 * TTL_MS
-            candidates.start(holder)
-        assert candidates.most == 1
-
-    simulate(seed, main)
+    candidates = Candidates(world)
+    for name in "abc":
+        candidates.start(name)
+    for _ in range(10):
+        holder = await candidates.reigns_somebody()
+        await world.sleep_ms(world.rng.uniform(0, 3 * TTL_MS))
+        candidates.crash(holder)
+        crashed_ms = world.now_ms
+        successor = await candidates.reigns_somebody()
+        waited_ms = world.now_ms - crashed_ms
+        assert successor != holder
+        assert TTL_MS / 2 < waited_ms < 1.4 * TTL_MS
+        candidates.start(holder)
+    assert candidates.most == 1
 
 
-def test_a_released_lease_is_taken_at_once() -> None:
+@virtual_world(seed=1)
+async def test_a_released_lease_is_taken_at_once(world: World) -> None:
     """Without a wait for the TTL."""
-
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        tenure = await world.node("a").run(candidates.elector("a").campaign())
-        candidates.start("b")
-        await world.sleep_ms(TTL_MS / 2)
-        assert not candidates.reigning
-        await world.node("a").run(tenure.resign())
-        resigned_ms = world.now_ms
-        assert await candidates.reigns_somebody() == "b"
-        assert world.now_ms - resigned_ms < TTL_MS / 3
-
-    simulate(1, main)
+    candidates = Candidates(world)
+    tenure = await world.node("a").run(candidates.elector("a").campaign())
+    candidates.start("b")
+    await world.sleep_ms(TTL_MS / 2)
+    assert not candidates.reigning
+    await world.node("a").run(tenure.resign())
+    resigned_ms = world.now_ms
+    assert await candidates.reigns_somebody() == "b"
+    assert world.now_ms - resigned_ms < TTL_MS / 3
 
 
-def test_a_renewal_that_was_cut_off_does_not_hinder_the_release() -> None:
+@virtual_world(seed=1)
+async def test_a_renewal_that_was_cut_off_does_not_hinder_the_release(world: World) -> None:
     """A holder that ends in the middle of a renewal releases the lease all the same."""
-
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        node = world.node("a")
-        tenure = await node.run(candidates.elector("a").campaign())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(TTL_MS / 3_000 + 0.015):  # the create is on its way
-                await node.run(tenure.keep())
-        await node.run(tenure.resign())
-        assert await ids(world) == [0, 1, 2]
-        candidates.start("b")
-        await world.sleep_ms(TTL_MS / 3)
-        assert "b" in candidates.reigning
-
-    simulate(1, main)
+    candidates = Candidates(world)
+    node = world.node("a")
+    tenure = await node.run(candidates.elector("a").campaign())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(TTL_MS / 3_000 + 0.015):  # the create is on its way
+            await node.run(tenure.keep())
+    await node.run(tenure.resign())
+    assert await ids(world) == [0, 1, 2]
+    candidates.start("b")
+    await world.sleep_ms(TTL_MS / 3)
+    assert "b" in candidates.reigning
 
 
 async def test_who_creates_behind_others_is_not_elected() -> None:
@@ -177,64 +167,54 @@ async def test_who_creates_behind_others_is_not_elected() -> None:
     assert "there" in told[told.index("there") + 1 :]  # seen again, after it came behind
 
 
-def test_what_cannot_be_read_is_waited_out() -> None:
+@virtual_world(seed=1)
+async def test_what_cannot_be_read_is_waited_out(world: World) -> None:
     """An object that is no lease holds candidates up for one TTL, as any lease."""
-
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        await world.store_for("other").create(election_name(41), b"of a newer version")
-        candidates.start("a")
-        await world.sleep_ms(TTL_MS)
-        assert not candidates.reigning
-        await world.sleep_ms(TTL_MS / 2)
-        assert "a" in candidates.reigning
-
-    simulate(1, main)
+    candidates = Candidates(world)
+    await world.store_for("other").create(election_name(41), b"of a newer version")
+    candidates.start("a")
+    await world.sleep_ms(TTL_MS)
+    assert not candidates.reigning
+    await world.sleep_ms(TTL_MS / 2)
+    assert "a" in candidates.reigning
 
 
-def test_a_rival_ends_a_tenure() -> None:
+@virtual_world(seed=1)
+async def test_a_rival_ends_a_tenure(world: World) -> None:
     """A holder that finds another's lease under the next name has lost its own, and says so."""
-
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        node = world.node("a")
-        tenure = await node.run(candidates.elector("a").campaign())
-        runtime = world.runtime_for("b")
-        cas = CasStore(world.store_for("b"), runtime, StoreSettings())
-        seen = await cas.reads.get(election_name(0))
-        await world.store_for("b").create(election_name(1), seen.data)  # not of that id
-        assert await node.run(tenure.keep()) == "somebody else has taken the lease"
-        await node.run(tenure.resign())
-        assert await ids(world) == [0, 1]
-
-    simulate(1, main)
+    candidates = Candidates(world)
+    node = world.node("a")
+    tenure = await node.run(candidates.elector("a").campaign())
+    runtime = world.runtime_for("b")
+    cas = CasStore(world.store_for("b"), runtime, StoreSettings())
+    seen = await cas.reads.get(election_name(0))
+    await world.store_for("b").create(election_name(1), seen.data)  # not of that id
+    assert await node.run(tenure.keep()) == "somebody else has taken the lease"
+    await node.run(tenure.resign())
+    assert await ids(world) == [0, 1]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_rough_store_delays_elections_and_no_more(seed: int) -> None:
+@virtual_world(ORDERS, faults=Faults.rough())
+async def test_a_rough_store_delays_elections_and_no_more(world: World) -> None:
     """With lost requests, late ones and slow spells the lease changes hands, and somebody has it
     again and again; whoever loses it is told why.
     """
-
-    async def main(world: World) -> None:
-        candidates = Candidates(world)
-        for name in "abc":
-            candidates.start(name)
-        for _ in range(20):
-            await candidates.reigns_somebody()
-            await world.sleep_ms(world.rng.uniform(0, 20 * TTL_MS))
-            if world.rng.random() < 0.5:
-                name = world.rng.choice("abc")
-                candidates.crash(name)
-                candidates.start(name)
-        world.store.faults = Faults.none()
-        await world.sleep_ms(300_000)  # late requests arrive
+    candidates = Candidates(world)
+    for name in "abc":
+        candidates.start(name)
+    for _ in range(20):
         await candidates.reigns_somebody()
-        assert len(candidates.reigning) == 1
-        assert all(candidates.endings)
-        assert len(await ids(world)) <= 3 * KEPT
-
-    simulate(seed, main, faults=Faults.rough())
+        await world.sleep_ms(world.rng.uniform(0, 20 * TTL_MS))
+        if world.rng.random() < 0.5:
+            name = world.rng.choice("abc")
+            candidates.crash(name)
+            candidates.start(name)
+    world.store.faults = Faults.none()
+    await world.sleep_ms(300_000)  # late requests arrive
+    await candidates.reigns_somebody()
+    assert len(candidates.reigning) == 1
+    assert all(candidates.endings)
+    assert len(await ids(world)) <= 3 * KEPT
 
 
 RENEWALS = 200

@@ -13,7 +13,7 @@ from shalekv.errors import ConditionFailed
 from shalekv.format import names
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import OLDER, RunningLog, quiesce, running
-from tests.sim.run import simulate
+from tests.kit.virtual_time import virtual_world
 from tests.sim.world import World
 
 
@@ -56,23 +56,20 @@ async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
         }
 
 
-def test_objects_are_spaced() -> None:
+@virtual_world()
+async def test_objects_are_spaced(world: World) -> None:
     """A stream of writes makes no more than one object in each interval, and the first at once."""
-
-    async def main(world: World) -> None:
-        log = RunningLog(interval_ms=50)
-        began_ms = world.now_ms
-        arrived_ms: list[float] = []
-        async with running(log):
-            for number in range(20):
-                log.write(b"%d" % number)
-                await world.sleep_ms(10)
-                while len(arrived_ms) < len(log.store.held):
-                    arrived_ms.append(world.now_ms - began_ms)
-                    log.store.held[-1].release()
-        assert arrived_ms == pytest.approx([10, 60, 110, 160], abs=0.1)
-
-    simulate(0, main)
+    log = RunningLog(interval_ms=50)
+    began_ms = world.now_ms
+    arrived_ms: list[float] = []
+    async with running(log):
+        for number in range(20):
+            log.write(b"%d" % number)
+            await world.sleep_ms(10)
+            while len(arrived_ms) < len(log.store.held):
+                arrived_ms.append(world.now_ms - began_ms)
+                log.store.held[-1].release()
+    assert arrived_ms == pytest.approx([10, 60, 110, 160], abs=0.1)
 
 
 async def test_log_does_not_run_ahead_of_a_slow_upload() -> None:

@@ -22,7 +22,7 @@ from tests.kit.engine.commits import put
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import quiesce
 from tests.kit.store import HeldStore
-from tests.sim.run import simulate
+from tests.kit.virtual_time import virtual_world
 from tests.sim.world import World
 
 
@@ -59,18 +59,15 @@ async def test_database_of_another_mode_is_refused(mode: dict[str, Any]) -> None
     assert await database.manifest() == before
 
 
-def test_conflicts_for_too_long_are_told() -> None:
+@virtual_world()
+async def test_conflicts_for_too_long_are_told(world: World) -> None:
     """An opening that never wins gives up after its time, with an error of its own."""
-
-    async def main(world: World) -> None:
-        database = await Database.created()
-        store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-        began_ms = world.now_ms
-        with pytest.raises(ManifestConflict, match="within 500 ms"):
-            await database.open(store, open_timeout_ms=500)
-        assert world.now_ms - began_ms == pytest.approx(500, abs=1)
-
-    simulate(0, main)
+    database = await Database.created()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    began_ms = world.now_ms
+    with pytest.raises(ManifestConflict, match="within 500 ms"):
+        await database.open(store, open_timeout_ms=500)
+    assert world.now_ms - began_ms == pytest.approx(500, abs=1)
 
 
 async def test_fences_in_recycled_slots_do_not_count() -> None:
@@ -150,19 +147,16 @@ async def merge_all_but_the_last(world: World, stored: StoredManifest) -> None:
         await stored.edit(merge, lambda m, c=c: m.wal_id_last_compacted == c)  # type: ignore[misc]
 
 
-def test_an_opening_ends_although_its_fences_are_merged_at_once() -> None:
+@virtual_world()
+async def test_an_opening_ends_although_its_fences_are_merged_at_once(world: World) -> None:
     """A writer that needs many fences opens beside a compactor that merges each of them (I13)."""
-
-    async def main(world: World) -> None:
-        runtime = world.runtime_for("creator")
-        await create_database(world.store_for("creator"), runtime, StoreSettings())
-        compactor = world.node("compactor")
-        stored = StoredManifest(cas_of(world, "compactor"))
-        compactor.start(merge_all_but_the_last(world, stored))
-        settings = WriterSettings(max_parallel_writes=16, open_timeout_ms=3_600_000)
-        async with asyncio.timeout(60):
-            opened = await world.node("a").run(open_log(cas_of(world, "a"), settings, address="a"))
-        assert await is_owner(opened)
-        assert opened.manifest.current.fence_width == settings.max_parallel_writes
-
-    simulate(0, main)
+    runtime = world.runtime_for("creator")
+    await create_database(world.store_for("creator"), runtime, StoreSettings())
+    compactor = world.node("compactor")
+    stored = StoredManifest(cas_of(world, "compactor"))
+    compactor.start(merge_all_but_the_last(world, stored))
+    settings = WriterSettings(max_parallel_writes=16, open_timeout_ms=3_600_000)
+    async with asyncio.timeout(60):
+        opened = await world.node("a").run(open_log(cas_of(world, "a"), settings, address="a"))
+    assert await is_owner(opened)
+    assert opened.manifest.current.fence_width == settings.max_parallel_writes

@@ -25,8 +25,7 @@ from tests.kit.serving.roles import (
     serving,
 )
 from tests.kit.states import counter
-from tests.sim.run import simulate
-from tests.sim.world import World
+from tests.kit.virtual_time import virtual_time
 
 MIB = 1 << 20
 KEY = b"the key of a request"
@@ -103,22 +102,19 @@ async def test_copy_at_the_door_finds_what_landed_meanwhile() -> None:
         assert (await writer.get(b"n")).value == counter(1)
 
 
-def test_time_at_the_door_is_bounded() -> None:
+@virtual_time(seed=1)
+async def test_time_at_the_door_is_bounded() -> None:
     """Who finds no room within `queue_wait_ms` is refused, with advice, and its key is free."""
-
-    async def main(_: World) -> None:
-        async with serving(queued_bytes_max=MIB, queue_wait_ms=500, retry_after_ms=70) as writer:
-            full(writer)
-            copies = [await waits(writer, COUNT_UP) for _ in range(2)]
-            for refused in await asyncio.gather(*copies, return_exceptions=True):
-                assert isinstance(refused, QueueFull)
-                assert refused.retry_after_ms == 70
-            writer.store.let_go()
-            await writer.put(b"b")
-            assert (await writer.ask(COUNT_UP)).header.seq == 3
-            assert (await writer.get(b"n")).value == counter(1)
-
-    simulate(1, main)
+    async with serving(queued_bytes_max=MIB, queue_wait_ms=500, retry_after_ms=70) as writer:
+        full(writer)
+        copies = [await waits(writer, COUNT_UP) for _ in range(2)]
+        for refused in await asyncio.gather(*copies, return_exceptions=True):
+            assert isinstance(refused, QueueFull)
+            assert refused.retry_after_ms == 70
+        writer.store.let_go()
+        await writer.put(b"b")
+        assert (await writer.ask(COUNT_UP)).header.seq == 3
+        assert (await writer.get(b"n")).value == counter(1)
 
 
 async def test_closing_turns_away_who_waits() -> None:

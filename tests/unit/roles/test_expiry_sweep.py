@@ -17,8 +17,7 @@ from tests.kit.serving.sweeping import (
     told,
 )
 from tests.kit.states import counter
-from tests.kit.virtual_time import virtual_time
-from tests.sim.run import simulate
+from tests.kit.virtual_time import virtual_time, virtual_world
 from tests.sim.world import World
 
 SECOND_MS = 1_000
@@ -166,20 +165,17 @@ async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() ->
             assert [key for key, _ in await told(database)] == expected
 
 
-def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires() -> None:
+@virtual_world(seed=1)
+async def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires(world: World) -> None:
     """A value is told within seconds of its end; before and after, no request is sent."""
-
-    async def main(world: World) -> None:
-        database = await Database.created()
-        async with serving(database, fence_poll_ms=3_600_000) as writer:
-            await writer.put(b"a", ttl_ms=TTL_MS)
-            objects = len(await database.wal())
-            await world.sleep_ms(60_000)
-            assert len(await database.wal()) == objects
-            writer.pass_ms(TTL_MS + SECOND_MS)
-            await world.sleep_ms(1_100)
-            assert [key for key, _ in await told(database)] == [b"a"]
-            await world.sleep_ms(60_000)
-            assert len(await database.wal()) == objects + 1
-
-    simulate(1, main)
+    database = await Database.created()
+    async with serving(database, fence_poll_ms=3_600_000) as writer:
+        await writer.put(b"a", ttl_ms=TTL_MS)
+        objects = len(await database.wal())
+        await world.sleep_ms(60_000)
+        assert len(await database.wal()) == objects
+        writer.pass_ms(TTL_MS + SECOND_MS)
+        await world.sleep_ms(1_100)
+        assert [key for key, _ in await told(database)] == [b"a"]
+        await world.sleep_ms(60_000)
+        assert len(await database.wal()) == objects + 1

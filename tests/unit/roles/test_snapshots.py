@@ -36,7 +36,7 @@ from tests.kit.serving.roles import (
     serving,
 )
 from tests.kit.serving.sweeping import compact
-from tests.sim.run import simulate
+from tests.kit.virtual_time import virtual_world
 from tests.sim.world import World
 
 
@@ -187,44 +187,39 @@ async def test_scan_of_a_snapshot_goes_on_at_any_server(
         assert pairs([found[0], *rest]) == pairs(whole)
 
 
-def test_view_of_a_resumable_scan_does_not_stay() -> None:
+@virtual_world(seed=1)
+async def test_view_of_a_resumable_scan_does_not_stay(world: World) -> None:
     """One that has come to its end is kept for moments, and is the first to make room.
 
     Where the caller went away before, it is kept for as long as that of any page.
     """
-
-    async def main(world: World) -> None:
-        limits = LimitSettings(
-            scan_message_bytes=1_024, scan_view_ttl_ms=60_000, scan_view_count_max=2
-        )
-        async with serving(limits=limits) as writer:
-            many = [put(b"%03d" % number, b"v" * 100) for number in range(50)]
-            await writer.ask(kv_pb2.WriteRequest(changes=many))
-            views = writer.kv.scans.views
-            whole = await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
-            rest = await scanned(writer, kv_pb2.RequestHeader(), page_token=whole[-2].page_token)
-            assert pairs(rest) == pairs(whole[-1:])  # whose last message was lost on its way
-            ended = await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
-            page = await scanned(writer, kv_pb2.RequestHeader(), limit=1)
-            await scanned(writer, kv_pb2.RequestHeader(), limit=1)
-            with pytest.raises(PageExpired):
-                await scanned(writer, kv_pb2.RequestHeader(), page_token=ended[0].page_token)
-            await scanned(writer, kv_pb2.RequestHeader(), page_token=page[0].page_token)
-            views.close()
-            await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
-            await scanned(writer, kv_pb2.RequestHeader(), resumable=True, limit=1_000)
-            assert len(views) == 2
-            await world.sleep_ms(ENDED_TTL_MS + 1)
-            assert len(views) == 0
-            request = kv_pb2.ScanRequest(resumable=True)
-            messages = cast("Messages", writer.kv.scan(request, CALL))
-            first = await anext(messages)
-            await world.sleep_ms(100_000)  # nobody takes it
-            assert len(views) == 0
-            await messages.aclose()
-            assert len(views) == 1
-            await world.sleep_ms(59_000)
-            rest = await scanned(writer, kv_pb2.RequestHeader(), page_token=first.page_token)
-            assert pairs([first, *rest]) == pairs(whole)
-
-    simulate(1, main)
+    limits = LimitSettings(scan_message_bytes=1_024, scan_view_ttl_ms=60_000, scan_view_count_max=2)
+    async with serving(limits=limits) as writer:
+        many = [put(b"%03d" % number, b"v" * 100) for number in range(50)]
+        await writer.ask(kv_pb2.WriteRequest(changes=many))
+        views = writer.kv.scans.views
+        whole = await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
+        rest = await scanned(writer, kv_pb2.RequestHeader(), page_token=whole[-2].page_token)
+        assert pairs(rest) == pairs(whole[-1:])  # whose last message was lost on its way
+        ended = await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
+        page = await scanned(writer, kv_pb2.RequestHeader(), limit=1)
+        await scanned(writer, kv_pb2.RequestHeader(), limit=1)
+        with pytest.raises(PageExpired):
+            await scanned(writer, kv_pb2.RequestHeader(), page_token=ended[0].page_token)
+        await scanned(writer, kv_pb2.RequestHeader(), page_token=page[0].page_token)
+        views.close()
+        await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
+        await scanned(writer, kv_pb2.RequestHeader(), resumable=True, limit=1_000)
+        assert len(views) == 2
+        await world.sleep_ms(ENDED_TTL_MS + 1)
+        assert len(views) == 0
+        request = kv_pb2.ScanRequest(resumable=True)
+        messages = cast("Messages", writer.kv.scan(request, CALL))
+        first = await anext(messages)
+        await world.sleep_ms(100_000)  # nobody takes it
+        assert len(views) == 0
+        await messages.aclose()
+        assert len(views) == 1
+        await world.sleep_ms(59_000)
+        rest = await scanned(writer, kv_pb2.RequestHeader(), page_token=first.page_token)
+        assert pairs([first, *rest]) == pairs(whole)
