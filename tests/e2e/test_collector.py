@@ -7,21 +7,21 @@ from functools import partial
 from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
-from tests.kit.engine.collection import Ground, load, save
+from tests.kit.engine.collection import CollectedDatabase, load, save
 from tests.kit.processes.child import EXIT_S, Line
 from tests.kit.processes.processes import SHALEKV, Processes, environment
 
 FAST = ("--collect-interval-ms", "10", "--log-format", "json")
 
 
-async def database(root: Path) -> Ground:
+async def with_garbage(root: Path) -> CollectedDatabase:
     """Files of a database with garbage, all long ago."""
-    ground = await Ground.created()
-    await ground.wal(4)
-    await ground.compact(2)
-    await ground.merge()
-    save(ground, root)
-    return ground
+    database = await CollectedDatabase.created()
+    await database.wal(4)
+    await database.compact(2)
+    await database.merge()
+    save(database, root)
+    return database
 
 
 def is_idle(url: str, line: Line) -> bool:
@@ -33,7 +33,7 @@ async def test_databases_are_collected_until_it_is_told_to_stop(
     processes: Processes, tmp_path: Path
 ) -> None:
     """A line for each collection; one that fails is told, again and again, and stops nobody."""
-    grounds = [await database(tmp_path / name) for name in ("one", "two")]
+    databases = [await with_garbage(tmp_path / name) for name in ("one", "two")]
     urls = [f"file://{tmp_path}/{name}" for name in ("one", "none", "two")]
     child = processes.start("collector", *(part for url in urls for part in ("--url", url)), *FAST)
     for url in (urls[0], urls[2]):
@@ -45,18 +45,18 @@ async def test_databases_are_collected_until_it_is_told_to_stop(
     assert await child.stop() == ExitCode.OK
     collected = [line for line in child.lines() if line.get("deleted_objects")]
     assert sorted(line["url"] for line in collected) == sorted((urls[0], urls[2]))
-    for ground, name in zip(grounds, ("one", "two"), strict=True):
-        left = load(tmp_path / name, ground)
+    for database, name in zip(databases, ("one", "two"), strict=True):
+        left = load(tmp_path / name, database)
         assert left.names() == await left.needed()
 
 
 async def test_once_ends_with_the_code_of_what_failed(processes: Processes, tmp_path: Path) -> None:
     """All databases are collected, whichever fails."""
-    ground = await database(tmp_path / "one")
+    database = await with_garbage(tmp_path / "one")
     urls = ("--url", f"file://{tmp_path}/none", "--url", f"file://{tmp_path}/one")
     child = await processes.run("collector", *urls, "--once", *FAST)
     assert await child.exited() == ExitCode.DATABASE_NOT_FOUND, child.report()
-    left = load(tmp_path / "one", ground)
+    left = load(tmp_path / "one", database)
     assert left.names() == await left.needed()
     child = await processes.run("collector", *urls[2:], "--once", *FAST)
     assert await child.exited() == ExitCode.OK, child.report()

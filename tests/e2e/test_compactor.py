@@ -21,7 +21,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
-from tests.kit.engine.compaction import Trial, put, small_settings
+from tests.kit.engine.compaction import CompactedDatabase, put, small_settings
 from tests.kit.engine.naive_merge import NaiveTree, answers
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.processes.child import EXIT_S, Child, Line
@@ -38,26 +38,26 @@ SLOW = ("--compaction-rate-bytes", "8192", "--subcompaction-count-max", "3")
 
 
 @pytest.fixture
-async def trial(tmp_path: Path) -> Trial:
+async def database(tmp_path: Path) -> CompactedDatabase:
     """A database in `tmp_path`: L0 and WAL have the same keys, and do not compress."""
     random = Random(3)
-    trial = await Trial.begun(small_settings(sst_bytes=65_536, block_bytes=4_096))
+    database = await CompactedDatabase.begun(small_settings(sst_bytes=65_536, block_bytes=4_096))
     for slot in range(2):
-        await trial.write(*([put(key, random.randbytes(300))] for key in KEYS))
+        await database.write(*([put(key, random.randbytes(300))] for key in KEYS))
         if slot == 0:
-            await trial.run(WalJob(range(1), "the first"))
-    await trial.save(tmp_path)
-    return trial
+            await database.run(WalJob(range(1), "the first"))
+    await database.save(tmp_path)
+    return database
 
 
-async def check(trial: Trial, path: Path) -> Manifest:
+async def check(database: CompactedDatabase, path: Path) -> Manifest:
     """The levels hold what was written to the slots up to c."""
     runtime = Runtime(LoopClock(), SystemRandom(), InlineWorkers())
     store = LocalStore(path, runtime)
     manifest = await StoredManifest(CasStore(store, runtime, StoreSettings())).refresh()
     naive = await NaiveTree.read(store, manifest)
     now_ms = manifest.logical_time_ms
-    assert naive.answers(KEYS, now_ms) == answers(trial.compacted(manifest), KEYS, now_ms)
+    assert naive.answers(KEYS, now_ms) == answers(database.compacted(manifest), KEYS, now_ms)
     return manifest
 
 
@@ -92,7 +92,7 @@ def has_ended(pid: int) -> bool:
 
 
 async def test_killed_it_leaves_no_process_behind(
-    processes: Processes, tmp_path: Path, trial: Trial
+    processes: Processes, tmp_path: Path, database: CompactedDatabase
 ) -> None:
     """After kill -9 its processes end by themselves. The next compactor, with --once, merges WAL
     and L0 in processes of their own, gives up its lease, and ends with 0.
@@ -101,11 +101,11 @@ async def test_killed_it_leaves_no_process_behind(
     pids = await part_pids(child, 2)
     os.kill(child.pid, signal.SIGKILL)
     assert all(map(has_ended, pids))
-    await check(trial, tmp_path)
+    await check(database, tmp_path)
     following = start(processes, tmp_path, "--once")
     assert await following.exited() == 0, following.report()
-    manifest = await check(trial, tmp_path)
-    assert manifest.first_uncompacted_wal_id == len(trial.written)
+    manifest = await check(database, tmp_path)
+    assert manifest.first_uncompacted_wal_id == len(database.written)
     assert not Tree.of(manifest).l0
     assert not any(f" {following.pid} " in lease.holder for lease in manifest.leases)
     assert len(parts(following)) >= 2
@@ -113,7 +113,7 @@ async def test_killed_it_leaves_no_process_behind(
 
 
 async def test_a_part_that_is_killed_is_run_again(
-    processes: Processes, tmp_path: Path, trial: Trial
+    processes: Processes, tmp_path: Path, database: CompactedDatabase
 ) -> None:
     """The merge is given up with all its processes, nothing is published, and it begins anew; in
     the middle of that SIGTERM ends it with 0, its processes with it.
@@ -124,18 +124,18 @@ async def test_a_part_that_is_killed_is_run_again(
     line = await child.line(lambda line: line.get("event") == "compaction failed")
     assert "ended with -9" in line["problem"]
     assert all(map(has_ended, pids[:2]))
-    assert Tree.of(await check(trial, tmp_path)).l0
+    assert Tree.of(await check(database, tmp_path)).l0
     await child.line(lambda _: len(parts(child)) > len(pids))
     os.kill(child.pid, signal.SIGTERM)
     assert await child.exited() == 0, child.report()
     assert all(map(has_ended, parts(child)))
-    manifest = await check(trial, tmp_path)
+    manifest = await check(database, tmp_path)
     assert Tree.of(manifest).l0
-    assert [lease.holder for lease in manifest.leases] == ["trial"]
+    assert [lease.holder for lease in manifest.leases] == ["test"]
 
 
 async def test_a_second_compactor_takes_over(
-    processes: Processes, tmp_path: Path, trial: Trial
+    processes: Processes, tmp_path: Path, database: CompactedDatabase
 ) -> None:
     """The older one ends with the exit code of a fenced process."""
     older = start(processes, tmp_path)
@@ -144,7 +144,7 @@ async def test_a_second_compactor_takes_over(
     assert await older.exited() == 4, older.report()
     await newer.line(lambda line: line.get("event") == "compacting")
     assert await newer.stop() == 0
-    await check(trial, tmp_path)
+    await check(database, tmp_path)
 
 
 def hurried(path: Path) -> tuple[bool, int]:
@@ -162,11 +162,13 @@ def hurried(path: Path) -> tuple[bool, int]:
         return has_begun, child.wait(EXIT_S)
 
 
-async def test_it_ends_with_the_pipe_of_its_parent(tmp_path: Path, trial: Trial) -> None:
+async def test_it_ends_with_the_pipe_of_its_parent(
+    tmp_path: Path, database: CompactedDatabase
+) -> None:
     """A line of its standard input hurries it, and at the end of that it ends with 0."""
     assert await asyncio.to_thread(hurried, tmp_path) == (True, 0)
-    manifest = await check(trial, tmp_path)
-    assert manifest.first_uncompacted_wal_id == len(trial.written)
+    manifest = await check(database, tmp_path)
+    assert manifest.first_uncompacted_wal_id == len(database.written)
 
 
 async def test_no_database_is_told(processes: Processes, tmp_path: Path) -> None:

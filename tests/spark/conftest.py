@@ -45,7 +45,7 @@ def processes() -> Iterator[Processes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SparkDatabase:
     """Where the database of a test is to be: nothing is there yet."""
 
     url: str
@@ -57,16 +57,16 @@ class Ground:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Ground:
+def folder(tmp_path: Path) -> SparkDatabase:
     """A folder."""
-    return Ground(f"file://{tmp_path}/database")
+    return SparkDatabase(f"file://{tmp_path}/database")
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Ground:
+def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> SparkDatabase:
     """A real S3 server."""
     _set(monkeypatch, s3_server)
-    return Ground(f"s3://{BUCKET}/spark-{uuid4().hex}", {"endpoint_url": s3_server.endpoint})
+    return SparkDatabase(f"s3://{BUCKET}/spark-{uuid4().hex}", {"endpoint_url": s3_server.endpoint})
 
 
 def _set(environment: pytest.MonkeyPatch, server: S3Server) -> None:

@@ -25,7 +25,7 @@ from shalekv_client import (
 from shalekv_spark import register
 from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
+from tests.spark.conftest import SparkDatabase
 
 SERVE = (
     *("--skip-memtable-bytes", "65536", "--watch-progress-ms", "20", "--flush-interval-ms", "0"),
@@ -61,7 +61,7 @@ async def swept(client: Client, key: bytes) -> None:
 
 
 async def test_restarts_lose_and_double_nothing(
-    spark: SparkSession, processes: Processes, bucket: Ground, tmp_path: Path
+    spark: SparkSession, processes: Processes, bucket: SparkDatabase, tmp_path: Path
 ) -> None:
     """A query that is stopped, or fails while its sink works, tells in the end every change that a
     watch tells, once: deletes of ranges, expiry, transactions and loads too.
@@ -98,13 +98,13 @@ async def test_a_name_keeps_the_log_while_its_query_is_down(
     a name is told what it misses, and goes no further. Unknown options are refused at once.
     """
     database = Meanwhile(processes, tmp_path / "database")
-    ground = Ground(database.url)
+    place = SparkDatabase(database.url)
     with pytest.raises(AnalysisException, match="unknown option maxfiles; known are consumer"):
-        changes(spark, ground, {"maxFiles": "1"})
+        changes(spark, place, {"maxFiles": "1"})
     server = await database.serve(*ALONE)
     named, nameless = Sink(), Sink()
-    kept = changes(spark, ground, ALL | {"consumer": "totals"})
-    lost = changes(spark, ground, ALL)
+    kept = changes(spark, place, ALL | {"consumer": "totals"})
+    lost = changes(spark, place, ALL)
     async with Client(server.listen) as client:
         await client.put(b"first", b"")
         await asyncio.gather(
@@ -188,11 +188,11 @@ class Sink:
         return {number: {row.wal_id for row in rows} for number, rows in self.batches.items()}
 
 
-def changes(spark: SparkSession, ground: Ground, options: Mapping[str, str]) -> DataFrame:
+def changes(spark: SparkSession, database: SparkDatabase, options: Mapping[str, str]) -> DataFrame:
     register(spark)
-    store = {f"store.{name}": value for name, value in ground.store.items()}
+    store = {f"store.{name}": value for name, value in database.store.items()}
     reader = spark.readStream.format("shalekv.changes")
-    return reader.options(**store, **FAST, **options).load(ground.url)
+    return reader.options(**store, **FAST, **options).load(database.url)
 
 
 def started(

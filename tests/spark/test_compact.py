@@ -41,7 +41,7 @@ from shalekv_spark.compaction.compact import compact
 from shalekv_spark.compaction.tasks import SparkParts, TaskOutcome, run_task
 from shalekv_spark.place import Place
 from tests.kit.engine.compaction import (
-    Trial,
+    CompactedDatabase,
     delete,
     delete_range,
     put,
@@ -49,7 +49,7 @@ from tests.kit.engine.compaction import (
 )
 from tests.kit.engine.naive_merge import NaiveTree, answers
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
+from tests.spark.conftest import SparkDatabase
 
 KEYS = [b"key%04d" % n for n in range(400)]
 LEVELS = {"sst_bytes": 65_536, "block_bytes": 4_096}
@@ -63,17 +63,17 @@ compact_small = partial(compact, levels=LEVELS, compactor=COMPACTOR, partition_b
 
 
 @pytest.fixture
-async def trial(tmp_path: Path) -> Trial:
+async def database(tmp_path: Path) -> CompactedDatabase:
     """A database in `tmp_path`: several versions in L0, with deletes of keys and of a range."""
     random = Random(3)
-    trial = await Trial.begun(small_settings(sst_bytes=65_536, block_bytes=4_096))
+    database = await CompactedDatabase.begun(small_settings(sst_bytes=65_536, block_bytes=4_096))
     for slot in range(3):
-        await trial.write(*([put(key, random.randbytes(300))] for key in KEYS[slot * 50 :]))
-    await trial.write([delete(key) for key in KEYS[::7]], [delete_range(KEYS[300], KEYS[320])])
-    await trial.write([put(b"expires", b"soon", trial.logical_time_ms + 5)])
-    await trial.write([put(b"later")], time_ms=10)
-    await trial.save(tmp_path)
-    return trial
+        await database.write(*([put(key, random.randbytes(300))] for key in KEYS[slot * 50 :]))
+    await database.write([delete(key) for key in KEYS[::7]], [delete_range(KEYS[300], KEYS[320])])
+    await database.write([put(b"expires", b"soon", database.logical_time_ms + 5)])
+    await database.write([put(b"later")], time_ms=10)
+    await database.save(tmp_path)
+    return database
 
 
 def paths(folder: Path) -> list[Path]:
@@ -89,27 +89,27 @@ async def manifest_of(place: Place) -> Manifest:
         return await StoredManifest(store).refresh()
 
 
-async def check(trial: Trial, path: Path) -> tuple[Manifest, NaiveTree]:
+async def check(database: CompactedDatabase, path: Path) -> tuple[Manifest, NaiveTree]:
     """The levels hold what was written, told without any of the code that merges."""
     async with place_of(path).open() as store:
         manifest = await StoredManifest(store).refresh()
         naive = await NaiveTree.read(store.reads, manifest)
     now_ms = manifest.logical_time_ms
     keys = [*KEYS, b"expires", b"later"]
-    assert naive.answers(keys, now_ms) == answers(trial.compacted(manifest), keys, now_ms)
+    assert naive.answers(keys, now_ms) == answers(database.compacted(manifest), keys, now_ms)
     return manifest, naive
 
 
 async def test_all_keys_then_a_plan_then_some_keys(
-    spark: SparkSession, trial: Trial, tmp_path: Path
+    spark: SparkSession, database: CompactedDatabase, tmp_path: Path
 ) -> None:
     """Without a server, WAL included: tombstones, older versions and expired values are gone.
 
     A dry run touches nothing, and a key range leaves the SSTs of other keys where they are.
     """
     report = await asyncio.to_thread(compact_small, spark, tmp_path.as_uri(), include_wal=True)
-    manifest, naive = await check(trial, tmp_path)
-    assert manifest.first_uncompacted_wal_id == len(trial.written)
+    manifest, naive = await check(database, tmp_path)
+    assert manifest.first_uncompacted_wal_id == len(database.written)
     assert {info.level for info in manifest.leveled_ssts} == {LAST_LEVEL}
     alive = {*KEYS} - {*KEYS[::7]} - {*KEYS[300:320]} | {b"later"}
     assert sorted(entry.key for entry in naive.entries()) == sorted(alive)
@@ -135,7 +135,7 @@ async def test_all_keys_then_a_plan_then_some_keys(
     report = await asyncio.to_thread(
         compact_small, spark, tmp_path.as_uri(), ("key0100", "key0110"), force=True
     )
-    manifest, _ = await check(trial, tmp_path)
+    manifest, _ = await check(database, tmp_path)
     kept = [info for info in manifest.leveled_ssts if info.id in known]
     assert report.input_ssts == len(known) - len(kept)
     assert 0 < report.input_ssts < len(known)
@@ -174,27 +174,27 @@ def always_fails(place: Place, part: Part) -> TaskOutcome:
 
 
 async def test_tasks_that_fail(
-    spark: SparkSession, trial: Trial, tmp_path: Path, processes: Processes
+    spark: SparkSession, database: CompactedDatabase, tmp_path: Path, processes: Processes
 ) -> None:
     """One that always fails publishes nothing and reserves nothing; one that fails twice is tried
     again, and what its other attempts wrote is collected; damage ends the job with its name.
     """
     place = place_of(tmp_path)
-    for slot in range(len(trial.written)):
-        await trial.run(WalJob(range(slot, slot + 1), "all"))
-    await trial.save(tmp_path)
+    for slot in range(len(database.written)):
+        await database.run(WalJob(range(slot, slot + 1), "all"))
+    await database.save(tmp_path)
     before = await manifest_of(place)
     with pytest.raises(PartFailed, match="as the test wants it"):
         await compacted(place, SparkParts(spark, place, always_fails))
-    after, _ = await check(trial, tmp_path)
+    after, _ = await check(database, tmp_path)
     assert (after.leveled_ssts, after.leases) == (before.leveled_ssts, before.leases)
 
     await lose_the_lease(spark, place)
-    after, _ = await check(trial, tmp_path)
+    after, _ = await check(database, tmp_path)
     assert after.leveled_ssts == before.leveled_ssts
 
     report = await compacted(place, SparkParts(spark, place, fails_twice))
-    manifest, _ = await check(trial, tmp_path)
+    manifest, _ = await check(database, tmp_path)
     assert len([*manifest.leveled_ssts]) == report.output_ssts
     assert report.parts > 1
     stored = [*(tmp_path / "levels").iterdir()]
@@ -205,7 +205,7 @@ async def test_tasks_that_fail(
     assert await collected.exited() == 0, collected.report()
     left = {path.stem.replace("-", ""): path for path in (tmp_path / "levels").iterdir()}
     assert left.keys() == {info.id.hex() for info in manifest.leveled_ssts}
-    await check(trial, tmp_path)
+    await check(database, tmp_path)
 
     info = max(manifest.leveled_ssts, key=lambda each: each.size_bytes)
     path = left[info.id.hex()]
@@ -257,7 +257,9 @@ def levels_are_filled(manifest: Manifest) -> bool:
     return sum(info.entry_count for info in manifest.leveled_ssts) >= len(KEYS)
 
 
-def test_bad_input_is_refused_before_anything_is_done(spark: SparkSession, folder: Ground) -> None:
+def test_bad_input_is_refused_before_anything_is_done(
+    spark: SparkSession, folder: SparkDatabase
+) -> None:
     """Errors name what is wrong; where nothing is, nothing is made."""
     url = folder.url
     with pytest.raises(DatabaseNotFound):
@@ -304,7 +306,7 @@ async def writing(client: Client, keys: list[bytes]) -> AsyncIterator[dict[bytes
 
 
 async def test_a_server_goes_on_beside_it(
-    spark: SparkSession, bucket: Ground, processes: Processes
+    spark: SparkSession, bucket: SparkDatabase, processes: Processes
 ) -> None:
     """Updates of the same keys before, during and after: the last one counts, also at a reader and
     after a restart. The server's own compactor merges the WAL meanwhile, never ends, and leaves

@@ -17,12 +17,12 @@ from shalekv_spark.scanning.pinning import pinned_snapshots
 from shalekv_spark.scanning.stats import stats
 from tests.kit.processes.meanwhile import COMPACT_ALL
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
-from tests.spark.scan_ground import ALONE, at_once, serve, write_numbers
+from tests.spark.conftest import SparkDatabase
+from tests.spark.scanning import ALONE, at_once, serve, write_numbers
 
 
 async def test_export_is_what_a_scan_shows(
-    spark: SparkSession, processes: Processes, bucket: Ground, tmp_path: Path
+    spark: SparkSession, processes: Processes, bucket: SparkDatabase, tmp_path: Path
 ) -> None:
     """Keys, values and expiry of a range, at a seq that is told; nothing is kept afterwards. What
     is there already is added to or replaced, and a snapshot with a name is read as it was.
@@ -59,7 +59,7 @@ async def test_export_is_what_a_scan_shows(
 
 
 async def test_what_is_stored_is_counted_by_prefix(
-    spark: SparkSession, processes: Processes, folder: Ground
+    spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
     """Keys and bytes are what a read sees; versions and tombstones what is stored of it, in the WAL
     and in the levels, where a compaction takes some away.
@@ -103,7 +103,9 @@ async def test_what_is_stored_is_counted_by_prefix(
     assert total[:3] == (b"", 4, 9 + 10 + 7 + 8)
 
 
-def test_bad_arguments_are_refused(spark: SparkSession, folder: Ground, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused(
+    spark: SparkSession, folder: SparkDatabase, tmp_path: Path
+) -> None:
     """Before anything is read or written."""
     path = tmp_path / "export"
     with pytest.raises(InvalidRequest, match="mode"):

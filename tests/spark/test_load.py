@@ -24,7 +24,7 @@ from shalekv_spark.loading.options import LoadOptions
 from tests.kit.processes.child import Child
 from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
+from tests.spark.conftest import SparkDatabase
 
 KEYS = 3_000
 MANY_KEYS = 15_000
@@ -57,11 +57,11 @@ def loaded(count: int = KEYS, *, value: str = "loaded") -> State:
 
 
 async def load(
-    df: DataFrame, ground: Ground, load_id: str, **options: Unpack[LoadOptions]
+    df: DataFrame, database: SparkDatabase, load_id: str, **options: Unpack[LoadOptions]
 ) -> LoadResult:
     """A load, while the loop of the test goes on."""
-    given = LoadOptions(store=ground.store, levels=SMALL) | options
-    return await asyncio.to_thread(lambda: bulk_load(df, ground.url, load_id=load_id, **given))
+    given = LoadOptions(store=database.store, levels=SMALL) | options
+    return await asyncio.to_thread(lambda: bulk_load(df, database.url, load_id=load_id, **given))
 
 
 async def state(server: Child, *, min_seq_of: Client | None = None) -> State:
@@ -72,7 +72,7 @@ async def state(server: Child, *, min_seq_of: Client | None = None) -> State:
 
 
 async def test_a_load_stands_between_what_was_before_and_what_comes_after(
-    spark: SparkSession, processes: Processes, bucket: Ground
+    spark: SparkSession, processes: Processes, bucket: SparkDatabase
 ) -> None:
     """Of one key the last commit counts, whether it was written or loaded: at the writer, at a
     replica, and when the writer is another one. The same load again does nothing, and says so.
@@ -139,7 +139,7 @@ async def test_a_task_that_fails_twice_loads_once(
     # A partition of more rows than Spark hands over at once, and one after the other.
     df = pairs(spark, MANY_KEYS).repartition(1).sortWithinPartitions("key")
     result = await load(
-        df.mapInArrow(flaky, df.schema), Ground(database.url), "monday", presorted=True
+        df.mapInArrow(flaky, df.schema), SparkDatabase(database.url), "monday", presorted=True
     )
     assert result.rows == MANY_KEYS
     assert await state(server) == loaded(MANY_KEYS)
@@ -152,7 +152,7 @@ async def test_a_task_that_fails_twice_loads_once(
 
 
 async def test_rows_may_delete_expire_and_come_several_times(
-    spark: SparkSession, processes: Processes, folder: Ground
+    spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
     """The row with the greatest time counts; what has expired is not there. What cannot be loaded
     is refused, before a job where that can be known, and leaves nothing behind.

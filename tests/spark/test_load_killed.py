@@ -14,7 +14,7 @@ from tests.kit.processes.child import Child
 from tests.kit.processes.deaf_proxy import deaf_proxy
 from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
+from tests.spark.conftest import SparkDatabase
 from tests.spark.test_load import KEYS, load, loaded, pairs, state
 
 DEADLINE_S = 90
@@ -65,9 +65,9 @@ async def test_a_load_whose_driver_was_killed_is_run_again(
         await driver.kill()
     in_vain = before.objects("levels/")
     assert await state(server) == {}
-    result = await load(pairs(spark), Ground(before.url), LOAD_ID)
+    result = await load(pairs(spark), SparkDatabase(before.url), LOAD_ID)
     assert (result.rows, result.already_applied) == (KEYS, False)
-    again = await load(pairs(spark), Ground(during.url), LOAD_ID)
+    again = await load(pairs(spark), SparkDatabase(during.url), LOAD_ID)
     assert (again.rows, again.already_applied) == (0, True)
     for running, database in ((server, before), (other, during)):
         assert await state(running) == loaded()

@@ -20,7 +20,7 @@ import pyspark
 import pytest
 
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
+from tests.spark.conftest import SparkDatabase
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("submitted.py")
@@ -77,7 +77,7 @@ def without_paths() -> dict[str, str]:
 
 
 async def test_a_cluster_needs_the_zip_alone(
-    processes: Processes, folder: Ground, python: Path, archive: Path, spark_home: Path
+    processes: Processes, folder: SparkDatabase, python: Path, archive: Path, spark_home: Path
 ) -> None:
     """Driver and tasks find the pipeline in the zip, scan a database, and load into it."""
     server = await processes.serve(folder.url)

@@ -13,7 +13,7 @@ from shalekv_spark.scanning.scan import scan
 from tests.kit.processes.meanwhile import ALONE
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.quorum_cluster import Cluster
-from tests.spark.scan_ground import COLUMNS, as_shown, at_once, shown, write_numbers
+from tests.spark.scanning import COLUMNS, as_shown, at_once, shown, write_numbers
 
 WRITTEN, LOADED = 300, 900
 PAIR = "key string, value string"

@@ -25,8 +25,8 @@ from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin
 from shalekv_spark.scanning.scan import scan
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
-from tests.spark.scan_ground import (
+from tests.spark.conftest import SparkDatabase
+from tests.spark.scanning import (
     ALONE,
     BUSY,
     COLUMNS,
@@ -43,7 +43,7 @@ from tests.spark.scan_ground import (
 
 
 async def test_scan_is_what_a_server_shows_while_all_goes_on(
-    spark: SparkSession, processes: Processes, bucket: Ground
+    spark: SparkSession, processes: Processes, bucket: SparkDatabase
 ) -> None:
     """Row by row, with sequence numbers and expiry, at the snapshot and the seq of the scan, while
     a writer, a compactor and a collector work; also in a range, and in a join with itself.
@@ -77,7 +77,7 @@ async def test_scan_is_what_a_server_shows_while_all_goes_on(
 
 
 async def test_a_frame_reads_one_snapshot_whatever_is_done_with_it(
-    spark: SparkSession, processes: Processes, folder: Ground
+    spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
     """Actions, a join with itself, plans that are made again, and filters that Spark would push
     down, while the database changes between them; by `scan` and by ``spark.read``.
@@ -105,7 +105,7 @@ async def test_a_frame_reads_one_snapshot_whatever_is_done_with_it(
 
 
 async def test_what_is_not_compacted_is_seen(
-    spark: SparkSession, processes: Processes, folder: Ground
+    spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
     """Everything is in the WAL still: puts, deletes, of ranges too, what has expired, and loads
     that are older than some of it. Tasks read what the driver has no room for.
@@ -129,7 +129,7 @@ async def test_what_is_not_compacted_is_seen(
 
 
 async def test_arguments_of_scans(
-    spark: SparkSession, processes: Processes, bucket: Ground
+    spark: SparkSession, processes: Processes, bucket: SparkDatabase
 ) -> None:
     """A snapshot is read by its name, by `scan` and by ``spark.read`` with the same options; a
     range without keys has its columns; and bad arguments are named before any job of Spark.

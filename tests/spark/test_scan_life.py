@@ -26,28 +26,28 @@ from shalekv_spark.scanning.scan import scan
 from tests.kit.patience import patience_s
 from tests.kit.processes.meanwhile import Meanwhile
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
-from tests.spark.scan_ground import ALONE, BUSY, at_once, serve, write_numbers
+from tests.spark.conftest import SparkDatabase
+from tests.spark.scanning import ALONE, BUSY, at_once, serve, write_numbers
 
 # With which objects are gone as soon as nobody keeps them.
 COLLECTED = (*ALONE[:1], "--collect-interval-ms", "200", "--collect-age-s", "1", *BUSY)
 GONE_S = 30.0
 
 
-def manifest_of(ground: Ground) -> Manifest:
+def manifest_of(database: SparkDatabase) -> Manifest:
     """The current one of a database on a folder."""
-    return Meanwhile(Processes(), Path(ground.url.removeprefix("file://"))).manifest()
+    return Meanwhile(Processes(), Path(database.url.removeprefix("file://"))).manifest()
 
 
-def expiry(ground: Ground, snapshot_id: bytes) -> int | None:
+def expiry(database: SparkDatabase, snapshot_id: bytes) -> int | None:
     """When a snapshot expires; None: it is not there."""
-    found = find_snapshot(manifest_of(ground), snapshot_id)
+    found = find_snapshot(manifest_of(database), snapshot_id)
     return None if found is None else found.snapshot_expire_time_s
 
 
-def own_id(ground: Ground) -> bytes:
+def own_id(database: SparkDatabase) -> bytes:
     """The one snapshot of the database that this process keeps."""
-    (own,) = [each.snapshot_id for each in pinned_snapshots() if each.place.url == ground.url]
+    (own,) = [each.snapshot_id for each in pinned_snapshots() if each.place.url == database.url]
     return own
 
 
@@ -59,7 +59,7 @@ def wait_until(accept: Callable[[], bool]) -> None:
 
 
 async def test_snapshot_of_a_frame(
-    spark: SparkSession, processes: Processes, folder: Ground
+    spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
     """The driver renews it while it is read, though all that is not kept is collected; it goes with
     the last frame that was made of it. A task that is tried again reads all of its rows anew.
@@ -111,7 +111,7 @@ async def test_snapshot_of_a_frame(
 
 
 async def test_whose_snapshot_is_gone_is_told(
-    spark: SparkSession, processes: Processes, folder: Ground
+    spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
     """An action that is planned, or was planned before; whether the snapshot was released or has
     expired. One that is pinned is kept for all who read it, until it is released.

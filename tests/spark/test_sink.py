@@ -21,7 +21,7 @@ from shalekv_spark.loading.sink import write_stream
 from tests.kit.processes.child import Child
 from tests.kit.processes.meanwhile import ALONE
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
+from tests.spark.conftest import SparkDatabase
 from tests.spark.test_load import state
 
 SCHEMA = "key string, value string, op string, at int"
@@ -52,14 +52,14 @@ class Source:
 
 
 async def run(
-    df: DataFrame, ground: Ground, checkpoint: Path, **options: Unpack[LoadOptions]
+    df: DataFrame, database: SparkDatabase, checkpoint: Path, **options: Unpack[LoadOptions]
 ) -> None:
-    given = LoadOptions(store=ground.store, on_duplicate="greatest:at") | options
+    given = LoadOptions(store=database.store, on_duplicate="greatest:at") | options
 
     def work() -> None:
         query = write_stream(
             df,
-            ground.url,
+            database.url,
             NAME,
             checkpoint=str(checkpoint),
             trigger={"availableNow": True},
@@ -76,7 +76,7 @@ async def last_seq(server: Child) -> int:
 
 
 async def test_a_batch_is_applied_once(
-    spark: SparkSession, processes: Processes, folder: Ground, tmp_path: Path
+    spark: SparkSession, processes: Processes, folder: SparkDatabase, tmp_path: Path
 ) -> None:
     """A query that goes on from its checkpoint loses nothing and applies nothing twice, also when
     it was ended after a commit and before Spark could note it: a batch that came again would bring
@@ -112,7 +112,7 @@ async def test_a_batch_is_applied_once(
 
 
 async def test_a_batch_that_cannot_be_loaded_ends_the_query(
-    spark: SparkSession, processes: Processes, folder: Ground, tmp_path: Path
+    spark: SparkSession, processes: Processes, folder: SparkDatabase, tmp_path: Path
 ) -> None:
     """With the cause; nothing of the batch is applied, and mended it is."""
     server = await processes.serve(folder.url, *ALONE)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.lease import (
@@ -60,7 +60,7 @@ class CollectedDatabase:
         self.database_id = bytes(16)
 
     @classmethod
-    async def created(cls, seed: int = 0) -> CollectedDatabase:
+    async def created(cls, seed: int = 0) -> Self:
         database = cls(seed)
         await create_database(database.store, yielding_runtime(seed), StoreSettings())
         database.database_id = (await database.manifest()).database_id
@@ -227,13 +227,10 @@ class CollectedDatabase:
         assert not missing, sorted(missing)
 
 
-Ground = CollectedDatabase  # the name that other tests still use
-
-
-def save(ground: Ground, root: Path) -> None:
+def save(database: CollectedDatabase, root: Path) -> None:
     """Write the objects as files that are older than any collector asks for."""
-    for name in ground.names():
-        found = ground.objects.find(name)
+    for name in database.names():
+        found = database.objects.find(name)
         assert found is not None
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,12 +238,12 @@ def save(ground: Ground, root: Path) -> None:
         os.utime(path, (0, found.info.modified_ms / 1_000))
 
 
-def load(root: Path, like: Ground) -> Ground:
+def load(root: Path, like: CollectedDatabase) -> CollectedDatabase:
     """The objects in a folder, to be looked at."""
-    ground = Ground()
-    ground.last_wal_id = like.last_wal_id
+    database = CollectedDatabase()
+    database.last_wal_id = like.last_wal_id
     for path in sorted(root.glob("*/*")):
         data = path.read_bytes()
         info = ObjectInfo(str(path.relative_to(root)), len(data), 0)
-        ground.objects.add(StoredObject(info, data))
-    return ground
+        database.objects.add(StoredObject(info, data))
+    return database

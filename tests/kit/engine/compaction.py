@@ -68,7 +68,7 @@ def small_settings(
         }
     )
     return CompactSettings.model_construct(
-        database=UrlSettings(url="memory://trial"),
+        database=UrlSettings(url="memory://compacted"),
         levels=levels,
         compactor=compactor,
         store=StoreSettings(),
@@ -126,7 +126,7 @@ class CompactedDatabase:
             lambda current: current.compactor_nonce == NONCE,
         )
         manifest = CompactedManifest(stored, CompactorId(1, NONCE))
-        leases = Leases(cas, ttl_s=600, holder="trial")
+        leases = Leases(cas, ttl_s=600, holder="test")
         parts = SplitParts(cas)
         compactions = Compactions(cas, manifest, leases, settings, parts)
         return cls(store, clock, cas, stored, settings, compactions, parts)
@@ -242,7 +242,7 @@ def merge_job(tree: Tree, source_level: int, target_level: int, count: int) -> M
     if source_level != SYSTEM_LEVEL:
         target = next((run for run in tree.runs if run.level == target_level), None)
         overlapped = _overlapped(target, sources)
-    return MergeJob(source_level, target_level, sources, overlapped, is_move=False, reason="trial")
+    return MergeJob(source_level, target_level, sources, overlapped, is_move=False, reason="test")
 
 
 def _overlapped(target: SortedRun | None, sources: Sequence[SstInfo]) -> Sequence[SstInfo]:
@@ -266,6 +266,3 @@ def random_entry(random: Random, keys: Sequence[bytes], now_ms: int) -> Entry:
         return delete(key)
     start, end = sorted((key, random.choice(keys)))
     return delete_range(start, end if end > start else b"")
-
-
-Trial = CompactedDatabase  # the name that other tests still use

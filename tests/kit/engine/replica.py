@@ -57,7 +57,7 @@ async def pass_s(duration_s: float) -> None:
     await LoopClock().sleep_ms(1_000 * duration_s)
 
 
-class ReplicaGround(Database):
+class ReplicatedDatabase(Database):
     """One database, its writers, compactor and collector, all in the hands of the test."""
 
     def __init__(self, seed: int = 0) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from shalekv.clock import LoopClock
 from shalekv.core.manifest import WalMode
@@ -49,32 +49,36 @@ async def until(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it never is")
 
 
-class Ground:
-    """The database, its bucket and its safekeepers."""
+class QuorumDatabase(Database):
+    """A database, its bucket and its safekeepers."""
 
-    def __init__(self, database: Database, nodes: Nodes, database_id: bytes) -> None:
-        self.database = database
-        self.nodes = nodes
-        self.database_id = database_id
+    database_id: bytes
+    nodes: Nodes
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
         self._opening_count = 0
 
     @classmethod
-    async def created(cls, count: int = 3) -> Ground:
-        database = await Database.created()
-        nodes = Nodes(count)
-        database_id = (await database.manifest()).database_id
-        ground = cls(database, nodes, database_id)
-        members = nodes.admit_all(ground.place)
+    async def in_object_store(cls, seed: int = 0, *, count: int = 6) -> Self:
+        """Its log is in the bucket, and the nodes have nothing of it."""
+        database = await super().created(seed)
+        database.nodes = Nodes(count)
+        database.database_id = (await database.manifest()).database_id
+        return database
+
+    @classmethod
+    async def created(cls, seed: int = 0, *, count: int = 3) -> Self:
+        database = await cls.in_object_store(seed, count=count)
+        members = tuple(map(str, database.nodes.admit_all(database.place)))
         await database.edit(
-            lambda m: replace(
-                m, wal_mode=WalMode.QUORUM, wal_members=tuple(map(str, members)), wal_generation=1
-            )
+            lambda m: replace(m, wal_mode=WalMode.QUORUM, wal_members=members, wal_generation=1)
         )
-        return ground
+        return database
 
     @property
     def place(self) -> DatabasePlace:
-        return DatabasePlace(self.database_id, self.database.store.url)
+        return DatabasePlace(self.database_id, self.store.url)
 
     def links(self) -> InProcessLinks:
         return InProcessLinks(self.nodes)
@@ -90,9 +94,7 @@ class Ground:
 
     def cas(self) -> CasStore:
         self._opening_count += 1
-        return CasStore(
-            self.database.another_store(), runtime(self._opening_count), StoreSettings()
-        )
+        return CasStore(self.another_store(), runtime(self._opening_count), StoreSettings())
 
     async def archive(self) -> None:
         await self.nodes.archive(self.cas(), self.database_id)
@@ -103,7 +105,7 @@ class Ground:
             await self.nodes.archive(cas, self.database_id)
             await LoopClock().sleep_ms(ARCHIVE_EVERY_MS)
 
-    async def open(self, links: InProcessLinks | None = None, **quorum: Any) -> OpenedLog:
+    async def opened(self, links: InProcessLinks | None = None, **quorum: Any) -> OpenedLog:
         return await open_log(
             self.cas(),
             WriterSettings(flush_interval_ms=0),
@@ -125,7 +127,7 @@ class Ground:
         At the end it is closed, or killed: then the end of its log is not archived.
         """
         links = links or self.links()
-        opened = await self.open(links, **quorum)
+        opened = await self.opened(links, **quorum)
         async with asyncio.TaskGroup() as tasks:
             archiving = tasks.create_task(self.keep_archiving())
             writing = Writing(opened, links)

@@ -15,16 +15,16 @@ from shalekv.cli.main import shalekv
 from shalekv.store import opening
 from shalekv.store.memory import MemoryObjects
 from tests.kit.careless_stores import Careful, IgnoresConditions
-from tests.kit.engine.collection import Ground, save
+from tests.kit.engine.collection import CollectedDatabase, save
 
 
-async def _database(name: str = "") -> Ground:
-    ground = await Ground.created()
-    await ground.wal(4)
-    await ground.compact(2)
+async def _database(name: str = "") -> CollectedDatabase:
+    database = await CollectedDatabase.created()
+    await database.wal(4)
+    await database.compact(2)
     if name:
-        await ground.snapshots().create(name=name, ttl_ms=1_000)
-    return ground
+        await database.snapshots().create(name=name, ttl_ms=1_000)
+    return database
 
 
 @pytest.fixture

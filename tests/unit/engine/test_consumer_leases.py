@@ -11,66 +11,66 @@ from shalekv.engine.consumer_leases import NAME_CHARS_MAX
 from shalekv.errors import InvalidRequest, WalUnprotected
 from shalekv.format import names
 from shalekv.store.requests import RequestKind
-from tests.kit.engine.collection import TTL_S, Ground
+from tests.kit.engine.collection import TTL_S, CollectedDatabase
 
 
-async def compacted(c: int = 4) -> Ground:
-    ground = await Ground.created()
-    await ground.wal(8)
-    await ground.compact(c)
-    return ground
+async def compacted(c: int = 4) -> CollectedDatabase:
+    database = await CollectedDatabase.created()
+    await database.wal(8)
+    await database.compact(c)
+    return database
 
 
-def wal_ids(ground: Ground) -> list[int]:
-    found = map(names.parse_wal_name, ground.names())
+def wal_ids(database: CollectedDatabase) -> list[int]:
+    found = map(names.parse_wal_name, database.names())
     return sorted(wal_id for wal_id in found if wal_id is not None)
 
 
 async def test_held_wal_stays_until_the_lease_is_moved_on() -> None:
     """A consumer keeps what it still needs, however old, and lets go of it step by step."""
-    ground = await compacted()
-    consumers = ground.consumers(ttl_s=1_000)
+    database = await compacted()
+    consumers = database.consumers(ttl_s=1_000)
     await consumers.hold("mirror", 4)
-    await ground.compact(7)
-    ground.pass_time()
-    await ground.collecting().collect()
-    assert wal_ids(ground) == [4, 5, 6, 7]
+    await database.compact(7)
+    database.pass_time()
+    await database.collecting().collect()
+    assert wal_ids(database) == [4, 5, 6, 7]
     await consumers.hold("mirror", 6)
-    await ground.collecting().collect()
-    assert wal_ids(ground) == [6, 7]
+    await database.collecting().collect()
+    assert wal_ids(database) == [6, 7]
     await consumers.release("mirror")
-    await ground.collecting().collect()
-    assert wal_ids(ground) == [7]
+    await database.collecting().collect()
+    assert wal_ids(database) == [7]
 
 
 async def test_lease_expires_by_the_clock_of_the_store() -> None:
     """Renewed it lives on; once it is over, the collector removes it, and what it kept goes."""
-    ground = await compacted()
-    consumers = ground.consumers()
+    database = await compacted()
+    consumers = database.consumers()
     await consumers.hold("mirror", 4)
-    await ground.compact(7)
-    ground.pass_time(TTL_S - 1)
+    await database.compact(7)
+    database.pass_time(TTL_S - 1)
     await consumers.hold("mirror", 4)
-    ground.pass_time(TTL_S - 1)
-    await ground.collecting().collect()
-    assert wal_ids(ground) == [4, 5, 6, 7]
-    ground.pass_time(3)
-    report = await ground.collecting().collect()
+    database.pass_time(TTL_S - 1)
+    await database.collecting().collect()
+    assert wal_ids(database) == [4, 5, 6, 7]
+    database.pass_time(3)
+    report = await database.collecting().collect()
     assert report.dropped_leases == 1
-    assert wal_ids(ground) == [7]
+    assert wal_ids(database) == [7]
     assert await consumers.find("mirror") is None
 
 
 async def test_what_may_be_deleted_cannot_be_held() -> None:
     """Nobody claims what is below c and below every lease; a lease that lapsed cannot come back."""
-    ground = await compacted()
-    consumers = ground.consumers()
+    database = await compacted()
+    consumers = database.consumers()
     with pytest.raises(WalUnprotected) as refused:
         await consumers.hold("mirror", 3)
     assert refused.value.first_wal_id == 4
     assert await consumers.find("mirror") is None
     await consumers.hold("mirror", 4)
-    await ground.compact(7)
+    await database.compact(7)
     await consumers.hold("other", 4)
     await consumers.release("mirror")
     await consumers.release("other")
@@ -80,43 +80,43 @@ async def test_what_may_be_deleted_cannot_be_held() -> None:
 
 async def test_retention_can_be_claimed_by_a_consumer_that_comes_late() -> None:
     """What the collector retains stands in the manifest, so a lease on it never breaks."""
-    ground = await compacted()
+    database = await compacted()
     retaining: dict[str, Any] = {"wal_retention_s": 100}
-    await ground.collecting(**retaining).collect()
-    await ground.compact(7)
-    ground.pass_time()
-    await ground.collecting(**retaining).collect()
-    consumers = ground.consumers(ttl_s=1_000)
+    await database.collecting(**retaining).collect()
+    await database.compact(7)
+    database.pass_time()
+    await database.collecting(**retaining).collect()
+    consumers = database.consumers(ttl_s=1_000)
     await consumers.hold("late", 5)
-    ground.pass_time(200)
-    await ground.collecting(**retaining).collect()
-    assert wal_ids(ground) == [5, 6, 7]
-    await ground.collecting().collect()
-    assert wal_ids(ground) == [5, 6, 7]
+    database.pass_time(200)
+    await database.collecting(**retaining).collect()
+    assert wal_ids(database) == [5, 6, 7]
+    await database.collecting().collect()
+    assert wal_ids(database) == [5, 6, 7]
 
 
 async def test_hold_that_changes_nothing_edits_nothing() -> None:
     """Until half of the life is over, a consumer that has not moved costs no write."""
-    ground = await compacted()
-    consumers = ground.consumers()
+    database = await compacted()
+    consumers = database.consumers()
     await consumers.hold("mirror", 5)
-    before = Counter(ground.store.sent.by_kind)
+    before = Counter(database.store.sent.by_kind)
     for _ in range(3):
         await consumers.hold("mirror", 5)
         await consumers.hold("mirror", 4)
-    spent = Counter(ground.store.sent.by_kind) - before
+    spent = Counter(database.store.sent.by_kind) - before
     assert spent[RequestKind.WRITE] == 0
-    ground.pass_time(TTL_S / 2 + 1)
+    database.pass_time(TTL_S / 2 + 1)
     await consumers.hold("mirror", 4)
     lease = await consumers.find("mirror")
     assert lease is not None
     assert (lease.wal_id_min, lease.holder) == (5, "consumer mirror")
-    assert lease.expire_time_s >= ground.now_s + TTL_S
+    assert lease.expire_time_s >= database.now_s + TTL_S
 
 
 @pytest.mark.parametrize("name", ["", " x", "x\n", "x" * (NAME_CHARS_MAX + 1)])
 async def test_names_are_checked(name: str) -> None:
     """A name can be printed, and is not too long."""
-    ground = await compacted()
+    database = await compacted()
     with pytest.raises(InvalidRequest, match="consumer: expected"):
-        await ground.consumers().hold(name, 4)
+        await database.consumers().hold(name, 4)

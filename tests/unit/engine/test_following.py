@@ -10,7 +10,15 @@ import pytest
 from shalekv.engine.following import CORRUPT_LOOKS, EMPTY_LOOKS
 from shalekv.errors import BadMagic, ObjectNotFound
 from shalekv.format import names
-from tests.kit.engine.replica import TTL_S, ReplicaGround, all_shown, get, pass_s, running, scan
+from tests.kit.engine.replica import (
+    TTL_S,
+    ReplicatedDatabase,
+    all_shown,
+    get,
+    pass_s,
+    running,
+    scan,
+)
 from tests.kit.store import FOR_EVER, FaultyStore, at_each, nothing
 from tests.kit.virtual_time import virtual_time
 
@@ -18,11 +26,11 @@ from tests.kit.virtual_time import virtual_time
 @virtual_time(seed=1)
 async def test_what_is_there_is_applied_in_order_more_of_it_at_once() -> None:
     """One request for each object, twice as many at once each time, and one for the end."""
-    ground = await ReplicaGround.created()
-    store = FaultyStore(ground.another_store())
-    engine = await ground.join(store, reader_parallel_reads=4)
+    database = await ReplicatedDatabase.created()
+    store = FaultyStore(database.another_store())
+    engine = await database.join(store, reader_parallel_reads=4)
     for number in range(9):
-        await ground.put(a=b"%d" % number)
+        await database.put(a=b"%d" % number)
     store.requests.clear()
     async with running(engine):
         await engine.catch_up()
@@ -42,9 +50,9 @@ async def test_answers_count_under_a_manifest_that_protects(
     *, snapshot: str, is_sure: bool, lists: int
 ) -> None:
     """A snapshot that may be over is looked for after each answer; a sure one costs nothing."""
-    ground = await ReplicaGround.created()
-    store = FaultyStore(ground.another_store())
-    engine = await ground.join(store, snapshot=snapshot, poll_interval_idle_ms=3_600_000)
+    database = await ReplicatedDatabase.created()
+    store = FaultyStore(database.another_store())
+    engine = await database.join(store, snapshot=snapshot, poll_interval_idle_ms=3_600_000)
     if not is_sure:
         await pass_s(TTL_S - 1.5)
     store.requests.clear()
@@ -60,15 +68,15 @@ async def test_answers_count_under_a_manifest_that_protects(
 @virtual_time(seed=1)
 async def test_slot_that_was_collected_is_not_the_end_of_the_log(snapshot: str) -> None:
     """A replica that slept while its next slot was collected goes on behind the levels."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1")
-    engine = await ground.join(snapshot=snapshot)
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1")
+    engine = await database.join(snapshot=snapshot)
     for number in range(2, 5):
-        await ground.put(a=b"%d" % number)
+        await database.put(a=b"%d" % number)
     await pass_s(TTL_S + 1)
-    await ground.compact()
-    await ground.collect()
-    await ground.put(b=b"5")
+    await database.compact()
+    await database.collect()
+    await database.put(b=b"5")
     following = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
     following.cancel()
@@ -82,12 +90,12 @@ async def test_slot_that_was_collected_is_not_the_end_of_the_log(snapshot: str) 
 @virtual_time(seed=1)
 async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_looks: int) -> None:
     """What was damaged on its way is read again; what is damaged in the store is never skipped."""
-    ground = await ReplicaGround.created()
-    engine = await ground.join()
-    await ground.put(a=b"1")
+    database = await ReplicatedDatabase.created()
+    engine = await database.join()
+    await database.put(a=b"1")
     name = names.wal_name(0)
-    whole = ground.data(name)
-    await ground.overwrite(name, b"X" * len(whole))
+    whole = database.data(name)
+    await database.overwrite(name, b"X" * len(whole))
     running_engine = asyncio.create_task(engine.run())
     for _ in range(damaged_looks):
         await engine.follower.look()
@@ -97,7 +105,7 @@ async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_looks: int)
         with pytest.raises(BadMagic):
             engine.check_serving()
         return
-    await ground.overwrite(name, whole)
+    await database.overwrite(name, whole)
     await engine.catch_up()
     assert await all_shown(engine) == {b"a": b"1"}
     engine.close()
@@ -107,18 +115,18 @@ async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_looks: int)
 @virtual_time(seed=1)
 async def test_gap_that_is_filled_is_behind_us_and_the_next_one_counts() -> None:
     """Two gaps are two, also when one look fills the first and finds the second."""
-    ground = await ReplicaGround.created()
-    await ground.take_over(k=4)
-    engine = await ground.join()
-    missing = ground.commit(a=b"1")
-    ground.slot += 1
-    await ground.put(b=b"2")
+    database = await ReplicatedDatabase.created()
+    await database.take_over(k=4)
+    engine = await database.join()
+    missing = database.commit(a=b"1")
+    database.slot += 1
+    await database.put(b=b"2")
     following = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
     await pass_s(1)
-    ground.slot += 1
-    await ground.put(d=b"4")
-    await ground.fill_with(0, ground.writer, missing)
+    database.slot += 1
+    await database.put(d=b"4")
+    await database.fill_with(0, database.writer, missing)
     await engine.catch_up()
     follower = engine.follower
     assert await all_shown(engine) == {b"a": b"1", b"b": b"2"}
@@ -132,14 +140,14 @@ async def test_gap_that_is_filled_is_behind_us_and_the_next_one_counts() -> None
 @virtual_time(seed=1)
 async def test_writer_that_is_not_known_yet_may_leave_gaps() -> None:
     """After an object of a newer epoch than the manifest that was seen, the log is listed."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1")
-    store = FaultyStore(ground.another_store())
-    engine = await ground.join(store)
-    await ground.take_over(k=4)
-    await ground.put(b=b"2")
-    ground.slot += 1
-    await ground.put(d=b"4")
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1")
+    store = FaultyStore(database.another_store())
+    engine = await database.join(store)
+    await database.take_over(k=4)
+    await database.put(b=b"2")
+    database.slot += 1
+    await database.put(d=b"4")
     await pass_s(1)
     following = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
@@ -155,10 +163,10 @@ MIB = 1 << 20
 @virtual_time(seed=1)
 async def test_looks_are_paced_by_what_happens() -> None:
     """Every interval while something is written, then ever more seldom."""
-    ground = await ReplicaGround.created()
-    store = FaultyStore(ground.another_store())
+    database = await ReplicatedDatabase.created()
+    store = FaultyStore(database.another_store())
     settings = {"poll_interval_min_ms": 20, "poll_interval_idle_ms": 1_000}
-    engine = await ground.join(store, poll_interval_ms=250, **settings)
+    engine = await database.join(store, poll_interval_ms=250, **settings)
     store.requests.clear()
     following = asyncio.create_task(engine.follower.run())
     await pass_s(0.25 * EMPTY_LOOKS + 0.01)
@@ -166,7 +174,7 @@ async def test_looks_are_paced_by_what_happens() -> None:
     await pass_s(10)
     assert engine.follower.interval_ms == 1_000
     assert len(store.asked("get")) <= EMPTY_LOOKS + 1 + 12
-    await ground.put(a=b"1")
+    await database.put(a=b"1")
     await engine.catch_up()
     assert engine.follower.interval_ms == 250
     following.cancel()
@@ -175,13 +183,13 @@ async def test_looks_are_paced_by_what_happens() -> None:
 @virtual_time(seed=1)
 async def test_look_that_began_before_does_not_answer_who_asks_now() -> None:
     """What was written before the question is seen by the answer."""
-    ground = await ReplicaGround.created()
-    store = FaultyStore(ground.another_store())
-    engine = await ground.join(store)
+    database = await ReplicatedDatabase.created()
+    store = FaultyStore(database.another_store())
+    engine = await database.join(store)
 
     async def answer_late() -> None:
         store.before = nothing
-        await ground.put(a=b"1")
+        await database.put(a=b"1")
         asked.append(asyncio.create_task(engine.catch_up()))
         await pass_s(1)
         raise ObjectNotFound(store.url, "get", names.wal_name(0), "as it was asked for")
@@ -199,14 +207,14 @@ async def test_look_that_began_before_does_not_answer_who_asks_now() -> None:
 @virtual_time(seed=1)
 async def test_who_waits_for_a_commit_does_not_wait_for_an_idle_look() -> None:
     """An idle replica looks often again as soon as somebody waits for what is on its way."""
-    ground = await ReplicaGround.created()
-    engine = await ground.join(poll_interval_ms=250, poll_interval_idle_ms=60_000)
+    database = await ReplicatedDatabase.created()
+    engine = await database.join(poll_interval_ms=250, poll_interval_idle_ms=60_000)
     following = asyncio.create_task(engine.follower.run())
     await pass_s(600)
     await engine.catch_up()
     waiting = asyncio.create_task(engine.prefix.cover(1))
     await pass_s(1)
-    await ground.put(a=b"1")
+    await database.put(a=b"1")
     began_s = asyncio.get_running_loop().time()
     await waiting
     assert asyncio.get_running_loop().time() - began_s <= 0.25
@@ -217,12 +225,12 @@ async def test_who_waits_for_a_commit_does_not_wait_for_an_idle_look() -> None:
 @virtual_time(seed=1)
 async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(snapshot: str) -> None:
     """What there is no room for is in the levels some time: the log goes on behind them."""
-    ground = await ReplicaGround.created()
-    engine = await ground.join(
+    database = await ReplicatedDatabase.created()
+    engine = await database.join(
         snapshot=snapshot, reader_memtable_bytes_max=MIB, reader_parallel_reads=1
     )
     for number in range(8):
-        await ground.put(**{f"k{number}": b"v" * (MIB // 4)})
+        await database.put(**{f"k{number}": b"v" * (MIB // 4)})
     async with running(engine):
         await engine.catch_up()
         assert engine.follower.is_full
@@ -232,7 +240,7 @@ async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(snapshot
         await engine.catch_up()
         assert engine.prefix.seq == applied
         assert engine.staleness_ms >= 7_000
-        await ground.compact()
+        await database.compact()
         await engine.catch_up()
         await engine.catch_up()
         assert engine.prefix.seq == 8
@@ -245,9 +253,9 @@ async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(snapshot
 @virtual_time(seed=1)
 async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> None:
     """By lapsed time: an object that is applied makes nothing fresher, the end behind it does."""
-    ground = await ReplicaGround.created()
-    store = FaultyStore(ground.another_store())
-    engine = await ground.join(store)
+    database = await ReplicatedDatabase.created()
+    store = FaultyStore(database.another_store())
+    engine = await database.join(store)
     assert engine.staleness_ms == 0
     await pass_s(5)
     assert engine.staleness_ms == 5_000
@@ -255,7 +263,7 @@ async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> No
     following = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
     assert engine.staleness_ms == 3_000
-    await ground.put(a=b"1")
+    await database.put(a=b"1")
     await engine.catch_up()
     assert engine.staleness_ms == 3_000  # the look at what came next
     following.cancel()
@@ -264,9 +272,9 @@ async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> No
 @virtual_time(seed=1)
 async def test_store_that_does_not_answer_makes_the_state_grow_old() -> None:
     """Nobody who looks is told less than before, or hangs; it goes on when the store does."""
-    ground = await ReplicaGround.created()
-    store = FaultyStore(ground.another_store())
-    engine = await ground.join(store)
+    database = await ReplicatedDatabase.created()
+    store = FaultyStore(database.another_store())
+    engine = await database.join(store)
     following = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
     store.fail("get", times=FOR_EVER)

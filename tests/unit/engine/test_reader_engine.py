@@ -12,7 +12,7 @@ from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import DatabaseNotFound, ObjectNotFound, SnapshotNotFound, Stopping, WrongObject
 from shalekv.format import names
 from shalekv.format.sst import open_sst
-from tests.kit.engine.replica import TTL_S, ReplicaGround, get, pass_s, running, scan
+from tests.kit.engine.replica import TTL_S, ReplicatedDatabase, get, pass_s, running, scan
 from tests.kit.store import FaultyStore, at_each
 from tests.kit.virtual_time import virtual_time
 
@@ -20,15 +20,15 @@ from tests.kit.virtual_time import virtual_time
 @virtual_time(seed=1)
 async def test_snapshot_is_renewed_while_the_log_is_loaded() -> None:
     """A replay that lasts longer than a snapshot lives loses nothing."""
-    ground = await ReplicaGround.created()
+    database = await ReplicatedDatabase.created()
     for number in range(6):
-        await ground.put(**{f"k{number}": b"1"})
+        await database.put(**{f"k{number}": b"1"})
     slow = at_each("get", names.WAL_FOLDER, partial(pass_s, TTL_S / 3))
-    store = FaultyStore(ground.another_store(), before=slow)
-    joining = asyncio.create_task(ground.join(store, reader_parallel_reads=1))
+    store = FaultyStore(database.another_store(), before=slow)
+    joining = asyncio.create_task(database.join(store, reader_parallel_reads=1))
     await pass_s(TTL_S + 5)
-    await ground.compact()
-    await ground.collect()
+    await database.compact()
+    await database.collect()
     engine = await joining
     assert len(await scan(engine)) == 6
     assert engine.levels.lost_count == 0
@@ -37,18 +37,18 @@ async def test_snapshot_is_renewed_while_the_log_is_loaded() -> None:
 @virtual_time(seed=1)
 async def test_joining_fails_when_the_log_is_lost() -> None:
     """Without a snapshot what was listed may be deleted while it is read: join again."""
-    ground = await ReplicaGround.created()
+    database = await ReplicatedDatabase.created()
     for number in range(4):
-        await ground.put(**{f"k{number}": b"1"})
+        await database.put(**{f"k{number}": b"1"})
 
     async def compact_and_collect() -> None:
-        await ground.compact()
-        await ground.collect()
+        await database.compact()
+        await database.collect()
 
     lose = at_each("get", names.wal_name(0), compact_and_collect)
-    store = FaultyStore(ground.another_store(), before=lose)
+    store = FaultyStore(database.another_store(), before=lose)
     with pytest.raises(ObjectNotFound):
-        await ground.join(store, snapshot="none", reader_parallel_reads=1)
+        await database.join(store, snapshot="none", reader_parallel_reads=1)
     assert len(asyncio.all_tasks()) == 1
 
 
@@ -56,14 +56,14 @@ async def test_joining_fails_when_the_log_is_lost() -> None:
 @virtual_time(seed=1)
 async def test_going_on_behind_the_levels_shows_nothing_older(*, is_at_once: bool) -> None:
     """Whoever waits for a commit that only the levels have never sees what memory had (I6)."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"old", b=b"old")
-    engine = await ground.join()
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"old", b=b"old")
+    engine = await database.join()
     shown = await engine.committed_view()
-    await ground.put(a=b"new")
-    await ground.compact()
+    await database.put(a=b"new")
+    await database.compact()
     await pass_s(TTL_S + 1)
-    await ground.collect()
+    await database.collect()
     await engine.manifest.refresh()
     if is_at_once:  # before any other task may let go of what is in memory
         await engine.levels.keep()
@@ -83,38 +83,38 @@ async def test_going_on_behind_the_levels_shows_nothing_older(*, is_at_once: boo
 @virtual_time(seed=1)
 async def test_lost_snapshot_takes_nothing_back_and_is_made_again() -> None:
     """A replica that was away shows what it has shown, protects itself anew, and leaves nothing."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1")
-    await ground.compact()
-    await ground.put(a=b"2")
-    engine = await ground.join()
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1")
+    await database.compact()
+    await database.put(a=b"2")
+    engine = await database.join()
     first = engine.held.snapshot_id
     await pass_s(TTL_S + 1)
-    await ground.edit(lambda m: replace(m, snapshots=()))
+    await database.edit(lambda m: replace(m, snapshots=()))
     await engine.manifest.refresh()
     await engine.levels.keep()
     assert (engine.prefix.seq, await get(engine, b"a")) == (2, b"2")
     assert engine.held.snapshot_id != first
-    assert find_snapshot(await ground.manifest(), engine.held.snapshot_id)
+    assert find_snapshot(await database.manifest(), engine.held.snapshot_id)
     async with running(engine):
-        await ground.put(b=b"1")
+        await database.put(b=b"1")
         await engine.catch_up()
         assert await scan(engine) == [(b"a", b"2"), (b"b", b"1")]
     await engine.leave()
-    assert (await ground.manifest()).snapshots == ()
+    assert (await database.manifest()).snapshots == ()
 
 
 @virtual_time(seed=1)
 async def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -> None:
     """A read whose objects are gone begins again in levels that are there, whatever was applied."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1")
-    await ground.compact()
-    engine = await ground.join(snapshot="none")
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1")
+    await database.compact()
+    engine = await database.join(snapshot="none")
     held = engine.held
-    await ground.put(a=b"2")
-    await ground.compact()
-    await ground.collect()
+    await database.put(a=b"2")
+    await database.compact()
+    await database.collect()
     with pytest.raises(ObjectNotFound) as missing:
         await held.find(b"a")
     reason = await engine.explain(missing.value, held)
@@ -128,13 +128,13 @@ async def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -
 @virtual_time(seed=1)
 async def test_new_epoch_in_the_log_makes_the_manifest_be_read() -> None:
     """Who follows a writer that was replaced hears from its first object where the new one is."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1")
-    engine = await ground.join(poll_interval_ms=250)
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1")
+    engine = await database.join(poll_interval_ms=250)
     async with running(engine):
-        await ground.take_over()
-        await ground.edit(lambda m: replace(m, writer_address="there:2"))
-        await ground.put(a=b"2")
+        await database.take_over()
+        await database.edit(lambda m: replace(m, writer_address="there:2"))
+        await database.put(a=b"2")
         await pass_s(1)
         assert (engine.epoch, engine.writer_address) == (2, "there:2")
 
@@ -143,31 +143,31 @@ async def test_new_epoch_in_the_log_makes_the_manifest_be_read() -> None:
 @virtual_time(seed=1)
 async def test_database_that_is_gone_ends_the_reader(*, is_made_again: bool) -> None:
     """A replica does not call an empty bucket, or another database, the end of the log."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1")
-    engine = await ground.join()
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1")
+    engine = await database.join()
     for name in (names.MANIFEST_FOLDER, names.WAL_FOLDER):
-        for info in ground.objects.page(name, ""):
-            ground.objects.remove(info.name)
+        for info in database.objects.page(name, ""):
+            database.objects.remove(info.name)
     if is_made_again:
-        other = await ReplicaGround.created(seed=1)
+        other = await ReplicatedDatabase.created(seed=1)
         for manifest in other.objects.page(names.MANIFEST_FOLDER, ""):
-            await ground.store.create(manifest.name, other.data(manifest.name))
+            await database.store.create(manifest.name, other.data(manifest.name))
     with pytest.raises((DatabaseNotFound, WrongObject)):
         async with asyncio.timeout(2 * TTL_S):
             await engine.run()
     assert await engine.ended() is not None
     with pytest.raises((DatabaseNotFound, WrongObject)):
         engine.check_serving()
-    written = [info.name for info in ground.objects.page(names.MANIFEST_FOLDER, "")]
+    written = [info.name for info in database.objects.page(names.MANIFEST_FOLDER, "")]
     assert written == [names.manifest_name(n) for n in (0, 1) if is_made_again]
 
 
 @virtual_time(seed=1)
 async def test_those_who_wait_are_told_of_the_end() -> None:
     """A replica that stops ends waiting for commits, and looks end at once from then on."""
-    ground = await ReplicaGround.created()
-    engine = await ground.join()
+    database = await ReplicatedDatabase.created()
+    engine = await database.join()
     async with running(engine):
         waiting = asyncio.create_task(engine.prefix.cover(7))
         await pass_s(1)
@@ -183,12 +183,12 @@ async def test_those_who_wait_are_told_of_the_end() -> None:
 @virtual_time(seed=1)
 async def test_object_that_the_levels_hold_is_not_applied_again() -> None:
     """Objects that were read before the log went on behind the levels change nothing."""
-    ground = await ReplicaGround.created()
-    engine = await ground.join()
-    await ground.put(a=b"1")
+    database = await ReplicatedDatabase.created()
+    engine = await database.join()
+    await database.put(a=b"1")
     name = names.wal_name(0)
-    found = open_sst(name, ground.data(name), database_id=None)
-    await ground.compact()
+    found = open_sst(name, database.data(name), database_id=None)
+    await database.compact()
     await engine.manifest.refresh()
     await engine.levels.move()
     engine.applying.apply_object(found)

@@ -30,7 +30,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.store import FaultyStore, Request, nothing
 
@@ -38,31 +38,31 @@ HOUR_MS = 3_600_000
 Shown = list[tuple[bytes, bytes]]
 
 
-class GroundClock(LoopClock):
+class StoreClock(LoopClock):
     """Our own clock, which goes as the store's does; waits take no time."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
+    def __init__(self, database: CollectedDatabase) -> None:
+        self._database = database
         self.jumped_ms = 0.0
 
     def monotonic_ms(self) -> float:
-        return self._ground.now_ms - 1_000_000 + self.jumped_ms
+        return self._database.now_ms - 1_000_000 + self.jumped_ms
 
     async def sleep_ms(self, duration_ms: float) -> None:
-        self._ground.now_ms += round(duration_ms)
+        self._database.now_ms += round(duration_ms)
         await asyncio.sleep(0)
 
 
-def cas_of(ground: Ground, store: ObjectStore | None = None) -> CasStore:
-    runtime = Runtime(GroundClock(ground), Random(ground.random.random()), InlineWorkers())
-    return CasStore(store or ground.store, runtime, StoreSettings())
+def cas_of(database: CollectedDatabase, store: ObjectStore | None = None) -> CasStore:
+    runtime = Runtime(StoreClock(database), Random(database.random.random()), InlineWorkers())
+    return CasStore(store or database.store, runtime, StoreSettings())
 
 
 async def views_of(
-    ground: Ground, store: ObjectStore | None = None, **limits: int
+    database: CollectedDatabase, store: ObjectStore | None = None, **limits: int
 ) -> SnapshotViews:
-    cas = cas_of(ground, store)
-    database_id = (await ground.manifest()).database_id
+    cas = cas_of(database, store)
+    database_id = (await database.manifest()).database_id
     ssts = LevelSsts(cas, database_id=database_id, settings=CacheSettings())
     return SnapshotViews(cas, StoredManifest(cas), ssts, LimitSettings.model_validate(limits))
 
@@ -72,11 +72,11 @@ async def shown(opened: OpenView) -> Shown:
     return [(entry.key, entry.value) for part in await gathered(slices) for entry in part]
 
 
-async def filled(count: int = 3) -> Ground:
+async def filled(count: int = 3) -> CollectedDatabase:
     """A database with so many commits in the WAL."""
-    ground = await Ground.created()
-    await ground.wal(count)
-    return ground
+    database = await CollectedDatabase.created()
+    await database.wal(count)
+    return database
 
 
 def keys(count: int) -> Shown:
@@ -98,24 +98,24 @@ def reads_held(store: FaultyStore) -> tuple[asyncio.Event, asyncio.Event]:
 
 async def test_deletion_is_noticed_soon() -> None:
     """Within a few seconds, and by who has deleted it at once; nobody looks more often."""
-    ground = await filled()
-    first = await ground.snapshots().create(ttl_ms=None)
-    second = await ground.snapshots().create(ttl_ms=None)
-    store = FaultyStore(ground.store)
-    views = await views_of(ground, store)
+    database = await filled()
+    first = await database.snapshots().create(ttl_ms=None)
+    second = await database.snapshots().create(ttl_ms=None)
+    store = FaultyStore(database.store)
+    views = await views_of(database, store)
     for each in (first, second):
         await views.open(each.id)
-    await ground.snapshots().delete(first.id.hex())
+    await database.snapshots().delete(first.id.hex())
     asked = len(store.requests)
-    ground.pass_time((LOOK_MS - 1) / 1_000)
+    database.pass_time((LOOK_MS - 1) / 1_000)
     for _ in range(10):
         await views.open(first.id)
     assert len(store.requests) == asked
-    ground.pass_time(0.001)
+    database.pass_time(0.001)
     with pytest.raises(SnapshotNotFound):
         await views.open(first.id)
     await views.open(second.id)
-    await ground.snapshots().delete(second.id.hex())
+    await database.snapshots().delete(second.id.hex())
     views.look_again()
     with pytest.raises(SnapshotNotFound):
         await views.open(second.id)
@@ -123,10 +123,10 @@ async def test_deletion_is_noticed_soon() -> None:
 
 async def test_store_that_is_away_ends_no_reads() -> None:
     """What is known of a snapshot counts until the store answers again."""
-    ground = await filled()
-    created = await ground.snapshots().create(ttl_ms=600_000)
-    store = FaultyStore(ground.store)
-    views = await views_of(ground, store)
+    database = await filled()
+    created = await database.snapshots().create(ttl_ms=600_000)
+    store = FaultyStore(database.store)
+    views = await views_of(database, store)
     await views.open(created.id)
 
     async def away(request: Request) -> None:
@@ -134,9 +134,9 @@ async def test_store_that_is_away_ends_no_reads() -> None:
 
     store.before = away
     for _ in range(3):
-        ground.pass_time(5)
+        database.pass_time(5)
         await views.open(created.id)
-    ground.pass_time(600)
+    database.pass_time(600)
     with pytest.raises(StoreUnavailable):
         await views.open(created.id)
     store.before = nothing
@@ -146,27 +146,27 @@ async def test_store_that_is_away_ends_no_reads() -> None:
 
 async def test_replaced_manifest_is_noticed() -> None:
     """A snapshot that knows the checksum of its manifest does not read another."""
-    ground = await filled()
-    first = await ground.snapshots().create(ttl_ms=None)
-    shared = await ground.snapshots().share(first.id.hex(), ttl_ms=None)
-    await ground.snapshots().delete(first.id.hex())
+    database = await filled()
+    first = await database.snapshots().create(ttl_ms=None)
+    shared = await database.snapshots().share(first.id.hex(), ttl_ms=None)
+    await database.snapshots().delete(first.id.hex())
     name = names.manifest_name(shared.manifest_id)
-    stored = ground.objects.find(name)
+    stored = database.objects.find(name)
     assert stored is not None
     other = replace(decode_manifest(name, stored.data), wal_id_last_seen=0)
-    await ground.store.delete([name])
-    await ground.store.create(name, encode_manifest(other))
-    views = await views_of(ground)
+    await database.store.delete([name])
+    await database.store.create(name, encode_manifest(other))
+    views = await views_of(database)
     with pytest.raises(IllegalState, match=name):
         await views.open(shared.id)
 
 
 async def test_states_are_bounded_by_count() -> None:
     """Beyond `snapshot_view_count_max` that goes which was read longest ago, and comes again."""
-    ground = await filled()
-    ids = [(await ground.snapshots().create(ttl_ms=None)).id for _ in range(3)]
-    store = FaultyStore(ground.store)
-    views = await views_of(ground, store, snapshot_view_count_max=2)
+    database = await filled()
+    ids = [(await database.snapshots().create(ttl_ms=None)).id for _ in range(3)]
+    store = FaultyStore(database.store)
+    views = await views_of(database, store, snapshot_view_count_max=2)
     for snapshot_id in ids:
         await views.open(snapshot_id)
     read = len(store.asked("get"))
@@ -179,10 +179,10 @@ async def test_states_are_bounded_by_count() -> None:
 
 async def test_large_state_is_read_and_not_kept() -> None:
     """It is there for as long as somebody reads it, once for all of them."""
-    ground = await filled(4_000)
-    created = await ground.snapshots().create(ttl_ms=None)
-    store = FaultyStore(ground.store)
-    views = await views_of(ground, store, snapshot_view_bytes_max=1 << 20)
+    database = await filled(4_000)
+    created = await database.snapshots().create(ttl_ms=None)
+    store = FaultyStore(database.store)
+    views = await views_of(database, store, snapshot_view_bytes_max=1 << 20)
     opened = await views.open(created.id)
     assert views.held_bytes == 0
     read = len(store.asked("get"))
@@ -201,23 +201,25 @@ async def test_collected_meanwhile_is_never_a_short_answer() -> None:
     at = 0
     seen: set[str] = set()
     while True:
-        ground = await filled(4)
-        created = await ground.snapshots().create(ttl_ms=5_000)
-        await ground.compact(1)
-        last_seq = ground.last_seq
+        database = await filled(4)
+        created = await database.snapshots().create(ttl_ms=5_000)
+        await database.compact(1)
+        last_seq = database.last_seq
 
-        async def lose(request: Request, ground: Ground = ground, at: int = at) -> None:
+        async def lose(
+            request: Request, database: CollectedDatabase = database, at: int = at
+        ) -> None:
             if request.number == at:
-                await ground.wal()
-                await ground.compact(4)
-                await ground.merge()
-                ground.pass_time()
-                await ground.collecting().collect()
-                ground.last_wal_id = 0
-                await ground.wal(3)
+                await database.wal()
+                await database.compact(4)
+                await database.merge()
+                database.pass_time()
+                await database.collecting().collect()
+                database.last_wal_id = 0
+                await database.wal(3)
 
-        store = FaultyStore(ground.store, before=lose)
-        views = await views_of(ground, store)
+        store = FaultyStore(database.store, before=lose)
+        views = await views_of(database, store)
         try:
             opened = await views.open(created.id)
         except SnapshotNotFound:
@@ -235,15 +237,15 @@ async def test_collected_meanwhile_is_never_a_short_answer() -> None:
 
 async def test_snapshot_that_lets_go_of_its_log_meanwhile_is_gone() -> None:
     """One that keeps SSTs alone from some moment on, for a clone, is not read from then on."""
-    ground = await filled(4)
-    created = await ground.snapshots().create(ttl_ms=5_000)
-    store = FaultyStore(ground.store)
-    views = await views_of(ground, store)
+    database = await filled(4)
+    created = await database.snapshots().create(ttl_ms=5_000)
+    store = FaultyStore(database.store)
+    views = await views_of(database, store)
     await views.check(created.id)
     asked, may_go_on = reads_held(store)
     opening = asyncio.create_task(views.open(created.id))
     await asked.wait()
-    await ground.edit(lambda m: fix_pin(m, created.id, now_s=0))
+    await database.edit(lambda m: fix_pin(m, created.id, now_s=0))
     may_go_on.set()
     with pytest.raises(SnapshotNotFound):
         await opening
@@ -251,62 +253,62 @@ async def test_snapshot_that_lets_go_of_its_log_meanwhile_is_gone() -> None:
 
 async def test_what_had_expired_is_not_shown_again() -> None:
     """A snapshot is read as of its creation, also if nothing was written for long before (I2)."""
-    ground = await Ground.created()
-    await _put_until(ground, b"dead", ground.now_ms + 1_000)
-    await _put_until(ground, b"alive", ground.now_ms + HOUR_MS)
-    ground.pass_time(10)
-    created = await ground.snapshots().create(ttl_ms=None)
-    shared = await ground.snapshots().share(created.id.hex(), ttl_ms=None)
-    ground.pass_time(7_200)
-    views = await views_of(ground)
+    database = await CollectedDatabase.created()
+    await _put_until(database, b"dead", database.now_ms + 1_000)
+    await _put_until(database, b"alive", database.now_ms + HOUR_MS)
+    database.pass_time(10)
+    created = await database.snapshots().create(ttl_ms=None)
+    shared = await database.snapshots().share(created.id.hex(), ttl_ms=None)
+    database.pass_time(7_200)
+    views = await views_of(database)
     for each in (created, shared):
         assert await shown(await views.open(each.id)) == [(b"alive", b"v")]
 
 
-async def _put_until(ground: Ground, key: bytes, expire_at_ms: int) -> None:
-    ground.last_seq += 1
-    await ground._fill([Entry(key, ground.last_seq, Kind.PUT, b"v", expire_at_ms)])  # noqa: SLF001
+async def _put_until(database: CollectedDatabase, key: bytes, expire_at_ms: int) -> None:
+    database.last_seq += 1
+    await database._fill([Entry(key, database.last_seq, Kind.PUT, b"v", expire_at_ms)])  # noqa: SLF001
 
 
 async def test_gap_is_waited_for() -> None:
     """What is acknowledged behind a gap is in the snapshot, unless nobody fills it in time."""
-    ground = await filled(2)
-    ground.last_wal_id += 1
-    await ground.wal()
+    database = await filled(2)
+    database.last_wal_id += 1
+    await database.wal()
     hole = names.wal_name(2)
-    late = ground._encoded(hole, [])  # noqa: SLF001
+    late = database._encoded(hole, [])  # noqa: SLF001
 
-    class Waiting(GroundClock):
+    class Waiting(StoreClock):
         async def sleep_ms(self, duration_ms: float) -> None:
             await super().sleep_ms(duration_ms)
-            await ground.store.create(hole, late)
+            await database.store.create(hole, late)
 
     cas = CasStore(
-        ground.store, Runtime(Waiting(ground), Random(1), InlineWorkers()), StoreSettings()
+        database.store, Runtime(Waiting(database), Random(1), InlineWorkers()), StoreSettings()
     )
     created = await Snapshots(cas).create(ttl_ms=None, gap_wait_ms=1_000)
-    assert ground.objects.find(hole) is not None
-    manifest = await ground.manifest()
+    assert database.objects.find(hole) is not None
+    manifest = await database.manifest()
     assert find_snapshot(manifest, created.id) is not None
     assert manifest.wal_id_last_seen == 3
-    ground.last_wal_id += 1
-    await ground.wal()
-    began_ms = ground.now_ms
-    await Snapshots(cas_of(ground)).create(ttl_ms=None, gap_wait_ms=1_000)
-    assert (await ground.manifest()).wal_id_last_seen == 3
-    assert 1_000 <= ground.now_ms - began_ms < 2_000
+    database.last_wal_id += 1
+    await database.wal()
+    began_ms = database.now_ms
+    await Snapshots(cas_of(database)).create(ttl_ms=None, gap_wait_ms=1_000)
+    assert (await database.manifest()).wal_id_last_seen == 3
+    assert 1_000 <= database.now_ms - began_ms < 2_000
 
 
 async def test_clock_that_jumps_ends_no_snapshot() -> None:
     """The store is asked for the time before a snapshot is said to have expired."""
-    ground = await filled()
-    created = await ground.snapshots().create(ttl_ms=10_000)
-    views = await views_of(ground)
+    database = await filled()
+    created = await database.snapshots().create(ttl_ms=10_000)
+    views = await views_of(database)
     await views.open(created.id)
     clock = views.store.runtime.clock
-    assert isinstance(clock, GroundClock)
+    assert isinstance(clock, StoreClock)
     clock.jumped_ms += CLOCK_MS / 2
     assert (await views.check(created.id)).id == created.id
-    missed = ObjectNotFound(ground.store.url, "get", "wal/1", "it is not there")
+    missed = ObjectNotFound(database.store.url, "get", "wal/1", "it is not there")
     clock.jumped_ms += CLOCK_MS / 2
     assert await views.explain(missed, created.id) is missed

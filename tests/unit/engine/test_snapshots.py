@@ -9,7 +9,7 @@ import pytest
 from shalekv.core.manifest import Snapshot
 from shalekv.errors import SnapshotNotFound
 from shalekv.format import names
-from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.store import FaultyStore, Request
 
 
@@ -18,22 +18,22 @@ async def test_wal_is_listed_again_when_another_edits_first() -> None:
 
     The snapshot's id stays the same.
     """
-    ground = await Ground.created()
-    await ground.wal(2)
+    database = await CollectedDatabase.created()
+    await database.wal(2)
 
     async def conflict(request: Request) -> None:
         if request.operation == "create" and len(store.asked("create")) <= 3:
-            await ground.wal(1)
-            await ground.compact(ground.last_wal_id)
-            ground.pass_time()
-            await ground.collecting().collect()
+            await database.wal(1)
+            await database.compact(database.last_wal_id)
+            database.pass_time()
+            await database.collecting().collect()
 
-    store = FaultyStore(ground.store, before=conflict)
-    created = await ground.snapshots(store).create(ttl_ms=None)
-    manifest = await ground.manifest()
+    store = FaultyStore(database.store, before=conflict)
+    created = await database.snapshots(store).create(ttl_ms=None)
+    manifest = await database.manifest()
     assert [s.id for s in manifest.snapshots] == [created.id]
     assert created.manifest_id == manifest.manifest_id
-    assert manifest.wal_id_last_seen == ground.last_wal_id == 4
+    assert manifest.wal_id_last_seen == database.last_wal_id == 4
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -41,18 +41,20 @@ async def test_snapshot_that_is_collected_meanwhile_is_no_damage(*, is_shared: b
     """Whoever has seen it, and finds its manifest gone, looks at the current manifest again."""
     at = 0
     while True:
-        ground = await Ground.created()
-        await ground.snapshots().create(name="short", ttl_ms=5_000)
-        await ground.merge()
-        ground.pass_time(5)
+        database = await CollectedDatabase.created()
+        await database.snapshots().create(name="short", ttl_ms=5_000)
+        await database.merge()
+        database.pass_time(5)
 
-        async def expire(request: Request, ground: Ground = ground, at: int = at) -> None:
+        async def expire(
+            request: Request, database: CollectedDatabase = database, at: int = at
+        ) -> None:
             if request.number == at:
-                ground.pass_time()
-                await ground.collecting().collect()
+                database.pass_time()
+                await database.collecting().collect()
 
-        store = FaultyStore(ground.store, before=expire)
-        late = ground.snapshots(store)
+        store = FaultyStore(database.store, before=expire)
+        late = database.snapshots(store)
         if is_shared:
             with suppress(SnapshotNotFound):
                 await late.share("short", ttl_ms=None)
@@ -67,17 +69,17 @@ async def test_snapshot_that_is_collected_meanwhile_is_no_damage(*, is_shared: b
 @pytest.mark.parametrize("edit", ["create", "share", "renew", "delete"])
 async def test_edit_at_a_recycled_id_does_not_count(edit: str) -> None:
     """What was created at a manifest id that had been deleted is done again (F2)."""
-    ground = await Ground.created()
-    first = await ground.snapshots().create(name="first", ttl_ms=60_000)
+    database = await CollectedDatabase.created()
+    first = await database.snapshots().create(name="first", ttl_ms=60_000)
 
     async def recycle(request: Request) -> None:
         if request.operation == "create" and len(store.asked("create")) == 1:
             for _ in range(2):
-                await ground.merge()
-            await ground.store.delete([request.name])  # as a collector does in the end
+                await database.merge()
+            await database.store.delete([request.name])  # as a collector does in the end
 
-    store = FaultyStore(ground.store, before=recycle)
-    snapshots = ground.snapshots(store)
+    store = FaultyStore(database.store, before=recycle)
+    snapshots = database.snapshots(store)
     done: Snapshot | None = None
     match edit:
         case "create":
@@ -90,23 +92,23 @@ async def test_edit_at_a_recycled_id_does_not_count(edit: str) -> None:
             await snapshots.delete("first")
     assert len(store.asked("create")) == 2
     expected = {"create": (first, done), "share": (first, done), "renew": (done,), "delete": ()}
-    assert (await ground.manifest()).snapshots == expected[edit]
+    assert (await database.manifest()).snapshots == expected[edit]
 
 
 async def test_list_says_what_each_snapshot_pins() -> None:
     """Bytes of SSTs and WAL that the current manifest does not keep; alone: nor any other."""
-    ground = await Ground.created()
-    snapshots = ground.snapshots()
-    await ground.wal(4)
-    merged_away = await ground.compact(1)
+    database = await CollectedDatabase.created()
+    snapshots = database.snapshots()
+    await database.wal(4)
+    merged_away = await database.compact(1)
     await snapshots.create(name="old", ttl_ms=None)
-    await ground.merge()
-    await ground.publish(await ground.lease(), c=3)
+    await database.merge()
+    await database.publish(await database.lease(), c=3)
     await snapshots.create(name="new", ttl_ms=None)
     await snapshots.create(name="over", ttl_ms=1_000)
-    ground.pass_time()
+    database.pass_time()
     old, new, over = await snapshots.list()
-    wal = [ground.objects.find(names.wal_name(n)) for n in (1, 2)]
+    wal = [database.objects.find(names.wal_name(n)) for n in (1, 2)]
     wal_bytes = sum(each.info.size_bytes for each in wal if each)
     assert old.pinned is not None
     assert old.pinned.alone_bytes == old.pinned.size_bytes == merged_away.size_bytes + wal_bytes

@@ -13,7 +13,7 @@ from shalekv.roles.collector import Collector
 from shalekv.settings import StoreSettings
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
-from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.running_log import YieldingClock
 from tests.kit.patience import until
 from tests.kit.store import FaultyStore
@@ -33,33 +33,33 @@ async def collected_until(role: Collector, condition: Callable[[], bool]) -> Non
         running.cancel()
 
 
-async def with_garbage() -> Ground:
-    ground = await Ground.created()
-    await ground.wal(4)
-    await ground.compact(3)
-    await ground.merge()
-    ground.pass_time()
-    return ground
+async def with_garbage() -> CollectedDatabase:
+    database = await CollectedDatabase.created()
+    await database.wal(4)
+    await database.compact(3)
+    await database.merge()
+    database.pass_time()
+    return database
 
 
 async def test_one_failing_database_does_not_stop_the_others() -> None:
     """Each is collected, and what failed is told."""
     first, second = await with_garbage(), await with_garbage()
-    missing = Ground()
+    missing = CollectedDatabase()
     databases = [first.collecting(), missing.collecting(), second.collecting()]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
     outcomes = await role.run_once()
     assert [type(outcome) for outcome in outcomes] == [Report, DatabaseNotFound, Report]
-    for ground in (first, second):
-        assert ground.names() == await ground.needed()
+    for database in (first, second):
+        assert database.names() == await database.needed()
 
 
 async def test_collections_are_repeated_whatever_failed() -> None:
     """A database that does not answer is asked again; others are collected meanwhile."""
-    ground = await with_garbage()
-    counting = CountingStore(ground.store)
+    database = await with_garbage()
+    counting = CountingStore(database.store)
     unavailable = failing(StoreUnavailable("memory://", "now_ms", "", "no answer"))
-    databases = [ground.collecting(counting), ground.collecting(unavailable)]
+    databases = [database.collecting(counting), database.collecting(unavailable)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
     asked_min = 5 * StoreSettings().read_attempts
     await collected_until(
@@ -69,14 +69,16 @@ async def test_collections_are_repeated_whatever_failed() -> None:
             and len(unavailable.asked("now_ms")) > asked_min
         ),
     )
-    assert ground.names() == await ground.needed()
+    assert database.names() == await database.needed()
 
 
 async def test_store_that_is_broken_is_given_up() -> None:
     """This process may not delete there any more; when no database is left, the role ends."""
     broken = [failing(StoreBroken("memory://", "now_ms", "", f"sync {n}")) for n in range(2)]
     role = Collector(
-        [Ground().collecting(store) for store in broken], YieldingClock(), interval_ms=1_000
+        [CollectedDatabase().collecting(store) for store in broken],
+        YieldingClock(),
+        interval_ms=1_000,
     )
     with pytest.raises(StoreBroken, match="sync 0"):
         await role.run()
@@ -85,10 +87,10 @@ async def test_store_that_is_broken_is_given_up() -> None:
 
 async def test_broken_store_does_not_end_the_others() -> None:
     """They are collected as before."""
-    ground = await with_garbage()
-    counting = CountingStore(ground.store)
+    database = await with_garbage()
+    counting = CountingStore(database.store)
     broken = failing(StoreBroken("memory://", "now_ms", "", "sync failed"))
-    databases = [ground.collecting(broken), ground.collecting(counting)]
+    databases = [database.collecting(broken), database.collecting(counting)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
     await collected_until(role, lambda: counting.counts[Operation.NOW_MS].requests > 5)
     assert len(broken.asked("now_ms")) == 1

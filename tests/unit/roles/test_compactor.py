@@ -17,7 +17,7 @@ from shalekv.roles.compactor import Compactor
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
 from tests.kit.engine.compaction import (
-    Trial,
+    CompactedDatabase,
     delete_range,
     put,
     random_entry,
@@ -36,41 +36,42 @@ def eager_settings(**more: int) -> CompactSettings:
     return small_settings(sst_bytes=600, record_kept_s=86_400, **EAGER | more)
 
 
-async def written(seed: int = 3, slots: int = 12) -> Trial:
-    trial, random = await Trial.begun(), Random(seed)
+async def written(seed: int = 3, slots: int = 12) -> CompactedDatabase:
+    database, random = await CompactedDatabase.begun(), Random(seed)
     for slot in range(slots):
         commits = [
-            [random_entry(random, KEYS, trial.logical_time_ms)] for _ in range(random.randrange(30))
+            [random_entry(random, KEYS, database.logical_time_ms)]
+            for _ in range(random.randrange(30))
         ]
-        expiry_ms = trial.logical_time_ms + 10**6
+        expiry_ms = database.logical_time_ms + 10**6
         records = [record(b"r%d" % slot, expiry_ms)] if commits else []
-        await trial.write(*commits, records=records)
-    return trial
+        await database.write(*commits, records=records)
+    return database
 
 
 async def opened(
-    trial: Trial,
+    database: CompactedDatabase,
     store: ObjectStore | None = None,
     settings: CompactSettings | None = None,
     hurry: asyncio.Event | None = None,
     seed: int = 11,
 ) -> Compactor:
     return await Compactor.open(
-        store or trial.store,
+        store or database.store,
         settings=settings or eager_settings(),
-        runtime=hand_runtime(trial.clock, seed),
+        runtime=hand_runtime(database.clock, seed),
         hurry=hurry or asyncio.Event(),
     )
 
 
-async def check(trial: Trial, *, is_all: bool = True) -> Manifest:
+async def check(database: CompactedDatabase, *, is_all: bool = True) -> Manifest:
     """The levels hold what was written up to c, or all of it."""
-    manifest = await trial.stored.refresh()
-    naive = await NaiveTree.read(trial.store, manifest)
+    manifest = await database.stored.refresh()
+    naive = await NaiveTree.read(database.store, manifest)
     now_ms = manifest.logical_time_ms
-    assert naive.answers(KEYS, now_ms) == answers(trial.compacted(manifest), KEYS, now_ms)
+    assert naive.answers(KEYS, now_ms) == answers(database.compacted(manifest), KEYS, now_ms)
     if is_all:
-        assert manifest.first_uncompacted_wal_id == len(trial.written)
+        assert manifest.first_uncompacted_wal_id == len(database.written)
     return manifest
 
 
@@ -82,7 +83,7 @@ async def settle(condition: Callable[[], bool]) -> None:
     raise AssertionError("what the test waits for does not happen")
 
 
-async def driven(trial: Trial, compactor: Compactor, *, step_ms: float = 50) -> None:
+async def driven(database: CompactedDatabase, compactor: Compactor, *, step_ms: float = 50) -> None:
     """Run it once, while time goes by; raises what it raises."""
     failure: ShaleError | None = None
 
@@ -96,19 +97,19 @@ async def driven(trial: Trial, compactor: Compactor, *, step_ms: float = 50) -> 
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(run())
         while not task.done():
-            trial.clock.advance(step_ms)
+            database.clock.advance(step_ms)
             await asyncio.sleep(0)
     if failure is not None:
         raise failure
 
 
-async def until_compacted(trial: Trial, *, step_ms: float = 0) -> None:
+async def until_compacted(database: CompactedDatabase, *, step_ms: float = 0) -> None:
     """Let tasks run, and time go by, until all slots are compacted."""
     for _ in range(10_000):
-        trial.clock.advance(step_ms)
+        database.clock.advance(step_ms)
         await asyncio.sleep(0)
-        manifest = await trial.stored.refresh()
-        if manifest.first_uncompacted_wal_id == len(trial.written):
+        manifest = await database.stored.refresh()
+        if manifest.first_uncompacted_wal_id == len(database.written):
             return
     raise AssertionError("the slots are not compacted")
 
@@ -130,7 +131,7 @@ async def running(compactor: Compactor) -> AsyncIterator[asyncio.Task[None]]:
 
 async def test_a_lease_is_renewed_while_a_job_runs() -> None:
     """A job that takes longer than the lease lives publishes: the lease lives on until then."""
-    trial = await written()
+    database = await written()
     ttl_s = 10
     held = asyncio.Event()
 
@@ -139,31 +140,31 @@ async def test_a_lease_is_renewed_while_a_job_runs() -> None:
             await held.wait()
 
     settings = eager_settings(compactor_lease_ttl_s=ttl_s)
-    compactor = await opened(trial, FaultyStore(trial.store, before=hold), settings)
-    first = (await trial.stored.refresh()).leases
+    compactor = await opened(database, FaultyStore(database.store, before=hold), settings)
+    first = (await database.stored.refresh()).leases
     async with running(compactor):
         for _ in range(40):
-            trial.clock.advance(ttl_s * 1_000 / 20)
+            database.clock.advance(ttl_s * 1_000 / 20)
             for _ in range(50):
                 await asyncio.sleep(0)
-            manifest = await trial.stored.refresh()
-            now_s = trial.store_now_ms() / 1_000
+            manifest = await database.stored.refresh()
+            now_s = database.store_now_ms() / 1_000
             assert all(lease.expire_time_s >= now_s for lease in manifest.leases)
             assert [lease.id for lease in manifest.leases] == [lease.id for lease in first]
         held.set()
         await settle(lambda: compactor.counters.jobs > 0)
-    assert (await check(trial, is_all=False)).leveled_ssts
+    assert (await check(database, is_all=False)).leveled_ssts
 
 
 async def test_idle_it_looks_ever_less_often() -> None:
     """Without work the store is asked at each poll and not in between; polls become rare."""
-    trial = await Trial.begun()
+    database = await CompactedDatabase.begun()
     settings = small_settings(compactor_poll_ms=1_000, compactor_idle_poll_ms=10_000)
-    store = FaultyStore(trial.store)
-    compactor = await opened(trial, store, settings)
+    store = FaultyStore(database.store)
+    compactor = await opened(database, store, settings)
     async with running(compactor):
         for _ in range(310):
-            trial.clock.advance(100)
+            database.clock.advance(100)
             for _ in range(50):
                 await asyncio.sleep(0)
     polls = store.asked("list", names.WAL_FOLDER)
@@ -172,22 +173,22 @@ async def test_idle_it_looks_ever_less_often() -> None:
 
 async def test_in_a_hurry_nothing_waits() -> None:
     """What no trigger makes due is compacted as soon as a writer waits for it."""
-    trial = await written()
+    database = await written()
     hurry = asyncio.Event()
-    compactor = await opened(trial, settings=small_settings(), hurry=hurry)
+    compactor = await opened(database, settings=small_settings(), hurry=hurry)
     async with running(compactor):
         for _ in range(200):
             await asyncio.sleep(0)
-        assert (await trial.stored.refresh()).wal_id_last_compacted is None
+        assert (await database.stored.refresh()).wal_id_last_compacted is None
         hurry.set()
-        await until_compacted(trial)
-    await check(trial)
+        await until_compacted(database)
+    await check(database)
     assert not hurry.is_set()
 
 
 async def test_the_wal_does_not_wait_for_a_merge() -> None:
     """While a merge of levels takes its time, slots are compacted into L0."""
-    trial = await written()
+    database = await written()
     let_go = asyncio.Event()
     reads = 0
 
@@ -198,46 +199,46 @@ async def test_the_wal_does_not_wait_for_a_merge() -> None:
             await let_go.wait()
 
     settings = eager_settings(compactor_poll_ms=10, l0_trigger_count=8)
-    compactor = await opened(trial, FaultyStore(trial.store, before=hold), settings)
+    compactor = await opened(database, FaultyStore(database.store, before=hold), settings)
     async with running(compactor):
         while not reads:
-            await trial.write([put(b"k001")])
-            trial.clock.advance(10)
+            await database.write([put(b"k001")])
+            database.clock.advance(10)
             for _ in range(100):
                 await asyncio.sleep(0)
         jobs = compactor.counters.jobs
         for _ in range(3):
-            await trial.write([put(b"k002", b"new")], [delete_range(b"k1", b"k2")])
-            trial.clock.advance(10)
+            await database.write([put(b"k002", b"new")], [delete_range(b"k1", b"k2")])
+            database.clock.advance(10)
             for _ in range(100):
                 await asyncio.sleep(0)
         assert compactor.counters.jobs >= jobs + 3
-        manifest = await check(trial)
+        manifest = await check(database)
         assert not Tree.of(manifest).runs
         let_go.set()
         await settle(lambda: compactor.counters.jobs >= jobs + 4)
-    assert Tree.of(await trial.stored.refresh()).runs
-    await check(trial)
+    assert Tree.of(await database.stored.refresh()).runs
+    await check(database)
 
 
 @pytest.mark.parametrize("operation", ["list", "get", "get_range", "create", "now_ms"])
 async def test_a_store_that_fails_for_a_while_is_asked_again(operation: str) -> None:
     """Requests without an answer delay compaction, and lose nothing."""
-    trial = await written()
-    flaky = FaultyStore(trial.store)
-    compactor = await opened(trial, flaky)
+    database = await written()
+    flaky = FaultyStore(database.store)
+    compactor = await opened(database, flaky)
     flaky.fail(operation, times=30)
-    await driven(trial, compactor, step_ms=1_000)
+    await driven(database, compactor, step_ms=1_000)
     assert len(flaky.asked(operation)) > 30
-    await check(trial)
+    await check(database)
 
 
 async def test_an_object_that_stays_away_ends_the_compactor() -> None:
     """A slot that is listed and cannot be read for long is damage, not a passing failure."""
-    trial = await written()
+    database = await written()
     gone = names.wal_name(0)
-    store = FaultyStore(trial.store)
-    store.fail("get", gone, ObjectNotFound("memory://trial", "get", gone, "gone"), times=10**6)
-    compactor = await opened(trial, store)
+    store = FaultyStore(database.store)
+    store.fail("get", gone, ObjectNotFound("memory://compacted", "get", gone, "gone"), times=10**6)
+    compactor = await opened(database, store)
     with pytest.raises(ObjectNotFound):
-        await driven(trial, compactor, step_ms=1_000)
+        await driven(database, compactor, step_ms=1_000)

@@ -18,7 +18,7 @@ from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.writer_kv import WriterKv
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
-from tests.kit.quorum.log import Ground, Writing, runtime, until
+from tests.kit.quorum.log import QuorumDatabase, Writing, runtime, until
 from tests.kit.serving.roles import CALL, Calls, absent, key_header
 from tests.kit.virtual_time import virtual_time
 
@@ -30,8 +30,8 @@ class QuorumServing(Calls):
 
     kv: WriterKv
 
-    def __init__(self, ground: Ground, writing: Writing) -> None:
-        self.ground = ground
+    def __init__(self, database: QuorumDatabase, writing: Writing) -> None:
+        self.database = database
         self.writing = writing
         self.kv = WriterKv(writing.engine, LimitSettings(), runtime(99))
         self.snapshots = SnapshotAdmin(writing.engine, self.kv.header)
@@ -48,23 +48,23 @@ class QuorumServing(Calls):
 
     def hold(self) -> None:
         for address in ("n1:1", "n2:1"):
-            self.ground.nodes[address].hold()
+            self.database.nodes[address].hold()
 
     def let_go(self) -> None:
-        for node in self.ground.nodes:
+        for node in self.database.nodes:
             node.let_go()
 
     def may_archive(self, *, is_allowed: bool) -> None:
-        for kept in self.ground.logs():
+        for kept in self.database.logs():
             kept.can_archive = is_allowed
 
 
 @asynccontextmanager
 async def quorum_serving(**quorum: Any) -> AsyncIterator[QuorumServing]:
     """A new database with three safekeepers, and its writer; closed at the end."""
-    ground = await Ground.created()
-    async with ground.writing(**quorum) as writing:
-        serving = QuorumServing(ground, writing)
+    database = await QuorumDatabase.created()
+    async with database.writing(**quorum) as writing:
+        serving = QuorumServing(database, writing)
         try:
             yield serving
         finally:
@@ -116,7 +116,7 @@ async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None
         assert await repeat == reply
         assert reply.durability == ARCHIVED
         name = names.wal_name(reply.header.wal_id)
-        assert (await writer.ground.cas().reads.head(name)).size_bytes > 0
+        assert (await writer.database.cas().reads.head(name)).size_bytes > 0
 
 
 @virtual_time(5)

@@ -25,7 +25,7 @@ from shalekv.roles.service import Call
 from shalekv.settings import CacheSettings, ReaderSettings, ReadSettings, UrlSettings
 from shalekv.store.api import ObjectStore
 from shalekv.v1 import kv_pb2
-from tests.kit.engine.replica import BY_HAND, ReplicaGround, pass_s
+from tests.kit.engine.replica import BY_HAND, ReplicatedDatabase, pass_s
 from tests.kit.inline_runtime import gathered
 from tests.kit.store import FaultyStore, at_each
 from tests.kit.virtual_time import virtual_time
@@ -34,7 +34,7 @@ NO_CACHE = CacheSettings().model_copy(update={"block_cache_bytes": 0, "metadata_
 
 
 async def opened(
-    ground: ReplicaGround, store: ObjectStore | None = None, **settings: Any
+    database: ReplicatedDatabase, store: ObjectStore | None = None, **settings: Any
 ) -> Reader:
     read = ReadSettings(
         database=UrlSettings(url="memory://replica"),
@@ -42,7 +42,7 @@ async def opened(
         reader=ReaderSettings.model_validate(BY_HAND | settings),
     )
     return await Reader.open(
-        store or ground.another_store(), settings=read, runtime=ground.local_runtime()
+        store or database.another_store(), settings=read, runtime=database.local_runtime()
     )
 
 
@@ -77,9 +77,9 @@ async def test_writes_are_refused_with_the_address_of_the_writer(
     method: str, request_: Any
 ) -> None:
     """Whatever is written, the writer that opened the database last is told."""
-    ground = await ReplicaGround.created()
-    await ground.edit(lambda m: replace(m, writer_address="there:1"))
-    reader = await opened(ground)
+    database = await ReplicatedDatabase.created()
+    await database.edit(lambda m: replace(m, writer_address="there:1"))
+    reader = await opened(database)
     with pytest.raises(NotTheWriter) as refused:
         getattr(reader.kv, method)(request_, Call())
     assert refused.value.writer_address == "there:1"
@@ -89,7 +89,7 @@ async def test_writes_are_refused_with_the_address_of_the_writer(
 @virtual_time(seed=1)
 async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> None:
     """Never answered with less than the level promises."""
-    reader = await opened(await ReplicaGround.created())
+    reader = await opened(await ReplicatedDatabase.created())
     with pytest.raises(NotTheWriter):
         await get(reader, b"a", read_level=level)
     scan = kv_pb2.ScanRequest(header=kv_pb2.RequestHeader(read_level=level))
@@ -100,20 +100,20 @@ async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> 
 @virtual_time(seed=1)
 async def test_read_whose_tree_was_lost_begins_again() -> None:
     """A reader without a snapshot answers from levels that are there; a scan is ended instead."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1", b=b"1")
-    await ground.compact()
-    reader = await opened(ground, snapshot="none")
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1", b=b"1")
+    await database.compact()
+    reader = await opened(database, snapshot="none")
     scan = reader.kv.scan(kv_pb2.ScanRequest(), Call())
-    await ground.put(a=b"2")
-    await ground.compact()
-    await ground.collect()
+    await database.put(a=b"2")
+    await database.compact()
+    await database.collect()
     reply = await get(reader, b"a")
     assert (reply.value, reply.header.seq) == (b"2", 2)
     for value in (b"3", b"4"):
-        await ground.put(a=value)
-        await ground.compact()
-    await ground.collect()
+        await database.put(a=value)
+        await database.compact()
+    await database.collect()
     with pytest.raises(SnapshotNotFound):
         await gathered(reader.kv.scan(kv_pb2.ScanRequest(), Call()))
     assert (await get(reader, b"a")).value == b"4"
@@ -123,7 +123,7 @@ async def test_read_whose_tree_was_lost_begins_again() -> None:
 @virtual_time(seed=1)
 async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
     """A reader without a snapshot that comes too late for the log begins anew, not for ever."""
-    ground = await ReplicaGround.created()
+    database = await ReplicatedDatabase.created()
     losses = 1
 
     async def lose_the_log() -> None:
@@ -131,42 +131,42 @@ async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
         if losses <= 0:
             return
         losses -= 1
-        await ground.compact()
-        await ground.collect()
+        await database.compact()
+        await database.collect()
         for number in range(3):
-            await ground.put(a=b"%d" % number)
+            await database.put(a=b"%d" % number)
 
     await lose_the_log()
     losing = at_each("get", names.WAL_FOLDER, lose_the_log)
-    store = FaultyStore(ground.another_store(), before=losing)
+    store = FaultyStore(database.another_store(), before=losing)
     losses = JOINS_MAX - 1  # or fewer: more than one request may meet a loss
-    reader = await opened(ground, store, snapshot="none", reader_parallel_reads=1)
+    reader = await opened(database, store, snapshot="none", reader_parallel_reads=1)
     assert ((await get(reader, b"a")).value, losses) == (b"2", 0)
     losses = 100
     with pytest.raises(ObjectNotFound):
-        await opened(ground, store, snapshot="none", reader_parallel_reads=1)
+        await opened(database, store, snapshot="none", reader_parallel_reads=1)
 
 
 @virtual_time(seed=1)
 async def test_reader_that_cannot_begin_leaves_nothing() -> None:
     """One that is started again and again at a damaged log does not fill the manifest."""
-    ground = await ReplicaGround.created()
-    await ground.put(a=b"1")
-    await ground.overwrite(names.wal_name(0), b"damaged")
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1")
+    await database.overwrite(names.wal_name(0), b"damaged")
     for _ in range(3):
         with pytest.raises(CorruptObject):
-            await opened(ground)
-    assert (await ground.manifest()).snapshots == ()
+            await opened(database)
+    assert (await database.manifest()).snapshots == ()
 
 
 @pytest.mark.parametrize("is_scan", [False, True])
 @virtual_time(seed=1)
 async def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
     """A read with the number of a write sees it, however seldom the reader looks by itself."""
-    ground = await ReplicaGround.created()
-    reader = await opened(ground)
+    database = await ReplicatedDatabase.created()
+    reader = await opened(database)
     async with running(reader):
-        seq = await ground.put(a=b"1")
+        seq = await database.put(a=b"1")
         header = kv_pb2.RequestHeader(min_seq=seq)
         if is_scan:
             scan = kv_pb2.ScanRequest(header=header)
@@ -181,10 +181,10 @@ async def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
 @virtual_time(seed=1)
 async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None:
     """The answer is there before the deadline, so that the caller hears it."""
-    ground = await ReplicaGround.created()
-    reader = await opened(ground)
+    database = await ReplicatedDatabase.created()
+    reader = await opened(database)
     async with running(reader):
-        await ground.put(a=b"1")
+        await database.put(a=b"1")
         began_s = asyncio.get_running_loop().time()
         call = Call(deadline_ms=reader.clock.monotonic_ms() + 500)
         with pytest.raises(SeqNotReached) as short:
@@ -197,13 +197,13 @@ async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None
 @virtual_time(seed=1)
 async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
     """A state that is new enough is answered at once; another after one look, if that helps."""
-    ground = await ReplicaGround.created()
-    store = FaultyStore(ground.another_store())
-    reader = await opened(ground, store)
+    database = await ReplicatedDatabase.created()
+    store = FaultyStore(database.another_store())
+    reader = await opened(database, store)
     async with running(reader):
         await reader.engine.catch_up()
         await pass_s(5)
-        await ground.put(a=b"1")
+        await database.put(a=b"1")
         store.requests.clear()
         assert not (await get(reader, b"a", max_staleness_ms=5_000)).found
         assert store.asked("get") == []

@@ -18,10 +18,10 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.keeping import SnapshotKeeper
 from shalekv_spark.scanning.scan_task import ScanTask, WalSlot
-from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.hand_clock import HandClock, hand_runtime
 from tests.kit.store import FaultyStore, Request
-from tests.unit.spark_arrow.ground import NOWHERE, rows_of_task
+from tests.unit.spark_arrow.scanned import NOWHERE, rows_of_task
 
 TTL_S = 60
 TTL_MS = TTL_S * 1_000
@@ -32,14 +32,14 @@ TURNS = 300  # of the event loop: enough for any edit
 class Kept:
     """A snapshot that a task keeps, on clocks that have nothing to do with each other."""
 
-    ground: Ground
+    database: CollectedDatabase
     clock: HandClock
     keeper: SnapshotKeeper
     refused: list[str]  # not empty: the store does not answer
 
     async def pass_time(self, seconds: float, *, store_seconds: float | None = None) -> None:
         """Move our clock, and that of the store as far, or as it is said."""
-        self.ground.pass_time(seconds if store_seconds is None else store_seconds)
+        self.database.pass_time(seconds if store_seconds is None else store_seconds)
         self.clock.advance(seconds * 1_000)
         await self.settle()
 
@@ -49,25 +49,25 @@ class Kept:
 
     async def left_s(self) -> float:
         """How long the snapshot will live by the store's clock."""
-        (found,) = (await self.ground.manifest()).snapshots
-        return found.snapshot_expire_time_s - self.ground.now_s
+        (found,) = (await self.database.manifest()).snapshots
+        return found.snapshot_expire_time_s - self.database.now_s
 
 
 @asynccontextmanager
 async def kept(ttl_ms: int | None = TTL_MS) -> AsyncIterator[Kept]:
-    ground, clock, refused = await Ground.created(), HandClock(), list[str]()
-    snapshot = await ground.snapshots().create(ttl_ms=ttl_ms)
+    database, clock, refused = await CollectedDatabase.created(), HandClock(), list[str]()
+    snapshot = await database.snapshots().create(ttl_ms=ttl_ms)
 
     async def before(_: Request) -> None:
         if refused:
             raise StoreUnavailable("store", "get", "an object", refused[0])
 
-    store = FaultyStore(ground.store, before=before)
+    store = FaultyStore(database.store, before=before)
     settings = StoreSettings(read_attempts=1)
     keeper = SnapshotKeeper(CasStore(store, hand_runtime(clock, 1), settings), snapshot.id, TTL_MS)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(keeper.keep())
-        found = Kept(ground, clock, keeper, refused)
+        found = Kept(database, clock, keeper, refused)
         await found.settle()
         yield found
         task.cancel()
@@ -76,21 +76,21 @@ async def kept(ttl_ms: int | None = TTL_MS) -> AsyncIterator[Kept]:
 async def test_it_is_renewed_when_half_of_its_life_is_over() -> None:
     """Not before, because each time is an edit of the manifest; and again and again."""
     async with kept() as each:
-        first_id = (await each.ground.manifest()).manifest_id
+        first_id = (await each.database.manifest()).manifest_id
         await each.pass_time(TTL_S * 0.4)
-        assert (await each.ground.manifest()).manifest_id == first_id
+        assert (await each.database.manifest()).manifest_id == first_id
         for _ in range(20):
             await each.pass_time(TTL_S * 0.3)
             assert await each.left_s() > TTL_S * 0.2
             each.keeper.check()
-        assert (await each.ground.manifest()).manifest_id > first_id + 5
+        assert (await each.database.manifest()).manifest_id > first_id + 5
 
 
 async def test_one_that_never_expires_is_left_alone() -> None:
     """There is nothing to renew, and it must not get an end."""
     async with kept(None) as each:
         await each.pass_time(TTL_S * 10)
-        (snapshot,) = (await each.ground.manifest()).snapshots
+        (snapshot,) = (await each.database.manifest()).snapshots
         assert snapshot.snapshot_expire_time_s == NEVER
         each.keeper.check()
 
@@ -101,14 +101,14 @@ async def test_one_that_has_expired_by_the_stores_clock_is_gone() -> None:
         await each.pass_time(TTL_S * 0.7, store_seconds=TTL_S * 2)
         with pytest.raises(SnapshotNotFound):
             each.keeper.check()
-        assert (await each.ground.manifest()).snapshots
+        assert (await each.database.manifest()).snapshots
 
 
 async def test_one_that_was_deleted_is_gone() -> None:
     """Whoever deletes the snapshot of a scan ends the scan."""
     async with kept() as each:
-        (snapshot,) = (await each.ground.manifest()).snapshots
-        await each.ground.snapshots().delete(snapshot.id.hex())
+        (snapshot,) = (await each.database.manifest()).snapshots
+        await each.database.snapshots().delete(snapshot.id.hex())
         await each.pass_time(TTL_S * 0.7)
         with pytest.raises(SnapshotNotFound):
             each.keeper.check()
@@ -130,16 +130,16 @@ async def test_a_store_that_does_not_answer_for_a_while() -> None:
             each.keeper.check()
 
 
-async def log_of(ground: Ground, snapshot: Snapshot) -> ScanTask:
+async def log_of(database: CollectedDatabase, snapshot: Snapshot) -> ScanTask:
     """A task that reads three objects of the WAL, and whose snapshot somebody else renews."""
-    await ground.wal(3)
-    sizes = {info.name: info.size_bytes async for info in ground.store.list(names.WAL_FOLDER)}
+    await database.wal(3)
+    sizes = {info.name: info.size_bytes async for info in database.store.list(names.WAL_FOLDER)}
     return ScanTask(
         place=NOWHERE,
-        database_id=ground.database_id,
+        database_id=database.database_id,
         keys=KeyRange(b"", b""),
         sources=[],
-        seq=ground.last_seq,
+        seq=database.last_seq,
         now_ms=0,
         wal=[WalSlot(wal_id, sizes[names.wal_name(wal_id)]) for wal_id in range(3)],
         columns=("key",),
@@ -149,47 +149,47 @@ async def log_of(ground: Ground, snapshot: Snapshot) -> ScanTask:
 
 async def test_slots_count_if_the_snapshot_has_outlived_their_reading() -> None:
     """A slot that nobody protects may be filled again, with less than was in it (F1)."""
-    ground = await Ground.created()
-    task = await log_of(ground, await ground.snapshots().create(ttl_ms=TTL_MS))
-    assert len(await rows_of_task(ground.cas(), task)) == 3
-    ground.pass_time(TTL_S + 2)
+    database = await CollectedDatabase.created()
+    task = await log_of(database, await database.snapshots().create(ttl_ms=TTL_MS))
+    assert len(await rows_of_task(database.cas(), task)) == 3
+    database.pass_time(TTL_S + 2)
     with pytest.raises(SnapshotNotFound):
-        await rows_of_task(ground.cas(), task)
+        await rows_of_task(database.cas(), task)
 
 
 async def test_a_task_renews_the_snapshot_that_it_reads() -> None:
     """While it waits for the store, if it is told to."""
-    ground = await Ground.created()
-    task = await log_of(ground, await ground.snapshots().create(ttl_ms=TTL_MS))
+    database = await CollectedDatabase.created()
+    task = await log_of(database, await database.snapshots().create(ttl_ms=TTL_MS))
 
     async def slowly(request: Request) -> None:
         if request.operation == "get_range":
             for _ in range(TURNS):
                 await HandClock().sleep_ms(0)
 
-    ground.pass_time(TTL_S * 0.6)
-    store = FaultyStore(ground.store, before=slowly)
+    database.pass_time(TTL_S * 0.6)
+    store = FaultyStore(database.store, before=slowly)
     for ttl_s, is_renewed in ((0, False), (TTL_S, True)):
         renewing = replace(task, snapshot_ttl_s=ttl_s)
-        assert len(await rows_of_task(ground.cas(store), renewing)) == 3
-        (snapshot,) = (await ground.manifest()).snapshots
-        assert (snapshot.snapshot_expire_time_s > ground.now_s + TTL_S * 0.9) is is_renewed
+        assert len(await rows_of_task(database.cas(store), renewing)) == 3
+        (snapshot,) = (await database.manifest()).snapshots
+        assert (snapshot.snapshot_expire_time_s > database.now_s + TTL_S * 0.9) is is_renewed
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
 @pytest.mark.parametrize("is_damaged", [True, False])
 async def test_what_is_missing_has_a_reason(*, is_gone: bool, is_damaged: bool) -> None:
     """Objects of a snapshot that is gone are missed for that; of one that lives, for themselves."""
-    ground = await Ground.created()
-    snapshot = await ground.snapshots().create(ttl_ms=TTL_MS)
-    task = await log_of(ground, snapshot)
+    database = await CollectedDatabase.created()
+    snapshot = await database.snapshots().create(ttl_ms=TTL_MS)
+    task = await log_of(database, snapshot)
     name = names.wal_name(1)
-    data = (await ground.store.get(name)).data
-    await ground.store.delete([name])
+    data = (await database.store.get(name)).data
+    await database.store.delete([name])
     if is_damaged:
-        await ground.store.create(name, bytes(8) + data[8:])
+        await database.store.create(name, bytes(8) + data[8:])
     if is_gone:
-        await ground.snapshots().delete(snapshot.id.hex())
+        await database.snapshots().delete(snapshot.id.hex())
     expected = SnapshotNotFound if is_gone else CorruptObject if is_damaged else ObjectNotFound
     with pytest.raises(expected):
-        await rows_of_task(ground.cas(), task)
+        await rows_of_task(database.cas(), task)

@@ -25,9 +25,9 @@ from shalekv_spark.arrow import merging
 from shalekv_spark.compaction.merging import merge_part
 from shalekv_spark.scanning.scan_task import ScanTask
 from tests.kit.samples import DATABASE_ID
-from tests.unit.spark_arrow.ground import (
+from tests.unit.spark_arrow.scanned import (
     NOW_MS,
-    Ground,
+    ScannedDatabase,
     expected,
     expected_versions,
     is_range,
@@ -72,9 +72,9 @@ def commit(random: Random, keys: Sequence[bytes], seq: int) -> list[Entry]:
     return entries
 
 
-def made(random: Random, keys: Sequence[bytes], *, levels_only: bool = False) -> Ground:
+def made(random: Random, keys: Sequence[bytes], *, levels_only: bool = False) -> ScannedDatabase:
     """Commits in order, a few after each other in each object."""
-    ground, seq = Ground(random), 0
+    database, seq = ScannedDatabase(random), 0
     kinds = ["run", "run", "run", "load"] + ([] if levels_only else ["wal", "tail"])
     for _ in range(random.randint(1, 8)):
         kind = random.choice(kinds)
@@ -83,15 +83,15 @@ def made(random: Random, keys: Sequence[bytes], *, levels_only: bool = False) ->
             seq += random.randint(1, 3)
             entries += commit(random, keys, seq)
         if kind == "load":
-            ground.add_load([entry for entry in entries if not is_range(entry)])
+            database.add_load([entry for entry in entries if not is_range(entry)])
         elif kind == "wal":
-            ground.add_wal(entries)
+            database.add_wal(entries)
         elif kind == "tail":
-            ground.add_tail(entries)
+            database.add_tail(entries)
         else:
-            ground.add_run(entries, sorted(random.sample(keys, random.randint(0, 3))))
-    random.shuffle(ground.sources)  # numbers alone tell what is newer
-    return ground
+            database.add_run(entries, sorted(random.sample(keys, random.randint(0, 3))))
+    random.shuffle(database.sources)  # numbers alone tell what is newer
+    return database
 
 
 def bounds(random: Random, keys: Sequence[bytes]) -> KeyRange:
@@ -107,23 +107,23 @@ DRAWN = (
 )
 
 
-def drawn(seed: int, keys: Sequence[bytes], **fields: Any) -> tuple[Ground, ScanTask]:
+def drawn(seed: int, keys: Sequence[bytes], **fields: Any) -> tuple[ScannedDatabase, ScanTask]:
     """A database, and a task that reads some keys of some state of it."""
     random = Random(seed)
-    ground = made(random, keys)
-    newest = max(entry.seq for entry in ground.stored)
-    task = ground.task(
+    database = made(random, keys)
+    newest = max(entry.seq for entry in database.stored)
+    task = database.task(
         keys=bounds(random, keys),
         seq=random.choice((newest, random.randint(1, newest))),
         **{"now_ms": random.choice((0, NOW_MS, 2**51))} | fields,
     )
-    return ground, task
+    return database, task
 
 
-def rows_read(ground: Ground, task: ScanTask, few: int) -> list[tuple[Any, ...]]:
+def rows_read(database: ScannedDatabase, task: ScanTask, few: int) -> list[tuple[Any, ...]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(merging, "_FEW", few)
-        return asyncio.run(rows_of_task(ground.store, task))
+        return asyncio.run(rows_of_task(database.store, task))
 
 
 @settings(max_examples=120, deadline=None)
@@ -132,10 +132,10 @@ def test_a_task_reads_the_newest_versions(
     seed: int, keys: Sequence[bytes], memory_bytes: int, few: int
 ) -> None:
     """Each key that is there, once, as its newest version in the state says it; no other (I2)."""
-    ground, task = drawn(seed, keys, memory_bytes=memory_bytes)
-    right = [(e.key, e.value, e.seq, e.expire_at_ms) for e in expected(task, ground.stored)]
+    database, task = drawn(seed, keys, memory_bytes=memory_bytes)
+    right = [(e.key, e.value, e.seq, e.expire_at_ms) for e in expected(task, database.stored)]
     latest_ms = 253_402_300_799_999
-    found = rows_read(ground, task, few)
+    found = rows_read(database, task, few)
     assert found == [(*row[:-1], min(row[-1], latest_ms)) for row in right]
 
 
@@ -146,12 +146,12 @@ def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int, few: 
     them a read sees.
     """
     columns = ("is_live", "key", "kind", "seq", "value_bytes")
-    ground, task = drawn(
+    database, task = drawn(
         seed, keys, columns=columns, all_versions=True, memory_bytes=memory_bytes, now_ms=NOW_MS
     )
-    assert rows_read(ground, task, few) == [
+    assert rows_read(database, task, few) == [
         (is_live, entry.key, entry.kind, entry.seq, len(entry.value))
-        for entry, is_live in expected_versions(task, ground.stored)
+        for entry, is_live in expected_versions(task, database.stored)
     ]
 
 
@@ -160,8 +160,8 @@ def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int, few: 
 def test_a_task_reads_what_a_compaction_leaves(seed: int, keys: Sequence[bytes]) -> None:
     """The engine's own merge of the same sources, with nothing below them, keeps the same rows."""
     random = Random(seed)
-    ground = made(random, keys, levels_only=True)
-    ordered = sorted(ground.sources, key=lambda run: max(info.max_seq for info in run))
+    database = made(random, keys, levels_only=True)
+    ordered = sorted(database.sources, key=lambda run: max(info.max_seq for info in run))
     part = Part(
         author=Authorship(
             DATABASE_ID, CompactorId(1, bytes(16)), new_lease_id(1, bytes(RANDOM_BYTES)), 1
@@ -176,14 +176,14 @@ def test_a_task_reads_what_a_compaction_leaves(seed: int, keys: Sequence[bytes])
         memory_bytes=MIB,
         bytes_per_s=0,
     )
-    task = ground.task(memory_bytes=3_000)
+    task = database.task(memory_bytes=3_000)
 
     def left_by(result: PartResult) -> list[Entry]:
-        ssts = [ground.levels.sst(level_name(info.id)) for info in result.outputs]
+        ssts = [database.levels.sst(level_name(info.id)) for info in result.outputs]
         return [entry for sst in ssts for entry in sst.entries()]
 
     async def all_three() -> tuple[list[Entry], list[Entry], list[tuple[object, ...]]]:
-        store = ground.store
+        store = database.store
         pace = Pace(store.runtime.clock, 0)
         merged = left_by(await run_part(store, part, pace))
         by_arrow = left_by(await merge_part(store, part, pace))

@@ -30,7 +30,13 @@ from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.arrow.rows import Rows, rows_of
 from tests.kit.forging import resealed
 from tests.kit.samples import LEVEL_NAME, properties, put, range_tombstone, tombstone
-from tests.unit.spark_arrow.ground import CODECS, Ground, batches_of, expected, rows_of_task
+from tests.unit.spark_arrow.scanned import (
+    CODECS,
+    ScannedDatabase,
+    batches_of,
+    expected,
+    rows_of_task,
+)
 
 MIB = 1 << 20
 LARGE_BLOCKS = (4_000, 16_000)
@@ -43,14 +49,14 @@ def many(count: int, seq: int, value_bytes: int = 100, step: int = 1) -> list[En
 @pytest.mark.parametrize("overlapping", [1, 4])
 async def test_memory_is_bounded(overlapping: int) -> None:
     """A task holds about as much as it may, however much it reads; what it yields counts too."""
-    ground = Ground(Random(1), LARGE_BLOCKS)
+    database = ScannedDatabase(Random(1), LARGE_BLOCKS)
     for run in range(overlapping):
-        ground.levels.add(0, many(12_000, run + 1, 400), block_bytes=8_000)
-        ground.sources.append([ground.levels.infos[-1]])
-        ground.stored.append(put(b"", run + 1))
+        database.levels.add(0, many(12_000, run + 1, 400), block_bytes=8_000)
+        database.sources.append([database.levels.infos[-1]])
+        database.stored.append(put(b"", run + 1))
     memory_bytes = MIB
-    task = ground.task(memory_bytes=memory_bytes)
-    store = ground.store
+    task = database.task(memory_bytes=memory_bytes)
+    store = database.store
     arrow_before = pa.total_allocated_bytes()
     rows = most_bytes = 0
     tracemalloc.start()
@@ -64,51 +70,51 @@ async def test_memory_is_bounded(overlapping: int) -> None:
     finally:
         tracemalloc.stop()
     assert rows == 12_000
-    assert most_bytes < 1.5 * memory_bytes < sum(info.size_bytes for info in ground.levels.infos)
+    assert most_bytes < 1.5 * memory_bytes < sum(info.size_bytes for info in database.levels.infos)
 
 
 async def test_only_blocks_of_the_range_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a large object of the WAL, whose footer and index take more than was guessed."""
     monkeypatch.setattr(objects, "WHOLE_BYTES", 100)
     monkeypatch.setattr(objects, "_GUESS_BYTES", 64)
-    ground = Ground(Random(1))
+    database = ScannedDatabase(Random(1))
     tombstone = range_tombstone(b"00000500", b"00000502", 2)
-    ground.add_wal([*many(2_000, 1), tombstone])
-    ground.add_run(many(2_000, 3, step=3))
-    task = ground.task(keys=KeyRange(b"00000499", b"00000503"), columns=("key", "seq"))
-    found = await rows_of_task(ground.store, task)
-    assert found == [(e.key, e.seq) for e in expected(task, ground.stored)]
+    database.add_wal([*many(2_000, 1), tombstone])
+    database.add_run(many(2_000, 3, step=3))
+    task = database.task(keys=KeyRange(b"00000499", b"00000503"), columns=("key", "seq"))
+    found = await rows_of_task(database.store, task)
+    assert found == [(e.key, e.seq) for e in expected(task, database.stored)]
     of_blocks = [
         length
-        for name, offset, length in ground.levels.store.reads
+        for name, offset, length in database.levels.store.reads
         if name == wal_name(0) and offset >= 0
     ]
-    assert sum(of_blocks) < ground.wal[0].size_bytes / 10
+    assert sum(of_blocks) < database.wal[0].size_bytes / 10
 
 
 async def test_a_range_tombstone_of_an_sst_that_is_not_open_yet() -> None:
     """What a run deletes is known before other sources tell of it, though its SST holds no row."""
-    ground = Ground(Random(1))
-    ground.add_run(many(500, 1))
-    ground.add_run(
+    database = ScannedDatabase(Random(1))
+    database.add_run(many(500, 1))
+    database.add_run(
         [put(b"00000000", 2), range_tombstone(b"00000100", b"00000400", 3)], cuts=[b"00000050"]
     )
-    task = ground.task(memory_bytes=0, columns=("key",))
-    found = [key for (key,) in await rows_of_task(ground.store, task)]
-    assert found == [e.key for e in expected(task, ground.stored)]
+    task = database.task(memory_bytes=0, columns=("key",))
+    found = [key for (key,) in await rows_of_task(database.store, task)]
+    assert found == [e.key for e in expected(task, database.stored)]
     assert len(found) == 200
 
 
 @pytest.mark.parametrize("at", range(6))
 async def test_an_error_of_the_store_is_told(at: int) -> None:
     """Whichever read fails, of whichever source: it is raised as it is, in no group."""
-    ground = Ground(Random(1), LARGE_BLOCKS)
+    database = ScannedDatabase(Random(1), LARGE_BLOCKS)
     for run in range(3):
-        ground.add_run(many(2_000, run + 1))
-    task = ground.task(memory_bytes=0)
-    async with aclosing(read_from(ground.store, task)) as batches:
+        database.add_run(many(2_000, run + 1))
+    task = database.task(memory_bytes=0)
+    async with aclosing(read_from(database.store, task)) as batches:
         refused = StoreUnavailable("store", "get", "an object", "no answer")
-        original = ground.levels.store.get_range
+        original = database.levels.store.get_range
         count = 0
 
         async def get_range(name: str, offset: int, length: int) -> bytes:
@@ -118,7 +124,7 @@ async def test_an_error_of_the_store_is_told(at: int) -> None:
                 raise refused
             return await original(name, offset, length)
 
-        ground.levels.store.get_range = get_range  # type: ignore[method-assign]
+        database.levels.store.get_range = get_range  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable, match="no answer"):
             async for _ in batches:
                 pass
@@ -126,25 +132,25 @@ async def test_an_error_of_the_store_is_told(at: int) -> None:
 
 async def test_blocks_that_are_fetched_apart_are_in_order() -> None:
     """A block may begin above the first key of the block before, and still below its last."""
-    ground = Ground(Random(1), (100,))
-    info = ground.levels.add(0, many(3, 1, 60), block_bytes=140)
+    database = ScannedDatabase(Random(1), (100,))
+    info = database.levels.add(0, many(3, 1, 60), block_bytes=140)
     name = level_name(info.id)
-    data = ground.levels.data(name)
+    data = database.levels.data(name)
     first_block = b"00000000" + b"00000001"
     forged = data.replace(first_block, b"00000000" + b"00000009")
     assert forged != data
-    ground.levels.overwrite(name, resealed(name, data, forged))
-    ground.sources.append([ground.levels.sst(name).footer.info(0)])
-    ground.stored.append(put(b"", 1))
+    database.levels.overwrite(name, resealed(name, data, forged))
+    database.sources.append([database.levels.sst(name).footer.info(0)])
+    database.stored.append(put(b"", 1))
     with pytest.raises(BadStructure, match="ends with the same key or above"):
-        await batches_of(ground.store, ground.task(memory_bytes=0))
+        await batches_of(database.store, database.task(memory_bytes=0))
 
 
 async def test_who_stops_early_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was on its way is cancelled, though the store never answers, and no task stays."""
-    ground = Ground(Random(1), (16_000,))
-    ground.add_run(many(5_000, 1))
-    store = ground.levels.store
+    database = ScannedDatabase(Random(1), (16_000,))
+    database.add_run(many(5_000, 1))
+    store = database.levels.store
     original, never, reads = store.get_range, asyncio.Event(), 0
 
     async def get_range(name: str, offset: int, length: int) -> bytes:
@@ -156,7 +162,7 @@ async def test_who_stops_early_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(store, "get_range", get_range)
     before = asyncio.all_tasks()
-    batches = read_from(ground.store, ground.task(memory_bytes=0))
+    batches = read_from(database.store, database.task(memory_bytes=0))
     assert (await anext(batches)).num_rows
     await batches.aclose()
     assert asyncio.all_tasks() == before

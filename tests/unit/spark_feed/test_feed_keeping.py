@@ -27,146 +27,146 @@ from shalekv_spark.feed.options import FeedOptions
 from shalekv_spark.feed.source import ChangesReader
 from shalekv_spark.place import Place
 from tests.kit.processes.in_process import Served, real_runtime, serving
-from tests.unit.spark_feed.feed_ground import FeedGround
+from tests.unit.spark_feed.feed_database import FeedDatabase
 
 ALL = ReadAllAvailable()
 NAMED = {"consumer": "totals", "consumerTtl": 60}
 
 
-async def collect(ground: FeedGround) -> None:
-    ground.pass_time()
-    await ground.collecting().collect()
+async def collect(database: FeedDatabase) -> None:
+    database.pass_time()
+    await database.collecting().collect()
 
 
-async def compacted(ground: FeedGround) -> None:
-    await ground.compact(ground.last_wal_id)
-    await collect(ground)
+async def compacted(database: FeedDatabase) -> None:
+    await database.compact(database.last_wal_id)
+    await collect(database)
 
 
 async def test_a_consumer_keeps_what_was_not_committed() -> None:
     """Until it is processed for good: then it goes, and what comes after stays."""
-    ground = await FeedGround.created()
-    query = ground.query(**NAMED)
+    database = await FeedDatabase.created()
+    query = database.query(**NAMED)
     start = await query.initial()
     for key in (b"a", b"b", b"c"):
-        await ground.put(key)
+        await database.put(key)
     end = await query.latest(start, ALL)
     await query.parts(start, end)
-    await compacted(ground)
-    assert [row["key"] for row in await ground.told(ground.query(), start, end)] == [
+    await compacted(database)
+    assert [row["key"] for row in await database.told(database.query(), start, end)] == [
         b"a",
         b"b",
         b"c",
     ]
     await query.keeping.processed(2)
     await query.keeping.end()
-    await collect(ground)
-    assert names.wal_name(1) not in ground.names()
-    assert names.wal_name(2) in ground.names()
+    await collect(database)
+    assert names.wal_name(1) not in database.names()
+    assert names.wal_name(2) in database.names()
 
 
 async def test_without_a_name_nothing_is_kept() -> None:
     """The query fails, and says what it misses."""
-    ground = await FeedGround.created()
-    query = ground.query()
+    database = await FeedDatabase.created()
+    query = database.query()
     start = await query.initial()
     for key in (b"a", b"b", b"c"):
-        await ground.put(key)
+        await database.put(key)
     end = await query.latest(start, ALL)
-    await compacted(ground)
+    await compacted(database)
     with pytest.raises(FeedWalCollected, match=names.wal_name(0)):
-        await ground.query().parts(start, end)
+        await database.query().parts(start, end)
 
 
 async def test_a_name_that_is_known_goes_on_there() -> None:
     """A new query of it, but for one that names an object; a lease that expired keeps nothing."""
-    ground = await FeedGround.created()
-    await ground.put(b"a")
-    query = ground.query(**NAMED)
+    database = await FeedDatabase.created()
+    await database.put(b"a")
+    query = database.query(**NAMED)
     await query.latest(await query.initial(), ALL)
-    await ground.put(b"b")
-    assert (await ground.query(**NAMED).initial()).wal_id == 1
-    assert (await ground.query(startingOffset="earliest", **NAMED).initial()).wal_id == 1
-    assert (await ground.query(startingOffset=2, **NAMED).initial()).wal_id == 2
-    ground.pass_time(61)
-    await compacted(ground)
-    assert (await ground.query(startingOffset="latest", **NAMED).initial()).wal_id == 2
+    await database.put(b"b")
+    assert (await database.query(**NAMED).initial()).wal_id == 1
+    assert (await database.query(startingOffset="earliest", **NAMED).initial()).wal_id == 1
+    assert (await database.query(startingOffset=2, **NAMED).initial()).wal_id == 2
+    database.pass_time(61)
+    await compacted(database)
+    assert (await database.query(startingOffset="latest", **NAMED).initial()).wal_id == 2
 
 
 async def test_a_first_batch_that_is_repeated_is_kept_from_where_it_began() -> None:
     """Although the lease is lost, and a query that began now would begin behind it."""
-    ground = await FeedGround.created()
-    query = ground.query(**NAMED)
+    database = await FeedDatabase.created()
+    query = database.query(**NAMED)
     start = await query.initial()
-    await ground.put(b"a")
+    await database.put(b"a")
     end = await query.latest(start, ALL)
-    await ground.consumers().release("totals")
-    again = ground.query(**NAMED)
+    await database.consumers().release("totals")
+    again = database.query(**NAMED)
     moved = await again.initial()
     assert moved.wal_id == end.wal_id
     await again.parts(moved, end)
     await again.keeping.end()
-    found = await ground.consumers().find("totals")
+    found = await database.consumers().find("totals")
     assert found is not None
     assert found.wal_id_min == start.wal_id
 
 
 async def test_what_cannot_be_kept_is_read_while_it_is_there() -> None:
     """The oldest objects may go at any moment; the lease begins where it can."""
-    ground = await FeedGround.created()
+    database = await FeedDatabase.created()
     for key in (b"a", b"b", b"c"):
-        await ground.put(key)
-    await ground.compact(2)
-    query = ground.query(startingOffset="earliest", **NAMED)
+        await database.put(key)
+    await database.compact(2)
+    query = database.query(startingOffset="earliest", **NAMED)
     start = await query.initial()
     await query.latest(start, ALL)
-    found = await ground.consumers().find("totals")
+    found = await database.consumers().find("totals")
     assert found is not None
     assert (start.wal_id, found.wal_id_min) == (0, 2)
 
 
 async def test_files_of_a_load_are_kept_while_they_are_read() -> None:
     """Although they were merged into others meanwhile; not any longer when they were processed."""
-    ground = await FeedGround.created()
-    query = ground.query(**NAMED)
+    database = await FeedDatabase.created()
+    query = database.query(**NAMED)
     start = await query.initial()
-    pending = await ground.load([b"a"], [b"b"])
+    pending = await database.load([b"a"], [b"b"])
     end = await query.latest(start, ALL)
     await query.parts(start, end)
-    await ground.edit(lambda manifest: replace(manifest, pending_loads=()))
-    await collect(ground)
+    await database.edit(lambda manifest: replace(manifest, pending_loads=()))
+    await collect(database)
     files = {names.level_name(info.id) for info in pending.ssts}
-    assert files <= ground.names()
+    assert files <= database.names()
     await query.keeping.processed(end.wal_id - 1)
-    await collect(ground)
-    assert files <= ground.names()
+    await collect(database)
+    assert files <= database.names()
     await query.keeping.processed(end.wal_id)
-    await collect(ground)
-    assert not files & ground.names()
+    await collect(database)
+    assert not files & database.names()
 
 
 async def test_a_batch_that_is_planned_again_keeps_the_files_it_had() -> None:
     """A snapshot of now would not have what was merged meanwhile."""
-    ground = await FeedGround.created()
-    query = ground.query()
+    database = await FeedDatabase.created()
+    query = database.query()
     start = await query.initial()
-    pending = await ground.load([b"a"])
+    pending = await database.load([b"a"])
     end = await query.latest(start, ALL)
     await query.parts(start, end)
-    await ground.edit(lambda manifest: replace(manifest, pending_loads=()))
-    assert [row["key"] for row in await ground.told(query, start, end)] == [b"a"]
-    await collect(ground)
-    assert {names.level_name(info.id) for info in pending.ssts} <= ground.names()
+    await database.edit(lambda manifest: replace(manifest, pending_loads=()))
+    assert [row["key"] for row in await database.told(query, start, end)] == [b"a"]
+    await collect(database)
+    assert {names.level_name(info.id) for info in pending.ssts} <= database.names()
 
 
 async def test_no_query_fails_of_a_snapshot_that_cannot_be_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It expires; and what a query leaves at its end, whatever state the database is in, does."""
-    ground = await FeedGround.created()
-    query = ground.query(**NAMED)
+    database = await FeedDatabase.created()
+    query = database.query(**NAMED)
     start = await query.initial()
-    await ground.load([b"a"])
+    await database.load([b"a"])
     end = await query.latest(start, ALL)
     await query.parts(start, end)
 
@@ -175,7 +175,7 @@ async def test_no_query_fails_of_a_snapshot_that_cannot_be_deleted(
 
     monkeypatch.setattr(Snapshots, "delete", fail)
     await query.keeping.processed(end.wal_id)
-    await ground.store.delete([name for name in ground.names() if "manifest" in name])
+    await database.store.delete([name for name in database.names() if "manifest" in name])
     await query.keeping.end()
 
 

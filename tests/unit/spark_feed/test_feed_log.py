@@ -14,13 +14,13 @@ from shalekv_spark.feed import query as feed_query
 from shalekv_spark.feed.log import FeedLog
 from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
 from shalekv_spark.feed.query import FeedQuery
-from tests.unit.spark_feed.feed_ground import FeedGround
+from tests.unit.spark_feed.feed_database import FeedDatabase
 
 ALL = ReadAllAvailable()
 
 
-async def remove(ground: FeedGround, *wal_ids: int) -> None:
-    await ground.store.delete([names.wal_name(wal_id) for wal_id in wal_ids])
+async def remove(database: FeedDatabase, *wal_ids: int) -> None:
+    await database.store.delete([names.wal_name(wal_id) for wal_id in wal_ids])
 
 
 async def batches(
@@ -35,50 +35,50 @@ async def batches(
 
 async def test_what_stands_behind_a_gap_is_not_told() -> None:
     """It is, when the gap is filled."""
-    ground = await FeedGround.created()
-    await ground.put(b"a")
-    ground.last_wal_id += 1
-    await ground.put(b"c")
-    query = ground.query(startingOffset="earliest", pollIntervalMs=0)
+    database = await FeedDatabase.created()
+    await database.put(b"a")
+    database.last_wal_id += 1
+    await database.put(b"c")
+    query = database.query(startingOffset="earliest", pollIntervalMs=0)
     ends = await batches(query, ALL)
     assert [each.wal_id for each in ends] == [0, 1]
-    ground.last_wal_id = 0
-    await ground.put(b"b")
+    database.last_wal_id = 0
+    await database.put(b"b")
     assert [each.wal_id for each in await batches(query, ALL, ends[-1])] == [1, 3]
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 async def test_a_hole_in_what_was_compacted_is_an_error(missing: int) -> None:
     """Wherever it is, the object is named, and nothing behind it is told."""
-    ground = await FeedGround.created()
-    await ground.put(b"a")
-    query = ground.query(startingOffset=0, pollIntervalMs=0)
+    database = await FeedDatabase.created()
+    await database.put(b"a")
+    query = database.query(startingOffset=0, pollIntervalMs=0)
     start = await query.initial()
     for key in (b"b", b"c", b"d"):
-        await ground.put(key)
-    await ground.compact(2)
-    await remove(ground, missing)
+        await database.put(key)
+    await database.compact(2)
+    await remove(database, missing)
     with pytest.raises(FeedWalCollected, match=f"{names.wal_name(missing)}.* begin with is"):
         await query.latest(start, ALL)
     with pytest.raises(FeedWalCollected, match=names.wal_name(missing)):
-        await ground.query().parts(start, FeedOffset(ground.database_id, 4, 0))
+        await database.query().parts(start, FeedOffset(database.database_id, 4, 0))
 
 
 async def test_what_is_compacted_between_list_and_manifest_is_no_hole() -> None:
     """The list is older than the manifest: another list tells."""
-    ground = await FeedGround.created()
-    await ground.put(b"a")
+    database = await FeedDatabase.created()
+    await database.put(b"a")
 
     class Late(FeedLog):
         """Others are at work between its list and its look at the manifest."""
 
         async def manifest(self) -> Manifest:
-            if ground.last_wal_id == 0:
-                await ground.put(b"b")
-                await ground.compact(1)
+            if database.last_wal_id == 0:
+                await database.put(b"b")
+                await database.compact(1)
             return await super().manifest()
 
-    assert await Late(ground.cas()).end(0, 100) == 2
+    assert await Late(database.cas()).end(0, 100) == 2
 
 
 @pytest.mark.parametrize("looked_into", [1, 256])
@@ -89,73 +89,73 @@ async def test_batches_are_limited_by_objects_and_bytes(
     objects a query finds out at once how large they are.
     """
     monkeypatch.setattr(feed_query, "LOOKED_INTO", looked_into)
-    ground = await FeedGround.created()
-    await ground.put(b"a")
-    await ground.load([b"%03d" % each for each in range(200)])
+    database = await FeedDatabase.created()
+    await database.put(b"a")
+    await database.load([b"%03d" % each for each in range(200)])
     for key in (b"b", b"c", b"d", b"e"):
-        await ground.put(key)
-    query = ground.query(startingOffset=0)
+        await database.put(key)
+    query = database.query(startingOffset=0)
     assert [each.wal_id for each in await batches(query, ReadMaxFiles(4))] == [0, 4, 6]
-    put_bytes = (await ground.store.head(names.wal_name(2))).size_bytes
-    query = ground.query(startingOffset=0, maxBytesPerTrigger=3 * put_bytes)
+    put_bytes = (await database.store.head(names.wal_name(2))).size_bytes
+    query = database.query(startingOffset=0, maxBytesPerTrigger=3 * put_bytes)
     assert [each.wal_id for each in await batches(query, ReadMaxFiles(4))] == [0, 1, 2, 5, 6]
-    query = ground.query(startingOffset=0, maxBytesPerTrigger=1)
+    query = database.query(startingOffset=0, maxBytesPerTrigger=1)
     assert len(await batches(query, ReadMaxFiles(4))) == 7
     assert [each.wal_id for each in await batches(query, ALL)] == [0, 6]
 
 
 async def test_a_query_that_is_to_end_reads_what_was_there() -> None:
     """And nothing that comes later; it begins anew where it ended."""
-    ground = await FeedGround.created()
+    database = await FeedDatabase.created()
     for key in (b"a", b"b", b"c"):
-        await ground.put(key)
-    query = ground.query(startingOffset="earliest")
+        await database.put(key)
+    query = database.query(startingOffset="earliest")
     await query.aim()
-    await ground.put(b"d")
+    await database.put(b"d")
     ends = await batches(query, ReadMaxFiles(2))
     assert [each.wal_id for each in ends] == [0, 2, 3]
-    later = ground.query()
+    later = database.query()
     await later.aim()
     assert [each.wal_id for each in await batches(later, ReadMaxFiles(2), ends[-1])] == [3, 4]
 
 
 async def test_a_first_batch_is_repeated_from_where_it_began() -> None:
     """Spark asks for the initial offset again; meanwhile the log has grown, or was collected."""
-    ground = await FeedGround.created()
-    await ground.put(b"a")
-    query = ground.query()  # from the latest on
+    database = await FeedDatabase.created()
+    await database.put(b"a")
+    query = database.query()  # from the latest on
     start = await query.initial()
-    await ground.put(b"b")
+    await database.put(b"b")
     end = await query.latest(start, ALL)
-    await ground.put(b"c")
-    again = ground.query()
+    await database.put(b"c")
+    again = database.query()
     moved = await again.initial()
     assert moved != start
-    assert [row["key"] for row in await ground.told(again, moved, end)] == [b"b"]
+    assert [row["key"] for row in await database.told(again, moved, end)] == [b"b"]
     assert not await again.parts(end, end)
     assert not await again.parts(moved, start)
 
 
 async def test_new_queries_begin_where_they_are_told_to() -> None:
     """At the end, at the first object without a hole behind it, or at an id below the end."""
-    ground = await FeedGround.created()
+    database = await FeedDatabase.created()
     for key in (b"a", b"b", b"c", b"d"):
-        await ground.put(key)
-    await ground.compact(2)
-    await remove(ground, 1)
-    assert (await ground.query().initial()).wal_id == 4
-    assert (await ground.query(startingOffset="earliest").initial()).wal_id == 2
-    assert (await ground.query(startingOffset=4).initial()).wal_id == 4
+        await database.put(key)
+    await database.compact(2)
+    await remove(database, 1)
+    assert (await database.query().initial()).wal_id == 4
+    assert (await database.query(startingOffset="earliest").initial()).wal_id == 2
+    assert (await database.query(startingOffset=4).initial()).wal_id == 4
     with pytest.raises(InvalidSetting, match="startingOffset: 5 is behind the end"):
-        await ground.query(startingOffset=5).initial()
+        await database.query(startingOffset=5).initial()
 
 
 async def test_another_database_is_noticed() -> None:
     """By its id."""
-    ground, other = await FeedGround.created(), await FeedGround.created(seed=1)
-    await ground.put(b"a")
+    database, other = await FeedDatabase.created(), await FeedDatabase.created(seed=1)
+    await database.put(b"a")
     await other.put(b"a")
-    [_, end] = await batches(ground.query(startingOffset=0), ALL)
+    [_, end] = await batches(database.query(startingOffset=0), ALL)
     with pytest.raises(DatabaseMismatch, match=other.database_id.hex()):
         await other.query().latest(end, ALL)
     start = await other.query(startingOffset=0).initial()
@@ -166,20 +166,20 @@ async def test_another_database_is_noticed() -> None:
 @pytest.mark.parametrize("written_again", [0, 1, 3])
 async def test_an_older_state_is_noticed(written_again: int) -> None:
     """Where its log ends too early, and by the bytes that stand before the offset."""
-    ground = await FeedGround.created()
+    database = await FeedDatabase.created()
     for key in (b"a", b"b", b"c"):
-        await ground.put(key)
-    *_, end = await batches(ground.query(startingOffset=0), ALL)
-    await ground.query().latest(end, ALL)
-    await remove(ground, 1, 2)
-    ground.last_wal_id = 0
+        await database.put(key)
+    *_, end = await batches(database.query(startingOffset=0), ALL)
+    await database.query().latest(end, ALL)
+    await remove(database, 1, 2)
+    database.last_wal_id = 0
     for each in range(written_again):
-        await ground.put(b"%d" % each)
+        await database.put(b"%d" % each)
     with pytest.raises(IllegalState, match="older state"):
-        await ground.query().latest(end, ALL)
+        await database.query().latest(end, ALL)
     with pytest.raises(IllegalState, match="older state"):
-        await ground.query().parts(replace(end, wal_id=0), end)
-    again = ground.query()  # of a first batch, for which Spark asks where it began
+        await database.query().parts(replace(end, wal_id=0), end)
+    again = database.query()  # of a first batch, for which Spark asks where it began
     start = await again.initial()
     with pytest.raises(IllegalState, match="older state"):
         await again.parts(start, end)

@@ -19,7 +19,7 @@ from shalekv_spark.feed.options import ALL_KEYS, NO_LIMIT
 from shalekv_spark.feed.rows import ARROW_SCHEMA, Batches, read_part
 from shalekv_spark.feed.slots import LoadPart, SlotsPart
 from shalekv_spark.feed.source import SCHEMA
-from tests.unit.spark_feed.feed_ground import EPOCH, FeedGround, feed_options
+from tests.unit.spark_feed.feed_database import EPOCH, FeedDatabase, feed_options
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_spark_expects_what_tasks_make() -> None:
     assert to_arrow_schema(SCHEMA, timezone="UTC") == ARROW_SCHEMA
 
 
-async def mixed() -> FeedGround:
+async def mixed() -> FeedDatabase:
     """An object with three commits, whose keys stand across each other."""
-    ground = await FeedGround.created()
-    await ground.object()  # a fence
+    database = await FeedDatabase.created()
+    await database.object()  # a fence
     points = [
         Entry(b"a", 3, TOMBSTONE),
         Entry(b"a", 1, PUT, b"first"),
@@ -97,14 +97,14 @@ async def mixed() -> FeedGround:
         Entry(b"c", 2, PUT, b""),
         Entry(b"d", 3, TOMBSTONE, b"", 2_000),
     ]
-    await ground.object(points, [Entry(b"a", 2, RANGE, b"c"), Entry(b"b", 1, RANGE, b"")])
-    return ground
+    await database.object(points, [Entry(b"a", 2, RANGE, b"c"), Entry(b"b", 1, RANGE, b"")])
+    return database
 
 
 async def test_rows_come_in_the_order_of_commits() -> None:
     """Those of one commit: first deletes of ranges, and then by key. A fence has none."""
-    ground = await mixed()
-    rows = await ground.told(ground.query(), *_whole(ground))
+    database = await mixed()
+    rows = await database.told(database.query(), *_whole(database))
     assert [(row["seq"], row["op"], row["key"], row["value"]) for row in rows] == [
         (1, "delete_range", b"b", None),
         (1, "put", b"a", b"first"),
@@ -123,8 +123,8 @@ async def test_rows_come_in_the_order_of_commits() -> None:
 
 async def test_other_keys_are_left_out_and_ranges_cut() -> None:
     """With a range of keys as an option."""
-    ground = await mixed()
-    rows = await ground.told(ground.query(start="b", end="c"), *_whole(ground))
+    database = await mixed()
+    rows = await database.told(database.query(start="b", end="c"), *_whole(database))
     assert [(row["seq"], row["op"], row["key"], row["value"]) for row in rows] == [
         (1, "delete_range", b"b", b"c"),
         (2, "delete_range", b"b", b"c"),
@@ -134,14 +134,14 @@ async def test_other_keys_are_left_out_and_ranges_cut() -> None:
 
 async def test_loads_are_told_by_parts_of_their_files() -> None:
     """With the number of the load, between what is before and behind it; no other keys."""
-    ground = await FeedGround.created()
-    await ground.put(b"before")
-    await ground.load([b"a", b"b"], [b"c"], [b"d"])
-    await ground.put(b"behind")
-    query = ground.query(partitionBytes=1, start="b", end="d")
-    parts = await query.parts(*_whole(ground))
+    database = await FeedDatabase.created()
+    await database.put(b"before")
+    await database.load([b"a", b"b"], [b"c"], [b"d"])
+    await database.put(b"behind")
+    query = database.query(partitionBytes=1, start="b", end="d")
+    parts = await query.parts(*_whole(database))
     assert [type(part) for part in parts] == [SlotsPart, LoadPart, LoadPart, SlotsPart]
-    rows = await ground.told(query, *_whole(ground))
+    rows = await database.told(query, *_whole(database))
     assert [(row["wal_id"], row["seq"], row["key"]) for row in rows] == [
         (0, 1, b"before"),
         (1, 2, b"b"),
@@ -153,19 +153,19 @@ async def test_loads_are_told_by_parts_of_their_files() -> None:
 
 async def test_a_load_that_the_driver_overlooks_is_told_all_the_same() -> None:
     """A task reads the files of a record that it meets."""
-    ground = await FeedGround.created()
-    await ground.load([b"a"], [b"b"])
-    part = SlotsPart(ground.database_id, 0, (1_000,))
-    batches = [each async for each in read_part(ground.cas(), part, ALL_KEYS)]
+    database = await FeedDatabase.created()
+    await database.load([b"a"], [b"b"])
+    part = SlotsPart(database.database_id, 0, (1_000,))
+    batches = [each async for each in read_part(database.cas(), part, ALL_KEYS)]
     assert [row["key"] for batch in batches for row in batch.to_pylist()] == [b"a", b"b"]
 
 
 async def test_an_object_may_commit_several_loads() -> None:
     """The format allows it, and none is left out."""
-    ground = await FeedGround.created()
-    loads = [await ground.load([key]) for key in (b"a", b"b")]
-    await ground.object(control=[load_entry(load, 3 + at) for at, load in enumerate(loads)])
-    rows = await ground.told(ground.query(), *_whole(ground))
+    database = await FeedDatabase.created()
+    loads = [await database.load([key]) for key in (b"a", b"b")]
+    await database.object(control=[load_entry(load, 3 + at) for at, load in enumerate(loads)])
+    rows = await database.told(database.query(), *_whole(database))
     assert [(row["wal_id"], row["seq"], row["key"]) for row in rows] == [
         (0, 1, b"a"),
         (1, 2, b"b"),
@@ -176,25 +176,25 @@ async def test_an_object_may_commit_several_loads() -> None:
 
 async def test_slots_out_of_order_end_the_query() -> None:
     """Their sequence numbers tell."""
-    ground = await FeedGround.created()
-    await ground.put(b"a")
-    ground.last_seq = 0
-    await ground.put(b"b")
+    database = await FeedDatabase.created()
+    await database.put(b"a")
+    database.last_seq = 0
+    await database.put(b"b")
     with pytest.raises(IllegalState, match="slot order"):
-        await ground.told(ground.query(), *_whole(ground))
+        await database.told(database.query(), *_whole(database))
 
 
 async def test_what_is_gone_when_a_task_reads_is_named() -> None:
     """A WAL object, and a file of a load."""
-    ground = await FeedGround.created()
-    await ground.put(b"a")
-    await ground.load([b"b"])
-    slots, load = await ground.query().parts(*_whole(ground))
-    await ground.store.delete([name for name in ground.names() if "manifest" not in name])
+    database = await FeedDatabase.created()
+    await database.put(b"a")
+    await database.load([b"b"])
+    slots, load = await database.query().parts(*_whole(database))
+    await database.store.delete([name for name in database.names() if "manifest" not in name])
     with pytest.raises(FeedWalCollected, match=r"wal/0+\.sst"):
-        assert not [each async for each in read_part(ground.cas(), slots, ALL_KEYS)]
+        assert not [each async for each in read_part(database.cas(), slots, ALL_KEYS)]
     with pytest.raises(FeedWalCollected, match="file of load 'load 1' that WAL object 1"):
-        assert not [each async for each in read_part(ground.cas(), load, ALL_KEYS)]
+        assert not [each async for each in read_part(database.cas(), load, ALL_KEYS)]
 
 
 def test_batches_are_bounded() -> None:
@@ -211,6 +211,6 @@ def test_batches_are_bounded() -> None:
     assert [each.num_rows for each in batches.add(0, 1, huge)] == [1]
 
 
-def _whole(ground: FeedGround) -> tuple[FeedOffset, FeedOffset]:
-    database_id = ground.database_id
-    return FeedOffset(database_id, 0), FeedOffset(database_id, ground.last_wal_id + 1, 0)
+def _whole(database: FeedDatabase) -> tuple[FeedOffset, FeedOffset]:
+    database_id = database.database_id
+    return FeedOffset(database_id, 0), FeedOffset(database_id, database.last_wal_id + 1, 0)

@@ -34,7 +34,7 @@ from shalekv_spark.loading.rows import PointRows
 from shalekv_spark.loading.schema import EXPIRE_AT
 from shalekv_spark.loading.sink import check_name
 from tests.kit.samples import LEVEL_NAME, properties
-from tests.unit.spark_load.ground import Row, batch_of, batches_of, taken
+from tests.unit.spark_load.loads import Row, batch_of, batches_of, taken
 
 REFUSED = [
     ([Row(None), Row(b"a")], "partition 3, row 0: the key is null"),

@@ -8,7 +8,7 @@ from shalekv.clock import LoopClock
 from shalekv.core.quorum.messages import Append
 from shalekv.engine.quorum.links import LinkBroken, NodeStatus
 from tests.kit.quorum.links import InProcessLinks
-from tests.kit.quorum.log import Ground, Writing, until
+from tests.kit.quorum.log import QuorumDatabase, Writing, until
 from tests.kit.virtual_time import virtual_time
 
 CHAIN: dict[str, Any] = {"safekeeper_transport": "chain", "chain_timeout_ms": 100}
@@ -34,25 +34,25 @@ def sent_bytes(writing: Writing) -> int:
     return sum(record_bytes(links.appends_to(node.address)) for node in links.nodes)
 
 
-async def settled(ground: Ground, writing: Writing) -> None:
+async def settled(database: QuorumDatabase, writing: Writing) -> None:
     await until(
-        lambda: all(log.state.log.last.lsn >= writing.committed_lsn for log in ground.logs())
+        lambda: all(log.state.log.last.lsn >= writing.committed_lsn for log in database.logs())
     )
 
 
-async def chained(ground: Ground, writing: Writing) -> None:
+async def chained(database: QuorumDatabase, writing: Writing) -> None:
     """Write until all stand in the chain, so that one alone is sent what comes now."""
     await writing.put(b"first")
     await LoopClock().sleep_ms(SETTLE_MS)
     await writing.put(b"second")
-    await settled(ground, writing)
+    await settled(database, writing)
 
 
 @virtual_time(3)
 async def test_idle_writer_hears_of_the_archive() -> None:
     """A write that waits for the archive is told without another one, by what members say."""
-    ground = await Ground.created()
-    async with ground.writing(WithoutStatus(ground.nodes)) as writing:
+    database = await QuorumDatabase.created()
+    async with database.writing(WithoutStatus(database.nodes)) as writing:
         await writing.put(b"a")
         await writing.slots.archive()
         report = writing.slots.report()
@@ -65,15 +65,15 @@ async def test_writer_sends_each_record_once() -> None:
     """With five safekeepers in a chain it sends a fifth of the bytes, and all have all records."""
     sent = {}
     for way in ("direct", "chain"):
-        ground = await Ground.created(5)
-        async with ground.writing(safekeeper_transport=way) as writing:
-            await chained(ground, writing)
+        database = await QuorumDatabase.created(count=5)
+        async with database.writing(safekeeper_transport=way) as writing:
+            await chained(database, writing)
             before = sent_bytes(writing)
             for number in range(20):
                 await writing.put(b"k%02d" % number, VALUE)
-            await settled(ground, writing)
+            await settled(database, writing)
             sent[way] = sent_bytes(writing) - before
-            relayed = [record_bytes(log.relayed) for log in ground.logs()]
+            relayed = [record_bytes(log.relayed) for log in database.logs()]
             assert (sum(size > 20 * len(VALUE) for size in relayed)) == 4 * (way == "chain")
     # An object that is ended for its time has an empty record more, or not.
     assert sent["direct"] == 5 * sent["chain"] > 5 * 20 * len(VALUE)
@@ -82,20 +82,20 @@ async def test_writer_sends_each_record_once() -> None:
 @virtual_time(3)
 async def test_chain_that_is_cut() -> None:
     """Nobody passes on anything any more: writes go on, directly, and the log is whole."""
-    ground = await Ground.created(5)
-    async with ground.writing(**CHAIN) as writing:
-        await chained(ground, writing)
-        addresses = [node.address for node in ground.nodes]
-        ground.nodes.cut_ways = {(a, b) for a in addresses for b in addresses}
+    database = await QuorumDatabase.created(count=5)
+    async with database.writing(**CHAIN) as writing:
+        await chained(database, writing)
+        addresses = [node.address for node in database.nodes]
+        database.nodes.cut_ways = {(a, b) for a in addresses for b in addresses}
         for number in range(20):
             await writing.put(b"k%02d" % number, VALUE)
-        await settled(ground, writing)
-        ground.nodes.cut_ways.clear()
+        await settled(database, writing)
+        database.nodes.cut_ways.clear()
         await LoopClock().sleep_ms(BARRED_MS)
-        await chained(ground, writing)
+        await chained(database, writing)
         before = sent_bytes(writing)
         await writing.put(b"z", VALUE)
-        await settled(ground, writing)
+        await settled(database, writing)
         assert sent_bytes(writing) - before < 2 * len(VALUE)  # the chain stands again
 
 
@@ -104,30 +104,30 @@ async def test_late_relays() -> None:
     """What is passed on late, more than once and out of order changes nothing: not while its writer
     leads, and not after the next one was elected.
     """
-    ground = await Ground.created()
-    async with ground.writing(**CHAIN) as old:
-        await chained(ground, old)
-        ground.nodes.late = []
+    database = await QuorumDatabase.created()
+    async with database.writing(**CHAIN) as old:
+        await chained(database, old)
+        database.nodes.late = []
         for number in range(5):
             await old.put(b"k%02d" % number, VALUE)
-        await settled(ground, old)
-        for relay in [*reversed(ground.nodes.late), *ground.nodes.late]:
+        await settled(database, old)
+        for relay in [*reversed(database.nodes.late), *database.nodes.late]:
             relay()
         await old.put(b"y")
-        late, ground.nodes.late = ground.nodes.late, None
+        late, database.nodes.late = database.nodes.late, None
         assert late
         old.links.cut()
         lost = old.write(b"lost", VALUE)
-        async with ground.writing() as new:
+        async with database.writing() as new:
             await new.put(b"z")
-            logs = [log.state.log for log in ground.logs()]
+            logs = [log.state.log for log in database.logs()]
             for relay in late:
                 relay()
-            assert [log.state.log for log in ground.logs()] == logs
-            await settled(ground, new)
+            assert [log.state.log for log in database.logs()] == logs
+            await settled(database, new)
             keys = [key for key, _ in await new.contents()]
             assert keys[-2:] == [b"y", b"z"]
-            assert len({log.state.log.last for log in ground.logs()}) == 1
+            assert len({log.state.log.last for log in database.logs()}) == 1
         await lost.refusal()
 
 
@@ -135,11 +135,11 @@ async def test_late_relays() -> None:
 async def test_commit_point_is_broadcast() -> None:
     """A member that the writer tells late hears of the commit from another one."""
     for is_on in (True, False):
-        ground = await Ground.created()
-        async with ground.writing(commit_broadcast=is_on) as writing:
+        database = await QuorumDatabase.created()
+        async with database.writing(commit_broadcast=is_on) as writing:
             await writing.put(b"a")
-            await settled(ground, writing)
+            await settled(database, writing)
             await LoopClock().sleep_ms(SETTLE_MS)
-            told = [append for log in ground.logs() for append in log.relayed]
+            told = [append for log in database.logs() for append in log.relayed]
             assert bool(told) is is_on
             assert not any(append.records for append in told)

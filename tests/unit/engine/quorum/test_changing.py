@@ -17,87 +17,86 @@ from shalekv.errors import (
     OutcomeUnknown,
     QuorumUnavailable,
 )
-from tests.kit.engine.databases import Database, contents
-from tests.kit.quorum.log import Ground, Writing, until
-from tests.kit.quorum.nodes import Nodes
+from tests.kit.engine.databases import contents
+from tests.kit.quorum.log import QuorumDatabase, Writing, until
 from tests.kit.virtual_time import virtual_time
 
 
-async def _ground(*, members: int = 3, count: int = 6) -> Ground:
+async def _created(*, members: int = 3, count: int = 6) -> QuorumDatabase:
     """A database with the first of the nodes as members; the others have nothing of it."""
-    ground = await Ground.created(count)
-    await ground.database.edit(lambda m: replace(m, wal_members=m.wal_members[:members]))
-    for node in [*ground.nodes][members:]:
+    database = await QuorumDatabase.created(count=count)
+    await database.edit(lambda m: replace(m, wal_members=m.wal_members[:members]))
+    for node in [*database.nodes][members:]:
         node.wipe()
-    return ground
+    return database
 
 
-def _changing(ground: Ground) -> Changing:
-    return Changing(ground.cas(), ground.links())
+def _changing(database: QuorumDatabase) -> Changing:
+    return Changing(database.cas(), database.links())
 
 
 def _addresses(texts: tuple[str, ...]) -> list[str]:
     return [text.rpartition("@")[2] for text in texts]
 
 
-async def _finished(ground: Ground, writing: Writing) -> list[str]:
+async def _finished(database: QuorumDatabase, writing: Writing) -> list[str]:
     """Who the members are when the writer that serves has made the second edit."""
     await writing.opened.manifest.refresh()
     await until(lambda: not writing.opened.manifest.current.wal_members_next)
-    return _addresses((await ground.database.manifest()).wal_members)
+    return _addresses((await database.manifest()).wal_members)
 
 
 @virtual_time(5)
 async def test_members_are_added_and_removed() -> None:
     """From three to five and back, under a writer; those who left can't elect anybody."""
-    ground = await _ground()
-    async with ground.writing() as writing:
+    database = await _created()
+    async with database.writing() as writing:
         await writing.put(b"a")
-        joint = await _changing(ground).add(["n4:1", "n5:1"])
+        joint = await _changing(database).add(["n4:1", "n5:1"])
         assert _addresses(joint.wal_members_next) == [f"n{n}:1" for n in range(1, 6)]
         await writing.put(b"b")
-        assert len(await _finished(ground, writing)) == 5
+        assert len(await _finished(database, writing)) == 5
         await writing.put(b"c")
-        await _changing(ground).remove(["n1:1", "n2:1"])
-        assert await _finished(ground, writing) == ["n3:1", "n4:1", "n5:1"]
+        await _changing(database).remove(["n1:1", "n2:1"])
+        assert await _finished(database, writing) == ["n3:1", "n4:1", "n5:1"]
         await writing.put(b"d")
-    ground.nodes["n4:1"].stop()
-    ground.nodes["n5:1"].stop()
+    database.nodes["n4:1"].stop()
+    database.nodes["n5:1"].stop()
     with pytest.raises(QuorumUnavailable, match="1 of 3"):
-        await ground.open()
-    ground.nodes["n5:1"].start()
-    assert len(contents(await ground.open())) == 4
+        await database.opened()
+    database.nodes["n5:1"].start()
+    assert len(contents(await database.opened())) == 4
 
 
 @virtual_time(5)
 async def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> None:
     """It has another id then, and is filled; one that has its log is not replaced by itself."""
-    ground = await _ground()
-    async with ground.writing() as writing:
+    database = await _created()
+    async with database.writing() as writing:
         await writing.put(b"a")
         with pytest.raises(InvalidRequest, match="has its log: there is nothing to replace"):
-            await _changing(ground).replace("n2:1", "n2:1")
+            await _changing(database).replace("n2:1", "n2:1")
         for link in writing.links.links:
             if link.node.address == "n2:1":
                 link.break_off()
-        ground.nodes["n2:1"].wipe()
+        database.nodes["n2:1"].wipe()
         await writing.put(b"b")
-        assert not ground.nodes["n2:1"].logs
-        await _changing(ground).replace("n2:1", "n2:1")
-        assert await _finished(ground, writing) == ["n1:1", "n2:1", "n3:1"]
-        ground.nodes["n3:1"].stop()
+        assert not database.nodes["n2:1"].logs
+        await _changing(database).replace("n2:1", "n2:1")
+        assert await _finished(database, writing) == ["n1:1", "n2:1", "n3:1"]
+        database.nodes["n3:1"].stop()
         await writing.put(b"c")
-        assert ground.log("n2:1").state.health is Health.SOUND
-    ground.nodes["n1:1"].stop()
-    ground.nodes["n3:1"].start()
-    assert len(contents(await ground.open())) == 3
+        assert database.log("n2:1").state.health is Health.SOUND
+    database.nodes["n1:1"].stop()
+    database.nodes["n3:1"].start()
+    assert len(contents(await database.opened())) == 3
 
 
 @virtual_time(1)
 async def test_two_changes_at_once_are_refused() -> None:
     """The second one asks nobody for room, and is told of the first; cancelled, it may begin."""
-    ground = await _ground()
-    changing = _changing(ground)
+    database = await _created()
+    changing = _changing(database)
     with pytest.raises(InvalidRequest, match="no change is under way"):
         await changing.cancel()
     await changing.add(["n4:1"])
@@ -108,7 +107,7 @@ async def test_two_changes_at_once_are_refused() -> None:
     ):
         with pytest.raises(InvalidRequest, match=r"a change to .*n4:1 is under way"):
             await change
-    assert not ground.nodes["n5:1"].logs
+    assert not database.nodes["n5:1"].logs
     cancelled = await changing.cancel()
     assert cancelled.wal_members_next == ()
     await changing.replace("n1:1", "n4:1")
@@ -117,8 +116,8 @@ async def test_two_changes_at_once_are_refused() -> None:
 @virtual_time(1)
 async def test_what_makes_no_sense_is_refused() -> None:
     """Nothing is changed by it, and the message names the address."""
-    ground = await _ground()
-    changing, before = _changing(ground), await ground.database.manifest()
+    database = await _created()
+    changing, before = _changing(database), await database.manifest()
     for change, words in (
         (changing.remove(["n9:1"]), "n9:1 is none of them: they are n1:1, n2:1, n3:1"),
         (changing.replace("n9:1", "n4:1"), "n9:1 is none of them"),
@@ -129,12 +128,11 @@ async def test_what_makes_no_sense_is_refused() -> None:
     ):
         with pytest.raises(InvalidRequest, match=words):
             await change
-    ground.nodes["n4:1"].stop()
+    database.nodes["n4:1"].stop()
     with pytest.raises(QuorumUnavailable, match=r"n4:1 does not answer.*Nothing was changed"):
         await changing.add(["n4:1"])
-    assert await ground.database.manifest() == before
-    database = await Database.created()
-    without = Ground(database, Nodes(3), (await database.manifest()).database_id)
+    assert await database.manifest() == before
+    without = await QuorumDatabase.in_object_store()
     with pytest.raises(DatabaseMismatch, match="no safekeepers"):
         await _changing(without).add(["n1:1"])
 
@@ -142,28 +140,28 @@ async def test_what_makes_no_sense_is_refused() -> None:
 @virtual_time(1)
 async def test_a_survey_tells_who_is_there() -> None:
     """One that is down, one that was made anew, one that has nothing."""
-    ground = await _ground()
-    members = [ground.member(f"n{n}:1") for n in (1, 2, 3)]
-    ground.nodes["n1:1"].stop()
-    ground.nodes["n2:1"].wipe()
-    ground.nodes["n2:1"].admit(ground.place, b"again")
-    ground.nodes["n3:1"].wipe()
-    surveyed = await survey(ground.links(), ground.database_id, members)
+    database = await _created()
+    members = [database.member(f"n{n}:1") for n in (1, 2, 3)]
+    database.nodes["n1:1"].stop()
+    database.nodes["n2:1"].wipe()
+    database.nodes["n2:1"].admit(database.place, b"again")
+    database.nodes["n3:1"].wipe()
+    surveyed = await survey(database.links(), database.database_id, members)
     down, anew, empty = (each.problem for each in surveyed)
     assert down.startswith("does not answer")
     assert "is another member by now" in anew
     assert "does not have this database" in empty
 
 
-async def _admitted(*, first: int, count: int) -> Ground:
+async def _admitted(*, first: int, count: int) -> QuorumDatabase:
     """A database with the first of the nodes as its members; all have made room."""
-    ground = await Ground.created(count)
-    await ground.database.edit(lambda m: replace(m, wal_members=m.wal_members[:first]))
-    return ground
+    database = await QuorumDatabase.created(count=count)
+    await database.edit(lambda m: replace(m, wal_members=m.wal_members[:first]))
+    return database
 
 
-def _members(ground: Ground, *numbers: int) -> tuple[Member, ...]:
-    return tuple(ground.member(f"n{number}:1") for number in numbers)
+def _members(database: QuorumDatabase, *numbers: int) -> tuple[Member, ...]:
+    return tuple(database.member(f"n{number}:1") for number in numbers)
 
 
 async def _see_manifest(writing: Writing) -> None:
@@ -173,20 +171,20 @@ async def _see_manifest(writing: Writing) -> None:
 @virtual_time(5)
 async def test_change_waits_for_a_majority_of_the_next_members() -> None:
     """Without them nothing is committed and the change is not finished; cancelled, all goes on."""
-    ground = await _admitted(first=3, count=5)
-    ground.nodes["n4:1"].stop()
-    ground.nodes["n5:1"].stop()
-    async with ground.writing() as writing:
+    database = await _admitted(first=3, count=5)
+    database.nodes["n4:1"].stop()
+    database.nodes["n5:1"].stop()
+    async with database.writing() as writing:
         await writing.put(b"a")
-        next_members = _members(ground, 3, 4, 5)
-        await ground.database.edit(partial(begin_change, members=next_members))
+        next_members = _members(database, 3, 4, 5)
+        await database.edit(partial(begin_change, members=next_members))
         await _see_manifest(writing)
         await until(lambda: _generation(writing) == 2)
         write = writing.write(b"b")
-        await until(lambda: ground.log("n1:1").state.log.last.lsn > writing.committed_lsn)
+        await until(lambda: database.log("n1:1").state.log.last.lsn > writing.committed_lsn)
         assert not write.told
-        assert (await ground.database.manifest()).wal_members_next
-        await ground.database.edit(cancel_change)
+        assert (await database.manifest()).wal_members_next
+        await database.edit(cancel_change)
         await _see_manifest(writing)
         await write.receipt()
         assert _generation(writing) == 3
@@ -203,15 +201,15 @@ async def test_members_of_another_writer_are_not_followed() -> None:
     """They may have promised nothing to anybody: they would take what a writer that was fenced has
     in flight. So it ends with the manifest that it finds, before it looks who is a member.
     """
-    ground = await _admitted(first=3, count=6)
-    async with ground.writing() as writing:
+    database = await _admitted(first=3, count=6)
+    async with database.writing() as writing:
         await writing.put(b"a")
-        ground.nodes["n2:1"].stop()
-        ground.nodes["n3:1"].stop()
+        database.nodes["n2:1"].stop()
+        database.nodes["n3:1"].stop()
         in_flight = writing.write(b"b")
-        await until(lambda: ground.log("n1:1").state.log.last.lsn > writing.committed_lsn)
-        others = tuple(map(str, _members(ground, 4, 5, 6)))
-        await ground.database.edit(
+        await until(lambda: database.log("n1:1").state.log.last.lsn > writing.committed_lsn)
+        others = tuple(map(str, _members(database, 4, 5, 6)))
+        await database.edit(
             lambda m: replace(
                 m,
                 writer_epoch=m.writer_epoch + 1,
@@ -225,4 +223,4 @@ async def test_members_of_another_writer_are_not_followed() -> None:
         assert isinstance(await in_flight.refusal(), OutcomeUnknown)
         await until(lambda: writing.ended_by is not None)
         assert isinstance(writing.ended_by, Fenced)
-    assert [ground.log(f"n{n}:1").state.log.last.lsn for n in (4, 5, 6)] == [0, 0, 0]
+    assert [database.log(f"n{n}:1").state.log.last.lsn for n in (4, 5, 6)] == [0, 0, 0]

@@ -17,25 +17,25 @@ from shalekv.engine.quorum.recovering import Recovering, Recovery
 from shalekv.errors import Fenced, InvalidRequest, QuorumUnavailable
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
-from tests.kit.quorum.log import Ground, until
+from tests.kit.quorum.log import QuorumDatabase, until
 from tests.kit.virtual_time import virtual_time
 
 
 @virtual_time(5)
 async def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None:
     """Records of objects that are in the archive already are not applied a second time."""
-    ground = await Ground.created()
-    for kept in ground.logs():
+    database = await QuorumDatabase.created()
+    for kept in database.logs():
         kept.can_archive = False
-    async with ground.writing(archive_interval_ms=0) as writing:
+    async with database.writing(archive_interval_ms=0) as writing:
         for key in (b"a", b"b", b"c"):
             await writing.put(key)
-    ahead = max(ground.logs(), key=lambda kept: kept.state.log.last.lsn)
-    archive = Archive(ground.cas(), ground.database_id, upload_timeout_ms=1_000)
+    ahead = max(database.logs(), key=lambda kept: kept.state.log.last.lsn)
+    archive = Archive(database.cas(), database.database_id, upload_timeout_ms=1_000)
     await archive.look()
     for wal_id in (0, 1, 2):
         await archive.add(wal_id, [each for each in ahead.records if each.wal_id == wal_id])
-    opened = await ground.open()
+    opened = await database.opened()
     assert contents(opened) == [(b"a", b"v"), (b"b", b"v"), (b"c", b"v")]
     assert opened.slots.report().archived_wal_id == 2  # type: ignore[union-attr]
 
@@ -43,30 +43,30 @@ async def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None
 @virtual_time(5)
 async def test_who_does_not_answer_is_named() -> None:
     """Without a majority nothing is claimed, and the error says who is missing and why."""
-    ground = await Ground.created()
-    ground.nodes["n1:1"].stop()
-    ground.nodes["n3:1"].hold()
+    database = await QuorumDatabase.created()
+    database.nodes["n1:1"].stop()
+    database.nodes["n3:1"].hold()
     with pytest.raises(QuorumUnavailable, match=r"1 of 3 .*n1:1 \(.*\); n3:1 \(.*500 ms\)"):
-        await ground.open()
-    assert (await ground.database.manifest()).writer_epoch == 0
+        await database.opened()
+    assert (await database.manifest()).writer_epoch == 0
 
 
 @virtual_time(5)
 async def test_epoch_is_above_all_promises() -> None:
     """Safekeepers may have promised more than the manifest knows of (CE14)."""
-    ground = await Ground.created()
-    for kept in ground.logs():
+    database = await QuorumDatabase.created()
+    for kept in database.logs():
         kept.replies[0] = lambda _: None
         kept.receive(0, VoteRequest(kept.state.member_id, Ballot(7, b"x" * 16)))
-    assert (await ground.open()).manifest.own.epoch == 8
+    assert (await database.opened()).manifest.own.epoch == 8
 
 
 class _Disturbing(InProcessLinks):
     """Something happens between the votes and the first fetch."""
 
-    def __init__(self, ground: Ground, *, what: str) -> None:
-        super().__init__(ground.nodes)
-        self._ground = ground
+    def __init__(self, database: QuorumDatabase, *, what: str) -> None:
+        super().__init__(database.nodes)
+        self._database = database
         self._what = what
         self._connects = 0
         self.is_trimmed = False
@@ -74,15 +74,15 @@ class _Disturbing(InProcessLinks):
 
     async def connect(self, address: str, place: DatabasePlace) -> Link:
         self._connects += 1
-        all_count = 2 * len(self._ground.logs())  # greeted, and asked for votes
+        all_count = 2 * len(self._database.logs())  # greeted, and asked for votes
         if self._what == "trim" and self._connects == all_count + 1:  # it has listed the archive
             self.is_trimmed = True
             await self._archive()
         return await super().connect(address, place)
 
     async def _archive(self) -> None:
-        cas = self._ground.cas()
-        for kept in self._ground.logs():
+        cas = self._database.cas()
+        for kept in self._database.logs():
             await kept.archive(cas)
 
     async def fetch(
@@ -101,17 +101,17 @@ class _Disturbing(InProcessLinks):
 @virtual_time(5)
 async def test_donor_may_change_after_its_vote(what: str) -> None:
     """What it has archived and trimmed since is read there; if it is lost, another one is asked."""
-    ground = await Ground.created()
-    opened = await ground.open()
-    async with ground.writing(is_killed=True) as writing:
+    database = await QuorumDatabase.created()
+    opened = await database.opened()
+    async with database.writing(is_killed=True) as writing:
         for key in (b"a", b"b", b"c"):
             await writing.put(key)
-    async with ground.writing(
+    async with database.writing(
         is_killed=True
     ) as writing:  # its fence completes the object before it
         await writing.put(b"d")
-    links = _Disturbing(ground, what=what)
-    opened = await ground.open(links)
+    links = _Disturbing(database, what=what)
+    opened = await database.opened(links)
     assert [key for key, _ in contents(opened)] == [b"a", b"b", b"c", b"d"]
     assert links.is_trimmed == (what == "trim")
     assert len(links.donors) >= {"archive": 1, "stop": 2, "trim": 0}[what]
@@ -120,138 +120,138 @@ async def test_donor_may_change_after_its_vote(what: str) -> None:
 @virtual_time(5)
 async def test_damaged_member_is_filled_and_votes_again() -> None:
     """It counts for nothing, is emptied and filled by the next writer, and is sound after that."""
-    ground = await Ground.created()
-    async with ground.writing() as writing:
+    database = await QuorumDatabase.created()
+    async with database.writing() as writing:
         await writing.put(b"a")
-    ground.log("n2:1").damage()
-    async with ground.writing() as writing:
+    database.log("n2:1").damage()
+    async with database.writing() as writing:
         await writing.put(b"b")
         last_lsn = writing.committed_lsn
-        await until(lambda: ground.log("n2:1").state.log.last.lsn >= last_lsn)
-    ground.nodes["n1:1"].stop()
-    assert contents(await ground.open()) == [(b"a", b"v"), (b"b", b"v")]
+        await until(lambda: database.log("n2:1").state.log.last.lsn >= last_lsn)
+    database.nodes["n1:1"].stop()
+    assert contents(await database.opened()) == [(b"a", b"v"), (b"b", b"v")]
 
 
-def _recovering(ground: Ground) -> Recovering:
-    return Recovering(ground.cas(), ground.links())
+def _recovering(database: QuorumDatabase) -> Recovering:
+    return Recovering(database.cas(), database.links())
 
 
-def _stop(ground: Ground, *numbers: int) -> None:
+def _stop(database: QuorumDatabase, *numbers: int) -> None:
     for number in numbers:
-        ground.nodes[f"n{number}:1"].stop()
+        database.nodes[f"n{number}:1"].stop()
 
 
 @virtual_time(5)
 async def test_everything_is_kept_that_survivors_have() -> None:
     """The best of their logs decides, and who has less is no member: it could elect itself."""
-    ground = await Ground.created(7)
-    async with ground.writing() as writing:
+    database = await QuorumDatabase.created(count=7)
+    async with database.writing() as writing:
         await writing.put(b"a")
-        await until(lambda: _all_have(ground, writing.committed_lsn))
-        _stop(ground, 1, 2)  # these have less
+        await until(lambda: _all_have(database, writing.committed_lsn))
+        _stop(database, 1, 2)  # these have less
         await writing.put(b"b")
-        await until(lambda: _all_have(ground, writing.committed_lsn, first=3))
-        _stop(ground, 4, 5, 6, 7)
-        ground.nodes["n1:1"].start()
-        ground.nodes["n2:1"].start()
+        await until(lambda: _all_have(database, writing.committed_lsn, first=3))
+        _stop(database, 4, 5, 6, 7)
+        database.nodes["n1:1"].start()
+        database.nodes["n2:1"].start()
         writing.links.cut()
-    recovering = _recovering(ground)
+    recovering = _recovering(database)
     planned = await recovering.plan()
     assert [member.address for member in planned.survivors] == ["n3:1"]
-    assert planned.kept_lsn == ground.log("n3:1").state.log.last.lsn
+    assert planned.kept_lsn == database.log("n3:1").state.log.last.lsn
     assert {member.address for member in planned.lost} == {f"n{n}:1" for n in (1, 2, 4, 5, 6, 7)}
     assert any("before others" in each for each in planned.problems)
     with pytest.raises(QuorumUnavailable):
-        await ground.open()
+        await database.opened()
     manifest = await recovering.recover(planned, [])
     assert len(manifest.wal_members) == 1
-    found = {key for key, _ in contents(await ground.open())}
+    found = {key for key, _ in contents(await database.opened())}
     assert found == {b"a", b"b"}
 
 
-def _all_have(ground: Ground, lsn: int, *, first: int = 1) -> bool:
+def _all_have(database: QuorumDatabase, lsn: int, *, first: int = 1) -> bool:
     """Whether all nodes from the first on have the log up to there."""
-    return all(ground.log(f"n{n}:1").state.log.last.lsn >= lsn for n in range(first, 8))
+    return all(database.log(f"n{n}:1").state.log.last.lsn >= lsn for n in range(first, 8))
 
 
 @virtual_time(1)
 async def test_it_is_refused_while_a_majority_answers() -> None:
     """Nothing has to be given up then; nor when a change of members is all that is in the way."""
-    ground = await Ground.created(5)
-    everyone = [ground.member(f"n{n}:1") for n in range(1, 6)]
-    await ground.database.edit(lambda m: replace(m, wal_members=m.wal_members[:3]))
-    _stop(ground, 1)
+    database = await QuorumDatabase.created(count=5)
+    everyone = [database.member(f"n{n}:1") for n in range(1, 6)]
+    await database.edit(lambda m: replace(m, wal_members=m.wal_members[:3]))
+    _stop(database, 1)
     with pytest.raises(InvalidRequest, match="a majority of the safekeepers answers"):
-        await _recovering(ground).plan()
-    _stop(ground, 4, 5)
-    await ground.database.edit(partial(begin_change, members=everyone))
+        await _recovering(database).plan()
+    _stop(database, 4, 5)
+    await database.edit(partial(begin_change, members=everyone))
     with pytest.raises(InvalidRequest, match="shalekv safekeeper cancel"):
-        await _recovering(ground).plan()
-    _stop(ground, 2)
-    assert (await _recovering(ground).plan()).survivors
+        await _recovering(database).plan()
+    _stop(database, 2)
+    assert (await _recovering(database).plan()).survivors
 
 
-async def _behind_the_archive() -> Ground:
+async def _behind_the_archive() -> QuorumDatabase:
     """All is archived, and the only member that is left has not followed."""
-    ground = await Ground.created(3)
-    async with ground.writing() as writing:
+    database = await QuorumDatabase.created(count=3)
+    async with database.writing() as writing:
         await writing.put(b"a")
-        await until(lambda: ground.log("n3:1").state.log.last.lsn >= writing.committed_lsn)
-        _stop(ground, 3)
+        await until(lambda: database.log("n3:1").state.log.last.lsn >= writing.committed_lsn)
+        _stop(database, 3)
         await writing.put(b"b")
         await writing.put(b"c")
         await writing.slots.archive()
-    _stop(ground, 1, 2)
-    ground.nodes["n3:1"].start()
-    return ground
+    _stop(database, 1, 2)
+    database.nodes["n3:1"].start()
+    return database
 
 
 @virtual_time(5)
 async def test_a_log_behind_the_archive_is_not_used() -> None:
     """The archive alone is kept then, and new safekeepers go on behind it."""
-    ground = await _behind_the_archive()
-    recovering = _recovering(ground)
+    database = await _behind_the_archive()
+    recovering = _recovering(database)
     planned = await recovering.plan()
     assert (planned.survivors, planned.kept_lsn) == ((), 0)
     assert planned.kept_wal_id == planned.archive_tip is not None
     with pytest.raises(InvalidRequest):
         await recovering.recover(planned, [])
     for number in (1, 2):
-        ground.nodes[f"n{number}:1"].start()
-        ground.nodes[f"n{number}:1"].wipe()
+        database.nodes[f"n{number}:1"].start()
+        database.nodes[f"n{number}:1"].wipe()
     await recovering.recover(planned, ["n1:1", "n2:1"])
-    found = {key for key, _ in contents(await ground.open())}
+    found = {key for key, _ in contents(await database.opened())}
     assert found == {b"a", b"b", b"c"}
 
 
 @virtual_time(1)
 async def test_a_plan_holds_for_what_it_was_made_for() -> None:
     """When a writer has opened the database since, nothing is changed."""
-    ground = await Ground.created(3)
-    _stop(ground, 1, 2)
-    recovering = _recovering(ground)
+    database = await QuorumDatabase.created(count=3)
+    _stop(database, 1, 2)
+    recovering = _recovering(database)
     planned: Recovery = await recovering.plan()
-    ground.nodes["n1:1"].start()
-    await ground.open()
-    before = await ground.database.manifest()
+    database.nodes["n1:1"].start()
+    await database.opened()
+    before = await database.manifest()
     with pytest.raises(InvalidRequest, match="look again"):
         await recovering.recover(planned, [])
-    assert await ground.database.manifest() == before
+    assert await database.manifest() == before
 
 
 @virtual_time(5)
 async def test_the_writer_from_before_is_fenced_when_it_looks() -> None:
     """Even if the lost members come back to it."""
-    ground = await Ground.created(3)
-    async with ground.writing() as writing:
+    database = await QuorumDatabase.created(count=3)
+    async with database.writing() as writing:
         await writing.put(b"a")
-        await until(lambda: ground.log("n3:1").state.log.last.lsn >= writing.committed_lsn)
-        _stop(ground, 1, 2)
-        recovering = _recovering(ground)
+        await until(lambda: database.log("n3:1").state.log.last.lsn >= writing.committed_lsn)
+        _stop(database, 1, 2)
+        recovering = _recovering(database)
         await recovering.recover(await recovering.plan(), [])
-        ground.nodes["n1:1"].start()
-        ground.nodes["n2:1"].start()
+        database.nodes["n1:1"].start()
+        database.nodes["n2:1"].start()
         with pytest.raises(Fenced):
             await writing.opened.manifest.refresh()
-    _stop(ground, 1, 2)
-    assert len(contents(await ground.open())) >= 1
+    _stop(database, 1, 2)
+    assert len(contents(await database.opened())) >= 1

@@ -17,7 +17,7 @@ from shalekv.format.sst import open_sst
 from shalekv.format.wal_record import make_record
 from shalekv.settings import KIB
 from tests.kit.engine.commits import keys_of
-from tests.kit.quorum.log import Ground
+from tests.kit.quorum.log import QuorumDatabase
 from tests.kit.virtual_time import virtual_time
 
 
@@ -25,9 +25,9 @@ def group(*keys: bytes, size: int = 1) -> WalContents:
     return WalContents([Entry(key, 1, Kind.PUT, bytes(size)) for key in keys])
 
 
-async def opened_slots(ground: Ground) -> QuorumSlots:
+async def opened_slots(database: QuorumDatabase) -> QuorumSlots:
     """The slots of a new writer, as its log begins to use them."""
-    opened = await ground.open()
+    opened = await database.opened()
     slots = opened.slots
     assert isinstance(slots, QuorumSlots)
     slots.begin(opened.last_wal_id + 1)
@@ -37,8 +37,8 @@ async def opened_slots(ground: Ground) -> QuorumSlots:
 @virtual_time(5)
 async def test_loads_are_alone_in_their_object() -> None:
     """What comes before a load ends there, and what follows begins an object."""
-    ground = await Ground.created()
-    slots = await opened_slots(ground)
+    database = await QuorumDatabase.created()
+    slots = await opened_slots(database)
     taken = [slots.take(100, is_load=is_load) for is_load in (False, False, True, True, False)]
     assert taken == [1, 1, 2, 3, 4]
     async with asyncio.TaskGroup() as tasks:
@@ -46,20 +46,20 @@ async def test_loads_are_alone_in_their_object() -> None:
         for position, wal_id in enumerate(taken):
             contents = group(b"k%d" % wal_id)
             assert await slots.create(wal_id, contents, position=position) is None
-        ends = {r.wal_id: r.ends_object for r in ground.log(await _ahead(ground)).records}
+        ends = {r.wal_id: r.ends_object for r in database.log(await _ahead(database)).records}
         assert (ends[2], ends[3]) == (True, True)
         running.cancel()
 
 
-async def _ahead(ground: Ground) -> str:
-    return max(ground.nodes.nodes, key=lambda address: ground.log(address).state.log.last.lsn)
+async def _ahead(database: QuorumDatabase) -> str:
+    return max(database.nodes.nodes, key=lambda address: database.log(address).state.log.last.lsn)
 
 
 @virtual_time(5)
 async def test_records_stand_in_the_order_of_their_groups() -> None:
     """A group whose encoding takes long is not overtaken by one that was taken later."""
-    ground = await Ground.created()
-    slots = await opened_slots(ground)
+    database = await QuorumDatabase.created()
+    slots = await opened_slots(database)
     large = group(*(b"large%07d" % n for n in range(5_000)))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(slots.run())
@@ -68,7 +68,7 @@ async def test_records_stand_in_the_order_of_their_groups() -> None:
         await slots.create(second, group(b"small"), position=1)
         await creating
         running.cancel()
-    payloads = [r.payload for r in ground.log(await _ahead(ground)).records]
+    payloads = [r.payload for r in database.log(await _ahead(database)).records]
     assert b"large0000001" in payloads[1]
     assert b"small" in payloads[2]
 
@@ -76,19 +76,19 @@ async def test_records_stand_in_the_order_of_their_groups() -> None:
 @virtual_time(5)
 async def test_held_and_archived_objects_say_the_same() -> None:
     """What has landed is read from memory until it is an object of the store, then from there."""
-    ground = await Ground.created()
-    async with ground.writing(archive_interval_ms=60_000) as writing:
+    database = await QuorumDatabase.created()
+    async with database.writing(archive_interval_ms=60_000) as writing:
         receipts = [await writing.put(key) for key in (b"a", b"b", b"c")]
         assert [each.wal_id for each in receipts] == [1, 1, 1]
         held = await writing.slots.held(1)
         assert held is not None
         assert keys_of([*held.entries()]) == [b"a", b"b", b"c"]
-        assert await ground.database.wal() in ([], [0])
+        assert await database.wal() in ([], [0])
         await writing.slots.archive(1)
         assert await writing.slots.held(1) is None
-        assert await ground.database.wal() == [0, 1]
-        data = ground.database.data(names.wal_name(1))
-        found = open_sst(names.wal_name(1), data, database_id=ground.database_id)
+        assert await database.wal() == [0, 1]
+        data = database.data(names.wal_name(1))
+        found = open_sst(names.wal_name(1), data, database_id=database.database_id)
         assert [*found.entries()] == [*held.entries()]
         await writing.slots.archive()  # there is nothing more
         assert (await writing.put(b"d")).wal_id == 2
@@ -99,10 +99,12 @@ async def test_object_that_somebody_has_waited_for_ends_without_him() -> None:
     """Who waits for the archive and gives up, while an earlier record is not in the log yet, leaves
     no object behind that nobody ends.
     """
-    ground = await Ground.created()
-    async with ground.writing(archive_interval_ms=60_000, held_log_bytes_max=256 * KIB) as writing:
+    database = await QuorumDatabase.created()
+    async with database.writing(
+        archive_interval_ms=60_000, held_log_bytes_max=256 * KIB
+    ) as writing:
         await writing.put(b"a")
-        for kept in ground.logs():
+        for kept in database.logs():
             kept.can_archive = False
         writes = []
         for n in range(9):
@@ -113,22 +115,22 @@ async def test_object_that_somebody_has_waited_for_ends_without_him() -> None:
             waiting = tasks.create_task(writing.slots.archive(writing.engine.log.next_wal_id - 1))
             await LoopClock().sleep_ms(20)
             waiting.cancel()
-        for kept in ground.logs():
+        for kept in database.logs():
             kept.can_archive = True
         last = max([(await write.receipt()).wal_id or 0 for write in writes])
         async with asyncio.timeout(5):
-            while last not in await ground.database.wal():
+            while last not in await database.wal():
                 await LoopClock().sleep_ms(5)
 
 
 @virtual_time(5)
 async def test_closing_tells_who_waits_for_the_archive() -> None:
     """A writer that is closed leaves nobody waiting for objects that nobody of it will see."""
-    ground = await Ground.created()
+    database = await QuorumDatabase.created()
     async with asyncio.TaskGroup() as tasks:
-        async with ground.writing() as writing:
+        async with database.writing() as writing:
             await writing.put(b"a")
-            for kept in ground.logs():
+            for kept in database.logs():
                 kept.can_archive = False
             waiting = tasks.create_task(_stopping(writing.slots.archive()))
             await LoopClock().sleep_ms(300)
@@ -148,8 +150,8 @@ async def _stopping(archiving: Awaitable[None]) -> bool:
 @virtual_time(5)
 async def test_objects_end_with_their_size() -> None:
     """Records share an object up to its size, whatever the interval."""
-    ground = await Ground.created()
-    async with ground.writing(
+    database = await QuorumDatabase.created()
+    async with database.writing(
         archive_interval_ms=600_000, archive_object_bytes=36 * KIB
     ) as writing:
         receipts = [await writing.put(b"k%02d" % n, bytes(10 * KIB)) for n in range(9)]

@@ -17,14 +17,8 @@ from shalekv.engine.recover import open_log
 from shalekv.errors import DatabaseMismatch, Fenced, InvalidRequest, QuorumUnavailable, ShaleError
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from tests.kit.engine.databases import Database, contents
-from tests.kit.quorum.log import (
-    TIMES,
-    Ground,
-    Writing,
-    runtime,
-)
-from tests.kit.quorum.nodes import Nodes
+from tests.kit.engine.databases import contents
+from tests.kit.quorum.log import TIMES, QuorumDatabase, Writing, runtime
 from tests.kit.store import FaultyStore, MortalProcess, at_request
 from tests.kit.virtual_time import virtual_time
 
@@ -35,28 +29,22 @@ NEVER_MS = 3_600_000
 Switch = Callable[[CasStore], Awaitable[Manifest]]
 
 
-async def _object_store_ground() -> Ground:
-    """A database with its WAL in the object store, and six nodes that have nothing of it."""
-    database = await Database.created()
-    return Ground(database, Nodes(6), (await database.manifest()).database_id)
-
-
-async def _open(ground: Ground, store: CasStore | None = None) -> OpenedLog:
+async def _open(database: QuorumDatabase, store: CasStore | None = None) -> OpenedLog:
     """Open it for writing, in whichever mode it is."""
-    is_quorum = (await ground.database.manifest()).wal_mode is WalMode.QUORUM
+    is_quorum = (await database.manifest()).wal_mode is WalMode.QUORUM
     return await open_log(
-        store or ground.cas(),
+        store or database.cas(),
         WriterSettings(flush_interval_ms=0, fence_poll_ms=NEVER_MS),
         address="",
-        links=ground.links() if is_quorum else None,
+        links=database.links() if is_quorum else None,
         quorum=QuorumSettings.model_validate(TIMES | {"archive_interval_ms": 100}),
     )
 
 
 @asynccontextmanager
-async def _writing(ground: Ground) -> AsyncIterator[Writing]:
+async def _writing(database: QuorumDatabase) -> AsyncIterator[Writing]:
     """A writer that runs; it may be fenced meanwhile."""
-    writing = Writing(await _open(ground), ground.links())
+    writing = Writing(await _open(database), database.links())
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(writing.run())
         try:
@@ -66,20 +54,20 @@ async def _writing(ground: Ground) -> AsyncIterator[Writing]:
             await running
 
 
-async def _write(ground: Ground, *keys: bytes) -> None:
+async def _write(database: QuorumDatabase, *keys: bytes) -> None:
     """Acknowledged writes of a writer that closes; of a quorum not all of it is archived."""
-    async with _writing(ground) as writing:
+    async with _writing(database) as writing:
         for key in keys:
             await writing.put(key)
 
 
-async def _to_object_store(ground: Ground, store: CasStore) -> Manifest:
+async def _to_object_store(database: QuorumDatabase, store: CasStore) -> Manifest:
     switched: list[Manifest] = []
     failures: list[ShaleError] = []
     async with asyncio.TaskGroup() as tasks:
-        archiving = tasks.create_task(ground.keep_archiving())
+        archiving = tasks.create_task(database.keep_archiving())
         try:
-            switched.append(await switch_to_object_store(store, ground.links()))
+            switched.append(await switch_to_object_store(store, database.links()))
         except ShaleError as error:  # raised below, because the group would wrap it
             failures.append(error)
         archiving.cancel()
@@ -88,52 +76,52 @@ async def _to_object_store(ground: Ground, store: CasStore) -> Manifest:
     return switched[0]
 
 
-async def _to_quorum(ground: Ground, addresses: list[str], store: CasStore) -> Manifest:
-    return await switch_to_quorum(store, ground.links(), addresses)
+async def _to_quorum(database: QuorumDatabase, addresses: list[str], store: CasStore) -> Manifest:
+    return await switch_to_quorum(store, database.links(), addresses)
 
 
-async def _check(ground: Ground, keys: set[bytes]) -> None:
+async def _check(database: QuorumDatabase, keys: set[bytes]) -> None:
     """All of it is read, by a writer of the present mode; nothing is damaged or missing."""
-    assert {key for key, _ in contents(await _open(ground))} == keys
-    await _check_sound(ground)
+    assert {key for key, _ in contents(await _open(database))} == keys
+    await _check_sound(database)
 
 
-async def _check_sound(ground: Ground) -> None:
-    fsck = Fsck(ground.cas(), parallel=1, is_deep=True)
+async def _check_sound(database: QuorumDatabase) -> None:
+    fsck = Fsck(database.cas(), parallel=1, is_deep=True)
     assert [each async for each in fsck.findings() if each.kind.is_damage] == []
-    last_seen = (await ground.database.manifest()).wal_id_last_seen
-    assert last_seen is None or last_seen in await ground.database.wal()
+    last_seen = (await database.manifest()).wal_id_last_seen
+    assert last_seen is None or last_seen in await database.wal()
 
 
 @virtual_time(5)
 async def test_a_database_goes_through_the_modes() -> None:
     """To safekeepers, back, and to other safekeepers: all that was written is there each time."""
-    ground = await _object_store_ground()
-    await _write(ground, b"a")
-    switched = await _to_quorum(ground, FIRST, ground.cas())
+    database = await QuorumDatabase.in_object_store()
+    await _write(database, b"a")
+    switched = await _to_quorum(database, FIRST, database.cas())
     assert switched.wal_mode is WalMode.QUORUM
-    await _check(ground, {b"a"})
-    await _write(ground, b"b", b"c")
-    switched = await _to_object_store(ground, ground.cas())
+    await _check(database, {b"a"})
+    await _write(database, b"b", b"c")
+    switched = await _to_object_store(database, database.cas())
     assert (switched.wal_mode, switched.wal_members) == (WalMode.OBJECT_STORE, ())
-    assert not any(node.logs for node in ground.nodes)
-    await _check(ground, set(b"a b c".split()))
-    await _write(ground, b"d")
-    await _to_quorum(ground, OTHERS, ground.cas())
-    await _write(ground, b"e")
-    await _check(ground, set(b"a b c d e".split()))
+    assert not any(node.logs for node in database.nodes)
+    await _check(database, set(b"a b c".split()))
+    await _write(database, b"d")
+    await _to_quorum(database, OTHERS, database.cas())
+    await _write(database, b"e")
+    await _check(database, set(b"a b c d e".split()))
 
 
-async def _prepared(target: WalMode) -> tuple[Ground, Switch]:
+async def _prepared(target: WalMode) -> tuple[QuorumDatabase, Switch]:
     """A database of the other mode that holds two keys, and what switches it."""
     if target is WalMode.QUORUM:
-        ground = await _object_store_ground()
-        switch: Switch = partial(_to_quorum, ground, FIRST)
+        database = await QuorumDatabase.in_object_store()
+        switch: Switch = partial(_to_quorum, database, FIRST)
     else:
-        ground = await Ground.created()
-        switch = partial(_to_object_store, ground)
-    await _write(ground, b"a", b"b")
-    return ground, switch
+        database = await QuorumDatabase.created()
+        switch = partial(_to_object_store, database)
+    await _write(database, b"a", b"b")
+    return database, switch
 
 
 async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio.Event) -> None:
@@ -156,20 +144,20 @@ async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio
 @virtual_time(5)
 async def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
     """It serves while it is switched: what it acknowledged is kept, and then it ends."""
-    ground, switch = await _prepared(target)
+    database, switch = await _prepared(target)
     told: set[bytes] = set()
     begun = asyncio.Event()
-    async with _writing(ground) as writing, asyncio.TaskGroup() as tasks:
+    async with _writing(database) as writing, asyncio.TaskGroup() as tasks:
         tasks.create_task(_put_until_refused(writing, told, begun))
         await begun.wait()
-        assert (await switch(ground.cas())).wal_mode is target
+        assert (await switch(database.cas())).wal_mode is target
         after = len(told)
-        await _write(ground, b"new")
+        await _write(database, b"new")
     assert len(told) == after
     assert isinstance(writing.ended_by, Fenced)
-    found = {key for key, _ in contents(await _open(ground))}
+    found = {key for key, _ in contents(await _open(database))}
     assert found >= told | {b"new"}
-    await _check_sound(ground)
+    await _check_sound(database)
 
 
 @pytest.mark.parametrize("target", [WalMode.QUORUM, WalMode.OBJECT_STORE])
@@ -177,20 +165,20 @@ async def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
 async def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) -> None:
     """Wherever a switch comes between, who opened in the mode before acknowledges nothing after."""
 
-    async def crosses(ground: Ground, switch: Switch, at: int, keys: set[bytes]) -> bool:
+    async def crosses(database: QuorumDatabase, switch: Switch, at: int, keys: set[bytes]) -> bool:
         """Open and write, and tell in `keys` if that was acknowledged; whether it was switched."""
         switched: list[Manifest] = []
 
         async def cross() -> None:
-            switched.append(await switch(ground.cas()))
+            switched.append(await switch(database.cas()))
 
-        store = FaultyStore(ground.database.another_store(), before=at_request(at, cross))
+        store = FaultyStore(database.another_store(), before=at_request(at, cross))
         cas = CasStore(store, runtime(20_000 + at), StoreSettings())
         try:
-            opened = await _open(ground, cas)
+            opened = await _open(database, cas)
         except (Fenced, DatabaseMismatch, QuorumUnavailable):
             return bool(switched)
-        writing = Writing(opened, ground.links())
+        writing = Writing(opened, database.links())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(writing.run())
             is_new_mode = opened.slots.is_quorum is (target is WalMode.QUORUM)
@@ -202,14 +190,14 @@ async def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) 
         return bool(switched)
 
     for at in range(REQUESTS_MAX):
-        ground, switch = await _prepared(target)
+        database, switch = await _prepared(target)
         keys = {b"a", b"b"}
-        if not await crosses(ground, switch, at, keys):
+        if not await crosses(database, switch, at, keys):
             return
-        assert (await ground.database.manifest()).wal_mode is target
-        found = {key for key, _ in contents(await _open(ground))}
+        assert (await database.manifest()).wal_mode is target
+        found = {key for key, _ in contents(await _open(database))}
         assert found >= keys
-        await _check_sound(ground)
+        await _check_sound(database)
     raise AssertionError("it never ends")
 
 
@@ -220,24 +208,24 @@ async def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode) -> No
     again it ends, and nothing is lost by that.
     """
 
-    async def dies(ground: Ground, switch: Switch, at: int) -> bool:
+    async def dies(database: QuorumDatabase, switch: Switch, at: int) -> bool:
         process = MortalProcess(at)
-        store = process.store(ground.database.another_store())
+        store = process.store(database.another_store())
         work = switch(CasStore(store, runtime(10_000 + at), StoreSettings()))
         return not await process.run(work)
 
     modes = set()
     for at in range(REQUESTS_MAX):
-        ground, switch = await _prepared(target)
-        has_died = await dies(ground, switch, at)
-        mode = (await ground.database.manifest()).wal_mode
-        await _write(ground, b"c")
+        database, switch = await _prepared(target)
+        has_died = await dies(database, switch, at)
+        mode = (await database.manifest()).wal_mode
+        await _write(database, b"c")
         if mode is target:
             with pytest.raises(DatabaseMismatch, match="already"):
-                await switch(ground.cas())
+                await switch(database.cas())
         else:
-            assert (await switch(ground.cas())).wal_mode is target
-        await _check(ground, {b"a", b"b", b"c"})
+            assert (await switch(database.cas())).wal_mode is target
+        await _check(database, {b"a", b"b", b"c"})
         modes.add(mode)
         if not has_died:
             break
@@ -249,21 +237,21 @@ async def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode) -> No
 @virtual_time(1)
 async def test_what_cannot_be_switched_is_left_as_it_is() -> None:
     """A node that does not answer, too few of them, and an archive that does not come."""
-    ground = await _object_store_ground()
-    before = await ground.database.manifest()
-    ground.nodes["n2:1"].stop()
+    database = await QuorumDatabase.in_object_store()
+    before = await database.manifest()
+    database.nodes["n2:1"].stop()
     with pytest.raises(QuorumUnavailable, match="n2:1 does not answer"):
-        await _to_quorum(ground, FIRST, ground.cas())
+        await _to_quorum(database, FIRST, database.cas())
     for addresses in ([], ["n1:1", "n1:1"]):
         with pytest.raises(InvalidRequest):
-            await _to_quorum(ground, addresses, ground.cas())
-    assert await ground.database.manifest() == before
+            await _to_quorum(database, addresses, database.cas())
+    assert await database.manifest() == before
     with pytest.raises(DatabaseMismatch, match="object-store already"):
-        await switch_to_object_store(ground.cas(), ground.links())
+        await switch_to_object_store(database.cas(), database.links())
 
-    ground = await Ground.created()
-    await _write(ground, b"a")
+    database = await QuorumDatabase.created()
+    await _write(database, b"a")
     with pytest.raises(QuorumUnavailable, match="archived nothing for 60 s"):
-        await switch_to_object_store(ground.cas(), ground.links())
-    assert (await ground.database.manifest()).wal_mode is WalMode.QUORUM
-    await _check(ground, {b"a"})
+        await switch_to_object_store(database.cas(), database.links())
+    assert (await database.manifest()).wal_mode is WalMode.QUORUM
+    await _check(database, {b"a"})

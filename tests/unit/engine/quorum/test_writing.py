@@ -12,7 +12,7 @@ from shalekv.engine.commit import Receipt
 from shalekv.errors import LogFull, OutcomeUnknown, QuorumUnavailable, ShaleError
 from shalekv.settings import KIB
 from tests.kit.engine.running_log import Write
-from tests.kit.quorum.log import Ground, Writing, until
+from tests.kit.quorum.log import QuorumDatabase, Writing, until
 from tests.kit.virtual_time import virtual_time
 
 
@@ -25,11 +25,11 @@ async def waits_for(writing: Writing) -> asyncio.Future[None]:
 @virtual_time(5)
 async def test_lost_majority_comes_back() -> None:
     """Calls end as unknown in time, new writes are refused, and all goes on by itself."""
-    ground = await Ground.created()
-    async with ground.writing() as writing:
+    database = await QuorumDatabase.created()
+    async with database.writing() as writing:
         await writing.put(b"a")
         for address in ("n1:1", "n2:1"):
-            ground.nodes[address].hold()
+            database.nodes[address].hold()
         write = writing.write(b"b")
         waiting = await waits_for(writing)
         with pytest.raises(OutcomeUnknown):
@@ -38,11 +38,11 @@ async def test_lost_majority_comes_back() -> None:
             writing.write(b"c")
         assert not write.told
         assert [key for key, _ in await writing.contents()] == [b"a"]
-        ground.nodes["n1:1"].let_go()
+        database.nodes["n1:1"].let_go()
         assert isinstance(await write.outcome(), Receipt)
         await writing.put(b"d")
         assert [key for key, _ in await writing.contents()] == [b"a", b"b", b"d"]
-        ground.nodes["n2:1"].let_go()
+        database.nodes["n2:1"].let_go()
 
 
 def _refuses(writing: Writing, why: type[ShaleError]) -> bool:
@@ -56,17 +56,17 @@ def _refuses(writing: Writing, why: type[ShaleError]) -> bool:
 @virtual_time(5)
 async def test_slow_member_is_not_waited_for_and_catches_up() -> None:
     """A member that answers nothing gets no more than its queue holds, and the rest later."""
-    ground = await Ground.created()
-    slow = ground.log("n3:1")
-    async with ground.writing(send_queue_bytes_max=64 * KIB) as writing:
+    database = await QuorumDatabase.created()
+    slow = database.log("n3:1")
+    async with database.writing(send_queue_bytes_max=64 * KIB) as writing:
         await writing.put(b"a")
         await until(lambda: slow.state.log.last.lsn >= 2)
-        ground.nodes["n3:1"].hold()
+        database.nodes["n3:1"].hold()
         for number in range(20):
             await writing.put(b"k%02d" % number, bytes(10 * KIB))
         behind = slow.state.log.last.lsn
         assert behind < writing.committed_lsn - 5
-        ground.nodes["n3:1"].let_go()
+        database.nodes["n3:1"].let_go()
         await until(lambda: slow.state.log.last.lsn >= writing.committed_lsn)
         elected = [m for m in writing.links.sent["n3:1"] if isinstance(m, Elected)]
         assert len(elected) <= 2
@@ -75,48 +75,48 @@ async def test_slow_member_is_not_waited_for_and_catches_up() -> None:
 @virtual_time(5)
 async def test_member_behind_the_memory_of_the_writer_begins_anew() -> None:
     """What it misses is in the archive: its log is reset to what follows there, and goes on."""
-    ground = await Ground.created()
-    gone = ground.log("n3:1")
-    async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
+    database = await QuorumDatabase.created()
+    gone = database.log("n3:1")
+    async with database.writing(held_log_bytes_max=256 * KIB) as writing:
         await writing.put(b"a")
-        ground.nodes["n3:1"].stop()
+        database.nodes["n3:1"].stop()
         for number in range(40):
             await writing.put(b"k%02d" % number, bytes(20 * KIB))
         await writing.slots.archive()
-        ground.nodes["n3:1"].start()
+        database.nodes["n3:1"].start()
         await until(lambda: gone.state.log.last.lsn >= writing.committed_lsn)
         assert gone.state.log.base.lsn > 2
         await writing.put(b"z")
-    ground.nodes["n1:1"].stop()
-    async with ground.writing() as writing:
+    database.nodes["n1:1"].stop()
+    async with database.writing() as writing:
         assert len(await writing.contents()) == 42
 
 
 @virtual_time(5)
 async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
     """Writes are refused with a delay to wait while a majority has no room."""
-    ground = await Ground.created()
-    async with ground.writing() as writing:
+    database = await QuorumDatabase.created()
+    async with database.writing() as writing:
         await writing.put(b"a")
         for address in ("n1:1", "n2:1"):
-            ground.log(address).has_room = False
+            database.log(address).has_room = False
         writes = [writing.write(b"b%d" % number) for number in range(3)]
         await until(lambda: _refuses(writing, LogFull))
-        ground.log("n2:1").has_room = True
+        database.log("n2:1").has_room = True
         for write in writes:
             await write.receipt()
         await writing.put(b"c")
-        ground.log("n1:1").has_room = True
-        await until(lambda: ground.log("n1:1").state.log.last.lsn >= writing.committed_lsn)
+        database.log("n1:1").has_room = True
+        await until(lambda: database.log("n1:1").state.log.last.lsn >= writing.committed_lsn)
 
 
 @virtual_time(5)
 async def test_memory_for_what_is_not_archived_is_bounded() -> None:
     """Without an archive writes wait behind the bound, are refused then, and go on with it."""
-    ground = await Ground.created()
-    async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
+    database = await QuorumDatabase.created()
+    async with database.writing(held_log_bytes_max=256 * KIB) as writing:
         await writing.put(b"a")
-        ground.let_archive(False)
+        database.let_archive(False)
         writes: list[Write] = []
         while not any(not write.told for write in writes[-3:-1]):
             writes.append(writing.write(b"k%02d" % len(writes), bytes(64 * KIB)))
@@ -125,7 +125,7 @@ async def test_memory_for_what_is_not_archived_is_bounded() -> None:
         report = writing.slots.report()
         assert report is not None
         assert 256 * KIB <= report.unarchived_bytes < 330 * KIB
-        ground.let_archive(True)
+        database.let_archive(True)
         for write in writes:
             await write.receipt()
         assert not _refuses(writing, LogFull)
@@ -139,19 +139,19 @@ async def test_stop_without_room_leaves_a_log_that_can_be_archived(
     """Groups that wait for room when the writer stops are given up. What ends objects waits behind
     them: it ends none that no record has begun, since nobody could ever archive that.
     """
-    ground = await Ground.created()
-    async with ground.writing(held_log_bytes_max=256 * KIB) as writing:
+    database = await QuorumDatabase.created()
+    async with database.writing(held_log_bytes_max=256 * KIB) as writing:
         await writing.put(b"a")
         await writing.slots.archive()
-        ground.let_archive(False)
+        database.let_archive(False)
         writes: list[Write] = []
         while sum(not write.told for write in writes) < waiting:
             writes.append(writing.write(b"b%02d" % len(writes), bytes(40 * KIB)))
             await LoopClock().sleep_ms(pause_ms)
         await LoopClock().sleep_ms(500)
     told = {write.changes[0].key for write in writes if isinstance(write.told[0], Receipt)}
-    ground.let_archive(True)
-    async with ground.writing() as writing:
+    database.let_archive(True)
+    async with database.writing() as writing:
         await writing.put(b"c")
         await writing.slots.archive()
         assert {b"a", b"c"} | told <= {key for key, _ in await writing.contents()}
@@ -160,13 +160,13 @@ async def test_stop_without_room_leaves_a_log_that_can_be_archived(
 @virtual_time(5)
 async def test_another_archiver_is_appointed() -> None:
     """One that archives nothing although something waits is passed over after a while."""
-    ground = await Ground.created()
-    async with ground.writing() as writing:
+    database = await QuorumDatabase.created()
+    async with database.writing() as writing:
         await writing.put(b"a")
-        await until(lambda: any(kept.is_archiver for kept in ground.logs()))
-        (lazy,) = [kept for kept in ground.logs() if kept.is_archiver]
+        await until(lambda: any(kept.is_archiver for kept in database.logs()))
+        (lazy,) = [kept for kept in database.logs() if kept.is_archiver]
         lazy.can_archive = False
         await writing.put(b"b")
-        await until(lambda: any(k.is_archiver for k in ground.logs() if k is not lazy))
+        await until(lambda: any(k.is_archiver for k in database.logs() if k is not lazy))
         await writing.slots.archive()
         await until(lambda: not lazy.is_archiver)

@@ -33,7 +33,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
 from tests.kit.engine.commits import group_of
-from tests.kit.engine.replica import ReplicaGround, store_now_ms
+from tests.kit.engine.replica import ReplicatedDatabase, store_now_ms
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.nodes import UPLOAD_TIMEOUT_MS, KeptLog, Node, Nodes
 
@@ -62,7 +62,7 @@ class Keeper:
         return [each for each in replies if isinstance(each, wanted)][-1]
 
 
-class QuorumCluster(ReplicaGround):
+class QuorumCluster(ReplicatedDatabase):
     """The database, and safekeepers, of which the first three are its members."""
 
     keepers: list[Keeper]

@@ -12,7 +12,7 @@ from shalekv.roles.engine_watches import watches_of
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
-from tests.kit.engine.replica import TTL_S, ReplicaGround, pass_s, running
+from tests.kit.engine.replica import TTL_S, ReplicatedDatabase, pass_s, running
 from tests.kit.serving.watchers import TIMELESS, WatchClient
 from tests.kit.store import FOR_EVER, FaultyStore, nothing
 from tests.kit.virtual_time import virtual_time
@@ -25,8 +25,10 @@ def header(seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
 
 
 @asynccontextmanager
-async def watching(ground: ReplicaGround, engine: ReaderEngine) -> AsyncIterator[WatchClient]:
-    cas = CasStore(ground.another_store(), ground.local_runtime(), StoreSettings())
+async def watching(
+    database: ReplicatedDatabase, engine: ReaderEngine
+) -> AsyncIterator[WatchClient]:
+    cas = CasStore(database.another_store(), database.local_runtime(), StoreSettings())
     watches = watches_of(engine, cas, WatchSettings.model_validate(TIMELESS), header)
     async with asyncio.TaskGroup() as tasks:
         client = WatchClient(watches)
@@ -39,14 +41,14 @@ async def watching(ground: ReplicaGround, engine: ReaderEngine) -> AsyncIterator
     assert engine.feed.is_idle
 
 
-async def fall_asleep(ground: ReplicaGround) -> int:
+async def fall_asleep(database: ReplicatedDatabase) -> int:
     """More is written and compacted than the replica saw, and then collected; the last commit."""
     for number in range(5):
-        await ground.put(**{f"k{number % 2}": b"%d" % number})
-    await ground.compact()
+        await database.put(**{f"k{number % 2}": b"%d" % number})
+    await database.compact()
     await pass_s(TTL_S + 1)
-    await ground.collect()
-    return ground.seq
+    await database.collect()
+    return database.seq
 
 
 @virtual_time(seed=1)
@@ -54,20 +56,20 @@ async def test_jump_over_what_is_gone_is_told() -> None:
     """When the log was collected meanwhile, a watch is closed with WAL_COLLECTED: it is not told
     what comes later as if nothing had been between. One that needs none of that goes on.
     """
-    ground = await ReplicaGround.created()
-    await ground.put(k0=b"before")
-    engine = await ground.join()
-    async with watching(ground, engine) as client:
+    database = await ReplicatedDatabase.created()
+    await database.put(k0=b"before")
+    engine = await database.join()
+    async with watching(database, engine) as client:
         client.create()
         assert await client.opened() == 2
         client.create(2, start_seq=7)
         assert await client.opened(2) == 7
-        last_seq = await fall_asleep(ground)
+        last_seq = await fall_asleep(database)
         async with running(engine):
             await engine.prefix.cover(last_seq)
             closed = await client.closed()
             assert (closed.reason, closed.metadata["oldest_seq"]) == ("WAL_COLLECTED", "6")
-            await ground.put(k1=b"last")
+            await database.put(k1=b"last")
             await engine.catch_up()
             assert (await client.commit()).seq == 7
             client.create(3, start_seq=6)
@@ -80,14 +82,14 @@ async def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
     """While the manifest cannot be edited a watch with a consumer goes on, and tries again soon
     enough for its lease to outlive that.
     """
-    ground = await ReplicaGround.created()
-    await ground.put(k0=b"before")
-    store = FaultyStore(ground.another_store())
-    engine = await ground.join(store)
-    async with watching(ground, engine) as client:
+    database = await ReplicatedDatabase.created()
+    await database.put(k0=b"before")
+    store = FaultyStore(database.another_store())
+    engine = await database.join(store)
+    async with watching(database, engine) as client:
         client.create(consumer=CONSUMER)
         await client.opened()
-        lease = find_wal_lease(await ground.manifest(), f"consumer {CONSUMER}")
+        lease = find_wal_lease(await database.manifest(), f"consumer {CONSUMER}")
         assert lease is not None
         closing = asyncio.create_task(client.closed())  # takes what is told
         store.fail("create", times=FOR_EVER)
@@ -95,7 +97,7 @@ async def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
         await pass_s(life_s * 0.8)
         store.before = nothing
         await pass_s(life_s * 0.15)
-        renewed = find_wal_lease(await ground.manifest(), lease.holder)
+        renewed = find_wal_lease(await database.manifest(), lease.holder)
         assert renewed is not None
         assert renewed.expire_time_s > lease.expire_time_s
         client.cancel()

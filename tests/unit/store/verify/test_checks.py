@@ -57,9 +57,9 @@ class Tried:
 
 async def tried(kind: Kind, objects: MemoryObjects | None = None) -> Tried:
     shared = MemoryObjects() if objects is None else objects
-    trial = Tried(lambda: kind(shared))
-    await trial.run()
-    return trial
+    checked = Tried(lambda: kind(shared))
+    await checked.run()
+    return checked
 
 
 def two_phases(kind: Kind, records: type[MemoryRecords]) -> Callable[[], TwoPhaseStore]:
@@ -70,10 +70,10 @@ def two_phases(kind: Kind, records: type[MemoryRecords]) -> Callable[[], TwoPhas
 async def test_a_careful_store_passes() -> None:
     """A store that keeps all of it passes every check, and nothing is left in it."""
     objects = MemoryObjects()
-    trial = await tried(Careful, objects)
-    assert all(isinstance(verdict, Passed) for verdict in trial.verdicts.values()), trial.verdicts
-    assert len(trial.verdicts) == 13
-    assert trial.left == []
+    checked = await tried(Careful, objects)
+    assert all(isinstance(each, Passed) for each in checked.verdicts.values()), checked.verdicts
+    assert len(checked.verdicts) == 13
+    assert checked.left == []
     assert await gathered(Careful(objects).list(FOLDER)) == []
     assert await gathered(Careful(objects).list("levels/")) == []
 
@@ -115,12 +115,12 @@ async def test_careless_stores_fail(kind: Kind, lost: dict[str, str]) -> None:
     """A store that breaks a promise fails the check of it, by which the lost guarantee is told;
     one that breaks a single promise passes the others.
     """
-    trial = await tried(kind)
-    assert lost.keys() <= trial.failed, trial.verdicts
+    checked = await tried(kind)
+    assert lost.keys() <= checked.failed, checked.verdicts
     for check, guarantee in lost.items():
-        assert trial.lost[check].startswith(guarantee)
+        assert checked.lost[check].startswith(guarantee)
     if kind in BREAKS_ONE:
-        assert trial.failed == lost.keys()
+        assert checked.failed == lost.keys()
 
 
 BREAKS_ONE = {
@@ -134,19 +134,19 @@ BREAKS_ONE = {
 
 async def test_lost_metadata_is_told() -> None:
     """A store may lose metadata: it is told, and fails nothing."""
-    trial = await tried(careless.LosesMetadata)
-    assert trial.failed == set()
-    assert isinstance(trial.verdicts["metadata"], Told)
+    checked = await tried(careless.LosesMetadata)
+    assert checked.failed == set()
+    assert isinstance(checked.verdicts["metadata"], Told)
 
 
 async def test_two_phases_pass_without_conditions() -> None:
     """In two phases a store that ignores conditions passes, and no object or record is left."""
     open_one = two_phases(careless.IgnoresConditions, MemoryRecords)
-    trial = Tried(open_one)
-    await trial.run()
-    assert trial.failed == set(), trial.verdicts
-    assert isinstance(trial.verdicts["record-races"], Passed)
-    assert trial.left == []
+    checked = Tried(open_one)
+    await checked.run()
+    assert checked.failed == set(), checked.verdicts
+    assert isinstance(checked.verdicts["record-races"], Passed)
+    assert checked.left == []
     store = open_one()
     assert await gathered(store.list(FOLDER)) == []
     assert await gathered(store.records.list(store.url, uncommitted_only=False)) == []
@@ -162,9 +162,9 @@ async def test_two_phases_pass_without_conditions() -> None:
 )
 async def test_two_phases_fail(kind: Kind, records: type[MemoryRecords], check: str) -> None:
     """Records that two may win, and puts and copies that do not replace, are found."""
-    trial = Tried(two_phases(kind, records))
-    await trial.run()
-    assert check in trial.failed, trial.verdicts
+    checked = Tried(two_phases(kind, records))
+    await checked.run()
+    assert check in checked.failed, checked.verdicts
 
 
 async def test_what_was_made_is_deleted_when_it_is_cancelled() -> None:
@@ -176,14 +176,14 @@ async def test_what_was_made_is_deleted_when_it_is_cancelled() -> None:
             arrived.set()
             await asyncio.Event().wait()
 
-    trial = Tried(lambda: FaultyStore(Careful(objects), after=hold))
+    checked = Tried(lambda: FaultyStore(Careful(objects), after=hold))
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(trial.run())
+        running = tasks.create_task(checked.run())
         await arrived.wait()
         assert await gathered(Careful(objects).list(FOLDER)) != []
         running.cancel()
     assert await gathered(Careful(objects).list(FOLDER)) == []
-    assert trial.left == []
+    assert checked.left == []
 
 
 @pytest.mark.parametrize("operation", ["create", "delete"])
@@ -198,10 +198,10 @@ async def test_a_store_that_does_not_answer_is_not_called_unfit(operation: str) 
         store.fail(operation, times=1_000_000)
         return store
 
-    trial = Tried(open_one)
-    await trial.run()
-    assert trial.failed == set()
-    unanswered = {name for name, each in trial.verdicts.items() if isinstance(each, Unanswered)}
+    checked = Tried(open_one)
+    await checked.run()
+    assert checked.failed == set()
+    unanswered = {name for name, each in checked.verdicts.items() if isinstance(each, Unanswered)}
     there = {info.name for info in await gathered(Careful(objects).list(FOLDER))}
     if operation == "create":
         assert unanswered >= {"create-races", "second-create"}
@@ -209,16 +209,16 @@ async def test_a_store_that_does_not_answer_is_not_called_unfit(operation: str) 
     else:
         assert "read-after-delete" in unanswered
         assert there
-        assert there <= set(trial.left)
+        assert there <= set(checked.left)
 
 
 async def test_runs_do_not_disturb_each_other() -> None:
     """Two runs on one store at once both find it fit."""
     objects = MemoryObjects()
-    trials = [Tried(lambda: Careful(objects)), Tried(lambda: Careful(objects))]
-    await asyncio.gather(*(trial.run(seed) for seed, trial in enumerate(trials)))
-    assert [trial.failed for trial in trials] == [set(), set()]
-    assert [trial.left for trial in trials] == [[], []]
+    both = [Tried(lambda: Careful(objects)), Tried(lambda: Careful(objects))]
+    await asyncio.gather(*(checked.run(seed) for seed, checked in enumerate(both)))
+    assert [checked.failed for checked in both] == [set(), set()]
+    assert [checked.left for checked in both] == [[], []]
 
 
 async def test_what_it_costs() -> None:

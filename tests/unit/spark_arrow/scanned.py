@@ -48,7 +48,7 @@ def is_range(entry: Entry) -> bool:
 
 
 @dataclass
-class Ground:
+class ScannedDatabase:
     """Objects, and all that is in them."""
 
     random: Random

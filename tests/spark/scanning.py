@@ -15,7 +15,7 @@ from shalekv_client import Batch, Client
 from tests.e2e.test_mixed_load import TINY
 from tests.kit.processes.child import Child
 from tests.kit.processes.processes import Processes
-from tests.spark.conftest import Ground
+from tests.spark.conftest import SparkDatabase
 
 T = TypeVar("T")
 
@@ -29,8 +29,8 @@ KEYS = 2_000
 Shown = list[tuple[bytes, bytes, int, int | None]]
 
 
-async def serve(processes: Processes, ground: Ground, *flags: str) -> Child:
-    return await processes.serve(ground.url, *flags, env=ground.env)
+async def serve(processes: Processes, database: SparkDatabase, *flags: str) -> Child:
+    return await processes.serve(database.url, *flags, env=database.env)
 
 
 async def mix(client: Client, random: Random) -> None:

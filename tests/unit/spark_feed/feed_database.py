@@ -21,19 +21,13 @@ from shalekv_spark.feed.offset import FeedOffset
 from shalekv_spark.feed.options import FeedOptions
 from shalekv_spark.feed.query import FeedQuery
 from shalekv_spark.feed.rows import read_part
-from tests.kit.engine.collection import Ground
+from tests.kit.engine.collection import CollectedDatabase
 
 EPOCH = 7
 
 
-class FeedGround(Ground):
+class FeedDatabase(CollectedDatabase):
     """Writes objects that hold more than one put."""
-
-    @classmethod
-    async def created(cls, seed: int = 0) -> FeedGround:
-        ground = await super().created(seed)
-        assert isinstance(ground, FeedGround)
-        return ground
 
     async def put(self, *keys: bytes, expire_at_ms: int = 0) -> int:
         seq = self.last_seq + 1
